@@ -1,0 +1,137 @@
+"""Every task a person needs. `nox --list` shows them; each installs what it needs by itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.4.15"
+nox.options.sessions = ["tests", "lint", "types"]
+nox.options.default_venv_backend = "virtualenv"
+# Environments are kept between runs; packages are rebuilt, incrementally, in each.
+nox.options.reuse_existing_virtualenvs = True
+
+ROOT = Path(__file__).parent
+PACKAGES = ROOT / "packages"
+
+# What builds the native packages. Build isolation is off because a backend is built against the core
+# that is being developed, not against one from an index.
+BUILD_TOOLS = ("scikit-build-core>=0.10", "pybind11>=2.13", "hatchling", "cmake", "ninja")
+
+# One torch for all development sessions, so that a red test means our change. The packages
+# themselves declare a range.
+TORCH = "torch==2.13.0"
+
+
+def install_family(session: nox.Session, *packages: str, extras: str = "") -> None:
+    """Installs core, then the packages named, from this checkout. Order matters: core comes first."""
+    session.install(*BUILD_TOOLS, "tbb-devel>=2021.13", silent=True)
+    install_local(session, "core", extras)
+    for package in packages:
+        install_local(session, package)
+
+
+def install_local(session: nox.Session, package: str, extras: str = "") -> None:
+    """Builds and installs one package of this checkout, whatever version is installed already."""
+    arguments = ["--no-build-isolation", "--no-deps", "--force-reinstall"]
+    settings = []
+    if (PACKAGES / package / "CMakeLists.txt").exists():
+        # Kept per session and interpreter, so that only what changed is compiled again.
+        build_folder = Path(session.virtualenv.location) / "build" / package
+        settings = [f"--config-settings=build-dir={build_folder}"]
+    session.install(*arguments, *settings, str(PACKAGES / package), silent=True)
+    session.install("--no-build-isolation", *settings, f"{PACKAGES / package}{extras}", silent=True)
+
+
+@nox.session
+def quickstart(session: nox.Session) -> None:
+    """Trains a DLRM on a synthetic click log and writes an HTML report; about a minute after set-up."""
+    session.install(TORCH, silent=True)
+    install_family(session, "backend-hkv", "framework-torch", extras="[report]")
+    session.run("sparring", "train", str(ROOT / "configs/quickstart.yaml"), *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Runs all tests: Python, C++, and C++ under the sanitizers. Needs g++."""
+    session.install(TORCH, "pytest-xdist", silent=True)
+    install_family(
+        session, "backend-hkv", "framework-torch", "_template", extras="[testing,parquet,report]"
+    )
+    if not session.posargs:
+        cxx_tests(session, "core")
+        cxx_tests(session, "backend-hkv")
+        cxx_tests(session, "backend-hkv", "thread")
+        cxx_tests(session, "backend-hkv", "address,undefined")
+    session.run("pytest", *(session.posargs or ["packages"]))
+
+
+def cxx_tests(session: nox.Session, package: str, sanitizer: str = "") -> None:
+    """Builds a package's C++ tests with cmake and runs them with ctest."""
+    option = {"core": "SPARRING", "backend-hkv": "SPARRING_HKV"}[package]
+    folder = Path(session.virtualenv.location) / "build" / f"{package}-tests-{sanitizer or 'plain'}"
+    session.run(
+        "cmake", "-G", "Ninja", "-S", str(PACKAGES / package), "-B", str(folder),
+        f"-D{option}_TESTS=ON", f"-DSPARRING_SANITIZE={sanitizer}",
+        f"-DPython_EXECUTABLE={Path(session.bin) / 'python'}",
+        silent=True,
+    )  # fmt: skip
+    session.run("cmake", "--build", str(folder), silent=True)
+    session.run("ctest", "--test-dir", str(folder), "--output-on-failure")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Checks style and format of all Python files."""
+    session.install("ruff==0.14.5")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Checks types of all packages with mypy --strict."""
+    session.install("mypy==1.18.2", TORCH, "pytest", "hypothesis", silent=True)
+    install_family(session, "backend-hkv", "framework-torch", "_template", extras="[parquet,report]")
+    for source in sorted(PACKAGES.glob("*/src")):
+        session.run("mypy", str(source))
+
+
+@nox.session
+def conformance(session: nox.Session) -> None:
+    """Builds the template backend's wheel, installs it in a clean environment, proves it with the kit."""
+    wheels = Path(session.create_tmp()).resolve() / "wheels"
+    shutil.rmtree(wheels, ignore_errors=True)
+    install_family(session, extras="[testing]")
+    session.run("pip", "uninstall", "--yes", "--quiet", "sparring-sqlite", silent=True, success_codes=[0, 1])
+    session.run(
+        "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels),
+        str(PACKAGES / "_template"), silent=True,
+    )  # fmt: skip
+    session.run("pip", "install", "--no-deps", *map(str, wheels.glob("*.whl")), silent=True)
+    session.run("pytest", str(PACKAGES / "_template/tests"))
+
+
+@nox.session
+def benchmarks(session: nox.Session) -> None:
+    """Prints the figures of the documentation, ours and theirs side by side in one run."""
+    session.install(TORCH, silent=True)
+    install_family(session, "backend-hkv", "framework-torch", extras="[report]")
+    session.run("python", "-m", "benchmarks", *session.posargs, env={"PYTHONPATH": str(ROOT)})
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Builds wheels of all packages into dist/."""
+    output = ROOT / "dist"
+    install_family(session)
+    for package in ("core", "backend-hkv", "framework-torch"):
+        session.run(
+            "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(output),
+            str(PACKAGES / package), silent=True,
+        )  # fmt: skip
+    for wheel in sorted(os.listdir(output)):
+        session.log(f"dist/{wheel}")

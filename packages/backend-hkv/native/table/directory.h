@@ -1,0 +1,92 @@
+// From a hash to the number of its bucket, by the high bits of the hash.
+//
+// Fixed directory: bucket floor(hash * num_buckets / 2^64); there is no memory.
+//
+// Growing directory: extendible hashing (Fagin, Nievergelt, Pippenger, Strong,
+// TODS 4(3), 1979) cut into 256 segments, each doubling on its own, so that no
+// insertion ever copies more than one segment:
+//
+//   hash   | 8 bits: segment | depth bits: word of the segment | the rest |
+//
+//   segment 0    [ 7 ]                     depth 0: one word, kept inline
+//   segment 1    [ 3 | 3 | 9 | 12 ]        depth 2: bucket 3 has local depth 9,
+//   ...                                    9 and 12 have local depth 10
+//   segment 255  [ 4 ]                     may share a bucket with segment 254
+//
+// Invariants
+//   1. The words that lead to a bucket of local depth l are exactly those of
+//      the hashes that share their first l bits; they lie side by side.
+//   2. A bucket with local depth < 8 covers whole segments, all of depth 0.
+//   3. In both kinds the bucket is monotonic in the hash: each bucket owns one
+//      half-open range of hashes. Scans rely on that.
+#ifndef SPARRING_HKV_TABLE_DIRECTORY_H_
+#define SPARRING_HKV_TABLE_DIRECTORY_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+namespace sparring::hkv {
+
+inline constexpr uint32_t kSegmentBits = 8;
+inline constexpr uint32_t kSegments = 1u << kSegmentBits;
+
+struct Segment {
+  const uint32_t* words;  // (2^depth) bucket numbers
+  uint32_t inline_word;
+  uint32_t depth;
+};
+
+inline uint64_t fixed_bucket_of(uint64_t hash, uint64_t num_buckets) {
+  return static_cast<uint64_t>((static_cast<unsigned __int128>(hash) * num_buckets) >> 64);
+}
+
+inline const uint32_t* word_of(const Segment* segments, uint64_t hash) {
+  const Segment& segment = segments[hash >> (64 - kSegmentBits)];
+  // Two shifts, because one by 64 (depth 0) would be undefined.
+  const uint64_t rest = (hash << kSegmentBits) >> 1;
+  return segment.words + (rest >> (63 - segment.depth));
+}
+
+class Directory {
+ public:
+  static constexpr uint64_t kGrowing = 0;
+
+  // `num_fixed_buckets`: kGrowing, or how many buckets there are for ever.
+  // A growing directory starts with bucket 0 alone, of local depth 0.
+  explicit Directory(uint64_t num_fixed_buckets);
+  Directory(const Directory&) = delete;
+  Directory& operator=(const Directory&) = delete;
+
+  bool is_growing() const { return num_fixed_buckets_ == kGrowing; }
+  uint64_t num_fixed_buckets() const { return num_fixed_buckets_; }
+  const Segment* segments() const { return segments_.data(); }
+
+  uint32_t bucket_of(uint64_t hash) const {
+    return is_growing() ? *word_of(segments_.data(), hash)
+                        : static_cast<uint32_t>(fixed_bucket_of(hash, num_fixed_buckets_));
+  }
+
+  // The last hash of the range that the bucket of `hash` owns; `depth` is the
+  // bucket's local depth (growing only).
+  uint64_t last_hash_of(uint64_t hash, uint32_t depth) const;
+
+  // Makes room for a split of the bucket of `hash`. Throws std::bad_alloc, and
+  // then nothing has changed. REQUIRES: is_growing(), depth < 63.
+  void prepare_split(uint64_t hash, uint32_t depth);
+  // Leads the upper half of the hashes of that bucket to `upper`.
+  // REQUIRES: prepare_split() with the same arguments.
+  void split(uint64_t hash, uint32_t depth, uint32_t upper);
+
+  uint64_t memory_bytes() const { return word_bytes_; }  // beyond the object itself
+
+ private:
+  uint64_t num_fixed_buckets_;
+  uint64_t word_bytes_ = 0;
+  std::array<Segment, kSegments> segments_;
+  std::array<std::unique_ptr<uint32_t[]>, kSegments> words_;
+};
+
+}  // namespace sparring::hkv
+
+#endif  // SPARRING_HKV_TABLE_DIRECTORY_H_

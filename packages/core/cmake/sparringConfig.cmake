@@ -1,0 +1,10 @@
+# find_package(sparring CONFIG) gives `sparring::storage_abi`: the include directory of storage_abi.h,
+# which is all that a native backend needs of core. Nothing of core is linked.
+get_filename_component(_sparring_root "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
+if(NOT TARGET sparring::storage_abi)
+  add_library(sparring::storage_abi INTERFACE IMPORTED)
+  set_target_properties(sparring::storage_abi PROPERTIES
+    INTERFACE_INCLUDE_DIRECTORIES "${_sparring_root}/include")
+endif()
+set(sparring_FOUND TRUE)
+unset(_sparring_root)

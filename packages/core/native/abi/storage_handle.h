@@ -1,0 +1,71 @@
+// What C++ callers use instead of the raw struct of storage_abi.h: sized
+// arguments filled in, the lent executor attached, errors as exceptions.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "sparring/storage_abi.h"
+
+namespace sparring::abi {
+
+// A storage's error, or the reader's refusal of a struct.
+class StorageError : public std::runtime_error {
+ public:
+  StorageError(SparringStatus status, const std::string& message)
+      : std::runtime_error(message), status(status) {}
+  const SparringStatus status;
+};
+
+// The struct speaks another major version.
+class VersionError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Rows that an upsert or an eviction pushed out, packed.
+struct EvictedRows {
+  std::vector<int64_t> keys;     // (n)
+  std::vector<std::byte> rows;   // (n, row_bytes)
+  std::vector<uint64_t> scores;  // (n)
+};
+
+// A view of a SparringStorage; whoever made the handle keeps the struct alive.
+// Thread rule: as in storage_abi.h.
+class StorageHandle {
+ public:
+  // Throws VersionError for a struct of another major version, and
+  // StorageError(SPARRING_INTERNAL) for one that lacks a required callback.
+  explicit StorageHandle(SparringStorage* storage);
+
+  void find(SparringFind& arguments) const;
+  // `evicted` NULL: evicted rows are dropped.
+  void upsert(SparringUpsert& arguments, EvictedRows* evicted) const;
+  int64_t erase(int64_t count, const int64_t* keys) const;
+  void touch(SparringTouch& arguments) const;
+  int64_t evict(int64_t wanted, EvictedRows* evicted) const;
+  void scan(SparringScan& arguments) const;
+  SparringStat stat() const;
+  void flush() const;
+  void clear() const;
+  void set_option(const std::string& name, const std::string& value) const;
+
+  const char* distribution() const { return storage_->distribution; }
+  SparringVersion version() const { return storage_->version; }
+  bool offers_touch() const;
+  bool offers_evict() const;
+
+ private:
+  // REQUIRES: `member` lies within the bytes of the struct, or NULL is meant.
+  template <typename Callback>
+  Callback optional(Callback SparringStorage::*member) const;
+  void check(SparringStatus status, SparringCall& call,
+             const char* operation) const;
+
+  SparringStorage* storage_;
+  uint64_t row_bytes_ = 0;
+};
+
+}  // namespace sparring::abi

@@ -1,0 +1,15 @@
+// The other direction: a storage written in Python as a struct of storage_abi.h.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <string>
+
+namespace sparring::bindings {
+
+// `adapter` is a sparring.storage.native.ExportAdapter. The capsule owns the
+// struct, which owns a reference to the adapter.
+pybind11::capsule export_storage(pybind11::object adapter,
+                                 const std::string& distribution);
+
+}  // namespace sparring::bindings

@@ -1,0 +1,15 @@
+// The Python module sparring._native: one function for each C++ one, no logic of its own.
+#include <pybind11/pybind11.h>
+
+void bind_storage(pybind11::module_& module);
+void bind_kernels(pybind11::module_& module);
+void bind_gradients(pybind11::module_& module);
+void bind_execution(pybind11::module_& module);
+
+PYBIND11_MODULE(_native, module) {
+  module.doc() = "The native core of sparring. Use the Python modules that wrap it.";
+  bind_execution(module);
+  bind_kernels(module);
+  bind_gradients(module);
+  bind_storage(module);
+}

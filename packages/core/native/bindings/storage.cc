@@ -1,0 +1,256 @@
+// sparring._native.StorageHandle: a capsule of storage_abi.h, called from
+// Python with the GIL released.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstring>
+#include <memory>
+
+#include "abi/storage_handle.h"
+#include "bindings/export.h"
+
+namespace py = pybind11;
+using sparring::abi::EvictedRows;
+using sparring::abi::StorageError;
+using sparring::abi::StorageHandle;
+
+namespace {
+
+using Keys = py::array_t<int64_t, py::array::c_style>;
+using Scores = py::array_t<uint64_t, py::array::c_style>;
+
+SparringStorage* from_capsule(const py::capsule& capsule) {
+  const char* name = capsule.name();
+  if (name == nullptr || std::strcmp(name, SPARRING_STORAGE_CAPSULE) != 0) {
+    throw py::type_error(std::string("a capsule named \"") +
+                         SPARRING_STORAGE_CAPSULE + "\" was asked for, found \"" +
+                         (name != nullptr ? name : "") + "\"");
+  }
+  return capsule.get_pointer<SparringStorage>();
+}
+
+// Memory of a vector handed to NumPy without a copy.
+template <typename T>
+py::array adopt(std::vector<T>&& values, std::vector<py::ssize_t> shape,
+                const char* dtype) {
+  auto owner = std::make_unique<std::vector<T>>(std::move(values));
+  void* data = owner->data();
+  py::capsule base(owner.release(),
+                   [](void* p) { delete static_cast<std::vector<T>*>(p); });
+  return py::array(py::dtype(dtype), std::move(shape), data, base);
+}
+
+py::object evicted_tuple(EvictedRows&& evicted, uint64_t row_bytes) {
+  if (evicted.keys.empty()) return py::none();
+  const auto n = static_cast<py::ssize_t>(evicted.keys.size());
+  return py::make_tuple(
+      adopt(std::move(evicted.keys), {n}, "int64"),
+      adopt(std::move(evicted.rows), {n, static_cast<py::ssize_t>(row_bytes)}, "uint8"),
+      adopt(std::move(evicted.scores), {n}, "uint64"));
+}
+
+class PyStorageHandle {
+ public:
+  explicit PyStorageHandle(py::capsule capsule)
+      : capsule_(std::move(capsule)), handle_(from_capsule(capsule_)) {
+    row_bytes_ = handle_.stat().row_bytes;
+  }
+
+  // rows: (n, >= end - begin bytes) of any item size, rows C-contiguous.
+  void find(const Keys& keys, uint64_t begin, uint64_t end, py::array& rows,
+            py::array_t<bool>& found) const {
+    SparringFind arguments{};
+    arguments.count = keys.size();
+    arguments.keys = keys.data();
+    arguments.columns = {begin, end};
+    arguments.rows = rows.mutable_data();
+    arguments.row_stride = static_cast<uint64_t>(rows.strides(0));
+    arguments.found = reinterpret_cast<uint8_t*>(found.mutable_data());
+    check_shapes(keys.size(), rows, end - begin);
+    if (found.size() != keys.size()) throw py::value_error("found has another length than keys");
+    py::gil_scoped_release release;
+    handle_.find(arguments);
+  }
+
+  py::object upsert(const Keys& keys, const py::array& rows,
+                    const std::optional<Scores>& scores) const {
+    SparringUpsert arguments{};
+    arguments.count = keys.size();
+    arguments.keys = keys.data();
+    arguments.rows = rows.data();
+    arguments.row_stride = static_cast<uint64_t>(rows.strides(0));
+    arguments.scores = scores ? scores->data() : nullptr;
+    check_shapes(keys.size(), rows, row_bytes_);
+    if (scores && scores->size() != keys.size()) {
+      throw py::value_error("scores has another length than keys");
+    }
+    EvictedRows evicted;
+    {
+      py::gil_scoped_release release;
+      handle_.upsert(arguments, &evicted);
+    }
+    return evicted_tuple(std::move(evicted), row_bytes_);
+  }
+
+  int64_t erase(const Keys& keys) const {
+    py::gil_scoped_release release;
+    return handle_.erase(keys.size(), keys.data());
+  }
+
+  void touch(const Keys& keys, const std::optional<Scores>& scores) const {
+    SparringTouch arguments{};
+    arguments.count = keys.size();
+    arguments.keys = keys.data();
+    arguments.scores = scores ? scores->data() : nullptr;
+    if (scores && scores->size() != keys.size()) {
+      throw py::value_error("scores has another length than keys");
+    }
+    py::gil_scoped_release release;
+    handle_.touch(arguments);
+  }
+
+  py::object evict(int64_t count) const {
+    EvictedRows evicted;
+    {
+      py::gil_scoped_release release;
+      handle_.evict(count, &evicted);
+    }
+    return evicted_tuple(std::move(evicted), row_bytes_);
+  }
+
+  // One chunk: (cursor, is_done, keys (n), rows (n, end - begin) uint8, scores (n)).
+  py::tuple scan(std::pair<uint64_t, uint64_t> cursor, int64_t capacity,
+                 uint64_t begin, uint64_t end) const {
+    const auto bytes = static_cast<py::ssize_t>(end - begin);
+    py::array_t<int64_t> keys(capacity);
+    py::array_t<uint8_t> rows({static_cast<py::ssize_t>(capacity), bytes});
+    py::array_t<uint64_t> scores(capacity);
+    SparringScan arguments{};
+    arguments.cursor[0] = cursor.first;
+    arguments.cursor[1] = cursor.second;
+    arguments.capacity = capacity;
+    arguments.columns = {begin, end};
+    arguments.keys = keys.mutable_data();
+    arguments.rows = rows.mutable_data();
+    arguments.scores = scores.mutable_data();
+    {
+      py::gil_scoped_release release;
+      handle_.scan(arguments);
+    }
+    if (arguments.count < 0 || arguments.count > capacity) {
+      throw StorageError(SPARRING_INTERNAL, "scan gave more rows than it had room for");
+    }
+    return py::make_tuple(
+        std::make_pair(arguments.cursor[0], arguments.cursor[1]),
+        arguments.is_done != 0, arguments.count, keys, rows, scores);
+  }
+
+  py::dict stat() const {
+    SparringStat s;
+    {
+      py::gil_scoped_release release;
+      s = handle_.stat();
+    }
+    py::dict result;
+    result["capabilities"] = s.capabilities;
+    result["row_bytes"] = s.row_bytes;
+    result["size"] = s.size;
+    result["capacity"] = s.capacity;
+    result["memory_bytes"] = s.memory_bytes;
+    return result;
+  }
+
+  void flush() const {
+    py::gil_scoped_release release;
+    handle_.flush();
+  }
+  void clear() const {
+    py::gil_scoped_release release;
+    handle_.clear();
+  }
+  void set_option(const std::string& name, const std::string& value) const {
+    py::gil_scoped_release release;
+    handle_.set_option(name, value);
+  }
+
+  std::string distribution() const { return handle_.distribution(); }
+  bool offers_touch() const { return handle_.offers_touch(); }
+  bool offers_evict() const { return handle_.offers_evict(); }
+  py::capsule capsule() const { return capsule_; }
+
+ private:
+  // Guards memory even where the engine skipped validation.
+  static void check_shapes(py::ssize_t count, const py::array& rows, uint64_t bytes) {
+    if (rows.ndim() != 2 || rows.shape(0) != count ||
+        static_cast<uint64_t>(rows.shape(1) * rows.itemsize()) < bytes ||
+        rows.strides(1) != rows.itemsize() || rows.strides(0) < rows.shape(1) * rows.itemsize()) {
+      throw py::value_error("rows must be (keys, columns) with contiguous rows");
+    }
+  }
+
+  py::capsule capsule_;
+  StorageHandle handle_;
+  uint64_t row_bytes_ = 0;
+};
+
+// The class of sparring.errors whose remedy fits each status.
+const char* error_class(SparringStatus status) {
+  switch (status) {
+    case SPARRING_INVALID_ARGUMENT: return "InvalidArgumentError";
+    case SPARRING_UNSUPPORTED: return "UnsupportedError";
+    case SPARRING_CLOSED: return "ClosedError";
+    case SPARRING_CAPACITY: return "CapacityError";
+    case SPARRING_IO: return "StorageIOError";
+    case SPARRING_DEADLINE: return "DeadlineError";
+    case SPARRING_CORRUPT: return "CorruptDataError";
+    default: return "InternalError";
+  }
+}
+
+void set_python_error(const char* name, const char* message) {
+  py::object type = py::module_::import("sparring.errors").attr(name);
+  PyErr_SetString(type.ptr(), message);
+}
+
+}  // namespace
+
+void bind_storage(py::module_& module) {
+  py::register_local_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const StorageError& error) {
+      if (error.status == SPARRING_OUT_OF_MEMORY) {
+        PyErr_SetString(PyExc_MemoryError, error.what());
+      } else {
+        set_python_error(error_class(error.status), error.what());
+      }
+    } catch (const sparring::abi::VersionError& error) {
+      set_python_error("VersionError", error.what());
+    }
+  });
+  module.attr("STORAGE_ABI") =
+      py::make_tuple(SPARRING_STORAGE_ABI_MAJOR, SPARRING_STORAGE_ABI_MINOR);
+  module.def("export_storage", &sparring::bindings::export_storage, py::arg("adapter"),
+             py::arg("distribution"));
+  py::class_<PyStorageHandle>(module, "StorageHandle")
+      .def(py::init<py::capsule>(), py::arg("capsule"))
+      .def("find", &PyStorageHandle::find, py::arg("keys").noconvert(), py::arg("begin"),
+           py::arg("end"), py::arg("rows").noconvert(), py::arg("found").noconvert())
+      .def("upsert", &PyStorageHandle::upsert, py::arg("keys").noconvert(),
+           py::arg("rows").noconvert(), py::arg("scores").noconvert() = py::none())
+      .def("erase", &PyStorageHandle::erase, py::arg("keys").noconvert())
+      .def("touch", &PyStorageHandle::touch, py::arg("keys").noconvert(),
+           py::arg("scores").noconvert() = py::none())
+      .def("evict", &PyStorageHandle::evict, py::arg("count"))
+      .def("scan", &PyStorageHandle::scan, py::arg("cursor"), py::arg("capacity"),
+           py::arg("begin"), py::arg("end"))
+      .def("stat", &PyStorageHandle::stat)
+      .def("flush", &PyStorageHandle::flush)
+      .def("clear", &PyStorageHandle::clear)
+      .def("set_option", &PyStorageHandle::set_option, py::arg("name"), py::arg("value"))
+      .def_property_readonly("distribution", &PyStorageHandle::distribution)
+      .def_property_readonly("offers_touch", &PyStorageHandle::offers_touch)
+      .def_property_readonly("offers_evict", &PyStorageHandle::offers_evict)
+      .def_property_readonly("capsule", &PyStorageHandle::capsule);
+}

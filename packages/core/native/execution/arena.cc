@@ -1,0 +1,55 @@
+#include "execution/arena.h"
+
+#include <oneapi/tbb/global_control.h>
+#include <oneapi/tbb/task_arena.h>
+
+#include <new>
+#include <optional>
+
+namespace sparring::execution {
+namespace {
+
+// oneTBB counts the thread that calls it as one of the allowed ones, but a
+// thread that submits and then waits for the network does no work of the pool:
+// all `threads` must be workers. The limit belongs to the whole process, so it
+// is raised where it is too low and left alone otherwise.
+std::optional<tbb::global_control> allow(int threads) {
+  constexpr auto limit = tbb::global_control::max_allowed_parallelism;
+  const auto wanted = static_cast<size_t>(threads) + 1;
+  if (tbb::global_control::active_value(limit) >= wanted) return std::nullopt;
+  return std::optional<tbb::global_control>(std::in_place, limit, wanted);
+}
+
+}  // namespace
+
+struct Arena::Parts {
+  explicit Parts(int threads)
+      : limit(allow(threads)),
+        // No slot is reserved for callers: they take part from outside, see
+        // parallel_for.h. Workers that leave early free their core for the
+        // framework's own threads.
+        arena(threads, 0, tbb::task_arena::priority::normal,
+              tbb::task_arena::leave_policy::fast) {}
+
+  std::optional<tbb::global_control> limit;
+  tbb::task_arena arena;
+};
+
+Arena::Arena(int threads) : parts_(std::make_unique<Parts>(threads)) {
+  parts_->arena.initialize();
+}
+
+Arena::~Arena() = default;
+
+void Arena::enqueue(PoolTask& task, void (*on_worker)(PoolTask&)) {
+  parts_->arena.enqueue([&task, on_worker] { on_worker(task); });
+}
+
+bool Arena::end_scheduler() {
+  // Attaching starts oneTBB where it is not running, and then ends just that: only
+  // so does one learn whether somebody else had it running.
+  tbb::task_scheduler_handle scheduler{tbb::attach{}};
+  return tbb::finalize(scheduler, std::nothrow);
+}
+
+}  // namespace sparring::execution

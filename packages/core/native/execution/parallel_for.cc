@@ -1,0 +1,136 @@
+#include "execution/parallel_for.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <new>
+#include <thread>
+
+#include "execution/computing_scope.h"
+#include "execution/pool.h"
+
+namespace sparring::execution {
+namespace {
+
+// More ranges than threads, so that a thread which starts late or is taken away by
+// the system holds up the end by one short range only.
+constexpr int64_t ranges_per_thread = 4;
+
+// About 20 microseconds: the rest of a typical range. Sleeping and being woken costs more.
+constexpr int spins_before_sleep = 512;
+
+void pause_briefly() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+// What the caller and its helpers share; freed by whoever is last, as a helper may
+// get its turn only after the loop has ended.
+class Loop {
+ public:
+  Loop(int64_t count, int64_t range_length, void (*body)(void*, int64_t, int64_t),
+       void* context)
+      : count_(count),
+        range_length_(range_length),
+        num_ranges_(static_cast<int32_t>((count + range_length - 1) / range_length)),
+        body_(body),
+        context_(context) {}
+
+  // Asks for up to `wanted` helpers. Where no more can be had, the loop goes on with
+  // fewer: they are a matter of speed only.
+  void call_helpers(Pool& pool, int wanted) {
+    helpers_.reset(new (std::nothrow) Helper[static_cast<size_t>(wanted)]);
+    for (int i = 0; helpers_ != nullptr && i < wanted; ++i) {
+      helpers_[i].loop = this;
+      num_owners_.fetch_add(1, std::memory_order_relaxed);
+      try {
+        pool.enqueue(helpers_[i]);
+      } catch (const std::exception&) {
+        num_owners_.fetch_sub(1, std::memory_order_relaxed);
+        return;
+      }
+    }
+  }
+
+  void run_as_caller() {
+    while (run_one()) {
+    }
+    for (int spin = 0; spin < spins_before_sleep && !is_done(); ++spin) pause_briefly();
+    for (int32_t done; (done = num_done_.load(std::memory_order_acquire)) != num_ranges_;) {
+      num_done_.wait(done, std::memory_order_acquire);
+    }
+  }
+
+  void leave() {
+    if (num_owners_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  }
+
+ private:
+  struct Helper final : PoolTask {
+    void run() noexcept override {
+      // This thread is counted already, as the pool counts all that it runs.
+      const std::atomic<int>& num_computing = Pool::process().num_computing();
+      const int limit = Pool::process().num_threads();
+      while (num_computing.load(std::memory_order_relaxed) <= limit && loop->run_one()) {
+      }
+      loop->leave();
+    }
+    Loop* loop = nullptr;
+  };
+
+  bool is_done() const { return num_done_.load(std::memory_order_acquire) == num_ranges_; }
+
+  // False if all ranges have been taken.
+  bool run_one() {
+    // Read first: late helpers must not count it up without end.
+    if (next_.load(std::memory_order_relaxed) >= num_ranges_) return false;
+    const int64_t range = next_.fetch_add(1, std::memory_order_relaxed);
+    if (range >= num_ranges_) return false;
+    const int64_t begin = range * range_length_;
+    body_(context_, begin, std::min(begin + range_length_, count_));
+    if (num_done_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_ranges_) {
+      num_done_.notify_one();
+    }
+    return true;
+  }
+
+  const int64_t count_;
+  const int64_t range_length_;
+  const int32_t num_ranges_;
+  void (*const body_)(void*, int64_t, int64_t);
+  void* const context_;
+  std::unique_ptr<Helper[]> helpers_;
+  std::atomic<int64_t> next_{0};
+  std::atomic<int32_t> num_done_{0};
+  std::atomic<int32_t> num_owners_{1};
+};
+
+}  // namespace
+
+void parallel_for(int64_t count, int64_t grain,
+                  void (*body)(void* context, int64_t begin, int64_t end), void* context) {
+  if (count <= 0) return;
+  grain = std::max<int64_t>(grain, 1);
+  Pool& pool = Pool::process();
+  const int num_threads = pool.num_threads();
+  if (count <= grain || num_threads == 1) return body(context, 0, count);
+
+  const ComputingScope computing(pool.num_computing());
+  const int num_free = num_threads - pool.num_computing().load(std::memory_order_relaxed);
+  const int64_t num_ranges = std::min(count / grain, ranges_per_thread * num_threads);
+  const auto num_helpers = static_cast<int>(std::min<int64_t>(num_free, num_ranges - 1));
+  if (num_helpers <= 0) return body(context, 0, count);
+
+  auto* loop = new (std::nothrow)
+      Loop(count, (count + num_ranges - 1) / num_ranges, body, context);
+  if (loop == nullptr) return body(context, 0, count);
+  loop->call_helpers(pool, num_helpers);
+  loop->run_as_caller();
+  loop->leave();
+}
+
+}  // namespace sparring::execution

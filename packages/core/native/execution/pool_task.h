@@ -1,0 +1,17 @@
+// One piece of work for the pool.
+#pragma once
+
+namespace sparring::execution {
+
+// It lives in the memory of whoever enqueues it, so that enqueueing a sender's
+// operation allocates nothing of ours. It must live until `run` has begun;
+// `run` may end its life.
+class PoolTask {
+ public:
+  virtual void run() noexcept = 0;
+
+ protected:
+  ~PoolTask() = default;
+};
+
+}  // namespace sparring::execution

@@ -1,0 +1,141 @@
+// The loops that are compiled once for each SIMD level, and their arguments.
+//
+// `level_portable.cc`, `level_avx2.cc` and `level_avx512.cc` each compile the
+// same text (`level_*.inc`) with other compiler flags and other vector lengths.
+// Which one runs is decided when it runs (`simd.h`).
+//
+// INVARIANTS
+//   1. All levels give the same bits. Every sum is taken in a fixed order that
+//      does not depend on the vector length, and multiplications are never
+//      fused with additions (-ffp-contract=off).
+//   2. These files include no header with inline functions of the standard
+//      library: the linker keeps one copy of such a function, and it could keep
+//      the one that was compiled for a newer CPU.
+//   3. Indices are taken for granted here. Whoever calls has checked them.
+//
+// In all shapes: n ids or occurrences, u keys, b bags. Everything lies in host
+// memory, C-contiguous.
+#ifndef SPARRING_KERNELS_LEVEL_H_
+#define SPARRING_KERNELS_LEVEL_H_
+
+#include <cstdint>
+
+namespace sparring::kernels {
+
+template <class T>
+struct GatherArguments {
+  const T* rows;           // (u, dim)
+  const int64_t* inverse;  // (n), each in [0, u)
+  T* out;                  // (n, dim), all written
+  int64_t count;           // n
+  int64_t dim;
+};
+
+template <class T>
+struct PoolArguments {
+  const T* rows;           // (u, dim)
+  const int64_t* inverse;  // (n), each in [0, u)
+  const int64_t* offsets;  // (b + 1), never falling, from 0 to n
+  const T* weights;        // (n), or NULL: all one
+  T* out;                  // (b, dim), all written
+  int64_t count;           // n
+  int64_t dim;
+  bool is_mean;            // divide by the number of ids in the bag
+};
+
+template <class T>
+struct WeightGradientArguments {
+  const T* gradient;       // (b, dim)
+  const T* rows;           // (u, dim)
+  const int64_t* inverse;  // (n), each in [0, u)
+  const int64_t* offsets;  // (b + 1), never falling, from 0 to n
+  T* out;                  // (n), all written
+  int64_t count;           // n
+  int64_t dim;
+  bool is_mean;
+};
+
+// Adds row `b` of `source`, times its weight, to row targets[i] of `out`, for
+// every occurrence i of every bag b.
+template <class T>
+struct ScatterArguments {
+  const T* source;         // (b, dim)
+  const int64_t* targets;  // (n), each in [0, num_rows)
+  const int64_t* offsets;  // (b + 1), or NULL: bag i is occurrence i
+  const T* weights;        // (n), or NULL: all one
+  T* out;                  // (num_rows, dim), zeroed beforehand
+  int64_t count;           // n
+  int64_t num_bags;        // b
+  int64_t num_rows;
+  int64_t dim;
+  bool is_mean;            // divide by the number of ids in the bag
+};
+
+// One addition of a scatter, for the parallel path: out[target] += source[bag].
+struct ScatterEntry {
+  uint32_t target;
+  uint32_t bag;
+};
+
+template <class T>
+struct AccumulateArguments {
+  const T* gradients;    // (n, dim)
+  const int64_t* slots;  // (n): the row to add to, or ~row where the row is new
+  T* rows;               // (size, dim)
+  int64_t dim;
+};
+
+enum class InitialKind : int32_t { constant, uniform, normal, truncated_normal };
+
+// See initialize.h for what the numbers mean.
+struct InitialValues {
+  InitialKind kind;
+  uint64_t philox_key;
+  double first;   // constant: the value; uniform: low; normal: the mean
+  double second;  // uniform: high - low; normal: the standard deviation
+  double lower;   // results are held within [lower, upper], both exact in T
+  double upper;
+};
+
+template <class T>
+struct InitializeArguments {
+  InitialValues values;
+  const int64_t* keys;   // (n)
+  const uint8_t* found;  // (n): rows where it is not 0 stay as they are
+  const T* state;        // (width - dim), or NULL: zeros
+  T* rows;               // (n, width)
+  int64_t dim;
+  int64_t width;
+};
+
+// The loops of one level for one dtype. Ranges are half-open, over n unless
+// something else is said.
+template <class T>
+struct RowKernels {
+  void (*gather)(const GatherArguments<T>&, int64_t begin, int64_t end);
+  void (*pool)(const PoolArguments<T>&, int64_t begin, int64_t end);  // over b
+  void (*weight_gradient)(const WeightGradientArguments<T>&, int64_t begin,
+                          int64_t end);  // over b
+  void (*scatter)(const ScatterArguments<T>&, int64_t begin, int64_t end);  // over b
+  // entries (count), scales (count) or NULL: all one
+  void (*scatter_entries)(const ScatterArguments<T>&, const ScatterEntry* entries,
+                          const T* scales, int64_t count);
+  void (*accumulate)(const AccumulateArguments<T>&, int64_t begin, int64_t end);
+  void (*initialize)(const InitializeArguments<T>&, int64_t begin, int64_t end);
+  bool (*is_finite)(const T* values, int64_t count);  // values (count)
+};
+
+struct LevelKernels {
+  RowKernels<float> float32;
+  RowKernels<double> float64;
+};
+
+extern const LevelKernels kPortableKernels;
+#if defined(__x86_64__)
+extern const LevelKernels kAvx2Kernels;
+extern const LevelKernels kAvx512Kernels;
+#endif
+
+}  // namespace sparring::kernels
+
+#endif  // SPARRING_KERNELS_LEVEL_H_

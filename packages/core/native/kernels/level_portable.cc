@@ -1,0 +1,14 @@
+// The portable level; level.h has the rules.
+#include "kernels/level.h"
+
+#define SPARRING_VECTOR_BYTES 16
+#define SPARRING_LEVEL_TABLE kPortableKernels
+
+// In this order: each relies on those before it.
+// clang-format off
+#include "kernels/level_vectors.inc"
+#include "kernels/level_rows.inc"
+#include "kernels/level_philox.inc"
+#include "kernels/level_normal.inc"
+#include "kernels/level_initialize.inc"
+#include "kernels/level_table.inc"

@@ -1,0 +1,24 @@
+# Compiler flags of single sources of native/kernels. Included by the CMakeLists.txt
+# that lists these sources, in the same directory scope.
+
+set(_levels portable avx2 avx512)
+
+# Every level must give the same bits. By default GCC fuses a multiplication and an
+# addition wherever the CPU can, which rounds once instead of twice.
+set(_portable_options -ffp-contract=off)
+set(_avx2_options -ffp-contract=off)
+set(_avx512_options -ffp-contract=off)
+
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  list(APPEND _avx2_options -mavx2)
+  list(APPEND _avx512_options -mavx2 -mavx512f -mavx512bw -mavx512dq -mavx512vl)
+endif()
+
+foreach(_level IN LISTS _levels)
+  set_source_files_properties(
+    "${CMAKE_CURRENT_LIST_DIR}/level_${_level}.cc"
+    PROPERTIES COMPILE_OPTIONS "${_${_level}_options}")
+  unset(_${_level}_options)
+endforeach()
+unset(_level)
+unset(_levels)

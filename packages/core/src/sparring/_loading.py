@@ -1,0 +1,50 @@
+"""Loads the native module, and the run-time library of oneTBB that it needs.
+
+``_native`` looks for ``libtbb.so.12`` in the ``lib`` folder of its own environment, which is where
+the ``tbb`` wheel puts it. With ``pip install --target`` and the like it lies elsewhere; the wheel's
+own list of files says where, and loading it first satisfies the dynamic linker.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from importlib import metadata
+from pathlib import Path
+
+__all__ = ["ensure_native"]
+
+_LIBRARY = "libtbb.so.12"
+
+
+def ensure_native() -> None:
+    """Imports ``sparring._native``; where the linker finds no oneTBB, loads it first.
+
+    Raises:
+        ImportError: the native module cannot be loaded either way; the message says why.
+    """
+    try:
+        importlib.import_module("sparring._native")
+    except ImportError as error:
+        if _LIBRARY not in str(error):
+            raise
+        path = _installed_library()
+        if path is None:
+            raise ImportError(
+                f"sparring needs {_LIBRARY} and found none; run: pip install tbb"
+            ) from error
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        importlib.import_module("sparring._native")
+
+
+def _installed_library() -> Path | None:
+    try:
+        files = metadata.files("tbb") or []
+    except metadata.PackageNotFoundError:
+        return None
+    for file in files:
+        if file.name == _LIBRARY:
+            path = Path(str(file.locate()))
+            if path.exists():
+                return path
+    return None

@@ -1,0 +1,13 @@
+"""How ranks exchange buffers: the contract, and ranks as threads of one process."""
+
+from sparring.collective.contract import Collective, Reduction, Work, WorkContext
+from sparring.collective.local import LocalCollective, LocalGroup
+
+__all__ = [
+    "Collective",
+    "LocalCollective",
+    "LocalGroup",
+    "Reduction",
+    "Work",
+    "WorkContext",
+]

@@ -1,0 +1,96 @@
+"""Where samples come from: the `data` section, one model for each `kind`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sparring.config.section import OpenFraction, PositiveInt, Section
+
+__all__ = ["CriteoData", "DataConfig", "MovieLensData", "SyntheticCriteoData"]
+
+_PATH = "Relative paths start at the current directory."
+
+
+class MovieLensData(Section):
+    """Ratings in the `ratings.csv` format of MovieLens: userId, movieId, rating, timestamp."""
+
+    kind: Literal["movielens"]
+    path: str = Field(min_length=1, description=f"The `ratings.csv` file. {_PATH}")
+    test_fraction: OpenFraction = Field(
+        0.1, description="The part of the ratings, drawn by `seed`, that is kept for the test."
+    )
+    batch_size: PositiveInt = Field(1024, description="Ratings in a step, over all micro-batches.")
+
+
+class CriteoData(Section):
+    """Click logs: a label, 13 integers and 26 hexadecimal strings, any of them missing."""
+
+    kind: Literal["criteo"]
+    path: str = Field(
+        min_length=1,
+        description=f"A file, or a folder of files that are read in order of name. {_PATH}",
+    )
+    format: Literal["auto", "tsv", "parquet"] = Field(
+        "auto",
+        description="`tsv` (tabs, no header), `parquet` (the same columns), or `auto`: by the "
+        "end of the file name, `.parquet` or anything else.",
+    )
+    test_path: str | None = Field(
+        None,
+        min_length=1,
+        description=f"A file or folder for the test; then `test_fraction` is not used. {_PATH}",
+    )
+    test_fraction: OpenFraction = Field(
+        0.1, description="The part of the samples, drawn by `seed`, that is kept for the test."
+    )
+    batch_size: PositiveInt = Field(4096, description="Samples in a step, over all micro-batches.")
+    max_samples: PositiveInt | None = Field(
+        None, description="Stop reading after so many samples, test included; null reads all."
+    )
+    missing_id: int = Field(
+        -1,
+        ge=-(2**63),
+        le=2**63 - 1,
+        description="The id that stands for an empty categorical column. Ids that are present "
+        "are the 32-bit hexadecimal numbers as they are, so -1 meets none of them.",
+    )
+    missing_integer: int = Field(
+        0,
+        ge=-(2**31),
+        le=2**31 - 1,
+        description="The number that stands for an empty integer column.",
+    )
+
+
+class SyntheticCriteoData(Section):
+    """A click log in Criteo format that a generator draws from a model that it knows.
+
+    The best AUC that any model can reach on it is therefore known, and printed.
+    """
+
+    kind: Literal["synthetic_criteo"]
+    samples: PositiveInt = Field(400_000, description="Samples to train on.")
+    test_samples: PositiveInt = Field(50_000, description="Samples to test on.")
+    batch_size: PositiveInt = Field(4096, description="Samples in a step, over all micro-batches.")
+    ids_per_feature: PositiveInt = Field(
+        10_000, description="Distinct ids that a categorical feature can take."
+    )
+    skew: float = Field(
+        1.1,
+        ge=0,
+        le=10,
+        description="The exponent of the power law that ids follow; 0 draws them evenly.",
+    )
+    path: str | None = Field(
+        None,
+        min_length=1,
+        description="A folder that keeps the generated files for the next run; null keeps none. "
+        f"{_PATH}",
+    )
+
+
+DataConfig = Annotated[
+    MovieLensData | CriteoData | SyntheticCriteoData, Field(discriminator="kind")
+]

@@ -1,0 +1,102 @@
+"""What a key reads as before it has a row: one model for each initializer.
+
+The numbers, their defaults and their meaning are those of `sparring.initializers`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from sparring import initializers
+from sparring.config.section import NonNegativeFloat, PositiveFloat, Section
+from sparring.errors import InvalidArgumentError
+
+__all__ = [
+    "ConstantInitializer",
+    "InitializerConfig",
+    "NormalInitializer",
+    "TruncatedNormalInitializer",
+    "UniformInitializer",
+    "XavierInitializer",
+    "ZerosInitializer",
+]
+
+
+class _InitializerSection(Section):
+    @model_validator(mode="after")
+    def _accepted_by_core(self) -> _InitializerSection:
+        try:
+            self.initializer()
+        except InvalidArgumentError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def initializer(self) -> initializers.Initializer:
+        """The initializer that `sparring.TableConfig` takes."""
+        return initializers.initializer_from(self.model_dump())
+
+
+class ZerosInitializer(_InitializerSection):
+    """All zeros."""
+
+    kind: Literal["zeros"]
+
+
+class ConstantInitializer(_InitializerSection):
+    """One number everywhere."""
+
+    kind: Literal["constant"]
+    value: float = Field(0.0, description="The number.")
+
+
+class UniformInitializer(_InitializerSection):
+    """Evenly between two bounds, both excluded."""
+
+    kind: Literal["uniform"]
+    low: float = Field(-0.05, description="The lower bound.")
+    high: float = Field(0.05, description="The upper bound, above `low`.")
+
+
+class NormalInitializer(_InitializerSection):
+    """The normal distribution."""
+
+    kind: Literal["normal"]
+    mean: float = Field(0.0, description="The mean.")
+    stddev: NonNegativeFloat = Field(0.01, description="The standard deviation.")
+
+
+class TruncatedNormalInitializer(_InitializerSection):
+    """The normal distribution within two standard deviations of its mean."""
+
+    kind: Literal["truncated_normal"]
+    mean: float = Field(0.0, description="The mean.")
+    stddev: NonNegativeFloat = Field(
+        0.01, description="The standard deviation, before what lies outside is cut off."
+    )
+
+
+class XavierInitializer(_InitializerSection):
+    """Evenly between ±gain·√(6 / (1 + dim))."""
+
+    kind: Literal["xavier"]
+    gain: PositiveFloat = Field(1.0, description="Scales the bounds.")
+
+
+def _kind_from_name(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+InitializerConfig = Annotated[
+    Annotated[
+        ZerosInitializer
+        | ConstantInitializer
+        | UniformInitializer
+        | NormalInitializer
+        | TruncatedNormalInitializer
+        | XavierInitializer,
+        Field(discriminator="kind"),
+    ],
+    BeforeValidator(_kind_from_name),
+]

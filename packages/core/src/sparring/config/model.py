@@ -1,0 +1,47 @@
+"""What is trained: the `model` section, one model for each `kind`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sparring.config.section import NonNegativeFloat, PositiveInt, Section
+
+__all__ = ["DlrmModel", "MatrixFactorizationModel", "ModelConfig"]
+
+_Dim = Annotated[int, Field(ge=1, le=65_536)]
+_Layers = Annotated[tuple[PositiveInt, ...], Field(max_length=64, strict=False)]
+
+
+class MatrixFactorizationModel(Section):
+    """Biased matrix factorisation: mean + user bias + item bias + user · item."""
+
+    kind: Literal["matrix_factorization"]
+    dim: _Dim = Field(32, description="Elements of a user's and of an item's embedding.")
+    embedding_l2: NonNegativeFloat = Field(
+        0.02, description="Weight of the squared embeddings in the loss."
+    )
+    bias_l2: NonNegativeFloat = Field(
+        0.005, description="Weight of the squared biases in the loss."
+    )
+
+
+class DlrmModel(Section):
+    """Deep learning recommendation model: Naumov et al., arXiv 1906.00091 (2019)."""
+
+    kind: Literal["dlrm"]
+    embedding_dim: _Dim = Field(16, description="Elements of an embedding, the same everywhere.")
+    bottom_mlp: _Layers = Field(
+        (64, 32),
+        description="Widths of the hidden layers over the integers; a last layer of "
+        "`embedding_dim` is added.",
+    )
+    top_mlp: _Layers = Field(
+        (64, 32),
+        description="Widths of the hidden layers over the interactions; a last layer of 1 is "
+        "added.",
+    )
+
+
+ModelConfig = Annotated[MatrixFactorizationModel | DlrmModel, Field(discriminator="kind")]

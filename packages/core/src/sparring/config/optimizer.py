@@ -1,0 +1,55 @@
+"""Which optimizers update what: the `optimizer` section."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ConfigDict, Field
+
+from sparring.config.section import PositiveFloat, Section
+
+__all__ = ["DenseOptimizer", "OptimizerChoice", "OptimizerConfig", "SparseOptimizer"]
+
+_NAME = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
+_NAME_DESCRIPTION = (
+    "A class of the framework, `torch.optim.Adagrad`, or its name in small letters, `adagrad`."
+)
+
+
+class OptimizerChoice(Section):
+    """A native optimizer of the framework, and its hyper-parameters.
+
+    Any other key (`eps`, `betas`, `weight_decay`, …) goes to the optimizer as it stands; it
+    answers for what it accepts.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(pattern=_NAME, description=_NAME_DESCRIPTION)
+    lr: PositiveFloat = Field(description="The learning rate.")
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """All keyword arguments of the optimizer, the learning rate included."""
+        return {"lr": self.lr, **(self.model_extra or {})}
+
+
+class SparseOptimizer(OptimizerChoice):
+    """The optimizer for the rows of tables."""
+
+    name: str = Field("adagrad", pattern=_NAME, description=_NAME_DESCRIPTION)
+    lr: PositiveFloat = Field(0.05, description="The learning rate.")
+
+
+class DenseOptimizer(OptimizerChoice):
+    """The optimizer for ordinary parameters."""
+
+    name: str = Field("adam", pattern=_NAME, description=_NAME_DESCRIPTION)
+    lr: PositiveFloat = Field(0.001, description="The learning rate.")
+
+
+class OptimizerConfig(Section):
+    """One optimizer for rows of tables, one for ordinary parameters."""
+
+    sparse: SparseOptimizer = Field(SparseOptimizer(), description="For the rows of tables.")
+    dense: DenseOptimizer = Field(DenseOptimizer(), description="For ordinary parameters.")

@@ -1,0 +1,60 @@
+"""Remembers where each value of a configuration was written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparring.config.problems import Path
+
+__all__ = ["Place", "Places"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """A place as messages name it; places sort in the order of the file, overrides last."""
+
+    line: int
+    column: int
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Places:
+    """Path → the place of its key and the place of its value.
+
+    Args:
+        top: the place of the whole configuration.
+    """
+
+    def __init__(self, top: Place) -> None:
+        self._keys: dict[Path, Place] = {(): top}
+        self._values: dict[Path, Place] = {(): top}
+
+    def add(self, path: Path, *, key: Place, value: Place) -> None:
+        self._keys[path] = key
+        self._values[path] = value
+
+    def replace(self, path: Path, place: Place) -> None:
+        """Everything from `path` downwards now comes from one place."""
+        for places in (self._keys, self._values):
+            for known in [known for known in places if known[: len(path)] == path]:
+                del places[known]
+            places[path] = place
+
+    def of_key(self, path: Path) -> Place:
+        """Where the key stands; for one that is missing, where its section stands."""
+        return _nearest(self._keys, path)
+
+    def of_value(self, path: Path) -> Place:
+        """Where the value stands; for one that is missing, where its section stands."""
+        if path in self._values:
+            return self._values[path]
+        return _nearest(self._keys, path)
+
+
+def _nearest(places: dict[Path, Place], path: Path) -> Place:
+    while path and path not in places:
+        path = path[:-1]
+    return places[path]

@@ -1,0 +1,89 @@
+"""What is wrong in a configuration, and where: `file:line:column: message (…)`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from sparring.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sparring.config.places import Place
+
+__all__ = ["Path", "Problem", "closest", "describe_value", "dotted", "raise_problems"]
+
+Path = tuple[str | int, ...]
+"""Keys and list indexes from the top of a configuration to one value."""
+
+_LONGEST_VALUE = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong.
+
+    Args:
+        place: ``file:line:column``, or the override that brought the value.
+        message: what is wrong, beginning with the dotted key where there is one.
+        path: the value that is meant.
+        found: what stands there.
+        expected: what may stand there.
+        suggestion: what was probably meant.
+    """
+
+    place: Place
+    message: str
+    path: Path = ()
+    found: str | None = None
+    expected: str | None = None
+    suggestion: str | None = None
+
+    def __str__(self) -> str:
+        facts = ", ".join(
+            f"{word} {fact}"
+            for word, fact in (("found", self.found), ("expected", self.expected))
+            if fact is not None
+        )
+        question = f"did you mean {self.suggestion}?" if self.suggestion else ""
+        remarks = "; ".join(part for part in (facts, question) if part)
+        return f"{self.place}: {self.message}" + (f" ({remarks})" if remarks else "")
+
+
+def raise_problems(problems: Sequence[Problem]) -> NoReturn:
+    """Raises one `ConfigError` with all `problems`, in the order of their places.
+
+    They are the attribute ``problems`` of the error. What two checks found is given once.
+    """
+    ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.place)
+    raise ConfigError("\n".join(str(problem) for problem in ordered), problems=tuple(ordered))
+
+
+def dotted(path: Path) -> str:
+    """The path as users write it in an override: ``model.bottom_mlp.0``."""
+    return ".".join(str(part) for part in path)
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The name that was probably meant, if any is close enough."""
+    by_lower_case = {candidate.lower(): candidate for candidate in known}
+    matches = difflib.get_close_matches(name.lower()[:200], by_lower_case, n=1, cutoff=0.6)
+    return by_lower_case[matches[0]] if matches else None
+
+
+def describe_value(value: object) -> str:
+    """A value as an error message shows it: short, and in YAML's terms."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        shown = repr(value)
+        return shown if len(shown) <= _LONGEST_VALUE else shown[:_LONGEST_VALUE] + "…"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    shown = str(value)
+    return shown if len(shown) <= _LONGEST_VALUE else shown[:_LONGEST_VALUE] + "…"

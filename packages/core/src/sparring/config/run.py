@@ -1,0 +1,140 @@
+"""The whole configuration of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from sparring.config.data import DataConfig
+from sparring.config.model import ModelConfig
+from sparring.config.optimizer import OptimizerConfig
+from sparring.config.section import PositiveFloat, Section
+from sparring.config.tables import TablesConfig
+from sparring.config.training import TrainingConfig
+
+__all__ = [
+    "CollectiveConfig",
+    "RendezvousConfig",
+    "ReportConfig",
+    "RunConfig",
+    "StorageConfig",
+]
+
+_DATA_OF_MODEL = {
+    "matrix_factorization": ("movielens",),
+    "dlrm": ("criteo", "synthetic_criteo"),
+}
+
+
+class StorageConfig(Section):
+    """What keeps the rows."""
+
+    backend: str = Field(
+        "hkv", description="A storage that core or a plugin offers; see `sparring plugins`."
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="The options of that backend."
+    )
+
+
+class CollectiveConfig(Section):
+    """How ranks exchange keys, rows and gradients."""
+
+    backend: str = Field(
+        "local", description="A collective that core or a plugin offers; see `sparring plugins`."
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="The options of that backend."
+    )
+
+
+class RendezvousConfig(Section):
+    """How ranks find each other."""
+
+    backend: str = Field(
+        "single", description="A rendezvous that core or a plugin offers; see `sparring plugins`."
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="The options of that backend."
+    )
+
+
+class ReportConfig(Section):
+    """The report on a finished run."""
+
+    path: str | None = Field(
+        None,
+        min_length=1,
+        description="The HTML file to write; null writes none. Relative paths start at the "
+        "current directory.",
+    )
+
+
+class RunConfig(Section):
+    """Everything that `sparring train` needs to know."""
+
+    framework: str = Field(
+        "torch", description="The framework that trains: `torch`, or what a plugin offers."
+    )
+    seed: int = Field(
+        0,
+        ge=-(2**63),
+        le=2**63 - 1,
+        description="Determines the split into training and test, the order of samples, and all "
+        "initial values.",
+    )
+    threads: int = Field(
+        0,
+        ge=0,
+        le=4096,
+        description="Threads of the execution pool and of the framework; 0 is one for each core "
+        "that this process may use.",
+    )
+    data: DataConfig = Field(description="Where samples come from.")
+    model: ModelConfig = Field(description="What is trained.")
+    tables: TablesConfig = Field(TablesConfig(), description="How tables are kept.")
+    storage: StorageConfig = Field(StorageConfig(), description="What keeps the rows.")
+    optimizer: OptimizerConfig = Field(
+        OptimizerConfig(), description="Which optimizers update what."
+    )
+    training: TrainingConfig = Field(
+        TrainingConfig(), description="How long and how carefully to train."
+    )
+    collective: CollectiveConfig = Field(
+        CollectiveConfig(), description="How ranks exchange keys, rows and gradients."
+    )
+    rendezvous: RendezvousConfig = Field(
+        RendezvousConfig(), description="How ranks find each other."
+    )
+    deadline_seconds: PositiveFloat = Field(
+        60.0, description="The longest that one exchange with other ranks may take."
+    )
+    report: ReportConfig = Field(ReportConfig(), description="The report on a finished run.")
+
+    @model_validator(mode="after")
+    def _model_fits_data(self) -> RunConfig:
+        fitting = _DATA_OF_MODEL[self.model.kind]
+        if self.data.kind not in fitting:
+            raise PydanticCustomError(
+                "model_data",
+                "model {model} cannot be trained on this data",
+                {
+                    "path": ("data", "kind"),
+                    "model": self.model.kind,
+                    "found": self.data.kind,
+                    "expected": " or ".join(fitting),
+                },
+            )
+        if self.training.micro_batches > self.data.batch_size:
+            raise PydanticCustomError(
+                "micro_batches",
+                "a batch cannot be split into more micro-batches than it has samples",
+                {
+                    "path": ("training", "micro_batches"),
+                    "found": str(self.training.micro_batches),
+                    "expected": f"at most data.batch_size, {self.data.batch_size}",
+                },
+            )
+        return self

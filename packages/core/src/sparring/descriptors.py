@@ -1,0 +1,114 @@
+"""What a plugin hands to core: one descriptor for each thing that it offers.
+
+`api_version` is the version of the contract that the plugin was written against, a pair of
+``(major, minor)``. It is not the version of any package: see ``docs/reference/versions.md``.
+Core refuses another major version, and a larger minor version than its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    import typer
+
+    from sparring.collective import Collective
+    from sparring.rendezvous import Rendezvous
+    from sparring.storage import Storage
+    from sparring.table import TableConfig
+
+__all__ = [
+    "API_VERSION",
+    "CollectiveDescriptor",
+    "CommandDescriptor",
+    "Descriptor",
+    "FrameworkDescriptor",
+    "KernelsDescriptor",
+    "NoOptions",
+    "Options",
+    "RendezvousDescriptor",
+    "StorageDescriptor",
+]
+
+API_VERSION: tuple[int, int] = (1, 0)
+"""The version of the plugin contracts that this core speaks."""
+
+
+class Options(BaseModel):
+    """The base of options models: unknown options are refused, defaults are checked too."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class NoOptions(Options):
+    """For parts that take no options."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descriptor:
+    """What all descriptors have.
+
+    Args:
+        name: what users write in configs; letters, digits, ``_`` and ``-``.
+        api_version: the contract version that the plugin was written against.
+        summary: one sentence for ``sparring plugins``.
+        options: the pydantic model of the options that users may give.
+        unavailable: returns why this part cannot run here (no driver, no library), or None.
+            Called on demand; it may import the client library.
+    """
+
+    name: str
+    api_version: tuple[int, int]
+    summary: str = ""
+    options: type[Options] = NoOptions
+    unavailable: Callable[[], str | None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageDescriptor(Descriptor):
+    """A storage backend. `factory(table, options)` opens one shard of one table."""
+
+    factory: Callable[[TableConfig, Any], Storage]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveDescriptor(Descriptor):
+    """A collective backend. `factory(membership, options)` joins the group of all ranks."""
+
+    factory: Callable[[Any, Any], Collective]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RendezvousDescriptor(Descriptor):
+    """A rendezvous backend. `factory(options)` reads the environment it stands for."""
+
+    factory: Callable[[Any], Rendezvous]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelsDescriptor(Descriptor):
+    """A set of key operations for one device type. `factory()` returns the module-like set."""
+
+    device: str
+    factory: Callable[[], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameworkDescriptor(Descriptor):
+    """A framework adapter. `train(config, report)` runs one training; see `sparring.cli`."""
+
+    train: Callable[..., Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandDescriptor(Descriptor):
+    """A subcommand of ``sparring``. `register(app)` adds it to the typer application."""
+
+    register: Callable[[typer.Typer], None]
+
+
+Registered = Sequence[Descriptor]

@@ -1,0 +1,92 @@
+"""Which rank owns which partition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.errors import InvalidArgumentError
+
+__all__ = ["NUM_PARTITIONS", "ShardMap"]
+
+NUM_PARTITIONS = 4096
+"""Fixed for ever: snapshots name their files by partition."""
+
+
+@dataclass(frozen=True, eq=False)
+class ShardMap:
+    """Partition → rank.
+
+    The partition of a key is the top 12 bits of its 64-bit hash (`sparring.kernels.partition`), so a
+    key's partition never changes, whatever the world size.
+
+    Args:
+        owners: ``(4096,)`` int32, the rank that owns each partition.
+        world_size: ranks; each owns between floor and ceiling of 4096 / world_size partitions.
+    """
+
+    owners: npt.NDArray[np.int32]
+    world_size: int
+
+    def __post_init__(self) -> None:
+        owners = np.array(self.owners, dtype=np.int32)
+        if owners.shape != (NUM_PARTITIONS,):
+            raise InvalidArgumentError(
+                f"shard map: needs an owner for each of {NUM_PARTITIONS} partitions, found shape "
+                f"{owners.shape}"
+            )
+        if owners.min() < 0 or owners.max() >= self.world_size:
+            raise InvalidArgumentError(
+                f"shard map: owners must be ranks 0 to {self.world_size - 1}, found "
+                f"{int(owners.min())} to {int(owners.max())}"
+            )
+        owners.flags.writeable = False
+        object.__setattr__(self, "owners", owners)
+
+    @classmethod
+    def balanced(cls, world_size: int) -> ShardMap:
+        """The map of a fresh start: contiguous ranges of partitions, as equal as can be."""
+        if not 1 <= world_size <= NUM_PARTITIONS:
+            raise InvalidArgumentError(
+                f"shard map: world_size must be from 1 to {NUM_PARTITIONS}, found {world_size}"
+            )
+        partitions = np.arange(NUM_PARTITIONS, dtype=np.int64)
+        return cls((partitions * world_size // NUM_PARTITIONS).astype(np.int32), world_size)
+
+    def resized(self, world_size: int) -> ShardMap:
+        """The map for another world size that moves as few partitions as possible.
+
+        Ranks that stay keep what they own up to their new share; only the surplus, and the
+        partitions of ranks that are gone, change hands.
+        """
+        if not 1 <= world_size <= NUM_PARTITIONS:
+            raise InvalidArgumentError(
+                f"shard map: world_size must be from 1 to {NUM_PARTITIONS}, found {world_size}"
+            )
+        owners = self.owners.copy()
+        counts = np.bincount(owners, minlength=max(world_size, self.world_size))[:world_size]
+        small, num_large = divmod(NUM_PARTITIONS, world_size)
+        shares = np.full(world_size, small)
+        # The larger shares go to those who own most, so that they give up least.
+        shares[np.argsort(-counts, kind="stable")[:num_large]] += 1
+        homeless = [np.flatnonzero(owners >= world_size)]
+        for rank in np.flatnonzero(counts > shares):
+            homeless.append(np.flatnonzero(owners == rank)[shares[rank] :])
+        missing = np.maximum(shares - counts, 0)
+        moved = np.concatenate(homeless)
+        owners[moved] = np.repeat(np.arange(world_size, dtype=np.int32), missing)
+        return ShardMap(owners, world_size)
+
+    def partitions_of(self, rank: int) -> npt.NDArray[np.int64]:
+        """The partitions that `rank` owns, ascending."""
+        return np.flatnonzero(self.owners == rank)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ShardMap):
+            return NotImplemented
+        return self.world_size == other.world_size and np.array_equal(self.owners, other.owners)
+
+    def __hash__(self) -> int:
+        return hash((self.world_size, self.owners.tobytes()))

@@ -1,0 +1,27 @@
+"""Storages: the contract, the oracle in plain Python, and the way in and out of native code."""
+
+from sparring.storage.contract import (
+    Capabilities,
+    Columns,
+    Evicted,
+    FindResult,
+    Keys,
+    Rows,
+    ScanChunk,
+    Scores,
+    Storage,
+)
+from sparring.storage.opening import open_storage
+
+__all__ = [
+    "Capabilities",
+    "Columns",
+    "Evicted",
+    "FindResult",
+    "Keys",
+    "Rows",
+    "ScanChunk",
+    "Scores",
+    "Storage",
+    "open_storage",
+]

@@ -1,0 +1,397 @@
+"""The storage contract: what a backend implements, and what its users may rely on.
+
+A storage holds one shard of one table: keys, each owning one row. It knows nothing of
+gradients, features or frameworks.
+
+What a backend writes
+    A subclass of `Storage` that fills in the `_impl` twins and `capabilities`. The public
+    methods check their arguments once and then call the twin, so a twin may take for
+    granted: keys are a C-contiguous ``(n,)`` int64 array of unique keys, rows a
+    C-contiguous ``(n, width)`` array of the table's dtype, scores ``(n,)`` uint64 or None,
+    and ``n >= 1``. A twin must not keep any array that it was passed.
+
+Threads
+    `find`, `scan` and the properties may be called from many threads at once where
+    `Capabilities.concurrent_reads` is set. One writer at a time; the caller sees to that.
+
+What a caller may rely on
+    - `find` never changes anything, scores included.
+    - What `upsert` returned from is visible to the next `find`.
+    - A refused call leaves the table unchanged.
+    - Every int64 is a legal key, -1 and both extremes included.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.errors import ClosedError, InvalidArgumentError, UnsupportedError
+from sparring.storage import arguments
+from sparring.table import TableConfig
+
+__all__ = [
+    "Capabilities",
+    "Columns",
+    "Evicted",
+    "FindResult",
+    "Keys",
+    "Rows",
+    "ScanChunk",
+    "Scores",
+    "Storage",
+]
+
+Keys = npt.NDArray[np.int64]
+Rows = npt.NDArray[Any]
+Scores = npt.NDArray[np.uint64]
+
+
+class Columns(NamedTuple):
+    """A half-open range of a row, counted in elements of the table's dtype."""
+
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a storage can do: data that the runtime and the test kit both read.
+
+    A feature declared absent must fail with `UnsupportedError`.
+    """
+
+    persistent: bool = False
+    """Rows outlive the process: closing and opening again finds them."""
+    native: bool = False
+    """`__sparring_storage__` gives a struct that never calls Python."""
+    devices: tuple[str, ...] = ("cpu",)
+    """Where keys and rows may live."""
+    concurrent_reads: bool = False
+    """Readers may run beside one writer."""
+    bounded: bool = False
+    """A capacity limits the rows; see `Storage.capacity`."""
+    evicts: bool = False
+    """A full storage evicts its lowest scores; otherwise it raises `CapacityError`."""
+    evict: bool = False
+    """`Storage.evict` is offered."""
+    touch: bool = False
+    """`Storage.touch` is offered."""
+    scores: str = "none"
+    """`none`: not kept, read as 0. `policy`: the storage's own. `given`: the caller's."""
+    eviction_scope: str = "table"
+    """`table`: the lowest score of the whole table leaves. `bucket`: of some bucket."""
+
+
+@dataclass(frozen=True, slots=True)
+class FindResult:
+    """Rows in the order of the keys asked for."""
+
+    rows: Rows
+    """``(n, width of columns)``; zeros where `found` is False."""
+    found: npt.NDArray[np.bool_]
+    """``(n,)``"""
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """Rows that left to make room, whole, as they last were."""
+
+    keys: Keys
+    rows: Rows
+    scores: Scores
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanChunk:
+    """Some of a storage's rows; at most `chunk_rows` of them."""
+
+    keys: Keys
+    rows: Rows
+    scores: Scores
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+@dataclass(slots=True)
+class _State:
+    closed: bool = field(default=False)
+
+
+class Storage(ABC):
+    """One shard of one table.
+
+    Args:
+        table: what the rows are; `table.width` elements each.
+        validate: check that keys are unique in each call. On for people, off for the
+            engine, which has just deduplicated.
+    """
+
+    capabilities: Capabilities = Capabilities()
+
+    def __init__(self, table: TableConfig, *, validate: bool = True) -> None:
+        self.table = table
+        self.validate = validate
+        self._state = _State()
+
+    # -- reading ------------------------------------------------------------
+
+    def find(
+        self, keys: npt.ArrayLike, columns: Columns | None = None, *, out: Rows | None = None
+    ) -> FindResult:
+        """Reads rows, and changes nothing.
+
+        Args:
+            keys: ``(n,)`` unique int64.
+            columns: the part of each row that is wanted; None means all of it.
+            out: ``(n, width of columns)`` array to fill, C-contiguous, of the table's dtype.
+
+        Returns:
+            The rows in the order of `keys`, zeros where there is none.
+
+        Raises:
+            InvalidArgumentError: wrong shape or dtype, duplicate keys, columns out of range.
+            ClosedError: the storage was closed.
+        """
+        self._check_open()
+        checked = arguments.check_keys(keys, self.table.name, unique=self.validate)
+        span = arguments.check_columns(columns, self.table)
+        shape = (len(checked), span.end - span.begin)
+        if out is None:
+            out = np.empty(shape, self.table.numpy_dtype)
+        else:
+            arguments.check_out(out, shape, self.table)
+        found = np.empty(len(checked), np.bool_)
+        if len(checked):
+            self._find_impl(checked, span, out, found)
+        return FindResult(out, found)
+
+    def scan(
+        self, chunk_rows: int = 65_536, columns: Columns | None = None
+    ) -> Iterator[ScanChunk]:
+        """Streams all rows in chunks of at most `chunk_rows`, in no order.
+
+        A key that is present from the first chunk to the last is given at least once, and
+        exactly once if nothing writes meanwhile; nothing more is promised.
+
+        Raises:
+            InvalidArgumentError: `chunk_rows` below 1, columns out of range.
+            ClosedError: the storage was closed.
+        """
+        self._check_open()
+        if chunk_rows < 1:
+            raise InvalidArgumentError(
+                f"scan of table {self.table.name!r}: chunk_rows must be at least 1, "
+                f"found {chunk_rows}",
+                table=self.table.name,
+                chunk_rows=chunk_rows,
+            )
+        return self._scan_impl(chunk_rows, arguments.check_columns(columns, self.table))
+
+    @property
+    def size(self) -> int:
+        """Rows held now."""
+        self._check_open()
+        return self._size_impl()
+
+    def __len__(self) -> int:
+        return self.size
+
+    @property
+    def capacity(self) -> int | None:
+        """The most rows this storage will hold, or None where nothing limits them."""
+        return None
+
+    @property
+    @abstractmethod
+    def memory_bytes(self) -> int:
+        """All memory held for this storage, in bytes, keys and indexes included."""
+
+    # -- writing ------------------------------------------------------------
+
+    def upsert(
+        self, keys: npt.ArrayLike, rows: npt.ArrayLike, scores: npt.ArrayLike | None = None
+    ) -> Evicted:
+        """Replaces or inserts whole rows, all of them or none.
+
+        Args:
+            keys: ``(n,)`` unique int64.
+            rows: ``(n, width)`` of the table's dtype.
+            scores: ``(n,)`` uint64, only where `Capabilities.scores` is ``given``.
+
+        Returns:
+            What had to leave to make room. It may include keys of this very call.
+
+        Raises:
+            InvalidArgumentError: wrong shape or dtype, duplicate keys.
+            UnsupportedError: scores where the storage keeps its own or none.
+            CapacityError: full, and the policy may not evict.
+            ClosedError: the storage was closed.
+        """
+        self._check_open()
+        checked = arguments.check_keys(keys, self.table.name, unique=self.validate)
+        checked_rows = arguments.check_rows(rows, len(checked), self.table)
+        checked_scores = self._check_scores(scores, len(checked))
+        if not len(checked):
+            return self._nothing_evicted()
+        return self._upsert_impl(checked, checked_rows, checked_scores)
+
+    def erase(self, keys: npt.ArrayLike) -> int:
+        """Removes keys; unknown ones are no error. Returns how many existed."""
+        self._check_open()
+        checked = arguments.check_keys(keys, self.table.name, unique=self.validate)
+        return self._erase_impl(checked) if len(checked) else 0
+
+    def touch(self, keys: npt.ArrayLike, scores: npt.ArrayLike | None = None) -> None:
+        """Tells the policy that keys were read. Unknown keys are no error.
+
+        Raises:
+            UnsupportedError: the storage does not offer it.
+        """
+        self._check_open()
+        self._check_offered("touch", self.capabilities.touch)
+        checked = arguments.check_keys(keys, self.table.name, unique=self.validate)
+        checked_scores = self._check_scores(scores, len(checked))
+        if len(checked):
+            self._touch_impl(checked, checked_scores)
+
+    def evict(self, count: int) -> Evicted:
+        """Makes room: removes up to `count` rows, the lowest scores first.
+
+        Raises:
+            UnsupportedError: the storage does not offer it.
+        """
+        self._check_open()
+        self._check_offered("evict", self.capabilities.evict)
+        if count < 0:
+            raise InvalidArgumentError(
+                f"evict from table {self.table.name!r}: count must not be negative, found {count}",
+                table=self.table.name,
+                count=count,
+            )
+        return self._evict_impl(count) if count else self._nothing_evicted()
+
+    def clear(self) -> None:
+        """Removes all rows."""
+        self._check_open()
+        self._clear_impl()
+
+    def flush(self) -> None:
+        """Returns when everything is as durable as this backend can make it."""
+        self._check_open()
+        self._flush_impl()
+
+    def close(self) -> None:
+        """Frees everything. A second call does nothing; any other call then raises."""
+        if not self._state.closed:
+            self._state.closed = True
+            self._close_impl()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._state.closed
+
+    def __enter__(self) -> Storage:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __sparring_storage__(self) -> object:
+        """A capsule holding the native twin of this storage (``storage_abi.h``).
+
+        A storage written in Python is wrapped: native callers then reach it under the GIL.
+        """
+        from sparring.storage.native import export_storage
+
+        self._check_open()
+        return export_storage(self)
+
+    # -- the twins that a backend fills in ------------------------------------
+
+    @abstractmethod
+    def _find_impl(
+        self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
+    ) -> None:
+        """Fills `rows` and `found`; rows of missing keys must become zeros."""
+
+    @abstractmethod
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted: ...
+
+    @abstractmethod
+    def _erase_impl(self, keys: Keys) -> int: ...
+
+    @abstractmethod
+    def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]: ...
+
+    @abstractmethod
+    def _size_impl(self) -> int: ...
+
+    @abstractmethod
+    def _clear_impl(self) -> None: ...
+
+    @abstractmethod
+    def _close_impl(self) -> None: ...
+
+    def _flush_impl(self) -> None:
+        """Nothing to do unless the backend is persistent or buffers writes."""
+
+    def _touch_impl(self, keys: Keys, scores: Scores | None) -> None:
+        raise NotImplementedError(f"{type(self).__name__} declares touch and must implement it")
+
+    def _evict_impl(self, count: int) -> Evicted:
+        raise NotImplementedError(f"{type(self).__name__} declares evict and must implement it")
+
+    # -- for subclasses ---------------------------------------------------------
+
+    def _nothing_evicted(self) -> Evicted:
+        return Evicted(
+            np.empty(0, np.int64),
+            np.empty((0, self.table.width), self.table.numpy_dtype),
+            np.empty(0, np.uint64),
+        )
+
+    def _check_open(self) -> None:
+        if self._state.closed:
+            raise ClosedError(
+                f"the storage of table {self.table.name!r} is closed; open it again with "
+                "sparring.open_storage",
+                table=self.table.name,
+            )
+
+    def _check_offered(self, operation: str, is_offered: bool) -> None:
+        if not is_offered:
+            raise UnsupportedError(
+                f"{operation} on table {self.table.name!r}: {type(self).__name__} does not declare "
+                f"this capability (found {operation}=False); choose a backend or policy that does",
+                table=self.table.name,
+                operation=operation,
+            )
+
+    def _check_scores(self, scores: npt.ArrayLike | None, count: int) -> Scores | None:
+        if scores is None:
+            return None
+        if self.capabilities.scores != "given":
+            raise UnsupportedError(
+                f"scores for table {self.table.name!r}: this {type(self).__name__} takes none "
+                f"(found scores={self.capabilities.scores!r}); leave them out, or choose a policy "
+                "that honours the caller's scores",
+                table=self.table.name,
+                operation="scores",
+            )
+        return arguments.check_scores(scores, count, self.table.name)

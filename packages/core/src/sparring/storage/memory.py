@@ -1,0 +1,224 @@
+"""The `memory` storage: a dict of rows. Slow, and obviously correct.
+
+It is the oracle that other storages are compared with, and what small experiments use. A row is
+kept as immutable bytes in one dict entry together with its score, so a reader beside the writer
+sees an old row or a new one, and no array of a caller is ever kept.
+
+Scores, by policy:
+    none    not kept; a full storage refuses new keys.
+    lru     the number of the last `upsert` or `touch` call that named the key.
+    lfu     how many `upsert` and `touch` calls named the key.
+    custom  what the caller gives; a call without scores leaves known keys as they are and
+            starts new ones at 0.
+
+A full storage keeps the `capacity` highest scores among its old rows and the new ones. Of equal
+scores the key that came first leaves first, so a new key with the lowest score replaces an older
+one of the same score, and is itself handed back where all others are higher.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from sparring.descriptors import Options
+from sparring.errors import CapacityError
+from sparring.storage.contract import (
+    Capabilities,
+    Columns,
+    Evicted,
+    Keys,
+    Rows,
+    ScanChunk,
+    Scores,
+    Storage,
+)
+from sparring.table import TableConfig
+
+__all__ = ["MemoryOptions", "MemoryStorage"]
+
+_MAX_SCORE = int(np.iinfo(np.uint64).max)
+
+
+class MemoryOptions(Options):
+    """What users may set on a `memory` storage."""
+
+    capacity: int | None = Field(default=None, ge=1)
+    """The most rows to hold; None for no bound."""
+    policy: Literal["none", "lru", "lfu", "custom"] = "none"
+    """What a score is, and so which rows leave a full storage."""
+
+
+class _Entry(NamedTuple):
+    row: bytes
+    score: int
+
+
+class MemoryStorage(Storage):
+    """One shard of one table in a Python dict.
+
+    Args:
+        table: what the rows are.
+        options: capacity and policy; the default has neither.
+        validate: check that keys are unique in each call.
+    """
+
+    def __init__(
+        self, table: TableConfig, options: MemoryOptions | None = None, *, validate: bool = True
+    ) -> None:
+        super().__init__(table, validate=validate)
+        self._options = options or MemoryOptions()
+        self._entries: dict[int, _Entry] = {}
+        self._num_calls = 0
+        self.capabilities = _capabilities(self._options)
+
+    # -- reading ------------------------------------------------------------
+
+    @property
+    def capacity(self) -> int | None:
+        return self._options.capacity
+
+    @property
+    def memory_bytes(self) -> int:
+        self._check_open()
+        # What Python itself says of each part, taking every score to be an object of its own.
+        row_bytes = sys.getsizeof(bytes(self.table.row_bytes))
+        entry_bytes = sys.getsizeof(_Entry(b"", 0)) + row_bytes + 2 * sys.getsizeof(_MAX_SCORE)
+        return sys.getsizeof(self._entries) + len(self._entries) * entry_bytes
+
+    def _find_impl(
+        self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
+    ) -> None:
+        entries = [self._entries.get(key) for key in keys.tolist()]
+        found[:] = [entry is not None for entry in entries]
+        missing = bytes(self.table.row_bytes)
+        rows[:] = self._as_rows(
+            (missing if entry is None else entry.row for entry in entries), columns
+        )
+
+    def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
+        entries = iter(list(self._entries.items()))  # a copy: a writer may be at work meanwhile
+        while chunk := dict(islice(entries, chunk_rows)):
+            self._check_open()
+            yield ScanChunk(
+                np.array(list(chunk), np.int64),
+                self._as_rows((entry.row for entry in chunk.values()), columns),
+                np.array([entry.score for entry in chunk.values()], np.uint64),
+            )
+
+    def _size_impl(self) -> int:
+        return len(self._entries)
+
+    # -- writing ------------------------------------------------------------
+
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+        given: Iterable[int | None] = [None] * len(keys) if scores is None else scores.tolist()
+        data, row_bytes = rows.tobytes(), self.table.row_bytes
+        new = {
+            key: _Entry(data[i * row_bytes : (i + 1) * row_bytes], self._score(key, score))
+            for i, (key, score) in enumerate(zip(keys.tolist(), given, strict=True))
+        }
+        leaving: list[int] = []
+        after: Mapping[int, _Entry] = {}
+        if (surplus := self._count_surplus(new)) > 0:
+            after = self._entries | new
+            leaving = _lowest(after, surplus)
+        evicted = self._evicted(after, leaving)
+        for key in leaving:
+            self._entries.pop(key, None)
+            new.pop(key, None)
+        self._entries.update(new)
+        self._num_calls += 1
+        return evicted
+
+    def _erase_impl(self, keys: Keys) -> int:
+        return sum(self._entries.pop(key, None) is not None for key in keys.tolist())
+
+    def _touch_impl(self, keys: Keys, scores: Scores | None) -> None:
+        given: Iterable[int | None] = [None] * len(keys) if scores is None else scores.tolist()
+        for key, score in zip(keys.tolist(), given, strict=True):
+            if (entry := self._entries.get(key)) is not None:
+                self._entries[key] = _Entry(entry.row, self._score(key, score))
+        self._num_calls += 1
+
+    def _evict_impl(self, count: int) -> Evicted:
+        leaving = _lowest(self._entries, count)
+        evicted = self._evicted(self._entries, leaving)
+        for key in leaving:
+            del self._entries[key]
+        return evicted
+
+    def _clear_impl(self) -> None:
+        self._entries.clear()
+
+    def _close_impl(self) -> None:
+        self._entries = {}
+
+    # -- parts ----------------------------------------------------------------
+
+    def _score(self, key: int, given: int | None) -> int:
+        """The score of a key that is being written or touched now."""
+        policy = self._options.policy
+        if policy == "none":
+            return 0
+        if policy == "lru":
+            return self._num_calls + 1
+        old = self._entries.get(key)
+        old_score = 0 if old is None else old.score
+        if policy == "lfu":
+            return min(old_score + 1, _MAX_SCORE)
+        return old_score if given is None else given
+
+    def _count_surplus(self, new: Mapping[int, _Entry]) -> int:
+        """How many rows have to leave if `new` comes in; raises where none may."""
+        capacity = self._options.capacity
+        if capacity is None:
+            return 0
+        num_rows = len(self._entries) + sum(key not in self._entries for key in new)
+        if num_rows > capacity and self._options.policy == "none":
+            raise CapacityError(
+                f"upsert of {len(new)} keys into table {self.table.name!r}: it would hold "
+                f"{num_rows} rows and its capacity is {capacity}; raise the capacity, erase rows, "
+                "or choose policy lru, lfu or custom",
+                table=self.table.name,
+                capacity=capacity,
+                size=len(self._entries),
+            )
+        return num_rows - capacity
+
+    def _as_rows(self, rows: Iterable[bytes], columns: Columns) -> Rows:
+        whole = np.frombuffer(b"".join(rows), self.table.numpy_dtype)
+        return whole.reshape(-1, self.table.width)[:, columns.begin : columns.end].copy()
+
+    def _evicted(self, entries: Mapping[int, _Entry], keys: list[int]) -> Evicted:
+        return Evicted(
+            np.array(keys, np.int64),
+            self._as_rows((entries[key].row for key in keys), Columns(0, self.table.width)),
+            np.array([entries[key].score for key in keys], np.uint64),
+        )
+
+
+def _lowest(entries: Mapping[int, _Entry], count: int) -> list[int]:
+    """Up to `count` keys, lowest score first, the older key first among equals."""
+    return heapq.nsmallest(count, entries, key=lambda key: entries[key].score)
+
+
+def _capabilities(options: MemoryOptions) -> Capabilities:
+    keeps_scores = options.policy != "none"
+    score_owner = {"none": "none", "custom": "given"}.get(options.policy, "policy")
+    return Capabilities(
+        concurrent_reads=True,
+        bounded=options.capacity is not None,
+        evicts=options.capacity is not None and keeps_scores,
+        evict=keeps_scores,
+        touch=keeps_scores,
+        scores=score_owner,
+        eviction_scope="table",
+    )

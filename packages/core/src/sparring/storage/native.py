@@ -1,0 +1,338 @@
+"""The native twin of the storage contract, in both directions.
+
+`NativeStorage` wraps any capsule of ``storage_abi.h`` as a `Storage`; `export_storage` wraps any
+`Storage` written in Python as such a capsule. A storage may cross the border and come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import metadata
+from itertools import count
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import _native, errors
+from sparring.errors import InvalidArgumentError, VersionError
+from sparring.storage.contract import (
+    Capabilities,
+    Columns,
+    Evicted,
+    Keys,
+    Rows,
+    ScanChunk,
+    Scores,
+    Storage,
+)
+from sparring.table import TableConfig
+
+__all__ = ["NativeStorage", "export_storage"]
+
+# The bits of SparringStat.capabilities.
+_CONCURRENT_READS, _PERSISTENT, _BOUNDED, _EVICTS, _SCORES_GIVEN = (1 << bit for bit in range(5))
+
+# SparringStatus for each remedy; what is not listed is SPARRING_INTERNAL.
+_STATUS: tuple[tuple[type[BaseException], int], ...] = (
+    (errors.UnsupportedError, 2),
+    (errors.ClosedError, 3),
+    (errors.CapacityError, 4),
+    (MemoryError, 5),
+    (errors.StorageIOError, 6),
+    (errors.DeadlineError, 7),
+    (errors.CorruptDataError, 8),
+    (errors.InvalidArgumentError, 1),
+)
+_INTERNAL = 9
+
+_Evicted = tuple[Keys, npt.NDArray[np.uint8], Scores]
+
+
+class NativeStorage(Storage):
+    """A `Storage` over a capsule of ``storage_abi.h``.
+
+    Args:
+        capsule: named ``sparring.storage``; it owns the struct and is kept until `close`.
+        table: what the rows are; its row size must be the struct's.
+        capabilities: what the struct offers; None derives them from the struct, which does not
+            say how scores and eviction work in detail.
+        validate: see `Storage`.
+
+    Raises:
+        VersionError: the struct speaks another major version of the ABI.
+        InvalidArgumentError: the struct's rows have another size than the table's.
+    """
+
+    def __init__(
+        self,
+        capsule: object,
+        table: TableConfig,
+        *,
+        capabilities: Capabilities | None = None,
+        validate: bool = True,
+    ) -> None:
+        super().__init__(table, validate=validate)
+        try:
+            self._handle = _native.StorageHandle(capsule)
+        except VersionError as error:
+            ours = ".".join(map(str, _native.STORAGE_ABI))
+            raise VersionError(
+                f"storage of table {table.name!r}: its backend was built for storage ABI {error}, "
+                f"this sparring {_version()} speaks {ours}; upgrade whichever is older",
+                found=str(error),
+                supported=ours,
+            ) from None
+        stat = self._handle.stat()
+        if stat["row_bytes"] != table.row_bytes:
+            raise InvalidArgumentError(
+                f"storage of table {table.name!r} by {self._handle.distribution}: its rows have "
+                f"{stat['row_bytes']} bytes, the table's have {table.row_bytes} "
+                f"({table.width} x {table.dtype}); open it for this table",
+                table=table.name,
+            )
+        self.capabilities = capabilities or _derive(stat["capabilities"], self._handle)
+        self._itemsize = table.numpy_dtype.itemsize
+
+    @property
+    def distribution(self) -> str:
+        """Who built the native storage, as ``sparring-hkv 0.1.0``."""
+        return self._handle.distribution
+
+    @property
+    def capacity(self) -> int | None:
+        self._check_open()
+        found: int = self._handle.stat()["capacity"]
+        return None if found < 0 else found
+
+    @property
+    def memory_bytes(self) -> int:
+        self._check_open()
+        found: int = self._handle.stat()["memory_bytes"]
+        return found
+
+    def set_option(self, name: str, value: object) -> None:
+        """Sets an option of the backend while it is open, as ``epoch`` of an epoch policy.
+
+        Raises:
+            UnsupportedError: the backend takes none.
+            InvalidArgumentError: it does not know this one, or refuses the value.
+        """
+        self._check_open()
+        self._handle.set_option(name, str(value))
+
+    def __sparring_storage__(self) -> object:
+        self._check_open()
+        return self._handle.capsule
+
+    def _find_impl(
+        self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
+    ) -> None:
+        size = self._itemsize
+        self._handle.find(keys, columns.begin * size, columns.end * size, rows, found)
+
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+        return self._evicted(self._handle.upsert(keys, rows, scores))
+
+    def _erase_impl(self, keys: Keys) -> int:
+        return self._handle.erase(keys)
+
+    def _touch_impl(self, keys: Keys, scores: Scores | None) -> None:
+        self._handle.touch(keys, scores)
+
+    def _evict_impl(self, count: int) -> Evicted:
+        return self._evicted(self._handle.evict(count))
+
+    def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
+        begin, end = columns.begin * self._itemsize, columns.end * self._itemsize
+        cursor = (0, 0)
+        is_done = False
+        while not is_done:
+            self._check_open()
+            cursor, is_done, given, keys, rows, scores = self._handle.scan(
+                cursor, chunk_rows, begin, end
+            )
+            if given:
+                yield ScanChunk(
+                    keys[:given], rows[:given].view(self.table.numpy_dtype), scores[:given]
+                )
+
+    def _size_impl(self) -> int:
+        size: int = self._handle.stat()["size"]
+        return size
+
+    def _flush_impl(self) -> None:
+        self._handle.flush()
+
+    def _clear_impl(self) -> None:
+        self._handle.clear()
+
+    def _close_impl(self) -> None:
+        # The struct lives until the last holder of its capsule lets go.
+        del self._handle
+
+    def _evicted(self, parts: _Evicted | None) -> Evicted:
+        if parts is None:
+            return self._nothing_evicted()
+        keys, rows, scores = parts
+        return Evicted(keys, rows.view(self.table.numpy_dtype), scores)
+
+
+class ExportAdapter:
+    """What the exported struct's callbacks call, in terms of bytes, under the GIL."""
+
+    # Scans that were begun and not finished; beyond this many the oldest is forgotten.
+    _MAX_SCANS = 64
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._scans: dict[int, _Scan] = {}
+        self._next_scan = count(1)
+        self.row_bytes = storage.table.row_bytes
+        self.offers_touch = storage.capabilities.touch
+        self.offers_evict = storage.capabilities.evict
+
+    def find(
+        self,
+        keys: Keys,
+        begin: int,
+        end: int,
+        rows: npt.NDArray[np.uint8],
+        found: npt.NDArray[np.uint8],
+    ) -> None:
+        result = self._storage.find(keys, self._columns(begin, end))
+        rows[...] = result.rows.view(np.uint8)
+        found[...] = result.found
+
+    def upsert(
+        self, keys: Keys, rows: npt.NDArray[np.uint8], scores: Scores | None
+    ) -> _Evicted | None:
+        typed = np.ascontiguousarray(rows).view(self._storage.table.numpy_dtype)
+        return _bytes_of(self._storage.upsert(keys, typed, scores))
+
+    def erase(self, keys: Keys) -> int:
+        return self._storage.erase(keys)
+
+    def touch(self, keys: Keys, scores: Scores | None) -> None:
+        self._storage.touch(keys, scores)
+
+    def evict(self, wanted: int) -> _Evicted | None:
+        return _bytes_of(self._storage.evict(wanted))
+
+    def scan(
+        self, cursor: tuple[int, int], capacity: int, begin: int, end: int
+    ) -> tuple[tuple[int, int], bool, Keys, npt.NDArray[np.uint8], Scores]:
+        """One chunk. The cursor is (number of the scan, number of the chunk)."""
+        number, position = cursor
+        if number == 0:
+            number = next(self._next_scan)
+            if len(self._scans) >= self._MAX_SCANS:
+                del self._scans[next(iter(self._scans))]
+            self._scans[number] = _Scan(
+                self._storage.scan(capacity, self._columns(begin, end)), (capacity, begin, end)
+            )
+        scan = self._scans.get(number)
+        if scan is None or scan.position != position or scan.shape != (capacity, begin, end):
+            raise InvalidArgumentError(
+                f"scan of table {self._storage.table.name!r}: cursor {cursor} with capacity "
+                f"{capacity} continues no scan that is under way; start again from zero"
+            )
+        chunk = next(scan.chunks, None)
+        if chunk is None:
+            del self._scans[number]
+            empty = np.empty((0, end - begin), np.uint8)
+            return cursor, True, np.empty(0, np.int64), empty, np.empty(0, np.uint64)
+        scan.position += 1
+        rows = np.ascontiguousarray(chunk.rows).view(np.uint8)
+        return (number, scan.position), False, chunk.keys, rows, chunk.scores
+
+    def stat(self) -> tuple[int, int, int, int, int]:
+        offered = self._storage.capabilities
+        bits = (
+            _CONCURRENT_READS * offered.concurrent_reads
+            | _PERSISTENT * offered.persistent
+            | _BOUNDED * offered.bounded
+            | _EVICTS * offered.evicts
+            | _SCORES_GIVEN * (offered.scores == "given")
+        )
+        capacity = self._storage.capacity
+        return (
+            bits,
+            self.row_bytes,
+            self._storage.size,
+            -1 if capacity is None else capacity,
+            self._storage.memory_bytes,
+        )
+
+    def flush(self) -> None:
+        self._storage.flush()
+
+    def clear(self) -> None:
+        self._storage.clear()
+
+    def describe_error(self, error: BaseException) -> tuple[int, str]:
+        """The status and message under which an exception crosses the border."""
+        for kind, status in _STATUS:
+            if isinstance(error, kind):
+                return status, str(error) or kind.__name__
+        return _INTERNAL, f"{type(error).__name__}: {error}"
+
+    def _columns(self, begin: int, end: int) -> Columns:
+        size = self._storage.table.numpy_dtype.itemsize
+        if begin % size or end % size:
+            raise InvalidArgumentError(
+                f"columns ({begin}, {end}) of table {self._storage.table.name!r}: must be whole "
+                f"elements of {size} bytes"
+            )
+        return Columns(begin // size, end // size)
+
+
+class _Scan:
+    __slots__ = ("chunks", "position", "shape")
+
+    def __init__(self, chunks: Iterator[ScanChunk], shape: tuple[int, int, int]) -> None:
+        self.chunks = chunks
+        self.shape = shape
+        self.position = 0
+
+
+def export_storage(storage: Storage) -> object:
+    """A capsule named ``sparring.storage`` whose callbacks call `storage` under the GIL.
+
+    Args:
+        storage: any storage; the capsule keeps it alive, and closing it makes every
+            callback answer SPARRING_CLOSED.
+    """
+    module = type(storage).__module__.partition(".")[0]
+    return _native.export_storage(ExportAdapter(storage), f"{module} {_version(module)}")
+
+
+def _bytes_of(evicted: Evicted) -> _Evicted | None:
+    if not len(evicted):
+        return None
+    return evicted.keys, np.ascontiguousarray(evicted.rows).view(np.uint8), evicted.scores
+
+
+def _derive(bits: int, handle: Any) -> Capabilities:
+    evicts = bool(bits & _EVICTS)
+    given = bool(bits & _SCORES_GIVEN)
+    return Capabilities(
+        persistent=bool(bits & _PERSISTENT),
+        native=True,
+        concurrent_reads=bool(bits & _CONCURRENT_READS),
+        bounded=bool(bits & _BOUNDED),
+        evicts=evicts,
+        evict=handle.offers_evict,
+        touch=handle.offers_touch,
+        scores="given" if given else "policy" if evicts else "none",
+        eviction_scope="bucket",
+    )
+
+
+def _version(distribution: str = "sparring") -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "(version unknown)"
+
+

@@ -1,0 +1,37 @@
+"""The conformance kit: what every storage backend is proven with.
+
+    class TestMyStorage(StorageTests):
+        @pytest.fixture
+        def make_storage(self):
+            return lambda table, **options: MyStorage(table, **options)
+
+See ``docs/how-to/write-a-backend.md``, and ``docs/reference/storage.md`` for each promise.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sparring.testing.guard import overrides_kit
+    from sparring.testing.storage_tests import StorageTests
+
+__all__ = ["StorageTests", "overrides_kit"]
+
+
+def __getattr__(name: str) -> object:
+    # On demand, because pytest imports this package wherever sparring is installed, and there
+    # it must cost nothing and must not need hypothesis.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from sparring.testing import guard, storage_tests
+    except ModuleNotFoundError as error:
+        if error.name not in ("pytest", "hypothesis"):
+            raise
+        raise ModuleNotFoundError(
+            f'the test kit needs {error.name}: pip install "sparring[testing]"', name=error.name
+        ) from error
+    globals()["StorageTests"] = storage_tests.StorageTests
+    globals()["overrides_kit"] = guard.overrides_kit
+    return globals()[name]

@@ -1,0 +1,19 @@
+"""What pytest loads wherever sparring is installed (entry point group ``pytest11``).
+
+It adds one option, and lets pytest explain failed assertions inside the kit.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.register_assert_rewrite("sparring.testing")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("sparring").addoption(
+        "--sparring-seed",
+        type=int,
+        default=None,
+        help="repeat a run of the storage kit with the seed that a failed test printed",
+    )

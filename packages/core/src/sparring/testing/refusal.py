@@ -1,0 +1,120 @@
+"""What is refused, and that nothing happened then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.errors import InvalidArgumentError
+from sparring.storage.contract import Columns, Storage
+from sparring.testing.samples import contents, distinct_keys, random_rows, require
+
+__all__ = ["RefusalTests"]
+
+_BAD_KEYS: dict[str, Any] = {
+    "float keys": np.array([1.0, 2.0]),
+    "float keys with a fraction": np.array([1.0, 2.5]),
+    "keys of rank 2": np.array([[1, 2]], np.int64),
+    "keys of rank 0": np.int64(1),
+    "bool keys": np.array([True, False]),
+    "text keys": np.array(["1", "2"]),
+    "keys beyond int64": np.array([1, 2**64 - 1], np.uint64),
+}
+
+
+class RefusalTests:
+    """Bad input is answered with a typed error and leaves the table unchanged."""
+
+    @pytest.mark.parametrize("what", _BAD_KEYS)
+    @pytest.mark.parametrize("operation", ["find", "upsert", "erase"])
+    def test_bad_keys_are_refused_and_change_nothing(
+        self, storage: Storage, rng: np.random.Generator, operation: str, what: str
+    ) -> None:
+        before = _fill(storage, rng)
+        keys = _BAD_KEYS[what]
+        rows = random_rows(rng, np.size(keys), storage.table)
+        with pytest.raises(InvalidArgumentError):
+            storage.upsert(keys, rows) if operation == "upsert" else getattr(storage, operation)(
+                keys
+            )
+        _assert_unchanged(storage, before)
+
+    @pytest.mark.parametrize("operation", ["find", "upsert", "erase"])
+    def test_duplicate_keys_are_refused_and_change_nothing(
+        self, storage: Storage, rng: np.random.Generator, operation: str
+    ) -> None:
+        require(storage.validate, "make_storage opens storages with validate=False")
+        before = _fill(storage, rng)
+        keys = np.array([1, 77, 3, 77])
+        with pytest.raises(InvalidArgumentError, match="77"):
+            if operation == "upsert":
+                storage.upsert(keys, random_rows(rng, 4, storage.table))
+            else:
+                getattr(storage, operation)(keys)
+        _assert_unchanged(storage, before)
+
+    @pytest.mark.parametrize(
+        ("what", "shape"),
+        [
+            ("too narrow", (2, 3)),
+            ("too wide", (2, 5)),
+            ("too few", (1, 4)),
+            ("too many", (3, 4)),
+            ("rank 1", (8,)),
+            ("rank 3", (2, 2, 2)),
+        ],
+    )
+    def test_rows_of_wrong_shape_are_refused_and_change_nothing(
+        self, storage: Storage, rng: np.random.Generator, what: str, shape: tuple[int, ...]
+    ) -> None:
+        before = _fill(storage, rng)
+        with pytest.raises(InvalidArgumentError):
+            storage.upsert([1, 77], np.ones(shape, storage.table.numpy_dtype))
+        _assert_unchanged(storage, before)
+
+    @pytest.mark.parametrize("dtype", ["float64", "float16", "int32", "int64", "complex64"])
+    def test_rows_of_wrong_dtype_are_refused_and_change_nothing(
+        self, storage: Storage, rng: np.random.Generator, dtype: str
+    ) -> None:
+        before = _fill(storage, rng)
+        with pytest.raises(InvalidArgumentError):
+            storage.upsert([1, 77], np.ones((2, storage.table.width), dtype))
+        _assert_unchanged(storage, before)
+
+    @pytest.mark.parametrize("columns", [(0, 0), (2, 1), (-1, 2), (0, 5), (4, 5)])
+    def test_columns_out_of_range_are_refused(
+        self, storage: Storage, columns: tuple[int, int]
+    ) -> None:
+        with pytest.raises(InvalidArgumentError):
+            storage.find([1], Columns(*columns))
+        with pytest.raises(InvalidArgumentError):
+            storage.scan(10, Columns(*columns))
+
+    def test_out_that_does_not_fit_is_refused(
+        self, storage: Storage, rng: np.random.Generator
+    ) -> None:
+        before = _fill(storage, rng)
+        width = storage.table.width
+        for out in (
+            np.ones((3, width), np.float32),
+            np.ones((2, width - 1), np.float32),
+            np.ones((2, width), np.float64),
+            np.ones((2, 2 * width), np.float32)[:, ::2],
+        ):
+            with pytest.raises(InvalidArgumentError):
+                storage.find([1, 2], out=out)
+            assert (out == 1).all(), "out was written to although it was refused"
+        _assert_unchanged(storage, before)
+
+
+def _fill(storage: Storage, rng: np.random.Generator) -> dict[int, Any]:
+    keys = np.concatenate([[1, 2, 3], distinct_keys(rng, 20)])
+    storage.upsert(keys, random_rows(rng, len(keys), storage.table))
+    return contents(storage)
+
+
+def _assert_unchanged(storage: Storage, before: dict[int, Any]) -> None:
+    assert contents(storage) == before, "a refused call changed the table"
+    assert storage.size == len(before)

@@ -1,0 +1,107 @@
+"""Every key, every width, every bit of a row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sparring.storage.contract import Storage
+from sparring.testing.samples import (
+    EXTREME_KEYS,
+    MakeStorage,
+    assert_holds,
+    contents,
+    distinct_keys,
+    random_rows,
+    row_bytes,
+    table_of,
+)
+
+__all__ = ["ValueTests"]
+
+
+class ValueTests:
+    """No key is reserved, no number is altered."""
+
+    def test_every_int64_is_a_legal_key(self, storage: Storage, rng: np.random.Generator) -> None:
+        keys = EXTREME_KEYS
+        rows = random_rows(rng, len(keys), storage.table)
+        assert not storage.find(keys).found.any()
+        storage.upsert(keys, rows)
+        assert_holds(storage, keys, rows)
+        assert storage.size == len(keys)
+        held = contents(storage)
+        assert {key: row.data for key, row in held.items()} == dict(
+            zip(keys.tolist(), row_bytes(rows), strict=True)
+        )
+        assert storage.erase(keys) == len(keys)
+        assert not storage.find(keys).found.any()
+
+    @pytest.mark.parametrize("key", EXTREME_KEYS.tolist())
+    def test_extreme_key_alone(self, storage: Storage, rng: np.random.Generator, key: int) -> None:
+        rows = random_rows(rng, 1, storage.table)
+        storage.upsert([key], rows)
+        others = EXTREME_KEYS[EXTREME_KEYS != key]
+        assert not storage.find(others).found.any()
+        assert_holds(storage, [key], rows)
+        assert storage.erase(others) == 0
+        assert storage.erase([key]) == 1
+        assert storage.size == 0
+
+    def test_neighbouring_and_aligned_keys_are_kept_apart(
+        self, storage: Storage, rng: np.random.Generator
+    ) -> None:
+        # Runs and multiples of powers of two: what a weak hash folds onto few places.
+        keys = np.unique(
+            np.concatenate(
+                [np.arange(-500, 500), np.arange(500) << 20, np.arange(500) << 32]
+                + [np.arange(-250, 250) << 54]
+            )
+        ).astype(np.int64)
+        rows = random_rows(rng, len(keys), storage.table)
+        storage.upsert(keys, rows)
+        assert storage.size == len(keys)
+        assert_holds(storage, keys, rows)
+
+    @pytest.mark.parametrize("dtype", ["float32", "float64"])
+    @pytest.mark.parametrize("dim", [1, 2, 3, 4, 7, 8, 15, 16, 17, 63, 64, 100, 129, 512, 1024])
+    def test_rows_of_every_dim(
+        self, new_storage: MakeStorage, rng: np.random.Generator, dim: int, dtype: str
+    ) -> None:
+        table = table_of(dim, dtype)
+        storage = new_storage(table)
+        keys = distinct_keys(rng, 80)
+        rows = random_rows(rng, 80, table)
+        storage.upsert(keys, rows)
+        assert_holds(storage, keys, rows)
+        held = contents(storage)
+        assert [held[key].data for key in keys.tolist()] == row_bytes(rows)
+
+    @pytest.mark.parametrize("dtype", ["float32", "float64"])
+    def test_state_behind_the_embedding_is_part_of_the_row(
+        self, new_storage: MakeStorage, rng: np.random.Generator, dtype: str
+    ) -> None:
+        table = table_of(5, dtype, state_width=11)
+        storage = new_storage(table)
+        keys = distinct_keys(rng, 80)
+        rows = random_rows(rng, 80, table)
+        storage.upsert(keys, rows)
+        assert storage.find(keys).rows.shape == (80, 16)
+        assert_holds(storage, keys, rows)
+
+    @pytest.mark.parametrize("dtype", ["float32", "float64"])
+    def test_row_bits_are_preserved(
+        self, new_storage: MakeStorage, rng: np.random.Generator, dtype: str
+    ) -> None:
+        table = table_of(8, dtype)
+        storage = new_storage(table)
+        raw = rng.integers(0, 256, (200, table.row_bytes), np.uint8)
+        rows = raw.view(table.numpy_dtype)  # NaNs of every payload among them
+        info = np.finfo(table.numpy_dtype)
+        special = [0.0, -0.0, np.inf, -np.inf, np.nan, info.smallest_subnormal, info.max, -info.max]
+        rows[0] = special
+        integers = rows.view(f"u{table.numpy_dtype.itemsize}")
+        integers[1, :4] = integers[0, 4] ^ np.array([1, 2, 3, 4], integers.dtype)
+        keys = distinct_keys(rng, 200)
+        storage.upsert(keys, rows)
+        assert_holds(storage, keys, rows)

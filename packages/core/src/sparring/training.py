@@ -1,0 +1,64 @@
+"""What a training run returns, and how it tells of its progress."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+__all__ = ["Progress", "SilentProgress", "TrainResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """What came out of a training run."""
+
+    metrics: Mapping[str, float]
+    """Metrics on the test samples: ``rmse``, or ``auc`` and ``log_loss``."""
+    rows: Mapping[str, int]
+    """Table name → rows held at the end."""
+    steps: int
+    """Steps taken."""
+    seconds: float
+    """Time from the first step to the last evaluation; reading data beforehand is left out."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What else is worth showing a person, JSON types only: ``best_auc``, ``report_path``, …"""
+
+
+class Progress(Protocol):
+    """What a trainer tells of its progress. Calls come from one thread, steps in order."""
+
+    def on_start(self, total_steps: int | None) -> None:
+        """Training begins; `total_steps` is None where nobody can know."""
+
+    def on_step(self, step: int, loss: float, samples: int) -> None:
+        """A step ended.
+
+        Args:
+            step: steps taken so far, 1 after the first.
+            loss: mean loss over the samples of this step.
+            samples: samples in this step.
+        """
+
+    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The test samples were evaluated after `step`."""
+
+    def on_message(self, message: str) -> None:
+        """One line that a person should read now."""
+
+    def on_end(self) -> None:
+        """Training ended, well or not."""
+
+
+class SilentProgress:
+    """A `Progress` that says nothing."""
+
+    def on_start(self, total_steps: int | None) -> None: ...
+
+    def on_step(self, step: int, loss: float, samples: int) -> None: ...
+
+    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def on_message(self, message: str) -> None: ...
+
+    def on_end(self) -> None: ...

@@ -1,0 +1,78 @@
+"""Ids from a tensor that a user gave: int64, and exactly what was meant.
+
+A float tensor may carry ids, because ``torch.Tensor([101, 102])`` is one. Each value must then be
+whole and lie below the point from which the dtype no longer tells neighbours apart: from 2**24
+on, float32 cannot hold every whole number, so 16,777,216 may have been 16,777,217.
+"""
+
+from __future__ import annotations
+
+import torch
+from sparring.errors import InvalidArgumentError
+from torch import Tensor
+
+__all__ = ["ids_from", "whole_ids"]
+
+_FIRST_INEXACT = {
+    torch.float64: 2**53,
+    torch.float32: 2**24,
+    torch.float16: 2**11,
+    torch.bfloat16: 2**8,
+}
+_WHOLE = (torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32)
+
+
+def ids_from(values: Tensor, what: str) -> Tensor:
+    """Returns `values` as contiguous ``(n,)`` int64 on the CPU.
+
+    Args:
+        values: ``(n,)`` of an integer dtype, or of a float dtype with whole values.
+        what: how the message names them, as ``feature 'user'``.
+
+    Raises:
+        InvalidArgumentError: not one dimension; fractions, NaN or infinity; floats too large to be
+            exact; another dtype.
+    """
+    if values.dim() != 1:
+        raise InvalidArgumentError(
+            f"ids of {what} must have one dimension, found shape {tuple(values.shape)}; "
+            "flatten them and give lengths or offsets",
+            shape=tuple(values.shape),
+        )
+    return whole_ids(values, what).contiguous()
+
+
+def whole_ids(values: Tensor, what: str) -> Tensor:
+    """As `ids_from`, for any number of dimensions.
+
+    Raises:
+        InvalidArgumentError: see `ids_from`.
+    """
+    dtype = values.dtype
+    if dtype is torch.int64:
+        return values.detach().cpu()
+    if dtype in _WHOLE:
+        return values.detach().cpu().to(torch.int64)
+    limit = _FIRST_INEXACT.get(dtype)
+    if limit is None:
+        raise InvalidArgumentError(
+            f"ids of {what} must be int64, found dtype {dtype}; convert them with "
+            ".to(torch.int64) and make sure that no bit is lost",
+            dtype=str(dtype),
+        )
+    floats = values.detach().cpu().to(torch.float64)
+    is_wrong = ~(floats.abs() < limit) | (floats != floats.trunc())
+    if bool(is_wrong.any()):
+        found = float(floats[is_wrong].reshape(-1)[0])
+        position = tuple(int(each) for each in is_wrong.nonzero()[0])
+        reason = "is not a whole number"
+        if abs(found) >= limit and found == found and abs(found) != float("inf"):
+            reason = f"is at least {limit:,}, from where {dtype} no longer tells ids apart"
+        where = position[0] if len(position) == 1 else position
+        raise InvalidArgumentError(
+            f"ids of {what}: {found!r} at position {where} {reason}; give ids as torch.int64",
+            value=found,
+            position=where,
+            dtype=str(dtype),
+        )
+    return floats.to(torch.int64)
