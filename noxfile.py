@@ -86,7 +86,7 @@ def cxx_tests(session: nox.Session, package: str, sanitizer: str = "") -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Checks style and format of all Python files."""
-    session.install("ruff==0.14.5")
+    session.install("ruff==0.17.5")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
 
@@ -94,7 +94,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Checks types of all packages with mypy --strict."""
-    session.install("mypy==1.18.2", TORCH, "pytest", "hypothesis", silent=True)
+    session.install("mypy==2.4.1", TORCH, "pytest", "hypothesis", silent=True)
     install_family(session, "backend-hkv", "framework-torch", "_template", extras="[parquet,report]")
     for source in sorted(PACKAGES.glob("*/src")):
         session.run("mypy", str(source))

@@ -26,17 +26,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "views.h"
+
 namespace sparring::hkv {
-
-// What a reader needs to turn a number into an address, by value.
-struct ArenaView {
-  char* const* chunks;
-  uint64_t element_bytes;
-  uint32_t shift;
-  uint32_t mask;
-
-  char* at(uint32_t index) const { return chunks[index >> shift] + (index & mask) * element_bytes; }
-};
 
 class Arena {
  public:

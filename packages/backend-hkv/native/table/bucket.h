@@ -37,6 +37,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "inline.h"
+
 namespace sparring::hkv {
 
 inline constexpr uint32_t kSlots = 60;
@@ -55,20 +57,28 @@ struct alignas(64) Bucket {
   uint32_t overflow;
   EntryLine lines[kSlots / kSlotsPerLine];
 
-  int64_t& key(uint32_t slot) { return lines[slot / kSlotsPerLine].keys[slot % kSlotsPerLine]; }
-  int64_t key(uint32_t slot) const {
+  SPARRING_HKV_INLINE int64_t& key(uint32_t slot) {
     return lines[slot / kSlotsPerLine].keys[slot % kSlotsPerLine];
   }
-  uint32_t& row(uint32_t slot) { return lines[slot / kSlotsPerLine].rows[slot % kSlotsPerLine]; }
-  uint32_t row(uint32_t slot) const {
+  SPARRING_HKV_INLINE int64_t key(uint32_t slot) const {
+    return lines[slot / kSlotsPerLine].keys[slot % kSlotsPerLine];
+  }
+  SPARRING_HKV_INLINE uint32_t& row(uint32_t slot) {
     return lines[slot / kSlotsPerLine].rows[slot % kSlotsPerLine];
   }
-  uint32_t& depth() { return lines[0].head_word; }
-  uint32_t depth() const { return lines[0].head_word; }
+  SPARRING_HKV_INLINE uint32_t row(uint32_t slot) const {
+    return lines[slot / kSlotsPerLine].rows[slot % kSlotsPerLine];
+  }
+  SPARRING_HKV_INLINE uint32_t& depth() { return lines[0].head_word; }
+  SPARRING_HKV_INLINE uint32_t depth() const { return lines[0].head_word; }
 
   // REQUIRES: the table keeps scores.
-  uint64_t* scores() { return reinterpret_cast<uint64_t*>(this + 1); }
-  const uint64_t* scores() const { return reinterpret_cast<const uint64_t*>(this + 1); }
+  SPARRING_HKV_INLINE uint64_t* scores() {
+    return reinterpret_cast<uint64_t*>(this + 1);
+  }
+  SPARRING_HKV_INLINE const uint64_t* scores() const {
+    return reinterpret_cast<const uint64_t*>(this + 1);
+  }
 };
 
 inline constexpr uint64_t kBucketBytes = sizeof(Bucket);

@@ -26,27 +26,9 @@
 #include <cstdint>
 #include <memory>
 
+#include "views.h"
+
 namespace sparring::hkv {
-
-inline constexpr uint32_t kSegmentBits = 8;
-inline constexpr uint32_t kSegments = 1u << kSegmentBits;
-
-struct Segment {
-  const uint32_t* words;  // (2^depth) bucket numbers
-  uint32_t inline_word;
-  uint32_t depth;
-};
-
-inline uint64_t fixed_bucket_of(uint64_t hash, uint64_t num_buckets) {
-  return static_cast<uint64_t>((static_cast<unsigned __int128>(hash) * num_buckets) >> 64);
-}
-
-inline const uint32_t* word_of(const Segment* segments, uint64_t hash) {
-  const Segment& segment = segments[hash >> (64 - kSegmentBits)];
-  // Two shifts, because one by 64 (depth 0) would be undefined.
-  const uint64_t rest = (hash << kSegmentBits) >> 1;
-  return segment.words + (rest >> (63 - segment.depth));
-}
 
 class Directory {
  public:

@@ -11,10 +11,12 @@
 
 #include <cstdint>
 
+#include "inline.h"
+
 namespace sparring::hkv {
 
 // `seed` is secret to whoever fears ids chosen to collide; 0 otherwise.
-inline uint64_t hash_key(int64_t key, uint64_t seed) {
+SPARRING_HKV_INLINE uint64_t hash_key(int64_t key, uint64_t seed) {
   uint64_t x = (static_cast<uint64_t>(key) ^ seed) + 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
@@ -22,7 +24,7 @@ inline uint64_t hash_key(int64_t key, uint64_t seed) {
 }
 
 // 1 to 255, evenly; 0 is left to mean "empty slot".
-inline uint8_t digest_of(uint64_t hash) {
+SPARRING_HKV_INLINE uint8_t digest_of(uint64_t hash) {
   return static_cast<uint8_t>((((hash & 0xffffu) * 255u) >> 16) + 1u);
 }
 

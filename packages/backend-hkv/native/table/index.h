@@ -17,22 +17,11 @@
 
 #include "bucket.h"
 #include "directory.h"
+#include "hash.h"
 #include "pool.h"
+#include "views.h"
 
 namespace sparring::hkv {
-
-// What a reader needs to find keys, by value; see kernels.h.
-struct IndexView {
-  const Segment* segments;
-  uint64_t num_fixed_buckets;  // 0: growing
-  ArenaView buckets;
-  uint64_t seed;
-};
-
-struct Place {
-  Bucket* bucket = nullptr;  // nullptr: the key is absent
-  uint32_t slot = 0;
-};
 
 struct Entry {
   uint64_t hash;
@@ -89,8 +78,7 @@ class Index {
  private:
   bool may_split(uint32_t depth) const;
   void split(uint64_t hash);
-  void split_chain(uint64_t hash, Bucket* head, Bucket* upper);
-  void append(Bucket* head, const Entry& entry, uint32_t spare_chain[2]);
+  void split_chain(Bucket* head, Bucket* upper);
   uint32_t allocate_bucket();
   void release_bucket(uint32_t number);
   void put(Bucket* bucket, uint32_t slot, const Entry& entry);

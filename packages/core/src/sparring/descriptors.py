@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     import typer
 
     from sparring.collective import Collective
-    from sparring.rendezvous import Rendezvous
+    from sparring.config import RunConfig
+    from sparring.plugins import PluginManager
+    from sparring.rendezvous import Membership, Rendezvous
     from sparring.storage import Storage
     from sparring.table import TableConfig
+    from sparring.training import Progress, TrainResult
 
 __all__ = [
     "API_VERSION",
@@ -77,9 +80,12 @@ class StorageDescriptor(Descriptor):
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveDescriptor(Descriptor):
-    """A collective backend. `factory(membership, options)` joins the group of all ranks."""
+    """A collective backend.
 
-    factory: Callable[[Any, Any], Collective]
+    `factory(membership, options, deadline_seconds)` joins the group of all ranks.
+    """
+
+    factory: Callable[[Membership, Any, float], Collective]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,14 +105,24 @@ class KernelsDescriptor(Descriptor):
 
 @dataclass(frozen=True, kw_only=True)
 class FrameworkDescriptor(Descriptor):
-    """A framework adapter. `train(config, report)` runs one training; see `sparring.cli`."""
+    """A framework adapter.
 
-    train: Callable[..., Any]
+    `train(config, plugin_manager, progress)` runs one training from reading the data to the last
+    evaluation, and writes the report that the configuration asks for. Backends come from the
+    plugin manager; of its progress it tells `progress`, and prints nothing itself.
+    """
+
+    train: Callable[[RunConfig, PluginManager, Progress], TrainResult]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandDescriptor(Descriptor):
-    """A subcommand of ``sparring``. `register(app)` adds it to the typer application."""
+    """A subcommand of ``sparring``.
+
+    `register(app)` adds the command `name`, or a group of commands of that name, to the typer
+    application. A command finds the `sparring.cli.CommandContext` of this call in
+    ``typer.Context.obj``.
+    """
 
     register: Callable[[typer.Typer], None]
 

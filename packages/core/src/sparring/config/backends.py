@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from sparring.config.explanations import explain
 from sparring.config.places import Places
-from sparring.config.problems import Path, Problem
+from sparring.config.problems import ConfigPath, Problem
 from sparring.config.run import RunConfig
 from sparring.descriptors import Descriptor
 from sparring.errors import PluginError
@@ -23,7 +23,7 @@ __all__ = ["check_backends"]
 def check_backends(config: RunConfig, places: Places, manager: PluginManager) -> list[Problem]:
     """What is wrong with the framework, storage, collective and rendezvous of `config`."""
     problems: list[Problem] = []
-    parts: tuple[tuple[Path, Callable[[str], Descriptor], str, Mapping[str, Any]], ...] = (
+    parts: tuple[tuple[ConfigPath, Callable[[str], Descriptor], str, Mapping[str, Any]], ...] = (
         (("framework",), manager.framework, config.framework, {}),
         (
             ("storage", "backend"),

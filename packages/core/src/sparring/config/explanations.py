@@ -9,8 +9,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from sparring.config.places import Places
-from sparring.config.problems import Path, Problem, closest, describe_value, dotted
+from sparring.config.problems import ConfigPath, Problem, describe_value, dotted
 from sparring.config.schema import known_keys, path_of
+from sparring.names import closest_name
 
 __all__ = ["explain"]
 
@@ -43,7 +44,7 @@ _EXPECTED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def explain(
-    error: ValidationError, value: Any, places: Places, *, model: type[BaseModel], at: Path = ()
+    error: ValidationError, value: Any, places: Places, *, model: type[BaseModel], at: ConfigPath = ()
 ) -> list[Problem]:
     """One problem for each thing that pydantic found.
 
@@ -61,7 +62,7 @@ def explain(
 
 
 def _explain_one(
-    details: ErrorDetails, value: Any, places: Places, model: type[BaseModel], at: Path
+    details: ErrorDetails, value: Any, places: Places, model: type[BaseModel], at: ConfigPath
 ) -> Problem:
     inner = path_of(model, details["loc"])
     path = (*at, *inner)
@@ -73,7 +74,7 @@ def _explain_one(
     if kind == "extra_forbidden":
         known = known_keys(model, inner[:-1], value)
         section = f" in {dotted(path[:-1])}" if len(path) > 1 else ""
-        suggestion = closest(str(path[-1]), known)
+        suggestion = closest_name(str(path[-1]), known)
         return Problem(
             places.of_key(path),
             f"unknown key {str(path[-1])!r}{section}",
@@ -101,7 +102,7 @@ def _explain_one(
     if kind in _EXPECTED:
         suggestion = None
         if kind == "literal_error" and isinstance(details["input"], str):
-            suggestion = closest(details["input"], _quoted(context["expected"]))
+            suggestion = closest_name(details["input"], _quoted(context["expected"]))
         return Problem(
             places.of_value(path),
             f"{name} is wrong",
@@ -114,7 +115,7 @@ def _explain_one(
     return Problem(places.of_value(path), f"{name}: {message}", path, found=found)
 
 
-def _explain_kind(kind: str, context: Mapping[str, Any], places: Places, path: Path) -> Problem:
+def _explain_kind(kind: str, context: Mapping[str, Any], places: Places, path: ConfigPath) -> Problem:
     """The discriminator of a union is missing or names no member."""
     below = (*path, "kind")
     if kind == "union_tag_not_found":
@@ -126,7 +127,7 @@ def _explain_kind(kind: str, context: Mapping[str, Any], places: Places, path: P
         below,
         found=repr(context["tag"]),
         expected=_one_of(tags),
-        suggestion=closest(str(context["tag"]), tags),
+        suggestion=closest_name(str(context["tag"]), tags),
     )
 
 

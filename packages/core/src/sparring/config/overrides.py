@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from sparring.config.places import Place, Places
-from sparring.config.problems import Path, Problem, describe_value, dotted
+from sparring.config.problems import ConfigPath, Problem, describe_value, dotted
 from sparring.config.yaml_text import parse_yaml
 
 __all__ = ["apply_override"]
@@ -31,7 +31,7 @@ def apply_override(override: str, value: dict[str, Any], places: Places) -> list
         hint = "put the value in quotes if it is meant as text"
         return [Problem(place, f"{problem.message}; {hint}") for problem in parsed.problems]
 
-    path: Path = ()
+    path: ConfigPath = ()
     target: Any = value
     for i, part in enumerate(parts):
         is_last = i == len(parts) - 1
@@ -64,7 +64,7 @@ def apply_override(override: str, value: dict[str, Any], places: Places) -> list
     return []
 
 
-def _no_such_item(place: Place, path: Path, part: str, target: list[Any]) -> Problem:
+def _no_such_item(place: Place, path: ConfigPath, part: str, target: list[Any]) -> Problem:
     return Problem(
         place,
         f"{dotted(path)} has no item {part!r}",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
@@ -12,9 +11,9 @@ from sparring.errors import ConfigError
 if TYPE_CHECKING:
     from sparring.config.places import Place
 
-__all__ = ["Path", "Problem", "closest", "describe_value", "dotted", "raise_problems"]
+__all__ = ["ConfigPath", "Problem", "describe_value", "dotted", "raise_problems"]
 
-Path = tuple[str | int, ...]
+ConfigPath = tuple[str | int, ...]
 """Keys and list indexes from the top of a configuration to one value."""
 
 _LONGEST_VALUE = 60
@@ -35,7 +34,7 @@ class Problem:
 
     place: Place
     message: str
-    path: Path = ()
+    path: ConfigPath = ()
     found: str | None = None
     expected: str | None = None
     suggestion: str | None = None
@@ -60,16 +59,9 @@ def raise_problems(problems: Sequence[Problem]) -> NoReturn:
     raise ConfigError("\n".join(str(problem) for problem in ordered), problems=tuple(ordered))
 
 
-def dotted(path: Path) -> str:
+def dotted(path: ConfigPath) -> str:
     """The path as users write it in an override: ``model.bottom_mlp.0``."""
     return ".".join(str(part) for part in path)
-
-
-def closest(name: str, known: Iterable[str]) -> str | None:
-    """The name that was probably meant, if any is close enough."""
-    by_lower_case = {candidate.lower(): candidate for candidate in known}
-    matches = difflib.get_close_matches(name.lower()[:200], by_lower_case, n=1, cutoff=0.6)
-    return by_lower_case[matches[0]] if matches else None
 
 
 def describe_value(value: object) -> str:

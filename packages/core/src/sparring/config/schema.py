@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from sparring.config.problems import Path
+from sparring.config.problems import ConfigPath
 
 __all__ = ["Shape", "known_keys", "path_of", "shape_of"]
 
@@ -48,7 +48,7 @@ def shape_of(annotation: Any) -> Shape:
     return Shape({})
 
 
-def path_of(top: type[BaseModel], location: tuple[int | str, ...]) -> Path:
+def path_of(top: type[BaseModel], location: tuple[int | str, ...]) -> ConfigPath:
     """pydantic's location of an error, without the names of union members in it."""
     shape = Shape({"": top})
     path: list[str | int] = []
@@ -61,7 +61,7 @@ def path_of(top: type[BaseModel], location: tuple[int | str, ...]) -> Path:
     return tuple(path)
 
 
-def known_keys(top: type[BaseModel], path: Path, value: Any) -> tuple[str, ...]:
+def known_keys(top: type[BaseModel], path: ConfigPath, value: Any) -> tuple[str, ...]:
     """The keys that the mapping at `path` may have.
 
     Args:

@@ -16,7 +16,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
 from sparring.config.places import Place, Places
-from sparring.config.problems import Path, Problem, describe_value
+from sparring.config.problems import ConfigPath, Problem, describe_value
 
 __all__ = ["MAX_BYTES", "ParsedText", "parse_yaml"]
 
@@ -92,7 +92,7 @@ class _Reader:
         self._place_of = place_of
         self._num_values = 0
 
-    def read(self, node: Node, path: Path) -> Any:
+    def read(self, node: Node, path: ConfigPath) -> Any:
         self._num_values += 1
         if self._num_values > _MAX_VALUES:
             raise _TooMuch(f"more than {_MAX_VALUES:,} values, aliases counted each time")
@@ -106,7 +106,7 @@ class _Reader:
             return self._read_scalar(node, path)
         return self._refuse_tag(node, path)
 
-    def _read_mapping(self, node: MappingNode, path: Path) -> dict[str, Any]:
+    def _read_mapping(self, node: MappingNode, path: ConfigPath) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = self._read_scalar(key_node, path) if isinstance(key_node, ScalarNode) else None
@@ -125,11 +125,11 @@ class _Reader:
             mapping[key] = self.read(value_node, below)
         return mapping
 
-    def _read_item(self, node: Node, path: Path) -> Any:
+    def _read_item(self, node: Node, path: ConfigPath) -> Any:
         self._parsed.places.add(path, key=self._at(node), value=self._at(node))
         return self.read(node, path)
 
-    def _read_scalar(self, node: ScalarNode, path: Path) -> Any:
+    def _read_scalar(self, node: ScalarNode, path: ConfigPath) -> Any:
         tag = str(node.tag).removeprefix(_TAG)
         if tag in ("timestamp", "merge", "value"):
             return node.value
@@ -143,12 +143,12 @@ class _Reader:
             )
             return None
 
-    def _refuse_tag(self, node: Node, path: Path) -> None:
+    def _refuse_tag(self, node: Node, path: ConfigPath) -> None:
         tag = str(node.tag)
         shown = "!!" + tag.removeprefix(_TAG) if tag.startswith(_TAG) else tag
         self._complain(node, path, "tags are not allowed; remove it", shown)
 
-    def _complain(self, node: Node, path: Path, message: str, found: str | None = None) -> None:
+    def _complain(self, node: Node, path: ConfigPath, message: str, found: str | None = None) -> None:
         self._parsed.problems.append(
             Problem(self._at(node), f"YAML: {message}", path=path, found=found)
         )

@@ -92,10 +92,11 @@ def check_scores(scores: npt.ArrayLike, count: int, table: str) -> Scores:
             table=table,
             shape=array.shape,
         )
-    if array.size and (array.dtype.kind not in "iu" or (array.dtype.kind == "i" and array.min() < 0)):
+    is_whole = array.dtype.kind in "iu"
+    if array.size and (not is_whole or array.min() < 0):
         raise InvalidArgumentError(
-            f"scores for table {table!r} must be whole numbers from 0 to 2**64-1, found dtype "
-            f"{array.dtype} with minimum {array.min()}",
+            f"scores for table {table!r} must be whole numbers from 0 to 2**64-1, found "
+            + (f"{array.min()}" if is_whole else f"dtype {array.dtype}"),
             table=table,
             dtype=str(array.dtype),
         )

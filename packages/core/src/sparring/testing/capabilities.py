@@ -54,9 +54,7 @@ class CapabilityTests:
     def test_scores_that_are_not_taken_are_refused(
         self, storage: Storage, rng: np.random.Generator
     ) -> None:
-        require(
-            storage.capabilities.scores != "given", "this storage declares scores='given'"
-        )
+        require(storage.capabilities.scores != "given", "this storage declares scores='given'")
         before = _fill(storage, rng)
         keys = list(before)[:3]
         with pytest.raises(UnsupportedError, match="scores"):

@@ -5,9 +5,20 @@ It adds one option, and lets pytest explain failed assertions inside the kit.
 
 from __future__ import annotations
 
+import pkgutil
+
 import pytest
 
-pytest.register_assert_rewrite("sparring.testing")
+from sparring import testing
+
+# By name, because the package itself and this module are imported already.
+pytest.register_assert_rewrite(
+    *(
+        f"{testing.__name__}.{module.name}"
+        for module in pkgutil.iter_modules(testing.__path__)
+        if module.name != "plugin"
+    )
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

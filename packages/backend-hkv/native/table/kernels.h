@@ -1,0 +1,61 @@
+// The loops that decide the speed of the table, compiled once for each kind of
+// processor and chosen at run time. kernel_body.h is their one source; every
+// kernels_*.cc compiles it with its own flags into a namespace of its own. So
+// that no code for one processor is ever linked for all, the body uses nothing
+// but plain structs, intrinsics, memcpy, memset and functions that are always
+// inlined.
+//
+// Threads: any number beside each other on disjoint outputs, while nobody
+// writes to the index, nor to the rows concerned (scatter: nor reads them).
+#ifndef SPARRING_HKV_TABLE_KERNELS_H_
+#define SPARRING_HKV_TABLE_KERNELS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "views.h"
+
+namespace sparring::hkv {
+
+// The part of each row that is wanted, and where it goes.
+struct RowOutput {
+  ArenaView rows;
+  uint64_t begin;  // byte range of a row
+  uint64_t end;
+  char* out;  // (n, stride) bytes
+  uint64_t stride;
+  // The output of the whole call is too large to stay in the near caches: write
+  // past them, where alignment allows.
+  bool is_large;
+};
+
+struct Kernels {
+  const char* name;
+
+  // For each key its row, or kNoRow.
+  //   keys    // (n) int64
+  //   rows    // out (n) uint32
+  //   places  // out (n) Place, or nullptr
+  void (*locate)(const IndexView& index, const int64_t* keys, int64_t n, uint32_t* rows,
+                 Place* places);
+
+  // locate, then the rows themselves; zeros for absent keys.
+  //   found   // out (n) uint8
+  void (*find)(const IndexView& index, const RowOutput& output, const int64_t* keys, int64_t n,
+               uint8_t* found);
+
+  // Rows by number; kNoRow gives zeros.
+  void (*gather)(const RowOutput& output, const uint32_t* numbers, int64_t n);
+
+  // The opposite: writes whole rows.
+  //   in      // (n, stride) bytes, of which the first rows.element_bytes count
+  void (*scatter)(const ArenaView& rows, const uint32_t* numbers, int64_t n, const char* in,
+                  uint64_t stride);
+};
+
+// Those that this processor can run, the best first; the last is portable.
+const std::vector<const Kernels*>& available_kernels();
+
+}  // namespace sparring::hkv
+
+#endif  // SPARRING_HKV_TABLE_KERNELS_H_

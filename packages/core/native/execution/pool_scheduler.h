@@ -1,0 +1,43 @@
+// The process's pool as a scheduler.
+#pragma once
+
+#include "execution/pool.h"
+#include "execution/scheduler.h"
+
+namespace sparring::execution {
+
+class pool_scheduler {
+ public:
+  struct schedule_sender {
+    using values = std::tuple<>;
+
+    template <receiver_of<values> R>
+    class operation final : PoolTask {
+     public:
+      explicit operation(R receiver) : receiver_(std::move(receiver)) {}
+      operation(operation&&) = delete;
+
+      void start() noexcept {
+        try {
+          Pool::process().enqueue(*this);
+        } catch (...) {
+          receiver_.set_error(std::current_exception());
+        }
+      }
+
+     private:
+      void run() noexcept override { receiver_.set_value(); }
+      R receiver_;
+    };
+
+    template <receiver_of<values> R>
+    operation<R> connect(R receiver) && {
+      return operation<R>(std::move(receiver));
+    }
+  };
+
+  schedule_sender schedule() const noexcept { return {}; }
+  bool operator==(const pool_scheduler&) const = default;
+};
+
+}  // namespace sparring::execution

@@ -1,0 +1,137 @@
+#include "kernels/dedup.h"
+
+#include <memory>
+
+#include "kernels/key_index.h"
+#include "kernels/parallel.h"
+#include "kernels/radix.h"
+#include "kernels/scratch.h"
+
+namespace sparring::kernels {
+namespace {
+
+// Ids ahead of the one at work whose slots are asked for.
+constexpr int64_t kAhead = 12;
+
+// Fewer ids than this are done on the calling thread.
+constexpr int64_t kLeastParallelIds = 16384;
+
+// Ids in one part of the parallel path: its index, 32 bytes an id, fits the L2 cache.
+constexpr int64_t kPartIds = 8192;
+
+// Visits ids in order with the number that `index` has for each; a new one gets
+// what next(i) says.
+template <class Next, class Visit>
+void number_ids(KeyIndex& index, const int64_t* ids, int64_t count, const Next& next,
+                const Visit& visit) {
+  index.reset(count);
+  const int64_t with_ahead = count > kAhead ? count - kAhead : 0;
+  for (int64_t i = 0; i < with_ahead; ++i) {
+    index.prefetch(index.hash(ids[i + kAhead]));
+    visit(i, index.find_or_insert(index.hash(ids[i]), ids[i], next(i)));
+  }
+  for (int64_t i = with_ahead; i < count; ++i) {
+    visit(i, index.find_or_insert(index.hash(ids[i]), ids[i], next(i)));
+  }
+}
+
+int64_t dedup_serial(const int64_t* ids, int64_t count, int64_t* keys, int64_t* inverse) {
+  Scratch<KeyIndex> index;
+  uint32_t num_keys = 0;
+  number_ids(
+      *index, ids, count, [&](int64_t) { return num_keys; },
+      [&](int64_t i, uint32_t number) {
+        inverse[i] = number;
+        // Written whether new or not: a branch here would be foretold wrongly.
+        keys[num_keys] = ids[i];
+        num_keys += number == num_keys;
+      });
+  return num_keys;
+}
+
+// Equal ids have equal hashes, so each part of a split by hash is a problem of its
+// own. A part finds where each of its ids first occurred; counting first
+// occurrences over the batch then numbers the keys.
+int64_t dedup_parallel(const SparringExecutor* executor, const int64_t* ids, int64_t count,
+                       int64_t* keys, int64_t* inverse) {
+  const KeyIndex hasher;
+  const int64_t num_parts = num_parts_for(count, kPartIds);
+  // The low bits choose the slot within a part's index.
+  const auto part_of = [&](int64_t id) {
+    return static_cast<int64_t>((hasher.hash(id) >> 48) & static_cast<uint64_t>(num_parts - 1));
+  };
+  const Chunks chunks = Chunks::of(executor, count);
+
+  const auto split_ids = std::make_unique_for_overwrite<int64_t[]>(static_cast<size_t>(count));
+  const auto places = std::make_unique_for_overwrite<uint32_t[]>(static_cast<size_t>(count));
+  const auto first_place = std::make_unique_for_overwrite<uint32_t[]>(static_cast<size_t>(count));
+
+  const std::vector<int64_t> begins = radix_split(
+      executor, chunks, num_parts,
+      [&](int64_t begin, int64_t end, int64_t* counts) {
+        for (int64_t i = begin; i < end; ++i) ++counts[part_of(ids[i])];
+      },
+      [&](int64_t begin, int64_t end, int64_t* next) {
+        for (int64_t i = begin; i < end; ++i) {
+          const int64_t to = next[part_of(ids[i])]++;
+          split_ids[static_cast<size_t>(to)] = ids[i];
+          places[static_cast<size_t>(to)] = static_cast<uint32_t>(i);
+        }
+      });
+
+  parallel_for(executor, num_parts, 1, [&](int64_t first, int64_t last) {
+    Scratch<KeyIndex> index;
+    for (int64_t part = first; part < last; ++part) {
+      const int64_t begin = begins[static_cast<size_t>(part)];
+      const uint32_t* place = places.get() + begin;
+      number_ids(
+          *index, split_ids.get() + begin, begins[static_cast<size_t>(part) + 1] - begin,
+          [&](int64_t i) { return place[i]; },
+          [&](int64_t i, uint32_t number) { first_place[place[i]] = number; });
+    }
+  });
+
+  std::vector<int64_t> num_before(static_cast<size_t>(chunks.num_chunks) + 1);
+  const auto each_chunk = [&](const auto& body) {
+    parallel_for(executor, chunks.num_chunks, 1, [&](int64_t first, int64_t last) {
+      for (int64_t chunk = first; chunk < last; ++chunk) {
+        body(static_cast<size_t>(chunk), static_cast<size_t>(chunks.begin(chunk)),
+             static_cast<size_t>(chunks.end(chunk)));
+      }
+    });
+  };
+  each_chunk([&](size_t chunk, size_t begin, size_t end) {
+    int64_t num_first = 0;
+    for (size_t i = begin; i < end; ++i) num_first += first_place[i] == i;
+    num_before[chunk + 1] = num_first;
+  });
+  for (size_t chunk = 1; chunk < num_before.size(); ++chunk) {
+    num_before[chunk] += num_before[chunk - 1];
+  }
+  each_chunk([&](size_t chunk, size_t begin, size_t end) {
+    int64_t number = num_before[chunk];
+    for (size_t i = begin; i < end; ++i) {
+      if (first_place[i] != i) continue;
+      keys[number] = ids[i];
+      inverse[i] = number++;
+    }
+  });
+  each_chunk([&](size_t, size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      if (first_place[i] != i) inverse[i] = inverse[first_place[i]];
+    }
+  });
+  return num_before.back();
+}
+
+}  // namespace
+
+int64_t dedup(const SparringExecutor* executor, const int64_t* ids, int64_t count, int64_t* keys,
+              int64_t* inverse) {
+  if (is_serial(executor) || count < kLeastParallelIds) {
+    return dedup_serial(ids, count, keys, inverse);
+  }
+  return dedup_parallel(executor, ids, count, keys, inverse);
+}
+
+}  // namespace sparring::kernels

@@ -1,0 +1,20 @@
+// One row for each id, from one row for each key.
+#ifndef SPARRING_KERNELS_GATHER_H_
+#define SPARRING_KERNELS_GATHER_H_
+
+#include "kernels/level.h"
+#include "sparring/storage_abi.h"
+
+namespace sparring::kernels {
+
+// out[i] = rows[inverse[i]]; shapes in level.h.
+// REQUIRES: every inverse[i] in [0, u); out does not overlap the inputs.
+template <class T>
+void gather(const SparringExecutor* executor, const GatherArguments<T>& arguments);
+
+extern template void gather(const SparringExecutor*, const GatherArguments<float>&);
+extern template void gather(const SparringExecutor*, const GatherArguments<double>&);
+
+}  // namespace sparring::kernels
+
+#endif  // SPARRING_KERNELS_GATHER_H_

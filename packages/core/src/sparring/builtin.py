@@ -1,0 +1,164 @@
+"""Core's own parts, registered through the same hooks as those of plugins.
+
+Everything is imported when it is asked for, not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparring.descriptors import (
+    API_VERSION,
+    CollectiveDescriptor,
+    CommandDescriptor,
+    KernelsDescriptor,
+    RendezvousDescriptor,
+    StorageDescriptor,
+)
+from sparring.errors import InvalidArgumentError
+from sparring.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    import typer
+
+    from sparring.collective import Collective
+    from sparring.rendezvous import Membership, Rendezvous
+    from sparring.storage import Storage
+    from sparring.table import TableConfig
+
+
+@hookimpl
+def sparring_register_storage() -> Sequence[StorageDescriptor]:
+    from sparring.storage.memory import MemoryOptions
+
+    return [
+        StorageDescriptor(
+            name="memory",
+            api_version=API_VERSION,
+            summary="Rows in plain Python and NumPy: slow, and obviously correct.",
+            options=MemoryOptions,
+            factory=_open_memory,
+        )
+    ]
+
+
+@hookimpl
+def sparring_register_collective() -> Sequence[CollectiveDescriptor]:
+    return [
+        CollectiveDescriptor(
+            name="local",
+            api_version=API_VERSION,
+            summary="A world of one rank; more are threads of one process, joined by hand.",
+            factory=_join_local,
+        )
+    ]
+
+
+@hookimpl
+def sparring_register_rendezvous() -> Sequence[RendezvousDescriptor]:
+    return [
+        RendezvousDescriptor(
+            name="single",
+            api_version=API_VERSION,
+            summary="A world of one rank.",
+            factory=_open_single,
+        )
+    ]
+
+
+@hookimpl
+def sparring_register_kernels() -> Sequence[KernelsDescriptor]:
+    return [
+        KernelsDescriptor(
+            name="cpu",
+            api_version=API_VERSION,
+            summary="Key operations in C++ with AVX-512, AVX2 or portable code.",
+            device="cpu",
+            factory=_load_cpu_kernels,
+        )
+    ]
+
+
+@hookimpl
+def sparring_register_commands() -> Sequence[CommandDescriptor]:
+    return [
+        CommandDescriptor(
+            name="train",
+            api_version=API_VERSION,
+            summary="Train and evaluate what a configuration describes.",
+            register=_add_train,
+        ),
+        CommandDescriptor(
+            name="config",
+            api_version=API_VERSION,
+            summary="Show or check a configuration.",
+            register=_add_config,
+        ),
+        CommandDescriptor(
+            name="plugins",
+            api_version=API_VERSION,
+            summary="List what plugins offer and which were refused.",
+            register=_add_plugins,
+        ),
+        CommandDescriptor(
+            name="doctor",
+            api_version=API_VERSION,
+            summary="Report on this installation and this machine.",
+            register=_add_doctor,
+        ),
+    ]
+
+
+def _open_memory(table: TableConfig, options: Any) -> Storage:
+    from sparring.storage.memory import MemoryStorage
+
+    return MemoryStorage(table, options)
+
+
+def _join_local(membership: Membership, options: Any, deadline_seconds: float) -> Collective:
+    from sparring.collective import LocalGroup
+
+    if membership.world_size != 1:
+        raise InvalidArgumentError(
+            f"collective 'local' joins one process to nobody, but the rendezvous found "
+            f"{membership.world_size} ranks; choose a collective that connects processes",
+            world_size=membership.world_size,
+        )
+    return LocalGroup(1, deadline_seconds=deadline_seconds).join(0)
+
+
+def _open_single(options: Any) -> Rendezvous:
+    from sparring.rendezvous import SingleRendezvous
+
+    return SingleRendezvous()
+
+
+def _load_cpu_kernels() -> Any:
+    from sparring import kernels
+
+    return kernels
+
+
+def _add_train(app: typer.Typer) -> None:
+    from sparring.cli.train import add_train
+
+    add_train(app)
+
+
+def _add_config(app: typer.Typer) -> None:
+    from sparring.cli.config import add_config
+
+    add_config(app)
+
+
+def _add_plugins(app: typer.Typer) -> None:
+    from sparring.cli.plugins import add_plugins
+
+    add_plugins(app)
+
+
+def _add_doctor(app: typer.Typer) -> None:
+    from sparring.cli.doctor import add_doctor
+
+    add_doctor(app)

@@ -1,0 +1,79 @@
+"""Finds the plugins that installed distributions name in their entry points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+
+__all__ = ["GROUP", "PluginSource", "find_plugins"]
+
+GROUP = "sparring"
+"""The entry point group of plugins."""
+
+
+@dataclass(frozen=True, slots=True)
+class PluginSource:
+    """A plugin that was found and is not loaded yet."""
+
+    plugin: str
+    """The name of the entry point."""
+    distribution: str
+    version: str
+    load: Callable[[], object]
+    """Imports the plugin; raises whatever the import raises."""
+
+
+def find_plugins() -> Iterator[PluginSource]:
+    """All plugins on ``sys.path``, in the order of distribution and entry point name.
+
+    The metadata of each distribution is read by itself, so that a damaged one among hundreds
+    does not hide the others.
+    """
+    first_of_name: dict[str, metadata.Distribution] = {}
+    for distribution in metadata.distributions():
+        # A cheap look first: the headers of a distribution are much dearer to read.
+        text = _text_of(distribution)
+        if f"[{GROUP}]" in text.replace(" ", ""):
+            first_of_name.setdefault(_name_of(distribution), distribution)
+    for name in sorted(first_of_name):
+        yield from _plugins_of(name, first_of_name[name])
+
+
+def _plugins_of(name: str, distribution: metadata.Distribution) -> Iterator[PluginSource]:
+    version = _version_of(distribution)
+    try:
+        entry_points = [each for each in distribution.entry_points if each.group == GROUP]
+    except Exception as error:
+        damage = error
+
+        def report_damage() -> object:
+            raise ImportError(f"its entry_points.txt cannot be read: {damage}")
+
+        yield PluginSource(name, name, version, report_damage)
+        return
+    for entry_point in sorted(entry_points, key=lambda each: each.name):
+        yield PluginSource(entry_point.name, name, version, entry_point.load)
+
+
+def _text_of(distribution: metadata.Distribution) -> str:
+    try:
+        return distribution.read_text("entry_points.txt") or ""
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _name_of(distribution: metadata.Distribution) -> str:
+    try:
+        name: str | None = distribution.metadata["Name"]
+    except (KeyError, TypeError, AttributeError):
+        name = None
+    return name or "a distribution without a name"
+
+
+def _version_of(distribution: metadata.Distribution) -> str:
+    try:
+        version: str | None = distribution.version
+    except (KeyError, TypeError, AttributeError):
+        version = None
+    return version or "of unknown version"

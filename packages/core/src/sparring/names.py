@@ -1,0 +1,16 @@
+"""Guesses which name was meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["closest_name"]
+
+
+def closest_name(name: str, known: Iterable[str]) -> str | None:
+    """The one of `known` that `name` was probably meant to be, if any is close enough."""
+    by_lower_case = {candidate.lower(): candidate for candidate in known}
+    # Bounded, because the time grows with the square of the length and names come from users.
+    matches = difflib.get_close_matches(name.lower()[:200], by_lower_case, n=1, cutoff=0.6)
+    return by_lower_case[matches[0]] if matches else None

@@ -1,0 +1,61 @@
+"""Opens a storage by the name of its backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sparring.errors import InvalidArgumentError, PluginError
+from sparring.options import checked_options
+from sparring.storage.contract import Storage
+from sparring.table import TableConfig
+
+if TYPE_CHECKING:
+    from sparring.plugins import PluginManager
+
+__all__ = ["open_storage"]
+
+
+def open_storage(
+    backend: str,
+    table: TableConfig,
+    *,
+    validate: bool = True,
+    plugin_manager: PluginManager | None = None,
+    **options: Any,
+) -> Storage:
+    """Opens one shard of one table.
+
+    Args:
+        backend: a name that core (``memory``) or a plugin (``hkv``) offers.
+        table: what the rows are.
+        validate: check that keys are unique in each call. The engine, which has just
+            deduplicated, leaves it out.
+        plugin_manager: where to look; None looks through the installed plugins.
+        **options: the backend's own; see ``sparring plugins``.
+
+    Raises:
+        PluginError: nobody offers `backend`, its plugin is broken, or it cannot run here.
+        InvalidArgumentError: `table` is no `TableConfig`, or an option is unknown or wrong.
+    """
+    if not isinstance(table, TableConfig):
+        raise InvalidArgumentError(
+            f"open_storage: table must be a sparring.TableConfig, found {type(table).__name__}"
+        )
+    if plugin_manager is None:
+        from sparring.plugins import make_plugin_manager
+
+        plugin_manager = make_plugin_manager()
+    descriptor = plugin_manager.storage(backend)
+    checked = checked_options("storage", descriptor, options)
+    reason = descriptor.unavailable() if descriptor.unavailable is not None else None
+    if reason is not None:
+        raise PluginError(f"storage {backend!r} cannot run here: {reason}", backend=backend)
+    storage = descriptor.factory(table, checked)
+    if not isinstance(storage, Storage):
+        raise PluginError(
+            f"storage {backend!r}: its factory must return a sparring.Storage, found "
+            f"{type(storage).__name__}; report this to the makers of the plugin",
+            backend=backend,
+        )
+    storage.validate = validate
+    return storage

@@ -1,0 +1,91 @@
+"""The ring exchange: what W ranks pull and push equals what one rank would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import Columns, ResourceManager, TableConfig, kernels, open_storage
+from sparring.collective import Collective
+from sparring.exchange import RingExchange
+from sparring.rendezvous import ShardMap
+
+from .test_collective import run_ranks
+
+TABLE = TableConfig("item", 3, "float64", state_width=1)
+WORLD_SIZES = pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+
+
+def rows_for(keys: np.ndarray) -> np.ndarray:
+    return np.stack([keys, keys * 2, keys * 3, keys + 0.5], axis=1).astype(np.float64)
+
+
+def keys_of_rank(rank: int, world_size: int) -> np.ndarray:
+    """Overlapping keys; the last rank of several asks for nothing."""
+    if world_size > 1 and rank == world_size - 1:
+        return np.empty(0, np.int64)
+    return np.random.default_rng(rank).permutation(np.arange(-50, 50))[: 60 + rank]
+
+
+@WORLD_SIZES
+def test_pull_gives_each_rank_the_rows_of_its_keys_in_order(world_size: int) -> None:
+    shard_map = ShardMap.balanced(world_size)
+    stored = np.arange(-50, 30)
+
+    def body(collective: Collective) -> None:
+        storage = open_storage("memory", TABLE)
+        owners = shard_map.owners[kernels.partition(stored)]
+        mine = stored[owners == collective.rank]
+        storage.upsert(mine, rows_for(mine))
+        keys = keys_of_rank(collective.rank, world_size)
+        exchange = RingExchange(collective, shard_map)
+        for columns in (Columns(0, 4), Columns(1, 3)):
+            pulled = exchange.pull(storage, TABLE, keys, columns)
+            expected = np.where(
+                (keys < 30)[:, None], rows_for(keys)[:, columns.begin : columns.end], 0
+            )
+            np.testing.assert_array_equal(pulled.rows, expected)
+            np.testing.assert_array_equal(pulled.found, keys < 30)
+
+    run_ranks(world_size, body)
+
+
+@WORLD_SIZES
+def test_push_adds_up_by_key_at_the_owner(world_size: int) -> None:
+    shard_map = ShardMap.balanced(world_size)
+
+    def body(collective: Collective) -> tuple[Any, Any]:
+        keys = keys_of_rank(collective.rank, world_size)
+        gradients = rows_for(keys)[:, :3] * (collective.rank + 1)
+        owned = RingExchange(collective, shard_map).push(
+            TABLE, keys, gradients, lambda: ResourceManager.make_accumulator(TABLE)
+        )
+        assert (shard_map.owners[kernels.partition(owned.keys)] == collective.rank).all()
+        return owned.keys.copy(), owned.gradients.copy()
+
+    total: dict[int, np.ndarray] = {}
+    for rank in range(world_size):
+        keys = keys_of_rank(rank, world_size)
+        for key, gradient in zip(keys, rows_for(keys)[:, :3] * (rank + 1), strict=True):
+            total[int(key)] = total.get(int(key), 0) + gradient
+    seen: dict[int, np.ndarray] = {}
+    for keys, gradients in run_ranks(world_size, body):
+        for key, gradient in zip(keys, gradients, strict=True):
+            assert int(key) not in seen, "two ranks own one key"
+            seen[int(key)] = gradient
+    assert seen.keys() == total.keys()
+    for key, gradient in total.items():
+        np.testing.assert_allclose(seen[key], gradient, rtol=1e-15)
+
+
+def test_a_rank_without_storage_reads_nothing_and_still_takes_part() -> None:
+    shard_map = ShardMap.balanced(2)
+
+    def body(collective: Collective) -> bool:
+        keys = np.arange(10)
+        pulled = RingExchange(collective, shard_map).pull(None, TABLE, keys, Columns(0, 3))
+        return bool(pulled.found.any() or pulled.rows.any())
+
+    assert run_ranks(2, body) == [False, False]

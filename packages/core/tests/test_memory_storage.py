@@ -1,0 +1,26 @@
+"""The kit on the `memory` storage, and what the kit does not ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparring.storage.contract import Storage
+from sparring.storage.memory import MemoryOptions, MemoryStorage
+from sparring.table import TableConfig
+from sparring.testing import StorageTests
+from sparring.testing.samples import MakeStorage
+
+
+class TestMemoryStorage(StorageTests):
+    bounded_options = {
+        policy: {"capacity": 256, "policy": policy} for policy in ("none", "lru", "lfu", "custom")
+    }
+
+    @pytest.fixture
+    def make_storage(self) -> MakeStorage:
+        def make(table: TableConfig, **options: Any) -> Storage:
+            return MemoryStorage(table, MemoryOptions(**options))
+
+        return make

@@ -1,0 +1,297 @@
+"""The hub: lookup, accumulation and apply, without any framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import StepContainer, TableConfig, Uniform, kernels, open_storage
+from sparring.collective import Collective, Reduction
+from sparring.errors import (
+    CapacityError,
+    ClosedError,
+    InvalidArgumentError,
+    NonFiniteGradientError,
+    UnknownTableError,
+)
+from sparring.rendezvous import Rendezvous, ShardMap, SingleRendezvous
+from sparring.step import StorageChoice, TableUpdate
+
+from .test_collective import run_ranks
+
+TABLE = TableConfig("item", 4, "float64", Uniform(-1, 1))
+MEMORY = StorageChoice("memory")
+
+
+def descend(rate: float = 0.1) -> Callable[[Sequence[TableUpdate]], None]:
+    """Plain gradient descent; state, if any, counts the updates of a row."""
+
+    def update(updates: Sequence[TableUpdate]) -> None:
+        for one in updates:
+            one.rows[:, : one.table.dim] -= rate * one.gradients
+            one.rows[:, one.table.dim :] += 1
+
+    return update
+
+
+def container(**options: Any) -> StepContainer:
+    made = StepContainer(**options)
+    made.declare(TABLE, MEMORY)
+    return made
+
+
+def initial(keys: Sequence[int]) -> np.ndarray:
+    return kernels.initial_rows(np.array(keys, np.int64), TABLE)
+
+
+def read(made: StepContainer, ids: Sequence[int]) -> np.ndarray:
+    found = made.lookup("item", np.array(ids, np.int64), is_registered=False)
+    return found.rows[found.inverse]
+
+
+def test_unseen_ids_read_their_initial_value_and_nothing_is_inserted() -> None:
+    made = container()
+    np.testing.assert_array_equal(read(made, [5, -1, 5]), initial([5, -1, 5]))
+    assert made.num_rows("item") == 0
+    assert made.resources.num_batch_inputs == 0
+
+
+def test_a_step_updates_exactly_the_keys_that_had_gradients() -> None:
+    made = container()
+    with made.step(descend()) as step:
+        found = step.lookup("item", [7, 9, 7])
+        step.lookup("item", [11])  # looked up, but no gradient comes
+        assert found.keys.tolist() == [7, 9]
+        assert found.inverse.tolist() == [0, 1, 0]
+        step.accumulate(found, [[1.0] * 4, [2.0] * 4])
+    np.testing.assert_allclose(read(made, [7, 9]), initial([7, 9]) - [[0.1] * 4, [0.2] * 4])
+    np.testing.assert_array_equal(read(made, [11]), initial([11]))
+    assert made.num_rows("item") == 2
+    assert (made.counters.steps, made.counters.rows_updated) == (1, 2)
+
+
+def test_micro_batches_add_up_by_key() -> None:
+    made = container()
+    with made.step(descend()) as step:
+        for keys, value in (([1, 2], 1.0), ([2, 3], 10.0), ([2], 100.0)):
+            step.accumulate(step.lookup("item", keys), np.full((len(keys), 4), value))
+        assert made.resources.num_accumulated("item") == 3
+    moved = initial([1, 2, 3]) - read(made, [1, 2, 3])
+    np.testing.assert_allclose(moved, 0.1 * np.array([[1], [111], [10]]) * np.ones(4))
+
+
+def test_state_lies_behind_the_embedding_and_starts_as_told() -> None:
+    made = container()
+    made.set_state("item", np.array([0.5, 7.0]))
+    for _ in range(3):
+        with made.step(descend()) as step:
+            step.accumulate(step.lookup("item", [1]), np.ones((1, 4)))
+    row = made.storage("item").find([1]).rows
+    assert row.shape == (1, 6)
+    np.testing.assert_allclose(row[0, 4:], [3.5, 10.0])
+
+
+def test_an_exception_in_the_block_drops_the_step() -> None:
+    made = container()
+
+    def fail_in_the_block() -> None:
+        with made.step(descend()) as step:
+            step.accumulate(step.lookup("item", [1]), np.ones((1, 4)))
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        fail_in_the_block()
+    assert made.num_rows("item") == 0
+    assert made.counters.steps == 0
+    assert made.resources.num_accumulated("item") == 0
+    assert made.resources.num_batch_inputs == 0
+
+
+def test_a_gradient_after_its_step_is_refused() -> None:
+    made = container()
+    with made.step(descend()) as step:
+        late = step.lookup("item", [1])
+    with pytest.raises(InvalidArgumentError, match="not part of this step"):
+        made.resources.accumulate(late.shadow_id or 0, np.ones((1, 4)))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_non_finite_gradients_raise_before_any_row_changes(value: float) -> None:
+    made = container()
+    made.declare(TableConfig("good", 2, "float64"), MEMORY)
+    with made.step(descend()) as step:
+        step.accumulate(step.lookup("item", [3]), np.ones((1, 4)))
+    before = read(made, [3])
+    gradient = np.ones((2, 4))
+    gradient[1, 2] = value
+
+    def broken_step() -> None:
+        with made.step(descend()) as step:
+            step.accumulate(step.lookup("good", [1]), np.ones((1, 2)))
+            step.accumulate(step.lookup("item", [3, 8]), gradient)
+
+    with pytest.raises(NonFiniteGradientError, match=r"step 1.*'item'.*1 of 2 keys, key 8"):
+        broken_step()
+    np.testing.assert_array_equal(read(made, [3]), before)
+    assert (made.num_rows("item"), made.num_rows("good")) == (1, 0)
+    assert made.counters.steps == 1
+
+
+def test_skip_leaves_the_rows_concerned_and_counts_them() -> None:
+    made = container(non_finite="skip")
+    gradient = np.ones((2, 4))
+    gradient[0, 0] = np.nan
+    with made.step(descend()) as step:
+        step.accumulate(step.lookup("item", [3, 8]), gradient)
+    assert made.num_rows("item") == 1
+    np.testing.assert_array_equal(read(made, [3]), initial([3]))
+    np.testing.assert_allclose(read(made, [8]), initial([8]) - 0.1)
+    assert made.counters.rows_skipped_non_finite == 1
+
+
+def test_a_full_storage_refuses_the_whole_step() -> None:
+    made = StepContainer()
+    made.declare(TableConfig("good", 4, "float64"), MEMORY)
+    made.declare(TABLE, StorageChoice("memory", {"capacity": 2}))
+
+    def overflowing_step() -> None:
+        with made.step(descend()) as step:
+            step.accumulate(step.lookup("good", [1]), np.ones((1, 4)))
+            step.accumulate(step.lookup("item", [1, 2, 3]), np.ones((3, 4)))
+
+    with pytest.raises(CapacityError, match="would add 3"):
+        overflowing_step()
+    assert (made.num_rows("item"), made.num_rows("good")) == (0, 0)
+
+
+def test_evicted_rows_are_counted() -> None:
+    made = StepContainer()
+    made.declare(TABLE, StorageChoice("memory", {"capacity": 2, "policy": "lru"}))
+    for key in (1, 2, 3):
+        with made.step(descend()) as step:
+            step.accumulate(step.lookup("item", [key]), np.ones((1, 4)))
+    assert made.num_rows("item") == 2
+    assert made.counters.rows_evicted == 1
+
+
+def test_wrong_use_is_refused_and_changes_nothing() -> None:
+    made = container()
+    with pytest.raises(UnknownTableError, match=r"'itme'.*item"):
+        made.lookup("itme", np.zeros(1, np.int64))
+    for ids in (np.zeros((2, 2), np.int64), np.zeros(2)):
+        with pytest.raises(InvalidArgumentError, match="one-dimensional int64"):
+            made.lookup("item", ids)
+    found = made.lookup("item", np.array([1, 2]))
+    for gradient in (np.ones((1, 4)), np.ones((2, 3)), np.ones((2, 4), np.float32)):
+        with pytest.raises(InvalidArgumentError, match="must be \\(2, 4\\) float64"):
+            made.resources.accumulate(found.shadow_id or 0, gradient)
+    assert made.resources.num_accumulated("item") == 0
+    with pytest.raises(InvalidArgumentError, match="declared already"):
+        made.declare(TableConfig("item", 5))
+    made.declare(TABLE)
+    with pytest.raises(InvalidArgumentError, match="opened for"):
+        made.declare(TableConfig("other", 5), open_storage("memory", TABLE))
+    with pytest.raises(ValueError, match="sometimes"):
+        StepContainer(non_finite="sometimes")
+
+
+def test_rows_of_another_width_are_not_reinterpreted() -> None:
+    made = container()
+    with made.step(descend()) as step:
+        step.accumulate(step.lookup("item", [1]), np.ones((1, 4)))
+    with pytest.raises(InvalidArgumentError, match=r"1 rows with 0 elements.*needs 3"):
+        made.set_state("item", np.zeros(3))
+    made.set_state("item", np.zeros(0))
+
+
+def test_a_failure_on_the_event_loop_surfaces_at_the_next_step() -> None:
+    made = container()
+
+    def fail() -> None:
+        raise OSError("disk gone")
+
+    made.events.submit(fail, name="snapshot")
+    made.events.drain(5.0)
+    with pytest.raises(Exception, match="snapshot"), made.step(descend()):
+        pass
+
+
+def test_a_closed_container_says_so() -> None:
+    made = container()
+    made.storage("item")
+    made.close()
+    made.close()
+    with pytest.raises(ClosedError):
+        made.apply(descend())
+
+
+class _Job(SingleRendezvous):
+    """A rendezvous of threads."""
+
+    def __init__(self, world_size: int) -> None:
+        super().__init__()
+        self._world_size = world_size
+
+    def shard_map(self) -> ShardMap:
+        return ShardMap.balanced(self._world_size)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("reduction", [Reduction.MEAN, Reduction.SUM])
+def test_ranks_give_the_rows_of_one_process_on_the_joined_batch(
+    world_size: int, reduction: Reduction
+) -> None:
+    steps, per_rank = 20, 12
+    draws = np.random.default_rng(3).integers(0, 40, (steps, world_size, per_rank))
+
+    def gradient_of(found: Any) -> np.ndarray:
+        """Of sum(rows[inverse] ** 2) / 2 over the batch."""
+        counts = np.bincount(found.inverse, minlength=len(found.keys))[:, None]
+        return np.ascontiguousarray(found.rows * counts)
+
+    def rank_body(collective: Collective) -> tuple[np.ndarray, int]:
+        job: Rendezvous = _Job(world_size)
+        made = StepContainer(collective=collective, rendezvous=job, reduction=reduction)
+        made.declare(TABLE, MEMORY)
+        for draw in draws:
+            ids = draw[collective.rank] if collective.rank else draw[0][:5]
+            with made.step(descend()) as step:
+                found = step.lookup("item", ids)
+                step.accumulate(found, gradient_of(found))
+        found = made.lookup("item", np.arange(40), is_registered=False)
+        return found.rows, made.num_rows("item")
+
+    alone = container()
+    divisor = world_size if reduction is Reduction.MEAN else 1
+    for draw in draws:
+        ids = np.concatenate([draw[0][:5], *draw[1:]])
+        with alone.step(descend()) as step:
+            found = step.lookup("item", ids)
+            step.accumulate(found, gradient_of(found) / divisor)
+    results = run_ranks(world_size, rank_body)
+    for rows, _ in results:
+        np.testing.assert_allclose(rows, read(alone, range(40)), rtol=1e-12)
+    assert sum(count for _, count in results) == alone.num_rows("item")
+
+
+def test_a_bad_gradient_on_one_rank_stops_the_step_on_all() -> None:
+    def body(collective: Collective) -> str:
+        made = StepContainer(collective=collective, rendezvous=_Job(2))
+        made.declare(TABLE, MEMORY)
+        value = np.nan if collective.rank == 1 else 1.0
+
+        def one_step() -> None:
+            with made.step(descend()) as step:
+                step.accumulate(step.lookup("item", [collective.rank]), np.full((1, 4), value))
+
+        with pytest.raises(NonFiniteGradientError) as caught:
+            one_step()
+        assert made.num_rows("item") == 0
+        return str(caught.value)
+
+    mine, theirs = run_ranks(2, body)
+    assert "another rank" in mine
+    assert "key 1" in theirs
