@@ -66,7 +66,7 @@ def tests(session: nox.Session) -> None:
         cxx_tests(session, "backend-hkv")
         cxx_tests(session, "backend-hkv", "thread")
         cxx_tests(session, "backend-hkv", "address,undefined")
-    session.run("pytest", *(session.posargs or ["packages"]))
+    session.run("pytest", *(session.posargs or ["packages", "tests"]))
 
 
 def cxx_tests(session: nox.Session, package: str, sanitizer: str = "") -> None:

@@ -17,7 +17,7 @@ concept stoppable_promise = requires(P& promise) {
 
 // What co_await gives: nothing, the one value, or a tuple of several.
 template <typename Values>
-decltype(auto) awaited(Values&& values) {
+decltype(auto) unpack(Values&& values) {
   if constexpr (std::tuple_size_v<std::remove_cvref_t<Values>> == 1) {
     return std::tuple_element_t<0, std::remove_cvref_t<Values>>(
         std::get<0>(std::forward<Values>(values)));
@@ -50,7 +50,7 @@ class sender_awaiter {
 
   decltype(auto) await_resume() {
     if (std::exception_ptr* error = kept_.error()) std::rethrow_exception(*error);
-    return awaited(std::move(*kept_.value()));
+    return unpack(std::move(*kept_.value()));
   }
 
  private:

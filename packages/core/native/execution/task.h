@@ -148,7 +148,7 @@ class [[nodiscard]] task {
     T await_resume() {
       completion<values>& kept = task_.coroutine_.promise().kept();
       if (std::exception_ptr* error = kept.error()) std::rethrow_exception(*error);
-      return awaited(std::move(*kept.value()));
+      return unpack(std::move(*kept.value()));
     }
 
    private:

@@ -35,12 +35,13 @@ DISABLE_VARIABLE = "SPARRING_PLUGINS_DISABLE"
 """The environment variable that switches plugins off: names with commas, or ``*`` for all."""
 
 _EXTRAS = {
-    "hkv": "hkv",
-    "redis": "redis",
-    "rocksdb": "rocksdb",
-    "tensorflow": "tensorflow",
-    "torch": "torch",
+    "collective": {"torch": "torch"},
+    "framework": {"tensorflow": "tensorflow", "torch": "torch"},
+    "kernels": {"cuda": "hkv"},
+    "rendezvous": {"redis": "redis", "torch": "torch"},
+    "storage": {"hkv": "hkv", "redis": "redis", "rocksdb": "rocksdb"},
 }
+"""Kind → name → the extra of ``pip install "sparring[extra]"`` that brings it."""
 
 _Descriptor = TypeVar("_Descriptor", bound=Descriptor)
 
@@ -214,16 +215,13 @@ class PluginManager:
                 distribution=refusal.distribution,
             )
         known = sorted(offer.name for offer in self.descriptors() if offer.kind == kind)
-        message = f"{kind} {name!r} is unknown"
-        meant = closest_name(name, [*known, *_EXTRAS])
-        if name in _EXTRAS:
-            message += f'; install it with: pip install "sparring[{_EXTRAS[name]}]"'
-        elif meant in known:
+        extras = _EXTRAS.get(kind, {})
+        meant = closest_name(name, [*known, *extras])
+        message = f"{kind} {name!r} is {'not installed' if name in extras else 'unknown'}"
+        if meant is not None and meant != name:
             message += f"; did you mean {meant!r}?"
-        elif meant is not None:
-            message += (
-                f'; did you mean {meant!r}? Install it with: pip install "sparring[{meant}]"'
-            )
+        if meant in extras:
+            message += f'; install it with: pip install "sparring[{extras[meant]}]"'
         listed = ", ".join(known) or "none"
         return PluginError(f"{message} (installed: {listed})", kind=kind, name=name, known=known)
 

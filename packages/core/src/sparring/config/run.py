@@ -88,7 +88,7 @@ class RunConfig(Section):
     threads: int = Field(
         0,
         ge=0,
-        le=4096,
+        le=1024,
         description="Threads of the execution pool and of the framework; 0 is one for each core "
         "that this process may use.",
     )

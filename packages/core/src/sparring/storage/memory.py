@@ -104,7 +104,8 @@ class MemoryStorage(Storage):
         )
 
     def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
-        entries = iter(list(self._entries.items()))  # a copy: a writer may be at work meanwhile
+        # A copy, because a writer may be at work meanwhile; `copy` is atomic, a list of items is not.
+        entries = iter(self._entries.copy().items())
         while chunk := dict(islice(entries, chunk_rows)):
             self._check_open()
             yield ScanChunk(

@@ -88,7 +88,7 @@ class PolicyTests:
         storage = open_bounded("custom")
         require(storage.capabilities.touch, "this storage declares touch=False")
         storage.upsert([1, 2, 3], random_rows(rng, 3, storage.table), [10, 20, 30])
-        storage.touch([3, 1, 99], [5, 2**64 - 1, 7])
+        storage.touch([3, 1, 99], np.array([5, 2**64 - 1, 7], np.uint64))
         held = contents(storage)
         assert {key: row.score for key, row in held.items()} == {1: 2**64 - 1, 2: 20, 3: 5}
 

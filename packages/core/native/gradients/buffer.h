@@ -1,0 +1,53 @@
+// Memory that grows in place where the system can, and can be handed to NumPy.
+#ifndef SPARRING_GRADIENTS_BUFFER_H_
+#define SPARRING_GRADIENTS_BUFFER_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+namespace sparring::gradients {
+
+// Elements are plain numbers, not initialised. `realloc` moves the pages of a large
+// block rather than its bytes, which a vector cannot ask for.
+template <class T>
+class Buffer {
+ public:
+  T* data() { return memory_.get(); }
+  const T* data() const { return memory_.get(); }
+  int64_t capacity() const { return capacity_; }
+  int64_t memory_bytes() const { return capacity_ * static_cast<int64_t>(sizeof(T)); }
+
+  // Makes room for `count` elements and keeps those that are there. Throws
+  // std::bad_alloc and then changes nothing.
+  void reserve(int64_t count) {
+    if (count <= capacity_) return;
+    // Exactly what is asked for at first, since many buffers are filled once.
+    const int64_t wanted = capacity_ == 0 ? count : std::max(count, capacity_ + capacity_ / 2);
+    void* moved = std::realloc(memory_.get(), static_cast<size_t>(wanted) * sizeof(T));
+    if (moved == nullptr) throw std::bad_alloc();
+    static_cast<void>(memory_.release());
+    memory_.reset(static_cast<T*>(moved));
+    capacity_ = wanted;
+  }
+
+  // Hands the memory over, for std::free; the buffer is empty then.
+  T* release() {
+    capacity_ = 0;
+    return memory_.release();
+  }
+
+ private:
+  struct Free {
+    void operator()(T* memory) const { std::free(memory); }
+  };
+
+  std::unique_ptr<T, Free> memory_;
+  int64_t capacity_ = 0;
+};
+
+}  // namespace sparring::gradients
+
+#endif  // SPARRING_GRADIENTS_BUFFER_H_

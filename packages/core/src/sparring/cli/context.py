@@ -1,0 +1,30 @@
+"""What every command of one call shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import typer
+
+from sparring.plugins import PluginManager
+
+__all__ = ["CommandContext", "context_of"]
+
+
+@dataclass(slots=True)
+class CommandContext:
+    """Lies in ``typer.Context.obj`` of every command.
+
+    Args:
+        plugin_manager: what core and plugins offer.
+        is_debugging: show where an error came from.
+    """
+
+    plugin_manager: PluginManager
+    is_debugging: bool = False
+
+
+def context_of(context: typer.Context) -> CommandContext:
+    """The `CommandContext` of the call that `context` belongs to."""
+    return cast(CommandContext, context.find_root().obj)

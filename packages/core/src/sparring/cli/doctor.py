@@ -1,0 +1,120 @@
+"""``sparring doctor``: what to look at first when something does not work."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sparring.cli.context import context_of
+from sparring.cli.machine import (
+    Machine,
+    Native,
+    inspect_machine,
+    inspect_native,
+    installed_versions,
+)
+from sparring.cli.output import make_console, print_json
+from sparring.cli.plugins import plugins_as_json, print_plugins
+from sparring.offers import Offer
+from sparring.plugins import PluginManager
+
+__all__ = ["add_doctor"]
+
+
+def add_doctor(application: typer.Typer) -> None:
+    application.command("doctor")(doctor)
+
+
+def doctor(
+    context: typer.Context,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+) -> None:
+    """Report on this installation and this machine: versions, plugins, processor, memory."""
+    manager = context_of(context).plugin_manager
+    versions = installed_versions()
+    native = inspect_native()
+    machine = inspect_machine()
+    unavailable = {
+        f"{offer.kind} {offer.name}": reason
+        for offer in manager.descriptors()
+        if (reason := _reason_against(offer)) is not None
+    }
+    if json:
+        print_json(
+            {
+                "versions": versions,
+                "native": asdict(native),
+                "machine": asdict(machine),
+                "plugins": plugins_as_json(manager),
+                "unavailable": unavailable,
+            }
+        )
+        return
+    console = make_console()
+    _print_section(console, "versions", {k: v or "not installed" for k, v in versions.items()})
+    _print_section(console, "native library", _native_lines(native))
+    _print_section(console, "machine", _machine_lines(machine))
+    _print_plugins(console, manager, unavailable)
+
+
+def _reason_against(offer: Offer) -> str | None:
+    """Why a part cannot run here. Asking may import client libraries, which may be broken."""
+    if offer.descriptor.unavailable is None:
+        return None
+    try:
+        return offer.descriptor.unavailable()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _native_lines(native: Native) -> dict[str, str]:
+    if native.problem is not None:
+        return {"cannot be loaded": native.problem}
+    return {
+        "SIMD level": str(native.simd_level),
+        "execution pool": f"{native.num_threads} threads",
+    }
+
+
+def _machine_lines(machine: Machine) -> dict[str, str]:
+    return {
+        "system": machine.system,
+        "processor": machine.processor or "unknown",
+        "features": " ".join(machine.features) or "unknown",
+        "usable cores": str(machine.usable_cores),
+        "memory": f"{_gibibytes(machine.memory_bytes)}, "
+        f"{_gibibytes(machine.available_bytes)} available",
+        "transparent huge pages": machine.transparent_huge_pages or "unknown",
+        "huge pages set aside": "unknown" if machine.huge_pages is None else str(machine.huge_pages),
+    }
+
+
+def _gibibytes(count: int | None) -> str:
+    return "unknown" if count is None else f"{count / 2**30:.1f} GiB"
+
+
+def _print_section(console: Console, title: str, lines: dict[str, Any]) -> None:
+    console.print(Text(title, style="bold"))
+    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, min_width=24)
+    table.add_column(overflow="fold")
+    for name, value in lines.items():
+        table.add_row(f"  {name}", Text(str(value)))
+    console.print(table)
+    console.print()
+
+
+def _print_plugins(console: Console, manager: PluginManager, unavailable: dict[str, str]) -> None:
+    console.print(Text("plugins", style="bold"))
+    print_plugins(console, manager)
+    for part, reason in unavailable.items():
+        console.print(
+            Text("cannot run here: ", style="bold yellow").append(
+                f"{part}: {reason}", style="not bold default"
+            )
+        )

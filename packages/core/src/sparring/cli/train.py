@@ -1,0 +1,92 @@
+"""``sparring train``: trains and evaluates what a configuration describes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sparring.cli.context import context_of
+from sparring.cli.output import make_console, print_json
+from sparring.cli.progress import make_progress
+from sparring.config import load_config
+from sparring.errors import PluginError
+from sparring.training import TrainResult
+
+__all__ = ["ConfigArgument", "OverridesArgument", "add_train"]
+
+ConfigArgument = Annotated[
+    str, typer.Argument(metavar="CONFIG", help="The YAML file.", show_default=False)
+]
+OverridesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[DOTTED.KEY=VALUE]…",
+        help="Values that replace those of the file, as training.epochs=3.",
+        show_default=False,
+    ),
+]
+
+
+def add_train(application: typer.Typer) -> None:
+    application.command("train")(train)
+
+
+def train(
+    context: typer.Context,
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the results as one line of JSON, last.")
+    ] = False,
+) -> None:
+    """Train and evaluate what a configuration describes."""
+    manager = context_of(context).plugin_manager
+    run_config = load_config(config, overrides or (), plugin_manager=manager)
+    framework = manager.framework(run_config.framework)
+    reason = framework.unavailable() if framework.unavailable is not None else None
+    if reason is not None:
+        raise PluginError(f"framework {framework.name!r} cannot run here: {reason}")
+    progress = make_progress(
+        make_console(is_error=True), run_config.training.log_interval_seconds
+    )
+    try:
+        result = framework.train(run_config, manager, progress)
+    finally:
+        progress.on_end()
+    if json:
+        print_json(
+            {
+                "metrics": result.metrics,
+                "rows": result.rows,
+                "steps": result.steps,
+                "seconds": result.seconds,
+            }
+        )
+    else:
+        _print_result(make_console(), result)
+
+
+def _print_result(console: Console, result: TrainResult) -> None:
+    """For people: metrics with the best that can be reached, rows of each table, time."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    shown = set()
+    for name, value in result.metrics.items():
+        best = result.extra.get(f"best_{name}")
+        shown.add(f"best_{name}")
+        remark = f"best reachable {best:.4f}" if isinstance(best, (int, float)) else ""
+        table.add_row(f"test {name}", f"{value:.4f}", remark)
+    for name, count in result.rows.items():
+        table.add_row(f"rows of {name}", f"{count:,}", "")
+    rate = f"{result.steps / result.seconds:,.1f} steps/s" if result.seconds > 0 else ""
+    table.add_row("steps", f"{result.steps:,}", rate)
+    table.add_row("seconds", f"{result.seconds:.1f}", "")
+    console.print(table)
+    for name, value in result.extra.items():
+        if name not in shown and value is not None:
+            console.print(f"{name.replace('_', ' ')}: {value}", markup=False, soft_wrap=True)
