@@ -13,7 +13,9 @@ from sparring.collective import Collective, LocalGroup, Reduction
 from sparring.errors import ClosedError, InvalidArgumentError, PeerFailure
 
 
-def run_ranks(world_size: int, body: Callable[[Collective], Any], deadline: float = 10.0) -> list[Any]:
+def run_ranks(
+    world_size: int, body: Callable[[Collective], Any], deadline: float = 10.0
+) -> list[Any]:
     """Runs `body` once for each rank, each on a thread of its own."""
     group = LocalGroup(world_size, deadline_seconds=deadline)
     with ThreadPoolExecutor(world_size) as threads:

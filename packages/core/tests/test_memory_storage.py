@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -14,7 +14,7 @@ from sparring.testing.samples import MakeStorage
 
 
 class TestMemoryStorage(StorageTests):
-    bounded_options = {
+    bounded_options: ClassVar[Any] = {
         policy: {"capacity": 256, "policy": policy} for policy in ("none", "lru", "lfu", "custom")
     }
 

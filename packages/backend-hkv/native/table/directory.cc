@@ -11,9 +11,8 @@ Directory::Directory(uint64_t num_fixed_buckets) : num_fixed_buckets_(num_fixed_
 uint64_t Directory::last_hash_of(uint64_t hash, uint32_t depth) const {
   if (is_growing()) return depth == 0 ? ~uint64_t{0} : hash | (~uint64_t{0} >> depth);
   // The first hash of the next bucket is ceil(next * 2^64 / buckets).
-  const unsigned __int128 next = fixed_bucket_of(hash, num_fixed_buckets_) + 1;
-  const unsigned __int128 first =
-      ((next << 64) + (num_fixed_buckets_ - 1)) / num_fixed_buckets_;
+  const uint128 next = fixed_bucket_of(hash, num_fixed_buckets_) + 1;
+  const uint128 first = ((next << 64) + (num_fixed_buckets_ - 1)) / num_fixed_buckets_;
   return static_cast<uint64_t>(first - 1);
 }
 

@@ -47,6 +47,8 @@ Place Index::locate(int64_t key, uint64_t hash) const {
   return {};
 }
 
+bool Index::has_room(uint64_t hash) const { return match_digest(home(hash), 0) != 0; }
+
 Place Index::insert(int64_t key, uint64_t hash, uint32_t row, uint64_t score) {
   for (;;) {
     Bucket* const head = home(hash);

@@ -50,6 +50,10 @@ class Index {
   Place locate(int64_t key, uint64_t hash) const;
   Bucket* home(uint64_t hash) const { return bucket(directory_.bucket_of(hash)); }
 
+  // Whether `hash` leads to a bucket with an empty slot.
+  // REQUIRES: that bucket has no chain.
+  bool has_room(uint64_t hash) const;
+
   // Throws std::bad_alloc, and then the index holds what it held.
   // REQUIRES: `key` is absent.
   Place insert(int64_t key, uint64_t hash, uint32_t row, uint64_t score);

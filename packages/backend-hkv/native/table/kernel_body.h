@@ -186,23 +186,22 @@ static void gather(const RowOutput& output, const uint32_t* numbers, int64_t n) 
   }
 }
 
-static void scatter(const ArenaView& rows, const uint32_t* numbers, int64_t n, const char* in,
-                    uint64_t stride) {
-  const uint64_t bytes = rows.element_bytes;
+static void scatter(const RowInput& input, const uint32_t* numbers, int64_t n) {
+  const uint64_t bytes = input.row_bytes;
+  const uint64_t prefetched = bytes < kPrefetchBytes ? bytes : kPrefetchBytes;
   for (int64_t at = 0; at < n; at += kBlock) {
     const int size = static_cast<int>(n - at < kBlock ? n - at : kBlock);
     for (int i = 0; i < size; ++i) {
-      char* row = rows.at(numbers[at + i]);
-      for (uint64_t byte = 0; byte < bytes && byte < kPrefetchBytes; byte += 64) {
-        __builtin_prefetch(row + byte, 1, 3);
-      }
+      const char* row = input.rows.at(numbers[at + i]);
+      for (uint64_t byte = 0; byte < prefetched; byte += 64) __builtin_prefetch(row + byte, 1, 3);
     }
     for (int i = 0; i < size; ++i) {
-      const char* from = in + static_cast<uint64_t>(at + i) * stride;
+      const char* from = input.in + static_cast<uint64_t>(at + i) * input.stride;
+      char* row = input.rows.at(numbers[at + i]);
       if (bytes < Vector::kBytes) {
-        copy_short(rows.at(numbers[at + i]), from, bytes);
+        copy_short(row, from, bytes);
       } else {
-        copy_row<false>(rows.at(numbers[at + i]), from, bytes);
+        copy_row<false>(row, from, bytes);
       }
     }
   }

@@ -29,6 +29,13 @@ struct RowOutput {
   bool is_large;
 };
 
+struct RowInput {
+  ArenaView rows;
+  uint64_t row_bytes;
+  const char* in;  // (n, stride) bytes, of which the first row_bytes count
+  uint64_t stride;
+};
+
 struct Kernels {
   const char* name;
 
@@ -47,10 +54,8 @@ struct Kernels {
   // Rows by number; kNoRow gives zeros.
   void (*gather)(const RowOutput& output, const uint32_t* numbers, int64_t n);
 
-  // The opposite: writes whole rows.
-  //   in      // (n, stride) bytes, of which the first rows.element_bytes count
-  void (*scatter)(const ArenaView& rows, const uint32_t* numbers, int64_t n, const char* in,
-                  uint64_t stride);
+  // The opposite: writes whole rows. REQUIRES: no kNoRow.
+  void (*scatter)(const RowInput& input, const uint32_t* numbers, int64_t n);
 };
 
 // Those that this processor can run, the best first; the last is portable.

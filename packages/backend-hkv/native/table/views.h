@@ -40,8 +40,10 @@ SPARRING_HKV_INLINE const uint32_t* word_of(const Segment* segments, uint64_t ha
   return segment.words + (rest >> (63 - segment.depth));
 }
 
+__extension__ typedef unsigned __int128 uint128;
+
 SPARRING_HKV_INLINE uint64_t fixed_bucket_of(uint64_t hash, uint64_t num_buckets) {
-  return static_cast<uint64_t>((static_cast<unsigned __int128>(hash) * num_buckets) >> 64);
+  return static_cast<uint64_t>((static_cast<uint128>(hash) * num_buckets) >> 64);
 }
 
 struct IndexView {

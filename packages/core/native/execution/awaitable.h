@@ -1,8 +1,8 @@
 // Senders in coroutines: co_await sender.
 #pragma once
 
-#include <atomic>
 #include <coroutine>
+#include <utility>
 
 #include "execution/completion.h"
 
@@ -26,23 +26,35 @@ decltype(auto) unpack(Values&& values) {
   }
 }
 
+// A call of start() that is under way on this thread.
+struct start_call {
+  bool has_completed = false;
+  static inline thread_local start_call* current = nullptr;
+};
+
 // Resumes where the sender completes. An error is thrown into the coroutine; stopped
 // ends it.
 template <sender S, stoppable_promise Promise>
 class sender_awaiter {
  public:
   explicit sender_awaiter(S&& input)
-      : operation_(execution::connect(std::move(input), await_receiver{this})) {}
+      : operation_(execution::connect(std::move(input), keeping_receiver<sender_awaiter>{this})) {}
   sender_awaiter(sender_awaiter&&) = delete;
 
   bool await_ready() const noexcept { return false; }
 
   bool await_suspend(std::coroutine_handle<Promise> awaiting) noexcept {
     awaiting_ = awaiting;
+    // A sender that completes within start() must not resume us from in there: a loop
+    // over such senders would nest ever deeper. It leaves word in `call` instead.
+    start_call call;
+    call_ = &call;
+    start_call* const outer = std::exchange(start_call::current, &call);
     operation_.start();
-    // A sender that completed within start() must not resume us from in there: a loop
-    // over such senders would nest ever deeper. False means: go on at once.
-    if (!has_met_.exchange(true, std::memory_order_acq_rel)) return true;
+    // Unless it has left word, another thread may have resumed us by now, and this
+    // object may be gone.
+    start_call::current = outer;
+    if (!call.has_completed) return true;
     if (!is_stopped()) return false;
     awaiting.promise().unhandled_stopped().resume();
     return true;
@@ -54,28 +66,14 @@ class sender_awaiter {
   }
 
  private:
-  struct await_receiver {
-    void set_value(auto&&... given) noexcept {
-      self->kept_.keep_value(std::forward<decltype(given)>(given)...);
-      self->arrive();
-    }
-    void set_error(std::exception_ptr error) noexcept {
-      self->kept_.keep_error(std::move(error));
-      self->arrive();
-    }
-    void set_stopped() noexcept {
-      self->kept_.keep_stopped();
-      self->arrive();
-    }
-    sender_awaiter* self;
-  };
+  friend struct keeping_receiver<sender_awaiter>;
 
   bool is_stopped() noexcept { return kept_.value() == nullptr && kept_.error() == nullptr; }
 
-  // Whoever comes second, start() returning or the completion, lets the coroutine go on.
-  void arrive() noexcept {
-    if (!has_met_.exchange(true, std::memory_order_acq_rel)) return;
-    if (is_stopped()) {
+  void on_kept() noexcept {
+    if (call_ == start_call::current) {
+      call_->has_completed = true;
+    } else if (is_stopped()) {
       awaiting_.promise().unhandled_stopped().resume();
     } else {
       awaiting_.resume();
@@ -83,9 +81,9 @@ class sender_awaiter {
   }
 
   std::coroutine_handle<Promise> awaiting_;
-  std::atomic<bool> has_met_{false};
+  start_call* call_ = nullptr;  // of no meaning once start() has returned
   completion<values_of<S>> kept_;
-  operation_of<S, await_receiver> operation_;
+  operation_of<S, keeping_receiver<sender_awaiter>> operation_;
 };
 
 }  // namespace sparring::execution

@@ -47,4 +47,23 @@ class completion {
   std::variant<std::monostate, Values, std::exception_ptr, stopped_t> kept_;
 };
 
+// Keeps the completion in owner->kept_, then calls owner->on_kept().
+template <typename Owner>
+struct keeping_receiver {
+  template <typename... Ts>
+  void set_value(Ts&&... given) noexcept {
+    owner->kept_.keep_value(std::forward<Ts>(given)...);
+    owner->on_kept();
+  }
+  void set_error(std::exception_ptr error) noexcept {
+    owner->kept_.keep_error(std::move(error));
+    owner->on_kept();
+  }
+  void set_stopped() noexcept {
+    owner->kept_.keep_stopped();
+    owner->on_kept();
+  }
+  Owner* owner;
+};
+
 }  // namespace sparring::execution

@@ -18,29 +18,15 @@ class continues_on_sender {
    public:
     operation(S input, Place place, R receiver)
         : next_(std::move(receiver)),
-          first_(execution::connect(std::move(input), input_receiver{this})),
+          first_(execution::connect(std::move(input), keeping_receiver<operation>{this})),
           second_(execution::connect(execution::schedule(place), arrival_receiver{this})) {}
     operation(operation&&) = delete;
 
     void start() noexcept { first_.start(); }
 
    private:
-    struct input_receiver {
-      template <typename... Ts>
-      void set_value(Ts&&... given) noexcept {
-        self->kept_.keep_value(std::forward<Ts>(given)...);
-        self->second_.start();
-      }
-      void set_error(std::exception_ptr error) noexcept {
-        self->kept_.keep_error(std::move(error));
-        self->second_.start();
-      }
-      void set_stopped() noexcept {
-        self->kept_.keep_stopped();
-        self->second_.start();
-      }
-      operation* self;
-    };
+    friend struct keeping_receiver<operation>;
+    void on_kept() noexcept { second_.start(); }
 
     struct arrival_receiver {
       void set_value() noexcept { self->kept_.deliver(self->next_); }
@@ -52,7 +38,7 @@ class continues_on_sender {
 
     R next_;
     completion<values> kept_;
-    operation_of<S, input_receiver> first_;
+    operation_of<S, keeping_receiver<operation>> first_;
     operation_of<decltype(execution::schedule(std::declval<Place&>())), arrival_receiver> second_;
   };
 

@@ -9,16 +9,6 @@
 #include "execution/parallel_for.h"
 #include "execution/usable_cores.h"
 
-// libtbb is not built with ThreadSanitizer, which so cannot see that what happens
-// before `enqueue` happens before `run`. These two calls tell it.
-#ifdef __SANITIZE_THREAD__
-extern "C" void __tsan_acquire(void*);
-extern "C" void __tsan_release(void*);
-#else
-static void __tsan_acquire(void*) {}
-static void __tsan_release(void*) {}
-#endif
-
 namespace sparring::execution {
 namespace {
 
@@ -74,7 +64,6 @@ void Pool::configure(int threads) {
 }
 
 void Pool::enqueue(PoolTask& task) {
-  __tsan_release(&task);
   const std::lock_guard lock(mutex_);
   if (is_orphan_) {
     std::thread([&task] { run_on_worker(task); }).detach();
@@ -87,7 +76,6 @@ void Pool::enqueue(PoolTask& task) {
 
 void Pool::run_on_worker(PoolTask& task) {
   Pool& pool = process();
-  __tsan_acquire(&task);
   is_at_work = true;
   {
     const ComputingScope computing(pool.num_computing_);

@@ -176,14 +176,13 @@ void a_hundred_thousand_tasks_all_run() {
                               counting_receiver{&num_ended});
   };
   using operation = decltype(work(0));
-  struct held {
-    template <typename Make>
-    explicit held(Make make) : state(make()) {}
+  struct held {  // an operation cannot be moved, only made in place
+    explicit held(decltype(work)& make, int64_t i) : state(make(i)) {}
     operation state;
   };
   std::vector<std::unique_ptr<held>> all;
   for (int64_t i = 0; i < num_tasks; ++i) {
-    all.push_back(std::make_unique<held>([&] { return work(i); }));
+    all.push_back(std::make_unique<held>(work, i));
     all.back()->state.start();
   }
   while (num_ended.load(std::memory_order_acquire) != num_tasks) std::this_thread::yield();

@@ -21,6 +21,7 @@ template <class T>
 void GradientAccumulator<T>::add(const SparringExecutor* executor, const int64_t* keys,
                                  const T* gradients, int64_t count) {
   if (count == 0) return;
+  const kernels::RowKernels<T>& loops = kernels::row_kernels<T>();
   keys_.reserve(size_ + count);
   gradients_.reserve((size_ + count) * dim_);
   if (size_ == 0) {
@@ -54,7 +55,6 @@ void GradientAccumulator<T>::add(const SparringExecutor* executor, const int64_t
     slots_[static_cast<size_t>(i)] = is_new ? ~int64_t{slot} : int64_t{slot};
   });
 
-  const kernels::RowKernels<T>& loops = kernels::row_kernels<T>();
   const kernels::AccumulateArguments<T> arguments{gradients, slots_.data(), gradients_.data(),
                                                   dim_};
   parallel_for(executor, count, grain_for(2 * dim_ * static_cast<int64_t>(sizeof(T))),

@@ -13,10 +13,18 @@ namespace {
 // Ids ahead of the one at work whose slots are asked for.
 constexpr int64_t kAhead = 12;
 
-// Fewer ids than this are done on the calling thread.
-constexpr int64_t kLeastParallelIds = 16384;
+// A split costs about two and a half times the work of the plain way. It pays with
+// enough threads to share that, or when one index for all would leave the caches.
+constexpr int64_t kLeastSplitIds = 524288;
+constexpr int64_t kLeastSplitIdsOfMany = 32768;
+constexpr int kManyThreads = 4;
 
-// Ids in one part of the parallel path: its index, 32 bytes an id, fits the L2 cache.
+int64_t least_split_ids(const SparringExecutor* executor) {
+  const bool has_many = executor != nullptr && executor->concurrency >= kManyThreads;
+  return has_many ? kLeastSplitIdsOfMany : kLeastSplitIds;
+}
+
+// Ids in one part of a split: its index, 32 bytes an id, fits the L2 cache.
 constexpr int64_t kPartIds = 8192;
 
 // Visits ids in order with the number that `index` has for each; a new one gets
@@ -35,7 +43,7 @@ void number_ids(KeyIndex& index, const int64_t* ids, int64_t count, const Next& 
   }
 }
 
-int64_t dedup_serial(const int64_t* ids, int64_t count, int64_t* keys, int64_t* inverse) {
+int64_t dedup_whole(const int64_t* ids, int64_t count, int64_t* keys, int64_t* inverse) {
   Scratch<KeyIndex> index;
   uint32_t num_keys = 0;
   number_ids(
@@ -49,10 +57,29 @@ int64_t dedup_serial(const int64_t* ids, int64_t count, int64_t* keys, int64_t* 
   return num_keys;
 }
 
+// The arrays of a split, 16 bytes an id.
+struct Split {
+  std::unique_ptr<int64_t[]> ids;       // (n) by part
+  std::unique_ptr<uint32_t[]> places;   // (n) where each of them stood in the batch
+  std::unique_ptr<uint32_t[]> firsts;   // (n) in the batch's order: where the id came first
+  int64_t capacity = 0;
+
+  void reserve(int64_t count) {
+    if (count <= capacity) return;
+    *this = {};
+    const auto size = static_cast<size_t>(count);
+    ids = std::make_unique_for_overwrite<int64_t[]>(size);
+    places = std::make_unique_for_overwrite<uint32_t[]>(size);
+    firsts = std::make_unique_for_overwrite<uint32_t[]>(size);
+    capacity = count;
+  }
+  int64_t memory_bytes() const { return 16 * capacity; }
+};
+
 // Equal ids have equal hashes, so each part of a split by hash is a problem of its
 // own. A part finds where each of its ids first occurred; counting first
 // occurrences over the batch then numbers the keys.
-int64_t dedup_parallel(const SparringExecutor* executor, const int64_t* ids, int64_t count,
+int64_t dedup_split(const SparringExecutor* executor, const int64_t* ids, int64_t count,
                        int64_t* keys, int64_t* inverse) {
   const KeyIndex hasher;
   const int64_t num_parts = num_parts_for(count, kPartIds);
@@ -62,9 +89,11 @@ int64_t dedup_parallel(const SparringExecutor* executor, const int64_t* ids, int
   };
   const Chunks chunks = Chunks::of(executor, count);
 
-  const auto split_ids = std::make_unique_for_overwrite<int64_t[]>(static_cast<size_t>(count));
-  const auto places = std::make_unique_for_overwrite<uint32_t[]>(static_cast<size_t>(count));
-  const auto first_place = std::make_unique_for_overwrite<uint32_t[]>(static_cast<size_t>(count));
+  Scratch<Split> split;
+  split->reserve(count);
+  int64_t* const split_ids = split->ids.get();
+  uint32_t* const places = split->places.get();
+  uint32_t* const firsts = split->firsts.get();
 
   const std::vector<int64_t> begins = radix_split(
       executor, chunks, num_parts,
@@ -74,8 +103,8 @@ int64_t dedup_parallel(const SparringExecutor* executor, const int64_t* ids, int
       [&](int64_t begin, int64_t end, int64_t* next) {
         for (int64_t i = begin; i < end; ++i) {
           const int64_t to = next[part_of(ids[i])]++;
-          split_ids[static_cast<size_t>(to)] = ids[i];
-          places[static_cast<size_t>(to)] = static_cast<uint32_t>(i);
+          split_ids[to] = ids[i];
+          places[to] = static_cast<uint32_t>(i);
         }
       });
 
@@ -83,11 +112,11 @@ int64_t dedup_parallel(const SparringExecutor* executor, const int64_t* ids, int
     Scratch<KeyIndex> index;
     for (int64_t part = first; part < last; ++part) {
       const int64_t begin = begins[static_cast<size_t>(part)];
-      const uint32_t* place = places.get() + begin;
+      const uint32_t* place = places + begin;
       number_ids(
-          *index, split_ids.get() + begin, begins[static_cast<size_t>(part) + 1] - begin,
+          *index, split_ids + begin, begins[static_cast<size_t>(part) + 1] - begin,
           [&](int64_t i) { return place[i]; },
-          [&](int64_t i, uint32_t number) { first_place[place[i]] = number; });
+          [&](int64_t i, uint32_t number) { firsts[place[i]] = number; });
     }
   });
 
@@ -102,7 +131,7 @@ int64_t dedup_parallel(const SparringExecutor* executor, const int64_t* ids, int
   };
   each_chunk([&](size_t chunk, size_t begin, size_t end) {
     int64_t num_first = 0;
-    for (size_t i = begin; i < end; ++i) num_first += first_place[i] == i;
+    for (size_t i = begin; i < end; ++i) num_first += firsts[i] == i;
     num_before[chunk + 1] = num_first;
   });
   for (size_t chunk = 1; chunk < num_before.size(); ++chunk) {
@@ -111,14 +140,14 @@ int64_t dedup_parallel(const SparringExecutor* executor, const int64_t* ids, int
   each_chunk([&](size_t chunk, size_t begin, size_t end) {
     int64_t number = num_before[chunk];
     for (size_t i = begin; i < end; ++i) {
-      if (first_place[i] != i) continue;
+      if (firsts[i] != i) continue;
       keys[number] = ids[i];
       inverse[i] = number++;
     }
   });
   each_chunk([&](size_t, size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
-      if (first_place[i] != i) inverse[i] = inverse[first_place[i]];
+      if (firsts[i] != i) inverse[i] = inverse[firsts[i]];
     }
   });
   return num_before.back();
@@ -128,10 +157,8 @@ int64_t dedup_parallel(const SparringExecutor* executor, const int64_t* ids, int
 
 int64_t dedup(const SparringExecutor* executor, const int64_t* ids, int64_t count, int64_t* keys,
               int64_t* inverse) {
-  if (is_serial(executor) || count < kLeastParallelIds) {
-    return dedup_serial(ids, count, keys, inverse);
-  }
-  return dedup_parallel(executor, ids, count, keys, inverse);
+  if (count < least_split_ids(executor)) return dedup_whole(ids, count, keys, inverse);
+  return dedup_split(executor, ids, count, keys, inverse);
 }
 
 }  // namespace sparring::kernels

@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <stdexcept>
 
 namespace sparring::kernels {
 namespace {
@@ -38,8 +37,8 @@ const Level& level_named(std::string_view name, const char* who) {
     if (name == level.name) return level;
     choices += (choices.empty() ? "" : ", ") + std::string(level.name);
   }
-  throw std::invalid_argument(std::string(who) + ": SIMD level '" + std::string(name) +
-                              "' is not available here; choose one of " + choices);
+  throw SimdLevelError(std::string(who) + ": SIMD level '" + std::string(name) +
+                       "' is not available here; choose one of " + choices);
 }
 
 std::atomic<const Level*> current{nullptr};

@@ -2,6 +2,7 @@
 #ifndef SPARRING_KERNELS_SIMD_H_
 #define SPARRING_KERNELS_SIMD_H_
 
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -11,18 +12,23 @@
 
 namespace sparring::kernels {
 
+// A level was asked for that nobody knows or this CPU lacks.
+class SimdLevelError : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
 // The names of the levels that this CPU has, slowest first: "portable", then
 // "avx2" and "avx512" on x86.
 std::vector<std::string> available_simd_levels();
 
 // The level in use. At first use it is what the environment variable
 // SPARRING_SIMD names, or else the fastest that this CPU has.
-// Throws std::invalid_argument where the variable names a level that this CPU
-// lacks or nobody knows.
+// Throws SimdLevelError where the variable names a level that is not to be had.
 std::string simd_level();
 
-// Chooses the level for calls from now on, on all threads. Throws
-// std::invalid_argument, and changes nothing, for a level that this CPU lacks.
+// Chooses the level for calls from now on, on all threads. Throws SimdLevelError,
+// and changes nothing, for a level that is not to be had.
 void set_simd_level(std::string_view name);
 
 // The loops of the level in use. Throws as simd_level() does.

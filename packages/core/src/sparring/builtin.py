@@ -116,7 +116,7 @@ def _open_memory(table: TableConfig, options: Any) -> Storage:
     return MemoryStorage(table, options)
 
 
-def _join_local(membership: Membership, options: Any, deadline_seconds: float) -> Collective:
+def _join_local(membership: Membership, _options: Any, deadline_seconds: float) -> Collective:
     from sparring.collective import LocalGroup
 
     if membership.world_size != 1:
@@ -128,7 +128,7 @@ def _join_local(membership: Membership, options: Any, deadline_seconds: float) -
     return LocalGroup(1, deadline_seconds=deadline_seconds).join(0)
 
 
-def _open_single(options: Any) -> Rendezvous:
+def _open_single(_options: Any) -> Rendezvous:
     from sparring.rendezvous import SingleRendezvous
 
     return SingleRendezvous()

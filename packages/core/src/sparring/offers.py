@@ -127,9 +127,7 @@ def _name_of(descriptor: Descriptor) -> object:
     return descriptor.name
 
 
-def _check_version(
-    kind: str, descriptor: Descriptor, distribution: str, version: str
-) -> None:
+def _check_version(kind: str, descriptor: Descriptor, distribution: str, version: str) -> None:
     wanted: object = descriptor.api_version
     is_pair = (
         isinstance(wanted, tuple)

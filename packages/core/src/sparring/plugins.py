@@ -201,9 +201,9 @@ class PluginManager:
 
     def _absence(self, kind: str, name: str) -> PluginError:
         """Why nothing of this name can be had."""
-        # What a plugin would offer is not known where its import failed; then its name decides.
+        # Where its import failed nobody knows what a plugin would offer; then its name decides.
         refused = [each for each in self._refusals if (kind, name) in each.offered] or [
-            each for each in self._refusals if each.plugin == name and not each.offered
+            each for each in self._refusals if each.plugin == name
         ]
         if refused:
             refusal = refused[0]

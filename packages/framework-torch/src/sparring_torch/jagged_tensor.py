@@ -162,13 +162,13 @@ class JaggedTensor:
 
     def to_dense(self) -> list[Tensor]:
         """One tensor ``(length, …)`` for each bag: views, no copies."""
-        return list(self._values.split(self._lengths.tolist()))
+        return list(torch.split(self._values, self._lengths.tolist()))
 
     def to_dense_weights(self) -> list[Tensor] | None:
         """One tensor ``(length,)`` for each bag, or None without weights."""
         if self._weights is None:
             return None
-        return list(self._weights.split(self._lengths.tolist()))
+        return list(torch.split(self._weights, self._lengths.tolist()))
 
     def to_padded_dense(
         self, desired_length: int | None = None, padding_value: float = 0.0

@@ -6,7 +6,7 @@ In its interface, which is TorchRec's, `keys` are feature names and `values` are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -349,7 +349,7 @@ class KeyedJaggedTensor:
                 f"{list(segments)}"
             )
         ends = list(accumulate(segments, initial=0))
-        return [self._part(begin, end) for begin, end in zip(ends, ends[1:], strict=False)]
+        return [self._part(begin, end) for begin, end in pairwise(ends)]
 
     def permute(
         self, indices: Sequence[int], indices_tensor: Tensor | None = None

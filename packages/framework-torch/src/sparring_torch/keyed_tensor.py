@@ -132,7 +132,7 @@ class KeyedTensor:
 
     def to_dict(self) -> dict[str, Tensor]:
         """All features; they are views."""
-        parts = self._values.split(self._length_per_key, dim=self._key_dim)
+        parts = torch.split(self._values, self._length_per_key, dim=self._key_dim)
         return dict(zip(self._keys, parts, strict=True))
 
     @staticmethod

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
+from sparring.names import closest_name
+
 __all__ = ["suggestion"]
+
+_MOST_SHOWN = 20
 
 
 def suggestion(name: object, known: Iterable[str]) -> str:
     """``did you mean 'x'? known: …`` for a name that is not among `known`."""
     names = list(known)
-    close = difflib.get_close_matches(str(name), names, n=1)
-    listed = ", ".join(repr(each) for each in names[:20]) or "none"
-    if len(names) > 20:
+    meant = closest_name(str(name), names)
+    listed = ", ".join(repr(each) for each in names[:_MOST_SHOWN]) or "none"
+    if len(names) > _MOST_SHOWN:
         listed += f", … ({len(names)} in all)"
-    return (f"did you mean {close[0]!r}? " if close else "") + f"known: {listed}"
+    return (f"did you mean {meant!r}? " if meant else "") + f"known: {listed}"

@@ -29,7 +29,7 @@ __all__ = ["main", "make_application"]
 _WRONG_REQUESTS = (ConfigError, DataError, InvalidArgumentError, PluginError)
 
 
-class _Stopped(Exception):
+class _StoppedError(Exception):
     """Ctrl-C, carried past typer, whose versions turn it into different exit codes."""
 
 
@@ -38,7 +38,7 @@ class _Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            raise _Stopped from None
+            raise _StoppedError from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
-    except (_Stopped, KeyboardInterrupt):
+    except (_StoppedError, KeyboardInterrupt):
         print_error("stopped by Ctrl-C")
         return 130
     except SparringError as error:
@@ -95,20 +95,29 @@ def make_application(plugin_manager: PluginManager) -> typer.Typer:
     return application
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        from sparring import __version__
+
+        typer.echo(f"sparring {__version__}")
+        raise typer.Exit
+
+
 def _set_up(
     context: typer.Context,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the whole traceback of an error.")
     ] = False,
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and end.", is_eager=True)
+    version: Annotated[  # noqa: ARG001 (its callback does the work)
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version and end.",
+            is_eager=True,
+            callback=_print_version,
+        ),
     ] = False,
 ) -> None:
-    if version:
-        from sparring import __version__
-
-        typer.echo(f"sparring {__version__}")
-        raise typer.Exit
     context_of(context).is_debugging = debug
 
 

@@ -73,10 +73,8 @@ def _reason_against(offer: Offer) -> str | None:
 
 
 def _native_lines(native: Native) -> dict[str, str]:
-    if native.problem is not None:
-        return {"cannot be loaded": native.problem}
     return {
-        "SIMD level": str(native.simd_level),
+        "SIMD level": native.simd_level,
         "execution pool": f"{native.num_threads} threads",
     }
 
@@ -84,14 +82,18 @@ def _native_lines(native: Native) -> dict[str, str]:
 def _machine_lines(machine: Machine) -> dict[str, str]:
     return {
         "system": machine.system,
-        "processor": machine.processor or "unknown",
+        "processor": _known(machine.processor),
         "features": " ".join(machine.features) or "unknown",
         "usable cores": str(machine.usable_cores),
         "memory": f"{_gibibytes(machine.memory_bytes)}, "
         f"{_gibibytes(machine.available_bytes)} available",
-        "transparent huge pages": machine.transparent_huge_pages or "unknown",
-        "huge pages set aside": "unknown" if machine.huge_pages is None else str(machine.huge_pages),
+        "transparent huge pages": _known(machine.transparent_huge_pages),
+        "huge pages set aside": _known(machine.huge_pages),
     }
+
+
+def _known(value: object) -> str:
+    return "unknown" if value is None else str(value)
 
 
 def _gibibytes(count: int | None) -> str:

@@ -60,12 +60,10 @@ class Machine:
 class Native:
     """The native library of core."""
 
-    simd_level: str | None
+    simd_level: str
     """Which of its kernels run here: ``avx512``, ``avx2`` or ``portable``."""
-    num_threads: int | None
+    num_threads: int
     """Threads of the execution pool."""
-    problem: str | None
-    """Why the library could not be loaded."""
 
 
 def inspect_machine(root: Path = Path("/")) -> Machine:
@@ -93,12 +91,10 @@ def inspect_machine(root: Path = Path("/")) -> Machine:
 
 
 def inspect_native() -> Native:
-    """Loads the native library and asks it."""
-    try:
-        from sparring import _native
-    except ImportError as error:
-        return Native(None, None, f"{error}; install sparring again")
-    return Native(_native.simd_level(), _native.num_threads(), None)
+    """Asks the native library."""
+    from sparring import execution, kernels
+
+    return Native(kernels.simd_level(), execution.num_threads())
 
 
 def installed_versions() -> dict[str, str | None]:

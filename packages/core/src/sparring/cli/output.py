@@ -40,7 +40,9 @@ def print_problems(error: ConfigError) -> None:
         place, colon, message = line.partition(": ")
         text = Text(place + colon, style="bold").append(message, style="not bold default")
         console.print(text, soft_wrap=True)
-    count = "1 error" if len(lines) == 1 else f"{len(lines)} errors"
+    problems = error.details["problems"]
+    assert isinstance(problems, tuple)
+    count = "1 error" if len(problems) == 1 else f"{len(problems):,} errors"
     console.print(Text(f"{count} in the configuration", style="bold red"), soft_wrap=True)
 
 

@@ -17,13 +17,15 @@ from sparring.training import TrainResult
 
 __all__ = ["ConfigArgument", "OverridesArgument", "add_train"]
 
+_MOST_TABLES_SHOWN = 8
+
 ConfigArgument = Annotated[
     str, typer.Argument(metavar="CONFIG", help="The YAML file.", show_default=False)
 ]
 OverridesArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[DOTTED.KEY=VALUE]…",
+        metavar="DOTTED.KEY=VALUE",
         help="Values that replace those of the file, as training.epochs=3.",
         show_default=False,
     ),
@@ -49,9 +51,7 @@ def train(
     reason = framework.unavailable() if framework.unavailable is not None else None
     if reason is not None:
         raise PluginError(f"framework {framework.name!r} cannot run here: {reason}")
-    progress = make_progress(
-        make_console(is_error=True), run_config.training.log_interval_seconds
-    )
+    progress = make_progress(make_console(is_error=True), run_config.training.log_interval_seconds)
     try:
         result = framework.train(run_config, manager, progress)
     finally:
@@ -81,8 +81,17 @@ def _print_result(console: Console, result: TrainResult) -> None:
         shown.add(f"best_{name}")
         remark = f"best reachable {best:.4f}" if isinstance(best, (int, float)) else ""
         table.add_row(f"test {name}", f"{value:.4f}", remark)
-    for name, count in result.rows.items():
-        table.add_row(f"rows of {name}", f"{count:,}", "")
+    if len(result.rows) <= _MOST_TABLES_SHOWN:
+        for name, count in result.rows.items():
+            table.add_row(f"rows of {name}", f"{count:,}", "")
+    else:
+        smallest = min(result.rows, key=lambda name: result.rows[name])
+        largest = max(result.rows, key=lambda name: result.rows[name])
+        table.add_row(
+            f"rows of {len(result.rows)} tables",
+            f"{sum(result.rows.values()):,}",
+            f"from {result.rows[smallest]:,} ({smallest}) to {result.rows[largest]:,} ({largest})",
+        )
     rate = f"{result.steps / result.seconds:,.1f} steps/s" if result.seconds > 0 else ""
     table.add_row("steps", f"{result.steps:,}", rate)
     table.add_row("seconds", f"{result.seconds:.1f}", "")

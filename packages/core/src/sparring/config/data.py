@@ -30,12 +30,8 @@ class CriteoData(Section):
     kind: Literal["criteo"]
     path: str = Field(
         min_length=1,
-        description=f"A file, or a folder of files that are read in order of name. {_PATH}",
-    )
-    format: Literal["auto", "tsv", "parquet"] = Field(
-        "auto",
-        description="`tsv` (tabs, no header), `parquet` (the same columns), or `auto`: by the "
-        "end of the file name, `.parquet` or anything else.",
+        description="A file, or a folder of files that are read in order of name. Names that end "
+        f"in `.parquet` are Parquet, all others text with tabs. {_PATH}",
     )
     test_path: str | None = Field(
         None,
@@ -46,22 +42,6 @@ class CriteoData(Section):
         0.1, description="The part of the samples, drawn by `seed`, that is kept for the test."
     )
     batch_size: PositiveInt = Field(4096, description="Samples in a step, over all micro-batches.")
-    max_samples: PositiveInt | None = Field(
-        None, description="Stop reading after so many samples, test included; null reads all."
-    )
-    missing_id: int = Field(
-        -1,
-        ge=-(2**63),
-        le=2**63 - 1,
-        description="The id that stands for an empty categorical column. Ids that are present "
-        "are the 32-bit hexadecimal numbers as they are, so -1 meets none of them.",
-    )
-    missing_integer: int = Field(
-        0,
-        ge=-(2**31),
-        le=2**31 - 1,
-        description="The number that stands for an empty integer column.",
-    )
 
 
 class SyntheticCriteoData(Section):
@@ -74,20 +54,20 @@ class SyntheticCriteoData(Section):
     samples: PositiveInt = Field(400_000, description="Samples to train on.")
     test_samples: PositiveInt = Field(50_000, description="Samples to test on.")
     batch_size: PositiveInt = Field(4096, description="Samples in a step, over all micro-batches.")
-    ids_per_feature: PositiveInt = Field(
-        10_000, description="Distinct ids that a categorical feature can take."
+    max_ids: int = Field(
+        100_000,
+        ge=2,
+        le=2**32,
+        description="Distinct ids that the feature with most of them can take.",
     )
     skew: float = Field(
         1.1,
         ge=0,
-        le=10,
+        le=4,
         description="The exponent of the power law that ids follow; 0 draws them evenly.",
     )
-    path: str | None = Field(
-        None,
-        min_length=1,
-        description="A folder that keeps the generated files for the next run; null keeps none. "
-        f"{_PATH}",
+    missing_fraction: float = Field(
+        0.05, ge=0, le=0.5, description="The part of integers and of ids that is missing."
     )
 
 

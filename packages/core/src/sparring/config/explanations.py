@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -17,34 +17,40 @@ __all__ = ["explain"]
 
 _MAPPING_ERRORS = {"dict_type", "model_attributes_type", "model_type", "dataclass_type"}
 
-_EXPECTED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "bool_parsing": lambda c: "true or false",
-    "bool_type": lambda c: "true or false",
-    "finite_number": lambda c: "a finite number",
-    "float_parsing": lambda c: "a number",
-    "float_type": lambda c: "a number",
-    "greater_than": lambda c: f"a number above {_number(c['gt'])}",
-    "greater_than_equal": lambda c: f"a number of at least {_number(c['ge'])}",
-    "int_from_float": lambda c: "a whole number",
-    "int_parsing": lambda c: "a whole number",
-    "int_parsing_size": lambda c: "a smaller whole number",
-    "int_type": lambda c: "a whole number",
-    "less_than": lambda c: f"a number below {_number(c['lt'])}",
-    "less_than_equal": lambda c: f"a number of at most {_number(c['le'])}",
-    "list_type": lambda c: "a list",
-    "literal_error": lambda c: str(c["expected"]),
-    "string_pattern_mismatch": lambda c: f"text of the form {c['pattern']}",
-    "string_too_long": lambda c: f"text of at most {c['max_length']:,} characters",
-    "string_too_short": lambda c: "text that is not empty",
-    "string_type": lambda c: "text",
-    "too_long": lambda c: f"at most {c['max_length']:,} items",
-    "too_short": lambda c: f"at least {c['min_length']:,} items",
-    "tuple_type": lambda c: "a list",
+_EXPECTED = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "finite_number": "a finite number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "greater_than": "a number above {gt}",
+    "greater_than_equal": "a number of at least {ge}",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a smaller whole number",
+    "int_type": "a whole number",
+    "less_than": "a number below {lt}",
+    "less_than_equal": "a number of at most {le}",
+    "list_type": "a list",
+    "literal_error": "{expected}",
+    "string_pattern_mismatch": "text of the form {pattern}",
+    "string_too_long": "text of at most {max_length} characters",
+    "string_too_short": "text that is not empty",
+    "string_type": "text",
+    "too_long": "at most {max_length} items",
+    "too_short": "at least {min_length} items",
+    "tuple_type": "a list",
 }
+"""Type of a pydantic error → what may stand there; names are those of the error's context."""
 
 
 def explain(
-    error: ValidationError, value: Any, places: Places, *, model: type[BaseModel], at: ConfigPath = ()
+    error: ValidationError,
+    value: Any,
+    places: Places,
+    *,
+    model: type[BaseModel],
+    at: ConfigPath = (),
 ) -> list[Problem]:
     """One problem for each thing that pydantic found.
 
@@ -108,31 +114,37 @@ def _explain_one(
             f"{name} is wrong",
             path,
             found,
-            _EXPECTED[kind](context),
+            _EXPECTED[kind].format_map({name: _shown(each) for name, each in context.items()}),
             suggestion,
         )
     message = details["msg"][:1].lower() + details["msg"][1:]
     return Problem(places.of_value(path), f"{name}: {message}", path, found=found)
 
 
-def _explain_kind(kind: str, context: Mapping[str, Any], places: Places, path: ConfigPath) -> Problem:
+def _explain_kind(
+    kind: str, context: Mapping[str, Any], places: Places, path: ConfigPath
+) -> Problem:
     """The discriminator of a union is missing or names no member."""
     below = (*path, "kind")
     if kind == "union_tag_not_found":
         return Problem(places.of_key(below), f"{dotted(below)} is missing", below)
     tags = _quoted(context["expected_tags"])
+    # An initializer may be given by its name alone; then there is no key `kind`.
+    at = below if places.is_known(below) else path
     return Problem(
-        places.of_value(below),
-        f"{dotted(below)} is wrong",
-        below,
+        places.of_value(at),
+        f"{dotted(at)} is wrong",
+        at,
         found=repr(context["tag"]),
         expected=_one_of(tags),
         suggestion=closest_name(str(context["tag"]), tags),
     )
 
 
-def _number(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+def _shown(value: Any) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _quoted(listed: str) -> list[str]:

@@ -32,7 +32,7 @@ def load_config(
     """Reads a configuration file.
 
     Args:
-        path: a YAML file in UTF-8, at most 1 MiB.
+        path: a YAML file in UTF-8, at most 256 KiB.
         overrides: ``dotted.key=value``, later ones win; see `apply_override`.
         plugin_manager: where given, the backends that the file names must exist, and their
             options are checked too.
@@ -98,7 +98,7 @@ def _read_text(source: str) -> str:
             found = "no such file"
         _refuse(source, found)
     try:
-        with open(file_path, "rb") as file:
+        with file_path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
         _refuse(source, error.strerror or str(error))

@@ -35,14 +35,20 @@ class OptimizerChoice(Section):
 
 
 class SparseOptimizer(OptimizerChoice):
-    """The optimizer for the rows of tables."""
+    """A native optimizer of the framework for the rows of tables.
+
+    Any other key (`eps`, `betas`, `weight_decay`, …) goes to the optimizer as it stands.
+    """
 
     name: str = Field("adagrad", pattern=_NAME, description=_NAME_DESCRIPTION)
     lr: PositiveFloat = Field(0.05, description="The learning rate.")
 
 
 class DenseOptimizer(OptimizerChoice):
-    """The optimizer for ordinary parameters."""
+    """A native optimizer of the framework for ordinary parameters.
+
+    Any other key (`eps`, `betas`, `weight_decay`, …) goes to the optimizer as it stands.
+    """
 
     name: str = Field("adam", pattern=_NAME, description=_NAME_DESCRIPTION)
     lr: PositiveFloat = Field(0.001, description="The learning rate.")

@@ -26,7 +26,7 @@ def apply_override(override: str, value: dict[str, Any], places: Places) -> list
     parts = key.strip().split(".")
     if not equals or not all(parts):
         return [Problem(place, "an override has the form dotted.key=value, as training.epochs=3")]
-    parsed = parse_yaml(text, lambda line, column: place)
+    parsed = parse_yaml(text, lambda _line, _column: place)
     if parsed.problems:
         hint = "put the value in quotes if it is meant as text"
         return [Problem(place, f"{problem.message}; {hint}") for problem in parsed.problems]

@@ -43,6 +43,10 @@ class Places:
                 del places[known]
             places[path] = place
 
+    def is_known(self, path: ConfigPath) -> bool:
+        """Whether something was written at exactly `path`."""
+        return path in self._values
+
     def of_key(self, path: ConfigPath) -> Place:
         """Where the key stands; for one that is missing, where its section stands."""
         return _nearest(self._keys, path)

@@ -17,6 +17,7 @@ ConfigPath = tuple[str | int, ...]
 """Keys and list indexes from the top of a configuration to one value."""
 
 _LONGEST_VALUE = 60
+_MOST_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,10 @@ def raise_problems(problems: Sequence[Problem]) -> NoReturn:
     They are the attribute ``problems`` of the error. What two checks found is given once.
     """
     ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.place)
-    raise ConfigError("\n".join(str(problem) for problem in ordered), problems=tuple(ordered))
+    lines = [str(problem) for problem in ordered[:_MOST_SHOWN]]
+    if len(ordered) > _MOST_SHOWN:
+        lines.append(f"… and {len(ordered) - _MOST_SHOWN:,} more")
+    raise ConfigError("\n".join(lines), problems=tuple(ordered))
 
 
 def dotted(path: ConfigPath) -> str:

@@ -80,7 +80,7 @@ class RunConfig(Section):
     )
     seed: int = Field(
         0,
-        ge=-(2**63),
+        ge=0,
         le=2**63 - 1,
         description="Determines the split into training and test, the order of samples, and all "
         "initial values.",

@@ -32,5 +32,5 @@ class TrainingConfig(Section):
     non_finite_gradients: Literal["raise", "skip"] = Field(
         "raise",
         description="What a NaN or infinite gradient does: `raise` ends training with an error "
-        "before any row changes; `skip` drops that step and counts it.",
+        "before any row changes; `skip` leaves the rows concerned as they are and counts them.",
     )

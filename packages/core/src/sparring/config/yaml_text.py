@@ -20,7 +20,7 @@ from sparring.config.problems import ConfigPath, Problem, describe_value
 
 __all__ = ["MAX_BYTES", "ParsedText", "parse_yaml"]
 
-MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 18
 _MAX_DEPTH = 50
 _MAX_VALUES = 20_000
 
@@ -71,7 +71,7 @@ def parse_yaml(text: str, place_of: PlaceOf) -> ParsedText:
         if node is not None:
             try:
                 parsed.value = _Reader(loader, parsed, place_of).read(node, ())
-            except _TooMuch as error:
+            except _TooMuchError as error:
                 parsed.problems.append(Problem(place_of(0, 0), f"YAML: {error}"))
                 parsed.is_readable = False
         return parsed
@@ -79,7 +79,7 @@ def parse_yaml(text: str, place_of: PlaceOf) -> ParsedText:
     return parsed
 
 
-class _TooMuch(Exception):
+class _TooMuchError(Exception):
     """A bound was met; a few aliases in one another can stand for billions of values."""
 
 
@@ -95,9 +95,9 @@ class _Reader:
     def read(self, node: Node, path: ConfigPath) -> Any:
         self._num_values += 1
         if self._num_values > _MAX_VALUES:
-            raise _TooMuch(f"more than {_MAX_VALUES:,} values, aliases counted each time")
+            raise _TooMuchError(f"more than {_MAX_VALUES:,} values, aliases counted each time")
         if len(path) > _MAX_DEPTH:
-            raise _TooMuch(f"nested more than {_MAX_DEPTH} levels deep")
+            raise _TooMuchError(f"nested more than {_MAX_DEPTH} levels deep")
         if isinstance(node, MappingNode) and node.tag == _TAG + "map":
             return self._read_mapping(node, path)
         if isinstance(node, SequenceNode) and node.tag == _TAG + "seq":
@@ -148,7 +148,9 @@ class _Reader:
         shown = "!!" + tag.removeprefix(_TAG) if tag.startswith(_TAG) else tag
         self._complain(node, path, "tags are not allowed; remove it", shown)
 
-    def _complain(self, node: Node, path: ConfigPath, message: str, found: str | None = None) -> None:
+    def _complain(
+        self, node: Node, path: ConfigPath, message: str, found: str | None = None
+    ) -> None:
         self._parsed.problems.append(
             Problem(self._at(node), f"YAML: {message}", path=path, found=found)
         )

@@ -41,12 +41,12 @@ _VARIETY = (
 )  # fmt: skip
 """Feature f can take ``max_ids ** _VARIETY[f]`` ids: from a handful to all."""
 
-_NUM_WEIGHTED = 50  # Popular ids of a feature that have a weight; the others have none.
-_NUM_PAIRED = 8  # Popular ids of a feature of a pair that have hidden factors.
-_PAIRS = ((0, 4), (1, 7), (5, 13), (19, 22), (10, 16))
-_NUM_FACTORS = 2
+_NUM_WEIGHTED = 30  # Popular ids of a feature that have a weight; the others have none.
+_NUM_PAIRED = 6  # Popular ids of a feature of a pair that have hidden factors.
+_PAIRS = ((8, 19), (5, 13), (16, 21), (4, 22))
+_NUM_FACTORS = 1
 _NUM_EFFECTIVE = 6  # Integers that matter to a click.
-_VARIANCE_OF_WEIGHTS, _VARIANCE_OF_EFFECTS, _VARIANCE_OF_PAIRS = 0.75, 0.17, 0.08
+_VARIANCE_OF_WEIGHTS, _VARIANCE_OF_EFFECTS, _VARIANCE_OF_PAIRS = 0.82, 0.14, 0.04
 _LOGIT_DEVIATION = 1.7
 _CLICK_RATE = 0.25
 _CALIBRATION_ROWS = 1 << 15
@@ -115,10 +115,10 @@ class PlantedModel:
         self._location = random.uniform(0.5, 4.0, NUM_INTEGERS)
         self._spread = random.uniform(0.5, 1.5, NUM_INTEGERS)
         self._slopes = random.normal(size=_NUM_EFFECTIVE)
-        self._curvatures = random.normal(size=_NUM_EFFECTIVE) * 0.5
+        self._curvatures = random.normal(size=_NUM_EFFECTIVE) * 0.3
         # Column 0 is the missing id, then ids by rank; one beyond the weighted ones is 0.
         self._weights = random.normal(size=(NUM_FEATURES, _NUM_WEIGHTED + 2))
-        self._weights[:, 1:-1] *= (1.0 + np.arange(_NUM_WEIGHTED)) ** -0.5
+        self._weights[:, 1:-1] *= (1.0 + np.arange(_NUM_WEIGHTED)) ** -0.7
         self._weights[:, -1] = 0.0
         self._factors = random.normal(size=(len(_PAIRS), 2, _NUM_PAIRED + 2, _NUM_FACTORS))
         self._factors[:, :, -1] = 0.0

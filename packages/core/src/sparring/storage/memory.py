@@ -104,7 +104,7 @@ class MemoryStorage(Storage):
         )
 
     def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
-        # A copy, because a writer may be at work meanwhile; `copy` is atomic, a list of items is not.
+        # A copy, because a writer may be at work; `copy` is atomic, a list of the items is not.
         entries = iter(self._entries.copy().items())
         while chunk := dict(islice(entries, chunk_rows)):
             self._check_open()

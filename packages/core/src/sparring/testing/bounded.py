@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparring.errors import CapacityError
-from sparring.storage.contract import Storage
+from sparring.storage.contract import Keys, Rows, Storage
 from sparring.testing.ledger import Ledger, capacity_of, fill
 from sparring.testing.samples import (
     Row,
@@ -63,11 +63,7 @@ class BoundedTests:
         require(not storage.capabilities.evicts, "this storage declares evicts=True")
         keys = distinct_keys(rng, capacity + 1)
         rows = random_rows(rng, capacity + 1, storage.table)
-        before: dict[int, Row] = {}
-        with pytest.raises(CapacityError):
-            for part in np.array_split(np.arange(capacity + 1), 7):
-                before = contents(storage)
-                storage.upsert(keys[part], rows[part])
+        before = _upsert_until_refused(storage, keys, rows)
         assert contents(storage) == before, "the refused upsert left some of its rows"
         known = np.array(list(before), np.int64)
         replacement = random_rows(rng, len(known), storage.table)
@@ -113,6 +109,16 @@ class BoundedTests:
         ledger.upsert(mixed, random_rows(rng, len(mixed), storage.table), rng)
         ledger.check()
 
+    def test_find_keeps_scores(self, bounded_storage: Storage, rng: np.random.Generator) -> None:
+        storage = bounded_storage
+        keys = distinct_keys(rng, max(2, capacity_of(storage) // 2))
+        for part in np.array_split(keys, 2):
+            storage.upsert(part, random_rows(rng, len(part), storage.table))
+        before = contents(storage)
+        for _ in range(3):
+            storage.find(keys[: len(keys) // 3])
+        assert contents(storage) == before, "find changed scores"
+
     def test_erased_rows_are_not_handed_back(
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
@@ -142,3 +148,14 @@ class BoundedTests:
         evicted.rows[:] = -1
         evicted.scores[:] = 3
         assert contents(storage) == before
+
+
+def _upsert_until_refused(storage: Storage, keys: Keys, rows: Rows) -> dict[int, Row]:
+    """What a storage held before the first upsert that it refused for want of room."""
+    for part in np.array_split(np.arange(len(keys)), 7):
+        before = contents(storage)
+        try:
+            storage.upsert(keys[part], rows[part])
+        except CapacityError:
+            return before
+    pytest.fail(f"a storage of capacity {storage.capacity} took {len(keys)} keys")

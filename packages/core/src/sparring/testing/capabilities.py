@@ -9,6 +9,7 @@ from sparring.errors import UnsupportedError
 from sparring.storage.contract import Capabilities, Storage
 from sparring.testing.samples import (
     MakeStorage,
+    Row,
     contents,
     distinct_keys,
     random_rows,
@@ -100,6 +101,6 @@ def _check_consistent(storage: Storage) -> None:
         assert declared.scores != "none", "a storage that evicts has scores to evict by"
 
 
-def _fill(storage: Storage, rng: np.random.Generator) -> dict[int, object]:
+def _fill(storage: Storage, rng: np.random.Generator) -> dict[int, Row]:
     storage.upsert(distinct_keys(rng, 30), random_rows(rng, 30, storage.table))
-    return dict(contents(storage))
+    return contents(storage)

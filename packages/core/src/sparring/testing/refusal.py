@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sparring.errors import InvalidArgumentError
-from sparring.storage.contract import Columns, Storage
-from sparring.testing.samples import contents, distinct_keys, random_rows, require
+from sparring.storage.contract import Columns, Rows, Storage
+from sparring.testing.samples import Row, contents, distinct_keys, random_rows, require
 
 __all__ = ["RefusalTests"]
 
@@ -36,9 +36,7 @@ class RefusalTests:
         keys = _BAD_KEYS[what]
         rows = random_rows(rng, np.size(keys), storage.table)
         with pytest.raises(InvalidArgumentError):
-            storage.upsert(keys, rows) if operation == "upsert" else getattr(storage, operation)(
-                keys
-            )
+            _call(storage, operation, keys, rows)
         _assert_unchanged(storage, before)
 
     @pytest.mark.parametrize("operation", ["find", "upsert", "erase"])
@@ -49,25 +47,16 @@ class RefusalTests:
         before = _fill(storage, rng)
         keys = np.array([1, 77, 3, 77])
         with pytest.raises(InvalidArgumentError, match="77"):
-            if operation == "upsert":
-                storage.upsert(keys, random_rows(rng, 4, storage.table))
-            else:
-                getattr(storage, operation)(keys)
+            _call(storage, operation, keys, random_rows(rng, 4, storage.table))
         _assert_unchanged(storage, before)
 
     @pytest.mark.parametrize(
-        ("what", "shape"),
-        [
-            ("too narrow", (2, 3)),
-            ("too wide", (2, 5)),
-            ("too few", (1, 4)),
-            ("too many", (3, 4)),
-            ("rank 1", (8,)),
-            ("rank 3", (2, 2, 2)),
-        ],
+        "shape",
+        [(2, 3), (2, 5), (1, 4), (3, 4), (8,), (2, 2, 2)],
+        ids=["too narrow", "too wide", "too few", "too many", "rank 1", "rank 3"],
     )
     def test_rows_of_wrong_shape_are_refused_and_change_nothing(
-        self, storage: Storage, rng: np.random.Generator, what: str, shape: tuple[int, ...]
+        self, storage: Storage, rng: np.random.Generator, shape: tuple[int, ...]
     ) -> None:
         before = _fill(storage, rng)
         with pytest.raises(InvalidArgumentError):
@@ -109,12 +98,19 @@ class RefusalTests:
         _assert_unchanged(storage, before)
 
 
-def _fill(storage: Storage, rng: np.random.Generator) -> dict[int, Any]:
+def _call(storage: Storage, operation: str, keys: Any, rows: Rows) -> None:
+    if operation == "upsert":
+        storage.upsert(keys, rows)
+    else:
+        getattr(storage, operation)(keys)
+
+
+def _fill(storage: Storage, rng: np.random.Generator) -> dict[int, Row]:
     keys = np.concatenate([[1, 2, 3], distinct_keys(rng, 20)])
     storage.upsert(keys, random_rows(rng, len(keys), storage.table))
     return contents(storage)
 
 
-def _assert_unchanged(storage: Storage, before: dict[int, Any]) -> None:
+def _assert_unchanged(storage: Storage, before: dict[int, Row]) -> None:
     assert contents(storage) == before, "a refused call changed the table"
     assert storage.size == len(before)

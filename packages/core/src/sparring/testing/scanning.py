@@ -80,7 +80,7 @@ class ScanTests:
         seen: tuple[list[int], list[int]] = ([], [])
         for chunks in zip_longest(storage.scan(9), storage.scan(9)):
             for chunk, keys_seen in zip(chunks, seen, strict=True):
-                keys_seen += [] if chunk is None else chunk.keys.tolist()
+                keys_seen.extend([] if chunk is None else chunk.keys.tolist())
         assert sorted(seen[0]) == sorted(seen[1]) == sorted(keys.tolist())
 
     def test_scan_beside_writes_gives_every_key_that_stays(

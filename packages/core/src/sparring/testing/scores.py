@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from sparring.errors import InvalidArgumentError
@@ -40,7 +41,7 @@ class ScoreTests:
 
     @pytest.mark.parametrize("scores", [[1], [1, 2, 3], [[1, 2]], [1.0, 2.0], [-1, 2], ["1", "2"]])
     def test_bad_scores_are_refused_and_change_nothing(
-        self, given_scores_storage: Storage, rng: np.random.Generator, scores: list[object]
+        self, given_scores_storage: Storage, rng: np.random.Generator, scores: npt.ArrayLike
     ) -> None:
         storage = given_scores_storage
         rows = random_rows(rng, 2, storage.table)

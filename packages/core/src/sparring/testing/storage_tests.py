@@ -168,8 +168,8 @@ class StorageTests(
             capacity = storage.capacity
             assert capacity is not None, f"bounded_options[{policy!r}] opened no bounded storage"
             assert 16 <= capacity <= _MOST_CAPACITY, (
-                f"bounded_options[{policy!r}] opened a storage of {capacity} rows; the kit fills it "
-                f"many times, so give 16 to {_MOST_CAPACITY}, best some hundred"
+                f"bounded_options[{policy!r}] holds {capacity} rows; the kit fills it many times, "
+                f"so give 16 to {_MOST_CAPACITY}, best some hundred"
             )
             return storage
 

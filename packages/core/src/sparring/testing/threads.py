@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
+import numpy.typing as npt
 
-from sparring.storage.contract import Keys, Storage
+from sparring.storage.contract import Keys, Rows, Storage
 from sparring.testing.samples import (
     MakeStorage,
     contents,
@@ -61,7 +62,7 @@ class ThreadTests:
         _write_version(storage, written, 1)
 
         def read(is_over: threading.Event) -> None:
-            latest = np.zeros(len(written))
+            latest: npt.NDArray[np.float32] = np.zeros(len(written), np.float32)
             while not is_over.is_set():
                 result = storage.find(written)
                 assert result.found.all(), "a row that was only replaced was not found"
@@ -117,11 +118,11 @@ def _write_version(storage: Storage, keys: Keys, version: int) -> None:
     storage.upsert(keys, np.full((len(keys), storage.table.width), version, np.float32))
 
 
-def _versions(rows: np.ndarray) -> np.ndarray:
+def _versions(rows: Rows) -> npt.NDArray[np.float32]:
     """The version of each row; fails where one row has parts of two."""
-    versions = rows[:, 0]
+    versions: npt.NDArray[np.float32] = rows[:, 0].copy()
     assert (rows == versions[:, None]).all(), "a reader saw a mixture of two rows"
-    return versions.copy()
+    return versions
 
 
 def _run_beside(

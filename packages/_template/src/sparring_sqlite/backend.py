@@ -1,0 +1,108 @@
+"""A storage over one SQLite file: an integer key and a blob for each row."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.errors import InvalidArgumentError, StorageIOError
+from sparring.storage import Capabilities, Columns, Evicted, Keys, Rows, ScanChunk, Scores, Storage
+from sparring.table import TableConfig
+from sparring_sqlite import SqliteOptions
+
+_CACHE_BYTES = 8 << 20
+_KEYS_PER_QUERY = 900  # every SQLite takes 999 parameters
+
+
+class SqliteStorage(Storage):
+    """``<folder>/<table>.sqlite``. Threads take turns, so readers see committed rows only."""
+
+    capabilities = Capabilities(persistent=True, concurrent_reads=True)
+
+    def __init__(self, table: TableConfig, options: SqliteOptions) -> None:
+        super().__init__(table)
+        self.options = options
+        self._lock = threading.RLock()
+        options.folder.mkdir(parents=True, exist_ok=True)
+        path = options.folder / f"{table.name}.sqlite"
+        self._database = sqlite3.connect(path, check_same_thread=False)
+        try:
+            [(found,)] = self._run("PRAGMA user_version")  # it keeps the size of a row, for us
+            if found not in (0, table.row_bytes):
+                raise InvalidArgumentError(
+                    f"{path} holds rows of {found} bytes, asked were {table.row_bytes}; move it"
+                )
+            self._run(f"PRAGMA user_version = {table.row_bytes}")
+            self._run(f"PRAGMA cache_size = -{_CACHE_BYTES // 1024}")
+            self._run("CREATE TABLE IF NOT EXISTS rows (key INTEGER PRIMARY KEY, row BLOB)")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def memory_bytes(self) -> int:
+        self._check_open()
+        return _CACHE_BYTES  # the most that SQLite uses; rows are on disk
+
+    def _find_impl(
+        self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
+    ) -> None:
+        position = {key: i for i, key in enumerate(keys.tolist())}
+        rows[:], found[:] = 0, False
+        wanted = list(position)
+        for begin in range(0, len(wanted), _KEYS_PER_QUERY):
+            part = wanted[begin : begin + _KEYS_PER_QUERY]
+            marks = ",".join("?" * len(part))
+            for key, row in self._run(f"SELECT key, row FROM rows WHERE key IN ({marks})", part):
+                i = position[key]
+                rows[i], found[i] = self._decode(row)[0, columns.begin : columns.end], True
+
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+        pairs = zip(keys.tolist(), map(np.ndarray.tobytes, rows), strict=True)
+        self._run("INSERT OR REPLACE INTO rows VALUES (?, ?)", many=pairs)
+        return self._nothing_evicted()
+
+    def _erase_impl(self, keys: Keys) -> int:
+        with self._lock:
+            before = self._database.total_changes
+            self._run("DELETE FROM rows WHERE key = ?", many=((key,) for key in keys.tolist()))
+            return self._database.total_changes - before
+
+    def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
+        query = "SELECT key, row FROM rows WHERE key {} ? ORDER BY key LIMIT ?"
+        pairs = self._run(query.format(">="), (-(2**63), chunk_rows))
+        while pairs:
+            keys = np.array([key for key, _ in pairs], np.int64)
+            rows = self._decode(b"".join(row for _, row in pairs))
+            part = rows[:, columns.begin : columns.end].copy()
+            yield ScanChunk(keys, part, np.zeros(len(keys), np.uint64))
+            self._check_open()
+            pairs = self._run(query.format(">"), (pairs[-1][0], chunk_rows))
+
+    def _size_impl(self) -> int:
+        return int(self._run("SELECT count(*) FROM rows")[0][0])
+
+    def _clear_impl(self) -> None:
+        self._run("DELETE FROM rows")
+
+    def _close_impl(self) -> None:
+        with self._lock:
+            self._database.close()
+
+    def _decode(self, data: bytes) -> Rows:
+        return np.frombuffer(data, self.table.numpy_dtype).reshape(-1, self.table.width)
+
+    def _run(self, query: str, values: Any = (), many: Iterable[Any] | None = None) -> list[Any]:
+        """One statement, or one for each of `many`: committed whole, or not at all."""
+        try:
+            with self._lock, self._database as database:
+                if many is None:
+                    return database.execute(query, values).fetchall()
+                return database.executemany(query, many).fetchall()
+        except sqlite3.Error as error:
+            raise StorageIOError(f"{self.table.name}.sqlite: {error}; look at the file") from error

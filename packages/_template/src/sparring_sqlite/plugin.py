@@ -1,0 +1,30 @@
+"""What this package offers to sparring. Importing it imports no client library."""
+
+from sparring import Storage, TableConfig
+from sparring.descriptors import StorageDescriptor
+from sparring.errors import PluginError
+from sparring.hookspecs import hookimpl
+from sparring_sqlite import SqliteOptions
+
+
+def _open(table: TableConfig, options: SqliteOptions) -> Storage:
+    try:
+        from sparring_sqlite.backend import SqliteStorage
+    except ImportError as error:
+        raise PluginError(
+            "sqlite: this Python has no sqlite3; run: apt install libsqlite3-0"
+        ) from error
+    return SqliteStorage(table, options)
+
+
+@hookimpl
+def sparring_register_storage() -> list[StorageDescriptor]:
+    return [
+        StorageDescriptor(
+            name="sqlite",
+            api_version=(1, 0),  # of the contract that this was written against, not of a package
+            summary="Each table in one SQLite file: small, persistent, easy to look into.",
+            options=SqliteOptions,
+            factory=_open,
+        )
+    ]

@@ -1,0 +1,50 @@
+"""The proof: sparring's own test kit, and what it cannot know about this backend."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparring import Storage, TableConfig, open_storage
+from sparring.errors import InvalidArgumentError, StorageIOError
+from sparring.testing import StorageTests
+from sparring_sqlite import SqliteOptions
+from sparring_sqlite.backend import SqliteStorage
+
+
+class TestSqliteStorage(StorageTests):
+    @pytest.fixture
+    def make_storage(self, tmp_path: Path) -> Any:
+        numbers = count()
+
+        def make(table: TableConfig) -> Storage:
+            folder = tmp_path / str(next(numbers))
+            return SqliteStorage(table, SqliteOptions(folder=folder))
+
+        return make
+
+    @pytest.fixture
+    def reopen_storage(self) -> Any:
+        return lambda closed: SqliteStorage(closed.table, closed.options)
+
+
+def test_storage_opens_by_name(tmp_path: Path) -> None:
+    with open_storage("sqlite", TableConfig("films", 4), folder=tmp_path) as storage:
+        assert isinstance(storage, SqliteStorage)
+    assert (tmp_path / "films.sqlite").exists()
+
+
+def test_file_of_another_shape_is_refused(tmp_path: Path) -> None:
+    options = SqliteOptions(folder=tmp_path)
+    SqliteStorage(TableConfig("films", 4), options).close()
+    with pytest.raises(InvalidArgumentError, match="rows of 16 bytes"):
+        SqliteStorage(TableConfig("films", 8), options)
+
+
+def test_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    (tmp_path / "films.sqlite").write_bytes(b"not a database, but long enough to look like one")
+    with pytest.raises(StorageIOError, match=r"films\.sqlite"):
+        SqliteStorage(TableConfig("films", 4), SqliteOptions(folder=tmp_path))

@@ -1,0 +1,84 @@
+#include "layout.h"
+
+#include <string>
+
+#include "check.h"
+#include "client.h"
+#include "status.h"
+
+using namespace sparring::hkv;
+using namespace sparring::hkv::testing;
+
+namespace {
+
+bool is_refused(const TableOptions& options, const std::string& word) {
+  try {
+    make_layout(options, 1000);
+  } catch (const StatusError& error) {
+    return std::string(error.what()).find(word) != std::string::npos;
+  }
+  return false;
+}
+
+void options_out_of_range_are_refused() {
+  CHECK(is_refused({.row_bytes = 0}, "row_bytes"));
+  CHECK(is_refused({.row_bytes = 4, .capacity = 0}, "capacity"));
+  CHECK(is_refused({.row_bytes = 4, .capacity = -2}, "capacity"));
+  CHECK(is_refused({.row_bytes = 4, .memory_bytes = 500}, "memory_bytes"));
+}
+
+void buckets_are_four_fifths_full_at_capacity() {
+  const Layout layout =
+      make_layout({.row_bytes = 4, .capacity = 48'000, .policy = PolicyKind::kLru}, 0);
+  CHECK(layout.num_fixed_buckets == 1000 && layout.max_buckets == 1000);
+  CHECK(layout.max_rows == 48'000 && layout.is_bounded);
+}
+
+void tighter_bound_holds() {
+  TableOptions options{.row_bytes = 256, .capacity = 100, .memory_bytes = 1 << 30};
+  CHECK(make_layout(options, 0).max_rows == 100);
+  options.memory_bytes = 40'000;
+  options.capacity = 1'000'000;
+  CHECK(make_layout(options, 0).max_rows < 150);
+}
+
+// Of every size of table, kind of row and policy: memory is never exceeded, and
+// little of it is left unused.
+void memory_bound_holds_and_is_used() {
+  for (const PolicyKind policy : {PolicyKind::kNone, PolicyKind::kLru}) {
+    for (const uint64_t row_bytes : {uint64_t{4}, uint64_t{100}, uint64_t{5000}}) {
+      for (const uint64_t memory : {uint64_t{60'000}, uint64_t{3'000'000}, uint64_t{20'000'000}}) {
+        Client client({.row_bytes = row_bytes, .memory_bytes = memory, .policy = policy});
+        const SparringStat empty = client.stat();
+        CHECK(empty.memory_bytes <= memory);
+        int64_t next = 0;
+        SparringStatus status = SPARRING_OK;
+        while (status == SPARRING_OK && next < 2 * empty.capacity + 10) {
+          Keys keys;
+          const int64_t size = policy == PolicyKind::kNone && next < empty.capacity
+                                   ? std::min<int64_t>(999, empty.capacity - next)
+                                   : 999;
+          for (int64_t i = 0; i < size; ++i) keys.push_back(next++);
+          status = client.upsert(keys, 0);
+          CHECK(client.stat().memory_bytes <= memory);
+        }
+        CHECK(status == (policy == PolicyKind::kNone ? SPARRING_CAPACITY : SPARRING_OK));
+        const SparringStat full = client.stat();
+        CHECK(full.size <= full.capacity);
+        CHECK(full.size >= full.capacity * 9 / 10);
+        if (policy == PolicyKind::kLru && memory > 1'000'000) {
+          CHECK(full.memory_bytes >= memory * 9 / 10);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  RUN(options_out_of_range_are_refused);
+  RUN(buckets_are_four_fifths_full_at_capacity);
+  RUN(tighter_bound_holds);
+  RUN(memory_bound_holds_and_is_used);
+}

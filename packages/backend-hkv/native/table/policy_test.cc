@@ -1,0 +1,78 @@
+#include "policy.h"
+
+#include "check.h"
+#include "status.h"
+
+using namespace sparring::hkv;
+
+namespace {
+
+constexpr uint64_t kMost = ~uint64_t{0};
+const uint64_t kFive = 5;
+
+void lru_counts_calls() {
+  Policy policy(PolicyKind::kLru);
+  policy.begin_call();
+  CHECK(policy.initial(nullptr) == 1 && policy.updated(99, nullptr) == 1);
+  policy.begin_call();
+  CHECK(policy.initial(nullptr) == 2);
+}
+
+void lfu_adds_up_and_stops_at_the_top() {
+  Policy policy(PolicyKind::kLfu);
+  CHECK(policy.initial(nullptr) == 1 && policy.initial(&kFive) == 5);
+  CHECK(policy.updated(10, nullptr) == 11 && policy.updated(10, &kFive) == 15);
+  CHECK(policy.updated(kMost - 5, &kFive) == kMost && policy.updated(kMost - 4, &kFive) == kMost);
+  CHECK(policy.updated(kMost, &kMost) == kMost);
+}
+
+void epochs_come_before_what_is_counted() {
+  Policy lru(PolicyKind::kEpochLru);
+  lru.begin_call();
+  lru.begin_call();
+  const uint64_t old = lru.initial(nullptr);
+  CHECK(old == 2);
+  lru.set_epoch(3);
+  lru.begin_call();
+  CHECK(lru.initial(nullptr) == (uint64_t{3} << 32 | 1) && lru.initial(nullptr) > old);
+
+  Policy lfu(PolicyKind::kEpochLfu);
+  lfu.set_epoch(4294967295u);
+  CHECK(lfu.updated(7, &kFive) == (uint64_t{4294967295u} << 32 | 12));
+  CHECK(lfu.updated(0xfffffffeu, &kFive) == kMost);
+  CHECK(lfu.initial(&kMost) == kMost);
+}
+
+void custom_keeps_what_was_given() {
+  Policy policy(PolicyKind::kCustom);
+  CHECK(policy.initial(nullptr) == 0 && policy.initial(&kFive) == 5);
+  CHECK(policy.updated(9, nullptr) == 9 && policy.updated(9, &kFive) == 5);
+}
+
+void wrong_names_and_epochs_are_refused() {
+  const auto refuses = [](const auto& body) {
+    try {
+      body();
+    } catch (const StatusError&) {
+      return true;
+    }
+    return false;
+  };
+  CHECK(refuses([] { Policy::kind_of("fifo"); }));
+  CHECK(Policy::kind_of("epoch_lfu") == PolicyKind::kEpochLfu);
+  CHECK(refuses([] { Policy(PolicyKind::kLru).set_epoch(1); }));
+  Policy policy(PolicyKind::kEpochLru);
+  policy.set_epoch(7);
+  CHECK(refuses([&] { policy.set_epoch(6); }) && refuses([&] { policy.set_epoch(4294967296u); }));
+  CHECK(policy.epoch() == 7);
+}
+
+}  // namespace
+
+int main() {
+  RUN(lru_counts_calls);
+  RUN(lfu_adds_up_and_stops_at_the_top);
+  RUN(epochs_come_before_what_is_counted);
+  RUN(custom_keeps_what_was_given);
+  RUN(wrong_names_and_epochs_are_refused);
+}

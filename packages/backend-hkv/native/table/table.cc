@@ -1,0 +1,216 @@
+#include "table.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+
+#include "parallel.h"
+#include "status.h"
+
+namespace sparring::hkv {
+namespace {
+
+// Below this a key costs less than waking a thread.
+constexpr int64_t kGrain = 1024;
+// Output from here on is written past the caches; see kernel_body.h.
+constexpr uint64_t kLargeBytes = uint64_t{4} << 20;
+
+using SharedLock = std::shared_lock<ReaderWriterLock>;
+using UniqueLock = std::unique_lock<ReaderWriterLock>;
+
+}  // namespace
+
+Table::Contents::Contents(const TableOptions& options, const Layout& layout)
+    : index({.has_scores = options.policy != PolicyKind::kNone,
+             .num_fixed_buckets = layout.num_fixed_buckets,
+             .max_buckets = layout.max_buckets,
+             .seed = options.hash_seed}),
+      rows(row_stride(options.row_bytes), layout.max_rows, 0) {}
+
+Table::Table(const TableOptions& options, const Kernels* kernels)
+    : options_(options),
+      layout_(make_layout(options, sizeof(Table) + sizeof(Contents))),
+      kernels_(kernels),
+      policy_(options.policy),
+      contents_(std::make_unique<Contents>(options, layout_)) {}
+
+bool Table::is_large(uint64_t count, uint64_t row_bytes) const {
+  return count * row_bytes >= kLargeBytes;
+}
+
+void Table::find(SparringFind& call) const {
+  const SharedLock lock(lock_);
+  const IndexView index = contents_->index.view();
+  const uint64_t bytes = call.columns.end - call.columns.begin;
+  const RowOutput whole{contents_->rows.view(), call.columns.begin, call.columns.end,
+                        static_cast<char*>(call.rows), call.row_stride,
+                        is_large(static_cast<uint64_t>(call.count), bytes)};
+  parallel_for(call.call.executor, call.count, kGrain, [&](int64_t begin, int64_t end) {
+    RowOutput part = whole;
+    part.out += static_cast<uint64_t>(begin) * whole.stride;
+    kernels_->find(index, part, call.keys + begin, end - begin, call.found + begin);
+  });
+}
+
+void Table::scan(SparringScan& call) const {
+  const SharedLock lock(lock_);
+  std::vector<Entry> entries;
+  const auto capacity = static_cast<uint64_t>(call.capacity);
+  entries.reserve(std::min(capacity, contents_->index.size()) + kSlots);
+  uint64_t cursor = call.cursor[0];
+  call.is_done = contents_->index.collect(cursor, capacity, entries) ? 1 : 0;
+  call.cursor[0] = cursor;
+  call.count = static_cast<int64_t>(entries.size());
+  std::vector<uint32_t> numbers(entries.size());
+  for (size_t i = 0; i < entries.size(); ++i) {
+    call.keys[i] = entries[i].key;
+    if (call.scores != nullptr) call.scores[i] = entries[i].score;
+    numbers[i] = entries[i].row;
+  }
+  if (call.rows == nullptr) return;
+  const uint64_t bytes = call.columns.end - call.columns.begin;
+  const RowOutput whole{contents_->rows.view(), call.columns.begin, call.columns.end,
+                        static_cast<char*>(call.rows), bytes, false};
+  parallel_for(call.call.executor, call.count, kGrain, [&](int64_t begin, int64_t end) {
+    RowOutput part = whole;
+    part.out += static_cast<uint64_t>(begin) * whole.stride;
+    kernels_->gather(part, numbers.data() + begin, end - begin);
+  });
+}
+
+void Table::stat(SparringStat& call) const {
+  const SharedLock lock(lock_);
+  call.capabilities = SPARRING_CONCURRENT_READS;
+  if (layout_.is_bounded) call.capabilities |= SPARRING_BOUNDED;
+  if (evicts()) call.capabilities |= SPARRING_EVICTS;
+  if (options_.policy == PolicyKind::kCustom) call.capabilities |= SPARRING_SCORES_GIVEN;
+  call.row_bytes = options_.row_bytes;
+  call.size = static_cast<int64_t>(contents_->index.size());
+  call.capacity = layout_.is_bounded ? static_cast<int64_t>(layout_.max_rows) : -1;
+  call.memory_bytes = sizeof(Table) + sizeof(Contents) - sizeof(Index) +
+                      contents_->index.memory_bytes() + contents_->rows.memory_bytes();
+}
+
+void Table::erase(SparringErase& call) {
+  const UniqueLock lock(lock_);
+  Index& index = contents_->index;
+  int64_t erased = 0;
+  constexpr int64_t kBlock = 64;
+  uint32_t numbers[kBlock];
+  for (int64_t at = 0; at < call.count; at += kBlock) {
+    const int64_t size = std::min(kBlock, call.count - at);
+    // Brings what the keys need into the caches, all of it at once.
+    kernels_->locate(index.view(), call.keys + at, size, numbers, nullptr);
+    for (int64_t i = 0; i < size; ++i) {
+      if (numbers[i] != kNoRow) __builtin_prefetch(contents_->rows.at(numbers[i]), 1);
+    }
+    for (int64_t i = 0; i < size; ++i) {
+      if (numbers[i] == kNoRow) continue;
+      const uint32_t row = index.erase(call.keys[at + i], index.hash(call.keys[at + i]));
+      if (row == kNoRow) continue;
+      contents_->rows.release(row);
+      ++erased;
+    }
+  }
+  call.erased = erased;
+}
+
+void Table::clear() {
+  const UniqueLock lock(lock_);
+  contents_ = std::make_unique<Contents>(options_, layout_);
+}
+
+void Table::check_scores(const uint64_t* scores) const {
+  if (scores != nullptr && !policy_.takes_scores()) {
+    throw StatusError(SPARRING_UNSUPPORTED,
+                      std::string("scores: policy ") + policy_.name() +
+                          " takes none; leave them out, or use policy custom, lfu or epoch_lfu");
+  }
+}
+
+void Table::touch(SparringTouch& call) {
+  const UniqueLock lock(lock_);
+  check_scores(call.scores);
+  policy_.begin_call();
+  update_scores(call.call.executor, call.keys, call.scores, call.count, nullptr);
+}
+
+// `skipped`: positions, ascending, that keep the scores they have.
+void Table::update_scores(const SparringExecutor* executor, const int64_t* keys,
+                          const uint64_t* scores, int64_t count,
+                          const std::vector<int64_t>* skipped) const {
+  const IndexView index = contents_->index.view();
+  parallel_for(executor, count, kGrain, [&](int64_t begin, int64_t end) {
+    constexpr int64_t kBlock = 64;
+    uint32_t numbers[kBlock];
+    Place places[kBlock];
+    const int64_t* skip = nullptr;
+    const int64_t* last_skip = nullptr;
+    if (skipped != nullptr) {
+      skip = std::lower_bound(skipped->data(), skipped->data() + skipped->size(), begin);
+      last_skip = skipped->data() + skipped->size();
+    }
+    for (int64_t at = begin; at < end; at += kBlock) {
+      const int64_t size = std::min(kBlock, end - at);
+      kernels_->locate(index, keys + at, size, numbers, places);
+      for (int64_t i = 0; i < size; ++i) {
+        if (places[i].bucket == nullptr) continue;
+        __builtin_prefetch(places[i].bucket->scores() + places[i].slot, 1);
+      }
+      for (int64_t i = 0; i < size; ++i) {
+        if (skip != last_skip && *skip == at + i) {
+          ++skip;
+          continue;
+        }
+        if (places[i].bucket == nullptr) continue;
+        uint64_t& score = places[i].bucket->scores()[places[i].slot];
+        score = policy_.updated(score, scores == nullptr ? nullptr : scores + at + i);
+      }
+    }
+  });
+}
+
+void Table::evict(SparringEvict& call) {
+  const UniqueLock lock(lock_);
+  // In rounds, so that the list of those who leave stays small.
+  constexpr uint64_t kRound = 65536;
+  Index& index = contents_->index;
+  uint64_t left = std::min(static_cast<uint64_t>(call.wanted), index.size());
+  EvictionBuffer evicted(call.sink, options_.row_bytes, left);
+  std::vector<Rank> leaving;
+  leaving.reserve(std::min(left, kRound));
+  call.evicted = 0;
+  while (left > 0) {
+    first_to_leave(index, leaving);
+    leaving.resize(std::min<uint64_t>(left, leaving.size()));
+    for (const Rank& rank : leaving) {
+      const uint32_t row = index.erase(rank.key, index.hash(rank.key));
+      evicted.add(rank.key, contents_->rows.at(row), rank.score);
+      contents_->rows.release(row);
+    }
+    left -= leaving.size();
+    call.evicted += static_cast<int64_t>(leaving.size());
+  }
+  evicted.finish();
+}
+
+void Table::set_option(const char* name, const char* value) {
+  const UniqueLock lock(lock_);
+  if (std::strcmp(name, "epoch") != 0) {
+    throw StatusError(SPARRING_INVALID_ARGUMENT,
+                      std::string("option '") + name + "' is unknown; the only one is epoch");
+  }
+  uint64_t epoch = 0;
+  const char* end = value + std::strlen(value);
+  const auto [stop, error] = std::from_chars(value, end, epoch);
+  if (error != std::errc() || stop != end) {
+    throw StatusError(SPARRING_INVALID_ARGUMENT,
+                      std::string("epoch must be a whole number; found '") + value + "'");
+  }
+  policy_.set_epoch(epoch);
+}
+
+}  // namespace sparring::hkv

@@ -1,0 +1,88 @@
+// The table: an index, the rows, a policy, and the lock around them. Its
+// methods are the callbacks of storage_abi.h, which says what each promises;
+// here they throw StatusError or std::bad_alloc instead of returning a status.
+//
+// Threads: everything may be called from any thread at any time. Readers run
+// beside each other; a writer runs alone, and is not starved by readers. Both
+// spread large calls over call.executor while they hold the lock, so the
+// executor must not run other work on the waiting thread that enters the same
+// table, nor may an eviction sink.
+//
+// Arguments have been checked: counts, pointers, strides, ranges.
+#ifndef SPARRING_HKV_TABLE_TABLE_H_
+#define SPARRING_HKV_TABLE_TABLE_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "eviction.h"
+#include "index.h"
+#include "kernels.h"
+#include "layout.h"
+#include "policy.h"
+#include "pool.h"
+#include "reader_writer_lock.h"
+#include "sparring/storage_abi.h"
+
+namespace sparring::hkv {
+
+class Table {
+ public:
+  // `kernels`: one of available_kernels(). Throws StatusError, std::bad_alloc.
+  explicit Table(const TableOptions& options,
+                 const Kernels* kernels = available_kernels().front());
+
+  uint64_t row_bytes() const { return options_.row_bytes; }
+  bool keeps_scores() const { return options_.policy != PolicyKind::kNone; }
+  bool evicts() const { return layout_.is_bounded && keeps_scores(); }
+
+  void find(SparringFind& call) const;
+  void scan(SparringScan& call) const;
+  void stat(SparringStat& call) const;
+
+  void upsert(SparringUpsert& call);
+  void erase(SparringErase& call);
+  void clear();
+  // REQUIRES: keeps_scores().
+  void touch(SparringTouch& call);
+  void evict(SparringEvict& call);
+  // The only option is `epoch`.
+  void set_option(const char* name, const char* value);
+
+ private:
+  struct Contents {
+    Contents(const TableOptions& options, const Layout& layout);
+
+    Index index;
+    Pool rows;
+  };
+
+  bool is_large(uint64_t count, uint64_t row_bytes) const;
+  void check_scores(const uint64_t* scores) const;
+  void update_scores(const SparringExecutor* executor, const int64_t* keys,
+                     const uint64_t* scores, int64_t count,
+                     const std::vector<int64_t>* skipped) const;
+
+  // Nothing leaves: locate all, insert what is missing, copy rows; each but the
+  // second on all threads.
+  void upsert_growing(SparringUpsert& call);
+  void insert_missing(const SparringUpsert& call, const std::vector<int64_t>& missing,
+                      uint32_t* numbers);
+  // Rows may leave, those of this call too: one key after the other.
+  void upsert_evicting(SparringUpsert& call);
+  void upsert_or_evict(int64_t key, const char* row, const uint64_t* score,
+                       EvictionBuffer& evicted);
+  Place first_to_leave_near(uint64_t hash);
+
+  TableOptions options_;
+  Layout layout_;
+  const Kernels* kernels_;
+  mutable ReaderWriterLock lock_;
+  Policy policy_;
+  std::unique_ptr<Contents> contents_;
+};
+
+}  // namespace sparring::hkv
+
+#endif  // SPARRING_HKV_TABLE_TABLE_H_

@@ -1,0 +1,25 @@
+"""The hash table of the HierarchicalKV design, as a storage backend of sparring.
+
+    sparring.open_storage("hkv", table)                                   # grows
+    sparring.open_storage("hkv", table, capacity=1_000_000, policy="lru")  # evicts
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sparring_hkv.backend import HkvOptions, HkvStorage
+
+__all__ = ["HkvOptions", "HkvStorage"]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    # On demand, so that importing the plugin module loads no native library.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from sparring_hkv import backend
+
+    return getattr(backend, name)

@@ -1,0 +1,71 @@
+"""The ``hkv`` storage: the native table behind the contract of core."""
+
+from __future__ import annotations
+
+from sparring.errors import PluginError
+from sparring.storage import Capabilities
+from sparring.storage.native import NativeStorage
+from sparring.table import TableConfig
+
+from sparring_hkv.options import HkvOptions
+
+__all__ = ["HkvOptions", "HkvStorage"]
+
+
+class HkvStorage(NativeStorage):
+    """A table in the memory of this process.
+
+    A bounded table with a policy evicts within buckets of 60 rows: the lowest score of the
+    bucket that the new key falls into leaves, which may be the new row itself. Where scores are
+    equal the smaller key leaves. ``set_option("epoch", n)`` begins epoch `n` of an epoch policy.
+
+    Args:
+        table: what the rows are.
+        options: bounds and policy; None takes the defaults.
+        validate: see `sparring.storage.Storage`.
+
+    Raises:
+        InvalidArgumentError: `memory_bytes` does not hold a single row.
+        PluginError: the native library cannot be loaded here.
+        MemoryError: the system has no memory for the table.
+    """
+
+    def __init__(
+        self, table: TableConfig, options: HkvOptions | None = None, *, validate: bool = True
+    ) -> None:
+        try:
+            from sparring_hkv import _native
+        except ImportError as error:
+            raise PluginError(
+                f"storage 'hkv': its native library cannot be loaded ({error}); install it again: "
+                "pip install --force-reinstall sparring-hkv",
+                backend="hkv",
+            ) from error
+        options = HkvOptions() if options is None else options
+        capsule = _native.create(
+            row_bytes=table.row_bytes,
+            capacity=options.capacity,
+            memory_bytes=options.memory_bytes,
+            policy=options.policy,
+            hash_seed=options.hash_seed,
+        )
+        super().__init__(
+            capsule, table, capabilities=_capabilities_of(options), validate=validate
+        )
+        self.options = options
+
+
+def _capabilities_of(options: HkvOptions) -> Capabilities:
+    keeps_scores = options.policy != "none"
+    bounded = options.capacity is not None or options.memory_bytes is not None
+    scores = {"none": "none", "custom": "given"}.get(options.policy, "policy")
+    return Capabilities(
+        native=True,
+        concurrent_reads=True,
+        bounded=bounded,
+        evicts=bounded and keeps_scores,
+        evict=keeps_scores,
+        touch=keeps_scores,
+        scores=scores,
+        eviction_scope="bucket",
+    )

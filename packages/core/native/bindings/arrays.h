@@ -1,0 +1,119 @@
+// Checks of NumPy arrays whose cost does not grow with the array: dtype, shape,
+// layout. What an array holds is checked in Python, once, where a user may call.
+#ifndef SPARRING_BINDINGS_ARRAYS_H_
+#define SPARRING_BINDINGS_ARRAYS_H_
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <type_traits>
+
+namespace sparring::bindings {
+
+// For `expected` shapes: any length.
+inline constexpr pybind11::ssize_t kAny = -1;
+
+// Sets sparring.errors.InvalidArgumentError as Python's current error.
+void set_refusal(const char* message);
+
+// Raises it.
+[[noreturn]] void refuse(const std::string& message);
+
+// Raises InvalidArgumentError unless `array` is C-contiguous, aligned, of the shape,
+// and, if wanted, writable.
+void check_layout(const pybind11::array& array, const char* name,
+                  std::initializer_list<pybind11::ssize_t> expected, bool is_written);
+
+[[noreturn]] void refuse_dtype(const pybind11::array& array, const char* name,
+                               const char* expected);
+
+template <class T>
+struct DtypeOf;
+template <>
+struct DtypeOf<int64_t> {
+  static constexpr char kind = 'i';
+  static constexpr const char* name = "int64";
+};
+template <>
+struct DtypeOf<int32_t> {
+  static constexpr char kind = 'i';
+  static constexpr const char* name = "int32";
+};
+template <>
+struct DtypeOf<uint8_t> {
+  static constexpr char kind = 'b';
+  static constexpr const char* name = "bool";
+};
+template <>
+struct DtypeOf<float> {
+  static constexpr char kind = 'f';
+  static constexpr const char* name = "float32";
+};
+template <>
+struct DtypeOf<double> {
+  static constexpr char kind = 'f';
+  static constexpr const char* name = "float64";
+};
+
+template <class T>
+bool has_dtype(const pybind11::array& array) {
+  const pybind11::dtype dtype = array.dtype();
+  return dtype.kind() == DtypeOf<T>::kind &&
+         dtype.itemsize() == static_cast<pybind11::ssize_t>(sizeof(T)) &&
+         (dtype.byteorder() == '=' || dtype.byteorder() == '|');
+}
+
+// The data of an array that is only read.
+template <class T>
+const T* input(const pybind11::array& array, const char* name,
+               std::initializer_list<pybind11::ssize_t> shape) {
+  if (!has_dtype<T>(array)) refuse_dtype(array, name, DtypeOf<T>::name);
+  check_layout(array, name, shape, false);
+  return static_cast<const T*>(array.data());
+}
+
+// The same, or NULL for None.
+template <class T>
+const T* optional_input(const pybind11::object& object, const char* name,
+                        std::initializer_list<pybind11::ssize_t> shape) {
+  if (object.is_none()) return nullptr;
+  if (!pybind11::isinstance<pybind11::array>(object)) {
+    refuse(std::string(name) + " must be a NumPy array or None");
+  }
+  return input<T>(pybind11::reinterpret_borrow<pybind11::array>(object), name, shape);
+}
+
+// The data of an array that is written.
+template <class T>
+T* output(pybind11::array& array, const char* name,
+          std::initializer_list<pybind11::ssize_t> shape) {
+  if (!has_dtype<T>(array)) refuse_dtype(array, name, DtypeOf<T>::name);
+  check_layout(array, name, shape, true);
+  return static_cast<T*>(array.mutable_data());
+}
+
+// `out` where it is given, which must fit, or else a new array.
+template <class T>
+pybind11::array given_or_new(const pybind11::object& out, pybind11::ssize_t rows,
+                             pybind11::ssize_t columns) {
+  if (out.is_none()) return pybind11::array_t<T>({rows, columns});
+  if (!pybind11::isinstance<pybind11::array>(out)) refuse("out must be a NumPy array or None");
+  auto array = pybind11::reinterpret_borrow<pybind11::array>(out);
+  output<T>(array, "out", {rows, columns});
+  return array;
+}
+
+// Calls body(T{}) with the array's dtype, float or double.
+template <class Body>
+auto with_float_dtype(const pybind11::array& array, const char* name, const Body& body) {
+  if (has_dtype<float>(array)) return body(float{});
+  if (has_dtype<double>(array)) return body(double{});
+  refuse_dtype(array, name, "float32 or float64");
+}
+
+}  // namespace sparring::bindings
+
+#endif  // SPARRING_BINDINGS_ARRAYS_H_

@@ -1,0 +1,347 @@
+// The key operations, on NumPy arrays. Dtypes, shapes and layouts are checked here;
+// what inverse, segments and offsets hold is taken for granted: `sparring.kernels`
+// checks it for those who cannot know.
+#include <pybind11/stl.h>
+
+#include <limits>
+#include <string_view>
+
+#include "bindings/arrays.h"
+#include "execution/pool.h"
+#include "kernels/check.h"
+#include "kernels/dedup.h"
+#include "kernels/finite.h"
+#include "kernels/gather.h"
+#include "kernels/hash.h"
+#include "kernels/initialize.h"
+#include "kernels/pool.h"
+#include "kernels/route.h"
+#include "kernels/scatter.h"
+#include "kernels/simd.h"
+
+namespace py = pybind11;
+namespace kernels = sparring::kernels;
+using sparring::bindings::given_or_new;
+using sparring::bindings::has_dtype;
+using sparring::bindings::input;
+using sparring::bindings::kAny;
+using sparring::bindings::optional_input;
+using sparring::bindings::output;
+using sparring::bindings::refuse;
+using sparring::bindings::with_float_dtype;
+using sparring::execution::process_executor;
+
+namespace {
+
+void check_count(int64_t count, const char* what) {
+  if (count <= kernels::kMostIds) return;
+  refuse("at most " + std::to_string(kernels::kMostIds) + " " + what + " in one call, found " +
+         std::to_string(count) + "; split the batch");
+}
+
+bool is_mean(std::string_view mode) {
+  if (mode == "sum") return false;
+  if (mode == "mean") return true;
+  refuse("mode must be 'sum' or 'mean', found '" + std::string(mode) + "'");
+}
+
+py::tuple dedup(const py::array& ids) {
+  const auto* from = input<int64_t>(ids, "ids", {kAny});
+  const int64_t count = ids.shape(0);
+  check_count(count, "ids");
+  py::array_t<int64_t> keys(count);
+  py::array_t<int64_t> inverse(count);
+  int64_t* keys_data = keys.mutable_data();
+  int64_t* inverse_data = inverse.mutable_data();
+  int64_t num_keys = 0;
+  {
+    py::gil_scoped_release release;
+    num_keys = kernels::dedup(process_executor(), from, count, keys_data, inverse_data);
+  }
+  if (num_keys != count) keys.resize({num_keys}, false);
+  return py::make_tuple(std::move(keys), std::move(inverse));
+}
+
+py::array partition(const py::array& keys) {
+  const auto* from = input<int64_t>(keys, "keys", {kAny});
+  py::array_t<uint16_t> partitions(keys.shape(0));
+  uint16_t* to = partitions.mutable_data();
+  const int64_t count = keys.shape(0);
+  py::gil_scoped_release release;
+  kernels::partition(process_executor(), from, count, to);
+  return partitions;
+}
+
+py::tuple route(const py::array& keys, const py::array& owners, int32_t world_size) {
+  if (world_size < 1) {
+    refuse("world_size must be at least 1, found " + std::to_string(world_size));
+  }
+  kernels::RouteArguments arguments{};
+  arguments.keys = input<int64_t>(keys, "keys", {kAny});
+  arguments.count = keys.shape(0);
+  arguments.owners = input<int32_t>(owners, "owners", {kernels::kNumPartitions});
+  arguments.world_size = world_size;
+  uint32_t largest = 0;
+  for (int i = 0; i < kernels::kNumPartitions; ++i) {
+    largest = std::max(largest, static_cast<uint32_t>(arguments.owners[i]));
+  }
+  if (largest >= static_cast<uint32_t>(world_size)) {
+    refuse("owners must be ranks from 0 to " + std::to_string(world_size - 1) + ", found " +
+           std::to_string(static_cast<int32_t>(largest)) + "; use a shard map of this world");
+  }
+  py::array_t<int64_t> order(arguments.count);
+  py::array_t<int64_t> offsets(py::ssize_t{world_size} + 1);
+  arguments.order = order.mutable_data();
+  arguments.offsets = offsets.mutable_data();
+  {
+    py::gil_scoped_release release;
+    kernels::route(process_executor(), arguments);
+  }
+  return py::make_tuple(std::move(order), std::move(offsets));
+}
+
+py::array gather(const py::array& rows, const py::array& inverse, const py::object& out) {
+  return with_float_dtype(rows, "rows", [&]<class T>(T) -> py::array {
+    kernels::GatherArguments<T> arguments{};
+    arguments.rows = input<T>(rows, "rows", {kAny, kAny});
+    arguments.dim = rows.shape(1);
+    arguments.inverse = input<int64_t>(inverse, "inverse", {kAny});
+    arguments.count = inverse.shape(0);
+    py::array result = given_or_new<T>(out, arguments.count, arguments.dim);
+    arguments.out = static_cast<T*>(result.mutable_data());
+    py::gil_scoped_release release;
+    kernels::gather(process_executor(), arguments);
+    return result;
+  });
+}
+
+// The number of bags of offsets (b + 1).
+int64_t num_bags_of(const py::array& offsets) {
+  if (offsets.ndim() != 1 || offsets.shape(0) < 1) {
+    refuse("offsets must have one dimension and one number more than there are bags");
+  }
+  return offsets.shape(0) - 1;
+}
+
+py::array pool(const py::array& rows, const py::array& inverse, const py::array& offsets,
+               std::string_view mode, const py::object& weights, const py::object& out) {
+  return with_float_dtype(rows, "rows", [&]<class T>(T) -> py::array {
+    const int64_t num_bags = num_bags_of(offsets);
+    kernels::PoolArguments<T> arguments{};
+    arguments.rows = input<T>(rows, "rows", {kAny, kAny});
+    arguments.dim = rows.shape(1);
+    arguments.inverse = input<int64_t>(inverse, "inverse", {kAny});
+    arguments.count = inverse.shape(0);
+    arguments.offsets = input<int64_t>(offsets, "offsets", {kAny});
+    arguments.weights = optional_input<T>(weights, "weights", {arguments.count});
+    arguments.is_mean = is_mean(mode);
+    py::array result = given_or_new<T>(out, num_bags, arguments.dim);
+    arguments.out = static_cast<T*>(result.mutable_data());
+    py::gil_scoped_release release;
+    kernels::pool(process_executor(), arguments, num_bags);
+    return result;
+  });
+}
+
+py::array pool_backward(const py::array& gradient, const py::array& inverse,
+                        const py::array& offsets, int64_t num_rows, std::string_view mode,
+                        const py::object& weights, const py::object& out) {
+  return with_float_dtype(gradient, "gradient", [&]<class T>(T) -> py::array {
+    if (num_rows < 0) refuse("num_rows must not be negative, found " + std::to_string(num_rows));
+    kernels::ScatterArguments<T> arguments{};
+    arguments.num_bags = num_bags_of(offsets);
+    arguments.source = input<T>(gradient, "gradient", {arguments.num_bags, kAny});
+    arguments.dim = gradient.shape(1);
+    arguments.targets = input<int64_t>(inverse, "inverse", {kAny});
+    arguments.count = inverse.shape(0);
+    arguments.offsets = input<int64_t>(offsets, "offsets", {kAny});
+    arguments.weights = optional_input<T>(weights, "weights", {arguments.count});
+    arguments.num_rows = num_rows;
+    arguments.is_mean = is_mean(mode);
+    check_count(arguments.count, "ids");
+    check_count(arguments.num_bags, "bags");
+    check_count(num_rows, "rows");
+    py::array result = given_or_new<T>(out, num_rows, arguments.dim);
+    arguments.out = static_cast<T*>(result.mutable_data());
+    py::gil_scoped_release release;
+    kernels::scatter(process_executor(), arguments);
+    return result;
+  });
+}
+
+py::array pool_weight_gradient(const py::array& gradient, const py::array& rows,
+                               const py::array& inverse, const py::array& offsets,
+                               std::string_view mode) {
+  return with_float_dtype(rows, "rows", [&]<class T>(T) -> py::array {
+    const int64_t num_bags = num_bags_of(offsets);
+    kernels::WeightGradientArguments<T> arguments{};
+    arguments.rows = input<T>(rows, "rows", {kAny, kAny});
+    arguments.dim = rows.shape(1);
+    arguments.gradient = input<T>(gradient, "gradient", {num_bags, arguments.dim});
+    arguments.inverse = input<int64_t>(inverse, "inverse", {kAny});
+    arguments.count = inverse.shape(0);
+    arguments.offsets = input<int64_t>(offsets, "offsets", {kAny});
+    arguments.is_mean = is_mean(mode);
+    py::array_t<T> result(arguments.count);
+    arguments.out = result.mutable_data();
+    py::gil_scoped_release release;
+    kernels::pool_weight_gradient(process_executor(), arguments, num_bags);
+    return result;
+  });
+}
+
+py::array segment_sum(const py::array& values, const py::array& segments, int64_t num_segments,
+                      const py::object& out) {
+  return with_float_dtype(values, "values", [&]<class T>(T) -> py::array {
+    if (num_segments < 0) {
+      refuse("num_segments must not be negative, found " + std::to_string(num_segments));
+    }
+    kernels::ScatterArguments<T> arguments{};
+    arguments.source = input<T>(values, "values", {kAny, kAny});
+    arguments.count = arguments.num_bags = values.shape(0);
+    arguments.dim = values.shape(1);
+    arguments.targets = input<int64_t>(segments, "segments", {arguments.count});
+    arguments.num_rows = num_segments;
+    check_count(arguments.count, "values");
+    check_count(num_segments, "segments");
+    py::array result = given_or_new<T>(out, num_segments, arguments.dim);
+    arguments.out = static_cast<T*>(result.mutable_data());
+    py::gil_scoped_release release;
+    kernels::scatter(process_executor(), arguments);
+    return result;
+  });
+}
+
+kernels::InitializerSpec make_spec(std::string_view kind, std::pair<double, double> parameters,
+                                   int64_t dim, int64_t seed, uint64_t table_hash) {
+  kernels::InitializerSpec spec{};
+  if (!kernels::initial_kind_named(kind, &spec.kind)) {
+    refuse("initializer kind '" + std::string(kind) + "' is unknown to the native kernel");
+  }
+  spec.first = parameters.first;
+  spec.second = parameters.second;
+  const double spread = spec.second - spec.first;
+  // Also refuses NaN, and bounds whose difference overflows.
+  if (!(std::abs(spec.first) <= std::numeric_limits<double>::max()) ||
+      !(std::abs(spec.second) <= std::numeric_limits<double>::max()) ||
+      !(std::abs(spread) <= std::numeric_limits<double>::max())) {
+    refuse("initializer " + std::string(kind) + ": parameters must be finite, found " +
+           std::to_string(spec.first) + " and " + std::to_string(spec.second));
+  }
+  if (dim < 1) refuse("dim must be at least 1, found " + std::to_string(dim));
+  spec.dim = dim;
+  spec.philox_key = kernels::philox_key_for(seed, table_hash);
+  return spec;
+}
+
+void initialize(py::array& rows, const py::array& keys, const py::array& found,
+                const kernels::InitializerSpec& spec, const py::object& state) {
+  with_float_dtype(rows, "rows", [&]<class T>(T) {
+    kernels::InitializeRows<T> arguments{};
+    arguments.keys = input<int64_t>(keys, "keys", {kAny});
+    arguments.count = keys.shape(0);
+    arguments.found = input<uint8_t>(found, "found", {arguments.count});
+    arguments.rows = output<T>(rows, "rows", {arguments.count, kAny});
+    arguments.width = rows.shape(1);
+    if (arguments.width < spec.dim) {
+      refuse("rows must be at least " + std::to_string(spec.dim) + " wide, found " +
+             std::to_string(arguments.width));
+    }
+    arguments.state = optional_input<T>(state, "state", {arguments.width - spec.dim});
+    py::gil_scoped_release release;
+    kernels::initialize(process_executor(), spec, arguments);
+  });
+}
+
+bool is_finite(const py::array& values) {
+  return with_float_dtype(values, "values", [&]<class T>(T) {
+    if ((values.flags() & py::array::c_style) == 0) {
+      refuse("values must be C-contiguous; pass numpy.ascontiguousarray of them");
+    }
+    const auto* from = static_cast<const T*>(values.data());
+    const int64_t count = values.size();
+    py::gil_scoped_release release;
+    return kernels::is_finite(process_executor(), from, count);
+  });
+}
+
+py::array finite_rows(const py::array& values) {
+  return with_float_dtype(values, "values", [&]<class T>(T) -> py::array {
+    const auto* from = input<T>(values, "values", {kAny, kAny});
+    py::array_t<bool> finite(values.shape(0));
+    auto* to = reinterpret_cast<uint8_t*>(finite.mutable_data());
+    const int64_t count = values.shape(0);
+    const int64_t dim = values.shape(1);
+    py::gil_scoped_release release;
+    kernels::finite_rows(process_executor(), from, count, dim, to);
+    return finite;
+  });
+}
+
+void check_indices(const py::array& indices, int64_t limit, const char* name) {
+  const auto* from = input<int64_t>(indices, name, {kAny});
+  const int64_t place = kernels::first_out_of_range(from, indices.shape(0), limit);
+  if (place < 0) return;
+  refuse(std::string(name) + " must lie in [0, " + std::to_string(limit) + "), found " +
+         std::to_string(from[place]) + " at place " + std::to_string(place));
+}
+
+void check_offsets(const py::array& offsets, int64_t count, const char* name) {
+  const int64_t num_bags = num_bags_of(offsets);
+  const auto* from = input<int64_t>(offsets, name, {kAny});
+  const int64_t place = kernels::first_bad_offset(from, num_bags, count);
+  if (place < 0) return;
+  refuse(std::string(name) + " must begin with 0, never fall, and end with " +
+         std::to_string(count) + ", the number of ids; found " + std::to_string(from[place]) +
+         " at place " + std::to_string(place) +
+         (place > 0 ? " after " + std::to_string(from[place - 1]) : ""));
+}
+
+}  // namespace
+
+void bind_kernels(py::module_& module) {
+  const py::object none = py::none();
+  module.attr("NUM_PARTITIONS") = kernels::kNumPartitions;
+  module.def("dedup", dedup, py::arg("ids"));
+  module.def("partition", partition, py::arg("keys"));
+  module.def("route", route, py::arg("keys"), py::arg("owners"), py::arg("world_size"));
+  module.def("gather", gather, py::arg("rows"), py::arg("inverse"), py::arg("out") = none);
+  module.def("pool", pool, py::arg("rows"), py::arg("inverse"), py::arg("offsets"),
+             py::arg("mode") = "sum", py::arg("weights") = none, py::arg("out") = none);
+  module.def("pool_backward", pool_backward, py::arg("gradient"), py::arg("inverse"),
+             py::arg("offsets"), py::arg("num_rows"), py::arg("mode") = "sum",
+             py::arg("weights") = none, py::arg("out") = none);
+  module.def("pool_weight_gradient", pool_weight_gradient, py::arg("gradient"), py::arg("rows"),
+             py::arg("inverse"), py::arg("offsets"), py::arg("mode") = "sum");
+  module.def("segment_sum", segment_sum, py::arg("values"), py::arg("segments"),
+             py::arg("num_segments"), py::arg("out") = none);
+
+  py::class_<kernels::InitializerSpec>(module, "InitializerSpec")
+      .def(py::init(&make_spec), py::arg("kind"), py::arg("parameters"), py::arg("dim"),
+           py::arg("seed"), py::arg("table_hash"))
+      .def_readonly("dim", &kernels::InitializerSpec::dim)
+      .def_readonly("philox_key", &kernels::InitializerSpec::philox_key);
+  module.def("table_hash", [](std::string_view name) { return kernels::table_hash(name); },
+             py::arg("name"));
+  module.def("initialize", initialize, py::arg("rows"), py::arg("keys"), py::arg("found"),
+             py::arg("spec"), py::arg("state") = none);
+
+  module.def("is_finite", is_finite, py::arg("values"));
+  module.def("finite_rows", finite_rows, py::arg("values"));
+  module.def("check_indices", check_indices, py::arg("indices"), py::arg("limit"),
+             py::arg("name"));
+  module.def("check_offsets", check_offsets, py::arg("offsets"), py::arg("count"),
+             py::arg("name"));
+
+  module.def("simd_levels", kernels::available_simd_levels);
+  module.def("simd_level", kernels::simd_level);
+  module.def("set_simd_level", kernels::set_simd_level, py::arg("name"));
+  // Any operation may throw it at first use, when the environment is read.
+  py::register_local_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const kernels::SimdLevelError& error) {
+      sparring::bindings::set_refusal(error.what());
+    }
+  });
+}

@@ -1,0 +1,129 @@
+"""Bugs of capacity, eviction and scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparring.errors import CapacityError
+from sparring.storage.contract import (
+    Evicted,
+    Keys,
+    Rows,
+    Scores,
+)
+from sparring.storage.memory import MemoryStorage
+
+from .registry import caught_by, put
+
+
+@caught_by("test_capacity_is_never_exceeded")
+class HoldsOneMore(MemoryStorage):
+    def _count_surplus(self, new: Any) -> int:
+        return max(0, super()._count_surplus(new) - 1)
+
+
+@caught_by("test_nothing_leaves_before_the_storage_is_full")
+class EvictsEarly(MemoryStorage):
+    def _count_surplus(self, new: Any) -> int:
+        surplus = super()._count_surplus(new)
+        capacity = self.capacity
+        return surplus if capacity is None else max(0, surplus + capacity // 10)
+
+
+@caught_by("test_every_upserted_key_is_held_or_was_handed_back_once")
+class EvictsInSilence(MemoryStorage):
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+        super()._upsert_impl(keys, rows, scores)
+        return self._nothing_evicted()
+
+
+@caught_by("test_one_call_may_bring_more_rows_than_fit")
+class HandsBackOldRows(MemoryStorage):
+    """Makes room before it updates, so that a key of the call itself may leave with its old row."""
+
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+        if self.capacity is None or not self.capabilities.evicts:
+            return super()._upsert_impl(keys, rows, scores)
+        is_new = ~self.find(keys).found
+        room = self.capacity - len(self._entries)
+        first = super()._evict_impl(max(0, int(is_new.sum()) - room))
+        second = super()._upsert_impl(keys, rows, scores)
+        return Evicted(
+            np.concatenate([first.keys, second.keys]),
+            np.concatenate([first.rows, second.rows]),
+            np.concatenate([first.scores, second.scores]),
+        )
+
+
+@caught_by("test_rows_with_the_lowest_scores_leave")
+class EvictsTheHighest(MemoryStorage):
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+        surplus = max(0, self._count_surplus(dict.fromkeys(keys.tolist())))
+        by_score = sorted(self._entries, key=lambda key: self._entries[key].score)
+        leaving = [key for key in by_score if key not in set(keys.tolist())][-surplus:]
+        evicted = self._evicted(self._entries, leaving if surplus else [])
+        self._erase_impl(evicted.keys)
+        others = super()._upsert_impl(keys, rows, scores)
+        return evicted if len(evicted) else others
+
+
+@caught_by("test_evict_removes_the_lowest_scores_first")
+class EvictTakesAnyRows(MemoryStorage):
+    def _evict_impl(self, count: int) -> Evicted:
+        keys = list(self._entries)[::-1][:count]
+        evicted = self._evicted(self._entries, keys)
+        self._erase_impl(np.array(keys, np.int64))
+        return evicted
+
+
+@caught_by("test_new_row_that_scores_lowest_is_handed_back")
+class NewRowsAlwaysStay(MemoryStorage):
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+        if scores is not None and scores.max() == 1:
+            scores = scores + np.uint64(10_000)
+        return super()._upsert_impl(keys, rows, scores)
+
+
+@caught_by("test_touched_rows_outlast_others")
+class TouchDoesNothing(MemoryStorage):
+    def _touch_impl(self, keys: Keys, scores: Scores | None) -> None:
+        pass
+
+
+@caught_by("test_lru_lets_the_oldest_rows_leave")
+class LruIsRandom(MemoryStorage):
+    def _score(self, key: int, given: int | None) -> int:
+        score = super()._score(key, given)
+        return hash((key, 1)) % 1_000 if self._options.policy == "lru" else score
+
+
+@caught_by("test_upserted_rows_outlast_others")
+class LfuCountsInsertsOnly(MemoryStorage):
+    def _score(self, key: int, given: int | None) -> int:
+        score = super()._score(key, given)
+        return 1 if self._options.policy == "lfu" else score
+
+
+@caught_by("test_touch_changes_no_rows_and_adds_no_keys")
+class TouchInserts(MemoryStorage):
+    def _touch_impl(self, keys: Keys, scores: Scores | None) -> None:
+        put(self, keys, self.find(keys).rows)
+
+
+@caught_by("test_given_scores_are_kept")
+class ForgetsGivenScores(MemoryStorage):
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+        return super()._upsert_impl(keys, rows, None)
+
+
+@caught_by("test_full_storage_that_may_not_evict_refuses_and_is_unchanged")
+class RefusesHalfway(MemoryStorage):
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+        try:
+            return super()._upsert_impl(keys, rows, scores)
+        except CapacityError:
+            num_free = (self.capacity or 0) - len(self._entries)
+            put(self, keys[:num_free], rows[:num_free])
+            raise

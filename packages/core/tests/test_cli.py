@@ -1,0 +1,375 @@
+"""The command line: what it prints, where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from sparring.cli import main
+from sparring.config import parse_config
+
+from .installed import Site, storage_plugin
+
+RATINGS = """\
+framework: acme
+data: {kind: movielens, path: ratings.csv}
+model: {kind: matrix_factorization}
+storage: {backend: memory}
+training: {log_interval_seconds: 0.001}
+"""
+
+FRAMEWORK = """
+    import os, time
+    from sparring import errors
+    from sparring.descriptors import FrameworkDescriptor
+    from sparring.hookspecs import hookimpl
+    from sparring.training import TrainResult
+
+    def train(config, plugin_manager, progress):
+        plugin_manager.storage(config.storage.backend)
+        if config.seed == 1:
+            raise errors.DataError("ratings.csv:3: column rating: found 'x', expected a number")
+        if config.seed == 2:
+            raise errors.StorageIOError("the disk is full")
+        if config.seed == 3:
+            raise ZeroDivisionError("a bug")
+        if config.seed == 4:
+            raise KeyboardInterrupt
+        progress.on_start(3)
+        if config.seed == 5:
+            print("training", flush=True)
+            time.sleep(60)
+        for step in range(1, 4):
+            time.sleep(0.002)
+            progress.on_step(step, 1 / step, config.data.batch_size)
+        progress.on_metrics(3, {"rmse": 0.875})
+        progress.on_end()
+        rmse = float("nan") if config.seed == 6 else 0.875
+        return TrainResult(
+            metrics={"rmse": rmse},
+            rows={"user": 610, "item": 9000},
+            steps=3,
+            seconds=1.5,
+            extra={"best_rmse": 0.86, "report_path": "report.html"},
+        )
+
+    @hookimpl
+    def sparring_register_framework():
+        return [
+            FrameworkDescriptor(
+                name="acme", api_version=(1, 0), summary="For a test.", train=train
+            )
+        ]
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    for variable in ("FORCE_COLOR", "TTY_COMPATIBLE", "PY_COLORS"):
+        monkeypatch.delenv(variable, raising=False)
+    (tmp_path / "run.yaml").write_text(RATINGS)
+    site = Site(tmp_path / "site", monkeypatch)
+    site.install("acme-frame", FRAMEWORK)
+    return site
+
+
+Run = Callable[..., "Ending"]
+
+
+class Ending:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code = code
+        self.out = out
+        self.err = err
+
+    @property
+    def last_json(self) -> Any:
+        return json.loads(self.out.splitlines()[-1])
+
+
+@pytest.fixture
+def run(site: Site, capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: str) -> Ending:
+        code = main(arguments)
+        captured = capsys.readouterr()
+        return Ending(code, captured.out, captured.err)
+
+    return run
+
+
+# -- train ----------------------------------------------------------------------
+
+
+def test_train_prints_metrics_rows_and_time(run: Run) -> None:
+    ending = run("train", "run.yaml")
+    assert ending.code == 0
+    for part in ("test rmse", "0.8750", "best reachable 0.8600", "9,000", "report.html"):
+        assert part in ending.out
+
+
+def test_many_tables_are_summed_up(site: Site, run: Run) -> None:
+    source = FRAMEWORK.replace(
+        'rows={"user": 610, "item": 9000}', 'rows={f"c{i}": 10 * i for i in range(1, 27)}'
+    )
+    (site.folder / "acme_frame_plugin.py").write_text(dedent(source))
+    ending = run("train", "run.yaml")
+    assert "rows of 26 tables" in ending.out
+    assert "3,510" in ending.out
+    assert "from 10 (c1) to 260 (c26)" in ending.out
+
+
+def test_train_json_is_the_last_line_of_standard_output(run: Run) -> None:
+    ending = run("train", "run.yaml", "--json")
+    assert ending.last_json == {
+        "metrics": {"rmse": 0.875},
+        "rows": {"user": 610, "item": 9000},
+        "steps": 3,
+        "seconds": 1.5,
+    }
+    assert len(ending.out.splitlines()) == 1
+
+
+def test_json_stays_json_when_a_metric_is_not_finite(run: Run) -> None:
+    assert run("train", "run.yaml", "seed=6", "--json").last_json["metrics"] == {"rmse": None}
+
+
+def test_progress_goes_to_standard_error(run: Run) -> None:
+    ending = run("train", "run.yaml", "--json")
+    assert "step 1 of 3  loss 1.0000" in ending.err
+    assert "step 3  test rmse 0.8750" in ending.err
+    assert "\x1b" not in ending.err
+
+
+def test_overrides_reach_the_framework(run: Run) -> None:
+    assert "1,024" not in run("train", "run.yaml", "data.batch_size=7").err
+    ending = run("train", "run.yaml", "storage.backend=memry")
+    assert ending.code == 2
+    assert "override storage.backend=memry: storage 'memry' is unknown" in ending.err
+    assert "did you mean 'memory'" in ending.err
+
+
+@pytest.mark.parametrize(
+    ("seed", "code", "message"),
+    [
+        (1, 2, "error: ratings.csv:3: column rating: found 'x', expected a number\n"),
+        (2, 1, "error: the disk is full\n"),
+    ],
+)
+def test_an_error_is_one_message_and_an_exit_code(
+    run: Run, seed: int, code: int, message: str
+) -> None:
+    ending = run("train", "run.yaml", f"seed={seed}")
+    assert (ending.code, ending.out, ending.err) == (code, "", message)
+
+
+def test_debug_shows_where_an_error_came_from(site: Site) -> None:
+    done = sparring("--debug", "train", "run.yaml", "seed=1", site=site)
+    assert done.returncode not in (0, 130)
+    assert "Traceback" in done.stderr
+    assert "in train" in done.stderr
+
+
+def test_a_bug_is_not_hidden(run: Run) -> None:
+    with pytest.raises(ZeroDivisionError):
+        run("train", "run.yaml", "seed=3")
+
+
+def test_an_interrupt_ends_with_130(run: Run) -> None:
+    ending = run("train", "run.yaml", "seed=4")
+    assert (ending.code, ending.err) == (130, "error: stopped by Ctrl-C\n")
+
+
+def test_ctrl_c_ends_the_process_with_130_and_no_traceback(site: Site) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sparring", "train", "run.yaml", "seed=5"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(site),
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "training\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "stopped by Ctrl-C" in err
+    assert "Traceback" not in err
+
+
+def test_a_framework_that_cannot_run_here_says_why(site: Site, run: Run) -> None:
+    source = FRAMEWORK.replace("train=train", "train=train, unavailable=lambda: 'no device'")
+    (site.folder / "acme_frame_plugin.py").write_text(dedent(source))
+    ending = run("train", "run.yaml")
+    assert ending.code == 2
+    assert "framework 'acme' cannot run here: no device" in ending.err
+
+
+# -- config ---------------------------------------------------------------------
+
+
+def test_config_check_says_one_line(run: Run) -> None:
+    ending = run("config", "check", "run.yaml")
+    assert (ending.code, ending.out, ending.err) == (0, "run.yaml: correct\n", "")
+
+
+def test_config_check_lists_every_error(run: Run) -> None:
+    ending = run("config", "check", "run.yaml", "sead=1", "training.epochs=0")
+    assert (ending.code, ending.out) == (2, "")
+    assert ending.err.splitlines() == [
+        "override sead=1: unknown key 'sead' (did you mean seed?)",
+        "override training.epochs=0: training.epochs is wrong (found 0, expected a number of at "
+        "least 1)",
+        "2 errors in the configuration",
+    ]
+
+
+def test_config_check_looks_at_options_of_backends(run: Run) -> None:
+    ending = run("config", "check", "run.yaml", "storage.options.capasity=3")
+    assert ending.code == 2
+    assert "unknown key 'capasity' in storage.options (did you mean capacity?)" in ending.err
+
+
+def test_config_show_prints_the_effective_configuration(run: Run) -> None:
+    ending = run("config", "show", "run.yaml", "training.epochs=7")
+    assert ending.code == 0
+    assert parse_config(ending.out) == parse_config(RATINGS, ["training.epochs=7"])
+
+
+def test_a_missing_file_is_a_clean_error(run: Run) -> None:
+    ending = run("config", "show", "nothing.yaml")
+    assert ending.code == 2
+    assert ending.err.startswith("nothing.yaml: cannot read the configuration (found no such file")
+
+
+# -- plugins and doctor ------------------------------------------------------------
+
+
+def test_plugins_lists_offers_refusals_and_conflicts(site: Site, run: Run) -> None:
+    site.install("broken-store", "import a_client_that_nobody_has", version="0.3")
+    site.install("one-store", storage_plugin("twin"))
+    site.install("two-store", storage_plugin("twin"))
+    ending = run("plugins")
+    assert ending.code == 0
+    assert "acme-frame 1.0" in ending.out
+    assert "refused: broken_store of broken-store 0.3: ModuleNotFoundError" in ending.out
+    assert "conflict: storage 'twin'" in ending.out
+    listed = run("plugins", "--json").last_json
+    assert {"kind": "framework", "name": "acme"}.items() <= listed["offered"][-5].items()
+    assert [each["plugin"] for each in listed["refused"]] == ["broken_store"]
+    assert listed["conflicts"][0]["distributions"] == ["one-store", "two-store"]
+
+
+def test_doctor_reports_versions_machine_and_plugins(run: Run) -> None:
+    found = run("doctor", "--json").last_json
+    assert found["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert found["versions"]["numpy"]
+    assert found["machine"]["usable_cores"] >= 1
+    assert found["machine"]["memory_bytes"] >= found["machine"]["available_bytes"] > 0
+    assert "acme" in {each["name"] for each in found["plugins"]["offered"]}
+    text = run("doctor").out
+    for part in ("versions", "native library", "SIMD", "machine", "plugins", "GiB available"):
+        assert part in text
+
+
+def test_doctor_says_what_cannot_run_here(site: Site, run: Run) -> None:
+    source = storage_plugin("flash").replace(
+        "options=MemoryOptions,", "options=MemoryOptions, unavailable=lambda: 1 / 0,"
+    )
+    site.install("flash-store", source)
+    ending = run("doctor")
+    assert ending.code == 0
+    assert "cannot run here: storage flash: ZeroDivisionError" in ending.out
+
+
+# -- the program ---------------------------------------------------------------------
+
+
+def test_version(run: Run) -> None:
+    ending = run("--version")
+    assert ending.code == 0
+    assert ending.out.startswith("sparring 0.")
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["train"], ["--nonsense"], ["config"]])
+def test_wrong_usage_ends_with_2(run: Run, arguments: list[str]) -> None:
+    assert run(*arguments).code == 2
+
+
+@pytest.mark.parametrize("command", ["train", "config", "plugins", "doctor"])
+def test_every_command_has_help(run: Run, command: str) -> None:
+    ending = run(command, "--help")
+    assert ending.code == 0
+    assert "Usage: sparring " + command in ending.out
+
+
+COMMAND = """
+    import typer
+    from sparring.descriptors import CommandDescriptor
+    from sparring.hookspecs import hookimpl
+
+    def register(app):
+        @app.command("greet")
+        def greet(context: typer.Context) -> None:
+            "Say hello."
+            print("hello from", context.obj.plugin_manager.storage("memory").name)
+
+    @hookimpl
+    def sparring_register_commands():
+        return [CommandDescriptor(name="greet", api_version=(1, 0), register=register)]
+"""
+
+
+def test_a_plugin_adds_a_command(site: Site, run: Run) -> None:
+    site.install("greeter", COMMAND)
+    assert "Say hello." in run("--help").out
+    assert run("greet").out == "hello from memory\n"
+
+
+def test_a_command_of_two_plugins_is_refused_when_asked_for(site: Site, run: Run) -> None:
+    site.install("greeter", COMMAND)
+    site.install("other-greeter", COMMAND)
+    assert run("plugins").code == 0
+    ending = run("greet")
+    assert ending.code == 2
+    assert "greeter 1.0 and other-greeter 1.0" in ending.err
+
+
+def test_a_command_that_cannot_be_added_does_not_take_the_others_away(site: Site, run: Run) -> None:
+    site.install("greeter", COMMAND.replace("def register(app):", "def register(app, more):"))
+    ending = run("config", "check", "run.yaml")
+    assert ending.code == 0
+    assert "command 'greet' is left out: TypeError" in ending.err
+
+
+def test_python_m_sparring_is_the_same_program(site: Site) -> None:
+    done = sparring("config", "check", "run.yaml", site=site)
+    assert (done.returncode, done.stdout) == (0, "run.yaml: correct\n")
+
+
+def environment(site: Site) -> dict[str, str]:
+    paths = [str(site.folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def sparring(*arguments: str, site: Site) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sparring", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment(site),
+        check=False,
+        timeout=60,
+    )

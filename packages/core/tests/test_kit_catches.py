@@ -1,0 +1,62 @@
+"""Each deliberate bug is caught by the standard test that is there for it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, ClassVar
+
+import pytest
+
+from sparring.storage.contract import Storage
+from sparring.storage.memory import MemoryOptions, MemoryStorage
+from sparring.table import TableConfig
+from sparring.testing import StorageTests
+from sparring.testing.samples import MakeStorage
+
+from .kit_breaks import BREAKS
+
+pytest_plugins = ["pytester"]
+
+
+def suite_of(storage: type[MemoryStorage]) -> type[StorageTests]:
+    """The kit on a storage that opens as `memory` does."""
+
+    class TestBroken(StorageTests):
+        bounded_options: ClassVar[Any] = {
+            policy: {"capacity": 64, "policy": policy}
+            for policy in ("none", "lru", "lfu", "custom")
+        }
+
+        @pytest.fixture
+        def make_storage(self) -> MakeStorage:
+            def make(table: TableConfig, **options: Any) -> Storage:
+                return storage(table, MemoryOptions(**options))
+
+            return make
+
+    return TestBroken
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_break_is_caught(pytester: pytest.Pytester, name: str) -> None:
+    _, test = BREAKS[name]
+    pytester.makepyfile(
+        test_broken=f"""
+        import sys
+
+        this = sys.modules[{__name__!r}]
+        TestBroken = this.suite_of(this.BREAKS[{name!r}][0])
+        """
+    )
+    assert __name__ in sys.modules
+    result = pytester.inline_run("-p", "no:cacheprovider", f"test_broken.py::TestBroken::{test}")
+    passed, skipped, failed = result.listoutcomes()
+    assert failed, f"{name} was not caught by {test}: {len(passed)} passed, {len(skipped)} skipped"
+
+
+def test_every_theme_of_the_kit_has_a_break() -> None:
+    tests = {test for _, test in BREAKS.values()}
+    for mixin in StorageTests.__bases__:
+        if mixin.__name__ == "TwinTests":
+            continue  # broken twins are in the tests of the native border
+        assert tests & set(vars(mixin)), f"no break for any test of {mixin.__name__}"

@@ -1,0 +1,97 @@
+"""`Embedding`: the drop-in for `torch.nn.Embedding` that needs no number of embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sparring import Initializer, StepContainer
+from torch import Tensor
+
+from sparring_torch.ids import whole_ids
+from sparring_torch.pooling import gather
+from sparring_torch.table_configs import (
+    EmbeddingConfig,
+    StorageLike,
+    declaration,
+)
+from sparring_torch.table_names import free_table_name
+from sparring_torch.train_agent import TableModule, TrainAgent
+
+__all__ = ["Embedding"]
+
+
+class Embedding(TableModule):
+    """Ids of any shape to embeddings: ``(*)`` → ``(*, embedding_dim)``.
+
+    Ids may be any int64, and none of them is declared beforehand. For training and evaluation
+    see `EmbeddingBagCollection`.
+
+    Args:
+        embedding_dim: elements of an embedding.
+        padding_idx: this id reads as zeros, gets no gradient and no row.
+        name: of the table; give one to tables that are saved, or whose initial rows must be the
+            same in every run. None takes ``embedding``, ``embedding_1``, … that is free.
+        dtype: float32 or float64.
+        initializer: what an id reads as before it was trained; None means uniform in ±0.05.
+        num_embeddings: the most rows that the storage may hold; None sets no bound.
+        seed: with the name and the id it determines an initial embedding.
+        storage: what keeps the rows.
+        container: where the table lives; None leaves it to the `Optimizer`.
+
+    Raises:
+        InvalidArgumentError: a number out of range, an unknown dtype or initializer.
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        *,
+        padding_idx: int | None = None,
+        name: str | None = None,
+        dtype: torch.dtype = torch.float32,
+        initializer: Initializer | str | dict[str, Any] | None = None,
+        num_embeddings: int | None = None,
+        seed: int = 0,
+        storage: StorageLike = "hkv",
+        container: StepContainer | None = None,
+    ) -> None:
+        super().__init__()
+        self.embedding_dim = embedding_dim
+        self.padding_idx = padding_idx
+        self.name = free_table_name("embedding", self) if name is None else name
+        config = EmbeddingConfig(
+            name=self.name,
+            embedding_dim=embedding_dim,
+            num_embeddings=num_embeddings,
+            data_type=dtype,
+            initializer=initializer,
+            seed=seed,
+        )
+        self.agent = TrainAgent([declaration(config, storage)], container)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Embeddings ``(*, embedding_dim)`` of ids ``(*)``, on the device of the ids.
+
+        Raises:
+            InvalidArgumentError: a value is no id.
+        """
+        ids = whole_ids(input, f"table {self.name!r}").reshape(-1)
+        kept = None
+        if self.padding_idx is not None:
+            is_kept = ids != self.padding_idx
+            kept = is_kept.nonzero().squeeze(1)
+            ids = ids[kept]
+        shadow = self.agent.lookup(self.name, ids.numpy(), is_training=self.training)
+        embeddings = gather(shadow.rows, shadow.inverse)
+        if kept is not None:
+            padded = embeddings.new_zeros(input.numel(), self.embedding_dim)
+            embeddings = padded.index_copy(0, kept, embeddings)
+        embeddings = embeddings.view(*input.shape, self.embedding_dim)
+        return embeddings if input.device.type == "cpu" else embeddings.to(input.device)
+
+    def extra_repr(self) -> str:
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.embedding_dim}, name={self.name!r}{padding}"
+
+

@@ -1,0 +1,165 @@
+"""`EmbeddingBag`: the drop-in for `torch.nn.EmbeddingBag` that needs no number of embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sparring import Initializer, StepContainer
+from sparring.errors import InvalidArgumentError
+from torch import Tensor
+
+from sparring_torch.ids import whole_ids
+from sparring_torch.jaggedness import offsets_to_lengths
+from sparring_torch.pooling import pool
+from sparring_torch.table_configs import EmbeddingConfig, StorageLike, declaration
+from sparring_torch.table_names import free_table_name
+from sparring_torch.train_agent import TableModule, TrainAgent
+
+__all__ = ["EmbeddingBag"]
+
+
+class EmbeddingBag(TableModule):
+    """Bags of ids to one embedding each: ``(b, n)``, or ``(n,)`` with offsets, → ``(b, dim)``.
+
+    Ids may be any int64, and none of them is declared beforehand. For training and evaluation
+    see `EmbeddingBagCollection`.
+
+    Args:
+        embedding_dim: elements of an embedding.
+        mode: ``mean``, torch's default, or ``sum``.
+        padding_idx: this id is left out of its bag, and out of the mean's count.
+        include_last_offset: offsets have the end, the number of ids, at their end.
+        name: of the table; see `Embedding`.
+        dtype: float32 or float64.
+        initializer: what an id reads as before it was trained; None means uniform in ±0.05.
+        num_embeddings: the most rows that the storage may hold; None sets no bound.
+        seed: with the name and the id it determines an initial embedding.
+        storage: what keeps the rows.
+        container: where the table lives; None leaves it to the `Optimizer`.
+
+    Raises:
+        InvalidArgumentError: a number out of range, an unknown mode, dtype or initializer.
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        *,
+        mode: str = "mean",
+        padding_idx: int | None = None,
+        include_last_offset: bool = False,
+        name: str | None = None,
+        dtype: torch.dtype = torch.float32,
+        initializer: Initializer | str | dict[str, Any] | None = None,
+        num_embeddings: int | None = None,
+        seed: int = 0,
+        storage: StorageLike = "hkv",
+        container: StepContainer | None = None,
+    ) -> None:
+        super().__init__()
+        if mode not in ("sum", "mean"):
+            raise InvalidArgumentError(
+                f"EmbeddingBag: mode must be 'sum' or 'mean', found {mode!r}", mode=mode
+            )
+        self.embedding_dim = embedding_dim
+        self.mode = mode
+        self.padding_idx = padding_idx
+        self.include_last_offset = include_last_offset
+        self.name = free_table_name("embedding_bag", self) if name is None else name
+        config = EmbeddingConfig(
+            name=self.name,
+            embedding_dim=embedding_dim,
+            num_embeddings=num_embeddings,
+            data_type=dtype,
+            initializer=initializer,
+            seed=seed,
+        )
+        self.agent = TrainAgent([declaration(config, storage)], container)
+
+    def forward(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """Pooled embeddings ``(b, embedding_dim)``, on the device of the ids.
+
+        Args:
+            input: ids ``(b, n)``, b bags of n ids; or ``(n,)`` with `offsets`.
+            offsets: ``(b,)`` starts, or ``(b + 1,)`` with `include_last_offset`.
+            per_sample_weights: of the shape of `input`, for mode ``sum``; they may require a
+                gradient.
+
+        Raises:
+            InvalidArgumentError: input and offsets do not fit, weights of another shape or in
+                mode ``mean``, or a value is no id.
+        """
+        self._check_weights(input, per_sample_weights)
+        ids = whole_ids(input, f"table {self.name!r}").reshape(-1)
+        lengths = self._lengths(input, offsets)
+        weights = per_sample_weights
+        if weights is not None:
+            weights = weights.reshape(-1).to("cpu")
+        if self.padding_idx is not None:
+            is_kept = ids != self.padding_idx
+            bags = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+            lengths = torch.bincount(bags[is_kept], minlength=len(lengths))
+            ids = ids[is_kept]
+            weights = None if weights is None else weights[is_kept]
+        ends = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths.numpy(), out=ends[1:])
+        shadow = self.agent.lookup(
+            self.name, ids.contiguous().numpy(), is_training=self.training
+        )
+        if weights is not None:
+            weights = weights.to(shadow.rows.dtype)
+        pooled = pool(shadow.rows, shadow.inverse, ends, weights, mode=self.mode)
+        return pooled if input.device.type == "cpu" else pooled.to(input.device)
+
+    def _lengths(self, input: Tensor, offsets: Tensor | None) -> Tensor:
+        if input.dim() == 2:
+            if offsets is not None:
+                raise InvalidArgumentError(
+                    f"table {self.name!r}: an input of shape {tuple(input.shape)} has its bags in "
+                    "its rows and takes no offsets; leave them out"
+                )
+            return torch.full((input.shape[0],), input.shape[1], dtype=torch.int64)
+        if input.dim() != 1 or offsets is None:
+            raise InvalidArgumentError(
+                f"table {self.name!r}: input must be (b, n), or (n,) with offsets; found shape "
+                f"{tuple(input.shape)} with{'out' if offsets is None else ''} offsets",
+                shape=tuple(input.shape),
+            )
+        count = input.numel()
+        starts = offsets.cpu()
+        if not self.include_last_offset:
+            # An end is added here, so that a last start equal to the count is an empty bag.
+            end = torch.full((1,), count, dtype=starts.dtype)
+            lengths = offsets_to_lengths(torch.cat([starts, end]), count)
+            return lengths.to(torch.int64)
+        lengths = offsets_to_lengths(starts, count)
+        if len(lengths) != len(starts) - 1:
+            raise InvalidArgumentError(
+                f"table {self.name!r}: with include_last_offset the last offset must be the "
+                f"number of ids, {count}; found {int(starts[-1]) if len(starts) else 'none'}"
+            )
+        return lengths.to(torch.int64)
+
+    def _check_weights(self, input: Tensor, weights: Tensor | None) -> None:
+        if weights is None:
+            return
+        if self.mode != "sum":
+            raise InvalidArgumentError(
+                f"table {self.name!r}: per_sample_weights need mode 'sum', found {self.mode!r}"
+            )
+        if weights.shape != input.shape:
+            raise InvalidArgumentError(
+                f"table {self.name!r}: per_sample_weights must have the shape of the input, "
+                f"{tuple(input.shape)}, found {tuple(weights.shape)}",
+                shape=tuple(weights.shape),
+            )
+
+    def extra_repr(self) -> str:
+        return f"{self.embedding_dim}, mode={self.mode!r}, name={self.name!r}"

@@ -1,0 +1,122 @@
+"""`EmbeddingBagCollection`: tables whose embeddings are pooled, feature by feature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from sparring import StepContainer
+from sparring.errors import InvalidArgumentError
+from torch import Tensor
+
+from sparring_torch.feature_router import FeatureRouter
+from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.keyed_tensor import KeyedTensor
+from sparring_torch.pooling import pool
+from sparring_torch.table_configs import (
+    EmbeddingBagConfig,
+    PoolingType,
+    StorageLike,
+    declaration,
+    feature_outputs,
+    table_features,
+)
+from sparring_torch.train_agent import TableModule, TrainAgent
+
+__all__ = ["EmbeddingBagCollection"]
+
+
+class EmbeddingBagCollection(TableModule):
+    """`KeyedJaggedTensor` in, `KeyedTensor` out, as TorchRec's of this name.
+
+    With tables ``users`` of dim 4 for feature ``user`` and ``items`` of dim 8 for features
+    ``viewed`` and ``bought``, a batch of b examples becomes ``(b, 4 + 8 + 8)``, in which
+    ``keyed["viewed"]`` is ``(b, 8)``. The two features share the rows of ``items``.
+
+    It has no parameters: rows live in storages and are trained by `sparring_torch.Optimizer`.
+    While `training` is off, or under `torch.no_grad`, it reads only; an id that was never
+    trained reads as its initial value and earns no row.
+
+    Args:
+        tables: what to look up in.
+        is_weighted: the batch has weights, and each embedding is multiplied by its own; weights
+            may require a gradient. Otherwise weights are not used.
+        storage: what keeps the tables that name no storage of their own.
+        container: where the tables live; None leaves it to the `Optimizer`.
+
+    Raises:
+        InvalidArgumentError: no tables, two of one name, a number out of range.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingBagConfig],
+        is_weighted: bool = False,
+        *,
+        storage: StorageLike = "hkv",
+        container: StepContainer | None = None,
+    ) -> None:
+        super().__init__()
+        outputs = feature_outputs(tables)
+        self._tables = list(tables)
+        self._is_weighted = is_weighted
+        self._modes = [_mode(config) for config in tables]
+        self._names = [name for each in outputs for name in each]
+        self._dims = [
+            config.embedding_dim for config, each in zip(tables, outputs, strict=True) for _ in each
+        ]
+        self._router = FeatureRouter(
+            [table_features(config) for config in tables], "EmbeddingBagCollection"
+        )
+        self.agent = TrainAgent([declaration(config, storage) for config in tables], container)
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The tables."""
+        return self._tables
+
+    def is_weighted(self) -> bool:
+        return self._is_weighted
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Pooled embeddings ``(stride, sum of dims)``, on the device of the ids.
+
+        Raises:
+            InvalidArgumentError: features and tables do not fit, weights are missing, or a value
+                is no id.
+        """
+        inputs = self._router.route(features, is_weighted=self._is_weighted)
+        parts: list[Tensor] = []
+        for declared, mode, each in zip(
+            self.agent.declarations, self._modes, inputs, strict=True
+        ):
+            shadow = self.agent.lookup(declared.table.name, each.ids, is_training=self.training)
+            weights = each.weights
+            if weights is not None:
+                weights = weights.to("cpu", shadow.rows.dtype)
+            pooled = pool(shadow.rows, shadow.inverse, each.offsets, weights, mode=mode)
+            num_features = len(pooled) // features.stride() if features.stride() else 0
+            if num_features == 1:
+                parts.append(pooled)
+            elif num_features:
+                parts.extend(pooled.view(num_features, features.stride(), -1).unbind(0))
+        if not features.stride():
+            values = torch.zeros(0, sum(self._dims))
+        else:
+            values = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        if features.device().type != "cpu":
+            values = values.to(features.device())
+        return KeyedTensor._trusted(self._names, self._dims, values)
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{config.name}: {config.embedding_dim}" for config in self._tables)
+
+
+def _mode(config: EmbeddingBagConfig) -> str:
+    try:
+        return PoolingType(config.pooling).value.lower()
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"pooling of table {config.name!r}: must be PoolingType.SUM or PoolingType.MEAN, "
+            f"found {config.pooling!r}",
+            table=config.name,
+        ) from error

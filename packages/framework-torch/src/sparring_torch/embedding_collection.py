@@ -1,0 +1,88 @@
+"""`EmbeddingCollection`: several tables, one embedding for each id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from sparring import StepContainer
+
+from sparring_torch.feature_router import FeatureRouter
+from sparring_torch.jagged_tensor import JaggedTensor
+from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.pooling import gather
+from sparring_torch.table_configs import (
+    EmbeddingConfig,
+    StorageLike,
+    declaration,
+    feature_outputs,
+    table_features,
+)
+from sparring_torch.train_agent import TableModule, TrainAgent
+
+__all__ = ["EmbeddingCollection"]
+
+
+class EmbeddingCollection(TableModule):
+    """`KeyedJaggedTensor` in, a `JaggedTensor` of embeddings for each feature out.
+
+    For sequences: a feature with bags of 2, 3 and 1 ids in a table of dim 8 becomes values
+    ``(6, 8)`` with lengths ``[2, 3, 1]``; ``to_padded_dense()`` makes ``(3, 3, 8)`` of it. For
+    training and evaluation see `EmbeddingBagCollection`.
+
+    Args:
+        tables: what to look up in.
+        storage: what keeps the tables that name no storage of their own.
+        container: where the tables live; None leaves it to the `Optimizer`.
+
+    Raises:
+        InvalidArgumentError: no tables, two of one name, a number out of range.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingConfig],
+        *,
+        storage: StorageLike = "hkv",
+        container: StepContainer | None = None,
+    ) -> None:
+        super().__init__()
+        self._tables = list(tables)
+        self._outputs = feature_outputs(tables)
+        self._router = FeatureRouter(
+            [table_features(config) for config in tables], "EmbeddingCollection"
+        )
+        self.agent = TrainAgent([declaration(config, storage) for config in tables], container)
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """The tables."""
+        return self._tables
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        """The names of the outputs, table by table."""
+        return self._outputs
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Feature → embeddings ``(ids of the feature, dim)``, on the device of the ids.
+
+        Raises:
+            InvalidArgumentError: features and tables do not fit, or a value is no id.
+        """
+        inputs = self._router.route(features, is_weighted=False)
+        device, stride = features.device(), features.stride()
+        result: dict[str, JaggedTensor] = {}
+        for declared, names, each in zip(
+            self.agent.declarations, self._outputs, inputs, strict=True
+        ):
+            shadow = self.agent.lookup(declared.table.name, each.ids, is_training=self.training)
+            embeddings = gather(shadow.rows, shadow.inverse)
+            if device.type != "cpu":
+                embeddings = embeddings.to(device)
+            lengths = torch.from_numpy(each.offsets).diff().to(device).view(len(names), stride)
+            counts = lengths.sum(1).tolist()
+            for name, part, own in zip(names, torch.split(embeddings, counts), lengths, strict=True):
+                result[name] = JaggedTensor._trusted(part, None, own)
+        return result
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{config.name}: {config.embedding_dim}" for config in self._tables)

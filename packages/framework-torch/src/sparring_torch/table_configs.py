@@ -1,0 +1,199 @@
+"""How tables are declared, with TorchRec's names: `EmbeddingBagConfig`, `EmbeddingConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from sparring import Initializer, Storage, TableConfig, Uniform
+from sparring.errors import InvalidArgumentError
+from sparring.step import StorageChoice
+
+__all__ = [
+    "DataType",
+    "EmbeddingBagConfig",
+    "EmbeddingConfig",
+    "PoolingType",
+    "StorageLike",
+    "TableDeclaration",
+    "declaration",
+    "feature_outputs",
+]
+
+StorageLike = str | StorageChoice | Storage | Mapping[str, Any]
+"""Which storage keeps a table: the name of a backend; that with options, as a `StorageChoice` or
+as ``{"backend": "hkv", "capacity": 1000}``; or an open storage."""
+
+
+class PoolingType(Enum):
+    """How the embeddings of a bag become one."""
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+
+
+class DataType(Enum):
+    """What the elements of a row are."""
+
+    FP32 = "FP32"
+    FP64 = "FP64"
+
+
+_DTYPE_NAMES: dict[object, str] = {
+    DataType.FP32: "float32",
+    DataType.FP64: "float64",
+    torch.float32: "float32",
+    torch.float64: "float64",
+    "float32": "float32",
+    "float64": "float64",
+    "FP32": "float32",
+    "FP64": "float64",
+}
+
+
+@dataclass(kw_only=True)
+class EmbeddingConfig:
+    """One table whose embeddings are handed out one by one.
+
+    Args:
+        name: of the table.
+        embedding_dim: elements of an embedding.
+        feature_names: features that look up here; none means one feature of the table's name.
+        num_embeddings: the most rows that the storage may hold; None sets no bound. It is no
+            range: ids may be any int64.
+        data_type: a `DataType`, a torch dtype, or its name; float32 or float64.
+        initializer: what an id reads as before it was trained: a `sparring.Initializer`, its
+            name, or ``{"kind": name, parameter: value}``. None means uniform within
+            (`weight_init_min`, `weight_init_max`).
+        weight_init_min, weight_init_max: bounds for the default initializer.
+        seed: with the name and the id it determines an initial embedding.
+        storage: in place of the collection's.
+    """
+
+    name: str
+    embedding_dim: int
+    feature_names: Sequence[str] = field(default_factory=list)
+    num_embeddings: int | None = None
+    data_type: DataType | torch.dtype | str = DataType.FP32
+    initializer: Initializer | str | dict[str, Any] | None = None
+    weight_init_min: float = -0.05
+    weight_init_max: float = 0.05
+    seed: int = 0
+    storage: StorageLike | None = None
+
+
+@dataclass(kw_only=True)
+class EmbeddingBagConfig(EmbeddingConfig):
+    """One table whose embeddings are pooled to one for each bag.
+
+    Args:
+        pooling: sum or mean over the ids of a bag. With weights, the mean divides the weighted
+            sum by the number of ids. An empty bag is zeros.
+    """
+
+    pooling: PoolingType = PoolingType.SUM
+
+
+@dataclass(frozen=True, slots=True)
+class TableDeclaration:
+    """A table as the engine wants it."""
+
+    table: TableConfig
+    storage: StorageChoice | Storage
+
+
+def declaration(config: EmbeddingConfig, storage: StorageLike) -> TableDeclaration:
+    """What a configuration declares.
+
+    Args:
+        config: of one table.
+        storage: for tables that name none of their own.
+
+    Raises:
+        InvalidArgumentError: an unknown dtype, or a number out of range.
+    """
+    dtype = _DTYPE_NAMES.get(config.data_type)
+    if dtype is None:
+        raise InvalidArgumentError(
+            f"data_type of table {config.name!r}: must be float32 or float64, found "
+            f"{config.data_type!r}",
+            table=config.name,
+        )
+    initializer = config.initializer
+    if initializer is None:
+        initializer = Uniform(config.weight_init_min, config.weight_init_max)
+    table = TableConfig(config.name, config.embedding_dim, dtype, initializer, seed=config.seed)
+    chosen = storage if config.storage is None else config.storage
+    return TableDeclaration(table, _with_capacity(chosen, config))
+
+
+def _with_capacity(storage: StorageLike, config: EmbeddingConfig) -> StorageChoice | Storage:
+    capacity = config.num_embeddings
+    if isinstance(storage, Storage):
+        if capacity is not None and storage.capacity != capacity:
+            raise InvalidArgumentError(
+                f"num_embeddings of table {config.name!r} is {capacity}, but the open storage "
+                f"has capacity {storage.capacity}; leave num_embeddings out",
+                table=config.name,
+            )
+        return storage
+    if isinstance(storage, str):
+        storage = StorageChoice(storage)
+    elif isinstance(storage, Mapping):
+        options = dict(storage)
+        storage = StorageChoice(str(options.pop("backend", "hkv")), options)
+    elif not isinstance(storage, StorageChoice):
+        raise InvalidArgumentError(
+            f"storage of table {config.name!r}: must be the name of a backend, a StorageChoice, a "
+            f"mapping or an open storage, found {type(storage).__name__}",
+            table=config.name,
+        )
+    if capacity is None:
+        return storage
+    if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
+        raise InvalidArgumentError(
+            f"num_embeddings of table {config.name!r}: must be a whole number from 1, or None for "
+            f"no bound, found {capacity!r}",
+            table=config.name,
+        )
+    return StorageChoice(storage.backend, {"capacity": capacity, **storage.options})
+
+
+def feature_outputs(tables: Sequence[EmbeddingConfig]) -> list[list[str]]:
+    """The name of each output, table by table.
+
+    It is the feature's name, or ``feature@table`` where a feature looks up in several tables.
+
+    Raises:
+        InvalidArgumentError: no tables, two of one name, a table that names a feature twice.
+    """
+    if not tables:
+        raise InvalidArgumentError("a collection needs at least one table, found none")
+    names = [config.name for config in tables]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidArgumentError(
+            f"table {twice!r} is declared twice in one collection; join its features into one",
+            table=twice,
+        )
+    features = [table_features(config) for config in tables]
+    counts: dict[str, int] = {}
+    for config, each in zip(tables, features, strict=True):
+        if len(set(each)) != len(each):
+            raise InvalidArgumentError(
+                f"table {config.name!r} names a feature twice in {each}", table=config.name
+            )
+        for feature in each:
+            counts[feature] = counts.get(feature, 0) + 1
+    return [
+        [feature if counts[feature] == 1 else f"{feature}@{config.name}" for feature in each]
+        for config, each in zip(tables, features, strict=True)
+    ]
+
+
+def table_features(config: EmbeddingConfig) -> list[str]:
+    """The features of a table; none named means one of the table's own name."""
+    return list(config.feature_names) or [config.name]

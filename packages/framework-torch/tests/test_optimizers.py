@@ -1,0 +1,157 @@
+"""Native optimizers update rows as they would update each row as a parameter of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_torch import Embedding, Optimizer
+from sparring_torch.probing import probe
+from torch import Tensor
+
+DIM = 3
+
+
+class SignMomentum(torch.optim.Optimizer):
+    """A third party's optimizer, after Lion (Chen et al., arXiv 2302.06675), replacing state."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float = 0.01, beta: float = 0.9) -> None:
+        super().__init__(params, {"lr": lr, "beta": beta})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                momentum = state.setdefault("momentum", torch.zeros_like(p))
+                state["num_steps"] = state.get("num_steps", 0) + 1
+                mixed = momentum * group["beta"] + p.grad * (1 - group["beta"])
+                p.data = p.data - group["lr"] * mixed.sign() / state["num_steps"]
+                state["momentum"] = mixed
+
+
+class Normalised(torch.optim.Optimizer):
+    """Divides by the norm of the whole parameter, as LAMB does: rows influence each other."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float = 0.01) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.add_(p.grad / (p.grad.norm() + 1e-9), alpha=-group["lr"])
+
+
+CHOICES: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
+    (torch.optim.SGD, {"lr": 0.1}),
+    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    (torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.3}),
+    (torch.optim.Adam, {"lr": 0.1, "amsgrad": True}),
+    (torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.1}),
+    (torch.optim.RMSprop, {"lr": 0.1, "centered": True, "momentum": 0.5}),
+    (torch.optim.Adadelta, {"lr": 1.0}),
+    (torch.optim.NAdam, {"lr": 0.1}),
+    (torch.optim.RAdam, {"lr": 0.1}),
+    (torch.optim.Adamax, {"lr": 0.1}),
+    (SignMomentum, {"lr": 0.1}),
+]
+NAMES = [f"{native.__name__}-{len(hyper)}" for native, hyper in CHOICES]
+
+
+@pytest.mark.parametrize(("native", "hyperparameters"), CHOICES, ids=NAMES)
+def test_rows_move_as_one_parameter_does(
+    native: type[torch.optim.Optimizer], hyperparameters: dict[str, Any]
+) -> None:
+    """All keys in every step: then a table is a dense parameter, state and scalars included."""
+    ids = torch.tensor([5, -7, 11, 2**40])
+    ours = Embedding(DIM, name="table", dtype=torch.float64, storage="memory")
+    theirs = torch.nn.Parameter(ours(ids).detach().clone())
+    our_optimizer = Optimizer(ours, native, **hyperparameters)
+    their_optimizer = native([theirs], **hyperparameters)
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(20):
+        scale = torch.randn(4, DIM, dtype=torch.float64, generator=generator)
+        for rows, optimizer in ((ours(ids), our_optimizer), (theirs, their_optimizer)):
+            optimizer.zero_grad()
+            (rows * scale + rows**2).sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(ours(ids), theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("native", "hyperparameters"), CHOICES, ids=NAMES)
+def test_each_row_keeps_its_state_while_others_move(
+    native: type[torch.optim.Optimizer], hyperparameters: dict[str, Any]
+) -> None:
+    """Two halves in turn, against two parameters whose optimizers share the scalars."""
+    halves = [torch.tensor([1, 2]), torch.tensor([3, 4])]
+    ours = Embedding(DIM, name="table", dtype=torch.float64, storage="memory")
+    theirs = [torch.nn.Parameter(ours(half).detach().clone()) for half in halves]
+    our_optimizer = Optimizer(ours, native, **hyperparameters)
+    layout = probe(native, hyperparameters, torch.float64)
+    optimizers = [native([parameter], **hyperparameters) for parameter in theirs]
+    for parameter, optimizer in zip(theirs, optimizers, strict=True):
+        optimizer.state[parameter] = layout.fresh_scalars() | {
+            name: torch.full_like(parameter, value).detach()
+            for name, value in zip(layout.names, layout.initial, strict=True)
+        }
+    for turn in range(10):
+        half, parameter, optimizer = (each[turn % 2] for each in (halves, theirs, optimizers))
+        for rows, stepped in ((ours(half), our_optimizer), (parameter, optimizer)):
+            stepped.zero_grad()
+            ((rows - 1) ** 2).sum().backward()
+            stepped.step()
+        other = optimizers[1 - turn % 2].state[theirs[1 - turn % 2]]
+        for name, value in optimizer.state[parameter].items():
+            if name not in layout.names:
+                other[name] = value.clone() if isinstance(value, Tensor) else value
+    for half, parameter in zip(halves, theirs, strict=True):
+        torch.testing.assert_close(ours(half), parameter, rtol=0, atol=1e-12)
+
+
+def test_state_lies_behind_the_embedding_in_the_storage() -> None:
+    ours = Embedding(DIM, name="table", storage="memory")
+    optimizer = Optimizer(ours, torch.optim.Adagrad, lr=0.1, initial_accumulator_value=0.5)
+    (ours(torch.tensor([9])) * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+    optimizer.step()
+    storage = optimizer.container.storage("table")
+    assert storage.table.state_width == DIM
+    rows = storage.find(np.array([9])).rows
+    np.testing.assert_allclose(rows[0, DIM:], [1.5, 4.5, 9.5])
+
+
+@pytest.mark.parametrize(
+    ("native", "hyperparameters"),
+    [
+        (Normalised, {}),
+        (torch.optim.LBFGS, {}),
+        (torch.optim.Adafactor, {}),
+        (torch.optim.SparseAdam, {}),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_what_cannot_be_cut_into_rows_is_refused_by_name(
+    native: type[torch.optim.Optimizer], hyperparameters: dict[str, Any]
+) -> None:
+    ours = Embedding(DIM, storage="memory")
+    with pytest.raises(UnsupportedError, match=f"optimizer {native.__name__} cannot"):
+        Optimizer(ours, native, **hyperparameters)
+
+
+def test_unknown_hyperparameters_are_refused() -> None:
+    ours = Embedding(DIM, storage="memory")
+    with pytest.raises(InvalidArgumentError, match="Adam does not accept"):
+        Optimizer(ours, torch.optim.Adam, learning_rate=0.1)
+
+
+def test_probing_leaves_the_random_state_alone() -> None:
+    before = torch.random.get_rng_state()
+    probe(torch.optim.Adam, {"lr": 0.1}, torch.float32)
+    assert torch.equal(before, torch.random.get_rng_state())

@@ -1,0 +1,107 @@
+"""Rows move exactly as those of a dense `torch.nn.EmbeddingBag` do.
+
+200 random steps of one to three micro-batches, with repeated ids, empty bags and ids at both ends
+of int64; sum, mean and per-sample weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sparring import TableConfig
+from sparring.kernels import initial_rows
+from sparring_torch import EmbeddingBag, Optimizer
+from torch import Tensor
+
+DIM, STEPS = 5, 200
+KEYS = np.array([0, -1, -2, -3, 2**63 - 1, -(2**63), 193_609, *range(10**12, 10**12 + 23)])
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
+ADAM_EPS = 1e-30
+"""SparseAdam adds eps before the bias correction, Adam after it: only eps tells them apart."""
+
+NATIVE: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], bool]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1}, False),
+    "adagrad": (
+        torch.optim.Adagrad,
+        {"lr": 0.1, "initial_accumulator_value": 0.1, "lr_decay": 0.01},
+        False,
+    ),
+    "adam": (torch.optim.Adam, {"lr": 0.01, "eps": ADAM_EPS}, True),
+}
+
+
+def random_bags(generator: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Places in KEYS, offsets and weights of 8 bags, some of them empty."""
+    lengths = generator.integers(0, 5, 8) * (generator.random(8) < 0.7)
+    lengths[0] += 1
+    count = int(lengths.sum())
+    places = torch.from_numpy(generator.integers(0, len(KEYS), count))
+    offsets = torch.from_numpy(np.cumsum(lengths) - lengths)
+    return places, offsets, torch.from_numpy(generator.uniform(0.5, 1.5, count))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("mode", ["sum", "mean", "weighted"])
+@pytest.mark.parametrize("name", list(NATIVE))
+def test_rows_move_as_in_torch(
+    name: str, mode: str, dtype: torch.dtype, generator: np.random.Generator
+) -> None:
+    native, hyperparameters, is_sparse = NATIVE[name]
+    how: dict[str, Any] = {"mode": "sum" if mode == "weighted" else mode}
+    ours = EmbeddingBag(DIM, name="table", dtype=dtype, storage="memory", **how)
+    table = TableConfig("table", DIM, str(dtype).removeprefix("torch."))
+    dense = torch.nn.EmbeddingBag(
+        len(KEYS), DIM, _weight=torch.from_numpy(initial_rows(KEYS, table)), sparse=is_sparse, **how
+    )
+    our_optimizer = Optimizer(ours, native, **hyperparameters)
+    their_native: Callable[..., torch.optim.Optimizer] = (
+        torch.optim.SparseAdam if is_sparse else native
+    )
+    their_optimizer = their_native(dense.parameters(), **hyperparameters)
+    target = torch.from_numpy(generator.normal(size=(8, DIM))).to(dtype)
+
+    seen: set[int] = set()
+    for _ in range(STEPS):
+        our_optimizer.zero_grad()
+        their_optimizer.zero_grad()
+        for _ in range(int(generator.integers(1, 4))):
+            places, offsets, weights = random_bags(generator)
+            given = {}
+            if mode == "weighted":
+                given["per_sample_weights"] = weights.to(dtype)
+            seen.update(places.tolist())
+            ids = torch.from_numpy(KEYS)[places]
+            for module, index in ((ours, ids), (dense, places)):
+                ((module(index, offsets, **given) - target) ** 2).mean().backward()
+        our_optimizer.step()
+        their_optimizer.step()
+
+    rows = ours.eval()(torch.from_numpy(KEYS).reshape(-1, 1))
+    torch.testing.assert_close(rows, dense.weight.data, rtol=0, atol=TOLERANCE[dtype])
+    assert ours.num_rows() == {"table": len(seen)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_gradient_of_weights_is_that_of_torch(
+    dtype: torch.dtype, generator: np.random.Generator
+) -> None:
+    ours = EmbeddingBag(DIM, name="table", dtype=dtype, mode="sum", storage="memory")
+    places, offsets, weights = random_bags(generator)
+    ids = torch.from_numpy(KEYS)[places]
+    dense = torch.nn.EmbeddingBag(
+        len(KEYS),
+        DIM,
+        mode="sum",
+        _weight=ours.eval()(torch.from_numpy(KEYS).reshape(-1, 1)).detach(),
+    )
+    scale = torch.from_numpy(generator.normal(size=(8, DIM))).to(dtype)
+    gradients = []
+    for module, index in ((ours.train(), ids), (dense, places)):
+        given = weights.to(dtype).requires_grad_()
+        (module(index, offsets, per_sample_weights=given) * scale).sum().backward()
+        gradients.append(given.grad)
+    torch.testing.assert_close(*gradients, rtol=0, atol=TOLERANCE[dtype])
