@@ -44,6 +44,12 @@ def test_file_of_another_shape_is_refused(tmp_path: Path) -> None:
         SqliteStorage(TableConfig("films", 8), options)
 
 
+def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageIOError, match="name another folder"):
+        SqliteStorage(TableConfig("films", 4), SqliteOptions(folder=tmp_path / "file"))
+
+
 def test_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "films.sqlite").write_bytes(b"not a database, but long enough to look like one")
     with pytest.raises(StorageIOError, match=r"films\.sqlite"):

@@ -267,8 +267,8 @@ def test_plugins_lists_offers_refusals_and_conflicts(site: Site, run: Run) -> No
     assert "refused: broken_store of broken-store 0.3: ModuleNotFoundError" in ending.out
     assert "conflict: storage 'twin'" in ending.out
     listed = run("plugins", "--json").last_json
-    assert {"kind": "framework", "name": "acme"}.items() <= listed["offered"][-5].items()
-    assert [each["plugin"] for each in listed["refused"]] == ["broken_store"]
+    assert ("framework", "acme") in {(each["kind"], each["name"]) for each in listed["offered"]}
+    assert "broken_store" in {each["plugin"] for each in listed["refused"]}
     assert listed["conflicts"][0]["distributions"] == ["one-store", "two-store"]
 
 

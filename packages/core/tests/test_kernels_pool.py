@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from sparring import _native, kernels
 from sparring.errors import InvalidArgumentError
 
@@ -198,11 +199,11 @@ def test_segment_sum_has_the_bits_of_sums_taken_in_order(dim: int, dtype: Any) -
 
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("num_rows", "dim"), [(3, 70), (5_000, 16), (60_000, 3), (700, 300)])
+@pytest.mark.parametrize(("num_rows", "dim"), [(3, 70), (5_000, 16), (60_000, 3), (700, 150)])
 def test_large_batches_have_the_same_bits_for_any_thread_count(
     num_rows: int, dim: int, dtype: Any
 ) -> None:
-    lengths = np.random.default_rng(1).integers(0, 9, 5_000)
+    lengths = np.random.default_rng(1).integers(0, 9, 3_000)
     lengths[:300] = 0
     lengths[17] = 4_000
     batch = make_batch(lengths.tolist(), num_rows, dim, dtype)
@@ -251,7 +252,7 @@ def test_an_index_out_of_range_is_refused(place: int) -> None:
     inverse = np.zeros(2_000, np.int64)
     inverse[1_500] = place
     offsets = [0, 2_000]
-    calls = [
+    calls: list[Callable[[], object]] = [
         lambda: kernels.gather(ROWS, inverse),
         lambda: kernels.pool(ROWS, inverse, offsets),
         lambda: kernels.pool_backward(ROWS[:1], inverse, offsets, 3),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sparring.descriptors import API_VERSION
+from sparring.descriptors import API_VERSION, Descriptor, StorageDescriptor
+from sparring.distributions import PluginSource
 from sparring.errors import PluginError, VersionError
 from sparring.hookspecs import hookimpl
 from sparring.offers import KINDS
@@ -269,6 +272,21 @@ def test_an_unknown_name_says_what_was_meant_or_what_to_install(
     assert repr(name) in str(caught.value)
 
 
+def test_nothing_is_said_of_installing_what_is_installed() -> None:
+    class Plugin:
+        @hookimpl
+        def sparring_register_storage(self) -> list[StorageDescriptor]:
+            memory = make_plugin_manager(entry_points=False).storage("memory")
+            return [replace(memory, name="redis")]
+
+    manager = make_plugin_manager(entry_points=False)
+    manager.load(PluginSource("redis", "some-redis", "1.0", Plugin))
+    assert manager.storage("redis").name == "redis"
+    with pytest.raises(PluginError, match="did you mean 'redis'") as caught:
+        manager.storage("rediss")
+    assert "pip install" not in str(caught.value)
+
+
 @pytest.mark.parametrize("listed", ["acme_store", "acme-store", "*", "x, acme_store"])
 def test_plugins_can_be_switched_off(
     site: Site, monkeypatch: pytest.MonkeyPatch, listed: str
@@ -288,3 +306,24 @@ def test_every_kind_has_its_hook() -> None:
     hooks = {name for name in vars(hookspecs) if name.startswith("sparring_register_")}
     assert hooks == {f"sparring_register_{kind}" for kind in KINDS}
     assert hookimpl.project_name == hookspecs.PROJECT
+
+
+def test_the_reference_page_has_every_hook_with_its_exact_signature() -> None:
+    from sparring import hookspecs
+
+    page = (Path(__file__).parents[3] / "docs/reference/hooks.md").read_text()
+    for name, hook in vars(hookspecs).items():
+        if name.startswith("sparring_register_"):
+            signature = str(inspect.signature(hook)).replace("'", "")
+            description = " ".join((hook.__doc__ or "").split())
+            assert f"| `{name}{signature}` | {description} |" in page, f"{name}{signature}"
+
+
+def test_the_reference_page_has_every_field_of_every_descriptor() -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/hooks.md").read_text()
+    for kind, descriptor in KINDS.items():
+        own = set(descriptor.__dataclass_fields__) - set(Descriptor.__dataclass_fields__)
+        for name in own:
+            assert f"| `{name}` | {kind} |" in page, f"{name} of {kind}"
+    for name in Descriptor.__dataclass_fields__:
+        assert f"| `{name}` | all |" in page, name

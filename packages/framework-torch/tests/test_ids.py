@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from sparring.errors import InvalidArgumentError
 from sparring_torch.ids import ids_from, whole_ids
 
@@ -45,7 +46,7 @@ def test_inexact_floats_are_refused(value: float, dtype: torch.dtype, says: str)
 
 
 def test_other_dtypes_and_ranks_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="found dtype torch.bool"):
+    with pytest.raises(InvalidArgumentError, match=r"found dtype torch\.bool"):
         ids_from(torch.tensor([True]), "x")
     with pytest.raises(InvalidArgumentError, match="one dimension"):
         ids_from(torch.zeros(2, 2), "x")

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from sparring.errors import InvalidArgumentError
 from sparring_torch import JaggedTensor
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from sparring.errors import InvalidArgumentError
 from sparring_torch import JaggedTensor, KeyedJaggedTensor
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch import Embedding, Optimizer
 from sparring_torch.probing import probe
-from torch import Tensor
 
 DIM = 3
 

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+
 from sparring import TableConfig
 from sparring.kernels import initial_rows
 from sparring_torch import EmbeddingBag, Optimizer
-from torch import Tensor
 
 DIM, STEPS = 5, 200
 KEYS = np.array([0, -1, -2, -3, 2**63 - 1, -(2**63), 193_609, *range(10**12, 10**12 + 23)])

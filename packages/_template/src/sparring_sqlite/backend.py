@@ -28,9 +28,12 @@ class SqliteStorage(Storage):
         super().__init__(table)
         self.options = options
         self._lock = threading.RLock()
-        options.folder.mkdir(parents=True, exist_ok=True)
         path = options.folder / f"{table.name}.sqlite"
-        self._database = sqlite3.connect(path, check_same_thread=False)
+        try:
+            options.folder.mkdir(parents=True, exist_ok=True)
+            self._database = sqlite3.connect(path, check_same_thread=False)
+        except (OSError, sqlite3.Error) as error:
+            raise StorageIOError(f"{path}: {error}; name another folder") from error
         try:
             [(found,)] = self._run("PRAGMA user_version")  # it keeps the size of a row, for us
             if found not in (0, table.row_bytes):

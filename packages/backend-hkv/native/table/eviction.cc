@@ -17,13 +17,15 @@ constexpr uint64_t kBatchRows = 1024;
 
 Place first_to_leave(Bucket* bucket) {
   Place lowest;
-  Rank lowest_rank{};
+  uint64_t lowest_score = 0;
   for (uint64_t mask = occupied_slots(bucket); mask != 0; mask &= mask - 1) {
     const auto slot = static_cast<uint32_t>(std::countr_zero(mask));
-    const Rank rank{bucket->scores()[slot], bucket->key(slot)};
-    if (lowest.bucket == nullptr || rank < lowest_rank) {
+    const uint64_t score = bucket->scores()[slot];
+    // Keys lie on other lines, so they are read only where scores do not decide.
+    if (lowest.bucket == nullptr || score < lowest_score ||
+        (score == lowest_score && bucket->key(slot) < bucket->key(lowest.slot))) {
       lowest = {bucket, slot};
-      lowest_rank = rank;
+      lowest_score = score;
     }
   }
   return lowest;

@@ -55,7 +55,8 @@ Place Index::insert(int64_t key, uint64_t hash, uint32_t row, uint64_t score) {
     Bucket* last = head;
     while (last->overflow != 0) last = bucket(last->overflow);
     uint64_t empty = match_digest(last, 0);
-    if (empty == 0 && directory_.is_growing() && may_split(head->depth())) {
+    // A chain is undone as soon as the number of buckets justifies the depth.
+    if ((empty == 0 || last != head) && directory_.is_growing() && may_split(head->depth())) {
       split(hash);
       continue;
     }

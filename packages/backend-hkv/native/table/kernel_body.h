@@ -192,10 +192,12 @@ static void scatter(const RowInput& input, const uint32_t* numbers, int64_t n) {
   for (int64_t at = 0; at < n; at += kBlock) {
     const int size = static_cast<int>(n - at < kBlock ? n - at : kBlock);
     for (int i = 0; i < size; ++i) {
+      if (numbers[at + i] == kNoRow) continue;
       const char* row = input.rows.at(numbers[at + i]);
       for (uint64_t byte = 0; byte < prefetched; byte += 64) __builtin_prefetch(row + byte, 1, 3);
     }
     for (int i = 0; i < size; ++i) {
+      if (numbers[at + i] == kNoRow) continue;
       const char* from = input.in + static_cast<uint64_t>(at + i) * input.stride;
       char* row = input.rows.at(numbers[at + i]);
       if (bytes < Vector::kBytes) {

@@ -54,7 +54,7 @@ struct Kernels {
   // Rows by number; kNoRow gives zeros.
   void (*gather)(const RowOutput& output, const uint32_t* numbers, int64_t n);
 
-  // The opposite: writes whole rows. REQUIRES: no kNoRow.
+  // The opposite: writes whole rows, and skips kNoRow.
   void (*scatter)(const RowInput& input, const uint32_t* numbers, int64_t n);
 };
 

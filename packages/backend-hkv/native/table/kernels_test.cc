@@ -2,9 +2,10 @@
 // other and with what was written.
 #include "kernels.h"
 
+#include <algorithm>
 #include <cstring>
-#include <map>
 #include <random>
+#include <set>
 #include <vector>
 
 #include "check.h"
@@ -36,7 +37,7 @@ void digest_scans_agree() {
 }
 
 Keys some_keys() {
-  Keys keys = colliding_keys(200, 40);
+  Keys keys = colliding_keys(50, 40);
   for (const int64_t key : {INT64_MIN, INT64_MAX, int64_t{0}, int64_t{-1}}) keys.push_back(key);
   for (int64_t key = 1; key < 3000; ++key) keys.push_back(key * 7);
   return keys;
@@ -44,6 +45,7 @@ Keys some_keys() {
 
 void kernels_agree_for_any_row_size() {
   const Keys keys = some_keys();
+  const std::set<int64_t> known(keys.begin(), keys.end());
   Keys asked = keys;
   for (int64_t key = 1; key < 3000; ++key) asked.push_back(key * 7 + 1);
   std::mt19937_64 random(5);
@@ -62,8 +64,7 @@ void kernels_agree_for_any_row_size() {
         scans.push_back(client.scan());
       }
       for (size_t i = 0; i < asked.size(); ++i) {
-        const bool is_known = std::find(keys.begin(), keys.end(), asked[i]) != keys.end();
-        CHECK(results[0][i] == (is_known ? make_row(asked[i], 1, row_bytes) : Bytes()));
+        CHECK(results[0][i] == (known.count(asked[i]) == 1 ? make_row(asked[i], 1, row_bytes) : Bytes()));
       }
       for (size_t other = 1; other < results.size(); ++other) {
         CHECK(results[other] == results[0] && scans[other] == scans[0]);

@@ -64,14 +64,21 @@ class Table {
                      const uint64_t* scores, int64_t count,
                      const std::vector<int64_t>* skipped) const;
 
-  // Nothing leaves: locate all, insert what is missing, copy rows; each but the
-  // second on all threads.
-  void upsert_growing(SparringUpsert& call);
-  void insert_missing(const SparringUpsert& call, const std::vector<int64_t>& missing,
-                      uint32_t* numbers);
-  // Rows may leave, those of this call too: one key after the other.
-  void upsert_evicting(SparringUpsert& call);
-  void upsert_or_evict(int64_t key, const char* row, const uint64_t* score,
+  // An upsert, in the order of these. Rows and scores of known keys are written
+  // on all threads.
+  struct Located {
+    std::vector<uint32_t> numbers;  // (n) row of each key, or kNoRow
+    std::vector<int64_t> missing;   // positions of kNoRow, ascending
+  };
+  Located locate(const SparringUpsert& call) const;
+  void write_rows(const SparringUpsert& call, const Located& located) const;
+  // Nothing leaves: all new keys find room, or nothing happens.
+  void upsert_growing(SparringUpsert& call, Located& located);
+  void insert_missing(const SparringUpsert& call, Located& located);
+  // Rows may leave, those of this call too. Known keys are written first, so
+  // that nobody leaves with a row that this call replaces.
+  void upsert_evicting(SparringUpsert& call, const Located& located);
+  void insert_or_evict(int64_t key, const char* row, const uint64_t* score,
                        EvictionBuffer& evicted);
   Place first_to_leave_near(uint64_t hash);
 

@@ -16,6 +16,7 @@ namespace {
 constexpr int64_t kGrain = 1024;
 
 void prefetch_scores(const Bucket* bucket) {
+  __builtin_prefetch(bucket);
   const auto* first = reinterpret_cast<const char*>(bucket->scores());
   for (uint64_t byte = 0; byte < kSlots * sizeof(uint64_t); byte += 64) {
     __builtin_prefetch(first + byte, 1);
@@ -27,53 +28,63 @@ void prefetch_scores(const Bucket* bucket) {
 void Table::upsert(SparringUpsert& call) {
   const std::unique_lock<ReaderWriterLock> lock(lock_);
   check_scores(call.scores);
+  Located located = locate(call);
   if (evicts()) {
-    upsert_evicting(call);
+    upsert_evicting(call, located);
   } else {
-    upsert_growing(call);
+    upsert_growing(call, located);
   }
 }
 
-void Table::upsert_growing(SparringUpsert& call) {
-  const SparringExecutor* executor = call.call.executor;
-  std::vector<uint32_t> numbers(static_cast<size_t>(call.count));
+Table::Located Table::locate(const SparringUpsert& call) const {
+  Located located;
+  located.numbers.resize(static_cast<size_t>(call.count));
+  uint32_t* const numbers = located.numbers.data();
   const IndexView index = contents_->index.view();
-  parallel_for(executor, call.count, kGrain, [&](int64_t begin, int64_t end) {
-    kernels_->locate(index, call.keys + begin, end - begin, numbers.data() + begin, nullptr);
+  parallel_for(call.call.executor, call.count, kGrain, [&](int64_t begin, int64_t end) {
+    kernels_->locate(index, call.keys + begin, end - begin, numbers + begin, nullptr);
   });
-  std::vector<int64_t> missing;
-  missing.reserve(static_cast<size_t>(std::count(numbers.begin(), numbers.end(), kNoRow)));
+  const auto num_missing = std::count(numbers, numbers + call.count, kNoRow);
+  located.missing.reserve(static_cast<size_t>(num_missing));
   for (int64_t i = 0; i < call.count; ++i) {
-    if (numbers[static_cast<size_t>(i)] == kNoRow) missing.push_back(i);
+    if (numbers[i] == kNoRow) located.missing.push_back(i);
   }
+  return located;
+}
+
+void Table::write_rows(const SparringUpsert& call, const Located& located) const {
+  const RowInput whole{contents_->rows.view(), options_.row_bytes,
+                       static_cast<const char*>(call.rows), call.row_stride};
+  parallel_for(call.call.executor, call.count, kGrain, [&](int64_t begin, int64_t end) {
+    RowInput part = whole;
+    part.in += static_cast<uint64_t>(begin) * whole.stride;
+    kernels_->scatter(part, located.numbers.data() + begin, end - begin);
+  });
+}
+
+void Table::upsert_growing(SparringUpsert& call, Located& located) {
   const uint64_t size = contents_->index.size();
-  if (missing.size() > layout_.max_rows - size) {
+  if (located.missing.size() > layout_.max_rows - size) {
     throw StatusError(SPARRING_CAPACITY,
                       "upsert of " + std::to_string(call.count) + " keys, " +
-                          std::to_string(missing.size()) + " of them new: the table holds " +
+                          std::to_string(located.missing.size()) + " of them new: the table holds " +
                           std::to_string(size) + " of at most " +
                           std::to_string(layout_.max_rows) +
                           " rows, and its policy is none; raise its capacity or memory_bytes, "
                           "or choose a policy that evicts");
   }
   policy_.begin_call();
-  insert_missing(call, missing, numbers.data());
+  insert_missing(call, located);
 
   // Nothing below can fail.
-  const RowInput whole{contents_->rows.view(), options_.row_bytes,
-                       static_cast<const char*>(call.rows), call.row_stride};
-  parallel_for(executor, call.count, kGrain, [&](int64_t begin, int64_t end) {
-    RowInput part = whole;
-    part.in += static_cast<uint64_t>(begin) * whole.stride;
-    kernels_->scatter(part, numbers.data() + begin, end - begin);
-  });
+  write_rows(call, located);
   if (keeps_scores()) {
-    update_scores(executor, call.keys, call.scores, call.count, &missing);
+    update_scores(call.call.executor, call.keys, call.scores, call.count, &located.missing);
   }
 }
 
-void Table::insert_missing(const SparringUpsert& call, const std::vector<int64_t>& missing,
-                           uint32_t* numbers) {
+void Table::insert_missing(const SparringUpsert& call, Located& located) {
+  const std::vector<int64_t>& missing = located.missing;
   Index& index = contents_->index;
   Pool& rows = contents_->rows;
   rows.reserve(missing.size());
@@ -86,12 +97,13 @@ void Table::insert_missing(const SparringUpsert& call, const std::vector<int64_t
       const uint64_t* given = call.scores == nullptr ? nullptr : call.scores + i;
       // A caller that breaks its promise of unique keys must not break the table.
       if (const Place twin = index.locate(key, hash); twin.bucket != nullptr) {
-        numbers[i] = twin.bucket->row(twin.slot);
+        located.numbers[static_cast<size_t>(i)] = twin.bucket->row(twin.slot);
         continue;
       }
       // The number is taken only when nothing can fail any more.
       const Place place = index.insert(key, hash, kNoRow, policy_.initial(given));
-      numbers[i] = place.bucket->row(place.slot) = rows.allocate();
+      place.bucket->row(place.slot) = rows.allocate();
+      located.numbers[static_cast<size_t>(i)] = place.bucket->row(place.slot);
     }
   } catch (const std::bad_alloc&) {
     while (done > 0) {
@@ -103,44 +115,39 @@ void Table::insert_missing(const SparringUpsert& call, const std::vector<int64_t
   }
 }
 
-void Table::upsert_evicting(SparringUpsert& call) {
+void Table::upsert_evicting(SparringUpsert& call, const Located& located) {
   Index& index = contents_->index;
-  const auto count = static_cast<uint64_t>(call.count);
-  EvictionBuffer evicted(call.evicted, options_.row_bytes, count);
-  contents_->rows.reserve(std::min(count, layout_.max_rows - index.size()));
+  const std::vector<int64_t>& missing = located.missing;
+  EvictionBuffer evicted(call.evicted, options_.row_bytes, missing.size());
+  contents_->rows.reserve(
+      std::min<uint64_t>(missing.size(), layout_.max_rows - index.size()));
 
   // Nothing below can fail but the sink.
   policy_.begin_call();
-  constexpr int64_t kBlock = 32;
-  uint32_t numbers[kBlock];
-  for (int64_t at = 0; at < call.count; at += kBlock) {
-    const int64_t size = std::min(kBlock, call.count - at);
-    // Only brings what the keys need into the caches, all of it at once: which
-    // keys are there may change with every key of the block.
-    kernels_->locate(index.view(), call.keys + at, size, numbers, nullptr);
-    for (int64_t i = 0; i < size; ++i) {
-      prefetch_scores(index.home(index.hash(call.keys[at + i])));
-      if (numbers[i] != kNoRow) __builtin_prefetch(contents_->rows.at(numbers[i]), 1);
+  write_rows(call, located);
+  update_scores(call.call.executor, call.keys, call.scores, call.count, &missing);
+  constexpr size_t kAhead = 8;
+  for (size_t next = 0; next < missing.size(); ++next) {
+    if (next + kAhead < missing.size()) {
+      prefetch_scores(index.home(index.hash(call.keys[missing[next + kAhead]])));
     }
-    for (int64_t i = at; i < at + size; ++i) {
-      const char* row = static_cast<const char*>(call.rows) +
-                        static_cast<uint64_t>(i) * call.row_stride;
-      upsert_or_evict(call.keys[i], row, call.scores == nullptr ? nullptr : call.scores + i,
-                      evicted);
-    }
+    const int64_t i = missing[next];
+    const char* row =
+        static_cast<const char*>(call.rows) + static_cast<uint64_t>(i) * call.row_stride;
+    insert_or_evict(call.keys[i], row, call.scores == nullptr ? nullptr : call.scores + i,
+                    evicted);
   }
   evicted.finish();
 }
 
-void Table::upsert_or_evict(int64_t key, const char* row, const uint64_t* given,
+void Table::insert_or_evict(int64_t key, const char* row, const uint64_t* given,
                             EvictionBuffer& evicted) {
   Index& index = contents_->index;
   Pool& rows = contents_->rows;
   const uint64_t hash = index.hash(key);
-  if (const Place place = index.locate(key, hash); place.bucket != nullptr) {
-    uint64_t& score = place.bucket->scores()[place.slot];
-    score = policy_.updated(score, given);
-    std::memcpy(rows.at(place.bucket->row(place.slot)), row, options_.row_bytes);
+  // As in insert_missing(): a key that the caller repeats.
+  if (const Place twin = index.locate(key, hash); twin.bucket != nullptr) {
+    std::memcpy(rows.at(twin.bucket->row(twin.slot)), row, options_.row_bytes);
     return;
   }
   const uint64_t score = policy_.initial(given);

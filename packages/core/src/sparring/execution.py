@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import functools
 import logging
 import operator
@@ -22,7 +21,7 @@ import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, SupportsIndex, TypeVar
 
 from sparring import _native
 from sparring.errors import ClosedError, DeadlineError, InvalidArgumentError
@@ -164,6 +163,8 @@ class PoolTask(Task[T]):
 def submit(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> PoolTask[T]:
     """Runs ``function(*args, **kwargs)`` on a thread of the pool, as soon as one is free.
 
+    Calls begin in no fixed order.
+
     Raises:
         ClosedError: the interpreter is ending.
     """
@@ -234,11 +235,10 @@ def _check_threads(threads: object) -> int:
     most: int = _native.POOL_MAX_THREADS
     if threads is None:
         return 0
-    if not isinstance(threads, bool):
-        with contextlib.suppress(TypeError):
-            number = operator.index(threads)  # type: ignore[call-overload]
-            if 0 <= number <= most:
-                return int(number)
+    if isinstance(threads, SupportsIndex) and not isinstance(threads, bool):
+        number = operator.index(threads)
+        if 0 <= number <= most:
+            return number
     raise InvalidArgumentError(
         f"the pool can have 1 to {most} threads, or None for the number of usable cores; "
         f"{threads!r} was asked for",

@@ -361,7 +361,7 @@ def _indices(values: npt.ArrayLike, name: str, limit: int | None = None) -> Indi
         raise InvalidArgumentError(
             f"{name} must have one dimension, found shape {array.shape}; flatten them first"
         )
-    indices = np.require(array, np.int64, "CA")
+    indices = np.require(array, np.int64, ("C", "A"))
     if limit is not None:
         _native.check_indices(indices, limit, name)
     return indices
@@ -378,8 +378,8 @@ def _values(values: npt.ArrayLike, name: str) -> Values:
     array = np.asarray(values)
     if array.ndim != 2:
         raise InvalidArgumentError(f"{name} must have two dimensions, found shape {array.shape}")
-    return np.require(array, None, "CA")
+    return np.require(array, None, ("C", "A"))
 
 
 def _weights(weights: npt.ArrayLike | None) -> Values | None:
-    return None if weights is None else np.require(weights, None, "CA")
+    return None if weights is None else np.require(weights, None, ("C", "A"))

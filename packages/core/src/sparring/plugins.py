@@ -220,7 +220,7 @@ class PluginManager:
         message = f"{kind} {name!r} is {'not installed' if name in extras else 'unknown'}"
         if meant is not None and meant != name:
             message += f"; did you mean {meant!r}?"
-        if meant in extras:
+        if meant in extras and meant not in known:
             message += f'; install it with: pip install "sparring[{extras[meant]}]"'
         listed = ", ".join(known) or "none"
         return PluginError(f"{message} (installed: {listed})", kind=kind, name=name, known=known)

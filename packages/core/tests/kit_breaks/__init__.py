@@ -1,6 +1,7 @@
 """Storages with one bug each, and the standard test that must catch it."""
 
 from . import (
+    bordering,
     bounding,
     finding,
     ownership,
@@ -14,6 +15,7 @@ from .registry import BREAKS
 
 __all__ = [
     "BREAKS",
+    "bordering",
     "bounding",
     "finding",
     "ownership",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sparring import Initializer, StepContainer
 from torch import Tensor
 
+from sparring import Initializer, StepContainer
 from sparring_torch.ids import whole_ids
 from sparring_torch.pooling import gather
 from sparring_torch.table_configs import (
@@ -43,7 +43,7 @@ class Embedding(TableModule):
         InvalidArgumentError: a number out of range, an unknown dtype or initializer.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - torch.nn.Embedding is made by keywords too
         self,
         embedding_dim: int,
         *,
@@ -70,7 +70,7 @@ class Embedding(TableModule):
         )
         self.agent = TrainAgent([declaration(config, storage)], container)
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch.nn calls it so
         """Embeddings ``(*, embedding_dim)`` of ids ``(*)``, on the device of the ids.
 
         Raises:
@@ -93,5 +93,3 @@ class Embedding(TableModule):
     def extra_repr(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.embedding_dim}, name={self.name!r}{padding}"
-
-

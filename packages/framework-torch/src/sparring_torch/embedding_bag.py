@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from sparring import Initializer, StepContainer
-from sparring.errors import InvalidArgumentError
 from torch import Tensor
 
+from sparring import Initializer, StepContainer
+from sparring.errors import InvalidArgumentError
 from sparring_torch.ids import whole_ids
 from sparring_torch.jaggedness import offsets_to_lengths
 from sparring_torch.pooling import pool
@@ -43,7 +43,7 @@ class EmbeddingBag(TableModule):
         InvalidArgumentError: a number out of range, an unknown mode, dtype or initializer.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - torch.nn.EmbeddingBag is made by keywords too
         self,
         embedding_dim: int,
         *,
@@ -80,7 +80,7 @@ class EmbeddingBag(TableModule):
 
     def forward(
         self,
-        input: Tensor,
+        input: Tensor,  # noqa: A002 - torch.nn calls it so
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:
@@ -110,29 +110,27 @@ class EmbeddingBag(TableModule):
             weights = None if weights is None else weights[is_kept]
         ends = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths.numpy(), out=ends[1:])
-        shadow = self.agent.lookup(
-            self.name, ids.contiguous().numpy(), is_training=self.training
-        )
+        shadow = self.agent.lookup(self.name, ids.contiguous().numpy(), is_training=self.training)
         if weights is not None:
             weights = weights.to(shadow.rows.dtype)
         pooled = pool(shadow.rows, shadow.inverse, ends, weights, mode=self.mode)
         return pooled if input.device.type == "cpu" else pooled.to(input.device)
 
-    def _lengths(self, input: Tensor, offsets: Tensor | None) -> Tensor:
-        if input.dim() == 2:
+    def _lengths(self, values: Tensor, offsets: Tensor | None) -> Tensor:
+        if values.dim() == 2:
             if offsets is not None:
                 raise InvalidArgumentError(
-                    f"table {self.name!r}: an input of shape {tuple(input.shape)} has its bags in "
+                    f"table {self.name!r}: an input of shape {tuple(values.shape)} has its bags in "
                     "its rows and takes no offsets; leave them out"
                 )
-            return torch.full((input.shape[0],), input.shape[1], dtype=torch.int64)
-        if input.dim() != 1 or offsets is None:
+            return torch.full((values.shape[0],), values.shape[1], dtype=torch.int64)
+        if values.dim() != 1 or offsets is None:
             raise InvalidArgumentError(
                 f"table {self.name!r}: input must be (b, n), or (n,) with offsets; found shape "
-                f"{tuple(input.shape)} with{'out' if offsets is None else ''} offsets",
-                shape=tuple(input.shape),
+                f"{tuple(values.shape)} with{'out' if offsets is None else ''} offsets",
+                shape=tuple(values.shape),
             )
-        count = input.numel()
+        count = values.numel()
         starts = offsets.cpu()
         if not self.include_last_offset:
             # An end is added here, so that a last start equal to the count is an empty bag.
@@ -147,17 +145,17 @@ class EmbeddingBag(TableModule):
             )
         return lengths.to(torch.int64)
 
-    def _check_weights(self, input: Tensor, weights: Tensor | None) -> None:
+    def _check_weights(self, values: Tensor, weights: Tensor | None) -> None:
         if weights is None:
             return
         if self.mode != "sum":
             raise InvalidArgumentError(
                 f"table {self.name!r}: per_sample_weights need mode 'sum', found {self.mode!r}"
             )
-        if weights.shape != input.shape:
+        if weights.shape != values.shape:
             raise InvalidArgumentError(
                 f"table {self.name!r}: per_sample_weights must have the shape of the input, "
-                f"{tuple(input.shape)}, found {tuple(weights.shape)}",
+                f"{tuple(values.shape)}, found {tuple(weights.shape)}",
                 shape=tuple(weights.shape),
             )
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from sparring import StepContainer
-from sparring.errors import InvalidArgumentError
 from torch import Tensor
 
+from sparring import StepContainer
+from sparring.errors import InvalidArgumentError
 from sparring_torch.feature_router import FeatureRouter
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.keyed_tensor import KeyedTensor
@@ -86,9 +86,7 @@ class EmbeddingBagCollection(TableModule):
         """
         inputs = self._router.route(features, is_weighted=self._is_weighted)
         parts: list[Tensor] = []
-        for declared, mode, each in zip(
-            self.agent.declarations, self._modes, inputs, strict=True
-        ):
+        for declared, mode, each in zip(self.agent.declarations, self._modes, inputs, strict=True):
             shadow = self.agent.lookup(declared.table.name, each.ids, is_training=self.training)
             weights = each.weights
             if weights is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from sparring import StepContainer
 
+from sparring import StepContainer
 from sparring_torch.feature_router import FeatureRouter
 from sparring_torch.jagged_tensor import JaggedTensor
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
@@ -80,7 +80,9 @@ class EmbeddingCollection(TableModule):
                 embeddings = embeddings.to(device)
             lengths = torch.from_numpy(each.offsets).diff().to(device).view(len(names), stride)
             counts = lengths.sum(1).tolist()
-            for name, part, own in zip(names, torch.split(embeddings, counts), lengths, strict=True):
+            for name, part, own in zip(
+                names, torch.split(embeddings, counts), lengths, strict=True
+            ):
                 result[name] = JaggedTensor._trusted(part, None, own)
         return result
 

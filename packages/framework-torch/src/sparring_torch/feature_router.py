@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from sparring.errors import InvalidArgumentError
 from torch import Tensor
 
+from sparring.errors import InvalidArgumentError
 from sparring_torch.ids import ids_from
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.suggestions import suggestion
@@ -72,7 +72,10 @@ class FeatureRouter:
         else:
             # Ids that are not exact are named with their feature.
             ids = torch.cat(
-                [ids_from(part.values(), f"feature {name!r}") for name, part in batch.to_dict().items()]
+                [
+                    ids_from(part.values(), f"feature {name!r}")
+                    for name, part in batch.to_dict().items()
+                ]
             ).numpy()
         offsets = batch.offsets().cpu().numpy().astype(np.int64, copy=False)
         stride = batch.stride()

@@ -7,9 +7,12 @@ on, float32 cannot hold every whole number, so 16,777,216 may have been 16,777,2
 
 from __future__ import annotations
 
+import math
+
 import torch
-from sparring.errors import InvalidArgumentError
 from torch import Tensor
+
+from sparring.errors import InvalidArgumentError
 
 __all__ = ["ids_from", "whole_ids"]
 
@@ -66,7 +69,7 @@ def whole_ids(values: Tensor, what: str) -> Tensor:
         found = float(floats[is_wrong].reshape(-1)[0])
         position = tuple(int(each) for each in is_wrong.nonzero()[0])
         reason = "is not a whole number"
-        if abs(found) >= limit and found == found and abs(found) != float("inf"):
+        if limit <= abs(found) < math.inf:
             reason = f"is at least {limit:,}, from where {dtype} no longer tells ids apart"
         where = position[0] if len(position) == 1 else position
         raise InvalidArgumentError(

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from sparring.errors import InvalidArgumentError
 from torch import Tensor
 
+from sparring.errors import InvalidArgumentError
 from sparring_torch.jaggedness import Counts, lengths_of, lengths_to_offsets, values_from
 
 __all__ = ["JaggedTensor", "check_weights"]
@@ -46,9 +46,7 @@ class JaggedTensor:
         checked = values_from(values, "values")
         self._values = checked
         self._weights = check_weights(weights, checked)
-        self._lengths = lengths_of(
-            checked.shape[0], lengths, offsets, device=checked.device
-        )
+        self._lengths = lengths_of(checked.shape[0], lengths, offsets, device=checked.device)
         self._offsets: Tensor | None = None
 
     @classmethod

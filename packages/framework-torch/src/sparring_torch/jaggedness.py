@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from sparring.errors import InvalidArgumentError
 from torch import Tensor
+
+from sparring.errors import InvalidArgumentError
 
 __all__ = ["Counts", "lengths_of", "lengths_to_offsets", "offsets_to_lengths", "values_from"]
 

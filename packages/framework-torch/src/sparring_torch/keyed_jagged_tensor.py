@@ -10,9 +10,9 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-from sparring.errors import InvalidArgumentError
 from torch import Tensor
 
+from sparring.errors import InvalidArgumentError
 from sparring_torch.jagged_tensor import JaggedTensor, check_weights
 from sparring_torch.jaggedness import Counts, lengths_of, lengths_to_offsets, values_from
 from sparring_torch.suggestions import suggestion
@@ -150,8 +150,7 @@ class KeyedJaggedTensor:
         """
         if not jt_dict:
             raise InvalidArgumentError(
-                "from_jt_dict needs at least one feature, found none; use "
-                "KeyedJaggedTensor.empty()"
+                "from_jt_dict needs at least one feature, found none; use KeyedJaggedTensor.empty()"
             )
         strides = {name: part.lengths().numel() for name, part in jt_dict.items()}
         if len(set(strides.values())) > 1:
@@ -185,7 +184,7 @@ class KeyedJaggedTensor:
                 strides=strides,
             )
         return KeyedJaggedTensor(
-            [name for part in kjt_list for name in part.keys()],
+            [name for part in kjt_list for name in part._keys],
             torch.cat([part.values() for part in kjt_list]),
             _joined_weights([part.weights_or_none() for part in kjt_list]),
             torch.cat([part.lengths() for part in kjt_list]),
@@ -352,7 +351,9 @@ class KeyedJaggedTensor:
         return [self._part(begin, end) for begin, end in pairwise(ends)]
 
     def permute(
-        self, indices: Sequence[int], indices_tensor: Tensor | None = None
+        self,
+        indices: Sequence[int],
+        indices_tensor: Tensor | None = None,  # noqa: ARG002 - TorchRec's name for the same
     ) -> KeyedJaggedTensor:
         """The features at `indices`, in that order; the rest is left out.
 

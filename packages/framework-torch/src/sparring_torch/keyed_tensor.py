@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
-from sparring.errors import InvalidArgumentError
 from torch import Tensor
 
+from sparring.errors import InvalidArgumentError
 from sparring_torch.suggestions import suggestion
 
 __all__ = ["KeyedTensor"]
@@ -49,8 +49,7 @@ class KeyedTensor:
         names, lengths = list(keys), [int(each) for each in length_per_key]
         if len(names) != len(lengths) or any(each < 0 for each in lengths):
             raise InvalidArgumentError(
-                f"length_per_key must have one number for each feature, found {lengths} for "
-                f"{names}"
+                f"length_per_key must have one number for each feature, found {lengths} for {names}"
             )
         if not -values.dim() <= key_dim < values.dim() or sum(lengths) != values.shape[key_dim]:
             raise InvalidArgumentError(
@@ -123,9 +122,7 @@ class KeyedTensor:
                 f"no feature {key!r} in this KeyedTensor; " + suggestion(key, self._keys),
                 feature=key,
             )
-        return self._values.narrow(
-            self._key_dim, self._offsets[index], self._length_per_key[index]
-        )
+        return self._values.narrow(self._key_dim, self._offsets[index], self._length_per_key[index])
 
     def __contains__(self, key: object) -> bool:
         return key in self._index_per_key
@@ -144,7 +141,7 @@ class KeyedTensor:
         Raises:
             InvalidArgumentError: none of `keyed_tensors` has a feature that is asked for.
         """
-        holders = {name: tensor for tensor in reversed(keyed_tensors) for name in tensor.keys()}
+        holders = {name: tensor for tensor in reversed(keyed_tensors) for name in tensor._keys}
         return [
             torch.cat(
                 [_held(holders, name)[name] for name in group], dim=keyed_tensors[0].key_dim()
@@ -184,9 +181,7 @@ class KeyedTensor:
         self._values.record_stream(stream)
 
     def __repr__(self) -> str:
-        parts = ", ".join(
-            f"{name!r}: {tuple(part.shape)}" for name, part in self.to_dict().items()
-        )
+        parts = ", ".join(f"{name!r}: {tuple(part.shape)}" for name, part in self.to_dict().items())
         return f"KeyedTensor({{{parts}}})"
 
 

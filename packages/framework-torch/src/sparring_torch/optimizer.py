@@ -7,11 +7,11 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
+from torch import nn
+
 from sparring import StepContainer
 from sparring.errors import InvalidArgumentError
 from sparring.step import NonFinite, TableUpdate
-from torch import nn
-
 from sparring_torch.probing import probe
 from sparring_torch.row_state import RowState
 from sparring_torch.shadow_parameter import ShadowParameter
@@ -114,6 +114,8 @@ class Optimizer(torch.optim.Optimizer):
             self.container.set_state(
                 name, np.array(layout.initial_row(table.dim), table.numpy_dtype)
             )
+            # Opened now: a backend that is missing should not be found out by the first step.
+            self.container.storage(name)
             shadows[name] = ShadowParameter(table.dim, dtype, layout)
         return shadows
 
@@ -163,7 +165,7 @@ class Optimizer(torch.optim.Optimizer):
             for shadow in loaded:
                 shadow.unload()
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: ARG002 - torch's name
         """Drops the gradients since the last step. Forward passes under way stay valid.
 
         Args:
@@ -189,9 +191,7 @@ class Optimizer(torch.optim.Optimizer):
         names = list(self._shadows)
         return {
             "native": type(self._native).__name__,
-            "param_groups": [
-                {**group, "params": list(names)} for group in self.param_groups
-            ],
+            "param_groups": [{**group, "params": list(names)} for group in self.param_groups],
             "state": {name: shadow.scalars() for name, shadow in self._shadows.items()},
             "rows_are_in": _ROWS_ARE_IN,
         }

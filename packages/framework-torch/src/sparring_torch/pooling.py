@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from sparring import _native
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from sparring import _native
 
 __all__ = ["gather", "pool"]
 
@@ -22,7 +23,7 @@ Index = npt.NDArray[np.int64]
 
 def gather(shadow: Tensor, inverse: Index) -> Tensor:
     """One embedding for each id: ``(u, dim)`` → ``(n, dim)``."""
-    out: Tensor = _Gather.apply(shadow, inverse)
+    out: Tensor = _Gather.apply(shadow, inverse)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -38,7 +39,7 @@ def pool(
         weights: ``(n,)`` of the shadow's dtype, or None.
         mode: ``sum``, or ``mean``, which divides each sum by the number of ids in its bag.
     """
-    out: Tensor = _Pool.apply(shadow, weights, inverse, offsets, mode)
+    out: Tensor = _Pool.apply(shadow, weights, inverse, offsets, mode)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -75,9 +76,7 @@ class _Pool(torch.autograd.Function):
             # Only the gradient of the weights needs the rows again.
             if ctx.needs_input_grad[1]:
                 ctx.save_for_backward(shadow)
-            out = _native.pool(
-                shadow.detach().numpy(), inverse, offsets, mode, ctx.weights.numpy()
-            )
+            out = _native.pool(shadow.detach().numpy(), inverse, offsets, mode, ctx.weights.numpy())
         return torch.from_numpy(out)
 
     @staticmethod
@@ -96,8 +95,6 @@ class _Pool(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             (shadow,) = ctx.saved_tensors
             weight_gradient = torch.from_numpy(
-                _native.pool_weight_gradient(
-                    bags, shadow.detach().numpy(), inverse, offsets, mode
-                )
+                _native.pool_weight_gradient(bags, shadow.detach().numpy(), inverse, offsets, mode)
             )
         return rows, weight_gradient, None, None, None

@@ -18,10 +18,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from sparring.errors import InvalidArgumentError, UnsupportedError
 from torch import Tensor
 from torch.optim import Optimizer
 
+from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.row_state import RowState
 from sparring_torch.shadow_parameter import ShadowParameter
 

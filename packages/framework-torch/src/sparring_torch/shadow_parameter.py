@@ -87,7 +87,7 @@ class ShadowParameter:
         """Takes over what `scalars` gave, in the types that the optimizer uses."""
         for name, value in scalars.items():
             now = self._state.get(name)
-            dtype = now.dtype if isinstance(now, Tensor) else None
-            if isinstance(now, Tensor) or isinstance(value, Tensor):
-                value = torch.as_tensor(value, dtype=dtype).clone()
-            self._state[name] = value
+            if isinstance(now, Tensor):
+                self._state[name] = torch.as_tensor(value, dtype=now.dtype).clone()
+            else:
+                self._state[name] = value.clone() if isinstance(value, Tensor) else value

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 import torch
+
 from sparring import Initializer, Storage, TableConfig, Uniform
 from sparring.errors import InvalidArgumentError
 from sparring.step import StorageChoice

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from sparring import ResourceManager, StepContainer
-from sparring.errors import InvalidArgumentError
 from torch import Tensor, nn
 
+from sparring import ResourceManager, StepContainer
+from sparring.errors import InvalidArgumentError
 from sparring_torch.table_configs import TableDeclaration
 
 __all__ = ["Shadow", "TableModule", "TrainAgent", "agents_of"]
@@ -95,9 +95,7 @@ class TrainAgent:
             container.declare(each.table, each.storage)
         self._container = container
 
-    def lookup(
-        self, table: str, ids: npt.NDArray[np.int64], *, is_training: bool
-    ) -> Shadow:
+    def lookup(self, table: str, ids: npt.NDArray[np.int64], *, is_training: bool) -> Shadow:
         """Ids to a shadow.
 
         Registered for a gradient only while training with autograd on; otherwise nothing is
@@ -115,7 +113,8 @@ class TrainAgent:
         found = container.lookup(table, ids)
         assert found.shadow_id is not None
         rows = torch.from_numpy(found.rows).requires_grad_()
-        rows.register_hook(_GradientHook(container.resources, found.shadow_id))
+        hook = _GradientHook(container.resources, found.shadow_id)
+        rows.register_hook(hook)  # type: ignore[no-untyped-call]
         return Shadow(rows, found.inverse)
 
 

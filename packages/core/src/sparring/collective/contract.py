@@ -133,7 +133,7 @@ class Collective(ABC):
             raise InvalidArgumentError(
                 f"all_reduce: all ranks must give the same number of elements, found {sorted(sizes)}"
             )
-        result = gathered[0].copy()
+        result: Array = gathered[0].copy()
         for part in gathered[1:]:
             if reduction is Reduction.MAX:
                 np.maximum(result, part, out=result)
@@ -141,7 +141,8 @@ class Collective(ABC):
                 result += part
         if reduction is Reduction.MEAN:
             result = result / self.world_size
-        return result.reshape(array.shape)
+        reshaped: Array = result.reshape(array.shape)
+        return reshaped
 
     def barrier(self) -> None:
         """Returns when every rank has called it."""

@@ -54,7 +54,10 @@ class PolicyTests:
         first, second = _two_halves(storage, rng)
         for _ in range(3):
             storage.find(first)  # reading does not protect
-        _assert_stay(storage, _press(storage, rng), second)
+        newest = distinct_keys(rng, _few(storage))
+        evicted = storage.upsert(newest, random_rows(rng, len(newest), storage.table))
+        _assert_stay(storage, evicted, second)
+        assert storage.find(newest).found.all(), "the newest rows left"
 
     @pytest.mark.parametrize("policy", ["lru", "lfu", "custom"])
     def test_touch_changes_no_rows_and_adds_no_keys(
@@ -108,9 +111,14 @@ def _two_halves(storage: Storage, rng: np.random.Generator) -> tuple[Keys, Keys]
     return held[: len(held) // 2], held[len(held) // 2 :]
 
 
+def _few(storage: Storage) -> int:
+    """So many keys that one row in eight has to leave."""
+    return max(1, capacity_of(storage) // 8)
+
+
 def _press(storage: Storage, rng: np.random.Generator) -> Evicted:
-    """Upserts one new key for every 16 rows of capacity."""
-    keys = distinct_keys(rng, max(1, capacity_of(storage) // 16))
+    """Upserts a few new keys."""
+    keys = distinct_keys(rng, _few(storage))
     return storage.upsert(keys, random_rows(rng, len(keys), storage.table))
 
 

@@ -1,0 +1,135 @@
+"""Training on clicks: `Dlrm` on logs in Criteo format, real or synthetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from sparring.metrics import auc, log_loss
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from sparring import TableConfig
+from sparring.config import CriteoData, DlrmModel, RunConfig, SyntheticCriteoData
+from sparring.data import (
+    COLUMNS,
+    NUM_FEATURES,
+    NUM_INTEGERS,
+    ClickBatch,
+    PlantedModel,
+    read_clicks,
+    rebatch,
+)
+from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.models import Dlrm
+from sparring_torch.table_configs import StorageLike
+
+__all__ = ["ClickTask"]
+
+_FEATURES = list(COLUMNS[-NUM_FEATURES:])
+_EVALUATION_BATCH_SIZE = 8192
+
+Batches = Callable[[], Iterator[ClickBatch]]
+
+
+class ClickTask:
+    """Streams a click log through a DLRM, in the order of the log.
+
+    Args:
+        config: the run; `data` is of kind criteo or synthetic_criteo, `model` of kind dlrm.
+        storage: what keeps the tables, one for each of the 26 features.
+    """
+
+    def __init__(self, config: RunConfig, storage: StorageLike) -> None:
+        data, model = config.data, config.model
+        assert isinstance(model, DlrmModel)
+        self._extra: dict[str, Any] = {}
+        self.steps_per_epoch: int | None = None
+        if isinstance(data, SyntheticCriteoData):
+            self._train, self._test = self._synthetic(data, config.seed)
+            self.steps_per_epoch = -(-data.samples // data.batch_size)
+        else:
+            assert isinstance(data, CriteoData)
+            self._train, self._test = _logged(data, config.seed % 2**64)
+        tables = [
+            config.tables.table_config(TableConfig(name, model.embedding_dim, seed=config.seed))
+            for name in _FEATURES
+        ]
+        self.model = Dlrm(
+            tables,
+            num_integers=NUM_INTEGERS,
+            bottom_mlp=model.bottom_mlp,
+            top_mlp=model.top_mlp,
+            storage=storage,
+        )
+
+    def batches(self, epoch: int) -> Iterator[ClickBatch]:  # noqa: ARG002 - a log has one order
+        """The training part of the log, once."""
+        return self._train()
+
+    def loss(self, batch: ClickBatch) -> Tensor:
+        """Mean log loss over the batch."""
+        logits = self._logits(batch)
+        return binary_cross_entropy_with_logits(
+            logits, torch.from_numpy(batch.labels).to(logits.dtype)
+        )
+
+    def evaluate(self) -> dict[str, float]:
+        """AUC and log loss on the test part."""
+        probabilities, labels = [], []
+        for batch in self._test():
+            probabilities.append(self._logits(batch).sigmoid().numpy())
+            labels.append(batch.labels)
+        joined = np.concatenate(probabilities), np.concatenate(labels)
+        return {"auc": auc(*joined), "log_loss": log_loss(*joined)}
+
+    def extra(self) -> dict[str, Any]:
+        """``best_auc`` and ``best_log_loss`` where the log is synthetic."""
+        return self._extra
+
+    def _logits(self, batch: ClickBatch) -> Tensor:
+        # Feature after feature, as the collection wants it; each bag holds one id.
+        ids = torch.from_numpy(np.ascontiguousarray(batch.ids.T).reshape(-1))
+        features = KeyedJaggedTensor(
+            _FEATURES, ids, lengths=torch.ones(len(ids), dtype=torch.int64)
+        )
+        logits: Tensor = self.model(torch.from_numpy(batch.dense), features)
+        return logits
+
+    def _synthetic(self, data: SyntheticCriteoData, seed: int) -> tuple[Batches, Batches]:
+        planted = PlantedModel(
+            seed=seed,
+            skew=data.skew,
+            max_ids=data.max_ids,
+            missing_fraction=data.missing_fraction,
+        )
+        test = list(planted.chunks(data.test_samples, "test"))
+        probabilities = np.concatenate([chunk.probabilities for chunk in test])
+        labels = np.concatenate([chunk.labels for chunk in test])
+        self._extra = {
+            "best_auc": auc(probabilities, labels),
+            "best_log_loss": log_loss(probabilities, labels),
+        }
+
+        def train() -> Iterator[ClickBatch]:
+            chunks = planted.chunks(data.samples, "train")
+            return rebatch((chunk.batch for chunk in chunks), data.batch_size)
+
+        return train, lambda: rebatch((chunk.batch for chunk in test), _EVALUATION_BATCH_SIZE)
+
+
+def _logged(data: CriteoData, seed: int) -> tuple[Batches, Batches]:
+    """The training and the test part of a log that is read from files."""
+    if data.test_path is not None:
+        test_path = data.test_path
+        return (
+            lambda: read_clicks(data.path, data.batch_size),
+            lambda: read_clicks(test_path, _EVALUATION_BATCH_SIZE),
+        )
+    split = {"test_fraction": data.test_fraction, "seed": seed}
+    return (
+        lambda: read_clicks(data.path, data.batch_size, part="train", **split),
+        lambda: read_clicks(data.path, _EVALUATION_BATCH_SIZE, part="test", **split),
+    )

@@ -1,0 +1,166 @@
+"""The models that `sparring train` knows: `Dlrm` and `MatrixFactorization`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sparring import TableConfig
+from sparring.errors import InvalidArgumentError
+from sparring_torch.embedding import Embedding
+from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.table_configs import EmbeddingBagConfig, StorageLike
+
+__all__ = ["Dlrm", "MatrixFactorization"]
+
+
+class MatrixFactorization(nn.Module):
+    """Biased matrix factorisation: mean + user bias + item bias + user · item.
+
+    Koren, Bell, Volinsky: "Matrix factorization techniques for recommender systems", Computer
+    42(8), 2009. The bias is the first column of a row, so each table has one row an id.
+
+    Args:
+        users, items: the two tables, of one dim: 1 for the bias and the elements of a vector.
+        mean: of the ratings that will be trained on.
+        storage: what keeps the tables.
+
+    Raises:
+        InvalidArgumentError: the tables differ in dim or dtype, or have no room for a vector.
+    """
+
+    def __init__(
+        self, users: TableConfig, items: TableConfig, *, mean: float, storage: StorageLike = "hkv"
+    ) -> None:
+        super().__init__()
+        if users.dim != items.dim or users.dtype != items.dtype or users.dim < 2:
+            raise InvalidArgumentError(
+                "matrix factorisation needs two tables of one dtype and one dim of at least 2 "
+                f"(bias and vector), found {users.dim} {users.dtype} and {items.dim} {items.dtype}"
+            )
+        self.users = _embedding(users, storage)
+        self.items = _embedding(items, storage)
+        self.mean = mean
+
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:
+        """Predicted ratings ``(b,)`` for ids ``(b,)`` each."""
+        return self._predicted(self.users(users), self.items(items))
+
+    def loss(
+        self,
+        users: Tensor,
+        items: Tensor,
+        ratings: Tensor,
+        *,
+        embedding_l2: float,
+        bias_l2: float,
+    ) -> Tensor:
+        """Mean over the ratings of the squared error and of the penalties on what it met.
+
+        Args:
+            users, items: ids ``(b,)`` each.
+            ratings: ``(b,)``.
+            embedding_l2: weight of the squared vectors of a rating's user and item.
+            bias_l2: weight of their squared biases.
+        """
+        user_rows, item_rows = self.users(users), self.items(items)
+        error = self._predicted(user_rows, item_rows) - ratings
+        squares = user_rows.square() + item_rows.square()
+        penalty = bias_l2 * squares[:, 0] + embedding_l2 * squares[:, 1:].sum(1)
+        return (error.square() + penalty).mean()
+
+    def _predicted(self, user_rows: Tensor, item_rows: Tensor) -> Tensor:
+        biases = user_rows[:, 0] + item_rows[:, 0]
+        return self.mean + biases + (user_rows[:, 1:] * item_rows[:, 1:]).sum(1)
+
+
+class Dlrm(nn.Module):
+    """Deep learning recommendation model: Naumov et al., arXiv 1906.00091 (2019).
+
+    ::
+
+        integers (b, k) ──► bottom MLP ──► (b, dim) ─┬─► dot products of all pairs ─┬─► top MLP ──► logit
+        ids, f features ──► f tables ──► (b, f, dim) ─┘    bottom output ────────────┘
+
+    Args:
+        tables: one for each feature, all of one dim.
+        num_integers: k.
+        bottom_mlp: widths of the hidden layers over the integers; a last one of `dim` is added.
+        top_mlp: widths of the hidden layers over the products; a last one of 1 is added.
+        storage: what keeps the tables.
+
+    Raises:
+        InvalidArgumentError: the tables differ in dim.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        *,
+        num_integers: int,
+        bottom_mlp: Sequence[int],
+        top_mlp: Sequence[int],
+        storage: StorageLike = "hkv",
+    ) -> None:
+        super().__init__()
+        dims = sorted({table.dim for table in tables})
+        if len(dims) != 1:
+            raise InvalidArgumentError(
+                f"DLRM takes dot products, so all tables need one dim, found {dims}"
+            )
+        self._dim = dims[0]
+        self.embeddings = EmbeddingBagCollection(
+            [
+                EmbeddingBagConfig(
+                    name=table.name,
+                    embedding_dim=table.dim,
+                    data_type=table.dtype,
+                    initializer=table.initializer,
+                    seed=table.seed,
+                )
+                for table in tables
+            ],
+            storage=storage,
+        )
+        self.bottom = _mlp([num_integers, *bottom_mlp, self._dim], is_last_activated=True)
+        num_vectors = len(tables) + 1
+        num_pairs = num_vectors * (num_vectors - 1) // 2
+        self.top = _mlp([self._dim + num_pairs, *top_mlp, 1], is_last_activated=False)
+        pairs = torch.tril_indices(num_vectors, num_vectors, offset=-1)
+        self.register_buffer("_pairs", pairs[0] * num_vectors + pairs[1], persistent=False)
+
+    def forward(self, integers: Tensor, ids: KeyedJaggedTensor) -> Tensor:
+        """Logits ``(b,)``.
+
+        Args:
+            integers: ``(b, k)``, scaled to the order of 1.
+            ids: the features, a bag of one id for each example.
+        """
+        bottom = self.bottom(integers)
+        pooled = self.embeddings(ids).values().to(bottom.dtype)
+        vectors = torch.cat([bottom, pooled], dim=1).view(len(bottom), -1, self._dim)
+        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
+        assert isinstance(self._pairs, Tensor)
+        logits: Tensor = self.top(torch.cat([bottom, products[:, self._pairs]], dim=1))
+        return logits.squeeze(1)
+
+
+def _embedding(table: TableConfig, storage: StorageLike) -> Embedding:
+    return Embedding(
+        table.dim,
+        name=table.name,
+        dtype=getattr(torch, table.dtype),
+        initializer=table.initializer,
+        seed=table.seed,
+        storage=storage,
+    )
+
+
+def _mlp(widths: Sequence[int], *, is_last_activated: bool) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for below, above in zip(widths, widths[1:], strict=False):
+        layers += [nn.Linear(below, above), nn.ReLU()]
+    return nn.Sequential(*(layers if is_last_activated else layers[:-1]))

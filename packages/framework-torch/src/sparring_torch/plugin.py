@@ -1,0 +1,40 @@
+"""What sparring-torch offers to sparring. Importing this imports no torch."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sparring.descriptors import API_VERSION, FrameworkDescriptor
+from sparring.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from sparring.config import RunConfig
+    from sparring.plugins import PluginManager
+    from sparring.training import Progress, TrainResult
+
+
+@hookimpl
+def sparring_register_framework() -> Sequence[FrameworkDescriptor]:
+    return [
+        FrameworkDescriptor(
+            name="torch",
+            api_version=API_VERSION,
+            summary="PyTorch: trains DLRM and matrix factorisation with torch's own optimizers.",
+            unavailable=_why_unavailable,
+            train=_train,
+        )
+    ]
+
+
+def _why_unavailable() -> str | None:
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed; run: pip install torch"
+    return None
+
+
+def _train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) -> TrainResult:
+    from sparring_torch.training import train
+
+    return train(config, plugin_manager, progress)

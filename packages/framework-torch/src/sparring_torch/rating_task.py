@@ -1,0 +1,79 @@
+"""Training on ratings: `MatrixFactorization` on MovieLens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from sparring.metrics import rmse
+from torch import Tensor
+
+from sparring import TableConfig, Uniform
+from sparring.config import MatrixFactorizationModel, MovieLensData, RunConfig
+from sparring.data import RatingBatch, read_ratings, shuffled_batches, split_ratings
+from sparring_torch.models import MatrixFactorization
+from sparring_torch.table_configs import StorageLike
+
+__all__ = ["RatingTask"]
+
+
+class RatingTask:
+    """Reads a file of ratings, holds a part out, and trains on the rest.
+
+    Args:
+        config: the run; `data` is of kind movielens, `model` of kind matrix_factorization.
+        storage: what keeps the tables.
+
+    Raises:
+        DataError: the file is missing or malformed.
+    """
+
+    def __init__(self, config: RunConfig, storage: StorageLike) -> None:
+        data, model = config.data, config.model
+        assert isinstance(data, MovieLensData)
+        assert isinstance(model, MatrixFactorizationModel)
+        self._seed = config.seed % 2**64
+        self._batch_size = data.batch_size
+        self._penalties = {"embedding_l2": model.embedding_l2, "bias_l2": model.bias_l2}
+        split = split_ratings(
+            read_ratings(data.path), test_fraction=data.test_fraction, seed=self._seed
+        )
+        self._train, self._test = split.train, split.test
+        self._bounds = float(split.train.ratings.min()), float(split.train.ratings.max())
+        users, items = (
+            config.tables.table_config(
+                # One column more than a vector has: the bias.
+                TableConfig(name, model.dim + 1, initializer=Uniform(-0.05, 0.05), seed=config.seed)
+            )
+            for name in ("user", "item")
+        )
+        self.model = MatrixFactorization(
+            users, items, mean=float(split.train.ratings.mean()), storage=storage
+        )
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        return -(-len(self._train) // self._batch_size)
+
+    def batches(self, epoch: int) -> Iterator[RatingBatch]:
+        """All training ratings once, in an order of the epoch's own."""
+        return shuffled_batches(self._train, self._batch_size, seed=self._seed, epoch=epoch)
+
+    def loss(self, batch: RatingBatch) -> Tensor:
+        """Mean over the batch."""
+        users, items, ratings = _tensors(batch)
+        return self.model.loss(users, items, ratings, **self._penalties)
+
+    def evaluate(self) -> dict[str, float]:
+        """Root mean squared error on the test ratings, predictions held within the scale."""
+        users, items, ratings = _tensors(self._test)
+        predicted = self.model(users, items).clamp(*self._bounds)
+        return {"rmse": rmse(predicted.numpy(), ratings.numpy())}
+
+    def extra(self) -> dict[str, Any]:
+        return {}
+
+
+def _tensors(batch: RatingBatch) -> tuple[Tensor, ...]:
+    return tuple(map(torch.from_numpy, (batch.users, batch.items, batch.ratings)))

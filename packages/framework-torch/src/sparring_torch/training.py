@@ -1,0 +1,206 @@
+"""One training run, as `sparring train` asks for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from sparring import execution
+from sparring.config import MatrixFactorizationModel, RunConfig
+from sparring.data import ClickBatch, RatingBatch, take
+from sparring.errors import ConfigError, NonFiniteGradientError
+from sparring.plugins import PluginManager
+from sparring.step import StorageChoice
+from sparring.training import Progress, TrainResult
+from sparring_torch.click_task import ClickTask
+from sparring_torch.native_optimizers import native_optimizer
+from sparring_torch.optimizer import Optimizer
+from sparring_torch.rating_task import RatingTask
+
+__all__ = ["train"]
+
+Batch = TypeVar("Batch", ClickBatch, RatingBatch)
+
+
+class _Task(Protocol[Batch]):
+    """What is trained, and on what."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def steps_per_epoch(self) -> int | None: ...
+
+    def batches(self, epoch: int) -> Iterator[Batch]: ...
+
+    def loss(self, batch: Batch) -> Tensor: ...
+
+    def evaluate(self) -> dict[str, float]: ...
+
+    def extra(self) -> dict[str, Any]: ...
+
+
+def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) -> TrainResult:
+    """Reads the data, trains, evaluates on the test part.
+
+    The configuration's seed determines everything: the split, the order of samples, all initial
+    values. Its threads go to the execution pool and to torch.
+
+    Raises:
+        ConfigError: an optimizer that does not exist.
+        DataError: data that is missing or malformed.
+        NonFiniteGradientError: a gradient holds NaN or infinity, and the policy is to raise.
+    """
+    execution.configure(config.threads)
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(execution.num_threads())
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed % 2**63)
+            storage = StorageChoice(config.storage.backend, config.storage.options)
+            if isinstance(config.model, MatrixFactorizationModel):
+                return _Run(config, RatingTask(config, storage), progress).to_end()
+            return _Run(config, ClickTask(config, storage), progress).to_end()
+    finally:
+        torch.set_num_threads(threads_before)
+
+
+class _Run:
+    """The loop over steps, and what it needs."""
+
+    def __init__(self, config: RunConfig, task: _Task[Any], progress: Progress) -> None:
+        self._config, self._task, self._progress = config, task, progress
+        choice = config.optimizer.sparse
+        self._tables = Optimizer(
+            task.model,
+            native_optimizer(choice.name, "optimizer.sparse.name"),
+            non_finite_gradients=config.training.non_finite_gradients,
+            **choice.hyperparameters,
+        )
+        self._dense = _dense_optimizer(config, task.model)
+        self._is_skipping = config.training.non_finite_gradients == "skip"
+        self._num_dense_skipped = 0
+        self._step = 0
+        self._metrics: dict[str, float] = {}
+        self._metrics_step = -1
+
+    def to_end(self) -> TrainResult:
+        """Trains for as long as the configuration says, and evaluates."""
+        try:
+            start = time.perf_counter()
+            self._progress.on_start(self._total_steps())
+            interval = self._config.training.evaluation_interval_steps
+            for batch in self._batches():
+                loss = self._train_on(batch)
+                self._step += 1
+                self._progress.on_step(self._step, loss, len(batch))
+                if interval is not None and self._step % interval == 0:
+                    self._evaluate()
+            if self._metrics_step != self._step:
+                self._evaluate()
+            return TrainResult(
+                metrics=self._metrics,
+                rows=self._rows(),
+                steps=self._step,
+                seconds=time.perf_counter() - start,
+                extra=self._task.extra() | self._skipped(),
+            )
+        finally:
+            self._tables.container.close()
+
+    def _total_steps(self) -> int | None:
+        training, per_epoch = self._config.training, self._task.steps_per_epoch
+        if per_epoch is None:
+            return training.steps
+        return min(per_epoch * training.epochs, training.steps or per_epoch * training.epochs)
+
+    def _batches(self) -> Iterator[Any]:
+        limit = self._config.training.steps
+        for epoch in range(self._config.training.epochs):
+            for batch in self._task.batches(epoch):
+                if self._step == limit:
+                    return
+                yield batch
+
+    def _train_on(self, batch: Any) -> float:
+        """One step. Returns the mean loss over the batch."""
+        if self._dense is not None:
+            self._dense.zero_grad()
+        total = 0.0
+        for part in _parts(batch, self._config.training.micro_batches):
+            loss = self._task.loss(part) * (len(part) / len(batch))
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        # Looked at before the tables change, so that a step is taken as a whole or not at all.
+        broken = self._broken_parameter()
+        if broken is not None and not self._is_skipping:
+            self._tables.zero_grad()
+            raise NonFiniteGradientError(
+                f"step {self._step}: the gradient of parameter {broken!r} holds NaN or infinity; "
+                "nothing was changed. Lower the learning rate, or choose "
+                "training.non_finite_gradients=skip",
+                parameter=broken,
+                step=self._step,
+            )
+        self._tables.step()
+        if broken is not None:
+            self._num_dense_skipped += 1
+        elif self._dense is not None:
+            self._dense.step()
+        return total
+
+    def _broken_parameter(self) -> str | None:
+        for name, parameter in self._task.model.named_parameters():
+            if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
+                return name
+        return None
+
+    def _evaluate(self) -> None:
+        model = self._task.model
+        model.eval()
+        with torch.no_grad():
+            self._metrics = self._task.evaluate()
+        model.train()
+        self._metrics_step = self._step
+        self._progress.on_metrics(self._step, self._metrics)
+
+    def _rows(self) -> dict[str, int]:
+        container = self._tables.container
+        return {name: container.num_rows(name) for name in container.tables}
+
+    def _skipped(self) -> dict[str, int]:
+        if not self._is_skipping:
+            return {}
+        return {
+            "rows_skipped_non_finite": self._tables.container.counters.rows_skipped_non_finite,
+            "dense_steps_skipped_non_finite": self._num_dense_skipped,
+        }
+
+
+def _dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer | None:
+    parameters = list(model.parameters())
+    if not parameters:
+        return None
+    choice = config.optimizer.dense
+    native: Any = native_optimizer(choice.name, "optimizer.dense.name")
+    try:
+        optimizer: torch.optim.Optimizer = native(parameters, **choice.hyperparameters)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"optimizer.dense: {native.__name__} does not accept {choice.hyperparameters}: {error}",
+            setting="optimizer.dense",
+        ) from error
+    return optimizer
+
+
+def _parts(batch: Batch, count: int) -> Iterator[Batch]:
+    """Up to `count` micro-batches of nearly one size, none of them empty."""
+    ends = [len(batch) * each // count for each in range(count + 1)]
+    for begin, end in pairwise(ends):
+        if begin < end:
+            yield take(batch, slice(begin, end))
