@@ -69,7 +69,11 @@ OVERRIDES: list[tuple[str, str, Any]] = [
     (RATINGS, "training.steps=null", lambda c: c.training.steps is None),
     (RATINGS, "storage.options={capacity: 10}", lambda c: c.storage.options == {"capacity": 10}),
     (RATINGS, "storage.options.capacity=10", lambda c: c.storage.options == {"capacity": 10}),
-    (RATINGS, "tables.overrides.user.dim=8", lambda c: c.tables.overrides["user"].dim == 8),
+    (
+        RATINGS,
+        "tables.overrides.user.initializer=zeros",
+        lambda c: c.tables.overrides["user"].initializer.kind == "zeros",
+    ),
     (RATINGS, "tables.initializer=zeros", lambda c: c.tables.initializer.kind == "zeros"),
     (CLICKS, "model.bottom_mlp.1=64", lambda c: c.model.bottom_mlp == (32, 64)),
     (CLICKS, "model.bottom_mlp=[]", lambda c: c.model.bottom_mlp == ()),
@@ -114,7 +118,8 @@ def test_what_is_shown_reads_back_the_same() -> None:
     config = parse_config(
         CLICKS,
         [
-            "tables={initializer: {kind: uniform, low: -1, high: 1}, overrides: {c1: {dim: 4}}}",
+            "tables.initializer={kind: uniform, low: -1, high: 1}",
+            "tables.overrides={cat_1: {initializer: zeros}}",
             "optimizer.sparse={name: torch.optim.Adam, lr: 1e-7, betas: [0.9, 0.99]}",
             "storage.options={capacity: 10, text: 'null', number: '7'}",
         ],
@@ -140,18 +145,18 @@ def test_tables_come_from_the_model_the_section_and_their_overrides() -> None:
         {
             "dtype": "float64",
             "initializer": {"kind": "normal", "stddev": 0.5},
-            "overrides": {"bias": {"initializer": "zeros", "dtype": "float32", "dim": 2}},
+            "overrides": {"item": {"initializer": "zeros"}},
         }
     )
     user = section.table_config(TableConfig("user", 8, seed=3))
-    bias = section.table_config(TableConfig("bias", 1, seed=3))
+    item = section.table_config(TableConfig("item", 8, seed=3))
     assert (user.dim, user.dtype, user.seed, user.initializer) == (
         8,
         "float64",
         3,
         Normal(stddev=0.5),
     )
-    assert (bias.dim, bias.dtype, bias.initializer) == (2, "float32", Zeros())
+    assert (item.dim, item.dtype, item.initializer) == (8, "float64", Zeros())
 
 
 def test_a_model_keeps_its_initializer_where_none_is_configured() -> None:

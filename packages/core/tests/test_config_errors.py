@@ -118,6 +118,13 @@ WRONG: dict[str, tuple[str, list[str]]] = {
             "zeros?)"
         ],
     ),
+    "no such table": (
+        RATINGS + "tables:\n  overrides:\n    users: {initializer: zeros}\n",
+        [
+            "run.yaml:8:5: tables.overrides.users: model matrix_factorization has no such table "
+            "(expected user, item; did you mean user?)"
+        ],
+    ),
     "model that does not fit the data": (
         RATINGS.replace("matrix_factorization", "dlrm"),
         [

@@ -1,6 +1,7 @@
 // sparring_hkv._native: opens tables as capsules of storage_abi.h. Everything
 // else a table can do goes through that struct, not through Python.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <memory>
 #include <optional>

@@ -1,7 +1,5 @@
 // sparring._native's part of the execution pool; see sparring/execution.py.
-#include <cxxabi.h>
 #include <pybind11/pybind11.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <memory>
@@ -9,11 +7,14 @@
 #include <set>
 #include <thread>
 
+#include "bindings/gil.h"
 #include "execution/parallel_for.h"
 #include "execution/pool.h"
 #include "execution/usable_cores.h"
 
 namespace py = pybind11;
+using sparring::bindings::call_or_park;
+using sparring::bindings::GilRelease;
 using sparring::execution::Pool;
 using sparring::execution::PoolBusyError;
 using sparring::execution::PoolTask;
@@ -35,14 +36,7 @@ class PythonCall final : public PoolTask {
   explicit PythonCall(PyObject* function) : function_(function) {}
 
   void run() noexcept override {
-    try {
-      call();
-    } catch (abi::__forced_unwind&) {
-      // The interpreter ended meanwhile, and ends threads that want the GIL by
-      // unwinding them. That must not reach oneTBB's frames, which would abort the
-      // process; and it may not be caught for good. So this thread waits for exit.
-      for (;;) pause();
-    }
+    call_or_park([this] { call(); });
     delete this;
   }
 
@@ -65,7 +59,7 @@ void submit(py::function function) {
   function.inc_ref();  // the call's own
   try {
     // A `configure` under way holds the pool while it waits for calls to end.
-    py::gil_scoped_release release;
+    const GilRelease release;
     Pool::process().enqueue(*call);
     call.release();
   } catch (...) {
@@ -75,7 +69,7 @@ void submit(py::function function) {
 }
 
 int threads_of_loop(int64_t count, int64_t grain, double range_seconds) {
-  py::gil_scoped_release release;
+  const GilRelease release;
   std::mutex mutex;
   std::set<std::thread::id> threads;
   sparring::execution::parallel_for(count, grain, [&](int64_t, int64_t) {
@@ -96,7 +90,7 @@ void bind_execution(py::module_& module) {
   module.def(
       "pool_configure",
       [](int threads) {
-        py::gil_scoped_release release;
+        const GilRelease release;
         Pool::process().configure(threads);
       },
       py::arg("threads"),

@@ -103,19 +103,24 @@ void a_loop_ends_while_all_workers_are_blocked() {
   for (CallTask& task : blockers) task.ended.acquire();
 }
 
-void all_threads_are_workers_while_the_caller_waits() {
-  const Configured two(2);
+// Returns once two tasks have run side by side, on pool threads.
+void meet_on_two_workers() {
   static std::atomic<int> num_met{0};
+  num_met = 0;
   CallTask pair[2];
   for (CallTask& task : pair) {
     task.function = [] {
-      CHECK(Pool::is_pool_thread());
-      ++num_met;
+      num_met += Pool::is_pool_thread();
       while (num_met < 2) std::this_thread::yield();
     };
     Pool::process().enqueue(task);
   }
   for (CallTask& task : pair) task.ended.acquire();
+}
+
+void all_threads_are_workers_while_the_caller_waits() {
+  const Configured two(2);
+  meet_on_two_workers();
   CHECK(!Pool::is_pool_thread());
 }
 
@@ -171,10 +176,11 @@ void forked_child_of_an_idle_pool_has_all_threads() {
   const Configured two(2);
   CHECK(looped_sum() == 100'000);
   CHECK(status_of_child([] {
+          meet_on_two_workers();
           return looped_sum() == 100'000 && Pool::process().num_threads() == 2 ? 0 : 1;
         }) == 0);
   CHECK(looped_sum() == 100'000);
-  all_threads_are_workers_while_the_caller_waits();
+  meet_on_two_workers();
 }
 
 void forked_child_of_a_busy_pool_still_works() {

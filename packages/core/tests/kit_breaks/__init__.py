@@ -3,6 +3,7 @@
 from . import (
     bordering,
     bounding,
+    closing,
     finding,
     ownership,
     refusing,
@@ -17,6 +18,7 @@ __all__ = [
     "BREAKS",
     "bordering",
     "bounding",
+    "closing",
     "finding",
     "ownership",
     "refusing",

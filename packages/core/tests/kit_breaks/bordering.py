@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from sparring.storage.contract import Columns, Evicted, Keys, Rows, Scores
 from sparring.storage.memory import MemoryStorage
 from sparring.storage.native import export_storage
 
-from .registry import caught_by
+from .registry import Found, caught_by
 
 
 def _copy_of(storage: MemoryStorage) -> MemoryStorage:
@@ -34,4 +35,31 @@ class TwinForgetsItsCapabilities(MemoryStorage):
     def __sparring_storage__(self) -> object:
         twin = _copy_of(self)
         twin.capabilities = type(twin.capabilities)()
+        return export_storage(twin)
+
+
+class _CutsColumns(MemoryStorage):
+    def _find_impl(self, keys: Keys, columns: Columns, rows: Rows, found: Found) -> None:
+        super()._find_impl(keys, Columns(0, columns.end - columns.begin), rows, found)
+
+
+class _DropsEvicted(MemoryStorage):
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+        super()._upsert_impl(keys, rows, scores)
+        return self._nothing_evicted()
+
+
+@caught_by("test_reads_through_the_native_twin_agree_with_the_storage")
+class TwinCutsColumns(MemoryStorage):
+    def __sparring_storage__(self) -> object:
+        twin = _CutsColumns(self.table, self._options)
+        twin._entries = self._entries
+        return export_storage(twin)
+
+
+@caught_by("test_native_twin_of_a_bounded_storage_hands_back_what_leaves")
+class TwinDropsEvicted(MemoryStorage):
+    def __sparring_storage__(self) -> object:
+        twin = _DropsEvicted(self.table, self._options)
+        twin._entries = self._entries
         return export_storage(twin)

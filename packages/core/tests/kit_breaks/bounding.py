@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -127,3 +128,78 @@ class RefusesHalfway(MemoryStorage):
             num_free = (self.capacity or 0) - len(self._entries)
             put(self, keys[:num_free], rows[:num_free])
             raise
+
+
+@caught_by("test_declared_capabilities_of_bounded_storages_agree")
+class DoesNotDeclareItsBound(MemoryStorage):
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.capabilities = replace(self.capabilities, bounded=False, evicts=False)
+
+
+@caught_by("test_storage_that_evicts_stays_full")
+class EvictsHalfAtOnce(MemoryStorage):
+    def _count_surplus(self, new: Any) -> int:
+        surplus = super()._count_surplus(new)
+        return surplus + (self.capacity or 0) // 2 if surplus > 0 else surplus
+
+
+@caught_by("test_upsert_of_known_keys_evicts_nothing")
+class MakesRoomForKnownKeys(MemoryStorage):
+    def _count_surplus(self, new: Any) -> int:
+        super()._count_surplus(new)
+        return 0 if self.capacity is None else len(self._entries) + len(new) - self.capacity
+
+
+@caught_by("test_erased_rows_are_not_handed_back")
+class HandsBackErasedRows(MemoryStorage):
+    def _erase_impl(self, keys: Keys) -> int:
+        self._erased = self._evicted(self._entries, keys[self.find(keys).found].tolist())
+        return super()._erase_impl(keys)
+
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+        evicted = super()._upsert_impl(keys, rows, scores)
+        return getattr(self, "_erased", evicted) if len(evicted) else evicted
+
+
+@caught_by("test_evict_of_more_than_there_is_empties_the_storage")
+class EvictLeavesOneRow(MemoryStorage):
+    def _evict_impl(self, count: int) -> Evicted:
+        return super()._evict_impl(min(count, len(self._entries) - 1))
+
+
+@caught_by("test_touch_takes_the_scores_that_are_given")
+class TouchForgetsScores(MemoryStorage):
+    def _touch_impl(self, keys: Keys, scores: Scores | None) -> None:
+        super()._touch_impl(keys, None)
+
+
+@caught_by("test_upsert_without_scores_keeps_those_of_known_keys")
+class UpsertWithoutScoresResets(MemoryStorage):
+    def _score(self, key: int, given: int | None) -> int:
+        is_custom = self._options.policy == "custom"
+        return given or 0 if is_custom else super()._score(key, given)
+
+
+@caught_by("test_rows_with_the_lowest_scores_leave")
+class BucketsEvictAnyRow(MemoryStorage):
+    """Declares buckets, of which any row leaves."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.capabilities = replace(self.capabilities, eviction_scope="bucket")
+
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+        surplus = max(0, self._count_surplus(dict.fromkeys(keys.tolist())))
+        others = sorted(self._entries.keys() - set(keys.tolist()), key=lambda key: hash((key, 1)))
+        evicted = self._evicted(self._entries, others[:surplus])
+        self._erase_impl(evicted.keys)
+        rest = super()._upsert_impl(keys, rows, scores)
+        return evicted if len(evicted) else rest
+
+
+@caught_by("test_random_operations_on_a_bounded_storage_agree_with_a_dict")
+class FlushForgetsABoundedStorage(MemoryStorage):
+    def _flush_impl(self) -> None:
+        if self.capacity is not None and len(self._entries) > 1:
+            self._entries.popitem()

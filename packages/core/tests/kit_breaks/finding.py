@@ -68,3 +68,17 @@ class FindRefusesNothing(MemoryStorage):
         if not np.size(keys):
             raise InvalidArgumentError("no keys")
         return super().find(keys, *parts, **options)
+
+
+@caught_by("test_find_in_an_empty_storage_finds_nothing")
+class FindsAllInAnEmptyStorage(MemoryStorage):
+    def _find_impl(self, keys: Keys, columns: Columns, rows: Rows, found: Found) -> None:
+        super()._find_impl(keys, columns, rows, found)
+        found |= not self._entries
+
+
+@caught_by("test_find_result_has_the_promised_types")
+class FindGivesBytes(MemoryStorage):
+    def find(self, keys: npt.ArrayLike, *parts: Any, **options: Any) -> FindResult:
+        result = super().find(keys, *parts, **options)
+        return FindResult(result.rows, result.found.view(np.uint8))  # type: ignore[arg-type]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sparring.storage.contract import (
+    Columns,
     Evicted,
     FindResult,
     Keys,
@@ -16,7 +18,7 @@ from sparring.storage.contract import (
 )
 from sparring.storage.memory import MemoryStorage
 
-from .registry import KeepsArrays, caught_by, put
+from .registry import Found, KeepsArrays, caught_by, put
 
 
 @caught_by("test_arrays_passed_in_may_be_overwritten_afterwards")
@@ -43,3 +45,29 @@ class UpsertSortsTheCallersKeys(MemoryStorage):
         keys.flags.writeable = True
         keys.sort()
         return evicted
+
+
+@caught_by("test_arrays_outlive_the_storage")
+class CloseTakesArraysBack(MemoryStorage):
+    _given: Rows | None = None
+
+    def _find_impl(self, keys: Keys, columns: Columns, rows: Rows, found: Found) -> None:
+        super()._find_impl(keys, columns, rows, found)
+        self._given = rows
+
+    def _close_impl(self) -> None:
+        super()._close_impl()
+        if self._given is not None:
+            self._given[:] = 0
+
+
+@caught_by("test_evicted_rows_are_the_callers_own")
+class EvictedArraysAreReused(MemoryStorage):
+    _buffer: Keys | None = None
+
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+        evicted = super()._upsert_impl(keys, rows, scores)
+        if self._buffer is None:
+            self._buffer = np.empty(100_000, np.int64)
+        self._buffer[: len(evicted)] = evicted.keys
+        return replace(evicted, keys=self._buffer[: len(evicted)])

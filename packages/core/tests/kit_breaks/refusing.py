@@ -1,20 +1,20 @@
-"""Bugs of refusal, closing and declared capabilities."""
+"""Bugs of refusal and of declared capabilities."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sparring.errors import ClosedError
+from sparring.errors import InvalidArgumentError
 from sparring.storage.contract import (
     Capabilities,
     Columns,
     Evicted,
-    ScanChunk,
+    FindResult,
+    Rows,
+    Scores,
 )
 from sparring.storage.memory import MemoryStorage
 
@@ -43,34 +43,6 @@ class ConvertsRows(MemoryStorage):
         return super().upsert(keys, np.asarray(rows, self.table.numpy_dtype), *parts)
 
 
-@caught_by("test_every_call_after_close_raises_closed_error")
-class StaysOpen(MemoryStorage):
-    def erase(self, keys: npt.ArrayLike) -> int:
-        return 0 if self.is_closed else super().erase(keys)
-
-
-@caught_by("test_close_twice_is_fine")
-class ClosesOnce(MemoryStorage):
-    def close(self) -> None:
-        self._num_closed = getattr(self, "_num_closed", 0) + 1
-        if self._num_closed == 2:
-            raise ClosedError("closed already")
-        super().close()
-
-
-@caught_by("test_scan_under_way_raises_when_the_storage_is_closed")
-class ScanOutlivesTheStorage(MemoryStorage):
-    def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
-        yield from list(super()._scan_impl(chunk_rows, columns))
-
-
-@caught_by("test_close_and_reopen_finds_what_was_written")
-class IsNotPersistent(MemoryStorage):
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.capabilities = replace(self.capabilities, persistent=True)
-
-
 @caught_by("test_touch_that_is_not_declared_is_refused")
 class TouchesInSecret(MemoryStorage):
     def touch(self, keys: npt.ArrayLike, scores: npt.ArrayLike | None = None) -> None:
@@ -96,3 +68,59 @@ class CountsRowsOnly(MemoryStorage):
     def memory_bytes(self) -> int:
         self._check_open()
         return len(self._entries) * self.table.row_bytes
+
+
+@caught_by("test_rows_of_wrong_shape_are_refused_and_change_nothing")
+class FitsRows(MemoryStorage):
+    def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> Evicted:
+        return super().upsert(keys, np.resize(rows, (np.size(keys), self.table.width)), *parts)
+
+
+@caught_by("test_columns_out_of_range_are_refused")
+class CutsColumns(MemoryStorage):
+    def find(self, keys: npt.ArrayLike, columns: Any = None, **options: Any) -> FindResult:
+        if columns is not None:
+            columns = Columns(max(0, columns[0]), min(self.table.width, columns[1]))
+        return super().find(keys, columns, **options)
+
+
+@caught_by("test_out_that_does_not_fit_is_refused")
+class ClearsOutBeforeItChecks(MemoryStorage):
+    def find(self, keys: npt.ArrayLike, *parts: Any, out: Rows | None = None) -> FindResult:
+        if out is not None:
+            out[...] = 0
+        return super().find(keys, *parts, out=out)
+
+
+@caught_by("test_bad_scores_are_refused_and_change_nothing")
+class TakesBadScores(MemoryStorage):
+    def _check_scores(self, scores: npt.ArrayLike | None, count: int) -> Scores | None:
+        try:
+            return super()._check_scores(scores, count)
+        except InvalidArgumentError:
+            return None
+
+
+@caught_by("test_evict_of_a_negative_count_is_refused")
+class EvictTakesNegativeCounts(MemoryStorage):
+    def evict(self, count: int) -> Evicted:
+        return super().evict(max(0, count))
+
+
+@caught_by("test_evict_that_is_not_declared_is_refused")
+class EvictsInSecret(MemoryStorage):
+    def evict(self, count: int) -> Evicted:
+        self._check_open()
+        return self._evict_impl(count)
+
+
+@caught_by("test_scores_of_a_policy_are_its_own")
+class TouchIgnoresScores(MemoryStorage):
+    def touch(self, keys: npt.ArrayLike, scores: npt.ArrayLike | None = None) -> None:
+        super().touch(keys)
+
+
+@caught_by("test_scores_that_are_not_kept_read_as_zero")
+class KeepsScoresThatItDoesNotDeclare(MemoryStorage):
+    def _score(self, key: int, given: int | None) -> int:
+        return super()._score(key, given) or 5

@@ -71,3 +71,18 @@ class ScanCountsPositions(MemoryStorage):
             rows = self.find(keys, columns).rows
             yield ScanChunk(keys, rows, np.zeros(len(keys), np.uint64))
             position += chunk_rows + 7 * (len(self._entries) > 1_000)
+
+
+@caught_by("test_scan_of_an_empty_storage_gives_no_rows")
+class ScanGivesARowOfNothing(MemoryStorage):
+    def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
+        yield from super()._scan_impl(chunk_rows, columns)
+        if not self._entries:
+            rows = np.zeros((1, columns.end - columns.begin), self.table.numpy_dtype)
+            yield ScanChunk(np.zeros(1, np.int64), rows, np.zeros(1, np.uint64))
+
+
+@caught_by("test_scan_refuses_chunks_of_no_rows")
+class ScanTakesAnyChunkRows(MemoryStorage):
+    def scan(self, chunk_rows: int = 100, columns: Columns | None = None) -> Iterator[ScanChunk]:
+        return super().scan(max(1, chunk_rows), columns)

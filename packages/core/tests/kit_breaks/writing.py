@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from sparring.storage.contract import (
     Columns,
@@ -108,3 +111,25 @@ class ForgetsWhatIsBeyondHalfAMillion(MemoryStorage):
 class NeedsTwoRows(MemoryStorage):
     def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
         return put(self, keys, rows) if len(keys) > 1 else self._nothing_evicted()
+
+
+@caught_by("test_upsert_takes_known_and_new_keys_in_one_call")
+class UpsertUpdatesOrInserts(MemoryStorage):
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+        is_known = self.find(keys).found
+        chosen = is_known if is_known.any() else ~is_known
+        return put(self, keys[chosen], rows[chosen])
+
+
+@caught_by("test_upsert_with_room_evicts_nothing")
+class UpsertReturnsWhatItWrote(MemoryStorage):
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+        put(self, keys, rows)
+        return Evicted(keys, rows, np.zeros(len(keys), np.uint64))
+
+
+@caught_by("test_strided_and_converted_arrays_are_read_right")
+class UpsertReadsMemoryInOrder(MemoryStorage):
+    def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> Evicted:
+        array = np.asarray(rows)
+        return super().upsert(keys, array.ravel(order="K").reshape(array.shape), *parts)

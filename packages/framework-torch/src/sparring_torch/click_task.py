@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from sparring.metrics import auc, log_loss
+from sparring.metrics import CollectedPredictions, MeanLogLoss, auc, log_loss
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -78,12 +78,12 @@ class ClickTask:
 
     def evaluate(self) -> dict[str, float]:
         """AUC and log loss on the test part."""
-        probabilities, labels = [], []
+        predictions, mean_log_loss = CollectedPredictions(), MeanLogLoss()
         for batch in self._test():
-            probabilities.append(self._logits(batch).sigmoid().numpy())
-            labels.append(batch.labels)
-        joined = np.concatenate(probabilities), np.concatenate(labels)
-        return {"auc": auc(*joined), "log_loss": log_loss(*joined)}
+            probabilities = self._logits(batch).sigmoid().numpy()
+            predictions.update(probabilities, batch.labels)
+            mean_log_loss.update(probabilities, batch.labels)
+        return {"auc": predictions.auc(), "log_loss": mean_log_loss.value()}
 
     def extra(self) -> dict[str, Any]:
         """``best_auc`` and ``best_log_loss`` where the log is synthetic."""
@@ -128,8 +128,13 @@ def _logged(data: CriteoData, seed: int) -> tuple[Batches, Batches]:
             lambda: read_clicks(data.path, data.batch_size),
             lambda: read_clicks(test_path, _EVALUATION_BATCH_SIZE),
         )
-    split = {"test_fraction": data.test_fraction, "seed": seed}
+
+    def part(name: Literal["train", "test"], batch_size: int) -> Iterator[ClickBatch]:
+        return read_clicks(
+            data.path, batch_size, part=name, test_fraction=data.test_fraction, seed=seed
+        )
+
     return (
-        lambda: read_clicks(data.path, data.batch_size, part="train", **split),
-        lambda: read_clicks(data.path, _EVALUATION_BATCH_SIZE, part="test", **split),
+        lambda: part("train", data.batch_size),
+        lambda: part("test", _EVALUATION_BATCH_SIZE),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +71,8 @@ class MatrixFactorization(nn.Module):
         error = self._predicted(user_rows, item_rows) - ratings
         squares = user_rows.square() + item_rows.square()
         penalty = bias_l2 * squares[:, 0] + embedding_l2 * squares[:, 1:].sum(1)
-        return (error.square() + penalty).mean()
+        mean: Tensor = (error.square() + penalty).mean()
+        return mean
 
     def _predicted(self, user_rows: Tensor, item_rows: Tensor) -> Tensor:
         biases = user_rows[:, 0] + item_rows[:, 0]
@@ -82,8 +84,9 @@ class Dlrm(nn.Module):
 
     ::
 
-        integers (b, k) ──► bottom MLP ──► (b, dim) ─┬─► dot products of all pairs ─┬─► top MLP ──► logit
-        ids, f features ──► f tables ──► (b, f, dim) ─┘    bottom output ────────────┘
+        integers (b, k) ──► bottom MLP ──► (b, dim) ──┬─► dot products ─┬─► top MLP ──► logit
+        ids of f features ──► tables ──► (b, f, dim) ─┘   of all pairs  │
+                              bottom MLP's output ──────────────────────┘
 
     Args:
         tables: one for each feature, all of one dim.
@@ -161,6 +164,6 @@ def _embedding(table: TableConfig, storage: StorageLike) -> Embedding:
 
 def _mlp(widths: Sequence[int], *, is_last_activated: bool) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for below, above in zip(widths, widths[1:], strict=False):
+    for below, above in pairwise(widths):
         layers += [nn.Linear(below, above), nn.ReLU()]
     return nn.Sequential(*(layers if is_last_activated else layers[:-1]))

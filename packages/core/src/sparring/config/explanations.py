@@ -95,11 +95,12 @@ def _explain_one(
     if "path" in context:
         path = (*at, *context["path"])
         return Problem(
-            places.of_value(path),
+            places.of_key(path) if context.get("is_key") else places.of_value(path),
             f"{dotted(path)}: {details['msg']}",
             path,
             found=context.get("found"),
             expected=context.get("expected"),
+            suggestion=context.get("suggestion"),
         )
     if kind == "value_error":
         return Problem(places.of_value(path), f"{name}: {context['error']}", path)

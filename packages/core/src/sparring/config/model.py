@@ -18,13 +18,23 @@ class MatrixFactorizationModel(Section):
     """Biased matrix factorisation: mean + user bias + item bias + user · item."""
 
     kind: Literal["matrix_factorization"]
-    dim: _Dim = Field(32, description="Elements of a user's and of an item's embedding.")
+    dim: int = Field(
+        32,
+        ge=1,
+        le=65_535,  # A row also holds the bias.
+        description="Elements of a user's and of an item's vector.",
+    )
     embedding_l2: NonNegativeFloat = Field(
         0.02, description="Weight of the squared embeddings in the loss."
     )
     bias_l2: NonNegativeFloat = Field(
         0.005, description="Weight of the squared biases in the loss."
     )
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """The tables of this model."""
+        return ("user", "item")
 
 
 class DlrmModel(Section):
@@ -42,6 +52,13 @@ class DlrmModel(Section):
         description="Widths of the hidden layers over the interactions; a last layer of 1 is "
         "added.",
     )
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """The tables of this model: one for each categorical column of a click log."""
+        from sparring.data.criteo_format import COLUMNS, NUM_FEATURES
+
+        return tuple(COLUMNS[-NUM_FEATURES:])
 
 
 ModelConfig = Annotated[MatrixFactorizationModel | DlrmModel, Field(discriminator="kind")]

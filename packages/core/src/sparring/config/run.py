@@ -13,6 +13,7 @@ from sparring.config.optimizer import OptimizerConfig
 from sparring.config.section import PositiveFloat, Section
 from sparring.config.tables import TablesConfig
 from sparring.config.training import TrainingConfig
+from sparring.names import closest_name
 
 __all__ = [
     "CollectiveConfig",
@@ -114,7 +115,13 @@ class RunConfig(Section):
     report: ReportConfig = Field(ReportConfig(), description="The report on a finished run.")
 
     @model_validator(mode="after")
-    def _model_fits_data(self) -> RunConfig:
+    def _sections_fit_together(self) -> RunConfig:
+        self._check_data()
+        self._check_micro_batches()
+        self._check_table_names()
+        return self
+
+    def _check_data(self) -> None:
         fitting = _DATA_OF_MODEL[self.model.kind]
         if self.data.kind not in fitting:
             raise PydanticCustomError(
@@ -127,6 +134,8 @@ class RunConfig(Section):
                     "expected": " or ".join(fitting),
                 },
             )
+
+    def _check_micro_batches(self) -> None:
         if self.training.micro_batches > self.data.batch_size:
             raise PydanticCustomError(
                 "micro_batches",
@@ -137,4 +146,21 @@ class RunConfig(Section):
                     "expected": f"at most data.batch_size, {self.data.batch_size}",
                 },
             )
-        return self
+
+    def _check_table_names(self) -> None:
+        if not self.tables.overrides:
+            return
+        known = self.model.table_names
+        for name in self.tables.overrides:
+            if name not in known:
+                raise PydanticCustomError(
+                    "table_name",
+                    "model {model} has no such table",
+                    {
+                        "path": ("tables", "overrides", name),
+                        "is_key": True,
+                        "model": self.model.kind,
+                        "expected": ", ".join(known),
+                        "suggestion": closest_name(name, known),
+                    },
+                )

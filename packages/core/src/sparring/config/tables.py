@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import Literal
 
 from pydantic import Field
 
@@ -12,27 +13,26 @@ from sparring.table import TableConfig
 
 __all__ = ["TableOverride", "TablesConfig"]
 
-_Dtype = Literal["float32", "float64"]
-_Dim = Annotated[int, Field(ge=1, le=65_536)]
-
 
 class TableOverride(Section):
-    """What one table does differently; null leaves it as it is."""
+    """What one table does differently."""
 
-    dim: _Dim | None = Field(None, description="Elements of an embedding.")
-    dtype: _Dtype | None = Field(None, description="`float32` or `float64`.")
-    initializer: InitializerConfig | None = Field(
-        None, description="What a key reads as before it has a row."
+    initializer: InitializerConfig = Field(
+        description="What a key reads as before it has a row: a mapping, or a name."
     )
 
 
 class TablesConfig(Section):
     """What all tables share, and what single ones do differently.
 
-    The model says which tables there are, and of which dim.
+    The model says which tables there are, and of which dim. A model of kind
+    `matrix_factorization` has the tables `user` and `item`, one of kind `dlrm` has a table for each
+    categorical column of the log.
     """
 
-    dtype: _Dtype = Field("float32", description="`float32` or `float64`.")
+    dtype: Literal["float32", "float64"] = Field(
+        "float32", description="The type of all elements of all rows."
+    )
     initializer: InitializerConfig | None = Field(
         None,
         description="What a key reads as before it has a row: a mapping, or a name for the "
@@ -40,7 +40,7 @@ class TablesConfig(Section):
     )
     overrides: dict[str, TableOverride] = Field(
         default_factory=dict,
-        description="Table name → what it does differently.",
+        description="Table → what it does differently.",
     )
 
     def table_config(self, wanted: TableConfig) -> TableConfig:
@@ -49,13 +49,10 @@ class TablesConfig(Section):
         Args:
             wanted: the model's name, dim, seed and initializer; its dtype is not used.
         """
-        override = self.overrides.get(wanted.name, TableOverride())
-        section = override.initializer or self.initializer
-        return TableConfig(
-            name=wanted.name,
-            dim=override.dim or wanted.dim,
-            dtype=override.dtype or self.dtype,
-            initializer=section.initializer() if section else wanted.initializer,
-            state_width=wanted.state_width,
-            seed=wanted.seed,
+        override = self.overrides.get(wanted.name)
+        section = override.initializer if override is not None else self.initializer
+        return replace(
+            wanted,
+            dtype=self.dtype,
+            initializer=section.initializer() if section is not None else wanted.initializer,
         )

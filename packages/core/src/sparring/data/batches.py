@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,11 @@ from sparring.errors import InvalidArgumentError
 __all__ = [
     "ClickBatch",
     "RatingBatch",
+    "check_batch_size",
     "concatenate",
     "rebatch",
     "shuffled_batches",
+    "take",
 ]
 
 Ids = npt.NDArray[np.int64]
@@ -53,7 +55,15 @@ class RatingBatch:
         return len(self.ratings)
 
 
-Batch = TypeVar("Batch", ClickBatch, RatingBatch)
+class Columnar(Protocol):
+    """A dataclass of arrays, all of one length."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __len__(self) -> int: ...
+
+
+Batch = TypeVar("Batch", bound=Columnar)
 
 
 def take(batch: Batch, selection: slice | npt.NDArray[np.bool_] | Ids) -> Batch:
@@ -106,22 +116,21 @@ def shuffled_batches(data: Batch, batch_size: int, *, seed: int, epoch: int) -> 
     Args:
         data: what to cut up; it is not changed.
         batch_size: rows of each batch; the last one may be smaller.
-        seed: any whole number from 0.
-        epoch: any whole number from 0; each has an order of its own.
+        seed: any 64-bit number.
+        epoch: any 64-bit number; each has an order of its own.
 
     Raises:
-        InvalidArgumentError: `batch_size` is below 1, or `seed` or `epoch` below 0.
+        InvalidArgumentError: `batch_size` is below 1.
     """
     check_batch_size(batch_size)
-    for what, value in (("seed", seed), ("epoch", epoch)):
-        if value < 0:
-            raise InvalidArgumentError(f"{what}: found {value}, must be at least 0")
-    order = np.random.Generator(np.random.PCG64([seed, epoch])).permutation(len(data))
+    source = np.random.PCG64([seed % 2**64, epoch % 2**64])
+    order = np.random.Generator(source).permutation(len(data))
     return (
         take(data, order[begin : begin + batch_size]) for begin in range(0, len(data), batch_size)
     )
 
 
 def check_batch_size(batch_size: int) -> None:
+    """Raises InvalidArgumentError unless `batch_size` is at least 1."""
     if batch_size < 1:
         raise InvalidArgumentError(f"batch_size: found {batch_size}, must be at least 1")

@@ -34,7 +34,8 @@ class ClickLog:
     @property
     def is_missing_id(self) -> npt.NDArray[np.bool_]:
         """``(n, 26)``"""
-        return self.ids == MISSING_IDS
+        is_missing: npt.NDArray[np.bool_] = self.ids == MISSING_IDS
+        return is_missing
 
     @property
     def dense(self) -> npt.NDArray[np.float32]:

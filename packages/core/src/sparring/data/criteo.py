@@ -19,11 +19,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Literal
 
-
 from sparring.data.batches import ClickBatch, check_batch_size, rebatch, take
 from sparring.data.criteo_parquet import count_parquet_rows, read_parquet_rows
 from sparring.data.criteo_text import count_text_rows, read_text_rows
-from sparring.data.splitting import check_split, is_test_row
+from sparring.data.splitting import check_test_fraction, is_test_row
 from sparring.errors import DataError, InvalidArgumentError
 
 __all__ = ["SUFFIXES", "Part", "count_clicks", "criteo_files", "read_clicks"]
@@ -80,7 +79,7 @@ def read_clicks(
         part: ``train`` or ``test`` keeps only the rows of that part. A row's place in the whole
             stream and the seed decide (`sparring.data.splitting.is_test_row`).
         test_fraction: the share of rows in the test part, at least 0 and below 1.
-        seed: of the split, from 0.
+        seed: of the split; any 64-bit number.
 
     Raises:
         DataError: a file is missing or malformed (with `path`, `row` and `column`), or there
@@ -89,7 +88,7 @@ def read_clicks(
         PluginError: a Parquet file is met and pyarrow is not installed.
     """
     check_batch_size(batch_size)
-    check_split(test_fraction, seed)
+    check_test_fraction(test_fraction)
     if part not in ("all", "train", "test"):
         raise InvalidArgumentError(f"part: found {part!r}, must be 'all', 'train' or 'test'")
     rows = _read_rows(path)

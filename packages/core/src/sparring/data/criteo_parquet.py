@@ -210,9 +210,7 @@ class _RecordReader:
         self._check(decoded.is_valid | fields.is_empty, array, name, expected)
         return _Column(decoded.values, fields.is_empty)
 
-    def _check(
-        self, is_valid: npt.NDArray[np.bool_], array: Any, name: str, expected: str
-    ) -> None:
+    def _check(self, is_valid: npt.NDArray[np.bool_], array: Any, name: str, expected: str) -> None:
         if is_valid.all():
             return
         at = int(np.argmin(is_valid))

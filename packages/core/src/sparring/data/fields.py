@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["PADDING", "Decoded", "Fields", "decode_decimals", "decode_hex", "decode_integers", "padded"]
+__all__ = [
+    "PADDING",
+    "Decoded",
+    "Fields",
+    "decode_decimals",
+    "decode_hex",
+    "decode_integers",
+    "padded",
+]
 
 PADDING = 24
 """Bytes before the first field, so that three words can be loaded that end at any field."""
@@ -30,11 +38,13 @@ Flags = npt.NDArray[np.bool_]
 
 
 def _every_byte(value: int) -> np.uint64:
-    return np.uint64(int.from_bytes(bytes([value]) * 8, "little"))
+    word: np.uint64 = np.uint64(value * 0x0101010101010101)
+    return word
 
 
 def _last_bytes(count: int) -> int:
-    return (2**64 - 1) ^ (2 ** (8 * (8 - count)) - 1)
+    """A mask of the `count` bytes of a word that are last in memory."""
+    return (1 << 64) - (1 << (64 - 8 * count))
 
 
 _ZEROS = _every_byte(ord("0"))
@@ -66,7 +76,8 @@ class Fields:
 
     @property
     def is_empty(self) -> Flags:
-        return self.starts == self.ends
+        is_empty: Flags = self.starts == self.ends
+        return is_empty
 
     def text(self, position: tuple[int, ...]) -> bytes:
         """One field as it stands in the file."""

@@ -89,9 +89,8 @@ def open_file(path: Path) -> Iterator[IO[bytes]]:
     if path.is_dir():
         raise DataError(f"{path}: is a directory, expected a file", path=str(path))
     try:
-        opened = gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")
-        with opened as file:
-            yield cast(IO[bytes], file)
+        with path.open("rb") as file:
+            yield cast(IO[bytes], gzip.GzipFile(fileobj=file)) if path.suffix == ".gz" else file
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; check the path", path=str(path)) from error
     except (OSError, EOFError, zlib.error) as error:
@@ -142,23 +141,21 @@ def _cut_into_fields(text: bytes, path: Path, row: int, line_format: LineFormat)
     num_lines = int(np.count_nonzero(is_newline))
     if ends.size != num_lines * columns or not is_newline[ends[columns - 1 :: columns]].all():
         raise _wrong_number_of_fields(text, path, row, line_format)
-    starts = np.empty_like(ends)
-    starts[0] = PADDING
-    starts[1:] = ends[:-1] + 1
-    starts = starts.reshape(num_lines, columns)
-    ends = ends.reshape(num_lines, columns)
-    ends[:, -1] -= (buffer[ends[:, -1] - 1] == _RETURN) & (ends[:, -1] > starts[:, -1])
-    return TextBlock(path, row, Fields(buffer, starts, ends))
+    starts = np.append(PADDING, ends[:-1] + 1)
+    fields = Fields(buffer, *(each.reshape(num_lines, columns) for each in (starts, ends)))
+    last = fields[:, -1]
+    last.ends[...] -= (buffer[last.ends - 1] == _RETURN) & ~last.is_empty
+    return TextBlock(path, row, fields)
 
 
 def _wrong_number_of_fields(
     text: bytes, path: Path, row: int, line_format: LineFormat
 ) -> DataError:
     columns = line_format.columns
-    for line, content in enumerate(text.split(b"\n")):
-        num_found = content.count(line_format.separator) + 1
-        if num_found != len(columns):
-            break
+    lines = text.split(b"\n")
+    counts = [line.count(line_format.separator) + 1 for line in lines]
+    line = next(at for at, count in enumerate(counts) if count != len(columns))
+    content, num_found = lines[line], counts[line]
     between = "tabs" if line_format.separator == b"\t" else "commas"
     expected = f"{len(columns)} fields with {between} between them"
     missing = columns[num_found] if num_found < len(columns) else None

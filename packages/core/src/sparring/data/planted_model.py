@@ -9,7 +9,7 @@ probabilities are the best predictions there can be.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,9 +42,7 @@ _VARIETY = (
 """Feature f can take ``max_ids ** _VARIETY[f]`` ids: from a handful to all."""
 
 _NUM_WEIGHTED = 30  # Popular ids of a feature that have a weight; the others have none.
-_NUM_PAIRED = 6  # Popular ids of a feature of a pair that have hidden factors.
-_PAIRS = ((8, 19), (5, 13), (16, 21), (4, 22))
-_NUM_FACTORS = 1
+_LEFT, _RIGHT = [8, 5, 16, 4], [19, 13, 21, 22]  # Features whose weights multiply too.
 _NUM_EFFECTIVE = 6  # Integers that matter to a click.
 _VARIANCE_OF_WEIGHTS, _VARIANCE_OF_EFFECTS, _VARIANCE_OF_PAIRS = 0.82, 0.14, 0.04
 _LOGIT_DEVIATION = 1.7
@@ -80,13 +78,19 @@ class PlantedModel:
         self,
         *,
         seed: int = 0,
-        skew: float = 1.1,
-        max_ids: int = 100_000,
+        skew: float = 1.2,
+        max_ids: int = 30_000,
         missing_fraction: float = 0.05,
     ) -> None:
         _check_range("skew", skew, 0, 4)
         _check_range("max_ids", max_ids, 2, 2**32)
         _check_range("missing_fraction", missing_fraction, 0, 0.5)
+        self.options: Mapping[str, int | float] = {
+            "seed": seed,
+            "skew": skew,
+            "max_ids": max_ids,
+            "missing_fraction": missing_fraction,
+        }
         self._seed = seed % 2**64
         self._skew = skew
         self.cardinalities = np.maximum(np.round(float(max_ids) ** np.array(_VARIETY)), 2).astype(
@@ -120,8 +124,6 @@ class PlantedModel:
         self._weights = random.normal(size=(NUM_FEATURES, _NUM_WEIGHTED + 2))
         self._weights[:, 1:-1] *= (1.0 + np.arange(_NUM_WEIGHTED)) ** -0.7
         self._weights[:, -1] = 0.0
-        self._factors = random.normal(size=(len(_PAIRS), 2, _NUM_PAIRED + 2, _NUM_FACTORS))
-        self._factors[:, :, -1] = 0.0
 
     def _calibrate(self) -> None:
         """Scales the three sums to their share of the logit's variance, and sets its mean."""
@@ -175,19 +177,13 @@ class PlantedModel:
     def _sums(self, columns: _Columns) -> Floats:
         """``(3, n)``: the parts of the logit that ids, integers and pairs of ids add."""
         at = np.minimum(columns.ranks, _NUM_WEIGHTED) + 1
-        weights = np.zeros(len(at))
-        for feature in range(NUM_FEATURES):
-            weights += self._weights[feature, at[:, feature]]
+        weights = self._weights[np.arange(NUM_FEATURES), at]
         dense = transform_integers(columns.integers, columns.is_missing_integer)
         standard = (dense - self._location) / self._spread
         effective = standard[:, :_NUM_EFFECTIVE].astype(np.float64)
         effects = effective @ self._slopes + (np.cos(2 * effective)) @ self._curvatures
-        products = np.zeros(len(at))
-        at = np.minimum(columns.ranks, _NUM_PAIRED) + 1
-        for pair, (left, right) in enumerate(_PAIRS):
-            factors = self._factors[pair]
-            products += (factors[0, at[:, left]] * factors[1, at[:, right]]).sum(axis=1)
-        sums: Floats = np.stack([weights, effects, products]) * self._scales[:, None]
+        products = (weights[:, _LEFT] * weights[:, _RIGHT]).sum(axis=1)
+        sums: Floats = np.stack([weights.sum(axis=1), effects, products]) * self._scales[:, None]
         return sums
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from sparring.data.batches import RatingBatch, take
 from sparring.errors import InvalidArgumentError
 
-__all__ = ["RatingSplit", "check_split", "is_test_row", "split_ratings"]
+__all__ = ["RatingSplit", "check_test_fraction", "is_test_row", "split_ratings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +22,15 @@ class RatingSplit:
 
 
 def split_ratings(data: RatingBatch, *, test_fraction: float = 0.1, seed: int = 0) -> RatingSplit:
-    """A random split by one permutation of the rows, drawn from PCG64(seed).
+    """A random split by one permutation of the rows, drawn from ``PCG64(seed)``.
 
     The test part holds ``round(test_fraction * len(data))`` rows.
 
     Raises:
-        InvalidArgumentError: `test_fraction` is not in [0, 1), or `seed` is below 0.
+        InvalidArgumentError: `test_fraction` is not in [0, 1).
     """
-    check_split(test_fraction, seed)
-    order = np.random.Generator(np.random.PCG64(seed)).permutation(len(data))
+    check_test_fraction(test_fraction)
+    order = np.random.Generator(np.random.PCG64(seed % 2**64)).permutation(len(data))
     num_test = round(test_fraction * len(data))
     return RatingSplit(train=take(data, order[num_test:]), test=take(data, order[:num_test]))
 
@@ -49,22 +49,23 @@ def is_test_row(
         ``(num_rows)``; about `test_fraction` of it is True.
 
     Raises:
-        InvalidArgumentError: `test_fraction` is not in [0, 1), or `seed` is below 0.
+        InvalidArgumentError: `test_fraction` is not in [0, 1).
     """
-    check_split(test_fraction, seed)
-    start = np.random.PCG64(seed).random_raw() % 2**64
+    check_test_fraction(test_fraction)
+    start = np.random.PCG64(seed % 2**64).random_raw()
     rows = np.arange(first_row, first_row + num_rows, dtype=np.uint64)
     word = np.uint64(start) + (rows + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     word ^= word >> np.uint64(31)
-    return (word >> np.uint64(11)).astype(np.float64) * 2.0**-53 < test_fraction
+    uniform = (word >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    is_test: npt.NDArray[np.bool_] = uniform < test_fraction
+    return is_test
 
 
-def check_split(test_fraction: float, seed: int) -> None:
+def check_test_fraction(test_fraction: float) -> None:
+    """Raises InvalidArgumentError unless `test_fraction` is in [0, 1)."""
     if not 0 <= test_fraction < 1:
         raise InvalidArgumentError(
             f"test_fraction: found {test_fraction}, must be at least 0 and below 1"
         )
-    if seed < 0:
-        raise InvalidArgumentError(f"seed: found {seed}, must be at least 0")

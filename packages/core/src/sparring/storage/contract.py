@@ -11,8 +11,8 @@ What a backend writes
     and ``n >= 1``. A twin must not keep any array that it was passed.
 
 Threads
-    `find`, `scan` and the properties may be called from many threads at once where
-    `Capabilities.concurrent_reads` is set. One writer at a time; the caller sees to that.
+    Readers (`find`, `scan`, the properties) may run beside each other, and beside a writer
+    where `Capabilities.concurrent_reads` is set. One writer at a time; the caller sees to that.
 
 What a caller may rely on
     - `find` never changes anything, scores included.
@@ -227,7 +227,8 @@ class Storage(ABC):
         Args:
             keys: ``(n,)`` unique int64.
             rows: ``(n, width)`` of the table's dtype.
-            scores: ``(n,)`` uint64, only where `Capabilities.scores` is ``given``.
+            scores: ``(n,)`` uint64, only where `Capabilities.scores` is ``given``. Without
+                them known keys keep their scores, and new ones start at 0.
 
         Returns:
             What had to leave to make room. It may include keys of this very call.

@@ -1,0 +1,44 @@
+"""The kit of core, on growing tables, on bounded ones of each policy, and on scored ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import pytest
+from sparring.table import TableConfig
+from sparring.testing import StorageTests
+
+from sparring_hkv import HkvOptions, HkvStorage
+
+POLICIES = ("none", "lru", "lfu", "epoch_lru", "epoch_lfu", "custom")
+
+
+class TestHkv(StorageTests):
+    """The defaults: a table that grows and keeps no scores."""
+
+    bounded_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        policy: {"capacity": 480, "policy": policy} for policy in POLICIES
+    }
+
+    @pytest.fixture
+    def make_storage(self) -> Callable[..., HkvStorage]:
+        def make(table: TableConfig, **options: Any) -> HkvStorage:
+            return HkvStorage(table, HkvOptions(**options))
+
+        return make
+
+
+class TestHkvWithScores(StorageTests):
+    """A table that grows and keeps the caller's scores; bounds are in bytes."""
+
+    bounded_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        policy: {"memory_bytes": 60_000, "policy": policy} for policy in POLICIES
+    }
+
+    @pytest.fixture
+    def make_storage(self) -> Callable[..., HkvStorage]:
+        def make(table: TableConfig, **options: Any) -> HkvStorage:
+            return HkvStorage(table, HkvOptions(**{"policy": "custom", **options}))
+
+        return make

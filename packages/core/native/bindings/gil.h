@@ -1,0 +1,41 @@
+// The GIL, for threads that may outlive the interpreter.
+//
+// When the interpreter has ended, CPython before 3.14 ends any other thread that wants
+// the GIL by unwinding its stack, which C++ sees as an exception of type
+// abi::__forced_unwind. It aborts the process where it meets a noexcept frame, as a
+// destructor is (pybind11::gil_scoped_release), or a handler that swallows it, as
+// oneTBB's. So threads that are late stay where they are until the process is gone,
+// which is what CPython itself does from 3.14 on.
+#pragma once
+
+#include <Python.h>
+#include <cxxabi.h>
+#include <unistd.h>
+
+namespace sparring::bindings {
+
+// Calls function(); if the interpreter ends this thread meanwhile, never returns.
+template <typename Function>
+void call_or_park(Function&& function) noexcept {
+  try {
+    function();
+  } catch (abi::__forced_unwind&) {
+    for (;;) pause();
+  }
+}
+
+// Gives the GIL up for the life of this object.
+class GilRelease {
+ public:
+  GilRelease() : thread_(PyEval_SaveThread()) {}
+  ~GilRelease() {
+    call_or_park([this] { PyEval_RestoreThread(thread_); });
+  }
+  GilRelease(const GilRelease&) = delete;
+  GilRelease& operator=(const GilRelease&) = delete;
+
+ private:
+  PyThreadState* const thread_;
+};
+
+}  // namespace sparring::bindings

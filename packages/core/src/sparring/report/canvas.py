@@ -1,0 +1,85 @@
+"""The look of a report's figures, and what turns a drawing into SVG."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from sparring.errors import PluginError
+
+__all__ = ["COLOURS", "GREY", "INK", "PALE", "legend_beside", "limit_to_bulk", "svg"]
+
+# Okabe and Ito's colours, which stay apart for colour-blind readers, without the yellow.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+INK, GREY, PALE = "#1f2933", "#7b8794", "#cbd2d9"
+_WIDTH, _HEIGHT = 7.2, 3.9  # Inches; the page scales them.
+_LINE = "#e4e7eb"
+
+_STYLE: Any = {
+    # Letters are drawn as paths: the page then looks alike on every machine.
+    "svg.fonttype": "path",
+    "svg.hashsalt": "sparring",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": _LINE,
+    "grid.linewidth": 0.7,
+    "axes.axisbelow": True,
+    "legend.frameon": True,
+    "legend.framealpha": 0.9,
+    "legend.edgecolor": _LINE,
+    "legend.fontsize": 9,
+}
+
+
+def svg(draw: Callable[[Any], None]) -> bytes:
+    """A figure over steps, as SVG text; `draw` gets matplotlib's axes.
+
+    Raises:
+        PluginError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
+    except ImportError as error:
+        raise PluginError(
+            "a report needs matplotlib, which is not installed; run pip install 'sparring[report]'",
+            requirement="matplotlib",
+        ) from error
+    with mpl.rc_context(_STYLE):
+        canvas = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+        axes = canvas.add_subplot()
+        axes.set_xlabel("step")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        draw(axes)
+        file = io.BytesIO()
+        canvas.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
+
+
+def legend_beside(axes: Any) -> None:
+    """A legend to the right of the axes, where it hides no line."""
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0, frameon=False)
+
+
+def limit_to_bulk(axes: Any, values: Sequence[float]) -> None:
+    """Keeps the first few steps, which may be far off, from flattening all others."""
+    finite = np.array(values)[np.isfinite(values)]
+    if finite.size < 2:
+        return
+    low, high = float(finite.min()), float(np.percentile(finite, 99))
+    margin = 0.06 * max(high - low, 1e-6)
+    axes.set_ylim(low - margin, high + margin)
