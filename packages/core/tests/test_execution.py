@@ -331,14 +331,19 @@ def test_forked_child_ends_by_itself() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    ["time.sleep(60)", "while True: pass", "while True: time.sleep(0.0001)"],
-    ids=["sleeping", "computing", "waking"],
+    [
+        "time.sleep(60)",
+        "while True: pass",
+        "while True: time.sleep(0.0001)",
+        "while True: _native.pool_threads_of_loop(1, 1, 0.0002)",
+    ],
+    ids=["sleeping", "computing", "waking", "native"],
 )
 def test_exit_waits_a_bounded_time_for_calls(body: str) -> None:
     done = run_script(
         f"""
         import time
-        from sparring import execution
+        from sparring import _native, execution
         execution.EXIT_SECONDS = 0.1
         def stay():
             {body}

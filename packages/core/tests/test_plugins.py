@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from sparring.descriptors import API_VERSION, Descriptor, StorageDescriptor
+from sparring.descriptors import API_VERSION, Descriptor, NoOptions, StorageDescriptor
 from sparring.distributions import PluginSource
-from sparring.errors import PluginError, VersionError
+from sparring.errors import InvalidArgumentError, PluginError, VersionError
 from sparring.hookspecs import hookimpl
 from sparring.offers import KINDS
 from sparring.plugins import DISABLE_VARIABLE, PluginManager, make_plugin_manager
+from sparring.rendezvous import Membership
 
 from .installed import Site, storage_plugin
 
@@ -40,6 +41,24 @@ def test_core_registers_its_own_parts_through_the_hooks() -> None:
     assert {"train", "config", "plugins", "doctor"} <= {each.name for each in manager.commands()}
     assert {offer.distribution for offer in manager.descriptors()} == {"sparring"}
     assert not manager.refusals()
+
+
+def test_the_factories_of_core_open_working_parts() -> None:
+    manager = make_plugin_manager(entry_points=False)
+    rendezvous = manager.rendezvous("single").factory(NoOptions())
+    membership = rendezvous.membership()
+    collective = manager.collective("local").factory(membership, NoOptions(), 7.0)
+    assert (collective.rank, collective.world_size, collective.deadline_seconds) == (0, 1, 7.0)
+    kernels = manager.kernels("cpu").factory()
+    assert hasattr(kernels, "dedup")
+    collective.close()
+    rendezvous.close()
+
+
+def test_the_local_collective_joins_no_processes() -> None:
+    local = make_plugin_manager(entry_points=False).collective("local")
+    with pytest.raises(InvalidArgumentError, match="found 2 ranks"):
+        local.factory(Membership(rank=0, world_size=2), NoOptions(), 7.0)
 
 
 def test_nothing_is_loaded_at_import() -> None:

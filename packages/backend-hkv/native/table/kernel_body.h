@@ -11,9 +11,11 @@
 constexpr int kBlock = 32;
 // More of a long row than this the processor fetches ahead by itself.
 constexpr uint64_t kPrefetchBytes = 1024;
-static inline void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
+// A function that does nothing but prefetch has no effect in the eyes of the
+// compiler, which may then drop calls of it; unless it is inlined before that.
+SPARRING_HKV_INLINE void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
 
-static inline void prefetch_row(const char* begin, const char* end) {
+SPARRING_HKV_INLINE void prefetch_row(const char* begin, const char* end) {
   if (end > begin + kPrefetchBytes) end = begin + kPrefetchBytes;
   const auto mask = ~uintptr_t{63};
   auto line = reinterpret_cast<uintptr_t>(begin) & mask;
@@ -110,7 +112,7 @@ static void locate(const IndexView& index, const int64_t* keys, int64_t n, uint3
   }
 }
 
-static inline void prefetch_rows(const RowOutput& output, const uint32_t* numbers, int n) {
+SPARRING_HKV_INLINE void prefetch_rows(const RowOutput& output, const uint32_t* numbers, int n) {
   for (int i = 0; i < n; ++i) {
     if (numbers[i] == kNoRow) continue;
     const char* row = output.rows.at(numbers[i]);

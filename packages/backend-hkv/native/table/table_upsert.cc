@@ -15,7 +15,8 @@ namespace {
 
 constexpr int64_t kGrain = 1024;
 
-void prefetch_scores(const Bucket* bucket) {
+// Inlined always: see prefetch() in kernel_body.h.
+SPARRING_HKV_INLINE void prefetch_scores(const Bucket* bucket) {
   __builtin_prefetch(bucket);
   const auto* first = reinterpret_cast<const char*>(bucket->scores());
   for (uint64_t byte = 0; byte < kSlots * sizeof(uint64_t); byte += 64) {

@@ -83,7 +83,7 @@ class ClickTask:
             probabilities = self._logits(batch).sigmoid().numpy()
             predictions.update(probabilities, batch.labels)
             mean_log_loss.update(probabilities, batch.labels)
-        return {"auc": predictions.auc(), "log_loss": mean_log_loss.value()}
+        return {"auc": predictions.auc(), "log_loss": mean_log_loss.value}
 
     def extra(self) -> dict[str, Any]:
         """``best_auc`` and ``best_log_loss`` where the log is synthetic."""

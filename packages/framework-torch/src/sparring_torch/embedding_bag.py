@@ -132,6 +132,12 @@ class EmbeddingBag(TableModule):
             )
         count = values.numel()
         starts = offsets.cpu()
+        if starts.dim() != 1:
+            raise InvalidArgumentError(
+                f"table {self.name!r}: offsets must have one dimension, found shape "
+                f"{tuple(starts.shape)}",
+                shape=tuple(starts.shape),
+            )
         if not self.include_last_offset:
             # An end is added here, so that a last start equal to the count is an empty bag.
             end = torch.full((1,), count, dtype=starts.dtype)

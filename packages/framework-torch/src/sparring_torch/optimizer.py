@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from sparring import StepContainer
+from sparring import StepContainer, Storage
 from sparring.errors import InvalidArgumentError
 from sparring.step import NonFinite, TableUpdate
 from sparring_torch.probing import probe
@@ -85,7 +85,13 @@ class Optimizer(torch.optim.Optimizer):
         if non_finite_gradients is not None:
             self.container.non_finite = _policy(non_finite_gradients)
         names = list(dict.fromkeys(name for agent in agents for name in agent.table_names))
-        self._shadows = self._make_shadows(names, native, hyperparameters)
+        given = {
+            each.table.name: each.storage
+            for agent in agents
+            for each in agent.declarations
+            if isinstance(each.storage, Storage)
+        }
+        self._shadows = self._make_shadows(names, native, hyperparameters, given)
         parameters = [shadow.parameter for shadow in self._shadows.values()]
         self._native = native(parameters, **hyperparameters)
         # The step without the hooks around it: those of this object run already.
@@ -102,6 +108,7 @@ class Optimizer(torch.optim.Optimizer):
         names: Sequence[str],
         native: type[torch.optim.Optimizer],
         hyperparameters: dict[str, Any],
+        given: dict[str, Storage],
     ) -> dict[str, ShadowParameter]:
         layouts: dict[torch.dtype, RowState] = {}
         shadows = {}
@@ -111,6 +118,8 @@ class Optimizer(torch.optim.Optimizer):
             if dtype not in layouts:
                 layouts[dtype] = probe(native, hyperparameters, dtype)
             layout = layouts[dtype]
+            if name in given:
+                _check_width(given[name], layout.width(table.dim), native)
             self.container.set_state(
                 name, np.array(layout.initial_row(table.dim), table.numpy_dtype)
             )
@@ -254,6 +263,17 @@ def _policy(name: str) -> NonFinite:
         raise InvalidArgumentError(
             f"non_finite_gradients must be 'raise' or 'skip', found {name!r}"
         ) from error
+
+
+def _check_width(storage: Storage, state_width: int, native: type[torch.optim.Optimizer]) -> None:
+    if storage.table.state_width != state_width:
+        raise InvalidArgumentError(
+            f"the storage given for table {storage.table.name!r} has rows with "
+            f"{storage.table.state_width} elements of state, but {native.__name__} keeps "
+            f"{state_width}; open it with state_width={state_width} in its TableConfig",
+            table=storage.table.name,
+            state_width=state_width,
+        )
 
 
 def _joined(agents: Sequence[TrainAgent]) -> StepContainer:

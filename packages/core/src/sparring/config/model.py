@@ -25,7 +25,7 @@ class MatrixFactorizationModel(Section):
         description="Elements of a user's and of an item's vector.",
     )
     embedding_l2: NonNegativeFloat = Field(
-        0.02, description="Weight of the squared embeddings in the loss."
+        0.1, description="Weight of the squared embeddings in the loss."
     )
     bias_l2: NonNegativeFloat = Field(
         0.005, description="Weight of the squared biases in the loss."

@@ -121,41 +121,48 @@ def read_blocks(
     while data := file.read(block_bytes):
         cut = data.rfind(b"\n") + 1
         if cut:
-            block = _cut_into_fields(rest + data[:cut], path, row, line_format)
-            row, rest = row + len(block), data[cut:]
-            yield block
+            for block in _cut_into_fields(rest + data[:cut], path, row, line_format):
+                row += len(block)
+                yield block
+            rest = data[cut:]
         else:
             rest += data
         if len(rest) > block_bytes:
             expected = f"a line of at most {block_bytes} bytes"
             raise malformed(path, row, None, found=rest[: 2 * _SHOWN], expected=expected)
     if rest:
-        yield _cut_into_fields(rest + b"\n", path, row, line_format)
+        yield from _cut_into_fields(rest + b"\n", path, row, line_format)
 
 
-def _cut_into_fields(text: bytes, path: Path, row: int, line_format: LineFormat) -> TextBlock:
+def _cut_into_fields(
+    text: bytes, path: Path, row: int, line_format: LineFormat
+) -> Iterator[TextBlock]:
     buffer = padded(text)
     columns = len(line_format.columns)
     is_newline = buffer == _NEWLINE
     ends = np.flatnonzero(is_newline | (buffer == line_format.separator[0]))
     num_lines = int(np.count_nonzero(is_newline))
     if ends.size != num_lines * columns or not is_newline[ends[columns - 1 :: columns]].all():
-        raise _wrong_number_of_fields(text, path, row, line_format)
+        yield from _lines_before_refusal(text, path, row, line_format)
+        return
     starts = np.append(PADDING, ends[:-1] + 1)
     fields = Fields(buffer, *(each.reshape(num_lines, columns) for each in (starts, ends)))
     last = fields[:, -1]
     last.ends[...] -= (buffer[last.ends - 1] == _RETURN) & ~last.is_empty
-    return TextBlock(path, row, fields)
+    yield TextBlock(path, row, fields)
 
 
-def _wrong_number_of_fields(
+def _lines_before_refusal(
     text: bytes, path: Path, row: int, line_format: LineFormat
-) -> DataError:
+) -> Iterator[TextBlock]:
+    """The lines before the first wrong one, whose own errors come first; then the refusal."""
     columns = line_format.columns
     lines = text.split(b"\n")
     counts = [line.count(line_format.separator) + 1 for line in lines]
-    line = next(at for at, count in enumerate(counts) if count != len(columns))
-    content, num_found = lines[line], counts[line]
+    wrong = next(at for at, count in enumerate(counts) if count != len(columns))
+    if wrong:
+        yield from _cut_into_fields(b"\n".join(lines[:wrong]) + b"\n", path, row, line_format)
+    content, num_found = lines[wrong], counts[wrong]
     between = "tabs" if line_format.separator == b"\t" else "commas"
     expected = f"{len(columns)} fields with {between} between them"
     missing = columns[num_found] if num_found < len(columns) else None
@@ -164,4 +171,4 @@ def _wrong_number_of_fields(
         found = f"{num_found} {plural} in {_shown(content)}"
     else:
         found, missing = "an empty line", columns[0]
-    return malformed(path, row + line, missing, found=found, expected=expected)
+    raise malformed(path, row + wrong, missing, found=found, expected=expected)

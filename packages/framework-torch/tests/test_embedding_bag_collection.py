@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from sparring import TableConfig, open_storage
+from sparring.errors import InvalidArgumentError, PluginError
+from sparring.kernels import initial_rows
+from sparring.step import StorageChoice
+from sparring_torch import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    KeyedJaggedTensor,
+    Optimizer,
+    PoolingType,
+)
+from torch import Tensor
+
+USERS = EmbeddingBagConfig(name="users", embedding_dim=2, feature_names=["user"])
+ITEMS = EmbeddingBagConfig(
+    name="items",
+    embedding_dim=3,
+    feature_names=["viewed", "bought"],
+    pooling=PoolingType.MEAN,
+    data_type="float32",
+)
+
+
+def batch(order: tuple[str, ...] = ("user", "viewed", "bought")) -> KeyedJaggedTensor:
+    """Two examples; item 7 is viewed and bought, and one bag is empty."""
+    features = {"user": ([1, 1], [1, 1]), "viewed": ([7, 8, 9], [2, 1]), "bought": ([7], [0, 1])}
+    ids = [each for name in order for each in features[name][0]]
+    lengths = [each for name in order for each in features[name][1]]
+    return KeyedJaggedTensor(list(order), torch.tensor(ids), lengths=lengths)
+
+
+def initial(table: str, dim: int, ids: list[int]) -> Tensor:
+    return torch.from_numpy(initial_rows(ids, TableConfig(table, dim)))
+
+
+def test_output_is_pooled_and_keyed_by_feature() -> None:
+    ebc = EmbeddingBagCollection(tables=[USERS, ITEMS], storage="memory")
+    out = ebc(batch())
+    assert out.keys() == ["user", "viewed", "bought"]
+    assert out.length_per_key() == [2, 3, 3]
+    rows = initial("items", 3, [7, 8, 9])
+    torch.testing.assert_close(out["user"], initial("users", 2, [1, 1]))
+    torch.testing.assert_close(out["viewed"], torch.stack([(rows[0] + rows[1]) / 2, rows[2]]))
+    torch.testing.assert_close(out["bought"], torch.stack([torch.zeros(3), rows[0]]))
+
+
+@pytest.mark.parametrize("order", [("bought", "user", "viewed"), ("viewed", "user", "bought")])
+def test_order_of_features_in_the_batch_does_not_matter(order: tuple[str, ...]) -> None:
+    ebc = EmbeddingBagCollection(tables=[USERS, ITEMS], storage="memory")
+    torch.testing.assert_close(ebc(batch(order)).values(), ebc(batch()).values())
+
+
+def test_features_that_share_a_table_share_its_rows() -> None:
+    ebc = EmbeddingBagCollection(tables=[USERS, ITEMS], storage="memory")
+    optimizer = Optimizer(ebc, torch.optim.SGD, lr=1.0)
+    before = ebc(batch())
+    before["viewed"].sum().backward()
+    optimizer.step()
+    after = ebc(batch())
+    # Item 7 was one of two in its bag, so it moved by a half, wherever it is read.
+    torch.testing.assert_close(after["bought"][1], before["bought"][1] - 0.5)
+    assert ebc.num_rows()["items"] == 3
+
+
+def test_a_feature_in_several_tables_is_named_with_its_table() -> None:
+    tables = [
+        EmbeddingBagConfig(name="wide", embedding_dim=1, feature_names=["user"]),
+        EmbeddingBagConfig(name="deep", embedding_dim=4, feature_names=["user", "item"]),
+    ]
+    ebc = EmbeddingBagCollection(tables=tables, storage="memory")
+    out = ebc(KeyedJaggedTensor(["user", "item"], [1, 2], lengths=[1, 1]))
+    assert out.keys() == ["user@wide", "user@deep", "item"]
+    torch.testing.assert_close(out["user@deep"], initial("deep", 4, [1]))
+
+
+def test_a_table_without_features_takes_its_own_name() -> None:
+    ebc = EmbeddingBagCollection(
+        tables=[EmbeddingBagConfig(name="user", embedding_dim=2)], storage="memory"
+    )
+    assert ebc(KeyedJaggedTensor(["user"], [3], lengths=[1])).keys() == ["user"]
+
+
+def test_weights_multiply_and_get_a_gradient() -> None:
+    ebc = EmbeddingBagCollection(tables=[USERS], is_weighted=True, storage="memory")
+    weights = torch.tensor([2.0, -1.0], requires_grad=True)
+    kjt = KeyedJaggedTensor(["user"], torch.tensor([5, 6]), weights, lengths=[2])
+    out = ebc(kjt)["user"]
+    rows = initial("users", 2, [5, 6])
+    torch.testing.assert_close(out, (2 * rows[0] - rows[1])[None])
+    out.sum().backward()
+    assert weights.grad is not None
+    torch.testing.assert_close(weights.grad, rows.sum(1))
+
+
+def test_weights_are_left_alone_unless_asked_for() -> None:
+    ebc = EmbeddingBagCollection(tables=[USERS], storage="memory")
+    kjt = KeyedJaggedTensor(["user"], torch.tensor([5]), torch.tensor([9.0]), lengths=[1])
+    torch.testing.assert_close(ebc(kjt)["user"], initial("users", 2, [5]))
+
+
+def test_a_batch_without_examples_or_ids() -> None:
+    ebc = EmbeddingBagCollection(tables=[USERS, ITEMS], storage="memory")
+    features = ["user", "viewed", "bought"]
+    none = ebc(KeyedJaggedTensor(features, torch.empty(0, dtype=torch.int64), lengths=[]))
+    assert none.values().shape == (0, 8)
+    assert none["bought"].shape == (0, 3)
+    no_ids = ebc(KeyedJaggedTensor(features, torch.empty(0, dtype=torch.int64), lengths=[0] * 6))
+    assert no_ids.values().tolist() == [[0.0] * 8] * 2
+
+
+def test_whole_floats_are_ids_and_others_are_refused_by_feature() -> None:
+    ebc = EmbeddingBagCollection(tables=[USERS], storage="memory")
+    out = ebc(KeyedJaggedTensor(["user"], torch.Tensor([5]), lengths=[1]))
+    torch.testing.assert_close(out["user"], initial("users", 2, [5]))
+    optimizer = Optimizer(ebc, torch.optim.SGD, lr=1.0)
+    with pytest.raises(InvalidArgumentError, match=r"feature 'user': 5\.5 at position 0"):
+        ebc(KeyedJaggedTensor(["user"], torch.Tensor([5.5]), lengths=[1]))
+    optimizer.step()
+    assert ebc.num_rows() == {"users": 0}
+
+
+def test_features_and_tables_must_fit() -> None:
+    ebc = EmbeddingBagCollection(tables=[USERS, ITEMS], storage="memory")
+    with pytest.raises(InvalidArgumentError, match="'users' of the batch has no table"):
+        ebc(KeyedJaggedTensor(["users"], [1], lengths=[1]))
+    with pytest.raises(InvalidArgumentError, match="needs feature 'bought', which the batch"):
+        ebc(KeyedJaggedTensor(["user", "viewed"], [1, 2], lengths=[1, 1]))
+    with pytest.raises(InvalidArgumentError, match="no weights"):
+        EmbeddingBagCollection(tables=[USERS], is_weighted=True, storage="memory")(
+            KeyedJaggedTensor(["user"], [1], lengths=[1])
+        )
+    with pytest.raises(InvalidArgumentError, match="takes a KeyedJaggedTensor, found dict"):
+        ebc({"user": torch.tensor([1])})
+
+
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        ([], "at least one table"),
+        ([USERS, USERS], "declared twice"),
+        ([EmbeddingBagConfig(name="t", embedding_dim=2, feature_names=["a", "a"])], "twice"),
+        ([EmbeddingBagConfig(name="t", embedding_dim=0)], "dim of table 't'"),
+        ([EmbeddingBagConfig(name="t", embedding_dim=2, data_type="int8")], "float32 or float64"),
+        ([EmbeddingBagConfig(name="t", embedding_dim=2, num_embeddings=0)], "from 1"),
+        (
+            [EmbeddingBagConfig(name="t", embedding_dim=2, pooling="max")],  # type: ignore[arg-type]
+            "pooling of table 't'",
+        ),
+        ([EmbeddingBagConfig(name="t", embedding_dim=2, initializer="unifrm")], "initializer"),
+    ],
+)
+def test_bad_tables_are_refused(tables: list[EmbeddingBagConfig], says: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=says):
+        EmbeddingBagCollection(tables=tables, storage="memory")
+
+
+def test_storage_is_a_name_a_choice_a_mapping_or_open() -> None:
+    opened = open_storage("memory", TableConfig("users", 2))
+    for storage in ("memory", StorageChoice("memory"), {"backend": "memory"}, opened):
+        ebc = EmbeddingBagCollection(tables=[USERS], storage=storage)  # type: ignore[arg-type]
+        Optimizer(ebc, torch.optim.SGD, lr=1.0)
+        assert ebc.agent.container.storage("users").table.dim == 2
+    assert ebc.agent.container.storage("users") is opened
+
+
+def test_an_open_storage_must_have_room_for_the_state() -> None:
+    opened = open_storage("memory", TableConfig("users", 2))
+    ebc = EmbeddingBagCollection(tables=[USERS], storage=opened)
+    with pytest.raises(InvalidArgumentError, match="open it with state_width=2"):
+        Optimizer(ebc, torch.optim.Adagrad, lr=1.0)
+
+
+def test_num_embeddings_bounds_the_storage() -> None:
+    config = EmbeddingBagConfig(name="users", embedding_dim=2, num_embeddings=5)
+    ebc = EmbeddingBagCollection(tables=[config], storage="memory")
+    Optimizer(ebc, torch.optim.SGD, lr=1.0)
+    assert ebc.agent.container.storage("users").capacity == 5
+
+
+def test_an_unknown_backend_is_found_out_by_the_optimizer() -> None:
+    ebc = EmbeddingBagCollection(tables=[USERS], storage="memry")
+    with pytest.raises(PluginError, match="memory"):
+        Optimizer(ebc, torch.optim.SGD, lr=1.0)

@@ -1,0 +1,259 @@
+"""What joins autograd to the step: what is registered, accumulated, dropped and applied."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+from sparring import StepContainer
+from sparring.errors import InvalidArgumentError, NonFiniteGradientError
+from sparring_torch import Embedding, EmbeddingBag, EmbeddingBagCollection, Optimizer
+from sparring_torch.table_configs import EmbeddingBagConfig
+from torch import Tensor, nn
+
+DIM = 2
+IDS = torch.tensor([3, 4, 3])
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.users = Embedding(DIM, name="users", storage="memory")
+        self.items = EmbeddingBag(DIM, name="items", mode="sum", storage="memory")
+        self.dense = nn.Linear(DIM, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        both = self.users(ids) * self.items(ids[:, None])
+        return self.dense(both).sum()  # type: ignore[no-any-return]
+
+
+def trained() -> tuple[Embedding, Optimizer]:
+    embedding = Embedding(DIM, name="table", storage="memory")
+    return embedding, Optimizer(embedding, torch.optim.SGD, lr=1.0)
+
+
+@pytest.mark.parametrize("how", ["no_grad", "inference_mode", "eval"])
+def test_evaluation_registers_nothing_and_inserts_nothing(how: str) -> None:
+    embedding, optimizer = trained()
+    if how == "eval":
+        embedding.eval()(IDS)
+    else:
+        with getattr(torch, how)():
+            embedding(IDS)
+    assert optimizer.container.resources.num_batch_inputs == 0
+    optimizer.step()
+    assert embedding.num_rows() == {"table": 0}
+
+
+def test_a_forward_pass_alone_inserts_nothing() -> None:
+    embedding, optimizer = trained()
+    out = embedding(IDS)
+    assert optimizer.container.resources.num_batch_inputs == 1
+    optimizer.step()
+    assert embedding.num_rows() == {"table": 0}
+    del out
+
+
+def test_a_graph_that_is_dropped_takes_its_batch_input_with_it() -> None:
+    embedding, optimizer = trained()
+    out = embedding(IDS)
+    del out
+    gc.collect()
+    assert optimizer.container.resources.num_batch_inputs == 0
+
+
+def test_several_backward_passes_add_up_in_one_step() -> None:
+    embedding, optimizer = trained()
+    before = embedding(IDS).detach().clone()
+    outs = [embedding(IDS) for _ in range(2)]
+    for out in outs:
+        out.sum().backward()
+    embedding(IDS[:1]).sum().backward()
+    optimizer.step()
+    moved = before - embedding(IDS)
+    torch.testing.assert_close(moved, torch.tensor([[5.0], [2.0], [5.0]]).expand(3, DIM))
+
+
+def test_backward_twice_through_one_graph_counts_twice() -> None:
+    embedding, optimizer = trained()
+    out = embedding(IDS)
+    out.sum().backward(retain_graph=True)
+    out.sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(embedding(IDS), out - torch.tensor([[4.0], [2.0], [4.0]]))
+
+
+def test_zero_grad_drops_what_was_accumulated() -> None:
+    embedding, optimizer = trained()
+    embedding(IDS).sum().backward()
+    optimizer.zero_grad()
+    optimizer.step()
+    assert embedding.num_rows() == {"table": 0}
+
+
+def test_zero_grad_between_forward_and_backward_keeps_the_graph() -> None:
+    embedding, optimizer = trained()
+    out = embedding(IDS)
+    optimizer.zero_grad()
+    out.sum().backward()
+    optimizer.step()
+    assert embedding.num_rows() == {"table": 2}
+
+
+def test_step_uses_gradients_up() -> None:
+    embedding, optimizer = trained()
+    embedding(IDS).sum().backward()
+    optimizer.step()
+    once = embedding(IDS)
+    optimizer.step()
+    torch.testing.assert_close(embedding(IDS), once)
+
+
+def test_backward_after_the_step_is_refused() -> None:
+    embedding, optimizer = trained()
+    out = embedding(IDS)
+    optimizer.step()
+    with pytest.raises(InvalidArgumentError, match="run forward again"):
+        out.sum().backward()
+
+
+def test_rows_and_dense_parameters_train_together() -> None:
+    torch.manual_seed(0)
+    model = Model()
+    sparse = Optimizer(model, torch.optim.SGD, lr=0.1)
+    dense = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(5):
+        sparse.zero_grad()
+        dense.zero_grad()
+        loss = (model(IDS) - 1) ** 2
+        loss.backward()
+        sparse.step()
+        dense.step()
+        losses.append(loss.item())
+    assert losses == sorted(losses, reverse=True)
+    assert model.users.num_rows() == {"users": 2}
+    assert model.users.agent.container is model.items.agent.container is sparse.container
+    assert sorted(sparse.container.tables) == ["items", "users"]
+
+
+def test_forward_before_the_optimizer_was_made_is_no_obstacle() -> None:
+    model = Model()
+    before = model.users(IDS).detach().clone()
+    optimizer = Optimizer(model, torch.optim.SGD, lr=0.1)
+    assert model.users.agent.container is model.items.agent.container
+    torch.testing.assert_close(model.users(IDS), before)
+    model(IDS).backward()
+    optimizer.step()
+    assert model.users.num_rows() == {"users": 2}
+
+
+def test_modules_of_one_container_share_a_table_of_one_name() -> None:
+    with StepContainer() as container:
+        one, other = (
+            Embedding(DIM, name="table", storage="memory", container=container) for _ in range(2)
+        )
+        optimizer = Optimizer([one, other], torch.optim.SGD, lr=1.0)
+        one(IDS).sum().backward()
+        optimizer.step()
+        torch.testing.assert_close(one(IDS), other(IDS))
+        assert other.num_rows() == {"table": 2}
+
+
+def test_another_optimizer_takes_over_where_rows_have_its_state() -> None:
+    embedding = Embedding(DIM, storage="memory")
+    Optimizer(embedding, torch.optim.SGD, lr=1.0)
+    first = Optimizer(embedding, torch.optim.Adagrad, lr=1.0)
+    embedding(IDS).sum().backward()
+    first.step()
+    Optimizer(embedding, torch.optim.RMSprop, lr=1.0)
+    with pytest.raises(InvalidArgumentError, match="state"):
+        Optimizer(embedding, torch.optim.Adam, lr=1.0)
+
+
+def test_a_module_cannot_leave_the_container_of_its_rows() -> None:
+    one, other = trained()[0], trained()[0]
+    for embedding in (one, other):
+        embedding(IDS).sum().backward()
+        Optimizer(embedding, torch.optim.SGD, lr=1.0).step()
+    with pytest.raises(InvalidArgumentError, match="live in 2 containers"):
+        Optimizer([one, other], torch.optim.SGD, lr=1.0)
+
+
+def test_gradients_of_a_table_that_the_optimizer_lacks_are_refused() -> None:
+    with StepContainer() as container:
+        one = Embedding(DIM, name="one", storage="memory", container=container)
+        other = Embedding(DIM, name="other", storage="memory", container=container)
+        optimizer = Optimizer(one, torch.optim.SGD, lr=1.0)
+        (one(IDS).sum() + other(IDS).sum()).backward()
+        with pytest.raises(InvalidArgumentError, match="'other' has gradients, but its module"):
+            optimizer.step()
+        assert one.num_rows() == {"one": 0}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_bad_gradient_raises_and_changes_no_row(bad: float) -> None:
+    model = Model()
+    optimizer = Optimizer(model, torch.optim.Adam, lr=0.1)
+    model(IDS).backward()
+    optimizer.step()
+    before = model.users(IDS).detach().clone()
+    out = model.users(IDS)
+    (out * torch.tensor([[1.0], [bad], [1.0]])).sum().backward()
+    model.items(IDS[:, None]).sum().backward()
+    with pytest.raises(NonFiniteGradientError, match="users"):
+        optimizer.step()
+    torch.testing.assert_close(model.users(IDS), before, rtol=0, atol=0)
+    optimizer.step()
+    torch.testing.assert_close(model.users(IDS), before, rtol=0, atol=0)
+
+
+def test_bad_gradients_can_be_skipped_and_counted() -> None:
+    embedding = Embedding(DIM, name="table", storage="memory")
+    optimizer = Optimizer(embedding, torch.optim.SGD, lr=1.0, non_finite_gradients="skip")
+    out = embedding(IDS)
+    (out * torch.tensor([[1.0], [float("nan")], [1.0]])).sum().backward()
+    optimizer.step()
+    assert embedding.num_rows() == {"table": 1}
+    assert optimizer.container.counters.rows_skipped_non_finite == 1
+    with pytest.raises(InvalidArgumentError, match="'raise' or 'skip'"):
+        Optimizer(embedding, torch.optim.SGD, lr=1.0, non_finite_gradients="ignore")
+
+
+def test_what_holds_no_table_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="holds a table"):
+        Optimizer(nn.Linear(2, 2), torch.optim.SGD, lr=1.0)
+    with pytest.raises(InvalidArgumentError, match="takes modules that hold tables, found Param"):
+        Optimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, lr=1.0)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"takes a class of torch\.optim"):
+        Optimizer(Embedding(DIM), "adagrad", lr=1.0)  # type: ignore[arg-type]
+
+
+def test_every_int64_is_an_id() -> None:
+    embedding, optimizer = trained()
+    ids = torch.tensor([0, -1, -2, -3, 2**63 - 1, -(2**63)])
+    before = embedding(ids)
+    before.sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(embedding(ids), before - 1)
+    assert embedding.num_rows() == {"table": 6}
+
+
+def test_tables_of_both_dtypes_train_together() -> None:
+    tables = [
+        EmbeddingBagConfig(name="single", embedding_dim=DIM, data_type=torch.float32),
+        EmbeddingBagConfig(name="double", embedding_dim=DIM, data_type=torch.float64),
+    ]
+    modules = nn.ModuleList(
+        EmbeddingBagCollection(tables=[table], storage="memory") for table in tables
+    )
+    optimizer = Optimizer(modules, torch.optim.Adam, lr=0.1)
+    for module in modules:
+        assert isinstance(module, EmbeddingBagCollection)
+        name = module.agent.table_names[0]
+        rows = module.agent.lookup(name, np.array([1, 2]), is_training=True).rows
+        rows.sum().backward()
+    optimizer.step()
+    assert optimizer.container.num_rows("double") == optimizer.container.num_rows("single") == 2
