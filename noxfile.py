@@ -35,14 +35,12 @@ def install_family(session: nox.Session, *packages: str, extras: str = "") -> No
 
 
 def install_local(session: nox.Session, package: str, extras: str = "") -> None:
-    """Builds and installs one package of this checkout, whatever version is installed already."""
-    arguments = ["--no-build-isolation", "--no-deps", "--force-reinstall"]
+    """Builds one package of this checkout and installs it in place of what is installed."""
     settings = []
     if (PACKAGES / package / "CMakeLists.txt").exists():
         # Kept per session and interpreter, so that only what changed is compiled again.
         build_folder = Path(session.virtualenv.location) / "build" / package
         settings = [f"--config-settings=build-dir={build_folder}"]
-    session.install(*arguments, *settings, str(PACKAGES / package), silent=True)
     session.install("--no-build-isolation", *settings, f"{PACKAGES / package}{extras}", silent=True)
 
 
