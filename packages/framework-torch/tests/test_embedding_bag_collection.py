@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
+
 from sparring import TableConfig, open_storage
 from sparring.errors import InvalidArgumentError, PluginError
 from sparring.kernels import initial_rows
@@ -13,7 +15,6 @@ from sparring_torch import (
     Optimizer,
     PoolingType,
 )
-from torch import Tensor
 
 USERS = EmbeddingBagConfig(name="users", embedding_dim=2, feature_names=["user"])
 ITEMS = EmbeddingBagConfig(
@@ -172,6 +173,12 @@ def test_an_open_storage_must_have_room_for_the_state() -> None:
     ebc = EmbeddingBagCollection(tables=[USERS], storage=opened)
     with pytest.raises(InvalidArgumentError, match="open it with state_width=2"):
         Optimizer(ebc, torch.optim.Adagrad, lr=1.0)
+    with_state = open_storage("memory", TableConfig("users", 2, state_width=2))
+    ebc = EmbeddingBagCollection(tables=[USERS], storage=with_state)
+    optimizer = Optimizer(ebc, torch.optim.Adagrad, lr=1.0)
+    ebc(KeyedJaggedTensor(["user"], [1], lengths=[1])).values().sum().backward()
+    optimizer.step()
+    assert with_state.size == 1
 
 
 def test_num_embeddings_bounds_the_storage() -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from sparring import TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring.kernels import initial_rows
@@ -17,7 +19,6 @@ from sparring_torch import (
     KeyedJaggedTensor,
     Optimizer,
 )
-from torch import Tensor
 
 DIM = 3
 

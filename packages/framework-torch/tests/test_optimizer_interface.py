@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from sparring.errors import InvalidArgumentError
 from sparring_torch import Embedding, Optimizer
 

@@ -7,11 +7,12 @@ import gc
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+
 from sparring import StepContainer
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError
 from sparring_torch import Embedding, EmbeddingBag, EmbeddingBagCollection, Optimizer
 from sparring_torch.table_configs import EmbeddingBagConfig
-from torch import Tensor, nn
 
 DIM = 2
 IDS = torch.tensor([3, 4, 3])

@@ -49,142 +49,185 @@ static inline void copy_short(char* to, const char* from, uint64_t bytes) {
   for (; at < bytes; ++at) to[at] = from[at];
 }
 
-static inline void locate_block(const IndexView& index, const int64_t* keys, int n,
-                                uint32_t* rows, Place* places) {
+// The keys of one block on their way through the stages.
+struct Block {
+  const int64_t* keys;
+  int n;
   uint64_t hashes[kBlock];
-  const uint32_t* words[kBlock];
   Bucket* buckets[kBlock];
   uint64_t masks[kBlock];
-  const bool is_growing = index.num_fixed_buckets == 0;
-  for (int i = 0; i < n; ++i) hashes[i] = hash_key(keys[i], index.seed);
-  if (is_growing) {
-    for (int i = 0; i < n; ++i) {
-      words[i] = word_of(index.segments, hashes[i]);
+  uint32_t rows[kBlock];
+};
+
+SPARRING_HKV_INLINE Bucket* bucket_at(const IndexView& index, uint32_t number) {
+  return reinterpret_cast<Bucket*>(index.buckets.at(number));
+}
+
+// Stage 1: from keys to buckets.
+template <bool kIsGrowing>
+SPARRING_HKV_INLINE void find_buckets(const IndexView& index, Block& block) {
+  for (int i = 0; i < block.n; ++i) block.hashes[i] = hash_key(block.keys[i], index.seed);
+  if constexpr (kIsGrowing) {
+    const uint32_t* words[kBlock];
+    for (int i = 0; i < block.n; ++i) {
+      words[i] = word_of(index.segments, block.hashes[i]);
       prefetch(words[i]);
     }
-    for (int i = 0; i < n; ++i) {
-      buckets[i] = reinterpret_cast<Bucket*>(index.buckets.at(*words[i]));
-      prefetch(buckets[i]);
+    for (int i = 0; i < block.n; ++i) {
+      block.buckets[i] = bucket_at(index, *words[i]);
+      prefetch(block.buckets[i]);
     }
   } else {
-    for (int i = 0; i < n; ++i) {
-      buckets[i] = reinterpret_cast<Bucket*>(index.buckets.at(
-          static_cast<uint32_t>(fixed_bucket_of(hashes[i], index.num_fixed_buckets))));
-      prefetch(buckets[i]);
+    for (int i = 0; i < block.n; ++i) {
+      const uint64_t number = fixed_bucket_of(block.hashes[i], index.num_fixed_buckets);
+      block.buckets[i] = bucket_at(index, static_cast<uint32_t>(number));
+      prefetch(block.buckets[i]);
     }
   }
-  for (int i = 0; i < n; ++i) {
-    masks[i] = match(buckets[i], digest_of(hashes[i]));
-    for (uint64_t mask = masks[i]; mask != 0; mask &= mask - 1) {
+}
+
+// Stage 2: from digest lines to candidates.
+SPARRING_HKV_INLINE void match_digests(Block& block) {
+  for (int i = 0; i < block.n; ++i) {
+    block.masks[i] = match(block.buckets[i], digest_of(block.hashes[i]));
+    for (uint64_t mask = block.masks[i]; mask != 0; mask &= mask - 1) {
       const auto slot = static_cast<uint32_t>(__builtin_ctzll(mask));
-      prefetch(&buckets[i]->lines[slot / kSlotsPerLine]);
+      prefetch(&block.buckets[i]->lines[slot / kSlotsPerLine]);
     }
   }
-  for (int i = 0; i < n; ++i) {
-    Bucket* bucket = buckets[i];
-    uint64_t mask = masks[i];
-    uint32_t row = kNoRow;
-    Place place;
-    for (;;) {
-      for (; mask != 0; mask &= mask - 1) {
-        const auto slot = static_cast<uint32_t>(__builtin_ctzll(mask));
-        if (bucket->key(slot) == keys[i]) {
-          row = bucket->row(slot);
-          place.bucket = bucket;
-          place.slot = slot;
-          break;
-        }
+}
+
+// Stage 3: from candidates to the row, or kNoRow. Chains are followed here.
+SPARRING_HKV_INLINE Place compare_keys(const IndexView& index, Block& block, int i) {
+  Bucket* bucket = block.buckets[i];
+  uint64_t mask = block.masks[i];
+  for (;;) {
+    for (; mask != 0; mask &= mask - 1) {
+      const auto slot = static_cast<uint32_t>(__builtin_ctzll(mask));
+      if (bucket->key(slot) == block.keys[i]) {
+        block.rows[i] = bucket->row(slot);
+        return {bucket, slot};
       }
-      if (place.bucket != nullptr || bucket->overflow == 0) break;
-      bucket = reinterpret_cast<Bucket*>(index.buckets.at(bucket->overflow));
-      mask = match(bucket, digest_of(hashes[i]));
     }
-    rows[i] = row;
-    if (places != nullptr) places[i] = place;
+    if (bucket->overflow == 0) {
+      block.rows[i] = kNoRow;
+      return {};
+    }
+    bucket = bucket_at(index, bucket->overflow);
+    mask = match(bucket, digest_of(block.hashes[i]));
   }
+}
+
+// Runs all keys through the stages. finish(block, before, at) then has the rows
+// of a block whose keys begin at `at`, and those of the block before, or NULL; it
+// is called once more at the end with an empty block.
+template <bool kIsGrowing, class Resolve, class Finish>
+SPARRING_HKV_INLINE void run_stages(const IndexView& index, const int64_t* keys, int64_t n,
+                                    const Resolve& resolve, const Finish& finish) {
+  Block blocks[4];
+  const int64_t num_blocks = (n + kBlock - 1) / kBlock;
+  for (int64_t step = 0; step < num_blocks + 3; ++step) {
+    Block& first = blocks[step & 3];
+    const int64_t left = n - step * kBlock;
+    first.n = static_cast<int>(left <= 0 ? 0 : left < kBlock ? left : kBlock);
+    first.keys = keys + step * kBlock;
+    find_buckets<kIsGrowing>(index, first);
+    if (step >= 1) match_digests(blocks[(step - 1) & 3]);
+    if (step < 2) continue;
+    Block& last = blocks[(step - 2) & 3];
+    resolve(last, (step - 2) * kBlock);
+    finish(last, step >= 3 ? &blocks[(step - 3) & 3] : nullptr, (step - 2) * kBlock);
+  }
+}
+
+template <bool kIsGrowing>
+static void locate_as(const IndexView& index, const int64_t* keys, int64_t n, uint32_t* rows,
+                      Place* places) {
+  run_stages<kIsGrowing>(
+      index, keys, n,
+      [&](Block& block, int64_t at) SPARRING_HKV_INLINE_LAMBDA {
+        for (int i = 0; i < block.n; ++i) {
+          const Place place = compare_keys(index, block, i);
+          rows[at + i] = block.rows[i];
+          if (places != nullptr) places[at + i] = place;
+        }
+      },
+      [](const Block&, const Block*, int64_t) SPARRING_HKV_INLINE_LAMBDA {});
 }
 
 static void locate(const IndexView& index, const int64_t* keys, int64_t n, uint32_t* rows,
                    Place* places) {
-  for (int64_t at = 0; at < n; at += kBlock) {
-    const int size = static_cast<int>(n - at < kBlock ? n - at : kBlock);
-    locate_block(index, keys + at, size, rows + at, places == nullptr ? nullptr : places + at);
+  if (index.num_fixed_buckets == 0) {
+    locate_as<true>(index, keys, n, rows, places);
+  } else {
+    locate_as<false>(index, keys, n, rows, places);
   }
 }
 
-SPARRING_HKV_INLINE void prefetch_rows(const RowOutput& output, const uint32_t* numbers, int n) {
-  for (int i = 0; i < n; ++i) {
-    if (numbers[i] == kNoRow) continue;
-    const char* row = output.rows.at(numbers[i]);
-    prefetch_row(row + output.begin, row + output.end);
-  }
+SPARRING_HKV_INLINE void prefetch_wanted(const RowOutput& output, uint32_t number) {
+  if (number == kNoRow) return;
+  const char* row = output.rows.at(number);
+  prefetch_row(row + output.begin, row + output.end);
 }
 
 template <bool kIsStreaming>
-static inline void copy_rows(const RowOutput& output, const uint32_t* numbers, int n, char* out) {
+SPARRING_HKV_INLINE void copy_wanted(const RowOutput& output, uint32_t number, int64_t at) {
   const uint64_t bytes = output.end - output.begin;
-  for (int i = 0; i < n; ++i, out += output.stride) {
-    if (numbers[i] == kNoRow) {
-      __builtin_memset(out, 0, bytes);
-    } else if (bytes < Vector::kBytes) {
-      copy_short(out, output.rows.at(numbers[i]) + output.begin, bytes);
-    } else {
-      copy_row<kIsStreaming>(out, output.rows.at(numbers[i]) + output.begin, bytes);
-    }
+  char* out = output.out + static_cast<uint64_t>(at) * output.stride;
+  if (number == kNoRow) {
+    __builtin_memset(out, 0, bytes);
+  } else if (bytes < Vector::kBytes) {
+    copy_short(out, output.rows.at(number) + output.begin, bytes);
+  } else {
+    copy_row<kIsStreaming>(out, output.rows.at(number) + output.begin, bytes);
   }
 }
 
 static inline bool may_stream(const RowOutput& output) {
   const uint64_t bytes = output.end - output.begin;
-  return output.is_large && bytes == output.stride &&
-         bytes % Vector::kBytes == 0 &&
+  return output.is_large && bytes == output.stride && bytes % Vector::kBytes == 0 &&
          reinterpret_cast<uintptr_t>(output.out) % Vector::kStreamAlignment == 0;
 }
 
-template <bool kIsStreaming>
+template <bool kIsGrowing, bool kIsStreaming>
 static void find_as(const IndexView& index, const RowOutput& output, const int64_t* keys,
                     int64_t n, uint8_t* found) {
-  uint32_t numbers[2][kBlock];
-  int previous = 0;  // rows of the block before, located and prefetched
-  for (int64_t at = 0;; at += kBlock) {
-    const int64_t left = n - at;
-    const int size = static_cast<int>(left <= 0 ? 0 : left < kBlock ? left : kBlock);
-    const int now = static_cast<int>((at / kBlock) & 1);
-    if (size > 0) {
-      locate_block(index, keys + at, size, numbers[now], nullptr);
-      prefetch_rows(output, numbers[now], size);
-      for (int i = 0; i < size; ++i) found[at + i] = numbers[now][i] != kNoRow;
-    }
-    if (previous > 0) {
-      char* out = output.out + static_cast<uint64_t>(at - kBlock) * output.stride;
-      copy_rows<kIsStreaming>(output, numbers[1 - now], previous, out);
-    }
-    if (size == 0) break;
-    previous = size;
-  }
+  run_stages<kIsGrowing>(
+      index, keys, n,
+      [&](Block& block, int64_t at) SPARRING_HKV_INLINE_LAMBDA {
+        for (int i = 0; i < block.n; ++i) {
+          found[at + i] = compare_keys(index, block, i).bucket != nullptr;
+        }
+      },
+      [&](const Block& block, const Block* before, int64_t at) SPARRING_HKV_INLINE_LAMBDA {
+        // In turns, so that never more lines are asked for than the processor
+        // can keep track of.
+        for (int i = 0; i < kBlock; ++i) {
+          if (i < block.n) prefetch_wanted(output, block.rows[i]);
+          if (before != nullptr && i < before->n) {
+            copy_wanted<kIsStreaming>(output, before->rows[i], at - kBlock + i);
+          }
+        }
+      });
   if constexpr (kIsStreaming) Vector::fence();
 }
 
 static void find(const IndexView& index, const RowOutput& output, const int64_t* keys, int64_t n,
                  uint8_t* found) {
+  const bool is_growing = index.num_fixed_buckets == 0;
   if (may_stream(output)) {
-    find_as<true>(index, output, keys, n, found);
+    (is_growing ? find_as<true, true> : find_as<false, true>)(index, output, keys, n, found);
   } else {
-    find_as<false>(index, output, keys, n, found);
+    (is_growing ? find_as<true, false> : find_as<false, false>)(index, output, keys, n, found);
   }
 }
 
 static void gather(const RowOutput& output, const uint32_t* numbers, int64_t n) {
-  int64_t ahead = n < kBlock ? n : kBlock;
-  prefetch_rows(output, numbers, static_cast<int>(ahead));
-  for (int64_t at = 0; at < n; at += kBlock) {
-    const int size = static_cast<int>(n - at < kBlock ? n - at : kBlock);
-    const int64_t left = n - ahead;
-    const int next = static_cast<int>(left < kBlock ? left : kBlock);
-    prefetch_rows(output, numbers + ahead, next);
-    ahead += next;
-    copy_rows<false>(output, numbers + at, size,
-                     output.out + static_cast<uint64_t>(at) * output.stride);
+  constexpr int64_t kAhead = 32;
+  for (int64_t i = 0; i < n && i < kAhead; ++i) prefetch_wanted(output, numbers[i]);
+  for (int64_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) prefetch_wanted(output, numbers[i + kAhead]);
+    copy_wanted<false>(output, numbers[i], i);
   }
 }
 

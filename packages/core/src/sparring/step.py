@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,9 @@ from sparring.resources import Accumulated, ResourceManager
 from sparring.storage.contract import Columns, Keys, Rows, Storage
 from sparring.storage.opening import open_storage
 from sparring.table import TableConfig
+
+if TYPE_CHECKING:
+    from sparring.plugins import PluginManager
 
 __all__ = [
     "Lookup",
@@ -136,6 +139,8 @@ class StepContainer:
         non_finite: what to do with gradients that hold NaN or infinity.
         reduction: how gradients of several ranks combine; the mean makes W ranks equal to one
             process on the joined batch.
+        plugin_manager: where storage backends are looked up; None looks through the installed
+            plugins.
     """
 
     def __init__(
@@ -145,6 +150,7 @@ class StepContainer:
         rendezvous: Rendezvous | None = None,
         non_finite: NonFinite | str = NonFinite.RAISE,
         reduction: Reduction = Reduction.MEAN,
+        plugin_manager: PluginManager | None = None,
     ) -> None:
         self.rendezvous = rendezvous or SingleRendezvous()
         self.collective = collective or LocalGroup(1).join(0)
@@ -161,6 +167,7 @@ class StepContainer:
         self.events = EventLoop()
         self.non_finite = NonFinite(non_finite)
         self.reduction = reduction
+        self._plugin_manager = plugin_manager
         self.counters = StepCounters()
         self._tables: dict[str, _Table] = {}
         self._is_closed = False
@@ -237,7 +244,11 @@ class StepContainer:
         entry = self._entry(table)
         if entry.storage is None:
             entry.storage = open_storage(
-                entry.choice.backend, entry.config, validate=False, **entry.choice.options
+                entry.choice.backend,
+                entry.config,
+                validate=False,
+                plugin_manager=self._plugin_manager,
+                **entry.choice.options,
             )
         return entry.storage
 

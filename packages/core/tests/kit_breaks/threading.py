@@ -17,6 +17,8 @@ from sparring.storage.memory import MemoryStorage
 
 from .registry import Found, KeepsArrays, caught_by
 
+_WHILE = 0.002  # seconds in which another thread surely looks
+
 
 @caught_by("test_readers_beside_a_writer_see_old_or_new_rows_never_a_mixture")
 class WritesRowsInTwoHalves(KeepsArrays):
@@ -25,7 +27,7 @@ class WritesRowsInTwoHalves(KeepsArrays):
         for part in (slice(0, half), slice(half, None)):
             for key, row in zip(keys.tolist(), rows, strict=True):
                 self._arrays.setdefault(key, row.copy())[part] = row[part]
-            time.sleep(0)
+            time.sleep(_WHILE)
         return self._nothing_evicted()
 
 
@@ -33,6 +35,7 @@ class WritesRowsInTwoHalves(KeepsArrays):
 class ReplacesByRemovingFirst(MemoryStorage):
     def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
         self._erase_impl(keys)
+        time.sleep(_WHILE)
         return super()._upsert_impl(keys, rows, scores)
 
 
@@ -41,6 +44,7 @@ class ErasesByZeroing(KeepsArrays):
     def _erase_impl(self, keys: Keys) -> int:
         for key in keys.tolist():
             self._arrays[key] = np.zeros_like(self._arrays[key])
+        time.sleep(_WHILE)
         return sum(self._arrays.pop(key, None) is not None for key in keys.tolist())
 
 
@@ -48,5 +52,5 @@ class ErasesByZeroing(KeepsArrays):
 class FindSharesItsScratch(MemoryStorage):
     def _find_impl(self, keys: Keys, columns: Columns, rows: Rows, found: Found) -> None:
         self._scratch = keys
-        time.sleep(0)
+        time.sleep(_WHILE)
         super()._find_impl(self._scratch[: len(rows)], columns, rows, found)

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from sparring.metrics import CollectedPredictions, MeanLogLoss, auc, log_loss
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from sparring import TableConfig
+from sparring import StepContainer, TableConfig
 from sparring.config import CriteoData, DlrmModel, RunConfig, SyntheticCriteoData
 from sparring.data import (
     COLUMNS,
@@ -22,9 +22,10 @@ from sparring.data import (
     read_clicks,
     rebatch,
 )
+from sparring.metrics import CollectedPredictions, MeanLogLoss, auc, log_loss
+from sparring.step import StorageChoice
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.models import Dlrm
-from sparring_torch.table_configs import StorageLike
 
 __all__ = ["ClickTask"]
 
@@ -39,10 +40,10 @@ class ClickTask:
 
     Args:
         config: the run; `data` is of kind criteo or synthetic_criteo, `model` of kind dlrm.
-        storage: what keeps the tables, one for each of the 26 features.
+        container: where the tables live, one for each of the 26 features.
     """
 
-    def __init__(self, config: RunConfig, storage: StorageLike) -> None:
+    def __init__(self, config: RunConfig, container: StepContainer) -> None:
         data, model = config.data, config.model
         assert isinstance(model, DlrmModel)
         self._extra: dict[str, Any] = {}
@@ -62,7 +63,8 @@ class ClickTask:
             num_integers=NUM_INTEGERS,
             bottom_mlp=model.bottom_mlp,
             top_mlp=model.top_mlp,
-            storage=storage,
+            storage=StorageChoice(config.storage.backend, config.storage.options),
+            container=container,
         )
 
     def batches(self, epoch: int) -> Iterator[ClickBatch]:  # noqa: ARG002 - a log has one order
@@ -84,6 +86,10 @@ class ClickTask:
             predictions.update(probabilities, batch.labels)
             mean_log_loss.update(probabilities, batch.labels)
         return {"auc": predictions.auc(), "log_loss": mean_log_loss.value}
+
+    def ids(self, batch: ClickBatch) -> dict[str, npt.NDArray[np.int64]]:
+        """Feature → its ids."""
+        return dict(zip(_FEATURES, batch.ids.T, strict=True))
 
     def extra(self) -> dict[str, Any]:
         """``best_auc`` and ``best_log_loss`` where the log is synthetic."""

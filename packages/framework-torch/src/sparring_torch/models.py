@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from sparring import TableConfig
+from sparring import StepContainer, TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring_torch.embedding import Embedding
 from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
@@ -28,13 +28,20 @@ class MatrixFactorization(nn.Module):
         users, items: the two tables, of one dim: 1 for the bias and the elements of a vector.
         mean: of the ratings that will be trained on.
         storage: what keeps the tables.
+        container: where they live; None leaves it to the `Optimizer`.
 
     Raises:
         InvalidArgumentError: the tables differ in dim or dtype, or have no room for a vector.
     """
 
     def __init__(
-        self, users: TableConfig, items: TableConfig, *, mean: float, storage: StorageLike = "hkv"
+        self,
+        users: TableConfig,
+        items: TableConfig,
+        *,
+        mean: float,
+        storage: StorageLike = "hkv",
+        container: StepContainer | None = None,
     ) -> None:
         super().__init__()
         if users.dim != items.dim or users.dtype != items.dtype or users.dim < 2:
@@ -42,8 +49,8 @@ class MatrixFactorization(nn.Module):
                 "matrix factorisation needs two tables of one dtype and one dim of at least 2 "
                 f"(bias and vector), found {users.dim} {users.dtype} and {items.dim} {items.dtype}"
             )
-        self.users = _embedding(users, storage)
-        self.items = _embedding(items, storage)
+        self.users = _embedding(users, storage, container)
+        self.items = _embedding(items, storage, container)
         self.mean = mean
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
@@ -94,6 +101,7 @@ class Dlrm(nn.Module):
         bottom_mlp: widths of the hidden layers over the integers; a last one of `dim` is added.
         top_mlp: widths of the hidden layers over the products; a last one of 1 is added.
         storage: what keeps the tables.
+        container: where they live; None leaves it to the `Optimizer`.
 
     Raises:
         InvalidArgumentError: the tables differ in dim.
@@ -107,6 +115,7 @@ class Dlrm(nn.Module):
         bottom_mlp: Sequence[int],
         top_mlp: Sequence[int],
         storage: StorageLike = "hkv",
+        container: StepContainer | None = None,
     ) -> None:
         super().__init__()
         dims = sorted({table.dim for table in tables})
@@ -127,6 +136,7 @@ class Dlrm(nn.Module):
                 for table in tables
             ],
             storage=storage,
+            container=container,
         )
         self.bottom = _mlp([num_integers, *bottom_mlp, self._dim], is_last_activated=True)
         num_vectors = len(tables) + 1
@@ -151,7 +161,9 @@ class Dlrm(nn.Module):
         return logits.squeeze(1)
 
 
-def _embedding(table: TableConfig, storage: StorageLike) -> Embedding:
+def _embedding(
+    table: TableConfig, storage: StorageLike, container: StepContainer | None
+) -> Embedding:
     return Embedding(
         table.dim,
         name=table.name,
@@ -159,6 +171,7 @@ def _embedding(table: TableConfig, storage: StorageLike) -> Embedding:
         initializer=table.initializer,
         seed=table.seed,
         storage=storage,
+        container=container,
     )
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from sparring.metrics import rmse
 from torch import Tensor
 
-from sparring import TableConfig, Uniform
+from sparring import StepContainer, TableConfig, Uniform
 from sparring.config import MatrixFactorizationModel, MovieLensData, RunConfig
 from sparring.data import RatingBatch, read_ratings, shuffled_batches, split_ratings
+from sparring.metrics import rmse
+from sparring.step import StorageChoice
 from sparring_torch.models import MatrixFactorization
-from sparring_torch.table_configs import StorageLike
 
 __all__ = ["RatingTask"]
 
@@ -23,16 +25,17 @@ class RatingTask:
 
     Args:
         config: the run; `data` is of kind movielens, `model` of kind matrix_factorization.
-        storage: what keeps the tables.
+        container: where the tables live.
 
     Raises:
         DataError: the file is missing or malformed.
     """
 
-    def __init__(self, config: RunConfig, storage: StorageLike) -> None:
+    def __init__(self, config: RunConfig, container: StepContainer) -> None:
         data, model = config.data, config.model
         assert isinstance(data, MovieLensData)
         assert isinstance(model, MatrixFactorizationModel)
+        storage = StorageChoice(config.storage.backend, config.storage.options)
         self._seed = config.seed % 2**64
         self._batch_size = data.batch_size
         self._penalties = {"embedding_l2": model.embedding_l2, "bias_l2": model.bias_l2}
@@ -49,7 +52,11 @@ class RatingTask:
             for name in ("user", "item")
         )
         self.model = MatrixFactorization(
-            users, items, mean=float(split.train.ratings.mean()), storage=storage
+            users,
+            items,
+            mean=float(split.train.ratings.mean()),
+            storage=storage,
+            container=container,
         )
 
     @property
@@ -71,7 +78,12 @@ class RatingTask:
         predicted = self.model(users, items).clamp(*self._bounds)
         return {"rmse": rmse(predicted.numpy(), ratings.numpy())}
 
+    def ids(self, batch: RatingBatch) -> dict[str, npt.NDArray[np.int64]]:
+        """Feature → its ids."""
+        return {"user": batch.users, "item": batch.items}
+
     def extra(self) -> dict[str, Any]:
+        """Nothing: nobody knows the best RMSE that can be reached."""
         return {}
 
 

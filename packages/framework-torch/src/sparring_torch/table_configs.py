@@ -128,6 +128,9 @@ def declaration(config: EmbeddingConfig, storage: StorageLike) -> TableDeclarati
         initializer = Uniform(config.weight_init_min, config.weight_init_max)
     table = TableConfig(config.name, config.embedding_dim, dtype, initializer, seed=config.seed)
     chosen = storage if config.storage is None else config.storage
+    if isinstance(chosen, Storage):
+        # The optimizer will see to it that this is the state that it keeps.
+        table = table.with_state(chosen.table.state_width)
     return TableDeclaration(table, _with_capacity(chosen, config))
 
 

@@ -7,20 +7,23 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparring import execution
+from sparring import StepContainer, execution
 from sparring.config import MatrixFactorizationModel, RunConfig
 from sparring.data import ClickBatch, RatingBatch, take
 from sparring.errors import ConfigError, NonFiniteGradientError
+from sparring.options import checked_options
 from sparring.plugins import PluginManager
-from sparring.step import StorageChoice
 from sparring.training import Progress, TrainResult
 from sparring_torch.click_task import ClickTask
 from sparring_torch.native_optimizers import native_optimizer
 from sparring_torch.optimizer import Optimizer
 from sparring_torch.rating_task import RatingTask
+from sparring_torch.run_report import RunReport
 
 __all__ = ["train"]
 
@@ -42,12 +45,15 @@ class _Task(Protocol[Batch]):
 
     def evaluate(self) -> dict[str, float]: ...
 
+    def ids(self, batch: Batch) -> dict[str, npt.NDArray[np.int64]]: ...
+
     def extra(self) -> dict[str, Any]: ...
 
 
 def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) -> TrainResult:
     """Reads the data, trains, evaluates on the test part.
 
+    Writes the report that the configuration asks for.
     The configuration's seed determines everything: the split, the order of samples, all initial
     values. Its threads go to the execution pool and to torch.
 
@@ -55,26 +61,46 @@ def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) 
         ConfigError: an optimizer that does not exist.
         DataError: data that is missing or malformed.
         NonFiniteGradientError: a gradient holds NaN or infinity, and the policy is to raise.
+        PluginError: a storage or the report cannot be had.
     """
     execution.configure(config.threads)
     threads_before = torch.get_num_threads()
     torch.set_num_threads(execution.num_threads())
     try:
-        with torch.random.fork_rng(devices=[]):
+        with (
+            torch.random.fork_rng(devices=[]),
+            _open_container(config, plugin_manager) as container,
+        ):
             torch.manual_seed(config.seed % 2**63)
-            storage = StorageChoice(config.storage.backend, config.storage.options)
             if isinstance(config.model, MatrixFactorizationModel):
-                return _Run(config, RatingTask(config, storage), progress).to_end()
-            return _Run(config, ClickTask(config, storage), progress).to_end()
+                return _Run(config, RatingTask(config, container), progress).to_end()
+            return _Run(config, ClickTask(config, container), progress).to_end()
     finally:
         torch.set_num_threads(threads_before)
+
+
+def _open_container(config: RunConfig, plugin_manager: PluginManager) -> StepContainer:
+    """Joins the other ranks, if there are any."""
+    meeting = plugin_manager.rendezvous(config.rendezvous.backend)
+    rendezvous = meeting.factory(checked_options("rendezvous", meeting, config.rendezvous.options))
+    group = plugin_manager.collective(config.collective.backend)
+    collective = group.factory(
+        rendezvous.membership(),
+        checked_options("collective", group, config.collective.options),
+        config.deadline_seconds,
+    )
+    return StepContainer(
+        collective=collective, rendezvous=rendezvous, plugin_manager=plugin_manager
+    )
 
 
 class _Run:
     """The loop over steps, and what it needs."""
 
     def __init__(self, config: RunConfig, task: _Task[Any], progress: Progress) -> None:
-        self._config, self._task, self._progress = config, task, progress
+        self._config, self._task = config, task
+        self._report = RunReport(config, progress, self._total_steps())
+        self._progress = self._report.progress
         choice = config.optimizer.sparse
         self._tables = Optimizer(
             task.model,
@@ -91,27 +117,30 @@ class _Run:
 
     def to_end(self) -> TrainResult:
         """Trains for as long as the configuration says, and evaluates."""
-        try:
-            start = time.perf_counter()
-            self._progress.on_start(self._total_steps())
-            interval = self._config.training.evaluation_interval_steps
-            for batch in self._batches():
-                loss = self._train_on(batch)
-                self._step += 1
-                self._progress.on_step(self._step, loss, len(batch))
-                if interval is not None and self._step % interval == 0:
-                    self._evaluate()
-            if self._metrics_step != self._step:
+        start = time.perf_counter()
+        self._progress.on_start(self._total_steps())
+        interval = self._config.training.evaluation_interval_steps
+        for batch in self._batches():
+            self._report.on_ids(self._task.ids(batch))
+            loss = self._train_on(batch)
+            self._step += 1
+            self._progress.on_step(self._step, loss, len(batch))
+            if self._report.wants_rows(self._step):
+                self._report.on_rows(self._step, self._rows())
+            if interval is not None and self._step % interval == 0:
                 self._evaluate()
-            return TrainResult(
-                metrics=self._metrics,
-                rows=self._rows(),
-                steps=self._step,
-                seconds=time.perf_counter() - start,
-                extra=self._task.extra() | self._skipped(),
-            )
-        finally:
-            self._tables.container.close()
+        if self._metrics_step != self._step:
+            self._evaluate()
+        self._report.on_rows(self._step, self._rows())
+        result = TrainResult(
+            metrics=self._metrics,
+            rows=self._rows(),
+            steps=self._step,
+            seconds=time.perf_counter() - start,
+            extra=self._task.extra() | self._skipped() | self._report_path(),
+        )
+        self._report.write(result)
+        return result
 
     def _total_steps(self) -> int | None:
         training, per_epoch = self._config.training, self._task.steps_per_epoch
@@ -172,6 +201,10 @@ class _Run:
     def _rows(self) -> dict[str, int]:
         container = self._tables.container
         return {name: container.num_rows(name) for name in container.tables}
+
+    def _report_path(self) -> dict[str, str]:
+        path = self._config.report.path
+        return {} if path is None else {"report_path": path}
 
     def _skipped(self) -> dict[str, int]:
         if not self._is_skipping:

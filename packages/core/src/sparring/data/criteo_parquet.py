@@ -159,7 +159,7 @@ class _RecordReader:
             return self._text(array, name, decode_integers, expected)
         if types.is_floating(array.type):
             return self._floats(array, name, expected)
-        if not (types.is_integer(array.type) or types.is_boolean(array.type)):
+        if not types.is_integer(array.type):
             raise self._wrong_type(array, name, expected)
         return self._integers(array, name, expected)
 
@@ -174,13 +174,15 @@ class _RecordReader:
         return column
 
     def _plain(self, array: Any) -> Any:
-        """Without dictionaries; text of all kinds as large_binary."""
+        """Without dictionaries; text of all kinds as large_binary, booleans as integers."""
         types = self.pyarrow.types
         if types.is_dictionary(array.type):
             array = array.dictionary_decode()
         kinds = (types.is_string, types.is_large_string, types.is_binary)
         if any(is_kind(array.type) for is_kind in kinds):
             array = array.cast(self.pyarrow.large_binary())
+        if types.is_boolean(array.type):
+            array = array.cast(self.pyarrow.int8())
         return array
 
     def _integers(self, array: Any, name: str, expected: str) -> _Column:

@@ -146,7 +146,8 @@ def _rows(rows: Mapping[str, Series]) -> Figure:
                 label=label,
                 zorder=1,
             )
-        axes.set_yscale("log")
+        if any(points.values[-1] > 0 for points in rows.values()):
+            axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:,.0f}")
         axes.set_ylabel("rows")
         legend_beside(axes)
@@ -171,7 +172,7 @@ def _popularity(id_counts: Mapping[str, npt.NDArray[np.int64]]) -> Figure:
             label = f"{_clipped(feature)}: {len(id_counts[feature]):,} ids"
             axes.plot(*_rank_and_share(id_counts[feature]), color=colour, label=label)
         for number, feature in enumerate(others):
-            label = f"{len(others)} other features" if number == 0 else None
+            shared = f"{len(others)} other features" if number == 0 else None
             axes.plot(
                 *_rank_and_share(id_counts[feature]),
                 color=PALE,
