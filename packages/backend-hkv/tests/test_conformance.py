@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import pytest
+
 from sparring.table import TableConfig
 from sparring.testing import StorageTests
-
 from sparring_hkv import HkvOptions, HkvStorage
 
 POLICIES = ("none", "lru", "lfu", "epoch_lru", "epoch_lfu", "custom")

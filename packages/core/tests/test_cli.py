@@ -303,7 +303,7 @@ def test_version(run: Run) -> None:
     assert ending.out.startswith("sparring 0.")
 
 
-@pytest.mark.parametrize("arguments", [["nonsense"], ["train"], ["--nonsense"], ["config"]])
+@pytest.mark.parametrize("arguments", [["nonsense"], ["train"], ["--nonsense"]])
 def test_wrong_usage_ends_with_2(run: Run, arguments: list[str]) -> None:
     assert run(*arguments).code == 2
 

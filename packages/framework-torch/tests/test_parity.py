@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparring import TableConfig
+from sparring import TableConfig, make_plugin_manager
+from sparring.descriptors import StorageDescriptor
 from sparring.kernels import initial_rows
 from sparring_torch import EmbeddingBag, Optimizer
 
@@ -51,9 +52,28 @@ def random_bags(generator: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]
 def test_rows_move_as_in_torch(
     name: str, mode: str, dtype: torch.dtype, generator: np.random.Generator
 ) -> None:
+    check_parity(name, mode, dtype, generator, storage="memory")
+
+
+def test_rows_move_as_in_torch_in_the_default_storage(generator: np.random.Generator) -> None:
+    offered = {
+        offer.descriptor.name
+        for offer in make_plugin_manager().descriptors()
+        if isinstance(offer.descriptor, StorageDescriptor)
+    }
+    if "hkv" not in offered:
+        pytest.skip("sparring-hkv is not installed")
+    for name in NATIVE:
+        check_parity(name, "sum", torch.float64, generator, storage="hkv")
+
+
+def check_parity(
+    name: str, mode: str, dtype: torch.dtype, generator: np.random.Generator, *, storage: str
+) -> None:
+    """Raises unless all rows end where torch's do."""
     native, hyperparameters, is_sparse = NATIVE[name]
     how: dict[str, Any] = {"mode": "sum" if mode == "weighted" else mode}
-    ours = EmbeddingBag(DIM, name="table", dtype=dtype, storage="memory", **how)
+    ours = EmbeddingBag(DIM, name="table", dtype=dtype, storage=storage, **how)
     table = TableConfig("table", DIM, str(dtype).removeprefix("torch."))
     dense = torch.nn.EmbeddingBag(
         len(KEYS), DIM, _weight=torch.from_numpy(initial_rows(KEYS, table)), sparse=is_sparse, **how

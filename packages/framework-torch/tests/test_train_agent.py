@@ -39,10 +39,11 @@ def trained() -> tuple[Embedding, Optimizer]:
 def test_evaluation_registers_nothing_and_inserts_nothing(how: str) -> None:
     embedding, optimizer = trained()
     if how == "eval":
-        embedding.eval()(IDS)
+        out = embedding.eval()(IDS)
     else:
         with getattr(torch, how)():
-            embedding(IDS)
+            out = embedding(IDS)
+    assert not out.requires_grad
     assert optimizer.container.resources.num_batch_inputs == 0
     optimizer.step()
     assert embedding.num_rows() == {"table": 0}

@@ -57,7 +57,7 @@ class SqliteStorage(Storage):
     ) -> None:
         position = {key: i for i, key in enumerate(keys.tolist())}
         rows[:], found[:] = 0, False
-        wanted = list(position)
+        wanted = sorted(position)  # in key order SQLite reads each page once
         for begin in range(0, len(wanted), _KEYS_PER_QUERY):
             part = wanted[begin : begin + _KEYS_PER_QUERY]
             marks = ",".join("?" * len(part))
@@ -66,14 +66,17 @@ class SqliteStorage(Storage):
                 rows[i], found[i] = self._decode(row)[0, columns.begin : columns.end], True
 
     def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
-        pairs = zip(keys.tolist(), map(np.ndarray.tobytes, rows), strict=True)
+        order = np.argsort(keys)
+        pairs = zip(keys[order].tolist(), map(np.ndarray.tobytes, rows[order]), strict=True)
         self._run("INSERT OR REPLACE INTO rows VALUES (?, ?)", many=pairs)
         return self._nothing_evicted()
 
     def _erase_impl(self, keys: Keys) -> int:
         with self._lock:
             before = self._database.total_changes
-            self._run("DELETE FROM rows WHERE key = ?", many=((key,) for key in keys.tolist()))
+            self._run(
+                "DELETE FROM rows WHERE key = ?", many=((key,) for key in sorted(keys.tolist()))
+            )
             return self._database.total_changes - before
 
     def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:

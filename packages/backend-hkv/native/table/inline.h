@@ -5,6 +5,5 @@
 #define SPARRING_HKV_TABLE_INLINE_H_
 
 #define SPARRING_HKV_INLINE [[gnu::always_inline]] inline
-#define SPARRING_HKV_INLINE_LAMBDA __attribute__((always_inline))
 
 #endif  // SPARRING_HKV_TABLE_INLINE_H_

@@ -4,28 +4,24 @@
 //   struct Vector                               the widest registers: copy, stream
 //
 // A lookup is four dependent memory reads: directory word, digest line, entry
-// line, row. Done key by key they would follow one another. So a block of keys
-// goes through each stage together, and each stage prefetches for the next; the
-// rows of one block are copied while those of the next are on their way.
+// line, row. Done key by key they would follow one another. So keys go through
+// the stages in blocks, one block behind the other, and each stage prefetches
+// for the next.
 
 constexpr int kBlock = 32;
+// Keys located before their rows are copied: small enough for the near cache,
+// large enough that filling the pipelines anew does not count.
+constexpr int64_t kChunk = 1024;
+// Rows on their way while one is copied.
+constexpr int64_t kRowsAhead = 32;
 // More of a long row than this the processor fetches ahead by itself.
 constexpr uint64_t kPrefetchBytes = 1024;
 // A function that does nothing but prefetch has no effect in the eyes of the
 // compiler, which may then drop calls of it; unless it is inlined before that.
 SPARRING_HKV_INLINE void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
 
-SPARRING_HKV_INLINE void prefetch_row(const char* begin, const char* end) {
-  if (end > begin + kPrefetchBytes) end = begin + kPrefetchBytes;
-  const auto mask = ~uintptr_t{63};
-  auto line = reinterpret_cast<uintptr_t>(begin) & mask;
-  for (; line < reinterpret_cast<uintptr_t>(end); line += 64) {
-    prefetch(reinterpret_cast<const void*>(line));
-  }
-}
-
 template <bool kIsStreaming>
-static inline void copy_row(char* to, const char* from, uint64_t bytes) {
+SPARRING_HKV_INLINE void copy_row(char* to, const char* from, uint64_t bytes) {
   uint64_t at = 0;
   for (; at + Vector::kBytes <= bytes; at += Vector::kBytes) {
     if constexpr (kIsStreaming) {
@@ -39,7 +35,7 @@ static inline void copy_row(char* to, const char* from, uint64_t bytes) {
 
 // Rows of at most 16 elements of 4 bytes are common; a call of memcpy for each
 // costs more than the copy.
-static inline void copy_short(char* to, const char* from, uint64_t bytes) {
+SPARRING_HKV_INLINE void copy_short(char* to, const char* from, uint64_t bytes) {
   uint64_t at = 0;
   for (; at + 8 <= bytes; at += 8) __builtin_memcpy(to + at, from + at, 8);
   if (at + 4 <= bytes) {
@@ -56,7 +52,6 @@ struct Block {
   uint64_t hashes[kBlock];
   Bucket* buckets[kBlock];
   uint64_t masks[kBlock];
-  uint32_t rows[kBlock];
 };
 
 SPARRING_HKV_INLINE Bucket* bucket_at(const IndexView& index, uint32_t number) {
@@ -98,19 +93,20 @@ SPARRING_HKV_INLINE void match_digests(Block& block) {
 }
 
 // Stage 3: from candidates to the row, or kNoRow. Chains are followed here.
-SPARRING_HKV_INLINE Place compare_keys(const IndexView& index, Block& block, int i) {
+SPARRING_HKV_INLINE Place compare_keys(const IndexView& index, const Block& block, int i,
+                                       uint32_t& row) {
   Bucket* bucket = block.buckets[i];
   uint64_t mask = block.masks[i];
   for (;;) {
     for (; mask != 0; mask &= mask - 1) {
       const auto slot = static_cast<uint32_t>(__builtin_ctzll(mask));
       if (bucket->key(slot) == block.keys[i]) {
-        block.rows[i] = bucket->row(slot);
+        row = bucket->row(slot);
         return {bucket, slot};
       }
     }
     if (bucket->overflow == 0) {
-      block.rows[i] = kNoRow;
+      row = kNoRow;
       return {};
     }
     bucket = bucket_at(index, bucket->overflow);
@@ -118,41 +114,28 @@ SPARRING_HKV_INLINE Place compare_keys(const IndexView& index, Block& block, int
   }
 }
 
-// Runs all keys through the stages. finish(block, before, at) then has the rows
-// of a block whose keys begin at `at`, and those of the block before, or NULL; it
-// is called once more at the end with an empty block.
-template <bool kIsGrowing, class Resolve, class Finish>
-SPARRING_HKV_INLINE void run_stages(const IndexView& index, const int64_t* keys, int64_t n,
-                                    const Resolve& resolve, const Finish& finish) {
-  Block blocks[4];
-  const int64_t num_blocks = (n + kBlock - 1) / kBlock;
-  for (int64_t step = 0; step < num_blocks + 3; ++step) {
-    Block& first = blocks[step & 3];
-    const int64_t left = n - step * kBlock;
-    first.n = static_cast<int>(left <= 0 ? 0 : left < kBlock ? left : kBlock);
-    first.keys = keys + step * kBlock;
-    find_buckets<kIsGrowing>(index, first);
-    if (step >= 1) match_digests(blocks[(step - 1) & 3]);
-    if (step < 2) continue;
-    Block& last = blocks[(step - 2) & 3];
-    resolve(last, (step - 2) * kBlock);
-    finish(last, step >= 3 ? &blocks[(step - 3) & 3] : nullptr, (step - 2) * kBlock);
-  }
-}
-
 template <bool kIsGrowing>
 static void locate_as(const IndexView& index, const int64_t* keys, int64_t n, uint32_t* rows,
                       Place* places) {
-  run_stages<kIsGrowing>(
-      index, keys, n,
-      [&](Block& block, int64_t at) SPARRING_HKV_INLINE_LAMBDA {
-        for (int i = 0; i < block.n; ++i) {
-          const Place place = compare_keys(index, block, i);
-          rows[at + i] = block.rows[i];
-          if (places != nullptr) places[at + i] = place;
-        }
-      },
-      [](const Block&, const Block*, int64_t) SPARRING_HKV_INLINE_LAMBDA {});
+  Block blocks[4];  // of which three are under way
+  const int64_t num_blocks = (n + kBlock - 1) / kBlock;
+  for (int64_t step = 0; step < num_blocks + 2; ++step) {
+    if (step < num_blocks) {
+      Block& block = blocks[step & 3];
+      const int64_t left = n - step * kBlock;
+      block.n = static_cast<int>(left < kBlock ? left : kBlock);
+      block.keys = keys + step * kBlock;
+      find_buckets<kIsGrowing>(index, block);
+    }
+    if (step >= 1 && step - 1 < num_blocks) match_digests(blocks[(step - 1) & 3]);
+    if (step < 2) continue;
+    const Block& block = blocks[(step - 2) & 3];
+    const int64_t at = (step - 2) * kBlock;
+    for (int i = 0; i < block.n; ++i) {
+      const Place place = compare_keys(index, block, i, rows[at + i]);
+      if (places != nullptr) places[at + i] = place;
+    }
+  }
 }
 
 static void locate(const IndexView& index, const int64_t* keys, int64_t n, uint32_t* rows,
@@ -164,19 +147,25 @@ static void locate(const IndexView& index, const int64_t* keys, int64_t n, uint3
   }
 }
 
-SPARRING_HKV_INLINE void prefetch_wanted(const RowOutput& output, uint32_t number) {
+// Asks for the lines of a row. kBytes: how many bytes are wanted, where the
+// compiler knows; else 0.
+template <uint64_t kBytes>
+SPARRING_HKV_INLINE void prefetch_row(const RowOutput& output, uint32_t number) {
   if (number == kNoRow) return;
-  const char* row = output.rows.at(number);
-  prefetch_row(row + output.begin, row + output.end);
+  const char* row = output.rows.at(number) + output.begin;
+  const uint64_t bytes = kBytes != 0 ? kBytes : output.end - output.begin;
+  for (uint64_t byte = 0; byte < bytes && byte < kPrefetchBytes; byte += 64) prefetch(row + byte);
+  // The line that a row reaches into when it does not begin on one.
+  if (reinterpret_cast<uintptr_t>(row) % 64 != 0) prefetch(row + bytes - 1);
 }
 
-template <bool kIsStreaming>
-SPARRING_HKV_INLINE void copy_wanted(const RowOutput& output, uint32_t number, int64_t at) {
-  const uint64_t bytes = output.end - output.begin;
+template <uint64_t kBytes, bool kIsStreaming>
+SPARRING_HKV_INLINE void copy_row_out(const RowOutput& output, uint32_t number, int64_t at) {
+  const uint64_t bytes = kBytes != 0 ? kBytes : output.end - output.begin;
   char* out = output.out + static_cast<uint64_t>(at) * output.stride;
   if (number == kNoRow) {
     __builtin_memset(out, 0, bytes);
-  } else if (bytes < Vector::kBytes) {
+  } else if (kBytes == 0 && bytes < Vector::kBytes) {
     copy_short(out, output.rows.at(number) + output.begin, bytes);
   } else {
     copy_row<kIsStreaming>(out, output.rows.at(number) + output.begin, bytes);
@@ -189,46 +178,55 @@ static inline bool may_stream(const RowOutput& output) {
          reinterpret_cast<uintptr_t>(output.out) % Vector::kStreamAlignment == 0;
 }
 
-template <bool kIsGrowing, bool kIsStreaming>
-static void find_as(const IndexView& index, const RowOutput& output, const int64_t* keys,
-                    int64_t n, uint8_t* found) {
-  run_stages<kIsGrowing>(
-      index, keys, n,
-      [&](Block& block, int64_t at) SPARRING_HKV_INLINE_LAMBDA {
-        for (int i = 0; i < block.n; ++i) {
-          found[at + i] = compare_keys(index, block, i).bucket != nullptr;
-        }
-      },
-      [&](const Block& block, const Block* before, int64_t at) SPARRING_HKV_INLINE_LAMBDA {
-        // In turns, so that never more lines are asked for than the processor
-        // can keep track of.
-        for (int i = 0; i < kBlock; ++i) {
-          if (i < block.n) prefetch_wanted(output, block.rows[i]);
-          if (before != nullptr && i < before->n) {
-            copy_wanted<kIsStreaming>(output, before->rows[i], at - kBlock + i);
-          }
-        }
-      });
-  if constexpr (kIsStreaming) Vector::fence();
+// Copies rows by number, with those that follow on their way.
+template <uint64_t kBytes, bool kIsStreaming>
+static void copy_rows(const RowOutput& shared, const uint32_t* numbers, int64_t n, int64_t at) {
+  // A copy, because the rows that are written might be `shared` for all that the
+  // compiler knows: it would read it again for each of them.
+  const RowOutput output = shared;
+  for (int64_t i = 0; i < n && i < kRowsAhead; ++i) prefetch_row<kBytes>(output, numbers[i]);
+  for (int64_t i = 0; i < n; ++i) {
+    if (i + kRowsAhead < n) prefetch_row<kBytes>(output, numbers[i + kRowsAhead]);
+    copy_row_out<kBytes, kIsStreaming>(output, numbers[i], at + i);
+  }
+}
+
+using CopyRows = void (*)(const RowOutput&, const uint32_t*, int64_t, int64_t);
+
+// The sizes that embeddings of 16 to 128 float32 have get loops of their own.
+template <bool kIsStreaming>
+static CopyRows copy_rows_for(uint64_t bytes) {
+  switch (bytes) {
+    case 64:
+      return copy_rows<64, kIsStreaming>;
+    case 128:
+      return copy_rows<128, kIsStreaming>;
+    case 256:
+      return copy_rows<256, kIsStreaming>;
+    case 512:
+      return copy_rows<512, kIsStreaming>;
+    default:
+      return copy_rows<0, kIsStreaming>;
+  }
 }
 
 static void find(const IndexView& index, const RowOutput& output, const int64_t* keys, int64_t n,
                  uint8_t* found) {
-  const bool is_growing = index.num_fixed_buckets == 0;
-  if (may_stream(output)) {
-    (is_growing ? find_as<true, true> : find_as<false, true>)(index, output, keys, n, found);
-  } else {
-    (is_growing ? find_as<true, false> : find_as<false, false>)(index, output, keys, n, found);
+  const bool is_streaming = may_stream(output);
+  const uint64_t bytes = output.end - output.begin;
+  const CopyRows copy = is_streaming ? copy_rows_for<true>(bytes) : copy_rows_for<false>(bytes);
+  uint32_t numbers[kChunk];
+  for (int64_t at = 0; at < n; at += kChunk) {
+    const int64_t size = n - at < kChunk ? n - at : kChunk;
+    locate(index, keys + at, size, numbers, nullptr);
+    copy(output, numbers, size, at);
+    for (int64_t i = 0; i < size; ++i) found[at + i] = numbers[i] != kNoRow;
   }
+  if (is_streaming) Vector::fence();
 }
 
 static void gather(const RowOutput& output, const uint32_t* numbers, int64_t n) {
-  constexpr int64_t kAhead = 32;
-  for (int64_t i = 0; i < n && i < kAhead; ++i) prefetch_wanted(output, numbers[i]);
-  for (int64_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) prefetch_wanted(output, numbers[i + kAhead]);
-    copy_wanted<false>(output, numbers[i], i);
-  }
+  copy_rows_for<false>(output.end - output.begin)(output, numbers, n, 0);
 }
 
 static void scatter(const RowInput& input, const uint32_t* numbers, int64_t n) {

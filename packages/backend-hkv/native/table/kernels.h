@@ -24,8 +24,8 @@ struct RowOutput {
   uint64_t end;
   char* out;  // (n, stride) bytes
   uint64_t stride;
-  // The output of the whole call is too large to stay in the near caches: write
-  // past them, where alignment allows.
+  // The output of the whole call is too large for any cache: write past them,
+  // where alignment allows.
   bool is_large;
 };
 

@@ -22,9 +22,12 @@ struct Vector {
     _mm512_storeu_si512(to, _mm512_loadu_si512(from));
   }
   static void stream(char* to, const char* from) {
-    for (int part = 0; part < 4; ++part) {
-      _mm_stream_si128(reinterpret_cast<__m128i*>(to) + part,
-                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + part));
+    auto* out = reinterpret_cast<__m128i*>(to);
+    const auto* in = reinterpret_cast<const __m256i*>(from);
+    for (int half = 0; half < 2; ++half) {
+      const __m256i both = _mm256_loadu_si256(in + half);
+      _mm_stream_si128(out + 2 * half, _mm256_castsi256_si128(both));
+      _mm_stream_si128(out + 2 * half + 1, _mm256_extracti128_si256(both, 1));
     }
   }
   static void fence() { _mm_sfence(); }

@@ -15,8 +15,9 @@ namespace {
 
 // Below this a key costs less than waking a thread.
 constexpr int64_t kGrain = 1024;
-// Output from here on is written past the caches; see kernel_body.h.
-constexpr uint64_t kLargeBytes = uint64_t{4} << 20;
+// Output from here on is written past the caches, which it would only flush. What
+// fits into a last-level cache is better left there: its reader comes soon.
+constexpr uint64_t kLargeBytes = uint64_t{64} << 20;
 
 using SharedLock = std::shared_lock<ReaderWriterLock>;
 using UniqueLock = std::unique_lock<ReaderWriterLock>;

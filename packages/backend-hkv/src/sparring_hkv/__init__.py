@@ -1,7 +1,7 @@
 """The hash table of the HierarchicalKV design, as a storage backend of sparring.
 
-    sparring.open_storage("hkv", table)                                   # grows
-    sparring.open_storage("hkv", table, capacity=1_000_000, policy="lru")  # evicts
+``sparring.open_storage("hkv", table)`` opens a table that grows;
+``sparring.open_storage("hkv", table, capacity=1_000_000, policy="lru")`` one that evicts.
 """
 
 from __future__ import annotations

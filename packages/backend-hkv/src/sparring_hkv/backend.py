@@ -6,7 +6,6 @@ from sparring.errors import PluginError
 from sparring.storage import Capabilities
 from sparring.storage.native import NativeStorage
 from sparring.table import TableConfig
-
 from sparring_hkv.options import HkvOptions
 
 __all__ = ["HkvOptions", "HkvStorage"]
@@ -49,9 +48,7 @@ class HkvStorage(NativeStorage):
             policy=options.policy,
             hash_seed=options.hash_seed,
         )
-        super().__init__(
-            capsule, table, capabilities=_capabilities_of(options), validate=validate
-        )
+        super().__init__(capsule, table, capabilities=_capabilities_of(options), validate=validate)
         self.options = options
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import Field
+
 from sparring.descriptors import Options
 
 __all__ = ["HkvOptions", "Policy"]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from sparring.descriptors import StorageDescriptor
 from sparring.hookspecs import hookimpl
-
 from sparring_hkv.options import HkvOptions
 
 if TYPE_CHECKING:

@@ -1,5 +1,7 @@
 #include "execution/arena.h"
 
+// Headers before 2023.2 offer leave_policy only under this name.
+#define TBB_PREVIEW_PARALLEL_PHASE 1
 #include <oneapi/tbb/global_control.h>
 #include <oneapi/tbb/task_arena.h>
 

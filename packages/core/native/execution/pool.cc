@@ -15,7 +15,8 @@ namespace {
 using std::chrono::milliseconds;
 
 // Work that has given its result may still be on its way out of the worker.
-constexpr milliseconds configure_patience{200};
+// Helpers of a loop that has ended may get their turn late, where cores are contended.
+constexpr milliseconds configure_patience{2000};
 constexpr milliseconds fork_patience{50};
 
 thread_local bool is_at_work = false;

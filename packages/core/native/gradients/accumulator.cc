@@ -71,7 +71,6 @@ void GradientAccumulator<T>::append(const SparringExecutor* executor, const int6
                 static_cast<size_t>((end - begin) * row_bytes));
   });
   size_ = count;
-  is_indexed_ = false;
 }
 
 template <class T>

@@ -2,73 +2,87 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 
 #include "kernels/parallel.h"
-#include "kernels/radix.h"
 #include "kernels/simd.h"
 
 namespace sparring::kernels {
 namespace {
 
-// Occurrences in one part of the parallel path.
-constexpr int64_t kPartOccurrences = 2048;
+// With two threads, what both read and the shared cache eat up the gain.
+constexpr int kLeastThreads = 3;
 
-// Splits the occurrences by target, so that each row of `out` has one writer, which
-// meets its occurrences in their order. Targets go to parts in blocks: neighbouring
-// rows share cache lines and pages, but in a batch the frequent keys are the first
-// ones, and these should not all fall to one thread.
+// Occurrences that are collected before they are added.
+constexpr int64_t kCollected = 1024;
+
+// Every part reads all targets, so more parts than this would mostly read.
+constexpr int64_t kMostParts = 16;
+
+// Which part a row of `out` belongs to. Rows go to parts in blocks: neighbouring rows
+// share cache lines, but in a batch the frequent keys are the first ones, and these
+// should not all fall to one thread.
+class Parts {
+ public:
+  Parts(int64_t num_parts, int64_t row_bytes)
+      : num_parts_(static_cast<uint64_t>(num_parts)),
+        block_bits_(row_bytes >= 1024 ? 0 : row_bytes >= 128 ? 3 : 8) {}
+
+  int64_t of(int64_t target) const {
+    // The block, spread over 32 bits, tells the part without a division.
+    const auto spread = static_cast<uint32_t>((target >> block_bits_) * 0x9E3779B1);
+    return static_cast<int64_t>((spread * num_parts_) >> 32);
+  }
+
+ private:
+  uint64_t num_parts_;
+  int block_bits_;
+};
+
+// Adds up the rows of `out` that belong to one part. Each row has one part, whose
+// thread meets the row's occurrences in their order.
+template <class T>
+void scatter_part(const ScatterArguments<T>& arguments, const Parts& parts, int64_t part) {
+  const RowKernels<T>& kernels = row_kernels<T>();
+  const bool is_scaled = arguments.weights != nullptr || arguments.is_mean;
+  const int64_t* offsets = arguments.offsets;
+  ScatterEntry entries[kCollected];
+  T scales[kCollected];
+  int64_t num_entries = 0;
+  const auto flush = [&] {
+    kernels.scatter_entries(arguments, entries, is_scaled ? scales : nullptr, num_entries);
+    num_entries = 0;
+  };
+  for (int64_t bag = 0; bag < arguments.num_bags; ++bag) {
+    const int64_t first = offsets != nullptr ? offsets[bag] : bag;
+    const int64_t last = offsets != nullptr ? offsets[bag + 1] : bag + 1;
+    const T share = arguments.is_mean ? T{1} / static_cast<T>(last - first) : T{1};
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t target = arguments.targets[i];
+      // Written in any case and kept if it belongs here: a branch would be foretold
+      // wrongly.
+      entries[num_entries] = {static_cast<uint32_t>(target), static_cast<uint32_t>(bag)};
+      if (is_scaled) {
+        scales[num_entries] =
+            arguments.weights != nullptr ? arguments.weights[i] * share : share;
+      }
+      num_entries += parts.of(target) == part;
+      if (num_entries == kCollected) flush();
+    }
+  }
+  flush();
+}
+
 template <class T>
 void scatter_parallel(const SparringExecutor* executor, const ScatterArguments<T>& arguments) {
-  const RowKernels<T>& kernels = row_kernels<T>();
   const int64_t row_bytes = arguments.dim * static_cast<int64_t>(sizeof(T));
-  const int64_t num_parts = num_parts_for(arguments.count, kPartOccurrences);
-  const int block_bits = row_bytes >= 1024 ? 0 : row_bytes >= 128 ? 3 : 8;
-  const auto part_of = [=](int64_t target) { return (target >> block_bits) & (num_parts - 1); };
-  const bool is_scaled = arguments.weights != nullptr || arguments.is_mean;
-
-  const auto size = static_cast<size_t>(arguments.count);
-  const auto entries = std::make_unique_for_overwrite<ScatterEntry[]>(size);
-  const auto scales = std::make_unique_for_overwrite<T[]>(is_scaled ? size : 0);
-  const int64_t* targets = arguments.targets;
-  const int64_t* offsets = arguments.offsets;
-
-  const auto place_bags = [&](int64_t begin, int64_t end, int64_t* next) {
-    // The last bag that begins at or before `begin`; empty ones before it hold nothing.
-    int64_t bag = begin;
-    if (offsets != nullptr) {
-      bag = std::upper_bound(offsets, offsets + arguments.num_bags + 1, begin) - offsets - 1;
-    }
-    for (int64_t i = begin; i < end; ++bag) {
-      const int64_t first = offsets != nullptr ? offsets[bag] : bag;
-      const int64_t last = offsets != nullptr ? offsets[bag + 1] : bag + 1;
-      const T share = arguments.is_mean ? T{1} / static_cast<T>(last - first) : T{1};
-      for (; i < std::min(last, end); ++i) {
-        const auto to = static_cast<size_t>(next[part_of(targets[i])]++);
-        entries[to] = {static_cast<uint32_t>(targets[i]), static_cast<uint32_t>(bag)};
-        if (!is_scaled) continue;
-        scales[to] = arguments.weights != nullptr ? arguments.weights[i] * share : share;
-      }
-    }
-  };
-  const std::vector<int64_t> begins = radix_split(
-      executor, Chunks::of(executor, arguments.count), num_parts,
-      [&](int64_t begin, int64_t end, int64_t* counts) {
-        for (int64_t i = begin; i < end; ++i) ++counts[part_of(targets[i])];
-      },
-      place_bags);
-
   parallel_for(executor, arguments.num_rows, grain_for(row_bytes), [&](int64_t begin, int64_t end) {
     std::memset(arguments.out + begin * arguments.dim, 0,
                 static_cast<size_t>((end - begin) * row_bytes));
   });
+  const int64_t num_parts = std::min<int64_t>(executor->concurrency, kMostParts);
+  const Parts parts(num_parts, row_bytes);
   parallel_for(executor, num_parts, 1, [&](int64_t first, int64_t last) {
-    for (int64_t part = first; part < last; ++part) {
-      const int64_t begin = begins[static_cast<size_t>(part)];
-      kernels.scatter_entries(arguments, entries.get() + begin,
-                              is_scaled ? scales.get() + begin : nullptr,
-                              begins[static_cast<size_t>(part) + 1] - begin);
-    }
+    for (int64_t part = first; part < last; ++part) scatter_part(arguments, parts, part);
   });
 }
 
@@ -77,7 +91,8 @@ void scatter_parallel(const SparringExecutor* executor, const ScatterArguments<T
 template <class T>
 void scatter(const SparringExecutor* executor, const ScatterArguments<T>& arguments) {
   const int64_t row_bytes = arguments.dim * static_cast<int64_t>(sizeof(T));
-  if (!is_serial(executor) && arguments.count * row_bytes >= 4 * kPieceBytes) {
+  const bool has_threads = executor != nullptr && executor->concurrency >= kLeastThreads;
+  if (has_threads && arguments.count * row_bytes >= 4 * kPieceBytes) {
     scatter_parallel(executor, arguments);
     return;
   }

@@ -14,7 +14,6 @@ namespace sparring::kernels {
 //
 // REQUIRES: every targets[i] in [0, num_rows); offsets never fall, from 0 to n; n, b
 // and num_rows below 2^31; out does not overlap the inputs.
-// Throws std::bad_alloc.
 template <class T>
 void scatter(const SparringExecutor* executor, const ScatterArguments<T>& arguments);
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -36,9 +35,6 @@ def _why_unavailable() -> str | None:
 
 
 def _train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) -> TrainResult:
-    # torch's OpenMP threads spin when they have nothing to do, and so take the cores away from the
-    # execution pool, and from whoever else is busy here. It is read when torch is first imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from sparring_torch.training import train
 
     return train(config, plugin_manager, progress)

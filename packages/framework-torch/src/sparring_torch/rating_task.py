@@ -13,6 +13,7 @@ from torch import Tensor
 from sparring import StepContainer, TableConfig, Uniform
 from sparring.config import MatrixFactorizationModel, MovieLensData, RunConfig
 from sparring.data import RatingBatch, read_ratings, shuffled_batches, split_ratings
+from sparring.errors import DataError
 from sparring.metrics import rmse
 from sparring.step import StorageChoice
 from sparring_torch.models import MatrixFactorization
@@ -28,7 +29,7 @@ class RatingTask:
         container: where the tables live.
 
     Raises:
-        DataError: the file is missing or malformed.
+        DataError: the file is missing or malformed, or has too few ratings to split.
     """
 
     def __init__(self, config: RunConfig, container: StepContainer) -> None:
@@ -43,6 +44,12 @@ class RatingTask:
             read_ratings(data.path), test_fraction=data.test_fraction, seed=self._seed
         )
         self._train, self._test = split.train, split.test
+        if not len(split.train) or not len(split.test):
+            raise DataError(
+                f"{data.path}: found {len(split.train) + len(split.test)} ratings, too few to hold "
+                f"out data.test_fraction={data.test_fraction} and train on the rest",
+                path=data.path,
+            )
         self._bounds = float(split.train.ratings.min()), float(split.train.ratings.max())
         users, items = (
             config.tables.table_config(

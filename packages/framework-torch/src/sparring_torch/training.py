@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sparring import StepContainer, execution
 from sparring.config import MatrixFactorizationModel, RunConfig
 from sparring.data import ClickBatch, RatingBatch, take
-from sparring.errors import ConfigError, NonFiniteGradientError
+from sparring.errors import ConfigError, DataError, NonFiniteGradientError
 from sparring.options import checked_options
 from sparring.plugins import PluginManager
 from sparring.training import Progress, TrainResult
@@ -129,6 +129,8 @@ class _Run:
                 self._report.on_rows(self._step, self._rows())
             if interval is not None and self._step % interval == 0:
                 self._evaluate()
+        if not self._step:
+            raise DataError("the data has no sample to train on; give more, or hold out less")
         if self._metrics_step != self._step:
             self._evaluate()
         self._report.on_rows(self._step, self._rows())

@@ -34,14 +34,14 @@ def shape_of(annotation: Any) -> Shape:
     """The shape behind an annotation, without `Annotated` and `None`."""
     while get_origin(annotation) is typing.Annotated:
         annotation = get_args(annotation)[0]
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if _is_model(annotation):
         return Shape({"": annotation})
     origin = get_origin(annotation)
     if origin in (Union, types.UnionType):
         parts = [part for part in get_args(annotation) if part is not type(None)]
         if len(parts) == 1:
             return shape_of(parts[0])
-        if all(isinstance(part, type) and issubclass(part, BaseModel) for part in parts):
+        if all(_is_model(part) for part in parts):
             return Shape({_kind(part): part for part in parts}, "kind")
     if origin is dict or origin is tuple or origin is list:
         return Shape({}, items=get_args(annotation)[-1 if origin is dict else 0])
@@ -74,6 +74,12 @@ def known_keys(top: type[BaseModel], path: ConfigPath, value: Any) -> tuple[str,
         value = _item(value, part)
         shape = _chosen(_below(shape, part), value)
     return tuple(key for model in shape.models.values() for key in model.model_fields)
+
+
+def _is_model(annotation: Any) -> bool:
+    # Python 3.10 takes `list[int]` for an instance of `type`, which `issubclass` then refuses.
+    is_class = get_origin(annotation) is None and isinstance(annotation, type)
+    return is_class and issubclass(annotation, BaseModel)
 
 
 def _below(shape: Shape, part: str | int) -> Shape:

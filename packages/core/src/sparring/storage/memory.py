@@ -195,8 +195,9 @@ class MemoryStorage(Storage):
         return num_rows - capacity
 
     def _as_rows(self, rows: Iterable[bytes], columns: Columns) -> Rows:
-        whole = np.frombuffer(b"".join(rows), self.table.numpy_dtype)
-        return whole.reshape(-1, self.table.width)[:, columns.begin : columns.end].copy()
+        whole: Rows = np.frombuffer(b"".join(rows), self.table.numpy_dtype)
+        part: Rows = whole.reshape(-1, self.table.width)[:, columns.begin : columns.end].copy()
+        return part
 
     def _evicted(self, entries: Mapping[int, _Entry], keys: list[int]) -> Evicted:
         return Evicted(

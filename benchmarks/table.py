@@ -1,0 +1,157 @@
+"""The ``hkv`` table: lookup beside `torch.index_select`, pauses while it grows, and its memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from benchmarks.measuring import Figure
+from sparring import TableConfig, open_storage
+from sparring.storage import Storage
+
+__all__ = ["measure"]
+
+DIM, LOOKUP_ROWS, LOOKUP_KEYS, THREADS = 64, 4_000_000, 65_536, 2
+TURNS, CALLS_PER_TURN, UNCOUNTED_CALLS = 30, 13, 3
+GROWN_ROWS, UPSERT_KEYS = 10_000_000, 8_192
+BAR_RATIO, BAR_MILLISECONDS, BAR_MEMORY = 1.5, 50, 1.25
+# No batch may be in a cache because the one before looked for the same rows.
+NUM_BATCHES = 61
+
+
+def measure() -> list[Figure]:
+    """Lookup as the ratio of medians; pauses and memory of a table that grows from nothing."""
+    return [*_lookup(), *_growth()]
+
+
+def _lookup() -> list[Figure]:
+    generator = np.random.default_rng(0)
+    storage = open_storage("hkv", TableConfig("lookup", DIM), validate=False)
+    dense = torch.empty(LOOKUP_ROWS, DIM)
+    for begin in range(0, LOOKUP_ROWS, LOOKUP_KEYS):
+        keys = np.arange(begin, min(begin + LOOKUP_KEYS, LOOKUP_ROWS))
+        rows = generator.random((len(keys), DIM), dtype=np.float32)
+        dense[begin : begin + len(keys)] = torch.from_numpy(rows)
+        storage.upsert(keys, rows)
+    batches = [generator.integers(0, LOOKUP_ROWS, LOOKUP_KEYS) for _ in range(NUM_BATCHES)]
+    tensors = [torch.from_numpy(batch) for batch in batches]
+    for batch, tensor in zip(batches[:3], tensors, strict=False):
+        if not np.array_equal(storage.find(batch).rows, torch.index_select(dense, 0, tensor)):
+            raise AssertionError("the rows found differ from those of torch.index_select")
+
+    our_out = np.zeros((LOOKUP_KEYS, DIM), np.float32)
+    their_out = torch.zeros(LOOKUP_KEYS, DIM)
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    seconds = _in_turns(
+        {
+            "ours, out given": lambda i: storage.find(batches[i], out=our_out),
+            "theirs, out given": lambda i: torch.index_select(dense, 0, tensors[i], out=their_out),
+            "ours, fresh": lambda i: storage.find(batches[i]),
+            "theirs, fresh": lambda i: torch.index_select(dense, 0, tensors[i]),
+        }
+    )
+    torch.set_num_threads(threads_before)
+    storage.close()
+
+    figures = []
+    for output in ("out given", "fresh"):
+        ours, theirs = seconds[f"ours, {output}"], seconds[f"theirs, {output}"]
+        ratio = median(theirs) / median(ours)
+        figures.append(
+            Figure(
+                what=f"lookup of {LOOKUP_KEYS:,} random keys in {LOOKUP_ROWS:,} x {DIM} float32, "
+                f"{output}",
+                value=f"{ratio:.2f} x torch.index_select",
+                bar=f">= {BAR_RATIO} x",
+                is_reached=ratio >= BAR_RATIO,
+                detail=f"{_speed(ours)} against {_speed(theirs)}, {THREADS} threads",
+            )
+        )
+    return figures
+
+
+def _in_turns(contenders: dict[str, Callable[[int], object]]) -> dict[str, list[float]]:
+    """Seconds of each call. Contenders take turns of several calls, and the first calls of a turn
+    do not count: after a call of torch its threads spin for a while, on the cores that the other
+    needs, and the caches hold what the other left."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    batch = cycle(range(NUM_BATCHES))
+    for _ in range(TURNS):
+        for name, run in contenders.items():
+            for call in range(CALLS_PER_TURN):
+                i = next(batch)
+                start = time.perf_counter()
+                run(i)
+                elapsed = time.perf_counter() - start
+                if call >= UNCOUNTED_CALLS:
+                    seconds[name].append(elapsed)
+    return seconds
+
+
+def _growth() -> list[Figure]:
+    generator = np.random.default_rng(1)
+    rows = generator.random((UPSERT_KEYS, DIM), dtype=np.float32)
+    keys = generator.permutation(GROWN_ROWS) * 7919
+    before = _resident_bytes()
+    storage = open_storage("hkv", TableConfig("growth", DIM), validate=False)
+    seconds = []
+    for begin in range(0, GROWN_ROWS, UPSERT_KEYS):
+        part = keys[begin : begin + UPSERT_KEYS]
+        start = time.perf_counter()
+        storage.upsert(part, rows[: len(part)])
+        seconds.append(time.perf_counter() - start)
+    grown = _resident_bytes() - before
+    _check_holds(storage, keys, rows)
+    payload = GROWN_ROWS * (8 + storage.table.row_bytes)
+    reported = storage.memory_bytes
+    storage.close()
+
+    middle, late, longest = np.percentile(np.array(seconds) * 1e3, [50, 99, 100])
+    return [
+        Figure(
+            what=f"longest upsert of {UPSERT_KEYS:,}, growing to {GROWN_ROWS:,} x {DIM} float32",
+            value=f"{longest:.1f} ms",
+            bar=f"< {BAR_MILLISECONDS} ms",
+            is_reached=bool(longest < BAR_MILLISECONDS),
+            detail=f"median {middle:.1f} ms, 99 % below {late:.1f} ms; "
+            f"{GROWN_ROWS / sum(seconds) / 1e6:.1f} M rows/s",
+        ),
+        Figure(
+            what="memory resident at the end, beside keys + rows",
+            value=f"{grown / payload:.3f} x",
+            bar=f"<= {BAR_MEMORY} x",
+            is_reached=grown <= BAR_MEMORY * payload,
+            detail=f"{grown / 1e6:,.0f} MB; the table itself says {reported / 1e6:,.0f} MB",
+        ),
+    ]
+
+
+def _check_holds(
+    storage: Storage,
+    keys: np.ndarray[tuple[int], np.dtype[np.int64]],
+    rows: np.ndarray[tuple[int, int], np.dtype[np.float32]],
+) -> None:
+    """Fails unless a sample of the keys has the rows that were written."""
+    places = np.arange(0, len(keys), 997)
+    found = storage.find(keys[places])
+    if not (found.found.all() and np.array_equal(found.rows, rows[places % UPSERT_KEYS])):
+        raise AssertionError("the grown table does not hold what was written")
+
+
+def _speed(seconds: list[float]) -> str:
+    best, middle = np.percentile(seconds, [5, 50])
+    return f"{LOOKUP_KEYS / middle / 1e6:.1f} M rows/s (best {LOOKUP_KEYS / best / 1e6:.1f})"
+
+
+def _resident_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status has no line VmRSS; this benchmark needs Linux")

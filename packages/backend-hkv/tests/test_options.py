@@ -1,0 +1,78 @@
+"""How tables of ``hkv`` are asked for, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import sparring
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring.table import TableConfig
+from sparring_hkv import HkvOptions, HkvStorage
+
+TABLE = TableConfig("table", 4)
+
+
+def test_plugin_is_found_by_its_name() -> None:
+    with sparring.open_storage("hkv", TABLE, capacity=100, policy="lru") as storage:
+        assert isinstance(storage, HkvStorage)
+        assert storage.capacity == 100
+        assert storage.distribution.startswith("sparring-hkv ")
+
+
+def test_importing_the_plugin_loads_no_native_library() -> None:
+    program = "import sys, sparring_hkv.plugin; print('sparring_hkv._native' in sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"capacity": 0},
+        {"capacity": -5},
+        {"memory_bytes": 0},
+        {"policy": "fifo"},
+        {"hash_seed": -1},
+        {"colour": "red"},
+    ],
+)
+def test_wrong_options_are_refused_by_name(options: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgumentError, match=next(iter(options))):
+        sparring.open_storage("hkv", TABLE, **options)
+
+
+def test_memory_that_holds_no_row_is_refused_with_the_least_that_does() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"at least one row of 16 bytes.*found 100"):
+        HkvStorage(TABLE, HkvOptions(memory_bytes=100))
+
+
+def test_capabilities_follow_the_options() -> None:
+    growing = HkvStorage(TABLE).capabilities
+    assert (growing.bounded, growing.evicts, growing.evict, growing.touch) == (False,) * 4
+    assert growing.native
+    assert growing.concurrent_reads
+    assert growing.scores == "none"
+    cache = HkvStorage(TABLE, HkvOptions(memory_bytes=1 << 20, policy="custom")).capabilities
+    assert (cache.bounded, cache.evicts, cache.evict, cache.touch) == (True,) * 4
+    assert cache.scores == "given"
+    assert HkvStorage(TABLE, HkvOptions(policy="lru")).capabilities.evicts is False
+
+
+def test_unknown_and_unsupported_settings_are_refused() -> None:
+    storage = HkvStorage(TABLE, HkvOptions(policy="lru"))
+    with pytest.raises(UnsupportedError, match="epoch_lru"):
+        storage.set_option("epoch", 1)
+    with pytest.raises(InvalidArgumentError, match="colour"):
+        storage.set_option("colour", "red")
+
+
+def test_epochs_do_not_go_back() -> None:
+    storage = HkvStorage(TABLE, HkvOptions(policy="epoch_lfu"))
+    storage.set_option("epoch", 7)
+    with pytest.raises(InvalidArgumentError, match="found 6"):
+        storage.set_option("epoch", 6)
