@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -93,7 +92,9 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Checks types of all packages with mypy --strict."""
     session.install("mypy==2.4.1", TORCH, "pytest", "hypothesis", silent=True)
-    install_family(session, "backend-hkv", "framework-torch", "_template", extras="[parquet,report]")
+    install_family(
+        session, "backend-hkv", "framework-torch", "_template", extras="[parquet,report]"
+    )
     for source in sorted(PACKAGES.glob("*/src")):
         session.run("mypy", str(source))
 
@@ -104,7 +105,9 @@ def conformance(session: nox.Session) -> None:
     wheels = Path(session.create_tmp()).resolve() / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
     install_family(session, extras="[testing]")
-    session.run("pip", "uninstall", "--yes", "--quiet", "sparring-sqlite", silent=True, success_codes=[0, 1])
+    session.run(
+        "pip", "uninstall", "--yes", "--quiet", "sparring-sqlite", silent=True, success_codes=[0, 1]
+    )
     session.run(
         "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels),
         str(PACKAGES / "_template"), silent=True,
@@ -131,5 +134,5 @@ def build(session: nox.Session) -> None:
             "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(output),
             str(PACKAGES / package), silent=True,
         )  # fmt: skip
-    for wheel in sorted(os.listdir(output)):
-        session.log(f"dist/{wheel}")
+    for wheel in sorted(output.iterdir()):
+        session.log(f"dist/{wheel.name}")

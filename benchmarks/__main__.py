@@ -18,7 +18,9 @@ def main(names: Sequence[str]) -> int:
     """Returns 1 where a bar was not reached, 2 for an unknown name."""
     unknown = sorted(set(names) - set(BENCHMARKS))
     if unknown:
-        print(f"unknown benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
+        print(
+            f"unknown benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}", file=sys.stderr
+        )
         return 2
     console = Console(width=140) if not sys.stdout.isatty() else Console()
     missed = 0

@@ -32,14 +32,21 @@ def test_the_python_blocks_of_a_document_run_in_order(path: Path, tmp_path: Path
     blocks = list(BLOCK.finditer(path.read_text()))
     for block in blocks:
         reason = block["reason"]
-        assert reason is None or reason.strip(), f"{name_of(path)}: a block is not run without a reason"
+        assert reason is None or reason.strip(), (
+            f"{name_of(path)}: a block is not run without a reason"
+        )
     code = "\n".join(block["code"] for block in blocks if block["reason"] is None)
     if not code:
         return
     script = tmp_path / "blocks.py"
     script.write_text(code)
     ran = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert ran.returncode == 0, f"{name_of(path)}:\n{ran.stderr}"
 

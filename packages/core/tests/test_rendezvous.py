@@ -38,9 +38,7 @@ def test_resizing_moves_as_few_partitions_as_a_balanced_map_allows(
         before = np.bincount(shard_map.owners, minlength=max(world_size, shard_map.world_size))
         small, num_large = divmod(NUM_PARTITIONS, world_size)
         ordered = np.sort(before[:world_size])[::-1]
-        best = sum(
-            min(int(had), small + (place < num_large)) for place, had in enumerate(ordered)
-        )
+        best = sum(min(int(had), small + (place < num_large)) for place, had in enumerate(ordered))
         assert kept == best
         shard_map = resized
 

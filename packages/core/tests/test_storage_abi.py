@@ -172,8 +172,8 @@ def test_what_a_python_storage_evicts_crosses_the_border() -> None:
 
 def test_errors_keep_their_class_across_the_border() -> None:
     inner, outer = exported()
+    outer.validate = False
     with pytest.raises(InvalidArgumentError, match="more than once"):
-        outer.validate = False
         outer.upsert([1, 1], np.zeros((2, 2), np.float32))
     inner.close()
     with pytest.raises(ClosedError, match="closed"):

@@ -65,7 +65,7 @@ class PyStorageHandle {
     arguments.keys = keys.data();
     arguments.columns = {begin, end};
     arguments.rows = rows.mutable_data();
-    arguments.row_stride = static_cast<uint64_t>(rows.strides(0));
+    arguments.row_stride = stride_of(rows);
     arguments.found = reinterpret_cast<uint8_t*>(found.mutable_data());
     check_shapes(keys.size(), rows, end - begin);
     if (found.size() != keys.size()) throw py::value_error("found has another length than keys");
@@ -79,7 +79,7 @@ class PyStorageHandle {
     arguments.count = keys.size();
     arguments.keys = keys.data();
     arguments.rows = rows.data();
-    arguments.row_stride = static_cast<uint64_t>(rows.strides(0));
+    arguments.row_stride = stride_of(rows);
     arguments.scores = scores ? scores->data() : nullptr;
     check_shapes(keys.size(), rows, row_bytes_);
     if (scores && scores->size() != keys.size()) {
@@ -180,11 +180,19 @@ class PyStorageHandle {
   py::capsule capsule() const { return capsule_; }
 
  private:
+  // The stride of an axis of length 1 is whatever NumPy left there, even 0.
+  static uint64_t stride_of(const py::array& rows) {
+    if (rows.ndim() != 2) return 0;  // which check_shapes refuses
+    const py::ssize_t stride =
+        rows.shape(0) > 1 ? rows.strides(0) : rows.shape(1) * rows.itemsize();
+    return stride < 0 ? 0 : static_cast<uint64_t>(stride);
+  }
+
   // Guards memory even where the engine skipped validation.
   static void check_shapes(py::ssize_t count, const py::array& rows, uint64_t bytes) {
     if (rows.ndim() != 2 || rows.shape(0) != count ||
         static_cast<uint64_t>(rows.shape(1) * rows.itemsize()) < bytes ||
-        rows.strides(1) != rows.itemsize() || rows.strides(0) < rows.shape(1) * rows.itemsize()) {
+        (rows.shape(1) > 1 && rows.strides(1) != rows.itemsize()) || stride_of(rows) < bytes) {
       throw py::value_error("rows must be (keys, columns) with contiguous rows");
     }
   }

@@ -98,7 +98,7 @@ class NonFiniteGradientError(SparringError, ArithmeticError):
     """A gradient holds NaN or infinity: lower the rate, clip, or choose `skip`."""
 
 
-class PeerFailure(SparringError):
+class PeerFailure(SparringError):  # noqa: N818 - a peer failed, not this rank
     """Another rank died, stopped or cannot be reached: restart from a snapshot."""
 
 

@@ -170,11 +170,7 @@ class _Routed:
     keys: Keys
 
 
-
-
-def _find(
-    storage: Storage | None, table: TableConfig, keys: Keys, columns: Columns
-) -> Pulled:
+def _find(storage: Storage | None, table: TableConfig, keys: Keys, columns: Columns) -> Pulled:
     shape = (len(keys), columns.end - columns.begin)
     if storage is None:
         return Pulled(np.zeros(shape, table.numpy_dtype), np.zeros(len(keys), np.bool_))

@@ -116,7 +116,15 @@ class StepCounters:
 class _Table:
     """A declared table and, once rows may be written, its storage."""
 
-    __slots__ = ("choice", "config", "embedding", "initial_state", "initializer", "storage", "whole")
+    __slots__ = (
+        "choice",
+        "config",
+        "embedding",
+        "initial_state",
+        "initializer",
+        "storage",
+        "whole",
+    )
 
     def __init__(self, config: TableConfig, choice: StorageChoice, storage: Storage | None) -> None:
         self.config = config

@@ -67,7 +67,7 @@ class ClickTask:
             container=container,
         )
 
-    def batches(self, epoch: int) -> Iterator[ClickBatch]:  # noqa: ARG002 - a log has one order
+    def batches(self, epoch: int) -> Iterator[ClickBatch]:
         """The training part of the log, once."""
         return self._train()
 

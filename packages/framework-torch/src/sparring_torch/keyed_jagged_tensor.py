@@ -353,7 +353,7 @@ class KeyedJaggedTensor:
     def permute(
         self,
         indices: Sequence[int],
-        indices_tensor: Tensor | None = None,  # noqa: ARG002 - TorchRec's name for the same
+        indices_tensor: Tensor | None = None,
     ) -> KeyedJaggedTensor:
         """The features at `indices`, in that order; the rest is left out.
 

@@ -174,7 +174,7 @@ class Optimizer(torch.optim.Optimizer):
             for shadow in loaded:
                 shadow.unload()
 
-    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: ARG002 - torch's name
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients since the last step. Forward passes under way stay valid.
 
         Args:

@@ -17,7 +17,9 @@ class LocalGroup:
 
     def __init__(self, world_size: int, *, deadline_seconds: float = 60.0) -> None:
         if world_size < 1:
-            raise InvalidArgumentError(f"local group: world_size must be 1 or more, found {world_size}")
+            raise InvalidArgumentError(
+                f"local group: world_size must be 1 or more, found {world_size}"
+            )
         self.world_size = world_size
         self.deadline_seconds = deadline_seconds
         self.changed = threading.Condition()

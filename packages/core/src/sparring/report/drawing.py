@@ -177,7 +177,7 @@ def _popularity(id_counts: Mapping[str, npt.NDArray[np.int64]]) -> Figure:
                 *_rank_and_share(id_counts[feature]),
                 color=PALE,
                 linewidth=0.9,
-                label=label,
+                label=shared,
                 zorder=1,
             )
         axes.set_xscale("log")

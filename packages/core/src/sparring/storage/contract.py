@@ -176,9 +176,7 @@ class Storage(ABC):
             self._find_impl(checked, span, out, found)
         return FindResult(out, found)
 
-    def scan(
-        self, chunk_rows: int = 65_536, columns: Columns | None = None
-    ) -> Iterator[ScanChunk]:
+    def scan(self, chunk_rows: int = 65_536, columns: Columns | None = None) -> Iterator[ScanChunk]:
         """Streams all rows in chunks of at most `chunk_rows`, in no order.
 
         A key that is present from the first chunk to the last is given at least once, and
@@ -349,7 +347,7 @@ class Storage(ABC):
     @abstractmethod
     def _close_impl(self) -> None: ...
 
-    def _flush_impl(self) -> None:
+    def _flush_impl(self) -> None:  # noqa: B027 - nothing to flush is the rule
         """Nothing to do unless the backend is persistent or buffers writes."""
 
     def _touch_impl(self, keys: Keys, scores: Scores | None) -> None:

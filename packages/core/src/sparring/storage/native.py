@@ -334,5 +334,3 @@ def _version(distribution: str = "sparring") -> str:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return "(version unknown)"
-
-
