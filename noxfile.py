@@ -27,7 +27,7 @@ TORCH = "torch==2.13.0"
 
 def install_family(session: nox.Session, *packages: str, extras: str = "") -> None:
     """Installs core, then the packages named, from this checkout. Order matters: core comes first."""
-    session.install(*BUILD_TOOLS, "tbb-devel>=2021.13", silent=True)
+    session.install(*BUILD_TOOLS, "tbb-devel>=2022.1", silent=True)
     install_local(session, "core", extras)
     for package in packages:
         install_local(session, package)

@@ -207,6 +207,16 @@ def test_rows_of_another_width_are_not_reinterpreted() -> None:
     made.set_state("item", np.zeros(0))
 
 
+def test_a_storage_that_was_given_is_never_replaced() -> None:
+    made = StepContainer()
+    given = open_storage("memory", TABLE)
+    made.declare(TABLE, given)
+    with pytest.raises(InvalidArgumentError, match=r"with_state\(3\)"):
+        made.set_state("item", np.zeros(3))
+    assert made.storage("item") is given
+    assert not given.is_closed
+
+
 def test_a_failure_on_the_event_loop_surfaces_at_the_next_step() -> None:
     made = container()
 

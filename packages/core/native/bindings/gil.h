@@ -19,7 +19,7 @@ template <typename Function>
 void call_or_park(Function&& function) noexcept {
   try {
     function();
-  } catch (abi::__forced_unwind&) {
+  } catch (::abi::__forced_unwind&) {
     for (;;) pause();
   }
 }

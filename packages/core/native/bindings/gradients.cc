@@ -8,6 +8,7 @@
 #include "execution/pool.h"
 #include "gradients/accumulator.h"
 #include "kernels/dedup.h"
+#include "bindings/gil.h"
 
 namespace py = pybind11;
 using sparring::bindings::input;
@@ -36,7 +37,7 @@ class PyGradientAccumulator {
   // for a thread that waits for the lock.
   template <class Call>
   auto locked(const Call& call) {
-    py::gil_scoped_release release;
+    sparring::bindings::GilRelease release;
     const std::lock_guard<std::mutex> lock(mutex_);
     return std::visit(call, sums_);
   }
@@ -83,7 +84,7 @@ class PyGradientAccumulator {
     const auto* values = input<T>(gradients, "gradients", {count, sums.dim()});
     bool has_room = false;
     {
-      py::gil_scoped_release release;
+      sparring::bindings::GilRelease release;
       const std::lock_guard<std::mutex> lock(mutex_);
       has_room = sums.size() + count <= sparring::kernels::kMostIds;
       if (has_room) sums.add(process_executor(), from, values, count);
@@ -98,7 +99,7 @@ class PyGradientAccumulator {
   py::tuple take_from(GradientAccumulator<T>& sums) {
     typename GradientAccumulator<T>::Sums taken;
     {
-      py::gil_scoped_release release;
+      sparring::bindings::GilRelease release;
       const std::lock_guard<std::mutex> lock(mutex_);
       taken = sums.take();
     }

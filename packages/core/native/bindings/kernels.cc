@@ -18,6 +18,7 @@
 #include "kernels/route.h"
 #include "kernels/scatter.h"
 #include "kernels/simd.h"
+#include "bindings/gil.h"
 
 namespace py = pybind11;
 namespace kernels = sparring::kernels;
@@ -55,7 +56,7 @@ py::tuple dedup(const py::array& ids) {
   int64_t* inverse_data = inverse.mutable_data();
   int64_t num_keys = 0;
   {
-    py::gil_scoped_release release;
+    sparring::bindings::GilRelease release;
     num_keys = kernels::dedup(process_executor(), from, count, keys_data, inverse_data);
   }
   if (num_keys != count) keys.resize({num_keys}, false);
@@ -67,7 +68,7 @@ py::array partition(const py::array& keys) {
   py::array_t<uint16_t> partitions(keys.shape(0));
   uint16_t* to = partitions.mutable_data();
   const int64_t count = keys.shape(0);
-  py::gil_scoped_release release;
+  sparring::bindings::GilRelease release;
   kernels::partition(process_executor(), from, count, to);
   return partitions;
 }
@@ -94,7 +95,7 @@ py::tuple route(const py::array& keys, const py::array& owners, int32_t world_si
   arguments.order = order.mutable_data();
   arguments.offsets = offsets.mutable_data();
   {
-    py::gil_scoped_release release;
+    sparring::bindings::GilRelease release;
     kernels::route(process_executor(), arguments);
   }
   return py::make_tuple(std::move(order), std::move(offsets));
@@ -109,7 +110,7 @@ py::array gather(const py::array& rows, const py::array& inverse, const py::obje
     arguments.count = inverse.shape(0);
     py::array result = given_or_new<T>(out, arguments.count, arguments.dim);
     arguments.out = static_cast<T*>(result.mutable_data());
-    py::gil_scoped_release release;
+    sparring::bindings::GilRelease release;
     kernels::gather(process_executor(), arguments);
     return result;
   });
@@ -137,7 +138,7 @@ py::array pool(const py::array& rows, const py::array& inverse, const py::array&
     arguments.is_mean = is_mean(mode);
     py::array result = given_or_new<T>(out, num_bags, arguments.dim);
     arguments.out = static_cast<T*>(result.mutable_data());
-    py::gil_scoped_release release;
+    sparring::bindings::GilRelease release;
     kernels::pool(process_executor(), arguments, num_bags);
     return result;
   });
@@ -163,7 +164,7 @@ py::array pool_backward(const py::array& gradient, const py::array& inverse,
     check_count(num_rows, "rows");
     py::array result = given_or_new<T>(out, num_rows, arguments.dim);
     arguments.out = static_cast<T*>(result.mutable_data());
-    py::gil_scoped_release release;
+    sparring::bindings::GilRelease release;
     kernels::scatter(process_executor(), arguments);
     return result;
   });
@@ -184,7 +185,7 @@ py::array pool_weight_gradient(const py::array& gradient, const py::array& rows,
     arguments.is_mean = is_mean(mode);
     py::array_t<T> result(arguments.count);
     arguments.out = result.mutable_data();
-    py::gil_scoped_release release;
+    sparring::bindings::GilRelease release;
     kernels::pool_weight_gradient(process_executor(), arguments, num_bags);
     return result;
   });
@@ -206,7 +207,7 @@ py::array segment_sum(const py::array& values, const py::array& segments, int64_
     check_count(num_segments, "segments");
     py::array result = given_or_new<T>(out, num_segments, arguments.dim);
     arguments.out = static_cast<T*>(result.mutable_data());
-    py::gil_scoped_release release;
+    sparring::bindings::GilRelease release;
     kernels::scatter(process_executor(), arguments);
     return result;
   });
@@ -248,7 +249,7 @@ void initialize(py::array& rows, const py::array& keys, const py::array& found,
              std::to_string(arguments.width));
     }
     arguments.state = optional_input<T>(state, "state", {arguments.width - spec.dim});
-    py::gil_scoped_release release;
+    sparring::bindings::GilRelease release;
     kernels::initialize(process_executor(), spec, arguments);
   });
 }
@@ -260,7 +261,7 @@ bool is_finite(const py::array& values) {
     }
     const auto* from = static_cast<const T*>(values.data());
     const int64_t count = values.size();
-    py::gil_scoped_release release;
+    sparring::bindings::GilRelease release;
     return kernels::is_finite(process_executor(), from, count);
   });
 }
@@ -272,7 +273,7 @@ py::array finite_rows(const py::array& values) {
     auto* to = reinterpret_cast<uint8_t*>(finite.mutable_data());
     const int64_t count = values.shape(0);
     const int64_t dim = values.shape(1);
-    py::gil_scoped_release release;
+    sparring::bindings::GilRelease release;
     kernels::finite_rows(process_executor(), from, count, dim, to);
     return finite;
   });

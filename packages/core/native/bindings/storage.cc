@@ -9,6 +9,7 @@
 
 #include "abi/storage_handle.h"
 #include "bindings/export.h"
+#include "bindings/gil.h"
 
 namespace py = pybind11;
 using sparring::abi::EvictedRows;
@@ -69,7 +70,7 @@ class PyStorageHandle {
     arguments.found = reinterpret_cast<uint8_t*>(found.mutable_data());
     check_shapes(keys.size(), rows, end - begin);
     if (found.size() != keys.size()) throw py::value_error("found has another length than keys");
-    py::gil_scoped_release release;
+    sparring::bindings::GilRelease release;
     handle_.find(arguments);
   }
 
@@ -87,14 +88,14 @@ class PyStorageHandle {
     }
     EvictedRows evicted;
     {
-      py::gil_scoped_release release;
+      sparring::bindings::GilRelease release;
       handle_.upsert(arguments, &evicted);
     }
     return evicted_tuple(std::move(evicted), row_bytes_);
   }
 
   int64_t erase(const Keys& keys) const {
-    py::gil_scoped_release release;
+    sparring::bindings::GilRelease release;
     return handle_.erase(keys.size(), keys.data());
   }
 
@@ -106,14 +107,14 @@ class PyStorageHandle {
     if (scores && scores->size() != keys.size()) {
       throw py::value_error("scores has another length than keys");
     }
-    py::gil_scoped_release release;
+    sparring::bindings::GilRelease release;
     handle_.touch(arguments);
   }
 
   py::object evict(int64_t count) const {
     EvictedRows evicted;
     {
-      py::gil_scoped_release release;
+      sparring::bindings::GilRelease release;
       handle_.evict(count, &evicted);
     }
     return evicted_tuple(std::move(evicted), row_bytes_);
@@ -135,7 +136,7 @@ class PyStorageHandle {
     arguments.rows = rows.mutable_data();
     arguments.scores = scores.mutable_data();
     {
-      py::gil_scoped_release release;
+      sparring::bindings::GilRelease release;
       handle_.scan(arguments);
     }
     if (arguments.count < 0 || arguments.count > capacity) {
@@ -149,7 +150,7 @@ class PyStorageHandle {
   py::dict stat() const {
     SparringStat s;
     {
-      py::gil_scoped_release release;
+      sparring::bindings::GilRelease release;
       s = handle_.stat();
     }
     py::dict result;
@@ -162,15 +163,15 @@ class PyStorageHandle {
   }
 
   void flush() const {
-    py::gil_scoped_release release;
+    sparring::bindings::GilRelease release;
     handle_.flush();
   }
   void clear() const {
-    py::gil_scoped_release release;
+    sparring::bindings::GilRelease release;
     handle_.clear();
   }
   void set_option(const std::string& name, const std::string& value) const {
-    py::gil_scoped_release release;
+    sparring::bindings::GilRelease release;
     handle_.set_option(name, value);
   }
 

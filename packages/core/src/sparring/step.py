@@ -126,7 +126,9 @@ class _Table:
         "whole",
     )
 
-    def __init__(self, config: TableConfig, choice: StorageChoice, storage: Storage | None) -> None:
+    def __init__(
+        self, config: TableConfig, choice: StorageChoice | None, storage: Storage | None
+    ) -> None:
         self.config = config
         self.choice = choice
         self.storage = storage
@@ -210,7 +212,7 @@ class StepContainer:
                     f"for {table}",
                     table=table.name,
                 )
-            entry = _Table(table, StorageChoice(), storage)
+            entry = _Table(table, None, storage)
         else:
             entry = _Table(table, storage or StorageChoice(), None)
         self._tables[table.name] = entry
@@ -233,6 +235,13 @@ class StepContainer:
         entry = self._entry(table)
         config = entry.config.with_state(len(initial_state))
         if entry.storage is not None and entry.storage.table.width != config.width:
+            if entry.choice is None:
+                raise InvalidArgumentError(
+                    f"table {table!r}: the storage given has {entry.storage.table.state_width} "
+                    f"elements of state, the optimizer needs {config.state_width}; open it for "
+                    f"TableConfig.with_state({config.state_width})",
+                    table=table,
+                )
             if entry.storage.size:
                 raise InvalidArgumentError(
                     f"table {table!r} holds {entry.storage.size} rows with "
@@ -251,6 +260,7 @@ class StepContainer:
         self._check_open()
         entry = self._entry(table)
         if entry.storage is None:
+            assert entry.choice is not None  # a storage that was given is never dropped
             entry.storage = open_storage(
                 entry.choice.backend,
                 entry.config,
@@ -347,12 +357,14 @@ class StepContainer:
         if self._is_closed:
             return
         self._is_closed = True
-        self.events.close()
-        for entry in self._tables.values():
-            if entry.storage is not None:
-                entry.storage.close()
-        self.collective.close()
-        self.rendezvous.close()
+        try:
+            self.events.close()
+        finally:
+            for entry in self._tables.values():
+                if entry.storage is not None:
+                    entry.storage.close()
+            self.collective.close()
+            self.rendezvous.close()
 
     def __enter__(self) -> StepContainer:
         return self
