@@ -198,6 +198,8 @@ def test_ctrl_c_ends_the_process_with_130_and_no_traceback(site: Site) -> None:
         stderr=subprocess.PIPE,
         text=True,
         env=environment(site),
+        # A job in the background of a shell starts with SIGINT ignored, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "training\n"
