@@ -199,7 +199,9 @@ def test_ctrl_c_ends_the_process_with_130_and_no_traceback(site: Site) -> None:
         text=True,
         env=environment(site),
         # A job in the background of a shell starts with SIGINT ignored, and so would its children.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=lambda: signal.signal(  # noqa: PLW1509 - no other thread runs here
+            signal.SIGINT, signal.default_int_handler
+        ),
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "training\n"
