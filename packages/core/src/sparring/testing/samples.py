@@ -82,7 +82,10 @@ def assert_holds(storage: Storage, keys: npt.ArrayLike, rows: Rows) -> None:
     """Fails unless every key is found with these bits."""
     result = storage.find(keys)
     assert result.found.all(), f"{int((~result.found).sum())} of {len(rows)} keys were not found"
-    assert row_bytes(result.rows) == row_bytes(rows)
+    pairs = zip(row_bytes(result.rows), row_bytes(rows), strict=True)
+    wrong = [place for place, (found, wanted) in enumerate(pairs) if found != wanted]
+    # Places, not rows: pytest would spend minutes on the difference of two long lists of bytes.
+    assert not wrong, f"{len(wrong)} of {len(rows)} rows differ, the first at place {wrong[0]}"
 
 
 def require(condition: bool, reason: str) -> None:
