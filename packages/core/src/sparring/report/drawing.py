@@ -138,14 +138,7 @@ def _rows(rows: Mapping[str, Series]) -> Figure:
             axes.plot(rows[table].steps, rows[table].values, color=colour, label=_clipped(table))
         for number, table in enumerate(others):
             label = f"{len(others)} smaller tables" if number == 0 else None
-            axes.plot(
-                rows[table].steps,
-                rows[table].values,
-                color=PALE,
-                linewidth=0.9,
-                label=label,
-                zorder=1,
-            )
+            axes.plot(rows[table].steps, rows[table].values, **_in_background(label))
         if any(points.values[-1] > 0 for points in rows.values()):
             axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:,.0f}")
@@ -173,13 +166,7 @@ def _popularity(id_counts: Mapping[str, npt.NDArray[np.int64]]) -> Figure:
             axes.plot(*_rank_and_share(id_counts[feature]), color=colour, label=label)
         for number, feature in enumerate(others):
             shared = f"{len(others)} other features" if number == 0 else None
-            axes.plot(
-                *_rank_and_share(id_counts[feature]),
-                color=PALE,
-                linewidth=0.9,
-                label=shared,
-                zorder=1,
-            )
+            axes.plot(*_rank_and_share(id_counts[feature]), **_in_background(shared))
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
