@@ -14,7 +14,7 @@ namespace {
 
 void version_and_names_are_in_place() {
   Client client({.row_bytes = 8, .policy = PolicyKind::kLru});
-  CHECK(client.get()->version.major == 1 && client.get()->version.minor == 0);
+  CHECK(client.get()->version.major == 1 && client.get()->version.minor == SPARRING_STORAGE_ABI_MINOR);
   CHECK(client.get()->struct_bytes == sizeof(SparringStorage));
   CHECK(std::string(client.get()->distribution) == "test 0.1.0");
   CHECK(client.get()->touch != nullptr && client.get()->evict != nullptr);

@@ -1,5 +1,5 @@
 /*
- * The storage ABI of sparring, version 1.0: the whole native contract between
+ * The storage ABI of sparring, version 1.1: the whole native contract between
  * the engine and a storage backend, in one C file.
  *
  * PURPOSE
@@ -20,9 +20,9 @@
  *   Members are only ever appended, to this struct and to the argument structs.
  *
  * THREADS
- *   - `find`, `scan`, `stat` may run at the same time as each other.
- *   - At most one of `upsert`, `erase`, `touch`, `evict`, `clear`, `set_option`
- *     runs at a time, and the engine sees to that; where `stat` reports
+ *   - `find`, `visit`, `scan`, `stat` may run at the same time as each other.
+ *   - At most one of `upsert`, `update`, `erase`, `touch`, `evict`, `clear`,
+ *     `set_option` runs at a time, and the engine sees to that; where `stat` reports
  *     SPARRING_CONCURRENT_READS the backend must bear readers beside that one
  *     writer, otherwise the engine keeps readers away too.
  *   - No callback may keep a pointer that it was passed after it returns.
@@ -43,7 +43,7 @@
  *
  * KEYS
  *   Every int64 is a legal key: -1 and both extremes included. Keys are unique
- *   within one call; the caller answers for that.
+ *   within one call, but for `visit`; the caller answers for that.
  */
 #ifndef SPARRING_STORAGE_ABI_H_
 #define SPARRING_STORAGE_ABI_H_
@@ -56,7 +56,7 @@ extern "C" {
 #endif
 
 #define SPARRING_STORAGE_ABI_MAJOR 1u
-#define SPARRING_STORAGE_ABI_MINOR 0u
+#define SPARRING_STORAGE_ABI_MINOR 1u
 #define SPARRING_STORAGE_CAPSULE "sparring.storage"
 
 /* ---- status ----------------------------------------------------------- */
@@ -204,6 +204,59 @@ typedef struct SparringScan {
   int32_t is_done;         /* out                                             */
 } SparringScan;
 
+/*
+ * Since 1.1. Shows rows where they lie, without any side effect: a caller that
+ * sums rows need not have them copied first. Keys may repeat.
+ *
+ * `show(context, begin, count, rows)` is called on the calling thread, for
+ * ranges that follow one another from 0 to n. rows[i] points at byte
+ * `columns.begin` of the row of keys[begin + i], or is NULL where the key has
+ * none; it is valid until `show` returns, and bytes up to `columns.end` may be
+ * read. A backend does well to have these bytes on their way into the near
+ * cache. `show` must not call the storage; a nonzero return ends the visit with
+ * SPARRING_INTERNAL. `call.executor` is not used: the caller divides the work.
+ */
+typedef struct SparringVisit {
+  SparringCall call;
+  int64_t count;       /* n         */
+  const int64_t* keys; /* (n) int64 */
+  SparringColumns columns;
+  int32_t (*show)(void* context, int64_t begin, int64_t count, const void* const* rows);
+  void* context;
+} SparringVisit;
+
+/*
+ * Since 1.1. Changes rows where they lie, inserting those that are missing: one
+ * look at each key where find and upsert take two.
+ *
+ * 1. `admit(context, count, positions, is_admitted)` is called once with the
+ *    positions, ascending, of the keys that have no row, if there are any, and
+ *    answers for each whether it may have one. NULL admits all.
+ * 2. `change(context, count, positions, rows, is_new)` is then called, from
+ *    several threads at once, until it has had the position of every key that
+ *    has or may have a row, each exactly once. rows[i] points at the whole row,
+ *    which `change` may read and write until it returns; the bytes of a new row
+ *    (is_new[i] = 1) are undefined before, and `change` must write all of them.
+ *    `change` must not fail, nor call the storage.
+ *
+ * Applied whole or not at all, as upsert: whatever can fail (no room, no memory,
+ * an `admit` that returns nonzero: SPARRING_INTERNAL) fails before the first
+ * `change`. Scores are set as upsert sets them. Where the policy evicts, new
+ * rows may leave at once.
+ */
+typedef struct SparringUpdate {
+  SparringCall call;
+  int64_t count;          /* n                                                */
+  const int64_t* keys;    /* (n) int64                                        */
+  const uint64_t* scores; /* (n), or NULL: the policy decides                 */
+  int32_t (*admit)(void* context, int64_t count, const int64_t* positions, uint8_t* is_admitted);
+  void (*change)(void* context, int64_t count, const int64_t* positions, void* const* rows,
+                 const uint8_t* is_new);
+  void* context;
+  SparringEvictionSink evicted;
+  int64_t inserted; /* out: new rows, those that left at once included */
+} SparringUpdate;
+
 /* Capability bits. */
 enum {
   SPARRING_CONCURRENT_READS = 1u << 0, /* readers beside one writer           */
@@ -261,6 +314,9 @@ typedef struct SparringStorage {
   SparringStatus (*touch)(void* self, SparringTouch*);
   SparringStatus (*evict)(void* self, SparringEvict*);
   SparringStatus (*set_option)(void* self, SparringSetOption*);
+  /* 1.1, optional: the engine makes do with find and upsert where they are NULL */
+  SparringStatus (*visit)(void* self, SparringVisit*);
+  SparringStatus (*update)(void* self, SparringUpdate*);
 } SparringStorage;
 
 #ifdef __cplusplus

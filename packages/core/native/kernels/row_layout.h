@@ -1,0 +1,54 @@
+// What the bytes of a row mean.
+//
+//   byte  0                                  state_begin             row_bytes
+//         ┌─────────────────────┬ ─ ─ ─ ─ ─ ─┬───────────────────────┐
+//         │ embedding (dim)     │ 0-3 bytes  │ state (state_width)   │
+//         └─────────────────────┴ ─ ─ ─ ─ ─ ─┴───────────────────────┘
+//
+// The embedding has the row's type. State, gradients and whatever is computed
+// with are float64 for float64 rows and float32 for all others; the gap puts
+// state on a multiple of its size within the row. Where a row begins in memory
+// is up to the storage: no pointer into it need be aligned.
+#ifndef SPARRING_KERNELS_ROW_LAYOUT_H_
+#define SPARRING_KERNELS_ROW_LAYOUT_H_
+
+#include <cstdint>
+
+namespace sparring::kernels {
+
+enum class RowType : int32_t { float32, float64, float16, bfloat16 };
+
+struct RowLayout {
+  RowType type;
+  int64_t dim;          // elements of the embedding, at least 1
+  int64_t state_width;  // elements of state, of the computing type
+  int64_t state_begin;  // bytes; row_bytes where there is no state
+  int64_t row_bytes;
+};
+
+// Bytes of one element of the embedding.
+constexpr int64_t element_bytes(RowType type) {
+  switch (type) {
+    case RowType::float32:
+      return 4;
+    case RowType::float64:
+      return 8;
+    case RowType::float16:
+    case RowType::bfloat16:
+      return 2;
+  }
+  return 0;
+}
+
+// Bytes of one element of state and gradients.
+constexpr int64_t computing_bytes(RowType type) { return type == RowType::float64 ? 8 : 4; }
+
+constexpr RowLayout make_row_layout(RowType type, int64_t dim, int64_t state_width) {
+  const int64_t unit = state_width == 0 ? 1 : computing_bytes(type);
+  const int64_t begin = (dim * element_bytes(type) + unit - 1) / unit * unit;
+  return {type, dim, state_width, begin, begin + state_width * computing_bytes(type)};
+}
+
+}  // namespace sparring::kernels
+
+#endif  // SPARRING_KERNELS_ROW_LAYOUT_H_

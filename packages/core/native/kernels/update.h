@@ -1,0 +1,81 @@
+// Update methods: gradients into rows, embedding and state in one visit.
+//
+// A method works row by row: what it does to a row depends on that row, its
+// gradient, the hyper-parameters and the number of the step, and on nothing else.
+// So rows may come in any order and on any number of threads, and give the same
+// bits; the SIMD level does not matter either.
+//
+// Everything is computed in the computing type of the rows (row_layout.h). An
+// embedding of 16-bit type is rounded stochastically: up or down at random, so
+// that the expected value is exact, with the randomness a function of (seed,
+// step, key, column).
+#ifndef SPARRING_KERNELS_UPDATE_H_
+#define SPARRING_KERNELS_UPDATE_H_
+
+#include <cstdint>
+
+#include "kernels/row_layout.h"
+
+namespace sparring::kernels {
+
+enum class UpdateMethod : int32_t {
+  sgd,
+  momentum,
+  adagrad,
+  rowwise_adagrad,
+  adam,
+  adamw,
+  partial_rowwise_adam,
+  lamb,
+  rmsprop,
+  lion,
+  ftrl,
+  group_ftrl,
+};
+
+// The hyper-parameters of all methods; each reads its own. Meanings and papers
+// are in sparring/updates, which also checks them.
+struct HyperParameters {
+  double lr = 0;
+  double weight_decay = 0;
+  double momentum = 0;
+  double dampening = 0;
+  bool nesterov = false;
+  double beta1 = 0;
+  double beta2 = 0;
+  double eps = 0;
+  double alpha = 0;     // rmsprop: smoothing
+  double lr_decay = 0;  // adagrad
+  double lr_power = 0;  // ftrl: exponent of the accumulated squares, negative
+  double beta = 0;      // ftrl: smoothing of the learning rate
+  double l1 = 0;        // ftrl
+  double l2 = 0;        // ftrl
+  double l21 = 0;       // group_ftrl: the group lasso
+  double clip_value = 0;  // gradients are held within ±this; 0: not
+  double clip_norm = 0;   // a row's gradient is scaled to at most this norm; 0: not
+};
+
+struct UpdateSpec {
+  UpdateMethod method;
+  RowLayout layout;
+  HyperParameters hyper;
+  int64_t step;           // of this update, from 1
+  uint64_t rounding_seed;
+};
+
+struct UpdateRows {
+  const int64_t* keys;   // (n) int64
+  void* const* rows;     // (n) pointers to rows of layout.row_bytes, unaligned
+  void* gradients;       // (n, dim) of the computing type; clipping overwrites it
+  int64_t count;         // n
+};
+
+// How many elements of state a method keeps for a row of `dim`.
+int64_t state_width_of(UpdateMethod method, int64_t dim);
+
+// On the calling thread. REQUIRES: layout.state_width == state_width_of(method, dim).
+void update_rows(const UpdateSpec& spec, const UpdateRows& rows);
+
+}  // namespace sparring::kernels
+
+#endif  // SPARRING_KERNELS_UPDATE_H_
