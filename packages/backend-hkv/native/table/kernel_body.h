@@ -149,14 +149,17 @@ static void locate(const IndexView& index, const int64_t* keys, int64_t n, uint3
 
 // Asks for the lines of a row. kBytes: how many bytes are wanted, where the
 // compiler knows; else 0.
-template <uint64_t kBytes>
-SPARRING_HKV_INLINE void prefetch_row(const RowOutput& output, uint32_t number) {
-  if (number == kNoRow) return;
-  const char* row = output.rows.at(number) + output.begin;
-  const uint64_t bytes = kBytes != 0 ? kBytes : output.end - output.begin;
+SPARRING_HKV_INLINE void prefetch_bytes(const char* row, uint64_t bytes) {
   for (uint64_t byte = 0; byte < bytes && byte < kPrefetchBytes; byte += 64) prefetch(row + byte);
   // The line that a row reaches into when it does not begin on one.
   if (reinterpret_cast<uintptr_t>(row) % 64 != 0) prefetch(row + bytes - 1);
+}
+
+template <uint64_t kBytes>
+SPARRING_HKV_INLINE void prefetch_row(const RowOutput& output, uint32_t number) {
+  if (number == kNoRow) return;
+  const uint64_t bytes = kBytes != 0 ? kBytes : output.end - output.begin;
+  prefetch_bytes(output.rows.at(number) + output.begin, bytes);
 }
 
 template <uint64_t kBytes, bool kIsStreaming>
@@ -223,6 +226,52 @@ static void find(const IndexView& index, const RowOutput& output, const int64_t*
     for (int64_t i = 0; i < size; ++i) found[at + i] = numbers[i] != kNoRow;
   }
   if (is_streaming) Vector::fence();
+}
+
+// Where the rows of a block lie, asked for.
+SPARRING_HKV_INLINE void find_rows(const IndexView& index, const RowVisitor& visitor,
+                                   const Block& block, const void** rows) {
+  for (int i = 0; i < block.n; ++i) {
+    uint32_t number;
+    compare_keys(index, block, i, number);
+    const char* row = number == kNoRow ? nullptr : visitor.rows.at(number) + visitor.begin;
+    if (row != nullptr) prefetch_bytes(row, visitor.end - visitor.begin);
+    rows[i] = row;
+  }
+}
+
+template <bool kIsGrowing>
+static int32_t visit_as(const IndexView& index, const RowVisitor& visitor, const int64_t* keys,
+                        int64_t n) {
+  Block blocks[4];  // of which three are under way
+  // Shown one block after it was asked for.
+  const void* rows[2][kBlock];
+  const int64_t num_blocks = (n + kBlock - 1) / kBlock;
+  for (int64_t step = 0; step < num_blocks + 3; ++step) {
+    if (step < num_blocks) {
+      Block& block = blocks[step & 3];
+      const int64_t left = n - step * kBlock;
+      block.n = static_cast<int>(left < kBlock ? left : kBlock);
+      block.keys = keys + step * kBlock;
+      find_buckets<kIsGrowing>(index, block);
+    }
+    if (step >= 1 && step - 1 < num_blocks) match_digests(blocks[(step - 1) & 3]);
+    if (step >= 2 && step - 2 < num_blocks) {
+      find_rows(index, visitor, blocks[(step - 2) & 3], rows[step & 1]);
+    }
+    if (step < 3) continue;
+    const int64_t at = (step - 3) * kBlock;
+    const int64_t size = n - at < kBlock ? n - at : kBlock;
+    const int32_t answer = visitor.show(visitor.context, at, size, rows[(step - 1) & 1]);
+    if (answer != 0) return answer;
+  }
+  return 0;
+}
+
+static int32_t visit(const IndexView& index, const RowVisitor& visitor, const int64_t* keys,
+                     int64_t n) {
+  return index.num_fixed_buckets == 0 ? visit_as<true>(index, visitor, keys, n)
+                                      : visit_as<false>(index, visitor, keys, n);
 }
 
 static void gather(const RowOutput& output, const uint32_t* numbers, int64_t n) {

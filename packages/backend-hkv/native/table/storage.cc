@@ -52,6 +52,10 @@ void check_pointer(const void* pointer, int64_t count, const char* name) {
   }
 }
 
+void check_callback(bool is_given, const char* name) {
+  if (!is_given) refuse(std::string(name) + " must not be NULL");
+}
+
 void check_columns(const SparringColumns& columns, uint64_t row_bytes) {
   if (columns.begin >= columns.end || columns.end > row_bytes) {
     refuse("columns must be a non-empty range of bytes within [0, " + std::to_string(row_bytes) +
@@ -111,6 +115,25 @@ SparringStatus upsert(void* self, SparringUpsert* arguments) {
     check_pointer(arguments->keys, arguments->count, "keys");
     check_pointer(arguments->rows, arguments->count, "rows");
     table.upsert(*arguments);
+  });
+}
+
+SparringStatus visit(void* self, SparringVisit* arguments) {
+  return run(self, arguments, [=](Table& table) {
+    check_count(arguments->count);
+    check_columns(arguments->columns, table.row_bytes());
+    check_pointer(arguments->keys, arguments->count, "keys");
+    check_callback(arguments->show != nullptr, "show");
+    table.visit(*arguments);
+  });
+}
+
+SparringStatus update(void* self, SparringUpdate* arguments) {
+  return run(self, arguments, [=](Table& table) {
+    check_count(arguments->count);
+    check_pointer(arguments->keys, arguments->count, "keys");
+    check_callback(arguments->change != nullptr, "change");
+    table.update(*arguments);
   });
 }
 
@@ -195,6 +218,8 @@ SparringStorage* make_storage(std::unique_ptr<Table> table, const std::string& d
       .touch = keeps_scores ? touch : nullptr,
       .evict = keeps_scores ? evict : nullptr,
       .set_option = set_option,
+      .visit = visit,
+      .update = update,
   };
   return &owner.release()->storage;
 }

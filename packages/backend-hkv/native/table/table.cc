@@ -56,6 +56,17 @@ void Table::find(SparringFind& call) const {
   });
 }
 
+void Table::visit(SparringVisit& call) const {
+  const SharedLock lock(lock_);
+  const RowVisitor visitor{contents_->rows.view(), call.columns.begin, call.columns.end, call.show,
+                           call.context};
+  const int32_t answer = kernels_->visit(contents_->index.view(), visitor, call.keys, call.count);
+  if (answer != 0) {
+    throw StatusError(SPARRING_INTERNAL,
+                      "the visitor of the rows returned " + std::to_string(answer));
+  }
+}
+
 void Table::scan(SparringScan& call) const {
   const SharedLock lock(lock_);
   std::vector<Entry> entries;

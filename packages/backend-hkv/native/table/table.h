@@ -38,10 +38,14 @@ class Table {
   bool evicts() const { return layout_.is_bounded && keeps_scores(); }
 
   void find(SparringFind& call) const;
+  // Runs `show` under the readers' lock.
+  void visit(SparringVisit& call) const;
   void scan(SparringScan& call) const;
   void stat(SparringStat& call) const;
 
   void upsert(SparringUpsert& call);
+  // Runs `admit` and `change` under the writers' lock.
+  void update(SparringUpdate& call);
   void erase(SparringErase& call);
   void clear();
   // REQUIRES: keeps_scores().
@@ -64,20 +68,31 @@ class Table {
                      const uint64_t* scores, int64_t count,
                      const std::vector<int64_t>* skipped) const;
 
-  // An upsert, in the order of these. Rows and scores of known keys are written
-  // on all threads.
+  // What upsert and update have in common, in the order of these. Rows and scores
+  // of known keys are written on all threads.
   struct Located {
     std::vector<uint32_t> numbers;  // (n) row of each key, or kNoRow
     std::vector<int64_t> missing;   // positions of kNoRow, ascending
   };
-  Located locate(const SparringUpsert& call) const;
+  template <class Call>
+  Located locate(const Call& call) const;
+  // All of located.missing find room, or nothing happens.
+  template <class Call>
+  void insert_missing(const Call& call, Located& located);
+  void check_room(int64_t count, uint64_t num_missing, const char* operation) const;
+
   void write_rows(const SparringUpsert& call, const Located& located) const;
-  // Nothing leaves: all new keys find room, or nothing happens.
   void upsert_growing(SparringUpsert& call, Located& located);
-  void insert_missing(const SparringUpsert& call, Located& located);
   // Rows may leave, those of this call too. Known keys are written first, so
   // that nobody leaves with a row that this call replaces.
   void upsert_evicting(SparringUpsert& call, const Located& located);
+
+  static void keep_admitted(const SparringUpdate& call, Located& located);
+  // Those that have a place: of located.missing, what was inserted.
+  void change_rows(const SparringUpdate& call, const Located& located) const;
+  void update_growing(SparringUpdate& call, Located& located);
+  void update_evicting(SparringUpdate& call, const Located& located);
+
   void insert_or_evict(int64_t key, const char* row, const uint64_t* score,
                        EvictionBuffer& evicted);
   Place first_to_leave_near(uint64_t hash);

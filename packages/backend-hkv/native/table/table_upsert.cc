@@ -1,5 +1,5 @@
-// The upsert of a table. Apart from table.cc because it is the one operation in
-// which index, rows, policy and eviction all meet.
+// The upsert and the update of a table. Apart from table.cc because in these index,
+// rows, policy and eviction all meet.
 #include <algorithm>
 #include <cstring>
 #include <mutex>
@@ -14,6 +14,9 @@ namespace sparring::hkv {
 namespace {
 
 constexpr int64_t kGrain = 1024;
+// Rows in a block of an update, and the least that a thread takes.
+constexpr int64_t kChangeBlock = 32;
+constexpr int64_t kChangeGrain = 512;
 
 // Inlined always: see prefetch() in kernel_body.h.
 SPARRING_HKV_INLINE void prefetch_scores(const Bucket* bucket) {
@@ -37,7 +40,8 @@ void Table::upsert(SparringUpsert& call) {
   }
 }
 
-Table::Located Table::locate(const SparringUpsert& call) const {
+template <class Call>
+Table::Located Table::locate(const Call& call) const {
   Located located;
   located.numbers.resize(static_cast<size_t>(call.count));
   uint32_t* const numbers = located.numbers.data();
@@ -63,17 +67,19 @@ void Table::write_rows(const SparringUpsert& call, const Located& located) const
   });
 }
 
-void Table::upsert_growing(SparringUpsert& call, Located& located) {
+void Table::check_room(int64_t count, uint64_t num_missing, const char* operation) const {
   const uint64_t size = contents_->index.size();
-  if (located.missing.size() > layout_.max_rows - size) {
-    throw StatusError(SPARRING_CAPACITY,
-                      "upsert of " + std::to_string(call.count) + " keys, " +
-                          std::to_string(located.missing.size()) + " of them new: the table holds " +
-                          std::to_string(size) + " of at most " +
-                          std::to_string(layout_.max_rows) +
-                          " rows, and its policy is none; raise its capacity or memory_bytes, "
-                          "or choose a policy that evicts");
-  }
+  if (num_missing <= layout_.max_rows - size) return;
+  throw StatusError(SPARRING_CAPACITY,
+                    std::string(operation) + " of " + std::to_string(count) + " keys, " +
+                        std::to_string(num_missing) + " of them new: the table holds " +
+                        std::to_string(size) + " of at most " + std::to_string(layout_.max_rows) +
+                        " rows, and its policy is none; raise its capacity or memory_bytes, "
+                        "or choose a policy that evicts");
+}
+
+void Table::upsert_growing(SparringUpsert& call, Located& located) {
+  check_room(call.count, located.missing.size(), "upsert");
   policy_.begin_call();
   insert_missing(call, located);
 
@@ -84,7 +90,8 @@ void Table::upsert_growing(SparringUpsert& call, Located& located) {
   }
 }
 
-void Table::insert_missing(const SparringUpsert& call, Located& located) {
+template <class Call>
+void Table::insert_missing(const Call& call, Located& located) {
   const std::vector<int64_t>& missing = located.missing;
   Index& index = contents_->index;
   Pool& rows = contents_->rows;
@@ -185,6 +192,116 @@ Place Table::first_to_leave_near(uint64_t hash) {
     if (place.bucket != nullptr) return place;
     number = number + 1 == num_buckets ? 0 : number + 1;
   }
+}
+
+void Table::update(SparringUpdate& call) {
+  const std::unique_lock<ReaderWriterLock> lock(lock_);
+  check_scores(call.scores);
+  Located located = locate(call);
+  if (call.admit != nullptr && !located.missing.empty()) keep_admitted(call, located);
+  call.inserted = static_cast<int64_t>(located.missing.size());
+  if (evicts()) {
+    update_evicting(call, located);
+  } else {
+    update_growing(call, located);
+  }
+}
+
+void Table::keep_admitted(const SparringUpdate& call, Located& located) {
+  std::vector<int64_t>& missing = located.missing;
+  std::vector<uint8_t> is_admitted(missing.size());
+  const int32_t answer = call.admit(call.context, static_cast<int64_t>(missing.size()),
+                                    missing.data(), is_admitted.data());
+  if (answer != 0) {
+    throw StatusError(SPARRING_INTERNAL,
+                      "the admission of new keys returned " + std::to_string(answer));
+  }
+  size_t kept = 0;
+  for (size_t i = 0; i < missing.size(); ++i) {
+    if (is_admitted[i] != 0) missing[kept++] = missing[i];
+  }
+  missing.resize(kept);
+}
+
+void Table::update_growing(SparringUpdate& call, Located& located) {
+  check_room(call.count, located.missing.size(), "update");
+  policy_.begin_call();
+  insert_missing(call, located);
+
+  // Nothing below can fail.
+  change_rows(call, located);
+  if (keeps_scores()) {
+    update_scores(call.call.executor, call.keys, call.scores, call.count, &located.missing);
+  }
+}
+
+void Table::change_rows(const SparringUpdate& call, const Located& located) const {
+  const ArenaView rows = contents_->rows.view();
+  const uint64_t bytes = std::min<uint64_t>(options_.row_bytes, 1024);
+  const std::vector<int64_t>& missing = located.missing;
+  parallel_for(call.call.executor, call.count, kChangeGrain, [&](int64_t begin, int64_t end) {
+    // Positions, rows and news of two blocks: one is changed while the next comes.
+    int64_t positions[2][kChangeBlock];
+    void* pointers[2][kChangeBlock];
+    uint8_t is_new[2][kChangeBlock];
+    int64_t sizes[2] = {0, 0};
+    const int64_t* const last_new = missing.data() + missing.size();
+    const int64_t* next_new = std::lower_bound(missing.data(), last_new, begin);
+    int64_t at = begin;
+    const auto fill = [&](int side) __attribute__((always_inline)) {
+      int64_t size = 0;
+      for (; at < end && size < kChangeBlock; ++at) {
+        const uint32_t number = located.numbers[static_cast<size_t>(at)];
+        const bool is_fresh = next_new != last_new && *next_new == at;
+        next_new += is_fresh;
+        if (number == kNoRow) continue;
+        char* const row = rows.at(number);
+        for (uint64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(row + byte, 1, 3);
+        __builtin_prefetch(row + bytes - 1, 1, 3);
+        positions[side][size] = at;
+        pointers[side][size] = row;
+        is_new[side][size++] = is_fresh;
+      }
+      sizes[side] = size;
+    };
+    fill(0);
+    for (int side = 0; sizes[side] > 0; side ^= 1) {
+      fill(side ^ 1);
+      call.change(call.context, sizes[side], positions[side], pointers[side], is_new[side]);
+    }
+  });
+}
+
+void Table::update_evicting(SparringUpdate& call, const Located& located) {
+  const std::vector<int64_t>& missing = located.missing;
+  EvictionBuffer evicted(call.evicted, options_.row_bytes, missing.size());
+  contents_->rows.reserve(
+      std::min<uint64_t>(missing.size(), layout_.max_rows - contents_->index.size()));
+  // New rows are made here, because they may have to leave before they get a place.
+  const uint64_t stride = (options_.row_bytes + 7) / 8 * 8;
+  std::vector<uint64_t> made(stride / 8 * std::min<uint64_t>(kChangeBlock, missing.size()));
+
+  // Nothing below can fail but the sink.
+  policy_.begin_call();
+  change_rows(call, located);
+  update_scores(call.call.executor, call.keys, call.scores, call.count, &missing);
+  for (size_t next = 0; next < missing.size(); next += kChangeBlock) {
+    const size_t size = std::min<size_t>(kChangeBlock, missing.size() - next);
+    void* pointers[kChangeBlock];
+    uint8_t is_new[kChangeBlock];
+    for (size_t i = 0; i < size; ++i) {
+      pointers[i] = made.data() + i * (stride / 8);
+      is_new[i] = 1;
+      prefetch_scores(contents_->index.home(contents_->index.hash(call.keys[missing[next + i]])));
+    }
+    call.change(call.context, static_cast<int64_t>(size), missing.data() + next, pointers, is_new);
+    for (size_t i = 0; i < size; ++i) {
+      const int64_t position = missing[next + i];
+      insert_or_evict(call.keys[position], static_cast<const char*>(pointers[i]),
+                      call.scores == nullptr ? nullptr : call.scores + position, evicted);
+    }
+  }
+  evicted.finish();
 }
 
 }  // namespace sparring::hkv

@@ -41,6 +41,22 @@ inline Bytes make_row(int64_t key, uint64_t version, uint64_t row_bytes) {
   return row;
 }
 
+// Collects what leaves.
+struct Sink {
+  uint64_t row_bytes;
+  std::vector<std::pair<int64_t, Held>>* evicted;
+
+  static int32_t receive(void* context, int64_t count, const int64_t* keys, const void* rows,
+                         const uint64_t* scores) {
+    auto* self = static_cast<Sink*>(context);
+    const char* row = static_cast<const char*>(rows);
+    for (int64_t i = 0; i < count; ++i, row += self->row_bytes) {
+      self->evicted->push_back({keys[i], {Bytes(row, row + self->row_bytes), scores[i]}});
+    }
+    return 0;
+  }
+};
+
 class Client {
  public:
   explicit Client(const TableOptions& options, const SparringExecutor* executor = nullptr,
@@ -192,21 +208,6 @@ class Client {
   }
 
  private:
-  struct Sink {
-    uint64_t row_bytes;
-    std::vector<std::pair<int64_t, Held>>* evicted;
-
-    static int32_t receive(void* context, int64_t count, const int64_t* keys, const void* rows,
-                           const uint64_t* scores) {
-      auto* self = static_cast<Sink*>(context);
-      const char* row = static_cast<const char*>(rows);
-      for (int64_t i = 0; i < count; ++i, row += self->row_bytes) {
-        self->evicted->push_back({keys[i], {Bytes(row, row + self->row_bytes), scores[i]}});
-      }
-      return 0;
-    }
-  };
-
   uint64_t row_bytes_;
   const SparringExecutor* executor_;
   std::unique_ptr<SparringStorage, void (*)(SparringStorage*)> storage_;
