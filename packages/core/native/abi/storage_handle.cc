@@ -146,6 +146,32 @@ void StorageHandle::scan(SparringScan& arguments) const {
   check(storage_->scan(storage_->self, &arguments), arguments.call, "scan");
 }
 
+bool StorageHandle::offers_visit() const {
+  return optional(&SparringStorage::visit) != nullptr;
+}
+
+bool StorageHandle::offers_update() const {
+  return optional(&SparringStorage::update) != nullptr;
+}
+
+void StorageHandle::visit(SparringVisit& arguments) const {
+  auto callback = optional(&SparringStorage::visit);
+  if (callback == nullptr) return visit_copies(arguments);
+  prepare(arguments);
+  check(callback(storage_->self, &arguments), arguments.call, "visit");
+}
+
+void StorageHandle::update(SparringUpdate& arguments, EvictedRows* evicted) const {
+  auto callback = optional(&SparringStorage::update);
+  if (callback == nullptr) return update_copies(arguments, evicted);
+  prepare(arguments);
+  SinkContext context{evicted, row_bytes_};
+  arguments.evicted = evicted != nullptr
+                          ? SparringEvictionSink{&receive, &context}
+                          : SparringEvictionSink{nullptr, nullptr};
+  check(callback(storage_->self, &arguments), arguments.call, "update");
+}
+
 SparringStat StorageHandle::stat() const {
   SparringStat arguments{};
   prepare(arguments);

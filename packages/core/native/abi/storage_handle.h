@@ -47,6 +47,14 @@ class StorageHandle {
   void touch(SparringTouch& arguments) const;
   int64_t evict(int64_t wanted, EvictedRows* evicted) const;
   void scan(SparringScan& arguments) const;
+
+  // Of a storage that offers none, the rows are found first, and the visitor sees
+  // the copy. Keys may repeat.
+  void visit(SparringVisit& arguments) const;
+  // Of a storage that offers none: find, then changes to the copy, then upsert.
+  // `evicted` NULL: evicted rows are dropped.
+  void update(SparringUpdate& arguments, EvictedRows* evicted) const;
+
   SparringStat stat() const;
   void flush() const;
   void clear() const;
@@ -56,6 +64,9 @@ class StorageHandle {
   SparringVersion version() const { return storage_->version; }
   bool offers_touch() const;
   bool offers_evict() const;
+  bool offers_visit() const;
+  bool offers_update() const;
+  uint64_t row_bytes() const { return row_bytes_; }
 
  private:
   // REQUIRES: `member` lies within the bytes of the struct, or NULL is meant.
@@ -63,6 +74,8 @@ class StorageHandle {
   Callback optional(Callback SparringStorage::*member) const;
   void check(SparringStatus status, SparringCall& call,
              const char* operation) const;
+  void visit_copies(SparringVisit& arguments) const;
+  void update_copies(SparringUpdate& arguments, EvictedRows* evicted) const;
 
   SparringStorage* storage_;
   uint64_t row_bytes_ = 0;

@@ -108,6 +108,89 @@ struct InitializeArguments {
   int64_t width;
 };
 
+// Pools rows that a storage shows: those of ids [begin, begin + count), which lie
+// anywhere. A bag may be shown in several calls, one after the other.
+template <class T>
+struct ShownPoolArguments {
+  const void* const* rows;  // (count) embeddings (dim), none of them NULL
+  const int64_t* offsets;   // (b + 1), never falling
+  const T* weights;         // (n), or NULL: all one
+  T* out;                   // (b, stride), of which (b, dim) are written
+  int64_t stride;
+  int64_t begin;
+  int64_t count;
+  int64_t bag;  // the bag of the id before `begin`, or any empty ones after it
+  int64_t dim;
+  bool is_mean;  // divide by the number of ids in the bag
+};
+
+// out[i] = sum of sources[j] * scales[j] for j from starts[positions[i]] up to
+// starts[positions[i] + 1], in this order.
+template <class T>
+struct SumArguments {
+  const T* const* sources;   // (n) pointers to (dim)
+  const T* scales;           // (n), or NULL: all one
+  const int64_t* starts;     // (u + 1)
+  const int64_t* positions;  // (count), each in [0, u)
+  T* out;                    // (count, dim), all written
+  int64_t count;
+  int64_t dim;
+};
+
+enum class UpdateMethod : int32_t {
+  sgd,
+  momentum,
+  adagrad,
+  rowwise_adagrad,
+  adam,
+  adamw,
+  partial_rowwise_adam,
+  lamb,
+  rmsprop,
+  lion,
+  ftrl,
+  group_ftrl,
+};
+
+// The hyper-parameters of a step, in the form that the loops use.
+template <class T>
+struct UpdateConstants {
+  T lr;  // of this step, after any decay
+  T weight_decay;
+  T shrinking;  // 1 - lr * weight_decay
+  T momentum;
+  bool is_nesterov;
+  T beta1;
+  T one_minus_beta1;
+  T beta2;
+  T one_minus_beta2;
+  T correction1;      // 1 - beta1^step
+  T root_correction;  // sqrt(1 - beta2^step)
+  T step_size;        // lr / correction1
+  T eps;
+  T alpha;
+  T one_minus_alpha;
+  T inverse_lr;
+  T beta;
+  T l1;
+  T l2;
+  T l21;
+  bool is_clipping;
+  T clip_value;
+  T clip_norm;
+};
+
+// See update.h.
+template <class T>
+struct UpdateArguments {
+  void* const* rows;    // (count)
+  T* gradients;         // (count, dim), overwritten
+  int64_t count;
+  int64_t dim;
+  int64_t state_begin;  // bytes
+  UpdateConstants<T> constants;
+};
+
 // The loops of one level for one dtype. Ranges are half-open, over n unless
 // something else is said.
 template <class T>
@@ -123,6 +206,15 @@ struct RowKernels {
   void (*accumulate)(const AccumulateArguments<T>&, int64_t begin, int64_t end);
   void (*initialize)(const InitializeArguments<T>&, int64_t begin, int64_t end);
   bool (*is_finite)(const T* values, int64_t count);  // values (count)
+  // The bag of the last id; empty bags before it were zeroed.
+  int64_t (*pool_shown)(const ShownPoolArguments<T>&);
+  // rows (count) pointers to (dim), out (count, stride)
+  void (*gather_shown)(const void* const* rows, int64_t count, int64_t dim, T* out,
+                       int64_t stride);
+  void (*sum_by_key)(const SumArguments<T>&);
+  // The largest of |values|; infinity or NaN if any of them is.
+  T (*largest_magnitude)(const T* values, int64_t count);
+  void (*update)(UpdateMethod method, const UpdateArguments<T>&);
 };
 
 struct LevelKernels {

@@ -13,6 +13,8 @@
 #include "kernels/level_philox.inc"
 #include "kernels/level_normal.inc"
 #include "kernels/level_initialize.inc"
+#include "kernels/level_shown.inc"
+#include "kernels/level_update.inc"
 #include "kernels/level_table.inc"
 
 #endif  // defined(__x86_64__)

@@ -11,4 +11,6 @@
 #include "kernels/level_philox.inc"
 #include "kernels/level_normal.inc"
 #include "kernels/level_initialize.inc"
+#include "kernels/level_shown.inc"
+#include "kernels/level_update.inc"
 #include "kernels/level_table.inc"

@@ -14,24 +14,15 @@
 
 #include <cstdint>
 
+#include <string_view>
+
+#include "kernels/level.h"
 #include "kernels/row_layout.h"
 
 namespace sparring::kernels {
 
-enum class UpdateMethod : int32_t {
-  sgd,
-  momentum,
-  adagrad,
-  rowwise_adagrad,
-  adam,
-  adamw,
-  partial_rowwise_adam,
-  lamb,
-  rmsprop,
-  lion,
-  ftrl,
-  group_ftrl,
-};
+// Returns false for a name that is no method of UpdateMethod (level.h).
+bool update_method_named(std::string_view name, UpdateMethod* method);
 
 // The hyper-parameters of all methods; each reads its own. Meanings and papers
 // are in sparring/updates, which also checks them.
@@ -39,18 +30,16 @@ struct HyperParameters {
   double lr = 0;
   double weight_decay = 0;
   double momentum = 0;
-  double dampening = 0;
-  bool nesterov = false;
+  bool is_nesterov = false;
+  double lr_decay = 0;  // adagrad
   double beta1 = 0;
   double beta2 = 0;
   double eps = 0;
-  double alpha = 0;     // rmsprop: smoothing
-  double lr_decay = 0;  // adagrad
-  double lr_power = 0;  // ftrl: exponent of the accumulated squares, negative
-  double beta = 0;      // ftrl: smoothing of the learning rate
-  double l1 = 0;        // ftrl
-  double l2 = 0;        // ftrl
-  double l21 = 0;       // group_ftrl: the group lasso
+  double alpha = 0;       // rmsprop: what the mean of squares keeps
+  double beta = 0;        // ftrl: smoothing of the learning rate
+  double l1 = 0;          // ftrl
+  double l2 = 0;          // ftrl
+  double l21 = 0;         // group_ftrl: the group lasso
   double clip_value = 0;  // gradients are held within ±this; 0: not
   double clip_norm = 0;   // a row's gradient is scaled to at most this norm; 0: not
 };
@@ -61,6 +50,15 @@ struct UpdateSpec {
   HyperParameters hyper;
   int64_t step;           // of this update, from 1
   uint64_t rounding_seed;
+};
+
+// A spec with its constants worked out, for many calls.
+struct PreparedUpdate {
+  explicit PreparedUpdate(const UpdateSpec& spec);
+
+  UpdateSpec spec;
+  UpdateConstants<float> float32;
+  UpdateConstants<double> float64;
 };
 
 struct UpdateRows {
@@ -74,7 +72,7 @@ struct UpdateRows {
 int64_t state_width_of(UpdateMethod method, int64_t dim);
 
 // On the calling thread. REQUIRES: layout.state_width == state_width_of(method, dim).
-void update_rows(const UpdateSpec& spec, const UpdateRows& rows);
+void update_rows(const PreparedUpdate& update, const UpdateRows& rows);
 
 }  // namespace sparring::kernels
 

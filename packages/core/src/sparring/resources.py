@@ -1,13 +1,20 @@
-"""What one step holds between forward and update: batch inputs and accumulated gradients.
+"""What one step holds between forward and update: batch inputs and gradients.
 
-Forward registers each lookup in the batch-inputs map: shadow id → (table, keys, inverse). Backward
-hands in the gradient of a shadow under that id; micro-batches add up by key, in native memory, so a
-step of many micro-batches costs memory for its distinct keys only.
+Forward registers each lookup in the batch-inputs map, and backward hands in a gradient under the id
+that it got. There are two kinds:
+
+- a shadow, id → (table, keys, inverse), whose gradient ``(u, dim)`` is added up by key at once;
+- a batch that was pooled straight from the tables, whose gradient of bags is held as it is. The
+  update groups it by key, and sums it while it visits the rows.
+
+Micro-batches add up by key, in native memory: when a second gradient comes for a table, the one that
+was held is added up too. So a step of many micro-batches costs memory for its distinct keys only.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -20,7 +27,7 @@ from sparring.errors import InvalidArgumentError, UnknownTableError
 from sparring.storage.contract import Keys, Rows
 from sparring.table import TableConfig
 
-__all__ = ["Accumulated", "BatchInput", "ResourceManager"]
+__all__ = ["Accumulated", "BatchInput", "DirectInput", "ResourceManager"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,19 @@ class BatchInput:
     """``(u,)``, the key of each row of the shadow."""
     inverse: npt.NDArray[np.int64]
     """``(n,)``, the row of each id of the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectInput:
+    """A batch that was looked up without a shadow."""
+
+    tables: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    sources: Any
+    check: Callable[[], None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +70,21 @@ class ResourceManager:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._next_shadow_id = count(1)
-        self._batch_inputs: dict[int, BatchInput] = {}
+        self._batch_inputs: dict[int, BatchInput | DirectInput] = {}
         self._dims: dict[str, tuple[int, np.dtype[Any]]] = {}
         self._accumulators: dict[str, Any] = {}
+        self._views: dict[str, Any] = {}
+        self._held: dict[str, _Held] = {}
 
-    def declare(self, table: TableConfig) -> None:
-        """Makes room for a table's gradients: ``(u, dim)`` of its dtype."""
+    def declare(self, table: TableConfig, view: Any) -> None:
+        """Makes room for a table's gradients: ``(u, dim)`` of its dtype.
+
+        Args:
+            view: the table's native `TableView`, by which held gradients know it.
+        """
         self._dims[table.name] = (table.dim, table.numpy_dtype)
         self._accumulators[table.name] = self.make_accumulator(table)
+        self._views[table.name] = view
 
     @staticmethod
     def make_accumulator(table: TableConfig) -> Any:
@@ -70,7 +97,13 @@ class ResourceManager:
         self._batch_inputs[shadow_id] = BatchInput(table, keys, inverse)
         return shadow_id
 
-    def batch_input(self, shadow_id: int) -> BatchInput:
+    def register_direct(self, tables: Sequence[str]) -> int:
+        """Enters a batch that was pooled straight from `tables`. Returns its id."""
+        shadow_id = next(self._next_shadow_id)
+        self._batch_inputs[shadow_id] = DirectInput(tuple(tables))
+        return shadow_id
+
+    def batch_input(self, shadow_id: int) -> BatchInput | DirectInput:
         """What a shadow stands for.
 
         Raises:
@@ -99,6 +132,12 @@ class ResourceManager:
             InvalidArgumentError: unknown shadow, wrong shape or dtype; nothing is added.
         """
         batch_input = self.batch_input(shadow_id)
+        if isinstance(batch_input, DirectInput):
+            raise InvalidArgumentError(
+                f"batch {shadow_id} of tables {', '.join(batch_input.tables)} was looked up without "
+                "a shadow; hand its gradient to hold()",
+                shadow_id=shadow_id,
+            )
         dim, dtype = self._dims[batch_input.table]
         expected = (len(batch_input.keys), dim)
         if gradient.shape != expected or gradient.dtype != dtype:
@@ -111,19 +150,75 @@ class ResourceManager:
         with self._lock:
             self._accumulators[batch_input.table].add(batch_input.keys, gradient)
 
+    def hold(
+        self, shadow_id: int, sources: Any, check: Callable[[], None] | None = None
+    ) -> None:
+        """Takes the gradient of a batch that was registered by `register_direct`.
+
+        Args:
+            sources: native `GradientSources` of the batch; their arrays must not change until the
+                step.
+            check: called before they are used; raises if they did change.
+
+        Raises:
+            InvalidArgumentError: unknown batch; nothing is taken.
+        """
+        batch_input = self.batch_input(shadow_id)
+        assert isinstance(batch_input, DirectInput)
+        held = _Held(sources, check)
+        with self._lock:
+            for table in batch_input.tables:
+                if table in self._held or self._accumulators[table].size:
+                    self._add_held(table)
+                    self._add_up(table, held)
+                else:
+                    self._held[table] = held
+
     def take(self, table: str) -> Accumulated:
         """What a table's gradients add up to; it then starts from nothing again."""
         with self._lock:
-            return Accumulated(*self._accumulator(table).take())
+            accumulator = self._accumulator(table)
+            held = self._held.pop(table, None)
+            if held is not None and not accumulator.size:
+                return Accumulated(*self._summed(table, held))
+            if held is not None:
+                self._add_up(table, held)
+            return Accumulated(*accumulator.take())
+
+    def take_sources(self, table: str) -> Any | None:
+        """A table's gradients for a fused update, not yet added up if they need not be.
+
+        Returns:
+            Native `GradientSources`, or None where there is no gradient.
+        """
+        with self._lock:
+            accumulator = self._accumulator(table)
+            if not accumulator.size:
+                held = self._held.pop(table, None)
+                if held is not None and held.check is not None:
+                    held.check()
+                return None if held is None else held.sources
+            self._add_held(table)
+            return _native.key_gradients(self._views[table], *accumulator.take())
+
+    def drop(self, table: str) -> None:
+        """Forgets a table's gradients. Forward passes under way stay valid."""
+        with self._lock:
+            self._held.pop(table, None)
+            self._accumulator(table).clear()
 
     def num_accumulated(self, table: str) -> int:
         """Distinct keys of `table` that have a gradient waiting."""
-        return int(self._accumulator(table).size)
+        with self._lock:
+            accumulator = self._accumulator(table)
+            self._add_held(table)
+            return int(accumulator.size)
 
     def discard(self) -> None:
         """Drops all batch inputs and all gradients: the step never was."""
         with self._lock:
             self._batch_inputs.clear()
+            self._held.clear()
             for accumulator in self._accumulators.values():
                 accumulator.clear()
 
@@ -140,6 +235,20 @@ class ResourceManager:
     def memory_bytes(self) -> int:
         """Native memory held for gradients, in bytes."""
         return sum(int(accumulator.memory_bytes) for accumulator in self._accumulators.values())
+
+    def _add_held(self, table: str) -> None:
+        held = self._held.pop(table, None)
+        if held is not None:
+            self._add_up(table, held)
+
+    def _add_up(self, table: str, held: _Held) -> None:
+        self._accumulators[table].add(*self._summed(table, held))
+
+    def _summed(self, table: str, held: _Held) -> tuple[Keys, Rows]:
+        if held.check is not None:
+            held.check()
+        keys, gradients = held.sources.summed(self._views[table])
+        return keys, gradients
 
     def _accumulator(self, table: str) -> Any:
         accumulator = self._accumulators.get(table)

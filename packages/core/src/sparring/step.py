@@ -123,6 +123,7 @@ class _Table:
         "initial_state",
         "initializer",
         "storage",
+        "view",
         "whole",
     )
 
@@ -134,8 +135,18 @@ class _Table:
         self.storage = storage
         self.initial_state: npt.NDArray[Any] | None = None
         self.initializer = kernels.initializer_spec(config)
+        self.view = _native.TableView(config.dtype, self.initializer)
         self.embedding = Columns(0, config.dim)
         self.whole = Columns(0, config.width)
+        self.hold(storage)
+
+    def hold(self, storage: Storage | None) -> None:
+        """Reads from `storage` from now on, natively too; None: no key has a row."""
+        self.storage = storage
+        if storage is None:
+            self.view.detach()
+        else:
+            self.view.attach(storage.__sparring_storage__(), storage.table.state_width)
 
 
 class StepContainer:
@@ -216,7 +227,7 @@ class StepContainer:
         else:
             entry = _Table(table, storage or StorageChoice(), None)
         self._tables[table.name] = entry
-        self.resources.declare(table)
+        self.resources.declare(table, entry.view)
 
     @property
     def tables(self) -> Mapping[str, TableConfig]:
@@ -250,7 +261,7 @@ class StepContainer:
                     table=table,
                 )
             entry.storage.close()
-            entry.storage = None
+            entry.hold(None)
         entry.config = config
         entry.whole = Columns(0, config.width)
         entry.initial_state = np.array(initial_state, config.numpy_dtype)
@@ -261,13 +272,16 @@ class StepContainer:
         entry = self._entry(table)
         if entry.storage is None:
             assert entry.choice is not None  # a storage that was given is never dropped
-            entry.storage = open_storage(
-                entry.choice.backend,
-                entry.config,
-                validate=False,
-                plugin_manager=self._plugin_manager,
-                **entry.choice.options,
+            entry.hold(
+                open_storage(
+                    entry.choice.backend,
+                    entry.config,
+                    validate=False,
+                    plugin_manager=self._plugin_manager,
+                    **entry.choice.options,
+                )
             )
+        assert entry.storage is not None
         return entry.storage
 
     def num_rows(self, table: str) -> int:
@@ -302,6 +316,28 @@ class StepContainer:
         _native.initialize(pulled.rows, keys, pulled.found, entry.initializer, None)
         shadow_id = self.resources.register(table, keys, inverse) if is_registered else None
         return Lookup(keys, inverse, pulled.rows, shadow_id)
+
+    @property
+    def reads_directly(self) -> bool:
+        """Whether batches may be pooled straight from the tables: all rows are on this rank."""
+        return self.collective.world_size == 1
+
+    def collection(self, features: Sequence[tuple[str, str]]) -> Any:
+        """Features that are looked up together, in one native call for all tables.
+
+        Args:
+            features: table and pooling, ``sum`` or ``mean``, of each feature, in the order of
+                their columns. All tables compute in one dtype.
+
+        Returns:
+            A native `Collection`, which reads the tables' storages of the moment. Register what it
+            looked up by `ResourceManager.register_direct`, if a gradient will come.
+
+        Raises:
+            UnknownTableError: nobody declared one of the tables.
+            InvalidArgumentError: no features, or tables of several dtypes.
+        """
+        return _native.Collection([(self._entry(table).view, mode) for table, mode in features])
 
     def apply(self, update: Update) -> None:
         """Applies the accumulated gradients of all tables: one step, whole or not at all.
@@ -361,8 +397,10 @@ class StepContainer:
             self.events.close()
         finally:
             for entry in self._tables.values():
-                if entry.storage is not None:
-                    entry.storage.close()
+                storage = entry.storage
+                if storage is not None:
+                    entry.view.detach()
+                    storage.close()
             self.collective.close()
             self.rendezvous.close()
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from sparring import Initializer, StepContainer
+from sparring_torch.batch_lookup import Ids
 from sparring_torch.ids import whole_ids
-from sparring_torch.pooling import gather
 from sparring_torch.table_configs import (
     EmbeddingConfig,
     StorageLike,
@@ -68,7 +68,8 @@ class Embedding(TableModule):
             initializer=initializer,
             seed=seed,
         )
-        self.agent = TrainAgent([declaration(config, storage)], container)
+        declared = [declaration(config, storage)]
+        self.agent = TrainAgent(declared, [(self.name, "sum")], container)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch.nn calls it so
         """Embeddings ``(*, embedding_dim)`` of ids ``(*)``, on the device of the ids.
@@ -82,8 +83,8 @@ class Embedding(TableModule):
             is_kept = ids != self.padding_idx
             kept = is_kept.nonzero().squeeze(1)
             ids = ids[kept]
-        shadow = self.agent.lookup(self.name, ids.numpy(), is_training=self.training)
-        embeddings = gather(shadow.rows, shadow.inverse)
+        looked_up = Ids(ids.contiguous().numpy(), [(0, len(ids))])
+        (embeddings,) = self.agent.gather(looked_up, is_training=self.training)
         if kept is not None:
             padded = embeddings.new_zeros(input.numel(), self.embedding_dim)
             embeddings = padded.index_copy(0, kept, embeddings)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from sparring import Initializer, StepContainer
 from sparring.errors import InvalidArgumentError
+from sparring_torch.batch_lookup import Bags
 from sparring_torch.ids import whole_ids
 from sparring_torch.jaggedness import offsets_to_lengths
-from sparring_torch.pooling import pool
 from sparring_torch.table_configs import EmbeddingConfig, StorageLike, declaration
 from sparring_torch.table_names import free_table_name
 from sparring_torch.train_agent import TableModule, TrainAgent
@@ -76,7 +76,8 @@ class EmbeddingBag(TableModule):
             initializer=initializer,
             seed=seed,
         )
-        self.agent = TrainAgent([declaration(config, storage)], container)
+        declared = [declaration(config, storage)]
+        self.agent = TrainAgent(declared, [(self.name, mode)], container)
 
     def forward(
         self,
@@ -110,10 +111,8 @@ class EmbeddingBag(TableModule):
             weights = None if weights is None else weights[is_kept]
         ends = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths.numpy(), out=ends[1:])
-        shadow = self.agent.lookup(self.name, ids.contiguous().numpy(), is_training=self.training)
-        if weights is not None:
-            weights = weights.to(shadow.rows.dtype)
-        pooled = pool(shadow.rows, shadow.inverse, ends, weights, mode=self.mode)
+        bags = Bags(ids.contiguous().numpy(), ends, weights, (0,), len(lengths))
+        pooled = self.agent.pool(bags, is_training=self.training)
         return pooled if input.device.type == "cpu" else pooled.to(input.device)
 
     def _lengths(self, values: Tensor, offsets: Tensor | None) -> Tensor:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from sparring import StepContainer
 from sparring.errors import InvalidArgumentError
 from sparring_torch.feature_router import FeatureRouter
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.keyed_tensor import KeyedTensor
-from sparring_torch.pooling import pool
 from sparring_torch.table_configs import (
     EmbeddingBagConfig,
     PoolingType,
@@ -60,7 +56,11 @@ class EmbeddingBagCollection(TableModule):
         outputs = feature_outputs(tables)
         self._tables = list(tables)
         self._is_weighted = is_weighted
-        self._modes = [_mode(config) for config in tables]
+        pooled = [
+            (config.name, _mode(config))
+            for config, each in zip(tables, outputs, strict=True)
+            for _ in each
+        ]
         self._names = [name for each in outputs for name in each]
         self._dims = [
             config.embedding_dim for config, each in zip(tables, outputs, strict=True) for _ in each
@@ -68,7 +68,8 @@ class EmbeddingBagCollection(TableModule):
         self._router = FeatureRouter(
             [table_features(config) for config in tables], "EmbeddingBagCollection"
         )
-        self.agent = TrainAgent([declaration(config, storage) for config in tables], container)
+        declared = [declaration(config, storage) for config in tables]
+        self.agent = TrainAgent(declared, pooled, container)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables."""
@@ -84,23 +85,8 @@ class EmbeddingBagCollection(TableModule):
             InvalidArgumentError: features and tables do not fit, weights are missing, or a value
                 is no id.
         """
-        inputs = self._router.route(features, is_weighted=self._is_weighted)
-        parts: list[Tensor] = []
-        for declared, mode, each in zip(self.agent.declarations, self._modes, inputs, strict=True):
-            shadow = self.agent.lookup(declared.table.name, each.ids, is_training=self.training)
-            weights = each.weights
-            if weights is not None:
-                weights = weights.to("cpu", shadow.rows.dtype)
-            pooled = pool(shadow.rows, shadow.inverse, each.offsets, weights, mode=mode)
-            num_features = len(pooled) // features.stride() if features.stride() else 0
-            if num_features == 1:
-                parts.append(pooled)
-            elif num_features:
-                parts.extend(pooled.view(num_features, features.stride(), -1).unbind(0))
-        if not features.stride():
-            values = torch.zeros(0, sum(self._dims))
-        else:
-            values = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        bags = self._router.route(features, is_weighted=self._is_weighted)
+        values = self.agent.pool(bags, is_training=self.training)
         if features.device().type != "cpu":
             values = values.to(features.device())
         return KeyedTensor._trusted(self._names, self._dims, values)

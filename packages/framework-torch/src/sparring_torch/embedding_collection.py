@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from sparring import StepContainer
+from sparring_torch.batch_lookup import Ids
 from sparring_torch.feature_router import FeatureRouter
 from sparring_torch.jagged_tensor import JaggedTensor
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
-from sparring_torch.pooling import gather
 from sparring_torch.table_configs import (
     EmbeddingConfig,
     StorageLike,
@@ -52,7 +52,15 @@ class EmbeddingCollection(TableModule):
         self._router = FeatureRouter(
             [table_features(config) for config in tables], "EmbeddingCollection"
         )
-        self.agent = TrainAgent([declaration(config, storage) for config in tables], container)
+        self._names = [name for each in self._outputs for name in each]
+        # Pooling means nothing here, where each id is a bag of its own.
+        looked_up = [
+            (config.name, "sum")
+            for config, each in zip(tables, self._outputs, strict=True)
+            for _ in each
+        ]
+        declared = [declaration(config, storage) for config in tables]
+        self.agent = TrainAgent(declared, looked_up, container)
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """The tables."""
@@ -68,22 +76,17 @@ class EmbeddingCollection(TableModule):
         Raises:
             InvalidArgumentError: features and tables do not fit, or a value is no id.
         """
-        inputs = self._router.route(features, is_weighted=False)
+        bags = self._router.route(features, is_weighted=False)
         device, stride = features.device(), features.stride()
+        ends = bags.offsets[::stride].tolist() if stride else [0] * (len(features.keys()) + 1)
+        ids = Ids(bags.ids, [(ends[place], ends[place + 1]) for place in bags.places])
+        parts = self.agent.gather(ids, is_training=self.training)
+        lengths = torch.from_numpy(bags.offsets).diff().to(device)
         result: dict[str, JaggedTensor] = {}
-        for declared, names, each in zip(
-            self.agent.declarations, self._outputs, inputs, strict=True
-        ):
-            shadow = self.agent.lookup(declared.table.name, each.ids, is_training=self.training)
-            embeddings = gather(shadow.rows, shadow.inverse)
-            if device.type != "cpu":
-                embeddings = embeddings.to(device)
-            lengths = torch.from_numpy(each.offsets).diff().to(device).view(len(names), stride)
-            counts = lengths.sum(1).tolist()
-            for name, part, own in zip(
-                names, torch.split(embeddings, counts), lengths, strict=True
-            ):
-                result[name] = JaggedTensor._trusted(part, None, own)
+        for name, place, part in zip(self._names, bags.places, parts, strict=True):
+            own = lengths[place * stride : (place + 1) * stride]
+            embeddings = part if device.type == "cpu" else part.to(device)
+            result[name] = JaggedTensor._trusted(embeddings, None, own)
         return result
 
     def extra_repr(self) -> str:

@@ -1,39 +1,19 @@
-"""Shares out the features of a batch to the tables that they look up in.
-
-All features of a table are looked up together, so an id that two of them hold is deduplicated,
-found and updated once.
-"""
+"""Finds, in a batch, the features that tables look up."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from sparring.errors import InvalidArgumentError
+from sparring_torch.batch_lookup import Bags
 from sparring_torch.ids import ids_from
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.suggestions import suggestion
 
-__all__ = ["FeatureRouter", "TableInput"]
-
-Index = npt.NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class TableInput:
-    """The ids of all features of one table, feature after feature."""
-
-    ids: Index
-    """``(n,)``"""
-    offsets: Index
-    """``(features * stride + 1,)``, from 0 to n."""
-    weights: Tensor | None
-    """``(n,)``"""
+__all__ = ["FeatureRouter"]
 
 
 class FeatureRouter:
@@ -49,10 +29,10 @@ class FeatureRouter:
         self._known = {name for each in self._features for name in each}
         self._owner = owner
         self._planned_for: list[str] | None = None
-        self._plan: list[list[int]] = []
+        self._plan: list[int] = []
 
-    def route(self, batch: KeyedJaggedTensor, *, is_weighted: bool) -> list[TableInput]:
-        """One `TableInput` for each table.
+    def route(self, batch: KeyedJaggedTensor, *, is_weighted: bool) -> Bags:
+        """The ids of the batch, and where those of each table's features are, table by table.
 
         Raises:
             InvalidArgumentError: the batch lacks a feature, has one that no table takes, has no
@@ -78,10 +58,9 @@ class FeatureRouter:
                 ]
             ).numpy()
         offsets = batch.offsets().cpu().numpy().astype(np.int64, copy=False)
-        stride = batch.stride()
-        return [self._part(ids, offsets, weights, stride, places) for places in self._plan]
+        return Bags(ids, np.ascontiguousarray(offsets), weights, self._plan, batch.stride())
 
-    def _planned(self, keys: Sequence[str]) -> list[list[int]]:
+    def _planned(self, keys: Sequence[str]) -> list[int]:
         places = {name: place for place, name in enumerate(keys)}
         for name in keys:
             if name not in self._known:
@@ -99,33 +78,4 @@ class FeatureRouter:
                         + suggestion(name, keys),
                         feature=name,
                     )
-        return [[places[name] for name in each] for each in self._features]
-
-    @staticmethod
-    def _part(
-        ids: Index, offsets: Index, weights: Tensor | None, stride: int, places: list[int]
-    ) -> TableInput:
-        begin, end = places[0], places[-1] + 1
-        if places == list(range(begin, end)):
-            start, stop = int(offsets[begin * stride]), int(offsets[end * stride])
-            part = offsets[begin * stride : end * stride + 1]
-            return TableInput(
-                ids[start:stop],
-                part - start if start else part,
-                None if weights is None else weights[start:stop],
-            )
-        spans = [
-            slice(int(offsets[place * stride]), int(offsets[(place + 1) * stride]))
-            for place in places
-        ]
-        joined = np.zeros(len(places) * stride + 1, np.int64)
-        lengths = np.diff(offsets)
-        np.cumsum(
-            np.concatenate([lengths[p * stride : (p + 1) * stride] for p in places]),
-            out=joined[1:],
-        )
-        return TableInput(
-            np.concatenate([ids[span] for span in spans]),
-            joined,
-            None if weights is None else torch.cat([weights[span] for span in spans]),
-        )
+        return [places[name] for each in self._features for name in each]

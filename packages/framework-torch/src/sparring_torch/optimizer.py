@@ -180,10 +180,8 @@ class Optimizer(torch.optim.Optimizer):
         Args:
             set_to_none: accepted for torch's sake; there is nothing else to set.
         """
-        resources = self.container.resources
         for name in self._shadows:
-            if resources.num_accumulated(name):
-                resources.take(name)
+            self.container.resources.drop(name)
 
     # -- what can be saved ------------------------------------------------------------
 

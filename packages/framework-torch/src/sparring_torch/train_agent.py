@@ -4,6 +4,8 @@
                   │                                                                      │
     ResourceManager.accumulate(shadow id, gradient)  ◄── hook on the shadow ◄────────────┘
 
+`pool` and `gather` do without a shadow where they can: see `sparring_torch.batch_lookup`.
+
 Modules hold an agent; `Optimizer` brings the agents of all its modules into one container and
 drives `StepContainer.apply`. Nobody else need know that there are steps.
 """
@@ -21,6 +23,8 @@ from torch import Tensor, nn
 
 from sparring import ResourceManager, StepContainer
 from sparring.errors import InvalidArgumentError
+from sparring_torch import shadow_pooling
+from sparring_torch.batch_lookup import Bags, DirectBatch, Ids, with_gradient
 from sparring_torch.table_configs import TableDeclaration
 
 __all__ = ["Shadow", "TableModule", "TrainAgent", "agents_of"]
@@ -41,15 +45,24 @@ class TrainAgent:
 
     Args:
         declarations: the module's tables.
+        features: table and pooling (``sum`` or ``mean``) of each feature that the module looks
+            up, in the order of its outputs.
         container: where they live; None means a container of the agent's own, made when it is
             first needed, unless an `Optimizer` brings several agents together before any row is
             written.
     """
 
     def __init__(
-        self, declarations: Sequence[TableDeclaration], container: StepContainer | None = None
+        self,
+        declarations: Sequence[TableDeclaration],
+        features: Sequence[tuple[str, str]],
+        container: StepContainer | None = None,
     ) -> None:
         self.declarations = list(declarations)
+        self._features = list(features)
+        computing = {each.table.numpy_dtype for each in declarations}
+        self._dtype = computing.pop() if len(computing) == 1 else None
+        self._collection: Any = None
         self.is_container_given = container is not None
         self._container: StepContainer | None = None
         if container is not None:
@@ -94,6 +107,62 @@ class TrainAgent:
         for each in self.declarations:
             container.declare(each.table, each.storage)
         self._container = container
+        self._collection = None
+
+    def pool(self, bags: Bags, *, is_training: bool) -> Tensor:
+        """One embedding for each bag of each feature, side by side: ``(num_bags, sum of dims)``.
+
+        Registered for a gradient only while training with autograd on; otherwise nothing is
+        kept, and no id earns a row.
+
+        Args:
+            bags: of the features that were given to the agent.
+            is_training: the module's own `training`.
+        """
+        is_registered = is_training and torch.is_grad_enabled()
+        wants_rows = bags.weights is not None and bags.weights.requires_grad
+        if not self._is_direct or (wants_rows and torch.is_grad_enabled()):
+            return shadow_pooling.pool_features(self, self._features, bags, is_training)
+        assert self._dtype is not None
+        collection = self._native_collection()
+        weights = bags.numpy_weights(self._dtype)
+        places = bags.places
+        out = collection.pool(bags.ids, bags.offsets, places, bags.num_bags, weights)
+        if not is_registered:
+            return torch.from_numpy(out)
+
+        def sources(gradients: Sequence[npt.NDArray[Any]]) -> Any:
+            return collection.bag_gradients(
+                bags.ids, bags.offsets, places, bags.num_bags, weights, gradients[0]
+            )
+
+        return with_gradient(self._direct_batch(sources), [out])[0]
+
+    def gather(self, ids: Ids, *, is_training: bool) -> Sequence[Tensor]:
+        """One embedding for each id: ``(ids of the feature, dim)`` of each feature."""
+        if not self._is_direct:
+            return shadow_pooling.gather_features(self, self._features, ids, is_training)
+        collection = self._native_collection()
+        outputs = collection.gather(ids.ids, ids.spans)
+        if not (is_training and torch.is_grad_enabled()):
+            return [torch.from_numpy(each) for each in outputs]
+
+        def sources(gradients: Sequence[npt.NDArray[Any]]) -> Any:
+            return collection.id_gradients(ids.ids, ids.spans, gradients)
+
+        return with_gradient(self._direct_batch(sources), outputs)
+
+    @property
+    def _is_direct(self) -> bool:
+        return self._dtype is not None and self.container.reads_directly
+
+    def _native_collection(self) -> Any:
+        if self._collection is None:
+            self._collection = self.container.collection(self._features)
+        return self._collection
+
+    def _direct_batch(self, sources: Any) -> DirectBatch:
+        return DirectBatch(self.container.resources, self.table_names, sources)
 
     def lookup(self, table: str, ids: npt.NDArray[np.int64], *, is_training: bool) -> Shadow:
         """Ids to a shadow.

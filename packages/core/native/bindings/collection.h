@@ -1,0 +1,89 @@
+// What sparring._native has for whole collections; see sparring/collection.py.
+#ifndef SPARRING_BINDINGS_COLLECTION_H_
+#define SPARRING_BINDINGS_COLLECTION_H_
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "collection/gradients.h"
+#include "collection/table_view.h"
+
+namespace sparring::bindings {
+
+// Raises InvalidArgumentError for an unknown dtype.
+kernels::RowType row_type_named(const std::string& dtype);
+
+// A table, and the storage that it has at the moment.
+class PyTableView {
+ public:
+  PyTableView(const std::string& dtype, const kernels::InitializerSpec& initializer);
+
+  // Rows are as `state_width` says, and lie in the storage of `capsule` from now on.
+  void attach(pybind11::capsule capsule, int64_t state_width);
+  void detach();
+
+  const collection::TableView& view() const { return view_; }
+  bool is_double() const { return view_.layout.type == kernels::RowType::float64; }
+
+ private:
+  pybind11::object capsule_;
+  std::optional<abi::StorageHandle> handle_;
+  collection::TableView view_;
+};
+
+using SharedView = std::shared_ptr<PyTableView>;
+
+// Gradients on their way to tables, and the arrays that they lie in.
+class PyGradientSources {
+ public:
+  template <class T>
+  struct Feature {
+    SharedView table;
+    collection::FeatureGradient<T> gradient;
+  };
+  template <class T>
+  struct Part {
+    std::vector<Feature<T>> features;
+    // Contiguous memory in which all gradients lie: address and elements.
+    std::vector<std::pair<const T*, int64_t>> spans;
+  };
+  using Parts = std::variant<Part<float>, Part<double>>;
+
+  PyGradientSources(Parts parts, pybind11::object owners)
+      : parts_(std::move(parts)), owners_(std::move(owners)) {}
+
+  const Parts& parts() const { return parts_; }
+  bool is_double() const { return parts_.index() == 1; }
+
+  // The largest |element|, NaN if any is NaN; found out once. Call without the GIL.
+  double largest_gradient() const;
+
+  // keys (u) and the sums of their gradients (u, dim), of one table.
+  pybind11::tuple summed(const SharedView& table) const;
+
+ private:
+  Parts parts_;
+  pybind11::object owners_;
+  mutable std::optional<double> largest_;
+};
+
+// The gradients that some sources have for a table.
+template <class T>
+void append_gradients(const PyGradientSources& sources, const PyTableView* table,
+                      std::vector<collection::FeatureGradient<T>>& to) {
+  for (const auto& feature : std::get<PyGradientSources::Part<T>>(sources.parts()).features) {
+    if (feature.table.get() == table) to.push_back(feature.gradient);
+  }
+}
+
+}  // namespace sparring::bindings
+
+#endif  // SPARRING_BINDINGS_COLLECTION_H_

@@ -1,0 +1,199 @@
+#include "collection/fused_step.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "kernels/parallel.h"
+#include "kernels/simd.h"
+
+namespace sparring::collection {
+namespace {
+
+// What the gradients of a block may take of the near cache, and the stack.
+constexpr int64_t kBlockBytes = 16 * 1024;
+constexpr int64_t kMostBlock = 32;
+
+// Changes the rows of one table; many threads use one at the same time.
+template <class T>
+class Changer {
+ public:
+  Changer(const FusedUpdate<T>& update, const GroupedGradients<T>& grouped)
+      : update_(update),
+        grouped_(grouped),
+        prepared_(update.spec),
+        loops_(kernels::row_kernels<T>()),
+        dim_(update.table->layout.dim) {}
+
+  static int32_t admit(void* context, int64_t count, const int64_t* positions,
+                       uint8_t* is_admitted) {
+    auto& self = *static_cast<Changer*>(context);
+    try {
+      std::vector<int64_t> keys(static_cast<size_t>(count));
+      for (int64_t i = 0; i < count; ++i) {
+        keys[static_cast<size_t>(i)] = self.grouped_.keys[static_cast<size_t>(positions[i])];
+      }
+      self.update_.filter->admit(keys.data(), count, self.update_.spec.step, is_admitted);
+      self.num_refused = count - std::count_if(is_admitted, is_admitted + count,
+                                               [](uint8_t each) { return each != 0; });
+      return 0;
+    } catch (...) {
+      return 1;
+    }
+  }
+
+  static void change(void* context, int64_t count, const int64_t* positions, void* const* rows,
+                     const uint8_t* is_new) {
+    const auto& self = *static_cast<const Changer*>(context);
+    const int64_t gradient_bytes = self.dim_ * static_cast<int64_t>(sizeof(T));
+    if (gradient_bytes <= kBlockBytes) {
+      alignas(64) std::byte gradients[kBlockBytes];
+      self.change_blocks(count, positions, rows, is_new, reinterpret_cast<T*>(gradients),
+                         std::min(kMostBlock, kBlockBytes / gradient_bytes));
+    } else {
+      self.change_wide(count, positions, rows, is_new);
+    }
+  }
+
+  int64_t num_refused = 0;
+
+ private:
+  // For the few tables that have such rows; `change` must not fail, so no heap.
+  [[gnu::noinline]] void change_wide(int64_t count, const int64_t* positions, void* const* rows,
+                                     const uint8_t* is_new) const {
+    constexpr int64_t kMostDim = 65'536;
+    alignas(64) std::byte gradients[kMostDim * sizeof(T)];
+    change_blocks(count, positions, rows, is_new, reinterpret_cast<T*>(gradients), 1);
+  }
+
+  void change_blocks(int64_t count, const int64_t* positions, void* const* rows,
+                     const uint8_t* is_new, T* gradients, int64_t block) const {
+    int64_t keys[kMostBlock];
+    for (int64_t at = 0; at < count; at += block) {
+      const int64_t part = std::min(block, count - at);
+      for (int64_t i = 0; i < part; ++i) {
+        keys[i] = grouped_.keys[static_cast<size_t>(positions[at + i])];
+      }
+      make_new(keys, rows + at, is_new + at, part, gradients);
+      loops_.sum_by_key({grouped_.sources.get(), grouped_.scales.get(), grouped_.starts.data(),
+                         positions + at, gradients, part, dim_});
+      kernels::update_rows(prepared_, {keys, rows + at, gradients, part});
+    }
+  }
+
+  // `made`: room for `count` embeddings.
+  void make_new(const int64_t* keys, void* const* rows, const uint8_t* is_new, int64_t count,
+                T* made) const {
+    int64_t new_keys[kMostBlock];
+    const uint8_t found[kMostBlock] = {};
+    int64_t num_new = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      if (is_new[i] != 0) new_keys[num_new++] = keys[i];
+    }
+    if (num_new == 0) return;
+    kernels::initialize<T>(nullptr, update_.table->initializer,
+                           {new_keys, found, num_new, nullptr, made, dim_});
+    const kernels::RowLayout& layout = update_.table->layout;
+    const auto embedding_bytes =
+        static_cast<size_t>(layout.dim * kernels::element_bytes(layout.type));
+    const auto* from = reinterpret_cast<const std::byte*>(made);
+    for (int64_t i = 0; i < count; ++i) {
+      if (is_new[i] == 0) continue;
+      auto* row = static_cast<std::byte*>(rows[i]);
+      std::memcpy(row, from, embedding_bytes);
+      from += embedding_bytes;
+      // The gap is written too, so that equal rows have equal bytes.
+      std::memset(row + embedding_bytes, 0,
+                  static_cast<size_t>(layout.row_bytes) - embedding_bytes);
+      if (update_.initial_state != nullptr) {
+        std::memcpy(row + layout.state_begin, update_.initial_state,
+                    static_cast<size_t>(layout.row_bytes - layout.state_begin));
+      }
+    }
+  }
+
+  const FusedUpdate<T>& update_;
+  const GroupedGradients<T>& grouped_;
+  const kernels::PreparedUpdate prepared_;
+  const kernels::RowKernels<T>& loops_;
+  const int64_t dim_;
+};
+
+template <class T>
+TableOutcome apply_to(const FusedUpdate<T>& update, const GroupedGradients<T>& grouped) {
+  TableOutcome outcome;
+  if (grouped.num_keys == 0) return outcome;
+  Changer<T> changer(update, grouped);
+  abi::EvictedRows evicted;
+  SparringUpdate call{};
+  call.count = grouped.num_keys;
+  call.keys = grouped.keys.data();
+  call.admit = update.filter != nullptr ? &Changer<T>::admit : nullptr;
+  call.change = &Changer<T>::change;
+  call.context = &changer;
+  update.table->storage->update(call, &evicted);
+  outcome.num_inserted = call.inserted;
+  outcome.num_refused = changer.num_refused;
+  outcome.num_updated = grouped.num_keys - changer.num_refused;
+  outcome.num_evicted = static_cast<int64_t>(evicted.keys.size());
+  return outcome;
+}
+
+}  // namespace
+
+template <class T>
+FusedStep<T>::FusedStep(const SparringExecutor* executor, std::vector<FusedUpdate<T>> updates)
+    : executor_(executor), updates_(std::move(updates)), grouped_(updates_.size()) {
+  kernels::parallel_for(executor_, static_cast<int64_t>(updates_.size()), 1,
+                        [&](int64_t begin, int64_t end) {
+                          for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end);
+                               ++i) {
+                            grouped_[i] = group(executor_, updates_[i].gradients);
+                          }
+                        });
+}
+
+template <class T>
+bool FusedStep<T>::is_certainly_finite(size_t table) const {
+  const GroupedGradients<T>& grouped = grouped_[table];
+  const double bound = static_cast<double>(updates_[table].largest_gradient) *
+                       static_cast<double>(grouped.largest_scale) *
+                       static_cast<double>(std::max<int64_t>(1, grouped.most_sources));
+  // NaN is not below anything. Half of the range is far more than rounding can add.
+  return bound < static_cast<double>(std::numeric_limits<T>::max()) / 2;
+}
+
+template <class T>
+int64_t FusedStep<T>::count_missing(size_t table) const {
+  int64_t num_missing = 0;
+  SparringVisit visit{};
+  visit.count = grouped_[table].num_keys;
+  visit.keys = grouped_[table].keys.data();
+  visit.columns = {0, 1};
+  visit.context = &num_missing;
+  visit.show = [](void* context, int64_t, int64_t count, const void* const* rows) -> int32_t {
+    *static_cast<int64_t*>(context) += std::count(rows, rows + count, nullptr);
+    return 0;
+  };
+  if (visit.count > 0) updates_[table].table->storage->visit(visit);
+  return num_missing;
+}
+
+template <class T>
+std::vector<TableOutcome> FusedStep<T>::apply() {
+  std::vector<TableOutcome> outcomes(updates_.size());
+  kernels::parallel_for(executor_, static_cast<int64_t>(updates_.size()), 1,
+                        [&](int64_t begin, int64_t end) {
+                          for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end);
+                               ++i) {
+                            outcomes[i] = apply_to(updates_[i], grouped_[i]);
+                          }
+                        });
+  return outcomes;
+}
+
+template class FusedStep<float>;
+template class FusedStep<double>;
+
+}  // namespace sparring::collection

@@ -1,0 +1,65 @@
+// One step of the fused update methods over many tables.
+//
+// First everything that can be refused: gradients are grouped by key, and room is
+// looked for. Then every table's rows change in place, each visited once: its
+// gradient is summed, it is made if it is new, and the method changes it.
+#ifndef SPARRING_COLLECTION_FUSED_STEP_H_
+#define SPARRING_COLLECTION_FUSED_STEP_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "collection/gradients.h"
+#include "kernels/admission.h"
+#include "kernels/update.h"
+
+namespace sparring::collection {
+
+template <class T>
+struct FusedUpdate {
+  const TableView* table;  // its storage is not NULL
+  std::vector<FeatureGradient<T>> gradients;
+  // The largest |element| of all gradients, NaN if any is NaN.
+  T largest_gradient;
+  kernels::UpdateSpec spec;
+  const T* initial_state;            // (state_width), or NULL: zeros
+  kernels::AdmissionFilter* filter;  // or NULL: all are admitted
+};
+
+struct TableOutcome {
+  int64_t num_updated = 0;   // rows, new ones included
+  int64_t num_inserted = 0;  // of these, new
+  int64_t num_refused = 0;   // keys that were not admitted
+  int64_t num_evicted = 0;
+};
+
+template <class T>
+class FusedStep {
+ public:
+  // Groups. Throws std::bad_alloc.
+  FusedStep(const SparringExecutor* executor, std::vector<FusedUpdate<T>> updates);
+
+  size_t num_tables() const { return updates_.size(); }
+  // Whether every sum of a table's gradients is certainly a finite number. It may be
+  // in doubt where an addition could overflow.
+  bool is_certainly_finite(size_t table) const;
+
+  // Keys without a row. Throws StorageError.
+  int64_t count_missing(size_t table) const;
+
+  // Changes the rows. Throws StorageError: the table concerned has not changed, but
+  // others may have.
+  std::vector<TableOutcome> apply();
+
+ private:
+  const SparringExecutor* executor_;
+  std::vector<FusedUpdate<T>> updates_;
+  std::vector<GroupedGradients<T>> grouped_;
+};
+
+extern template class FusedStep<float>;
+extern template class FusedStep<double>;
+
+}  // namespace sparring::collection
+
+#endif  // SPARRING_COLLECTION_FUSED_STEP_H_

@@ -1,0 +1,48 @@
+// Looks up all features of a batch in one call, straight from the tables.
+//
+//   ids of a feature ──visit──► rows where they lie ──sum, mean──► out[bag, column …]
+//
+// No id is deduplicated and no row is copied: a row that is met twice comes from the
+// cache the second time. An id without a row reads as its initial value. All
+// features share the threads: the work is cut into pieces of some thousand ids,
+// whatever tables they are for.
+#ifndef SPARRING_COLLECTION_LOOKUP_H_
+#define SPARRING_COLLECTION_LOOKUP_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "collection/table_view.h"
+#include "sparring/storage_abi.h"
+
+namespace sparring::collection {
+
+// The ids of one feature. `T` is the computing type of its table.
+template <class T>
+struct FeatureIds {
+  const TableView* table;
+  const int64_t* ids;      // (n) int64, of the whole batch
+  const int64_t* offsets;  // (b + 1) into ids, never falling; NULL: one embedding an id
+  int64_t count;           // b bags; where offsets are NULL, ids from ids[0] on
+  const T* weights;        // (n), of the whole batch, or NULL
+  bool is_mean;
+};
+
+template <class T>
+struct FeatureLookup {
+  FeatureIds<T> input;
+  T* out;          // out[i * stride], i in [0, count): (dim) elements are written
+  int64_t stride;  // elements
+};
+
+// REQUIRES: offsets within the batch; outputs do not overlap. Throws StorageError,
+// std::bad_alloc; the outputs are undefined then.
+template <class T>
+void look_up(const SparringExecutor* executor, const std::vector<FeatureLookup<T>>& features);
+
+extern template void look_up(const SparringExecutor*, const std::vector<FeatureLookup<float>>&);
+extern template void look_up(const SparringExecutor*, const std::vector<FeatureLookup<double>>&);
+
+}  // namespace sparring::collection
+
+#endif  // SPARRING_COLLECTION_LOOKUP_H_

@@ -1,0 +1,122 @@
+"""Whole batches to embeddings: straight from the tables where that is possible.
+
+    pooled, gathered ──► one native call for all tables ──► autograd node ──► model, loss
+                                                               │
+    ResourceManager.hold(batch id, gradient of the bags) ◄─────┘
+
+No id is deduplicated and no row is copied on the way: that is left to the step, which visits each
+row once. It is not possible where rows lie on other ranks, or where weights want a gradient, which
+needs the rows again; then shadows are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sparring import ResourceManager
+from sparring.errors import InvalidArgumentError
+
+__all__ = ["Bags", "DirectBatch", "Ids", "with_gradient"]
+
+Index = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Bags:
+    """Bags of ids for several features."""
+
+    ids: Index
+    """``(n,)``"""
+    offsets: Index
+    """``(features of the batch * num_bags + 1,)``, never falling, from 0 to n."""
+    weights: Tensor | None
+    """``(n,)``"""
+    places: Sequence[int]
+    """Which feature of the batch each looked-up feature is."""
+    num_bags: int
+    """Bags of each feature."""
+
+    def numpy_weights(self, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
+        """The weights as an array of `dtype`."""
+        if self.weights is None:
+            return None
+        return np.ascontiguousarray(self.weights.detach().cpu().numpy(), dtype)
+
+
+@dataclass(slots=True)
+class Ids:
+    """Ids of several features, one embedding for each."""
+
+    ids: Index
+    """``(n,)``"""
+    spans: Sequence[tuple[int, int]]
+    """The half-open range of each feature in `ids`."""
+
+
+class DirectBatch:
+    """A batch that was looked up in training, until its gradients came or its graph is gone."""
+
+    __slots__ = ("_make_sources", "_resources", "_shadow_id")
+
+    def __init__(
+        self,
+        resources: ResourceManager,
+        tables: Sequence[str],
+        make_sources: Callable[[Sequence[npt.NDArray[Any]]], Any],
+    ) -> None:
+        self._resources = resources
+        self._make_sources = make_sources
+        self._shadow_id = resources.register_direct(tables)
+
+    def hold(self, gradients: Sequence[Tensor]) -> None:
+        """Hands the gradients of the outputs to the step."""
+        kept = [gradient.contiguous() for gradient in gradients]
+        # They are not copied, so nobody may write to them before the step.
+        versions = [gradient._version for gradient in kept]
+
+        def check() -> None:
+            if versions != [gradient._version for gradient in kept]:
+                raise InvalidArgumentError(
+                    "the gradient of looked-up embeddings was changed in place between backward "
+                    "and step; change a clone of it, or register a hook on the output"
+                )
+
+        sources = self._make_sources([gradient.numpy() for gradient in kept])
+        self._resources.hold(self._shadow_id, sources, check)
+
+    def __del__(self) -> None:
+        self._resources.release(self._shadow_id)
+
+
+def with_gradient(batch: DirectBatch, outputs: Sequence[npt.NDArray[Any]]) -> tuple[Tensor, ...]:
+    """The outputs of a lookup as tensors whose gradients go to `batch`."""
+    made: tuple[Tensor, ...] = _Output.apply(_ANCHOR, batch, *outputs)  # type: ignore[no-untyped-call]
+    return made
+
+
+# What makes autograd call backward although no parameter is involved.
+_ANCHOR = torch.empty(0, requires_grad=True)
+
+
+class _Output(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, _anchor: Tensor, batch: DirectBatch, *outputs: npt.NDArray[Any]
+    ) -> tuple[Tensor, ...]:
+        ctx.batch = batch
+        ctx.num_outputs = len(outputs)
+        return tuple(map(torch.from_numpy, outputs))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
+        ctx.batch.hold(gradients)
+        return (None,) * (2 + ctx.num_outputs)
