@@ -198,13 +198,23 @@ def test_wrong_use_is_refused_and_changes_nothing() -> None:
         StepContainer(non_finite="sometimes")
 
 
-def test_rows_of_another_width_are_not_reinterpreted() -> None:
+def test_rows_of_another_state_are_refused_until_it_is_dropped() -> None:
     made = container()
+    made.set_state("item", np.array([0.5, 7.0]), "first")
     with made.step(descend()) as step:
         step.accumulate(step.lookup("item", [1]), np.ones((1, 4)))
-    with pytest.raises(InvalidArgumentError, match=r"1 rows with 0 elements.*needs 3"):
-        made.set_state("item", np.zeros(3))
-    made.set_state("item", np.zeros(0))
+    embedding = made.lookup("item", np.array([1]), is_registered=False).rows
+    for state, method in ((np.zeros(3), "second"), (np.zeros(2), "second"), (np.zeros(3), "")):
+        with pytest.raises(InvalidArgumentError, match=r"1 rows with 2 .* of first.*drop_state"):
+            made.set_state("item", state, method)
+    made.set_state("item", np.zeros(2), "first")
+    made.set_state("item", np.zeros(2))
+    made.drop_state("item")
+    assert made.storage("item").table.width == 4
+    made.set_state("item", np.array([3.0, 4.0, 5.0]), "second")
+    row = made.storage("item").find([1]).rows[0]
+    np.testing.assert_array_equal(row[:4], embedding[0])
+    np.testing.assert_array_equal(row[4:], [3, 4, 5])
 
 
 def test_a_storage_that_was_given_is_never_replaced() -> None:

@@ -15,6 +15,7 @@ from sparring.descriptors import (
     KernelsDescriptor,
     RendezvousDescriptor,
     StorageDescriptor,
+    UpdateMethodDescriptor,
 )
 from sparring.errors import InvalidArgumentError
 from sparring.hookspecs import hookimpl
@@ -77,6 +78,22 @@ def sparring_register_kernels() -> Sequence[KernelsDescriptor]:
             device="cpu",
             factory=_load_cpu_kernels,
         )
+    ]
+
+
+@hookimpl
+def sparring_register_update_methods() -> Sequence[UpdateMethodDescriptor]:
+    from sparring.updates import BUILTIN_METHODS
+
+    return [
+        UpdateMethodDescriptor(
+            name=name,
+            api_version=API_VERSION,
+            summary=method.summary,
+            options=method.hyperparameters,
+            factory=method,
+        )
+        for name, method in BUILTIN_METHODS.items()
     ]
 
 

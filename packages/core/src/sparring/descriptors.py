@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sparring.storage import Storage
     from sparring.table import TableConfig
     from sparring.training import Progress, TrainResult
+    from sparring.updates import UpdateMethod
 
 __all__ = [
     "API_VERSION",
@@ -35,6 +36,7 @@ __all__ = [
     "Options",
     "RendezvousDescriptor",
     "StorageDescriptor",
+    "UpdateMethodDescriptor",
 ]
 
 API_VERSION: tuple[int, int] = (1, 0)
@@ -101,6 +103,13 @@ class KernelsDescriptor(Descriptor):
 
     device: str
     factory: Callable[[], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateMethodDescriptor(Descriptor):
+    """An update method. `options` are its hyper-parameters; `factory()` makes it."""
+
+    factory: Callable[[], UpdateMethod]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from sparring.descriptors import (
     KernelsDescriptor,
     RendezvousDescriptor,
     StorageDescriptor,
+    UpdateMethodDescriptor,
 )
 
 PROJECT = "sparring"
@@ -50,6 +51,11 @@ def sparring_register_rendezvous() -> Sequence[RendezvousDescriptor]:
 @hookspec
 def sparring_register_kernels() -> Sequence[KernelsDescriptor]:
     """Sets of key operations that this plugin offers, one for each device type."""
+
+
+@hookspec
+def sparring_register_update_methods() -> Sequence[UpdateMethodDescriptor]:
+    """Update methods that this plugin offers: how gradients change rows."""
 
 
 @hookspec

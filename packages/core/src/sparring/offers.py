@@ -17,6 +17,7 @@ from sparring.descriptors import (
     KernelsDescriptor,
     RendezvousDescriptor,
     StorageDescriptor,
+    UpdateMethodDescriptor,
 )
 from sparring.errors import PluginError, VersionError
 
@@ -27,6 +28,7 @@ KINDS: Mapping[str, type[Descriptor]] = {
     "collective": CollectiveDescriptor,
     "rendezvous": RendezvousDescriptor,
     "kernels": KernelsDescriptor,
+    "update_methods": UpdateMethodDescriptor,
     "framework": FrameworkDescriptor,
     "commands": CommandDescriptor,
 }

@@ -23,6 +23,7 @@ from sparring.descriptors import (
     KernelsDescriptor,
     RendezvousDescriptor,
     StorageDescriptor,
+    UpdateMethodDescriptor,
 )
 from sparring.distributions import PluginSource, find_plugins
 from sparring.errors import PluginError
@@ -151,6 +152,10 @@ class PluginManager:
         """The key operations for a device type, ``cpu`` or ``cuda``; raises as `storage` does."""
         return self._find("kernels", device, KernelsDescriptor)
 
+    def update_method(self, name: str) -> UpdateMethodDescriptor:
+        """The update method of that name; raises as `storage` does."""
+        return self._find("update_methods", name, UpdateMethodDescriptor)
+
     def framework(self, name: str) -> FrameworkDescriptor:
         """The framework adapter of that name; raises as `storage` does."""
         return self._find("framework", name, FrameworkDescriptor)
@@ -217,7 +222,8 @@ class PluginManager:
         known = sorted(offer.name for offer in self.descriptors() if offer.kind == kind)
         extras = _EXTRAS.get(kind, {})
         meant = closest_name(name, [*known, *extras])
-        message = f"{kind} {name!r} is {'not installed' if name in extras else 'unknown'}"
+        label = "update method" if kind == "update_methods" else kind
+        message = f"{label} {name!r} is {'not installed' if name in extras else 'unknown'}"
         if meant is not None and meant != name:
             message += f"; did you mean {meant!r}?"
         if meant in extras and meant not in known:

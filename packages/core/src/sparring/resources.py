@@ -150,9 +150,7 @@ class ResourceManager:
         with self._lock:
             self._accumulators[batch_input.table].add(batch_input.keys, gradient)
 
-    def hold(
-        self, shadow_id: int, sources: Any, check: Callable[[], None] | None = None
-    ) -> None:
+    def hold(self, shadow_id: int, sources: Any, check: Callable[[], None] | None = None) -> None:
         """Takes the gradient of a batch that was registered by `register_direct`.
 
         Args:

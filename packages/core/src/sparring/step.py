@@ -14,29 +14,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sparring import _native, kernels
+from sparring import _native
+from sparring.applying import TableUpdate, Update, apply_methods, apply_update
 from sparring.collective import Collective, LocalGroup, Reduction
+from sparring.declared_table import DeclaredTable, StorageChoice
 from sparring.errors import (
-    CapacityError,
     ClosedError,
     InvalidArgumentError,
-    NonFiniteGradientError,
     UnknownTableError,
+    UnsupportedError,
 )
 from sparring.events import EventLoop
 from sparring.exchange import RingExchange
+from sparring.non_finite import NonFinite
 from sparring.rendezvous import Rendezvous, SingleRendezvous
-from sparring.resources import Accumulated, ResourceManager
+from sparring.resources import ResourceManager
 from sparring.storage.contract import Columns, Keys, Rows, Storage
+from sparring.storage.converting import copy_embeddings
 from sparring.storage.opening import open_storage
 from sparring.table import TableConfig
+from sparring.updates.contract import MethodChoice
 
 if TYPE_CHECKING:
     from sparring.plugins import PluginManager
@@ -51,23 +54,6 @@ __all__ = [
     "TableUpdate",
     "Update",
 ]
-
-
-class NonFinite(Enum):
-    """What `apply` does with gradients that hold NaN or infinity."""
-
-    RAISE = "raise"
-    """Raise before any row changes; the step's gradients are dropped."""
-    SKIP = "skip"
-    """Leave the rows concerned as they are, count them, and update the others."""
-
-
-@dataclass(frozen=True, slots=True)
-class StorageChoice:
-    """Which backend holds a table's rows, and its options."""
-
-    backend: str = "hkv"
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -85,25 +71,6 @@ class Lookup:
 
 
 @dataclass(slots=True)
-class TableUpdate:
-    """What an update method gets for one table: it changes `rows` in place."""
-
-    table: TableConfig
-    keys: Keys
-    """``(u,)``"""
-    rows: Rows
-    """``(u, width)``: embedding, then state."""
-    gradients: Rows
-    """``(u, dim)``"""
-
-
-class Update(Protocol):
-    """An update method: changes the rows of all updates in place, in one call for a step."""
-
-    def __call__(self, updates: Sequence[TableUpdate], /) -> None: ...
-
-
-@dataclass(slots=True)
 class StepCounters:
     """What happened since the container was made."""
 
@@ -111,42 +78,6 @@ class StepCounters:
     rows_updated: int = 0
     rows_evicted: int = 0
     rows_skipped_non_finite: int = 0
-
-
-class _Table:
-    """A declared table and, once rows may be written, its storage."""
-
-    __slots__ = (
-        "choice",
-        "config",
-        "embedding",
-        "initial_state",
-        "initializer",
-        "storage",
-        "view",
-        "whole",
-    )
-
-    def __init__(
-        self, config: TableConfig, choice: StorageChoice | None, storage: Storage | None
-    ) -> None:
-        self.config = config
-        self.choice = choice
-        self.storage = storage
-        self.initial_state: npt.NDArray[Any] | None = None
-        self.initializer = kernels.initializer_spec(config)
-        self.view = _native.TableView(config.dtype, self.initializer)
-        self.embedding = Columns(0, config.dim)
-        self.whole = Columns(0, config.width)
-        self.hold(storage)
-
-    def hold(self, storage: Storage | None) -> None:
-        """Reads from `storage` from now on, natively too; None: no key has a row."""
-        self.storage = storage
-        if storage is None:
-            self.view.detach()
-        else:
-            self.view.attach(storage.__sparring_storage__(), storage.table.state_width)
 
 
 class StepContainer:
@@ -190,7 +121,7 @@ class StepContainer:
         self.reduction = reduction
         self._plugin_manager = plugin_manager
         self.counters = StepCounters()
-        self._tables: dict[str, _Table] = {}
+        self._tables: dict[str, DeclaredTable] = {}
         self._is_closed = False
 
     # -- tables -----------------------------------------------------------------
@@ -223,9 +154,9 @@ class StepContainer:
                     f"for {table}",
                     table=table.name,
                 )
-            entry = _Table(table, None, storage)
+            entry = DeclaredTable(table, None, storage)
         else:
-            entry = _Table(table, storage or StorageChoice(), None)
+            entry = DeclaredTable(table, storage or StorageChoice(), None)
         self._tables[table.name] = entry
         self.resources.declare(table, entry.view)
 
@@ -234,59 +165,102 @@ class StepContainer:
         """The declared tables by name."""
         return {name: entry.config for name, entry in self._tables.items()}
 
-    def set_state(self, table: str, initial_state: npt.NDArray[Any]) -> None:
+    def set_state(self, table: str, initial_state: npt.NDArray[Any], method: str = "") -> None:
         """Says what optimizer state lies behind each embedding of `table`.
 
         Args:
             initial_state: ``(state_width,)`` of the table's dtype: the state of a new row.
+            method: whose state it is: an update method, or an optimizer of a framework.
 
         Raises:
-            InvalidArgumentError: the table has rows of another width already.
+            InvalidArgumentError: the table has rows of another width, or another method's rows.
         """
-        entry = self._entry(table)
-        config = entry.config.with_state(len(initial_state))
-        if entry.storage is not None and entry.storage.table.width != config.width:
-            if entry.choice is None:
+        entry = self.entry(table)
+        config = entry.config.with_state(len(initial_state), method)
+        storage = entry.storage
+        if storage is not None and storage.table.width != config.width and entry.choice is None:
+            raise InvalidArgumentError(
+                f"table {table!r}: the storage given has {storage.table.state_width} elements of "
+                f"state, {method} needs {config.state_width}; open it for "
+                f"TableConfig.with_state({config.state_width})",
+                table=table,
+            )
+        if storage is not None and storage.table.has_other_state(config):
+            if storage.size and storage.table.state_width:
                 raise InvalidArgumentError(
-                    f"table {table!r}: the storage given has {entry.storage.table.state_width} "
-                    f"elements of state, the optimizer needs {config.state_width}; open it for "
-                    f"TableConfig.with_state({config.state_width})",
+                    f"table {table!r} holds {storage.size} rows with {storage.table.state_width} "
+                    f"elements of state of {storage.table.state_method or 'an unknown optimizer'}, "
+                    f"{method or 'the optimizer'} needs {config.state_width} of its own; use the "
+                    f"same kind of optimizer, or call StepContainer.drop_state({table!r}) first: "
+                    "embeddings stay, and their state starts anew",
                     table=table,
                 )
-            if entry.storage.size:
-                raise InvalidArgumentError(
-                    f"table {table!r} holds {entry.storage.size} rows with "
-                    f"{entry.storage.table.state_width} elements of state, the optimizer needs "
-                    f"{config.state_width}; use the same kind of optimizer, or clear the table",
-                    table=table,
-                )
-            entry.storage.close()
-            entry.hold(None)
+            self._replace_storage(entry, config, np.asarray(initial_state))
         entry.config = config
         entry.whole = Columns(0, config.width)
         entry.initial_state = np.array(initial_state, config.numpy_dtype)
 
+    def drop_state(self, table: str) -> None:
+        """Takes the optimizer's state off all rows of a table on this rank; embeddings stay.
+
+        The next optimizer starts from its own initial state.
+
+        Raises:
+            UnsupportedError: the storage was given open, or outlives the process; run
+                ``sparring convert`` for the latter.
+        """
+        entry = self.entry(table)
+        config = entry.config.with_state(0)
+        if entry.storage is not None:
+            self._replace_storage(entry, config, np.empty(0, config.numpy_dtype))
+        entry.config = config
+        entry.whole = Columns(0, config.width)
+        entry.initial_state = None
+
+    def _replace_storage(
+        self, entry: DeclaredTable, config: TableConfig, state: npt.NDArray[Any]
+    ) -> None:
+        """Moves embeddings into a storage whose rows have another state."""
+        old = entry.storage
+        assert old is not None
+        if not old.size and entry.choice is not None:
+            old.close()
+            entry.hold(None)
+            return
+        if entry.choice is None or old.capabilities.persistent:
+            raise UnsupportedError(
+                f"table {config.name!r}: its storage cannot be replaced by one with other state, "
+                "because it was given open, or outlives the process; convert a persistent one with "
+                "the command: sparring convert --help",
+                table=config.name,
+            )
+        new = self._open(entry.choice, config)
+        copy_embeddings(old, new, state)
+        entry.hold(new)
+        old.close()
+
     def storage(self, table: str) -> Storage:
         """This rank's shard of a table, opened if it was not."""
         self._check_open()
-        entry = self._entry(table)
+        entry = self.entry(table)
         if entry.storage is None:
             assert entry.choice is not None  # a storage that was given is never dropped
-            entry.hold(
-                open_storage(
-                    entry.choice.backend,
-                    entry.config,
-                    validate=False,
-                    plugin_manager=self._plugin_manager,
-                    **entry.choice.options,
-                )
-            )
+            entry.hold(self._open(entry.choice, entry.config))
         assert entry.storage is not None
         return entry.storage
 
+    def _open(self, choice: StorageChoice, config: TableConfig) -> Storage:
+        return open_storage(
+            choice.backend,
+            config,
+            validate=False,
+            plugin_manager=self._plugin_manager,
+            **choice.options,
+        )
+
     def num_rows(self, table: str) -> int:
         """Rows of a table on this rank."""
-        entry = self._entry(table)
+        entry = self.entry(table)
         return 0 if entry.storage is None else entry.storage.size
 
     # -- the life of a batch ------------------------------------------------------
@@ -304,7 +278,7 @@ class StepContainer:
             UnknownTableError: nobody declared `table`.
             InvalidArgumentError: `ids` has another shape or dtype.
         """
-        entry = self._entry(table)
+        entry = self.entry(table)
         if ids.ndim != 1 or ids.dtype != np.int64:
             raise InvalidArgumentError(
                 f"ids for table {table!r} must be one-dimensional int64, found shape {ids.shape} "
@@ -337,7 +311,7 @@ class StepContainer:
             UnknownTableError: nobody declared one of the tables.
             InvalidArgumentError: no features, or tables of several dtypes.
         """
-        return _native.Collection([(self._entry(table).view, mode) for table, mode in features])
+        return _native.Collection([(self.entry(table).view, mode) for table, mode in features])
 
     def apply(self, update: Update) -> None:
         """Applies the accumulated gradients of all tables: one step, whole or not at all.
@@ -351,21 +325,28 @@ class StepContainer:
         """
         self._check_open()
         self.events.check()
-        taken = {name: self.resources.take(name) for name in self._tables}
-        self.resources.end_step()
-        finite = self._only_finite(taken)
-        updates = [
-            prepared
-            for name, accumulated in finite.items()
-            if (prepared := self._prepare(name, accumulated)) is not None
-        ]
-        update(updates)
-        for prepared in updates:
-            storage = self.storage(prepared.table.name)
-            evicted = storage._upsert_impl(prepared.keys, prepared.rows, None)
-            self.counters.rows_evicted += len(evicted)
-            self.counters.rows_updated += len(prepared.keys)
-        self.counters.steps += 1
+        apply_update(self, update)
+
+    def apply_methods(self, choices: Mapping[str, MethodChoice]) -> list[str]:
+        """Applies the accumulated gradients by update methods: one step, as `apply`.
+
+        Where all rows are on this rank, built-in methods run fused: each row is found, made if it
+        is new, and changed in one visit, and neither rows nor gradients are copied for it.
+
+        Args:
+            choices: of every table that has gradients.
+
+        Returns:
+            The tables whose rows changed.
+
+        Raises:
+            InvalidArgumentError: a table with gradients has no method, or has rows of another
+                width than its method wants. No row has changed.
+            NonFiniteGradientError, CapacityError: as `apply`.
+        """
+        self._check_open()
+        self.events.check()
+        return apply_methods(self, choices)
 
     def discard(self) -> None:
         """Drops what was looked up and accumulated since the last step."""
@@ -410,74 +391,10 @@ class StepContainer:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # -- parts of apply -------------------------------------------------------------
+    # -- parts of the package
 
-    def _only_finite(self, taken: dict[str, Accumulated]) -> dict[str, Accumulated]:
-        broken = {
-            name: accumulated
-            for name, accumulated in taken.items()
-            if not _native.is_finite(accumulated.gradients)
-        }
-        if self.non_finite is NonFinite.RAISE:
-            # All ranks must agree to give up the step, or the others would wait in the exchange.
-            if self._any_rank(bool(broken)):
-                raise self._non_finite_error(broken)
-            return taken
-        for name, accumulated in broken.items():
-            is_good = kernels.finite_rows(accumulated.gradients)
-            self.counters.rows_skipped_non_finite += int(np.count_nonzero(~is_good))
-            taken[name] = Accumulated(accumulated.keys[is_good], accumulated.gradients[is_good])
-        return taken
-
-    def _any_rank(self, here: bool) -> bool:
-        if self.collective.world_size == 1:
-            return here
-        flags = self.collective.all_reduce(np.array([here], np.int64), Reduction.MAX)
-        return bool(flags[0])
-
-    def _non_finite_error(self, broken: dict[str, Accumulated]) -> NonFiniteGradientError:
-        step = self.counters.steps
-        for name, accumulated in broken.items():
-            is_good = kernels.finite_rows(accumulated.gradients)
-            key = int(accumulated.keys[np.argmin(is_good)])
-            return NonFiniteGradientError(
-                f"step {step}: the gradients of table {name!r} hold NaN or infinity for "
-                f"{int(np.count_nonzero(~is_good))} of {len(is_good)} keys, key {key} among them; no "
-                "row was changed. Lower the learning rate, clip gradients, or choose "
-                "non_finite='skip'",
-                table=name,
-                key=key,
-                step=step,
-            )
-        return NonFiniteGradientError(
-            f"step {step}: the gradients of another rank hold NaN or infinity; no row was changed",
-            step=step,
-        )
-
-    def _prepare(self, name: str, accumulated: Accumulated) -> TableUpdate | None:
-        """Gradients to their owner, and the rows they will change."""
-        entry = self._tables[name]
-        owned = self.exchange.push(
-            entry.config,
-            accumulated.keys,
-            accumulated.gradients,
-            lambda: self.resources.make_accumulator(entry.config),
-        )
-        count = len(owned.keys)
-        if not count:
-            return None
-        gradients = owned.gradients
-        if self.reduction is Reduction.MEAN and self.collective.world_size > 1:
-            gradients = gradients / self.collective.world_size
-        storage = self.storage(name)
-        rows = np.empty((count, entry.config.width), entry.config.numpy_dtype)
-        found = np.empty(count, np.bool_)
-        storage._find_impl(owned.keys, entry.whole, rows, found)
-        _check_room(storage, int(count - np.count_nonzero(found)))
-        _native.initialize(rows, owned.keys, found, entry.initializer, entry.initial_state)
-        return TableUpdate(entry.config, owned.keys, rows, gradients)
-
-    def _entry(self, table: str) -> _Table:
+    def entry(self, table: str) -> DeclaredTable:
+        """A declared table; raises `UnknownTableError`."""
         entry = self._tables.get(table)
         if entry is None:
             raise UnknownTableError(
@@ -508,19 +425,4 @@ class Step:
             raise InvalidArgumentError("this lookup was not registered, so it takes no gradient")
         self._container.resources.accumulate(
             lookup.shadow_id, np.ascontiguousarray(gradient, lookup.rows.dtype)
-        )
-
-
-def _check_room(storage: Storage, num_new: int) -> None:
-    """Refuses a step before its first write where a later write would be refused."""
-    if storage.capabilities.evicts or storage.capacity is None:
-        return
-    size = storage.size
-    if size + num_new > storage.capacity:
-        raise CapacityError(
-            f"table {storage.table.name!r} holds {size} rows and may hold {storage.capacity}; this "
-            f"step would add {num_new}. No row was changed. Raise its capacity, or choose a policy "
-            "that evicts",
-            table=storage.table.name,
-            capacity=storage.capacity,
         )

@@ -31,6 +31,8 @@ class TableConfig:
         dtype: ``float32`` or ``float64``.
         initializer: what a key reads as before it has a row; an `Initializer`, or its name.
         state_width: elements of optimizer state behind the embedding; set by the engine.
+        state_method: whose state that is, an update method or an optimizer of a framework; empty
+            where nobody said. Set by the engine.
         seed: with the name and the key it determines a row's initial value.
 
     Raises:
@@ -43,6 +45,7 @@ class TableConfig:
     initializer: Initializer | str | dict[str, Any] = field(default_factory=Uniform)
     state_width: int = 0
     seed: int = 0
+    state_method: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.match(self.name):
@@ -79,9 +82,14 @@ class TableConfig:
     def row_bytes(self) -> int:
         return self.width * self.numpy_dtype.itemsize
 
-    def with_state(self, state_width: int) -> TableConfig:
+    def with_state(self, state_width: int, state_method: str = "") -> TableConfig:
         """The same table with room for an optimizer's state behind each embedding."""
-        return replace(self, state_width=state_width)
+        return replace(self, state_width=state_width, state_method=state_method)
+
+    def has_other_state(self, other: TableConfig) -> bool:
+        """Whether rows of this table cannot serve as rows of `other`, as far as anybody said."""
+        methods = {self.state_method, other.state_method} - {""}
+        return self.state_width != other.state_width or len(methods) > 1
 
 
 def _check_whole(what: str, value: object, low: int, high: int, table: str) -> None:

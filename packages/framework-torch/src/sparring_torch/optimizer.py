@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
-import numpy as np
 import torch
 from torch import nn
 
 from sparring import StepContainer, Storage
 from sparring.errors import InvalidArgumentError
-from sparring.step import NonFinite, TableUpdate
-from sparring_torch.probing import probe
-from sparring_torch.row_state import RowState
-from sparring_torch.shadow_parameter import ShadowParameter
+from sparring.step import NonFinite
+from sparring.updates import UpdateMethod, resolve_method
+from sparring_torch.method_route import MethodRoute
+from sparring_torch.native_route import NativeRoute
 from sparring_torch.suggestions import suggestion
 from sparring_torch.train_agent import TrainAgent, agents_of
 
@@ -29,17 +28,18 @@ _Loss = TypeVar("_Loss")
 
 
 class Optimizer(torch.optim.Optimizer):
-    """Updates the rows of tables with an optimizer of torch, whatever their number.
+    """Updates the rows of tables with an optimizer of torch, or with an update method.
 
     Use it as any optimizer of torch, beside one for the ordinary parameters::
 
         sparse = sparring_torch.Optimizer(model, torch.optim.Adagrad, lr=0.05)
         dense = torch.optim.Adam(model.parameters(), lr=1e-3)
+        faster = sparring_torch.Optimizer(model, "rowwise_adagrad", lr=0.05)
 
-    `step` gathers the rows that got gradients since the last step, and their optimizer state,
-    lets the native optimizer update them as one parameter per table, and stores both. Several
-    ``backward()`` before one ``step()`` add up. Learning-rate schedulers see the native
-    optimizer's `param_groups`.
+    With a class of torch, `step` gathers the rows that got gradients since the last step, and
+    their optimizer state, lets the native optimizer update them as one parameter per table, and
+    stores both. Several ``backward()`` before one ``step()`` add up. Learning-rate schedulers see
+    the native optimizer's `param_groups`.
 
     What differs from a dense parameter
         - Rows without a gradient in a step do not move: no momentum, no weight decay, and Adam
@@ -54,10 +54,14 @@ class Optimizer(torch.optim.Optimizer):
         modules: a module, or several, that hold tables. All of their tables join one container,
             and a step changes the rows of all of them or of none.
         native: an optimizer class of torch or of its kind that works element by element: SGD,
-            Adagrad, Adam, AdamW, RMSprop, Adadelta, NAdam, RAdam, Adamax and others.
+            Adagrad, Adam, AdamW, RMSprop, Adadelta, NAdam, RAdam, Adamax and others. Or the name
+            of an update method of sparring, as ``rowwise_adagrad`` (`sparring.updates`), which
+            changes each row in one visit, without gathering rows into a parameter; each table
+            then has a param_group of its own.
         non_finite_gradients: ``raise``: a NaN or infinite gradient raises
             `NonFiniteGradientError` before any row changes; ``skip``: the rows concerned stay as
             they are and are counted. None leaves it to the container, which raises.
+        tables: for update methods: table → hyper-parameters of its own.
         **hyperparameters: those of `native`.
 
     Raises:
@@ -71,62 +75,45 @@ class Optimizer(torch.optim.Optimizer):
     def __init__(
         self,
         modules: nn.Module | Iterable[nn.Module],
-        native: type[torch.optim.Optimizer],
+        native: type[torch.optim.Optimizer] | str | UpdateMethod,
         *,
         non_finite_gradients: str | None = None,
+        tables: Mapping[str, Mapping[str, Any]] | None = None,
         **hyperparameters: Any,
     ) -> None:
-        if not (isinstance(native, type) and issubclass(native, torch.optim.Optimizer)):
+        if not _is_native(native) and not isinstance(native, (str, UpdateMethod)):
             raise InvalidArgumentError(
-                f"Optimizer takes a class of torch.optim, as torch.optim.Adagrad, found {native!r}"
+                "Optimizer takes a class of torch.optim, as torch.optim.Adagrad, or the name of an "
+                f"update method, as 'rowwise_adagrad'; found {native!r}"
             )
         agents = agents_of(modules)
         self.container = _joined(agents)
         if non_finite_gradients is not None:
             self.container.non_finite = _policy(non_finite_gradients)
-        names = list(dict.fromkeys(name for agent in agents for name in agent.table_names))
+        self._names = list(dict.fromkeys(name for agent in agents for name in agent.table_names))
         given = {
             each.table.name: each.storage
             for agent in agents
             for each in agent.declarations
             if isinstance(each.storage, Storage)
         }
-        self._shadows = self._make_shadows(names, native, hyperparameters, given)
-        parameters = [shadow.parameter for shadow in self._shadows.values()]
-        self._native = native(parameters, **hyperparameters)
-        # The step without the hooks around it: those of this object run already.
-        self._native_step = _unhooked(native)
-        super().__init__(parameters, {})
-        self.defaults = self._native.defaults
-        self.param_groups = self._native.param_groups
-        self.state = self._native.state
-        for shadow in self._shadows.values():
-            shadow.adopt(self.state)
-
-    def _make_shadows(
-        self,
-        names: Sequence[str],
-        native: type[torch.optim.Optimizer],
-        hyperparameters: dict[str, Any],
-        given: dict[str, Storage],
-    ) -> dict[str, ShadowParameter]:
-        layouts: dict[torch.dtype, RowState] = {}
-        shadows = {}
-        for name in names:
-            table = self.container.tables[name]
-            dtype = getattr(torch, table.dtype)
-            if dtype not in layouts:
-                layouts[dtype] = probe(native, hyperparameters, dtype)
-            layout = layouts[dtype]
-            if name in given:
-                _check_width(given[name], layout.width(table.dim), native)
-            self.container.set_state(
-                name, np.array(layout.initial_row(table.dim), table.numpy_dtype)
+        self._route: NativeRoute | MethodRoute
+        if isinstance(native, type):
+            if tables is not None:
+                raise InvalidArgumentError(
+                    f"Optimizer: hyper-parameters of single tables come with update methods; "
+                    f"{native.__name__} has one set for all"
+                )
+            self._route = NativeRoute(self.container, self._names, native, hyperparameters, given)
+        else:
+            method = resolve_method(native) if isinstance(native, str) else native
+            self._route = MethodRoute(
+                self.container, self._names, method, hyperparameters, tables or {}, given
             )
-            # Opened now: a backend that is missing should not be found out by the first step.
-            self.container.storage(name)
-            shadows[name] = ShadowParameter(table.dim, dtype, layout)
-        return shadows
+        super().__init__(self._route.parameters, {})
+        self.defaults = self._route.defaults
+        self.param_groups = self._route.param_groups
+        self.state = self._route.state
 
     # -- the life of a step ---------------------------------------------------------
 
@@ -150,29 +137,8 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.container.apply(self._update)
+        self._route.step()
         return loss
-
-    def _update(self, updates: Sequence[TableUpdate]) -> None:
-        loaded = []
-        for update in updates:
-            shadow = self._shadows.get(update.table.name)
-            if shadow is None:
-                raise InvalidArgumentError(
-                    f"table {update.table.name!r} has gradients, but its module was not given to "
-                    f"this Optimizer; it updates {', '.join(self._shadows)}",
-                    table=update.table.name,
-                )
-            shadow.load(update.rows, update.gradients)
-            loaded.append(shadow)
-        try:
-            if loaded:
-                self._native_step(self._native)
-            for shadow in loaded:
-                shadow.store()
-        finally:
-            for shadow in loaded:
-                shadow.unload()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients since the last step. Forward passes under way stay valid.
@@ -180,7 +146,7 @@ class Optimizer(torch.optim.Optimizer):
         Args:
             set_to_none: accepted for torch's sake; there is nothing else to set.
         """
-        for name in self._shadows:
+        for name in self._names:
             self.container.resources.drop(name)
 
     # -- what can be saved ------------------------------------------------------------
@@ -195,11 +161,10 @@ class Optimizer(torch.optim.Optimizer):
             ``native``: the optimizer's name; ``param_groups``: as torch has them, with table
             names in place of parameters; ``state``: table → scalars, as ``step``; ``rows_are_in``.
         """
-        names = list(self._shadows)
         return {
-            "native": type(self._native).__name__,
-            "param_groups": [{**group, "params": list(names)} for group in self.param_groups],
-            "state": {name: shadow.scalars() for name, shadow in self._shadows.items()},
+            "native": self._route.name,
+            "param_groups": self._route.saved_groups(),
+            "state": self._route.scalars(),
             "rows_are_in": _ROWS_ARE_IN,
         }
 
@@ -213,11 +178,10 @@ class Optimizer(torch.optim.Optimizer):
         self._check_state_dict(state_dict)
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({name: value for name, value in saved.items() if name != "params"})
-        for name, shadow in self._shadows.items():
-            shadow.set_scalars(state_dict["state"][name])
+        self._route.set_scalars(state_dict["state"])
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        native = type(self._native).__name__
+        native = self._route.name
         found = state_dict.get("native")
         if found != native:
             raise InvalidArgumentError(
@@ -227,18 +191,18 @@ class Optimizer(torch.optim.Optimizer):
             )
         tables = state_dict.get("state", {})
         for name in tables:
-            if name not in self._shadows:
+            if name not in self._names:
                 raise InvalidArgumentError(
                     f"this state_dict has table {name!r}, which no module holds; "
-                    + suggestion(name, self._shadows),
+                    + suggestion(name, self._names),
                     table=name,
                 )
-        for name, shadow in self._shadows.items():
-            missing = shadow.scalars().keys() - tables.get(name, {}).keys()
+        for name, scalars in self._route.scalars().items():
+            missing = scalars.keys() - tables.get(name, {}).keys()
             if name not in tables or missing:
                 raise InvalidArgumentError(
                     f"this state_dict has {sorted(tables.get(name, ())) or 'nothing'} for table "
-                    f"{name!r}, expected {sorted(shadow.scalars()) or 'an empty entry'}",
+                    f"{name!r}, expected {sorted(scalars) or 'an empty entry'}",
                     table=name,
                 )
         if len(state_dict.get("param_groups", ())) != len(self.param_groups):
@@ -248,10 +212,8 @@ class Optimizer(torch.optim.Optimizer):
             )
 
 
-def _unhooked(native: type[torch.optim.Optimizer]) -> Callable[..., Any]:
-    """The optimizer's own step, without what torch wraps around it for hooks and profiling."""
-    step: Any = native.step
-    return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[no-any-return]
+def _is_native(native: object) -> bool:
+    return isinstance(native, type) and issubclass(native, torch.optim.Optimizer)
 
 
 def _policy(name: str) -> NonFinite:
@@ -261,17 +223,6 @@ def _policy(name: str) -> NonFinite:
         raise InvalidArgumentError(
             f"non_finite_gradients must be 'raise' or 'skip', found {name!r}"
         ) from error
-
-
-def _check_width(storage: Storage, state_width: int, native: type[torch.optim.Optimizer]) -> None:
-    if storage.table.state_width != state_width:
-        raise InvalidArgumentError(
-            f"the storage given for table {storage.table.name!r} has rows with "
-            f"{storage.table.state_width} elements of state, but {native.__name__} keeps "
-            f"{state_width}; open it with state_width={state_width} in its TableConfig",
-            table=storage.table.name,
-            state_width=state_width,
-        )
 
 
 def _joined(agents: Sequence[TrainAgent]) -> StepContainer:

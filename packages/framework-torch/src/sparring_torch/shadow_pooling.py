@@ -24,9 +24,7 @@ __all__ = ["gather_features", "pool_features"]
 Features = Sequence[tuple[str, str]]
 
 
-def pool_features(
-    agent: TrainAgent, features: Features, bags: Bags, is_training: bool
-) -> Tensor:
+def pool_features(agent: TrainAgent, features: Features, bags: Bags, is_training: bool) -> Tensor:
     """As `TrainAgent.pool`."""
     parts: dict[int, Tensor] = {}
     for (table, mode), members in _by_table(features).items():

@@ -1,0 +1,221 @@
+"""Applies what a step accumulated: gradients to their owners, checked, into rows.
+
+Everything that can be refused is refused before the first row changes. There are two ways.
+
+- By a function over rows: `apply_update`. Rows and gradients lie in arrays, as frameworks' own
+  optimizers want them. All tables' new rows are computed before the first is written.
+- By update methods: `apply_methods`. Built-in ones run fused where all rows are on this rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from sparring import _native
+from sparring.collective import Reduction
+from sparring.errors import CapacityError, InvalidArgumentError
+from sparring.exchange import OwnedGradients
+from sparring.non_finite import finite_only
+from sparring.resources import Accumulated
+from sparring.storage.contract import Keys, Rows, Storage
+from sparring.table import TableConfig
+from sparring.updates.builtin import NativeMethod
+from sparring.updates.clipping import clip_gradients
+from sparring.updates.contract import MethodChoice, UpdateRows
+
+if TYPE_CHECKING:
+    from sparring.step import StepContainer
+
+__all__ = ["TableUpdate", "Update", "apply_methods", "apply_update"]
+
+
+@dataclass(slots=True)
+class TableUpdate:
+    """What an update gets for one table: it changes `rows` in place."""
+
+    table: TableConfig
+    keys: Keys
+    """``(u,)``"""
+    rows: Rows
+    """``(u, width)``: embedding, then state."""
+    gradients: Rows
+    """``(u, dim)``"""
+
+
+class Update(Protocol):
+    """Changes the rows of all updates in place, in one call for a step."""
+
+    def __call__(self, updates: Sequence[TableUpdate], /) -> None: ...
+
+
+def apply_update(container: StepContainer, update: Update) -> None:
+    """As `StepContainer.apply`."""
+    taken = {name: container.resources.take(name) for name in container.tables}
+    container.resources.end_step()
+    owned = _owned(container, taken)
+    updates = [_gathered(container, name, each) for name, each in owned.items()]
+    update(updates)
+    _write(container, updates)
+    container.counters.steps += 1
+
+
+def apply_methods(container: StepContainer, choices: Mapping[str, MethodChoice]) -> list[str]:
+    """As `StepContainer.apply_methods`."""
+    sources = {name: container.resources.take_sources(name) for name in container.tables}
+    container.resources.end_step()
+    waiting = {name: each for name, each in sources.items() if each is not None}
+    _check_choices(waiting, choices)
+    is_fused = all(isinstance(choices[name].method, NativeMethod) for name in waiting)
+    step = None
+    if is_fused and container.reads_directly:
+        step = _fused(container, waiting, choices)
+        if step.doubtful():
+            step = None
+    if step is None:
+        taken = {
+            name: _summed(container, name, each) if each is not None else _nothing(container, name)
+            for name, each in sources.items()
+        }
+        owned = _owned(container, taken)
+        waiting = {
+            name: _native.key_gradients(container.entry(name).view, each.keys, each.gradients)
+            for name, each in owned.items()
+        }
+        _check_choices(waiting, choices)
+        if not all(isinstance(choices[name].method, NativeMethod) for name in waiting):
+            _apply_by_rows(container, owned, choices)
+            container.counters.steps += 1
+            return list(owned)
+        step = _fused(container, waiting, choices)
+    for place, name in enumerate(waiting):
+        storage = container.storage(name)
+        if _may_refuse(storage):
+            _check_room(storage, step.count_missing(place))
+    for updated, _, _, evicted in step.apply():
+        container.counters.rows_updated += updated
+        container.counters.rows_evicted += evicted
+    container.counters.steps += 1
+    return list(waiting)
+
+
+def _check_choices(waiting: Mapping[str, Any], choices: Mapping[str, MethodChoice]) -> None:
+    for name in waiting:
+        if name not in choices:
+            raise InvalidArgumentError(
+                f"table {name!r} has gradients, but no update method was chosen for it; chosen "
+                f"are those of {', '.join(choices) or 'none'}",
+                table=name,
+            )
+
+
+def _fused(
+    container: StepContainer, waiting: Mapping[str, Any], choices: Mapping[str, MethodChoice]
+) -> Any:
+    parts = []
+    for name, sources in waiting.items():
+        entry, choice = container.entry(name), choices[name]
+        assert isinstance(choice.method, NativeMethod)
+        container.storage(name)
+        spec = choice.method.spec(entry.config.dtype, entry.config.dim, choice.hyper, choice.step)
+        parts.append((entry.view, spec, entry.initial_state, [sources]))
+    return _native.FusedStep(parts)
+
+
+def _summed(container: StepContainer, name: str, sources: Any) -> Accumulated:
+    return Accumulated(*sources.summed(container.entry(name).view))
+
+
+def _nothing(container: StepContainer, name: str) -> Accumulated:
+    table = container.entry(name).config
+    return Accumulated(np.empty(0, np.int64), np.empty((0, table.dim), table.numpy_dtype))
+
+
+def _owned(container: StepContainer, taken: Mapping[str, Accumulated]) -> dict[str, OwnedGradients]:
+    """The finite gradients of all ranks for the keys of this one, by table; none without keys."""
+    finite, num_skipped = finite_only(
+        taken, container.non_finite, container.collective, container.counters.steps
+    )
+    container.counters.rows_skipped_non_finite += num_skipped
+    world_size = container.collective.world_size
+    result = {}
+    for name, accumulated in finite.items():
+        table = container.entry(name).config
+        owned = container.exchange.push(
+            table,
+            accumulated.keys,
+            accumulated.gradients,
+            lambda table=table: container.resources.make_accumulator(table),
+        )
+        if not len(owned.keys):
+            continue
+        if container.reduction is Reduction.MEAN and world_size > 1:
+            owned.gradients = owned.gradients / world_size
+        result[name] = owned
+    return result
+
+
+def _gathered(container: StepContainer, name: str, owned: OwnedGradients) -> TableUpdate:
+    """The rows that gradients will change, in an array."""
+    entry = container.entry(name)
+    storage = container.storage(name)
+    count = len(owned.keys)
+    rows = np.empty((count, entry.config.width), entry.config.numpy_dtype)
+    found = np.empty(count, np.bool_)
+    storage._find_impl(owned.keys, entry.whole, rows, found)
+    _check_room(storage, int(count - np.count_nonzero(found)))
+    _native.initialize(rows, owned.keys, found, entry.initializer, entry.initial_state)
+    return TableUpdate(entry.config, owned.keys, rows, owned.gradients)
+
+
+def _apply_by_rows(
+    container: StepContainer,
+    owned: Mapping[str, OwnedGradients],
+    choices: Mapping[str, MethodChoice],
+) -> None:
+    updates = [_gathered(container, name, each) for name, each in owned.items()]
+    for update in updates:
+        choice, dim = choices[update.table.name], update.table.dim
+        if not isinstance(choice.method, NativeMethod):
+            clip_gradients(update.gradients, choice.hyper)
+        rows = UpdateRows(
+            update.keys,
+            update.rows,
+            update.rows[:, :dim],
+            update.rows[:, dim:],
+            update.gradients,
+            choice.step,
+        )
+        choice.method.update(rows, choice.hyper)
+    _write(container, updates)
+
+
+def _write(container: StepContainer, updates: Sequence[TableUpdate]) -> None:
+    for update in updates:
+        storage = container.storage(update.table.name)
+        evicted = storage._upsert_impl(update.keys, update.rows, None)
+        container.counters.rows_evicted += len(evicted)
+        container.counters.rows_updated += len(update.keys)
+
+
+def _may_refuse(storage: Storage) -> bool:
+    return not storage.capabilities.evicts and storage.capacity is not None
+
+
+def _check_room(storage: Storage, num_new: int) -> None:
+    """Refuses a step before its first write where a later write would be refused."""
+    if not _may_refuse(storage):
+        return
+    size, capacity = storage.size, storage.capacity
+    assert capacity is not None
+    if size + num_new > capacity:
+        raise CapacityError(
+            f"table {storage.table.name!r} holds {size} rows and may hold {capacity}; this step "
+            f"would add {num_new}. No row was changed. Raise its capacity, or choose a policy "
+            "that evicts",
+            table=storage.table.name,
+            capacity=capacity,
+        )

@@ -1,0 +1,59 @@
+"""A declared table, with its storage once rows may be written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
+
+from sparring import _native, kernels
+from sparring.storage.contract import Columns, Storage
+from sparring.table import TableConfig
+
+__all__ = ["DeclaredTable", "StorageChoice"]
+
+
+@dataclass(frozen=True, slots=True)
+class StorageChoice:
+    """Which backend holds a table's rows, and its options."""
+
+    backend: str = "hkv"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class DeclaredTable:
+    """A declared table and, once rows may be written, its storage."""
+
+    __slots__ = (
+        "choice",
+        "config",
+        "embedding",
+        "initial_state",
+        "initializer",
+        "storage",
+        "view",
+        "whole",
+    )
+
+    def __init__(
+        self, config: TableConfig, choice: StorageChoice | None, storage: Storage | None
+    ) -> None:
+        self.config = config
+        self.choice = choice
+        self.storage = storage
+        self.initial_state: npt.NDArray[Any] | None = None
+        self.initializer = kernels.initializer_spec(config)
+        self.view = _native.TableView(config.dtype, self.initializer)
+        self.embedding = Columns(0, config.dim)
+        self.whole = Columns(0, config.width)
+        self.hold(storage)
+
+    def hold(self, storage: Storage | None) -> None:
+        """Reads from `storage` from now on, natively too; None: no key has a row."""
+        self.storage = storage
+        if storage is None:
+            self.view.detach()
+        else:
+            self.view.attach(storage.__sparring_storage__(), storage.table.state_width)

@@ -1,0 +1,235 @@
+"""The update methods that core brings.
+
+In all formulas: w the embedding, g the summed and clipped gradient of its row, t the number of the
+step. Products, squares and roots are element by element; mean(g²) and norms are over the row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import _native
+from sparring.updates.contract import UpdateMethod, UpdateRows
+from sparring.updates.hyperparameters import (
+    AdagradHyper,
+    AdamHyper,
+    FtrlHyper,
+    GroupFtrlHyper,
+    HyperParameters,
+    LionHyper,
+    MomentumHyper,
+    RmspropHyper,
+    RowwiseAdagradHyper,
+    SgdHyper,
+)
+
+__all__ = ["BUILTIN_METHODS", "NativeMethod"]
+
+
+class NativeMethod(UpdateMethod):
+    """A method of ``native/kernels/update.h``, which runs fused."""
+
+    summary: ClassVar[str]
+    """One sentence for listings."""
+
+    def spec(self, dtype: str, dim: int, hyper: HyperParameters, step: int) -> Any:
+        """The native `UpdateSpec` of one step."""
+        given = hyper.model_dump(exclude={"initial_accumulator_value"})
+        return _native.UpdateSpec(self.name, dtype, dim, given, step)
+
+    def state_width(self, dim: int) -> int:
+        width: int = _native.UpdateSpec(self.name, "float32", dim, {}, 1).state_width
+        return width
+
+    def initial_state(
+        self, dim: int, hyper: HyperParameters, dtype: npt.DTypeLike
+    ) -> npt.NDArray[Any]:
+        state = np.zeros(self.state_width(dim), dtype)
+        # Methods that accumulate squares keep them first.
+        value = getattr(hyper, "initial_accumulator_value", 0.0)
+        state[: min(dim, len(state))] = value
+        return state
+
+    def update(self, rows: UpdateRows, hyper: HyperParameters) -> None:
+        dtype = str(rows.embeddings.dtype)
+        spec = self.spec(dtype, rows.embeddings.shape[1], hyper, rows.step)
+        _native.update_rows(spec, rows.keys, rows.rows, rows.gradients)
+
+
+class Sgd(NativeMethod):
+    """Stochastic gradient descent (Robbins and Monro, "A stochastic approximation method", 1951).
+
+    g ← g + weight_decay·w;  w ← w - lr·g. No state.
+    """
+
+    name = "sgd"
+    hyperparameters = SgdHyper
+    summary = "Stochastic gradient descent; no state."
+
+
+class Momentum(NativeMethod):
+    """Gradient descent with momentum (Polyak, "Some methods of speeding up the convergence of
+    iteration methods", 1964; `nesterov`: Sutskever et al., "On the importance of initialization
+    and momentum in deep learning", ICML 2013), in the form of `torch.optim.SGD`.
+
+    g ← g + weight_decay·w;  b ← momentum·b + g;  w ← w - lr·b, or w - lr·(g + momentum·b) with
+    `nesterov`. State: b (dim).
+    """
+
+    name = "momentum"
+    hyperparameters = MomentumHyper
+    summary = "Gradient descent with (Nesterov) momentum."
+
+
+class Adagrad(NativeMethod):
+    """Adagrad (Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning and
+    stochastic optimization", JMLR 2011), as `torch.optim.Adagrad`.
+
+    g ← g + weight_decay·w;  s ← s + g²;  w ← w - lr/(1 + (t-1)·lr_decay)·g/(√s + eps).
+    State: s (dim), from `initial_accumulator_value`.
+    """
+
+    name = "adagrad"
+    hyperparameters = AdagradHyper
+    summary = "Adagrad with one accumulator for each element."
+
+
+class RowwiseAdagrad(NativeMethod):
+    """Adagrad with one accumulator a row (Gupta et al., "Training recommender systems at scale:
+    communication-efficient model and data parallelism", KDD 2021).
+
+    g ← g + weight_decay·w;  s ← s + mean(g²);  w ← w - lr·g/(√s + eps).
+    State: s (1), from `initial_accumulator_value`.
+    """
+
+    name = "rowwise_adagrad"
+    hyperparameters = RowwiseAdagradHyper
+    summary = "Adagrad with one accumulator for each row: hardly any state."
+
+
+class Adam(NativeMethod):
+    """Adam (Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015, algorithm 1),
+    as `torch.optim.Adam`, lazily.
+
+    g ← g + weight_decay·w;  m ← β1·m + (1-β1)·g;  v ← β2·v + (1-β2)·g²;
+    w ← w - lr/(1-β1^t)·m/(√v/√(1-β2^t) + eps). State: m (dim), v (dim).
+    """
+
+    name = "adam"
+    hyperparameters = AdamHyper
+    summary = "Lazy Adam."
+
+
+class AdamW(NativeMethod):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled weight decay
+    regularization", ICLR 2019), as `torch.optim.AdamW`, lazily.
+
+    w ← w·(1 - lr·weight_decay), then `Adam` without its decay. State: m (dim), v (dim).
+    """
+
+    name = "adamw"
+    hyperparameters = AdamHyper
+    summary = "Lazy Adam with decoupled weight decay."
+
+
+class PartialRowwiseAdam(NativeMethod):
+    """Adam whose second moment is one number a row: Adam's rule (Kingma and Ba, 2015) with the
+    row-wise squares of Gupta et al. (KDD 2021); decoupled decay.
+
+    w ← w·(1 - lr·weight_decay);  m ← β1·m + (1-β1)·g;  v ← β2·v + (1-β2)·mean(g²);
+    w ← w - lr/(1-β1^t)·m/(√v/√(1-β2^t) + eps). State: m (dim), v (1).
+    """
+
+    name = "partial_rowwise_adam"
+    hyperparameters = AdamHyper
+    summary = "Lazy Adam with one second moment for each row."
+
+
+class Lamb(NativeMethod):
+    """LAMB with a row as its layer (You et al., "Large batch optimization for deep learning:
+    training BERT in 76 minutes", ICLR 2020).
+
+    m, v as `Adam`;  r ← m/(1-β1^t)/(√v/√(1-β2^t) + eps) + weight_decay·w;
+    w ← w - lr·(‖w‖/‖r‖)·r, the ratio being 1 where either norm is 0. State: m (dim), v (dim).
+    """
+
+    name = "lamb"
+    hyperparameters = AdamHyper
+    summary = "LAMB with a trust ratio for each row."
+
+
+class Rmsprop(NativeMethod):
+    """RMSprop (Tieleman and Hinton, "Lecture 6.5: rmsprop", Coursera 2012), as
+    `torch.optim.RMSprop` without momentum.
+
+    g ← g + weight_decay·w;  s ← alpha·s + (1-alpha)·g²;  w ← w - lr·g/(√s + eps).
+    State: s (dim).
+    """
+
+    name = "rmsprop"
+    hyperparameters = RmspropHyper
+    summary = "RMSprop."
+
+
+class Lion(NativeMethod):
+    """Lion (Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023).
+
+    w ← w·(1 - lr·weight_decay) - lr·sign(β1·m + (1-β1)·g);  m ← β2·m + (1-β2)·g.
+    State: m (dim).
+    """
+
+    name = "lion"
+    hyperparameters = LionHyper
+    summary = "Lion: the sign of a momentum."
+
+
+class Ftrl(NativeMethod):
+    """FTRL-Proximal (McMahan et al., "Ad click prediction: a view from the trenches", KDD 2013,
+    algorithm 1).
+
+    σ ← (√(n + g²) - √n)/lr;  z ← z + g - σ·w;  n ← n + g²;
+    w ← 0 where |z| ≤ l1, else -(z - sign(z)·l1)/((beta + √n)/lr + l2).
+    State: n (dim), from `initial_accumulator_value`; z (dim). The first update of a row replaces
+    its initial embedding but for the share σ·w: start such tables from zeros.
+    """
+
+    name = "ftrl"
+    hyperparameters = FtrlHyper
+    summary = "FTRL-Proximal with l1 and l2."
+
+
+class GroupFtrl(NativeMethod):
+    """FTRL-Proximal with a group lasso over each row, after Yue et al., "Adaptive optimizers with
+    sparse group lasso for neural networks in CTR prediction", ECML PKDD 2021.
+
+    n, z as `Ftrl`;  p ← 0 where |z| ≤ l1, else -(z - sign(z)·l1);
+    w ← max(0, 1 - l21·√dim/‖p‖)·p/((beta + √n)/lr + l2): a row whose pull is weak becomes zeros.
+    State: n (dim), z (dim).
+    """
+
+    name = "group_ftrl"
+    hyperparameters = GroupFtrlHyper
+    summary = "FTRL-Proximal whose rows become zeros as a whole (l21)."
+
+
+BUILTIN_METHODS: dict[str, type[NativeMethod]] = {
+    method.name: method
+    for method in (
+        Sgd,
+        Momentum,
+        Adagrad,
+        RowwiseAdagrad,
+        Adam,
+        AdamW,
+        PartialRowwiseAdam,
+        Lamb,
+        Rmsprop,
+        Lion,
+        Ftrl,
+        GroupFtrl,
+    )
+}
+"""Name → class of the methods that core brings."""

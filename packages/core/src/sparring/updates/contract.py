@@ -1,0 +1,71 @@
+"""What an update method is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.storage.contract import Keys, Rows
+from sparring.updates.hyperparameters import HyperParameters
+
+__all__ = ["MethodChoice", "UpdateMethod", "UpdateRows"]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRows:
+    """The rows of one table that got gradients in a step; a method changes them in place."""
+
+    keys: Keys
+    """``(n,)`` unique."""
+    rows: Rows
+    """``(n, width)``: whole rows. `embeddings` and `state` are views of it."""
+    embeddings: Rows
+    """``(n, dim)``"""
+    state: Rows
+    """``(n, state_width)``: of new rows, the initial state."""
+    gradients: Rows
+    """``(n, dim)``: summed over the step, clipped. The method's own to overwrite."""
+    step: int
+    """The number of this step for the table, from 1. It counts steps in which the table had
+    gradients; as under `torch.optim.SparseAdam`, rows without one in a step do not move."""
+
+
+class UpdateMethod(ABC):
+    """How gradients change the rows of a table.
+
+    What it does to a row may depend on the row, its gradient, the hyper-parameters and the number
+    of the step, not on other rows: rows come in any order and any division.
+    """
+
+    name: str
+    """What users write."""
+    hyperparameters: type[HyperParameters]
+    """The model of its hyper-parameters."""
+
+    @abstractmethod
+    def state_width(self, dim: int) -> int:
+        """Elements of state behind an embedding of `dim`."""
+
+    def initial_state(
+        self, dim: int, hyper: HyperParameters, dtype: npt.DTypeLike
+    ) -> npt.NDArray[Any]:
+        """``(state_width,)``: the state of a new row."""
+        return np.zeros(self.state_width(dim), dtype)
+
+    @abstractmethod
+    def update(self, rows: UpdateRows, hyper: HyperParameters) -> None:
+        """Changes `rows` in place. Gradients are finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class MethodChoice:
+    """How one table is updated in one step."""
+
+    method: UpdateMethod
+    hyper: HyperParameters
+    step: int
+    """As `UpdateRows.step`."""

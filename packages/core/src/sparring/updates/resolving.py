@@ -1,0 +1,63 @@
+"""From a name and hyper-parameters, as users write them, to a method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from sparring.errors import InvalidArgumentError
+from sparring.names import closest_name
+from sparring.updates.contract import UpdateMethod
+from sparring.updates.hyperparameters import HyperParameters
+
+if TYPE_CHECKING:
+    from sparring.plugins import PluginManager
+
+__all__ = ["hyper_from", "resolve_method"]
+
+
+def resolve_method(name: str, plugin_manager: PluginManager | None = None) -> UpdateMethod:
+    """The update method of that name.
+
+    Args:
+        name: of a built-in method or of one that a plugin registered.
+        plugin_manager: where to look; None looks through the installed plugins.
+
+    Raises:
+        PluginError: nobody offers it, or its plugin is broken.
+    """
+    if plugin_manager is None:
+        from sparring.plugins import make_plugin_manager
+
+        plugin_manager = make_plugin_manager()
+    return plugin_manager.update_method(name).factory()
+
+
+def hyper_from(method: UpdateMethod, given: Mapping[str, Any]) -> HyperParameters:
+    """Checked hyper-parameters of a method; what is not given has its default.
+
+    Raises:
+        InvalidArgumentError: an unknown name, a value of another type or out of range.
+    """
+    known = method.hyperparameters.model_fields
+    for name in given:
+        if name not in known:
+            meant = closest_name(name, known)
+            hint = f"did you mean {meant!r}? " if meant is not None else ""
+            raise InvalidArgumentError(
+                f"update method {method.name!r} has no hyper-parameter {name!r}; {hint}"
+                f"it takes {', '.join(known)}",
+                hyperparameter=name,
+            )
+    try:
+        return method.hyperparameters(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        raise InvalidArgumentError(
+            f"update method {method.name!r}: hyper-parameter {name!r}: {first['msg']}, found "
+            f"{given.get(name)!r}",
+            hyperparameter=name,
+        ) from error

@@ -1,0 +1,106 @@
+"""Rows updated by an update method of sparring, fused into one visit of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparring import StepContainer, Storage
+from sparring.errors import InvalidArgumentError
+from sparring.updates import HyperParameters, MethodChoice, UpdateMethod
+from sparring.updates.resolving import hyper_from
+from sparring_torch.native_route import check_width
+from sparring_torch.suggestions import suggestion
+
+__all__ = ["MethodRoute"]
+
+
+class MethodRoute:
+    """How `Optimizer` updates tables by an update method.
+
+    Each table has a param_group of its own, whose ``table`` is its name: schedulers, and whoever
+    writes to a group, change the hyper-parameters of later steps.
+
+    Args:
+        container: where the tables live.
+        tables: their names.
+        method: what updates them.
+        hyperparameters: of the method, for all tables.
+        by_table: hyper-parameters of single tables, which override these.
+        given: the storages that were given open, by table.
+    """
+
+    def __init__(
+        self,
+        container: StepContainer,
+        tables: Sequence[str],
+        method: UpdateMethod,
+        hyperparameters: Mapping[str, Any],
+        by_table: Mapping[str, Mapping[str, Any]],
+        given: Mapping[str, Storage],
+    ) -> None:
+        for name in by_table:
+            if name not in tables:
+                raise InvalidArgumentError(
+                    f"tables: none of the modules holds table {name!r}; "
+                    + suggestion(name, tables),
+                    table=name,
+                )
+        self._container = container
+        self._method = method
+        self.name = method.name
+        self.defaults = hyper_from(method, hyperparameters).model_dump()
+        self._steps = dict.fromkeys(tables, 0)
+        self._checked: dict[str, tuple[tuple[Any, ...], HyperParameters]] = {}
+        self.param_groups: list[dict[str, Any]] = []
+        # torch's optimizers have parameters: one that holds nothing stands for each table.
+        self.parameters = [nn.Parameter(torch.empty(0)) for _ in tables]
+        self.state: Any = {}
+        for name, parameter in zip(tables, self.parameters, strict=True):
+            hyper = hyper_from(method, {**hyperparameters, **by_table.get(name, {})})
+            self.param_groups.append({"params": [parameter], "table": name, **hyper.model_dump()})
+            table = container.tables[name]
+            width = method.state_width(table.dim)
+            check_width(given.get(name), width, f"update method {method.name!r}")
+            state = method.initial_state(table.dim, hyper, table.numpy_dtype)
+            container.set_state(name, state, method.name)
+            # Opened now: a backend that is missing should not be found out by the first step.
+            container.storage(name)
+
+    def step(self) -> None:
+        """Applies the gradients since the last step."""
+        choices = {
+            group["table"]: MethodChoice(
+                self._method, self._hyper(group), self._steps[group["table"]] + 1
+            )
+            for group in self.param_groups
+        }
+        for name in self._container.apply_methods(choices):
+            self._steps[name] += 1
+
+    def _hyper(self, group: dict[str, Any]) -> HyperParameters:
+        """What a group says now, checked again only where it changed."""
+        values = tuple(map(group.get, self.defaults))
+        name = group["table"]
+        known = self._checked.get(name)
+        if known is None or known[0] != values:
+            given = dict(zip(self.defaults, values, strict=True))
+            known = values, hyper_from(self._method, given)
+            self._checked[name] = known
+        return known[1]
+
+    def saved_groups(self) -> list[dict[str, Any]]:
+        """The param_groups with table names in place of parameters."""
+        return [{**group, "params": [group["table"]]} for group in self.param_groups]
+
+    def scalars(self) -> dict[str, dict[str, Any]]:
+        """The number of steps of each table."""
+        return {name: {"step": step} for name, step in self._steps.items()}
+
+    def set_scalars(self, scalars: Mapping[str, Mapping[str, Any]]) -> None:
+        """Takes over what `scalars` gave."""
+        for name in self._steps:
+            self._steps[name] = int(scalars[name]["step"])

@@ -1,0 +1,132 @@
+"""Rows updated by an optimizer of torch, as one parameter per table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparring import StepContainer, Storage
+from sparring.errors import InvalidArgumentError
+from sparring.step import TableUpdate
+from sparring_torch.probing import probe
+from sparring_torch.row_state import RowState
+from sparring_torch.shadow_parameter import ShadowParameter
+
+__all__ = ["NativeRoute"]
+
+
+class NativeRoute:
+    """How `Optimizer` updates tables by a class of torch.
+
+    Args:
+        container: where the tables live.
+        tables: their names.
+        native: the optimizer class.
+        hyperparameters: of `native`.
+        given: the storages that were given open, by table.
+    """
+
+    def __init__(
+        self,
+        container: StepContainer,
+        tables: Sequence[str],
+        native: type[torch.optim.Optimizer],
+        hyperparameters: dict[str, Any],
+        given: Mapping[str, Storage],
+    ) -> None:
+        self._container = container
+        self._shadows = _make_shadows(container, tables, native, hyperparameters, given)
+        self.parameters = [shadow.parameter for shadow in self._shadows.values()]
+        self._native = native(self.parameters, **hyperparameters)
+        # The step without the hooks around it: those of `Optimizer` run already.
+        self._native_step = _unhooked(native)
+        self.name = native.__name__
+        self.defaults = self._native.defaults
+        self.param_groups = self._native.param_groups
+        self.state: Any = self._native.state
+        for shadow in self._shadows.values():
+            shadow.adopt(self.state)
+
+    def step(self) -> None:
+        """Applies the gradients since the last step."""
+        self._container.apply(self._update)
+
+    def _update(self, updates: Sequence[TableUpdate]) -> None:
+        loaded = []
+        for update in updates:
+            shadow = self._shadows.get(update.table.name)
+            if shadow is None:
+                raise InvalidArgumentError(
+                    f"table {update.table.name!r} has gradients, but its module was not given to "
+                    f"this Optimizer; it updates {', '.join(self._shadows)}",
+                    table=update.table.name,
+                )
+            shadow.load(update.rows, update.gradients)
+            loaded.append(shadow)
+        try:
+            if loaded:
+                self._native_step(self._native)
+            for shadow in loaded:
+                shadow.store()
+        finally:
+            for shadow in loaded:
+                shadow.unload()
+
+    def saved_groups(self) -> list[dict[str, Any]]:
+        """The param_groups with table names in place of parameters."""
+        return [{**group, "params": list(self._shadows)} for group in self.param_groups]
+
+    def scalars(self) -> dict[str, dict[str, Any]]:
+        """What is kept for each table as a whole."""
+        return {name: shadow.scalars() for name, shadow in self._shadows.items()}
+
+    def set_scalars(self, scalars: Mapping[str, Mapping[str, Any]]) -> None:
+        """Takes over what `scalars` gave."""
+        for name, shadow in self._shadows.items():
+            shadow.set_scalars(scalars[name])
+
+
+def _make_shadows(
+    container: StepContainer,
+    tables: Sequence[str],
+    native: type[torch.optim.Optimizer],
+    hyperparameters: dict[str, Any],
+    given: Mapping[str, Storage],
+) -> dict[str, ShadowParameter]:
+    layouts: dict[torch.dtype, RowState] = {}
+    shadows = {}
+    for name in tables:
+        table = container.tables[name]
+        dtype = getattr(torch, table.dtype)
+        if dtype not in layouts:
+            layouts[dtype] = probe(native, hyperparameters, dtype)
+        layout = layouts[dtype]
+        check_width(given.get(name), layout.width(table.dim), native.__name__)
+        container.set_state(
+            name, np.array(layout.initial_row(table.dim), table.numpy_dtype), native.__name__
+        )
+        # Opened now: a backend that is missing should not be found out by the first step.
+        container.storage(name)
+        shadows[name] = ShadowParameter(table.dim, dtype, layout)
+    return shadows
+
+
+def check_width(storage: Storage | None, state_width: int, optimizer: str) -> None:
+    """Refuses an open storage whose rows have another width than an optimizer wants."""
+    if storage is not None and storage.table.state_width != state_width:
+        raise InvalidArgumentError(
+            f"the storage given for table {storage.table.name!r} has rows with "
+            f"{storage.table.state_width} elements of state, but {optimizer} keeps "
+            f"{state_width}; open it with state_width={state_width} in its TableConfig",
+            table=storage.table.name,
+            state_width=state_width,
+        )
+
+
+def _unhooked(native: type[torch.optim.Optimizer]) -> Callable[..., Any]:
+    """The optimizer's own step, without what torch wraps around it for hooks and profiling."""
+    step: Any = native.step
+    return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[no-any-return]
