@@ -170,9 +170,13 @@ def test_another_optimizer_takes_over_where_rows_have_its_state() -> None:
     first = Optimizer(embedding, torch.optim.Adagrad, lr=1.0)
     embedding(IDS).sum().backward()
     first.step()
-    Optimizer(embedding, torch.optim.RMSprop, lr=1.0)
-    with pytest.raises(InvalidArgumentError, match="state"):
-        Optimizer(embedding, torch.optim.Adam, lr=1.0)
+    Optimizer(embedding, "adagrad", lr=1.0)
+    for other in (torch.optim.RMSprop, torch.optim.Adam, "rowwise_adagrad"):
+        with pytest.raises(InvalidArgumentError, match=r"state of Adagrad.*drop_state"):
+            Optimizer(embedding, other, lr=1.0)
+    first.container.drop_state("embedding")
+    Optimizer(embedding, torch.optim.Adam, lr=1.0)
+    assert embedding.num_rows() == {"embedding": 2}
 
 
 def test_a_module_cannot_leave_the_container_of_its_rows() -> None:
@@ -229,8 +233,8 @@ def test_what_holds_no_table_is_refused() -> None:
         Optimizer(nn.Linear(2, 2), torch.optim.SGD, lr=1.0)
     with pytest.raises(InvalidArgumentError, match="takes modules that hold tables, found Param"):
         Optimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, lr=1.0)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match=r"takes a class of torch\.optim"):
-        Optimizer(Embedding(DIM), "adagrad", lr=1.0)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"takes a class of torch\.optim.*found 3"):
+        Optimizer(Embedding(DIM), 3, lr=1.0)  # type: ignore[arg-type]
 
 
 def test_every_int64_is_an_id() -> None:

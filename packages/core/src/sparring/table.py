@@ -87,8 +87,11 @@ class TableConfig:
         return replace(self, state_width=state_width, state_method=state_method)
 
     def has_other_state(self, other: TableConfig) -> bool:
-        """Whether rows of this table cannot serve as rows of `other`, as far as anybody said."""
-        methods = {self.state_method, other.state_method} - {""}
+        """Whether rows of this table cannot serve as rows of `other`, as far as anybody said.
+
+        ``adagrad`` and torch's ``Adagrad`` keep one state: case is no difference.
+        """
+        methods = {self.state_method.casefold(), other.state_method.casefold()} - {""}
         return self.state_width != other.state_width or len(methods) > 1
 
 

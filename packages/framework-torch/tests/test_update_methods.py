@@ -1,0 +1,375 @@
+"""Update methods by name: against torch's own optimizers, and as a part of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sparring import StepContainer
+from sparring.errors import (
+    CapacityError,
+    InvalidArgumentError,
+    NonFiniteGradientError,
+    PluginError,
+)
+from sparring.updates import HyperParameters, UpdateMethod, UpdateRows
+from sparring_torch import (
+    EmbeddingBag,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+    Optimizer,
+    PoolingType,
+)
+
+STORAGES = ["hkv", "memory"]
+DIM, NUM_IDS = 6, 30
+
+Native = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+AGAINST_TORCH: list[Any] = [
+    pytest.param("sgd", {"lr": 0.1}, lambda p: torch.optim.SGD(p, 0.1), id="sgd"),
+    pytest.param(
+        "adagrad",
+        {"lr": 0.1, "lr_decay": 0.01, "initial_accumulator_value": 0.1},
+        lambda p: torch.optim.Adagrad(p, 0.1, lr_decay=0.01, initial_accumulator_value=0.1),
+        id="adagrad",
+    ),
+    # SparseAdam adds eps before it corrects the bias, so it is made to vanish.
+    pytest.param(
+        "adam",
+        {"lr": 0.01, "eps": 1e-16},
+        lambda p: torch.optim.SparseAdam(p, 0.01, eps=1e-16),
+        id="sparse_adam",
+    ),
+]
+ALL_ROWS: list[Any] = [
+    pytest.param(
+        "momentum",
+        {"lr": 0.05, "nesterov": True, "weight_decay": 0.01},
+        lambda p: torch.optim.SGD(p, 0.05, 0.9, nesterov=True, weight_decay=0.01),
+        id="momentum",
+    ),
+    pytest.param(
+        "adam",
+        {"lr": 0.01, "weight_decay": 0.01},
+        lambda p: torch.optim.Adam(p, 0.01, weight_decay=0.01),
+        id="adam",
+    ),
+    pytest.param(
+        "adamw",
+        {"lr": 0.01, "weight_decay": 0.1},
+        lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1),
+        id="adamw",
+    ),
+    pytest.param(
+        "rmsprop",
+        {"lr": 0.01, "alpha": 0.9},
+        lambda p: torch.optim.RMSprop(p, 0.01, alpha=0.9),
+        id="rmsprop",
+    ),
+]
+
+
+def bag(storage: str = "hkv", **options: Any) -> EmbeddingBag:
+    return EmbeddingBag(DIM, mode="sum", name="t", dtype=torch.float64, storage=storage, **options)
+
+
+def same_start(embedding: EmbeddingBag, *, sparse: bool) -> nn.EmbeddingBag:
+    dense = nn.EmbeddingBag(NUM_IDS, DIM, mode="sum", sparse=sparse, dtype=torch.float64)
+    with torch.no_grad():
+        dense.weight.copy_(embedding(torch.arange(NUM_IDS).view(-1, 1)))
+    return dense
+
+
+def compare_over_steps(
+    embedding: EmbeddingBag,
+    ours: Optimizer,
+    dense: nn.EmbeddingBag,
+    theirs: torch.optim.Optimizer,
+    *,
+    touches_all: bool,
+) -> None:
+    random = torch.Generator().manual_seed(4)
+    for step in range(200):
+        for _ in range(1 + step % 2):  # every other step has two micro-batches
+            ids = torch.randint(NUM_IDS, (40,), generator=random)
+            if touches_all:
+                ids = torch.cat([ids, torch.arange(NUM_IDS)])
+            offsets = torch.tensor([0, 3, 3, 11])
+            factor = torch.randn(4, DIM, generator=random, dtype=torch.float64)
+            for module in (embedding, dense):
+                (module(ids, offsets) * factor).sum().backward()
+        ours.step()
+        theirs.step()
+        theirs.zero_grad()
+    with torch.no_grad():
+        found = embedding(torch.arange(NUM_IDS).view(-1, 1))
+    torch.testing.assert_close(found, dense.weight.detach(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize(("name", "hyper", "native"), AGAINST_TORCH)
+def test_sparse_rows_move_as_under_torch(
+    name: str, hyper: dict[str, Any], native: Native, storage: str
+) -> None:
+    embedding = bag(storage)
+    dense = same_start(embedding, sparse=True)
+    ours = Optimizer(embedding, name, **hyper)
+    compare_over_steps(embedding, ours, dense, native(list(dense.parameters())), touches_all=False)
+
+
+@pytest.mark.parametrize(("name", "hyper", "native"), ALL_ROWS)
+def test_rows_that_are_all_touched_move_as_under_torch(
+    name: str, hyper: dict[str, Any], native: Native
+) -> None:
+    embedding = bag()
+    dense = same_start(embedding, sparse=False)
+    ours = Optimizer(embedding, name, **hyper)
+    compare_over_steps(embedding, ours, dense, native(list(dense.parameters())), touches_all=True)
+
+
+# -- a whole collection -----------------------------------------------------------
+
+
+def collection(storage: str, **options: Any) -> EmbeddingBagCollection:
+    tables = [
+        EmbeddingBagConfig(name="user", embedding_dim=4, feature_names=["u"]),
+        EmbeddingBagConfig(
+            name="item", embedding_dim=3, feature_names=["seen", "bought"], pooling=PoolingType.MEAN
+        ),
+    ]
+    return EmbeddingBagCollection(tables, storage=storage, **options)
+
+
+def batch(random: np.random.Generator, size: int = 50) -> KeyedJaggedTensor:
+    lengths = torch.from_numpy(random.integers(0, 4, 3 * size))
+    ids = torch.from_numpy(random.integers(-40, 40, int(lengths.sum())))
+    # The batch has the features in another order than the tables.
+    return KeyedJaggedTensor(keys=["bought", "u", "seen"], values=ids, lengths=lengths)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize(
+    ("name", "native"),
+    [("sgd", torch.optim.SGD), ("adagrad", torch.optim.Adagrad), ("adam", torch.optim.Adam)],
+)
+def test_the_fused_route_and_shadows_give_the_same_rows(
+    name: str, native: type[torch.optim.Optimizer], storage: str
+) -> None:
+    fused, shadowed = collection(storage), collection("memory")
+    one, other = Optimizer(fused, name, lr=0.1), Optimizer(shadowed, native, lr=0.1)
+    random = np.random.default_rng(8)
+    for _ in range(30):
+        kjt = batch(random)
+        factor = torch.from_numpy(random.standard_normal((50, 10)).astype(np.float32))
+        for module, optimizer in ((fused, one), (shadowed, other)):
+            (module(kjt).values() * factor).sum().backward()
+            optimizer.step()
+    assert fused.num_rows() == shadowed.num_rows()
+    with torch.no_grad():
+        kjt = batch(random)
+        torch.testing.assert_close(
+            fused(kjt).values(), shadowed(kjt).values(), rtol=1e-4, atol=1e-6
+        )
+
+
+def test_sequences_train_too() -> None:
+    made = EmbeddingCollection(
+        [EmbeddingConfig(name="t", embedding_dim=3, feature_names=["a", "b"])]
+    )
+    optimizer = Optimizer(made, "sgd", lr=1.0)
+    kjt = KeyedJaggedTensor(
+        keys=["a", "b"], values=torch.tensor([5, 5, 9, 5]), lengths=torch.tensor([2, 0, 1, 1])
+    )
+    before = {name: part.values().detach().clone() for name, part in made(kjt).items()}
+    sum(part.values().sum() for part in made(kjt).values()).backward()
+    optimizer.step()
+    after = made(kjt)
+    torch.testing.assert_close(after["a"].values(), before["a"] - 3)
+    torch.testing.assert_close(after["b"].values(), before["b"] - torch.tensor([[1.0], [3.0]]))
+
+
+def test_hyper_parameters_of_a_table_may_change_between_steps() -> None:
+    made = collection("hkv")
+    optimizer = Optimizer(made, "sgd", lr=1.0, tables={"item": {"lr": 0.25}})
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    assert [(group["table"], group["lr"]) for group in optimizer.param_groups] == [
+        ("user", 1.0),
+        ("item", 0.25),
+    ]
+    kjt = KeyedJaggedTensor(
+        keys=["u", "seen", "bought"],
+        values=torch.tensor([1, 2]),
+        lengths=torch.tensor([1, 1, 0]),
+    )
+    moves = []
+    for _ in range(2):
+        before = made(kjt)
+        before.values().sum().backward()
+        optimizer.step()
+        schedule.step()
+        moved = before.values() - made(kjt).values()
+        moves.append((round(float(moved[0, 0]), 4), round(float(moved[0, 4]), 4)))
+    assert moves == [(1.0, 0.25), (0.5, 0.125)]
+    optimizer.param_groups[0]["lr"] = -1.0
+    made(kjt).values().sum().backward()
+    with pytest.raises(InvalidArgumentError, match=r"'lr': .*found -1.0"):
+        optimizer.step()
+
+
+def test_steps_travel_in_the_state_dict() -> None:
+    made = collection("hkv")
+    optimizer = Optimizer(made, "adam", lr=0.1)
+    made(batch(np.random.default_rng(0))).values().sum().backward()
+    optimizer.step()
+    saved = optimizer.state_dict()
+    assert saved["native"] == "adam"
+    assert saved["state"] == {"user": {"step": 1}, "item": {"step": 1}}
+    saved["param_groups"][1]["lr"] = 0.7
+    other = Optimizer(collection("hkv"), "adam", lr=0.1)
+    other.load_state_dict(saved)
+    assert other.state_dict() == saved
+    with pytest.raises(InvalidArgumentError, match="of optimizer 'adam'"):
+        Optimizer(collection("hkv"), "adamw").load_state_dict(saved)
+
+
+# -- gradients -----------------------------------------------------------------
+
+
+def test_zero_grad_drops_and_evaluation_registers_nothing() -> None:
+    made = collection("hkv")
+    optimizer = Optimizer(made, "sgd", lr=1.0)
+    kjt = batch(np.random.default_rng(1))
+    made(kjt).values().sum().backward()
+    optimizer.zero_grad()
+    optimizer.step()
+    assert made.num_rows() == {"user": 0, "item": 0}
+    made.eval()
+    assert not made(kjt).values().requires_grad
+    with torch.no_grad():
+        made.train()
+        assert not made(kjt).values().requires_grad
+    assert optimizer.container.resources.num_batch_inputs == 0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_non_finite_gradients_change_nothing(value: float) -> None:
+    made = bag()
+    optimizer = Optimizer(made, "adagrad", lr=1.0)
+    ids = torch.tensor([[1], [2]])
+    made(ids).sum().backward()
+    optimizer.step()
+    before = made(ids).detach().clone()
+    out = made(torch.tensor([[2], [3]]))
+    (out * torch.tensor([[1.0], [value]], dtype=torch.float64)).sum().backward()
+    with pytest.raises(NonFiniteGradientError, match="1 of 2 keys, key 3 among them"):
+        optimizer.step()
+    assert made.num_rows() == {"t": 2}
+    torch.testing.assert_close(made(ids), before, rtol=0, atol=0)
+    assert optimizer.state_dict()["state"] == {"t": {"step": 1}}
+
+
+def test_rows_with_non_finite_gradients_are_skipped_where_asked() -> None:
+    made = bag()
+    optimizer = Optimizer(made, "sgd", lr=1.0, non_finite_gradients="skip")
+    ids = torch.tensor([[2], [3]])
+    before = made(ids).detach().clone()
+    nan = torch.tensor([[1.0], [float("nan")]], dtype=torch.float64)
+    (made(ids) * nan).sum().backward()
+    optimizer.step()
+    assert made.num_rows() == {"t": 1}
+    torch.testing.assert_close(made(ids)[0], before[0] - 1)
+    torch.testing.assert_close(made(ids)[1], before[1], rtol=0, atol=0)
+    assert optimizer.container.counters.rows_skipped_non_finite == 1
+
+
+def test_sums_that_overflow_are_found_although_each_gradient_is_finite() -> None:
+    made = EmbeddingBag(4, mode="sum", name="t")
+    optimizer = Optimizer(made, "sgd", lr=1.0)
+    (made(torch.tensor([[5], [5], [6]])) * 3e38).sum().backward()
+    with pytest.raises(NonFiniteGradientError, match="key 5 among them"):
+        optimizer.step()
+    assert made.num_rows() == {"t": 0}
+
+
+def test_a_gradient_that_is_changed_before_the_step_is_refused() -> None:
+    made = bag()
+    optimizer = Optimizer(made, "sgd", lr=1.0)
+    out = made(torch.tensor([[1]]))
+    out.retain_grad()
+    (out * 2).sum().backward()
+    assert out.grad is not None
+    out.grad.mul_(5)
+    with pytest.raises(InvalidArgumentError, match="changed in place between backward and step"):
+        optimizer.step()
+    assert made.num_rows() == {"t": 0}
+
+
+def test_a_full_storage_refuses_the_step_of_all_tables() -> None:
+    container = StepContainer()
+    one = bag(container=container)
+    full = EmbeddingBag(
+        3, mode="sum", name="full", storage={"backend": "hkv", "capacity": 2}, container=container
+    )
+    optimizer = Optimizer([one, full], "sgd", lr=1.0)
+    (one(torch.tensor([[1]])).sum() + full(torch.tensor([[1, 2, 3]])).sum()).backward()
+    with pytest.raises(CapacityError, match="may hold 2; this step would add 3"):
+        optimizer.step()
+    assert one.num_rows() == {"t": 0}
+    assert full.num_rows() == {"full": 0}
+
+
+# -- methods of others ------------------------------------------------------------
+
+
+class SignHyper(HyperParameters):
+    stretch: float = 1.0
+
+
+class Sign(UpdateMethod):
+    """Moves by the sign of the gradient, and counts the steps of each row."""
+
+    name = "sign"
+    hyperparameters = SignHyper
+
+    def state_width(self, dim: int) -> int:
+        return 1
+
+    def update(self, rows: UpdateRows, hyper: HyperParameters) -> None:
+        assert isinstance(hyper, SignHyper)
+        rows.embeddings[:] -= hyper.lr * hyper.stretch * np.sign(rows.gradients)
+        rows.state[:] += rows.step
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_method_in_numpy_is_an_update_method(storage: str) -> None:
+    made = bag(storage)
+    optimizer = Optimizer(made, Sign(), lr=0.5, stretch=2.0, clip_norm=1.0)
+    ids = torch.tensor([[1], [2]])
+    before = made(ids).detach().clone()
+    for _ in range(2):
+        (made(ids) * torch.tensor([[-3.0], [4.0]], dtype=torch.float64)).sum().backward()
+        optimizer.step()
+    move = torch.tensor([[2.0], [-2.0]], dtype=torch.float64)
+    torch.testing.assert_close(made(ids), before + move)
+    state = optimizer.container.storage("t").find([1, 2]).rows[:, DIM:]
+    assert state.tolist() == [[3.0], [3.0]]
+    with pytest.raises(InvalidArgumentError, match="'sign' has no hyper-parameter 'strech'; did"):
+        Optimizer(bag(), Sign(), strech=1.0)
+
+
+def test_what_is_no_method_or_no_table_is_named() -> None:
+    with pytest.raises(PluginError, match="did you mean 'rowwise_adagrad'"):
+        Optimizer(bag(), "rowwise_adagrd")
+    with pytest.raises(InvalidArgumentError, match=r"holds table 'usr'.*'user'"):
+        Optimizer(collection("hkv"), "sgd", tables={"usr": {"lr": 1.0}})
+    with pytest.raises(InvalidArgumentError, match="come with update methods; SGD has one set"):
+        Optimizer(bag(), torch.optim.SGD, tables={"t": {"lr": 1.0}}, lr=1.0)
