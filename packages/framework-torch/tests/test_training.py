@@ -227,7 +227,11 @@ def test_wrong_optimizers_are_refused_by_their_key(ratings: Path) -> None:
     with pytest.raises(ConfigError, match=r"optimizer\.sparse\.name.*did you mean 'adagrad'"):
         run(with_sparse(name="adagard"))
     with pytest.raises(InvalidArgumentError, match="does not accept"):
+        run(with_sparse(name="torch.optim.Adagrad", momentum=0.9))
+    with pytest.raises(InvalidArgumentError, match="'adagrad' has no hyper-parameter 'momentum'"):
         run(with_sparse(name="adagrad", momentum=0.9))
+    with pytest.raises(InvalidArgumentError, match="none of the modules holds table 'usr'"):
+        run(with_sparse(name="adagrad", tables={"usr": {"lr": 0.2}}))
     with pytest.raises(ConfigError, match=r"optimizer\.dense: Adam does not accept"):
         run(click_config(optimizer={"dense": {"name": "adam", "lr": 0.1, "beta": 1}}))
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 
 from sparring.errors import ConfigError
+from sparring.plugins import PluginManager
+from sparring.updates import UpdateMethod
 from sparring_torch.suggestions import suggestion
 
-__all__ = ["native_optimizer"]
+__all__ = ["native_optimizer", "row_optimizer"]
 
 _PREFIX = "torch.optim."
 
@@ -39,3 +41,24 @@ def native_optimizer(name: str, setting: str) -> type[torch.optim.Optimizer]:
             setting=setting,
         )
     return known[short]
+
+
+def row_optimizer(
+    name: str, setting: str, plugin_manager: PluginManager
+) -> type[torch.optim.Optimizer] | UpdateMethod:
+    """What a configuration names for the rows of tables: an update method, or else a class.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    methods = [
+        offer.name for offer in plugin_manager.descriptors() if offer.kind == "update_methods"
+    ]
+    if name in methods:
+        return plugin_manager.update_method(name).factory()
+    try:
+        return native_optimizer(name, setting)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}; or choose an update method: {suggestion(name, methods)}", setting=setting
+        ) from error

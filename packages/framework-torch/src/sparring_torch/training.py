@@ -20,7 +20,7 @@ from sparring.options import checked_options
 from sparring.plugins import PluginManager
 from sparring.training import Progress, TrainResult
 from sparring_torch.click_task import ClickTask
-from sparring_torch.native_optimizers import native_optimizer
+from sparring_torch.native_optimizers import native_optimizer, row_optimizer
 from sparring_torch.optimizer import Optimizer
 from sparring_torch.rating_task import RatingTask
 from sparring_torch.run_report import RunReport
@@ -73,8 +73,10 @@ def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) 
         ):
             torch.manual_seed(config.seed % 2**63)
             if isinstance(config.model, MatrixFactorizationModel):
-                return _Run(config, RatingTask(config, container), progress).to_end()
-            return _Run(config, ClickTask(config, container), progress).to_end()
+                return _Run(
+                    config, RatingTask(config, container), progress, plugin_manager
+                ).to_end()
+            return _Run(config, ClickTask(config, container), progress, plugin_manager).to_end()
     finally:
         torch.set_num_threads(threads_before)
 
@@ -97,15 +99,22 @@ def _open_container(config: RunConfig, plugin_manager: PluginManager) -> StepCon
 class _Run:
     """The loop over steps, and what it needs."""
 
-    def __init__(self, config: RunConfig, task: _Task[Any], progress: Progress) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        task: _Task[Any],
+        progress: Progress,
+        plugin_manager: PluginManager,
+    ) -> None:
         self._config, self._task = config, task
         self._report = RunReport(config, progress, self._total_steps())
         self._progress = self._report.progress
         choice = config.optimizer.sparse
         self._tables = Optimizer(
             task.model,
-            native_optimizer(choice.name, "optimizer.sparse.name"),
+            row_optimizer(choice.name, "optimizer.sparse.name", plugin_manager),
             non_finite_gradients=config.training.non_finite_gradients,
+            tables=choice.tables or None,
             **choice.hyperparameters,
         )
         self._dense = _dense_optimizer(config, task.model)

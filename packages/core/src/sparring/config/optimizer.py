@@ -35,13 +35,25 @@ class OptimizerChoice(Section):
 
 
 class SparseOptimizer(OptimizerChoice):
-    """A native optimizer of the framework for the rows of tables.
+    """What updates the rows of tables: an update method, or a native optimizer of the framework.
 
-    Any other key (`eps`, `betas`, `weight_decay`, …) goes to the optimizer as it stands.
+    Any other key (`eps`, `weight_decay`, …) goes to it as it stands.
     """
 
-    name: str = Field("adagrad", pattern=_NAME, description=_NAME_DESCRIPTION)
+    name: str = Field(
+        "adagrad",
+        pattern=_NAME,
+        description=(
+            "An update method, `rowwise_adagrad`, which changes each row in one visit, or a class "
+            "of the framework, `torch.optim.Adagrad`. A name in small letters that both have, "
+            "`adagrad`, is the update method."
+        ),
+    )
     lr: PositiveFloat = Field(0.05, description="The learning rate.")
+    tables: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="Hyper-parameters of single tables, for update methods.",
+    )
 
 
 class DenseOptimizer(OptimizerChoice):
