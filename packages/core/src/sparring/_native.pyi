@@ -1,7 +1,7 @@
 # The native module, function for function; native/bindings/ is its source. The Python modules
 # that wrap it have the documentation.
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -131,3 +131,69 @@ class StorageHandle:
     def offers_evict(self) -> bool: ...
     @property
     def capsule(self) -> Any: ...
+
+# ---- native/bindings/collection.cc: see sparring.resources and sparring.step
+
+class TableView:
+    def __init__(self, dtype: str, initializer: InitializerSpec) -> None: ...
+    def attach(self, capsule: Any, state_width: int) -> None: ...
+    def detach(self) -> None: ...
+
+class GradientSources:
+    def summed(self, table: TableView) -> tuple[Indices, Values]: ...
+    @property
+    def is_finite(self) -> bool: ...
+
+class Collection:
+    def __init__(self, features: Sequence[tuple[TableView, str]]) -> None: ...
+    @property
+    def width(self) -> int: ...
+    def pool(
+        self,
+        ids: Indices,
+        offsets: Indices,
+        places: Sequence[int],
+        num_bags: int,
+        weights: Values | None = None,
+    ) -> Values: ...
+    def gather(self, ids: Indices, spans: Sequence[tuple[int, int]]) -> list[Values]: ...
+    def bag_gradients(
+        self,
+        ids: Indices,
+        offsets: Indices,
+        places: Sequence[int],
+        num_bags: int,
+        weights: Values | None,
+        gradient: Values,
+    ) -> GradientSources: ...
+    def id_gradients(
+        self, ids: Indices, spans: Sequence[tuple[int, int]], gradients: Sequence[Values]
+    ) -> GradientSources: ...
+
+def key_gradients(table: TableView, keys: Indices, gradients: Values) -> GradientSources: ...
+
+# ---- native/bindings/updates.cc: see sparring.updates and sparring.applying
+
+class UpdateSpec:
+    def __init__(
+        self,
+        method: str,
+        dtype: str,
+        dim: int,
+        hyper: dict[str, Any],
+        step: int,
+        rounding_seed: int = 0,
+    ) -> None: ...
+    @property
+    def state_width(self) -> int: ...
+
+def update_rows(spec: UpdateSpec, keys: Indices, rows: Values, gradients: Values) -> None: ...
+
+class FusedStep:
+    def __init__(
+        self,
+        tables: list[tuple[TableView, UpdateSpec, Values | None, list[GradientSources]]],
+    ) -> None: ...
+    def doubtful(self) -> list[int]: ...
+    def count_missing(self, place: int) -> int: ...
+    def apply(self) -> list[tuple[int, int, int, int]]: ...

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -148,7 +149,7 @@ def _owned(container: StepContainer, taken: Mapping[str, Accumulated]) -> dict[s
             table,
             accumulated.keys,
             accumulated.gradients,
-            lambda table=table: container.resources.make_accumulator(table),
+            partial(container.resources.make_accumulator, table),
         )
         if not len(owned.keys):
             continue

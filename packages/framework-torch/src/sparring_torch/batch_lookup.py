@@ -119,4 +119,5 @@ class _Output(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
         ctx.batch.hold(gradients)
-        return (None,) * (2 + ctx.num_outputs)
+        num_outputs: int = ctx.num_outputs
+        return (None,) * (2 + num_outputs)

@@ -111,8 +111,8 @@ class EmbeddingBag(TableModule):
             weights = None if weights is None else weights[is_kept]
         ends = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths.numpy(), out=ends[1:])
-        bags = Bags(ids.contiguous().numpy(), ends, weights, (0,), len(lengths))
-        pooled = self.agent.pool(bags, is_training=self.training)
+        looked_up = Bags(ids.contiguous().numpy(), ends, weights, (0,), len(lengths))
+        pooled = self.agent.pool(looked_up, is_training=self.training)
         return pooled if input.device.type == "cpu" else pooled.to(input.device)
 
     def _lengths(self, values: Tensor, offsets: Tensor | None) -> Tensor:
