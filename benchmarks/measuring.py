@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 
-__all__ = ["Figure", "Timing", "alternate"]
+__all__ = ["Figure", "Timing", "alternate", "ratios"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Figure:
         bar: what it should reach, formatted, or None where nothing is promised.
         is_reached: None where there is no bar.
         detail: what it was compared with.
+        ratio: the figure as a number, where it is a ratio that a plot may show.
     """
 
     what: str
@@ -27,6 +28,7 @@ class Figure:
     bar: str | None = None
     is_reached: bool | None = None
     detail: str = ""
+    ratio: float | None = None
 
 
 @dataclass(frozen=True)
@@ -54,3 +56,8 @@ def alternate(
             run()
             timings[name].seconds.append(time.perf_counter() - start)
     return timings
+
+
+def ratios(theirs: Timing, ours: Timing) -> list[float]:
+    """How many times as fast ours is, round by round: rounds of one place in time are compared."""
+    return [their / our for their, our in zip(theirs.seconds, ours.seconds, strict=True)]

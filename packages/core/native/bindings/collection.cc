@@ -253,7 +253,7 @@ py::tuple summed_as(const PyGradientSources& sources, const PyTableView* table) 
     const GilRelease release;
     grouped = collection::group(process_executor(), gradients);
   }
-  py::array_t<int64_t> keys(grouped.num_keys, grouped.keys.data());
+  py::array_t<int64_t> keys(grouped.num_keys, grouped.keys.get());
   py::array_t<T> sums({grouped.num_keys, dim});
   T* out = sums.mutable_data();
   {

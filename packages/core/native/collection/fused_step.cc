@@ -76,7 +76,7 @@ class Changer {
         keys[i] = grouped_.keys[static_cast<size_t>(positions[at + i])];
       }
       make_new(keys, rows + at, is_new + at, part, gradients);
-      loops_.sum_by_key({grouped_.sources.get(), grouped_.scales.get(), grouped_.starts.data(),
+      loops_.sum_by_key({grouped_.sources.get(), grouped_.scales.get(), grouped_.starts.get(),
                          positions + at, gradients, part, dim_});
       kernels::update_rows(prepared_, {keys, rows + at, gradients, part});
     }
@@ -128,7 +128,7 @@ TableOutcome apply_to(const FusedUpdate<T>& update, const GroupedGradients<T>& g
   abi::EvictedRows evicted;
   SparringUpdate call{};
   call.count = grouped.num_keys;
-  call.keys = grouped.keys.data();
+  call.keys = grouped.keys.get();
   call.admit = update.filter != nullptr ? &Changer<T>::admit : nullptr;
   call.change = &Changer<T>::change;
   call.context = &changer;
@@ -169,7 +169,7 @@ int64_t FusedStep<T>::count_missing(size_t table) const {
   int64_t num_missing = 0;
   SparringVisit visit{};
   visit.count = grouped_[table].num_keys;
-  visit.keys = grouped_[table].keys.data();
+  visit.keys = grouped_[table].keys.get();
   visit.columns = {0, 1};
   visit.context = &num_missing;
   visit.show = [](void* context, int64_t, int64_t count, const void* const* rows) -> int32_t {

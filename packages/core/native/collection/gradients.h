@@ -4,6 +4,11 @@
 //   bags   b0 |  b1 |      starts  0   1   3   4
 //                          sources b0  b0  b1  b1        pointers into the gradient
 //
+// Threads share the work by the hashes of ids: each deals with the keys of its own
+// part, in the order in which they come in the batch, so that gradients are read
+// nearly in order; the parts lie one after the other. With one thread all keys are
+// in the order of the batch.
+//
 // Nothing is added up here: whoever visits a key sums its sources, in the order in
 // which the ids came, while its row is at hand.
 #ifndef SPARRING_COLLECTION_GRADIENTS_H_
@@ -28,8 +33,8 @@ struct FeatureGradient {
 template <class T>
 struct GroupedGradients {
   int64_t num_keys = 0;                  // u
-  std::vector<int64_t> keys;             // (u) in the order in which they first came
-  std::vector<int64_t> starts;           // (u + 1)
+  std::unique_ptr<int64_t[]> keys;       // (u)
+  std::unique_ptr<int64_t[]> starts;     // (u + 1)
   std::unique_ptr<const T*[]> sources;   // (n) by key
   std::unique_ptr<T[]> scales;           // (n) by key, or NULL: all one
   T largest_scale = 1;                   // of |scales|

@@ -1,0 +1,83 @@
+"""A pooled table of ours, filled, with a step to time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from benchmarks.inputs import Batch
+from sparring_torch import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, Optimizer
+
+__all__ = ["OurBags", "jagged"]
+
+_FILL_ROWS = 65_536
+
+
+class OurBags:
+    """One table of sum-pooled bags, keyed by the row number of the dense tables beside it.
+
+    Args:
+        dense: ``(num_rows, dim)``: the embeddings; row i becomes key i.
+        optimizer: as `sparring_torch.Optimizer` takes it.
+    """
+
+    def __init__(
+        self, dense: npt.NDArray[np.float32], optimizer: Any, **hyperparameters: Any
+    ) -> None:
+        dim = dense.shape[1]
+        config = EmbeddingBagConfig(name="t", embedding_dim=dim, feature_names=["f"])
+        self.module = EmbeddingBagCollection([config])
+        self.optimizer = Optimizer(self.module, optimizer, **hyperparameters)
+        container = self.optimizer.container
+        storage = container.storage("t")
+        state = container.entry("t").initial_state
+        assert state is not None
+        for begin in range(0, len(dense), _FILL_ROWS):
+            keys = np.arange(begin, min(begin + _FILL_ROWS, len(dense)))
+            rows = np.empty((len(keys), dim + len(state)), np.float32)
+            rows[:, :dim] = dense[keys]
+            rows[:, dim:] = state
+            storage.upsert(keys, rows)
+
+    def pooled(self, batch: Batch) -> Tensor:
+        """Pooled embeddings, without a gradient."""
+        with torch.no_grad():
+            return self.module(jagged(batch)).values()
+
+    def forward(self, inputs: Sequence[Batch]) -> Callable[[], object]:
+        """A pooled forward pass, each call on the next batch."""
+        turns = cycle([jagged(batch) for batch in inputs])
+
+        def run() -> object:
+            with torch.no_grad():
+                return self.module(next(turns)).values()
+
+        return run
+
+    def step(self, inputs: Sequence[Batch], gradient: Tensor) -> Callable[[], object]:
+        """Forward, backward with `gradient`, update; each call on the next batch."""
+        turns = cycle([jagged(batch) for batch in inputs])
+
+        def run() -> object:
+            self.module(next(turns)).values().backward(gradient)
+            return self.optimizer.step()
+
+        return run
+
+    def close(self) -> None:
+        self.optimizer.container.close()
+
+
+def jagged(batch: Batch) -> KeyedJaggedTensor:
+    """The batch as one feature."""
+    return KeyedJaggedTensor(
+        keys=["f"],
+        values=torch.from_numpy(batch.ids),
+        offsets=torch.from_numpy(batch.offsets),
+    )

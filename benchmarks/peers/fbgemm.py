@@ -1,0 +1,74 @@
+"""FBGEMM's table batched embeddings on the CPU: dense rows by place, a fused optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from benchmarks.inputs import Batch
+
+__all__ = ["FbgemmBags", "why_unavailable"]
+
+
+def why_unavailable() -> str | None:
+    """Why FBGEMM cannot be measured here, or None."""
+    try:
+        import fbgemm_gpu.split_table_batched_embeddings_ops_training  # noqa: F401
+    except Exception as error:  # noqa: BLE001 - its import runs native code of another project
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+class FbgemmBags:
+    """One table of sum-pooled bags with row-wise Adagrad in its backward pass."""
+
+    def __init__(
+        self, dense: npt.NDArray[np.float32], *, optimizer: str, lr: float, eps: float
+    ) -> None:
+        import fbgemm_gpu.split_table_batched_embeddings_ops_training as training
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+
+        kinds = {"rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
+        self.module: Any = training.SplitTableBatchedEmbeddingBagsCodegen(
+            [(*dense.shape, EmbeddingLocation.HOST, training.ComputeDevice.CPU)],
+            optimizer=kinds[optimizer],
+            learning_rate=lr,
+            eps=eps,
+        )
+        self.module.split_embedding_weights()[0].copy_(torch.from_numpy(dense))
+
+    def pooled(self, batch: Batch) -> Tensor:
+        """Pooled embeddings, without a gradient."""
+        with torch.no_grad():
+            pooled: Tensor = self.module(*_tensors(batch))
+            return pooled
+
+    def forward(self, inputs: Sequence[Batch]) -> Callable[[], object]:
+        """A pooled forward pass, each call on the next batch."""
+        turns = cycle([_tensors(batch) for batch in inputs])
+
+        def run() -> object:
+            with torch.no_grad():
+                return self.module(*next(turns))
+
+        return run
+
+    def step(self, inputs: Sequence[Batch], gradient: Tensor) -> Callable[[], object]:
+        """Forward, and backward with `gradient`, which updates; each call on the next batch."""
+        turns = cycle([_tensors(batch) for batch in inputs])
+
+        def run() -> object:
+            return self.module(*next(turns)).backward(gradient)
+
+        return run
+
+
+def _tensors(batch: Batch) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(batch.ids), torch.from_numpy(batch.offsets)
