@@ -22,7 +22,7 @@ class Batch:
     """``(num_bags + 1,)``"""
 
 
-def batches(  # noqa: PLR0913 - each names one dimension of the workload
+def batches(
     count: int, *, skew: str, num_rows: int, num_bags: int, bag_size: int, seed: int = 0
 ) -> list[Batch]:
     """Batches that differ, so that none finds the rows of the one before in a cache.

@@ -70,9 +70,7 @@ def _beside_fbgemm(
     contenders: dict[str, Bags] = {"ours": OurBags(dense, "rowwise_adagrad", lr=LR, eps=EPS)}
     reason = fbgemm.why_unavailable()
     if reason is None:
-        contenders["theirs"] = fbgemm.FbgemmBags(
-            dense, optimizer="rowwise_adagrad", lr=LR, eps=EPS
-        )
+        contenders["theirs"] = fbgemm.FbgemmBags(dense, optimizer="rowwise_adagrad", lr=LR, eps=EPS)
     _check_agreement(contenders, inputs, gradient)
     forward = alternate(
         {name: each.forward(inputs) for name, each in contenders.items()}
@@ -91,11 +89,12 @@ def _beside_fbgemm(
     figures = []
     if reason is None:
         figures += [
+            _against(f"pooled forward, {skew}", "FBGEMM TBE", forward, forward_bar, num_ids),
             _against(
-                f"pooled forward, {skew}", "FBGEMM TBE", forward, forward_bar, num_ids
-            ),
-            _against(
-                f"forward + backward + rowwise Adagrad, {skew}", "FBGEMM TBE", step, step_bar,
+                f"forward + backward + rowwise Adagrad, {skew}",
+                "FBGEMM TBE",
+                step,
+                step_bar,
                 num_ids,
             ),
         ]

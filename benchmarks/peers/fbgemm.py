@@ -20,7 +20,7 @@ def why_unavailable() -> str | None:
     """Why FBGEMM cannot be measured here, or None."""
     try:
         import fbgemm_gpu.split_table_batched_embeddings_ops_training  # noqa: F401
-    except Exception as error:  # noqa: BLE001 - its import runs native code of another project
+    except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
 

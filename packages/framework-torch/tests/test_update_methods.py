@@ -373,3 +373,26 @@ def test_what_is_no_method_or_no_table_is_named() -> None:
         Optimizer(collection("hkv"), "sgd", tables={"usr": {"lr": 1.0}})
     with pytest.raises(InvalidArgumentError, match="come with update methods; SGD has one set"):
         Optimizer(bag(), torch.optim.SGD, tables={"t": {"lr": 1.0}}, lr=1.0)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("optimizer_of", ["sgd", torch.optim.SGD])
+def test_ids_that_are_not_admitted_read_their_initial_value(
+    optimizer_of: Any, storage: str
+) -> None:
+    made = bag(storage, admission={"kind": "frequency", "k": 3})
+    optimizer = Optimizer(made, optimizer_of, lr=1.0)
+    ids = torch.tensor([[1], [2]])
+    before = made(ids).detach().clone()
+    counters = optimizer.container.counters
+    for step in range(1, 5):
+        if step == 2:  # a step that raises counts nothing
+            (made(ids) * float("nan")).sum().backward()
+            with pytest.raises(NonFiniteGradientError):
+                optimizer.step()
+        # The second id comes from step 2 on only.
+        made(ids if step > 1 else ids[:1]).sum().backward()
+        optimizer.step()
+        expected = {1: (0, 1), 2: (0, 3), 3: (1, 4), 4: (2, 4)}[step]
+        assert (made.num_rows()["t"], counters.gradients_not_admitted) == expected
+    torch.testing.assert_close(made(ids), before - torch.tensor([[2.0], [1.0]]))

@@ -7,6 +7,7 @@ void bind_gradients(pybind11::module_& module);
 void bind_execution(pybind11::module_& module);
 void bind_collection(pybind11::module_& module);
 void bind_updates(pybind11::module_& module);
+void bind_admission(pybind11::module_& module);
 
 PYBIND11_MODULE(_native, module) {
   module.doc() = "The native core of sparring. Use the Python modules that wrap it.";
@@ -14,6 +15,7 @@ PYBIND11_MODULE(_native, module) {
   bind_kernels(module);
   bind_gradients(module);
   bind_storage(module);
+  bind_admission(module);
   bind_collection(module);
   bind_updates(module);
 }

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/admission.h"
 #include "bindings/arrays.h"
 #include "bindings/collection.h"
 #include "bindings/gil.h"
@@ -105,6 +106,7 @@ struct TablePart {
   SharedView table;
   UpdateSpec spec;
   std::optional<py::array> initial_state;
+  PyAdmissionFilter* filter;
   std::vector<const PyGradientSources*> sources;
 };
 
@@ -116,13 +118,16 @@ struct Group {
 
 class PyFusedStep {
  public:
-  // (table, spec, initial state or None, gradient sources) of each table.
-  explicit PyFusedStep(const py::list& tables) : owners_(tables) {
+  // (table, spec, initial state or None, admission filter or None, gradient sources) of
+  // each table.
+  PyFusedStep(const py::list& tables, int64_t step) : step_(step), owners_(tables) {
     for (const auto& each : tables) {
       const auto part = each.cast<py::tuple>();
-      TablePart made{part[0].cast<SharedView>(), part[1].cast<UpdateSpec>(), std::nullopt, {}};
+      TablePart made{part[0].cast<SharedView>(), part[1].cast<UpdateSpec>(), std::nullopt, nullptr,
+                     {}};
       if (!part[2].is_none()) made.initial_state = part[2].cast<py::array>();
-      for (const auto& source : part[3].cast<py::list>()) {
+      if (!part[3].is_none()) made.filter = part[3].cast<PyAdmissionFilter*>();
+      for (const auto& source : part[4].cast<py::list>()) {
         made.sources.push_back(source.cast<const PyGradientSources*>());
       }
       check(made);
@@ -199,7 +204,7 @@ class PyFusedStep {
     for (size_t place = 0; place < parts_.size(); ++place) {
       const TablePart& part = parts_[place];
       if (part.table->is_double() != std::is_same_v<T, double>) continue;
-      collection::FusedUpdate<T> update{&part.table->view(), {}, 0, part.spec, nullptr, nullptr};
+      collection::FusedUpdate<T> update{&part.table->view(), {}, 0, part.spec, nullptr, part.filter, step_};
       double largest = 0;
       for (const PyGradientSources* source : part.sources) {
         append_gradients<T>(*source, part.table.get(), update.gradients);
@@ -228,6 +233,7 @@ class PyFusedStep {
     for (size_t i = 0; i < found.size(); ++i) outcomes[group.places[i]] = found[i];
   }
 
+  int64_t step_;
   py::object owners_;  // of all that the pointers below lead to
   std::vector<TablePart> parts_;
   Group<float> float32_;
@@ -264,7 +270,7 @@ void bind_updates(py::module_& module) {
   module.def("update_rows", &update_rows, py::arg("spec"), py::arg("keys").noconvert(),
              py::arg("rows").noconvert(), py::arg("gradients").noconvert());
   py::class_<PyFusedStep>(module, "FusedStep")
-      .def(py::init<const py::list&>(), py::arg("tables"))
+      .def(py::init<const py::list&, int64_t>(), py::arg("tables"), py::arg("step"))
       .def("doubtful", &PyFusedStep::doubtful)
       .def("count_missing", &PyFusedStep::count_missing, py::arg("place"))
       .def("apply", &PyFusedStep::apply);

@@ -34,7 +34,7 @@ class Changer {
       for (int64_t i = 0; i < count; ++i) {
         keys[static_cast<size_t>(i)] = self.grouped_.keys[static_cast<size_t>(positions[i])];
       }
-      self.update_.filter->admit(keys.data(), count, self.update_.spec.step, is_admitted);
+      self.update_.filter->admit(keys.data(), count, self.update_.admission_step, is_admitted);
       self.num_refused = count - std::count_if(is_admitted, is_admitted + count,
                                                [](uint8_t each) { return each != 0; });
       return 0;

@@ -24,6 +24,7 @@ struct FusedUpdate {
   kernels::UpdateSpec spec;
   const T* initial_state;            // (state_width), or NULL: zeros
   kernels::AdmissionFilter* filter;  // or NULL: all are admitted
+  int64_t admission_step;            // what it is told of the step
 };
 
 struct TableOutcome {

@@ -17,15 +17,15 @@ class AdmissionFilter {
   virtual ~AdmissionFilter() = default;
 
   // Counts the keys, and answers for each. Not safe for use by two threads at once.
-  // Throws std::bad_alloc, and then nothing was counted.
+  // Does not fail: what it needs, it has from the beginning.
   virtual void admit(const int64_t* keys,    // (n) int64, unique
                      int64_t count,          // n
                      int64_t step,           // the number of this step
-                     uint8_t* is_admitted) = 0;  // out (n)
+                     uint8_t* is_admitted) noexcept = 0;  // out (n)
 
   virtual int64_t memory_bytes() const = 0;
 
-  // All that was counted, and back; little-endian, of a fixed format.
+  // All that was counted, and back: docs/format/admission.md.
   virtual std::string save() const = 0;
   // Throws std::invalid_argument for bytes that save() of an equal filter did not
   // give; then the filter is as before.

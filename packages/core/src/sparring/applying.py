@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from sparring import _native
+from sparring.admission import admit_unseen
 from sparring.collective import Reduction
 from sparring.errors import CapacityError, InvalidArgumentError
 from sparring.exchange import OwnedGradients
@@ -59,6 +60,7 @@ def apply_update(container: StepContainer, update: Update) -> None:
     container.resources.end_step()
     owned = _owned(container, taken)
     updates = [_gathered(container, name, each) for name, each in owned.items()]
+    updates = [each for each in updates if len(each.keys)]
     update(updates)
     _write(container, updates)
     container.counters.steps += 1
@@ -94,10 +96,13 @@ def apply_methods(container: StepContainer, choices: Mapping[str, MethodChoice])
         step = _fused(container, waiting, choices)
     for place, name in enumerate(waiting):
         storage = container.storage(name)
-        if _may_refuse(storage):
+        # How many keys a filter would admit is not known before it has counted them; then the
+        # storage refuses by itself.
+        if _may_refuse(storage) and container.entry(name).admission_filter is None:
             _check_room(storage, step.count_missing(place))
-    for updated, _, _, evicted in step.apply():
+    for updated, _, refused, evicted in step.apply():
         container.counters.rows_updated += updated
+        container.counters.gradients_not_admitted += refused
         container.counters.rows_evicted += evicted
     container.counters.steps += 1
     return list(waiting)
@@ -122,8 +127,8 @@ def _fused(
         assert isinstance(choice.method, NativeMethod)
         container.storage(name)
         spec = choice.method.spec(entry.config.dtype, entry.config.dim, choice.hyper, choice.step)
-        parts.append((entry.view, spec, entry.initial_state, [sources]))
-    return _native.FusedStep(parts)
+        parts.append((entry.view, spec, entry.initial_state, entry.admission_filter, [sources]))
+    return _native.FusedStep(parts, container.counters.steps + 1)
 
 
 def _summed(container: StepContainer, name: str, sources: Any) -> Accumulated:
@@ -167,9 +172,15 @@ def _gathered(container: StepContainer, name: str, owned: OwnedGradients) -> Tab
     rows = np.empty((count, entry.config.width), entry.config.numpy_dtype)
     found = np.empty(count, np.bool_)
     storage._find_impl(owned.keys, entry.whole, rows, found)
-    _check_room(storage, int(count - np.count_nonzero(found)))
-    _native.initialize(rows, owned.keys, found, entry.initializer, entry.initial_state)
-    return TableUpdate(entry.config, owned.keys, rows, owned.gradients)
+    keys, gradients = owned.keys, owned.gradients
+    if entry.admission_filter is not None and not found.all():
+        is_kept = admit_unseen(entry.admission_filter, keys, found, container.counters.steps + 1)
+        container.counters.gradients_not_admitted += int(count - np.count_nonzero(is_kept))
+        keys, gradients = keys[is_kept], gradients[is_kept]
+        rows, found = rows[is_kept], found[is_kept]
+    _check_room(storage, int(len(found) - np.count_nonzero(found)))
+    _native.initialize(rows, keys, found, entry.initializer, entry.initial_state)
+    return TableUpdate(entry.config, keys, rows, gradients)
 
 
 def _apply_by_rows(

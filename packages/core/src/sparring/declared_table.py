@@ -9,6 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from sparring import _native, kernels
+from sparring.admission import make_filter
 from sparring.storage.contract import Columns, Storage
 from sparring.table import TableConfig
 
@@ -27,6 +28,7 @@ class DeclaredTable:
     """A declared table and, once rows may be written, its storage."""
 
     __slots__ = (
+        "admission_filter",
         "choice",
         "config",
         "embedding",
@@ -44,6 +46,7 @@ class DeclaredTable:
         self.choice = choice
         self.storage = storage
         self.initial_state: npt.NDArray[Any] | None = None
+        self.admission_filter = make_filter(config)
         self.initializer = kernels.initializer_spec(config)
         self.view = _native.TableView(config.dtype, self.initializer)
         self.embedding = Columns(0, config.dim)

@@ -78,6 +78,8 @@ class StepCounters:
     rows_updated: int = 0
     rows_evicted: int = 0
     rows_skipped_non_finite: int = 0
+    gradients_not_admitted: int = 0
+    """Gradients of keys that had no row and were not admitted."""
 
 
 class StepContainer:

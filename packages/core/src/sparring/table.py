@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sparring.admission import Admission, admission_from
 from sparring.errors import InvalidArgumentError
 from sparring.initializers import Initializer, Uniform, initializer_from
 
@@ -30,6 +31,7 @@ class TableConfig:
         dim: elements of an embedding, 1 to 65,536.
         dtype: ``float32`` or ``float64``.
         initializer: what a key reads as before it has a row; an `Initializer`, or its name.
+        admission: which unseen keys earn a row, an `Admission` or ``{"kind": …}``; None: all.
         state_width: elements of optimizer state behind the embedding; set by the engine.
         state_method: whose state that is, an update method or an optimizer of a framework; empty
             where nobody said. Set by the engine.
@@ -46,6 +48,7 @@ class TableConfig:
     state_width: int = 0
     seed: int = 0
     state_method: str = ""
+    admission: Admission | dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.match(self.name):
@@ -67,6 +70,7 @@ class TableConfig:
             )
         object.__setattr__(self, "dtype", dtype)
         object.__setattr__(self, "initializer", initializer_from(self.initializer))
+        object.__setattr__(self, "admission", admission_from(self.admission))
 
     @property
     def width(self) -> int:

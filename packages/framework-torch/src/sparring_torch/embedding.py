@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sparring import Initializer, StepContainer
+from sparring.admission import Admission
 from sparring_torch.batch_lookup import Ids
 from sparring_torch.ids import whole_ids
 from sparring_torch.table_configs import (
@@ -35,6 +36,7 @@ class Embedding(TableModule):
         dtype: float32 or float64.
         initializer: what an id reads as before it was trained; None means uniform in ±0.05.
         num_embeddings: the most rows that the storage may hold; None sets no bound.
+        admission: which unseen ids earn a row, as in `EmbeddingConfig`; None: all.
         seed: with the name and the id it determines an initial embedding.
         storage: what keeps the rows.
         container: where the table lives; None leaves it to the `Optimizer`.
@@ -52,6 +54,7 @@ class Embedding(TableModule):
         dtype: torch.dtype = torch.float32,
         initializer: Initializer | str | dict[str, Any] | None = None,
         num_embeddings: int | None = None,
+        admission: Admission | dict[str, Any] | None = None,
         seed: int = 0,
         storage: StorageLike = "hkv",
         container: StepContainer | None = None,
@@ -66,6 +69,7 @@ class Embedding(TableModule):
             num_embeddings=num_embeddings,
             data_type=dtype,
             initializer=initializer,
+            admission=admission,
             seed=seed,
         )
         declared = [declaration(config, storage)]

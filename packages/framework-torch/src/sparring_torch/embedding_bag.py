@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sparring import Initializer, StepContainer
+from sparring.admission import Admission
 from sparring.errors import InvalidArgumentError
 from sparring_torch.batch_lookup import Bags
 from sparring_torch.ids import whole_ids
@@ -35,6 +36,7 @@ class EmbeddingBag(TableModule):
         dtype: float32 or float64.
         initializer: what an id reads as before it was trained; None means uniform in ±0.05.
         num_embeddings: the most rows that the storage may hold; None sets no bound.
+        admission: which unseen ids earn a row, as in `EmbeddingConfig`; None: all.
         seed: with the name and the id it determines an initial embedding.
         storage: what keeps the rows.
         container: where the table lives; None leaves it to the `Optimizer`.
@@ -54,6 +56,7 @@ class EmbeddingBag(TableModule):
         dtype: torch.dtype = torch.float32,
         initializer: Initializer | str | dict[str, Any] | None = None,
         num_embeddings: int | None = None,
+        admission: Admission | dict[str, Any] | None = None,
         seed: int = 0,
         storage: StorageLike = "hkv",
         container: StepContainer | None = None,
@@ -74,6 +77,7 @@ class EmbeddingBag(TableModule):
             num_embeddings=num_embeddings,
             data_type=dtype,
             initializer=initializer,
+            admission=admission,
             seed=seed,
         )
         declared = [declaration(config, storage)]

@@ -131,6 +131,7 @@ class Dlrm(nn.Module):
                     embedding_dim=table.dim,
                     data_type=table.dtype,
                     initializer=table.initializer,
+                    admission=table.admission,
                     seed=table.seed,
                 )
                 for table in tables
@@ -169,6 +170,7 @@ def _embedding(
         name=table.name,
         dtype=getattr(torch, table.dtype),
         initializer=table.initializer,
+        admission=table.admission,
         seed=table.seed,
         storage=storage,
         container=container,

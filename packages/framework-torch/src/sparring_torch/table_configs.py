@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from sparring import Initializer, Storage, TableConfig, Uniform
+from sparring.admission import Admission
 from sparring.errors import InvalidArgumentError
 from sparring.step import StorageChoice
 
@@ -70,6 +71,8 @@ class EmbeddingConfig:
             name, or ``{"kind": name, parameter: value}``. None means uniform within
             (`weight_init_min`, `weight_init_max`).
         weight_init_min, weight_init_max: bounds for the default initializer.
+        admission: which unseen ids earn a row, a `sparring.admission.Admission` or
+            ``{"kind": name, parameter: value}``; None: all.
         seed: with the name and the id it determines an initial embedding.
         storage: in place of the collection's.
     """
@@ -82,6 +85,7 @@ class EmbeddingConfig:
     initializer: Initializer | str | dict[str, Any] | None = None
     weight_init_min: float = -0.05
     weight_init_max: float = 0.05
+    admission: Admission | dict[str, Any] | None = None
     seed: int = 0
     storage: StorageLike | None = None
 
@@ -126,7 +130,14 @@ def declaration(config: EmbeddingConfig, storage: StorageLike) -> TableDeclarati
     initializer = config.initializer
     if initializer is None:
         initializer = Uniform(config.weight_init_min, config.weight_init_max)
-    table = TableConfig(config.name, config.embedding_dim, dtype, initializer, seed=config.seed)
+    table = TableConfig(
+        config.name,
+        config.embedding_dim,
+        dtype,
+        initializer,
+        seed=config.seed,
+        admission=config.admission,
+    )
     chosen = storage if config.storage is None else config.storage
     if isinstance(chosen, Storage):
         # The optimizer will see to it that this is the state that it keeps.

@@ -148,7 +148,7 @@ class _Run:
             rows=self._rows(),
             steps=self._step,
             seconds=time.perf_counter() - start,
-            extra=self._task.extra() | self._skipped() | self._report_path(),
+            extra=self._task.extra() | self._skipped() | self._not_admitted() | self._report_path(),
         )
         self._report.write(result)
         return result
@@ -216,6 +216,12 @@ class _Run:
     def _report_path(self) -> dict[str, str]:
         path = self._config.report.path
         return {} if path is None else {"report_path": path}
+
+    def _not_admitted(self) -> dict[str, int]:
+        container = self._tables.container
+        if all(table.admission is None for table in container.tables.values()):
+            return {}
+        return {"gradients_not_admitted": container.counters.gradients_not_admitted}
 
     def _skipped(self) -> dict[str, int]:
         if not self._is_skipping:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from sparring.config.admission import AdmissionConfig
 from sparring.config.initializer import InitializerConfig
 from sparring.config.section import Section
 from sparring.table import TableConfig
@@ -17,9 +18,10 @@ __all__ = ["TableOverride", "TablesConfig"]
 class TableOverride(Section):
     """What one table does differently."""
 
-    initializer: InitializerConfig = Field(
-        description="What a key reads as before it has a row: a mapping, or a name."
+    initializer: InitializerConfig | None = Field(
+        None, description="What a key reads as before it has a row: a mapping, or a name."
     )
+    admission: AdmissionConfig | None = Field(None, description="Which unseen ids earn a row.")
 
 
 class TablesConfig(Section):
@@ -38,6 +40,9 @@ class TablesConfig(Section):
         description="What a key reads as before it has a row: a mapping, or a name for the "
         "defaults of that kind. Null takes what the model wants.",
     )
+    admission: AdmissionConfig | None = Field(
+        None, description="Which unseen ids earn a row. Null admits every id."
+    )
     overrides: dict[str, TableOverride] = Field(
         default_factory=dict,
         description="Table → what it does differently.",
@@ -49,10 +54,12 @@ class TablesConfig(Section):
         Args:
             wanted: the model's name, dim, seed and initializer; its dtype is not used.
         """
-        override = self.overrides.get(wanted.name)
-        section = override.initializer if override is not None else self.initializer
+        override = self.overrides.get(wanted.name, TableOverride())
+        initializer = override.initializer or self.initializer
+        admission = override.admission or self.admission
         return replace(
             wanted,
             dtype=self.dtype,
-            initializer=section.initializer() if section is not None else wanted.initializer,
+            initializer=initializer.initializer() if initializer else wanted.initializer,
+            admission=admission.admission() if admission else None,
         )
