@@ -36,7 +36,7 @@ struct Counters {
 
 BloomFilter::Shape BloomFilter::shape_for(double rate, int64_t expected_keys) {
   const double bits = -std::log2(rate);
-  const double unevenness = 1.25 * std::pow(1.5, std::max(0.0, bits - 6.64));
+  const double unevenness = 1.45 * std::pow(1.5, std::max(0.0, bits - 6.64));
   const double counters = unevenness * 1.4427 * bits * static_cast<double>(expected_keys);
   return {.num_blocks = std::max<int64_t>(1, static_cast<int64_t>(std::ceil(counters / kBlock))),
           .num_hashes = std::clamp<int64_t>(std::lround(bits), 1, 32)};

@@ -105,7 +105,7 @@ class Bloom(Admission):
         k: steps, 1 to 255.
         false_positive_rate: the share of ids admitted too early once `expected_keys` distinct
             ones came; 0.001 or more.
-        expected_keys: for which the filter is made: about 12 bytes each at a rate of 0.01, and 70
+        expected_keys: for which the filter is made: about 14 bytes each at a rate of 0.01, and 80
             at 0.001.
     """
 
