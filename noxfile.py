@@ -24,6 +24,10 @@ BUILD_TOOLS = ("scikit-build-core>=0.10", "pybind11>=2.13", "hatchling", "cmake"
 # themselves declare a range.
 TORCH = "torch==2.13.0"
 
+# The peers that benchmarks compare with, in the only versions that go with this torch.
+TORCH_PEERS = ("fbgemm-gpu-cpu==1.8.0", "torchrec==1.8.0")
+TFRA = ("tensorflow-cpu==2.16.2", "tf_keras==2.16.0", "tensorflow-recommenders-addons==0.8.1")
+
 
 def install_family(session: nox.Session, *packages: str, extras: str = "") -> None:
     """Installs core, then the packages named, from this checkout. Order matters: core comes first."""
@@ -118,10 +122,27 @@ def conformance(session: nox.Session) -> None:
 
 @nox.session
 def benchmarks(session: nox.Session) -> None:
-    """Prints the figures of the documentation, ours and theirs side by side in one run."""
-    session.install(TORCH, silent=True)
+    """Prints the figures of the documentation, ours and the peers' side by side in one run.
+
+    Installs the peers; TFRA gets an environment of its own. Names after ``--`` choose benchmarks.
+    """
+    session.install(TORCH, *TORCH_PEERS, silent=True)
     install_family(session, "backend-hkv", "framework-torch", extras="[report]")
-    session.run("python", "-m", "benchmarks", *session.posargs, env={"PYTHONPATH": str(ROOT)})
+    env = {"PYTHONPATH": str(ROOT)}
+    names = [each for each in session.posargs if not each.startswith("-")]
+    if not names or "lookups" in names:
+        env["SPARRING_BENCHMARK_TFRA_PYTHON"] = tfra_python(session)
+    session.run("python", "-m", "benchmarks", *session.posargs, env=env)
+
+
+def tfra_python(session: nox.Session) -> str:
+    """The Python of an environment with TFRA, whose TensorFlow goes with nothing else here."""
+    folder = Path(session.virtualenv.location) / "tfra"
+    python = folder / "bin/python"
+    if not python.exists():
+        session.run("python", "-m", "venv", str(folder), silent=True)
+    session.run(str(python), "-m", "pip", "install", "--quiet", *TFRA, external=True, silent=True)
+    return str(python)
 
 
 @nox.session

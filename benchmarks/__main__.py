@@ -1,38 +1,79 @@
-"""`python -m benchmarks [NAME …]`: runs the benchmarks named, or all, and prints one table."""
+"""`python -m benchmarks [NAME …] [--quick | --full] [--output FOLDER]`: runs some benchmarks, or all.
+
+Prints one table for each, and writes the ratios as a plot and everything as JSON.
+"""
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import json
+import platform
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.measuring import Figure
+from benchmarks.plots import plot_ratios
+from benchmarks.scale import Scale
 
-BENCHMARKS = ("parity", "step_overhead", "movielens", "table")
+BENCHMARKS = (
+    "parity",
+    "step_overhead",
+    "movielens",
+    "table",
+    "pooled",
+    "tables",
+    "dlrm",
+    "lookups",
+    "sweeps",
+)
+QUICK = ("pooled", "tables", "dlrm", "lookups", "sweeps")
+"""Those that a quick run shrinks."""
 
 
-def main(names: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Returns 1 where a bar was not reached, 2 for an unknown name."""
-    unknown = sorted(set(names) - set(BENCHMARKS))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: does everything work?")
+    parser.add_argument("--full", action="store_true", help="the widest sweeps too")
+    parser.add_argument("--output", type=Path, default=Path("benchmark-results"))
+    given = parser.parse_args(arguments)
+    unknown = sorted(set(given.names) - set(BENCHMARKS))
     if unknown:
         print(
             f"unknown benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}", file=sys.stderr
         )
         return 2
-    console = Console(width=140) if not sys.stdout.isatty() else Console()
-    missed = 0
-    for name in names or BENCHMARKS:
-        figures: list[Figure] = importlib.import_module(f"benchmarks.{name}").measure()
-        table = Table("what", "figure", "to reach", "", "compared with", title=name)
-        for figure in figures:
-            mark = {None: "", True: "reached", False: "MISSED"}[figure.is_reached]
-            table.add_row(figure.what, figure.value, figure.bar or "", mark, figure.detail)
-        console.print(table)
-        missed += sum(figure.is_reached is False for figure in figures)
-    return 1 if missed else 0
+    scale = Scale(is_quick=given.quick, is_full=given.full)
+    console = Console(width=160) if not sys.stdout.isatty() else Console()
+    console.print(
+        f"{platform.processor() or platform.machine()}, Python {platform.python_version()}"
+    )
+    results: dict[str, list[Figure]] = {}
+    for name in given.names or (QUICK if given.quick else BENCHMARKS):
+        results[name] = importlib.import_module(f"benchmarks.{name}").measure(scale)
+        console.print(_table(name, results[name]))
+    given.output.mkdir(parents=True, exist_ok=True)
+    figures = {name: [asdict(each) for each in some] for name, some in results.items()}
+    (given.output / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
+    plot = plot_ratios(results, given.output / "ratios.png")
+    console.print(f"written: {given.output / 'figures.json'}" + (f", {plot}" if plot else ""))
+    missed = sum(each.is_reached is False for some in results.values() for each in some)
+    return 1 if missed and not given.quick else 0
+
+
+def _table(name: str, figures: Sequence[Figure]) -> Table:
+    table = Table("what", "figure", "to reach", "", "compared with", title=name)
+    for figure in figures:
+        mark = {None: "", True: "reached", False: "MISSED"}[figure.is_reached]
+        table.add_row(figure.what, figure.value, figure.bar or "", mark, figure.detail)
+    return table
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from benchmarks.measuring import Figure
+from benchmarks.scale import Scale
 
 __all__ = ["measure"]
 
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 BAR_RMSE, BAR_SECONDS = 0.88, 60
 
 
-def measure() -> list[Figure]:
+def measure(_scale: Scale) -> list[Figure]:
     """Runs the command line as a user would."""
     data = Path(os.environ.get("SPARRING_TEST_DATA", ROOT.parent / "shared" / "data"))
     ratings = data / "ml-latest-small" / "ratings.csv"

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from benchmarks.measuring import Figure
+from benchmarks.scale import Scale
 from sparring import TableConfig
 from sparring.kernels import initial_rows
 from sparring_torch import EmbeddingBag, Optimizer
@@ -30,7 +31,7 @@ METHODS: dict[str, tuple[type[torch.optim.Optimizer], Any, dict[str, Any], bool]
 }
 
 
-def measure() -> list[Figure]:
+def measure(_scale: Scale) -> list[Figure]:
     """The largest absolute difference of any element, for each method and dtype."""
     return [_compare(method, dtype) for dtype in BARS for method in METHODS]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.measuring import Figure, alternate
+from benchmarks.scale import Scale
 from sparring_torch import EmbeddingBag, Optimizer
 
 __all__ = ["measure"]
@@ -14,7 +15,7 @@ __all__ = ["measure"]
 NUM_IDS, DIM, BAR_MICROSECONDS = 1_000, 16, 250
 
 
-def measure() -> list[Figure]:
+def measure(_scale: Scale) -> list[Figure]:
     """Microseconds from forward to the end of `step`, beside a dense EmbeddingBag with sparse
     gradients on the same ids."""
     generator = torch.Generator().manual_seed(0)

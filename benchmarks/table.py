@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from benchmarks.measuring import Figure
+from benchmarks.scale import Scale
 from sparring import TableConfig, kernels, open_storage
 from sparring.storage import Storage
 
@@ -25,7 +26,7 @@ BAR_RATIO, BAR_MILLISECONDS, BAR_MEMORY = 1.5, 50, 1.25
 NUM_BATCHES = 61
 
 
-def measure() -> list[Figure]:
+def measure(_scale: Scale) -> list[Figure]:
     """Lookup as the ratio of medians; pauses and memory of a table that grows from nothing."""
     return [*_lookup(), *_growth()]
 

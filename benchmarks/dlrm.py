@@ -1,0 +1,184 @@
+"""A whole DLRM of 26 tables beside TorchRec: the same dense layers, the same batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import cycle
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.measuring import Figure, alternate, ratios
+from benchmarks.scale import Scale
+
+__all__ = ["measure"]
+
+NUM_TABLES, DIM, NUM_ROWS, NUM_SAMPLES, NUM_INTEGERS = 26, 16, 100_000, 8_192, 13
+THREADS, NUM_BATCHES, LR, EPS, BAR = 2, 8, 0.02, 1e-8, 2.0
+TOLERANCE = 1e-4
+
+
+class Dense(nn.Module):
+    """What both models have: a bottom network, dot products, a top network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bottom = nn.Sequential(
+            nn.Linear(NUM_INTEGERS, 64), nn.ReLU(), nn.Linear(64, DIM), nn.ReLU()
+        )
+        pairs = torch.tril_indices(NUM_TABLES + 1, NUM_TABLES + 1, offset=-1)
+        self.register_buffer("pairs", pairs[0] * (NUM_TABLES + 1) + pairs[1])
+        self.top = nn.Sequential(nn.Linear(DIM + pairs.shape[1], 128), nn.ReLU(), nn.Linear(128, 1))
+
+    def forward(self, integers: Tensor, embeddings: Tensor) -> Tensor:
+        bottom = self.bottom(integers)
+        vectors = torch.cat([bottom.unsqueeze(1), embeddings.view(-1, NUM_TABLES, DIM)], dim=1)
+        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)[:, self.pairs]
+        logits: Tensor = self.top(torch.cat([bottom, products], dim=1)).squeeze(1)
+        return logits
+
+
+def measure(scale: Scale) -> list[Figure]:
+    """Samples a second, with all optimizer steps."""
+    what = f"DLRM, {NUM_TABLES} tables of dim {DIM}, batches of {NUM_SAMPLES:,}"
+    try:
+        # Imported here: it is a peer, which not every environment has.
+        import torchrec  # noqa: F401
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType  # noqa: F401
+    except Exception as error:
+        detail = f"{type(error).__name__}: {error}"
+        return [Figure(what, "not measured", bar=f">= {BAR:g} x", detail=detail)]
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    num_rows, num_samples = scale.rows(NUM_ROWS), scale.rows(NUM_SAMPLES)
+    random = np.random.default_rng(0)
+    weights = [
+        random.standard_normal((num_rows, DIM), np.float32) * np.float32(0.05)
+        for _ in range(NUM_TABLES)
+    ]
+    inputs = [_batch(random, num_rows, num_samples) for _ in range(NUM_BATCHES)]
+    ours, our_loss = _ours(weights, inputs)
+    theirs, their_loss = _theirs(weights, inputs)
+    losses = [(our_loss(), their_loss())]
+    for _ in range(3):
+        ours()
+        theirs()
+        losses.append((our_loss(), their_loss()))
+    for one, other in losses:
+        if abs(one - other) > TOLERANCE:
+            raise AssertionError(f"the losses differ: {losses}")
+    timings = alternate({"ours": ours, "theirs": theirs}, rounds=scale.rounds(15))
+    torch.set_num_threads(threads_before)
+    found = ratios(timings["theirs"], timings["ours"])
+    return [
+        Figure(
+            what=what,
+            value=f"{median(found):.2f} x TorchRec EmbeddingBagCollection, fused rowwise Adagrad",
+            bar=f">= {BAR:g} x",
+            is_reached=median(found) >= BAR,
+            detail=(
+                f"{num_samples / timings['ours'].median:,.0f} against "
+                f"{num_samples / timings['theirs'].median:,.0f} samples/s; rounds "
+                f"{min(found):.2f}-{max(found):.2f}"
+            ),
+            ratio=median(found),
+        )
+    ]
+
+
+def _batch(
+    random: np.random.Generator, num_rows: int, num_samples: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    ids = np.minimum(random.zipf(1.2, NUM_TABLES * num_samples) - 1, num_rows - 1)
+    integers = random.standard_normal((num_samples, NUM_INTEGERS), np.float32)
+    labels = (random.random(num_samples) < 0.3).astype(np.float32)
+    return torch.from_numpy(ids), torch.from_numpy(integers), torch.from_numpy(labels)
+
+
+def _features(kind: Any, batch: tuple[Tensor, Tensor, Tensor]) -> Any:
+    names = [f"f{i}" for i in range(NUM_TABLES)]
+    lengths = torch.ones(len(batch[0]), dtype=torch.int64)
+    return kind(keys=names, values=batch[0], lengths=lengths)
+
+
+def _runner(
+    embed: Any, features: list[Any], inputs: list[tuple[Tensor, Tensor, Tensor]], update: Any
+) -> tuple[Callable[[], object], Callable[[], float]]:
+    torch.manual_seed(0)
+    dense = Dense()
+    adam = torch.optim.Adam(dense.parameters(), lr=1e-3)
+    turns = cycle(list(zip(features, inputs, strict=True)))
+
+    def loss_of(jagged: Any, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        logits = dense(batch[1], embed(jagged).values())
+        return nn.functional.binary_cross_entropy_with_logits(logits, batch[2])
+
+    def step() -> object:
+        loss_of(*next(turns)).backward()
+        update()
+        adam.step()
+        return adam.zero_grad()
+
+    def loss() -> float:
+        with torch.no_grad():
+            return float(loss_of(features[0], inputs[0]))
+
+    return step, loss
+
+
+def _ours(
+    weights: list[np.ndarray[Any, Any]], inputs: list[tuple[Tensor, Tensor, Tensor]]
+) -> tuple[Callable[[], object], Callable[[], float]]:
+    from sparring_torch import (
+        EmbeddingBagCollection,
+        EmbeddingBagConfig,
+        KeyedJaggedTensor,
+        Optimizer,
+    )
+
+    module = EmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(name=f"t{i}", embedding_dim=DIM, feature_names=[f"f{i}"])
+            for i in range(NUM_TABLES)
+        ]
+    )
+    optimizer = Optimizer(module, "rowwise_adagrad", lr=LR, eps=EPS)
+    for i, weight in enumerate(weights):
+        rows = np.zeros((len(weight), DIM + 1), np.float32)
+        rows[:, :DIM] = weight
+        optimizer.container.storage(f"t{i}").upsert(np.arange(len(weight)), rows)
+    features = [_features(KeyedJaggedTensor, batch) for batch in inputs]
+    return _runner(module, features, inputs, optimizer.step)
+
+
+def _theirs(
+    weights: list[np.ndarray[Any, Any]], inputs: list[tuple[Tensor, Tensor, Tensor]]
+) -> tuple[Callable[[], object], Callable[[], float]]:
+    import torchrec
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+
+    module = FusedEmbeddingBagCollection(
+        tables=[
+            torchrec.EmbeddingBagConfig(
+                name=f"t{i}",
+                embedding_dim=DIM,
+                num_embeddings=len(weight),
+                feature_names=[f"f{i}"],
+            )
+            for i, weight in enumerate(weights)
+        ],
+        optimizer_type=torchrec.optim.RowWiseAdagrad,
+        optimizer_kwargs={"lr": LR, "eps": EPS},
+        device=torch.device("cpu"),
+    )
+    assert EmbOptimType is not None
+    state = module.state_dict()
+    with torch.no_grad():
+        for i, weight in enumerate(weights):
+            state[f"embedding_bags.t{i}.weight"].copy_(torch.from_numpy(weight))
+    features = [_features(torchrec.KeyedJaggedTensor, batch) for batch in inputs]
+    return _runner(module, features, inputs, lambda: None)

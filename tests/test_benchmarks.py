@@ -1,0 +1,29 @@
+"""The benchmarks run, and check that contenders agree; their figures mean nothing at this size."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_a_quick_run_writes_figures_and_a_plot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.delenv("SPARRING_BENCHMARK_TFRA_PYTHON", raising=False)
+    for name in [each for each in sys.modules if each.split(".")[0] == "benchmarks"]:
+        monkeypatch.delitem(sys.modules, name)
+    main = importlib.import_module("benchmarks.__main__").main
+    assert main(["--quick", "--output", str(tmp_path)]) == 0
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert set(figures) == {"pooled", "tables", "dlrm", "lookups", "sweeps"}
+    assert (tmp_path / "ratios.png").stat().st_size > 1000
+    assert "EmbeddingBag(sparse) + Adagrad" in capsys.readouterr().out
+    assert main(["pooled", "tabels"]) == 2
+    assert "unknown benchmark 'tabels'" in capsys.readouterr().err
