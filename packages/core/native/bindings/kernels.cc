@@ -12,6 +12,7 @@
 #include "kernels/dedup.h"
 #include "kernels/finite.h"
 #include "kernels/gather.h"
+#include "kernels/halves.h"
 #include "kernels/hash.h"
 #include "kernels/initialize.h"
 #include "kernels/pool.h"
@@ -22,6 +23,7 @@
 
 namespace py = pybind11;
 namespace kernels = sparring::kernels;
+using sparring::bindings::check_layout;
 using sparring::bindings::given_or_new;
 using sparring::bindings::has_dtype;
 using sparring::bindings::input;
@@ -29,6 +31,8 @@ using sparring::bindings::kAny;
 using sparring::bindings::optional_input;
 using sparring::bindings::output;
 using sparring::bindings::refuse;
+using sparring::bindings::refuse_dtype;
+using sparring::bindings::row_type_of;
 using sparring::bindings::with_float_dtype;
 using sparring::execution::process_executor;
 
@@ -235,23 +239,78 @@ kernels::InitializerSpec make_spec(std::string_view kind, std::pair<double, doub
   return spec;
 }
 
+// state (state_width) of the computing type, or NULL for None.
+const void* state_input(const py::object& state, kernels::RowType type, int64_t* state_width) {
+  if (state.is_none()) return nullptr;
+  if (!py::isinstance<py::array>(state)) refuse("state must be a NumPy array or None");
+  const auto array = py::reinterpret_borrow<py::array>(state);
+  const void* data = type == kernels::RowType::float64
+                         ? static_cast<const void*>(input<double>(array, "state", {kAny}))
+                         : input<float>(array, "state", {kAny});
+  *state_width = array.shape(0);
+  return data;
+}
+
 void initialize(py::array& rows, const py::array& keys, const py::array& found,
                 const kernels::InitializerSpec& spec, const py::object& state) {
-  with_float_dtype(rows, "rows", [&]<class T>(T) {
-    kernels::InitializeRows<T> arguments{};
-    arguments.keys = input<int64_t>(keys, "keys", {kAny});
-    arguments.count = keys.shape(0);
-    arguments.found = input<uint8_t>(found, "found", {arguments.count});
-    arguments.rows = output<T>(rows, "rows", {arguments.count, kAny});
-    arguments.width = rows.shape(1);
-    if (arguments.width < spec.dim) {
-      refuse("rows must be at least " + std::to_string(spec.dim) + " wide, found " +
-             std::to_string(arguments.width));
-    }
-    arguments.state = optional_input<T>(state, "state", {arguments.width - spec.dim});
-    sparring::bindings::GilRelease release;
-    kernels::initialize(process_executor(), spec, arguments);
-  });
+  kernels::InitializeRows arguments{};
+  arguments.keys = input<int64_t>(keys, "keys", {kAny});
+  arguments.count = keys.shape(0);
+  arguments.found = input<uint8_t>(found, "found", {arguments.count});
+  const kernels::RowType type = row_type_of(rows, "rows");
+  check_layout(rows, "rows", {arguments.count, kAny}, true);
+  int64_t state_width = 0;
+  arguments.state = state_input(state, type, &state_width);
+  arguments.layout = kernels::make_row_layout(type, spec.dim, state_width);
+  const int64_t row_bytes = rows.shape(1) * rows.itemsize();
+  if (row_bytes < arguments.layout.row_bytes) {
+    refuse("rows must be at least " +
+           std::to_string(arguments.layout.row_bytes / rows.itemsize()) + " wide, found " +
+           std::to_string(rows.shape(1)));
+  }
+  if (arguments.state == nullptr) {
+    arguments.layout.row_bytes = row_bytes;  // all zeros behind the embedding
+  } else if (row_bytes != arguments.layout.row_bytes) {
+    refuse("state: " + std::to_string(state_width) + " elements do not fill rows that are " +
+           std::to_string(rows.shape(1)) + " wide");
+  }
+  arguments.rows = rows.mutable_data();
+  sparring::bindings::GilRelease release;
+  kernels::initialize(process_executor(), spec, arguments);
+}
+
+// An array (n, at least dim) of a 16-bit type whose rows may lie apart.
+kernels::HalfRows half_rows(const py::array& rows, int64_t dim, bool is_written) {
+  const kernels::RowType type = row_type_of(rows, "rows");
+  if (!kernels::is_half(type)) refuse_dtype(rows, "rows", "float16 or bfloat16");
+  if (rows.ndim() != 2 || rows.shape(1) < dim || (rows.shape(1) > 1 && rows.strides(1) != 2)) {
+    refuse("rows must have two dimensions, " + std::to_string(dim) +
+           " columns, and contiguous ones");
+  }
+  if (is_written && !rows.writeable()) refuse("rows must be writable");
+  return {type, const_cast<void*>(rows.data()), rows.strides(0), rows.shape(0), dim};
+}
+
+py::array decode(const py::array& rows) {
+  const kernels::HalfRows from = half_rows(rows, rows.ndim() == 2 ? rows.shape(1) : 0, false);
+  py::array_t<float> out({from.count, from.dim});
+  float* const to = out.mutable_data();
+  sparring::bindings::GilRelease release;
+  if (from.dim > 0) kernels::decode(process_executor(), from, to);
+  return out;
+}
+
+void encode(const py::array& embeddings, py::array& out, const py::object& keys, uint64_t seed,
+            int64_t step) {
+  if (embeddings.ndim() != 2) refuse("embeddings must have two dimensions");
+  const int64_t count = embeddings.shape(0);
+  const int64_t dim = embeddings.shape(1);
+  const float* from = input<float>(embeddings, "embeddings", {count, dim});
+  const kernels::HalfRows to = half_rows(out, dim, true);
+  if (to.count != count || out.shape(1) != dim) refuse("out must have the shape of embeddings");
+  kernels::Rounding rounding{optional_input<int64_t>(keys, "keys", {count}), seed, step};
+  sparring::bindings::GilRelease release;
+  if (dim > 0) kernels::encode(process_executor(), from, rounding, to);
 }
 
 bool is_finite(const py::array& values) {
@@ -321,11 +380,18 @@ void bind_kernels(py::module_& module) {
       .def(py::init(&make_spec), py::arg("kind"), py::arg("parameters"), py::arg("dim"),
            py::arg("seed"), py::arg("table_hash"))
       .def_readonly("dim", &kernels::InitializerSpec::dim)
-      .def_readonly("philox_key", &kernels::InitializerSpec::philox_key);
+      .def_readonly("philox_key", &kernels::InitializerSpec::philox_key)
+      .def_property_readonly("rounding_seed", [](const kernels::InitializerSpec& self) {
+        return kernels::rounding_seed_for(self.philox_key);
+      });
   module.def("table_hash", [](std::string_view name) { return kernels::table_hash(name); },
              py::arg("name"));
   module.def("initialize", initialize, py::arg("rows"), py::arg("keys"), py::arg("found"),
              py::arg("spec"), py::arg("state") = none);
+
+  module.def("decode", decode, py::arg("rows"));
+  module.def("encode", encode, py::arg("embeddings"), py::arg("out"), py::arg("keys") = none,
+             py::arg("seed") = 0, py::arg("step") = 0);
 
   module.def("is_finite", is_finite, py::arg("values"));
   module.def("finite_rows", finite_rows, py::arg("values"));
