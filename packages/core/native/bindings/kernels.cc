@@ -3,6 +3,7 @@
 // checks it for those who cannot know.
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <limits>
 #include <string_view>
 
@@ -239,16 +240,11 @@ kernels::InitializerSpec make_spec(std::string_view kind, std::pair<double, doub
   return spec;
 }
 
-// state (state_width) of the computing type, or NULL for None.
-const void* state_input(const py::object& state, kernels::RowType type, int64_t* state_width) {
-  if (state.is_none()) return nullptr;
-  if (!py::isinstance<py::array>(state)) refuse("state must be a NumPy array or None");
-  const auto array = py::reinterpret_borrow<py::array>(state);
-  const void* data = type == kernels::RowType::float64
-                         ? static_cast<const void*>(input<double>(array, "state", {kAny}))
-                         : input<float>(array, "state", {kAny});
-  *state_width = array.shape(0);
-  return data;
+// Rows of `row_bytes`, all state behind the embedding.
+kernels::RowLayout layout_of_rows(kernels::RowType type, int64_t dim, int64_t row_bytes) {
+  const int64_t begin = kernels::make_row_layout(type, dim, 1).state_begin;
+  const int64_t state_width = std::max<int64_t>(0, row_bytes - begin) / kernels::computing_bytes(type);
+  return kernels::make_row_layout(type, dim, state_width);
 }
 
 void initialize(py::array& rows, const py::array& keys, const py::array& found,
@@ -259,20 +255,19 @@ void initialize(py::array& rows, const py::array& keys, const py::array& found,
   arguments.found = input<uint8_t>(found, "found", {arguments.count});
   const kernels::RowType type = row_type_of(rows, "rows");
   check_layout(rows, "rows", {arguments.count, kAny}, true);
-  int64_t state_width = 0;
-  arguments.state = state_input(state, type, &state_width);
-  arguments.layout = kernels::make_row_layout(type, spec.dim, state_width);
-  const int64_t row_bytes = rows.shape(1) * rows.itemsize();
-  if (row_bytes < arguments.layout.row_bytes) {
-    refuse("rows must be at least " +
-           std::to_string(arguments.layout.row_bytes / rows.itemsize()) + " wide, found " +
+  if (rows.shape(1) < spec.dim) {
+    refuse("rows must be at least " + std::to_string(spec.dim) + " wide, found " +
            std::to_string(rows.shape(1)));
   }
-  if (arguments.state == nullptr) {
-    arguments.layout.row_bytes = row_bytes;  // all zeros behind the embedding
-  } else if (row_bytes != arguments.layout.row_bytes) {
-    refuse("state: " + std::to_string(state_width) + " elements do not fill rows that are " +
-           std::to_string(rows.shape(1)) + " wide");
+  arguments.layout = layout_of_rows(type, spec.dim, rows.shape(1) * rows.itemsize());
+  if (arguments.layout.row_bytes != rows.shape(1) * rows.itemsize()) {
+    refuse("rows that are " + std::to_string(rows.shape(1)) + " wide hold no state of float32");
+  }
+  const int64_t state_width = arguments.layout.state_width;
+  if (type == kernels::RowType::float64) {
+    arguments.state = optional_input<double>(state, "state", {state_width});
+  } else {
+    arguments.state = optional_input<float>(state, "state", {state_width});
   }
   arguments.rows = rows.mutable_data();
   sparring::bindings::GilRelease release;
@@ -283,7 +278,10 @@ void initialize(py::array& rows, const py::array& keys, const py::array& found,
 kernels::HalfRows half_rows(const py::array& rows, int64_t dim, bool is_written) {
   const kernels::RowType type = row_type_of(rows, "rows");
   if (!kernels::is_half(type)) refuse_dtype(rows, "rows", "float16 or bfloat16");
-  if (rows.ndim() != 2 || rows.shape(1) < dim || (rows.shape(1) > 1 && rows.strides(1) != 2)) {
+  // NumPy gives empty arrays any strides.
+  const bool is_apart = rows.ndim() == 2 && rows.size() > 0 && rows.shape(1) > 1 &&
+                        rows.strides(1) != 2;
+  if (rows.ndim() != 2 || rows.shape(1) < dim || is_apart) {
     refuse("rows must have two dimensions, " + std::to_string(dim) +
            " columns, and contiguous ones");
   }

@@ -169,9 +169,7 @@ def _owned(container: StepContainer, taken: Mapping[str, Accumulated]) -> dict[s
     return result
 
 
-def _gathered(
-    container: StepContainer, name: str, owned: OwnedGradients, step: int
-) -> TableUpdate:
+def _gathered(container: StepContainer, name: str, owned: OwnedGradients, step: int) -> TableUpdate:
     """The rows that gradients will change, in an array."""
     entry = container.entry(name)
     storage = container.storage(name)
@@ -196,9 +194,7 @@ def _apply_by_rows(
     owned: Mapping[str, OwnedGradients],
     choices: Mapping[str, MethodChoice],
 ) -> None:
-    updates = [
-        _gathered(container, name, each, choices[name].step) for name, each in owned.items()
-    ]
+    updates = [_gathered(container, name, each, choices[name].step) for name, each in owned.items()]
     for update in updates:
         choice, dim = choices[update.table.name], update.table.dim
         if not isinstance(choice.method, NativeMethod):
