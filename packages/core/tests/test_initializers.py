@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
@@ -29,6 +30,7 @@ from sparring.initializers import (
 )
 
 INT64 = np.iinfo(np.int64)
+DTYPES = ["float32", "float64", "float16", "bfloat16"]
 EXTREMES = [0, -1, -2, -3, 1, INT64.min, INT64.max]
 RANDOM = [Uniform(-0.5, 0.25), Xavier(), Normal(0.5, 2.0), TruncatedNormal(-1.0, 0.1)]
 
@@ -119,11 +121,36 @@ def normal(p: float) -> float:
     return math.copysign(horner(TAIL_TOP, r) / horner(TAIL_BOTTOM, r), q)
 
 
+def nearest_number(value: float, dtype: np.dtype[Any]) -> Any:
+    """Rounded once, even where two numbers are as near; by exact fractions."""
+    if dtype.itemsize > 2:
+        return dtype.type(value)
+    # NumPy's own way from float64 to bfloat16 rounds twice, by way of float32.
+    close = np.array(value, np.float32).astype(dtype)
+    bits = int(close.view(np.uint16))
+    around = [bits + step for step in (-1, 0, 1) if 0 <= bits + step < 2**16]
+    numbers = np.array(around, np.uint16).view(dtype)
+    return min(
+        numbers[np.isfinite(numbers.astype(np.float64))],
+        key=lambda number: (abs(Fraction(float(number)) - Fraction(value)), number.view("u2") % 2),
+    )
+
+
+def next_number(number: Any, *, up: bool) -> Any:
+    bits = int(np.array(number).view(f"u{number.itemsize}"))
+    sign = 1 << (8 * number.itemsize - 1)
+    if bits & (sign - 1) == 0:
+        bits = 1 if up else sign | 1
+    else:
+        bits += 1 if up == (bits < sign) else -1
+    return np.array(bits, f"u{number.itemsize}").view(number.dtype)[()]
+
+
 def expected_row(table: TableConfig, key: int) -> npt.NDArray[Any]:
     initializer = table.initializer
     assert isinstance(initializer, Initializer)
     first, second = initializer.parameters(table.dim)
-    dtype = table.numpy_dtype.type
+    dtype = partial(nearest_number, dtype=table.numpy_dtype)
     values = unit_values(table, key)
     if isinstance(initializer, TruncatedNormal):
         low, high = 0.02275013194817921, 0.97724986805182079
@@ -135,12 +162,13 @@ def expected_row(table: TableConfig, key: int) -> npt.NDArray[Any]:
     else:
         lower = upper = dtype(first)
         while not lower > first:
-            lower = np.nextafter(lower, dtype(math.inf))
+            lower = next_number(lower, up=True)
         upper = dtype(second)
         while not upper < second:
-            upper = np.nextafter(upper, dtype(-math.inf))
+            upper = next_number(upper, up=False)
+        lower, upper = float(lower), float(upper)
         values = [min(max(first + u * (second - first), lower), upper) for u in values]
-    return np.array(values, table.numpy_dtype)
+    return np.array([dtype(value) for value in values], table.numpy_dtype)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +191,7 @@ def test_the_reference_generator_is_philox(counter: list[int], key: list[int], w
 @settings(deadline=None, max_examples=40)
 @given(
     st.sampled_from(RANDOM),
-    st.sampled_from(["float32", "float64"]),
+    st.sampled_from(DTYPES),
     st.integers(1, 70),
     st.integers(int(INT64.min), int(INT64.max)),
     st.lists(st.integers(int(INT64.min), int(INT64.max)), max_size=5),
@@ -191,6 +219,12 @@ GOLDEN = {
         "df3bdc050c5492bf19a1b5883fd9403f30707da119b891bf"
         "0ed956285fc2603f2c2ce67696d3793f4cc382821bbb9bbf"
     ),
+    ("uniform", "float16", 0): "e9242da8c5a89225bea9a9a8",
+    ("normal", "float16", 0): "211dcfa0d4a1e51d2ea4a0a1",
+    ("truncated_normal", "float16", 0): "e11c85a06ea1991d7ea340a1",
+    ("uniform", "bfloat16", 0): "9d3c06bd19bdb23c38bd15bd",
+    ("normal", "bfloat16", 0): "a43b1abc3bbcbd3b86bc34bc",
+    ("xavier", "bfloat16", 0): "b63e1bbf31bfce3e55bf2dbf",
     ("truncated_normal", "float32", 42): ("a60652bce46d83b96daba03baa68153c98c57ebb5fab1b3c"),
     ("truncated_normal", "float64", 193_609): (
         "e4e25283be3978bfe7570d86b56187bf8871df25c1ff5abf"
@@ -299,18 +333,21 @@ def test_order_batch_and_threads_do_not_matter(initializer: Initializer, threads
 
 
 @pytest.mark.usefixtures("_level")
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [1, 3, 4, 5, 8, 21, 64])
 def test_only_missing_rows_are_written(dim: int, dtype: str) -> None:
     table = TableConfig("t", dim, dtype, Normal(1.0, 1.0)).with_state(3)
     keys = np.arange(100)
     found = np.random.default_rng(0).random(100) < 0.6
-    rows = np.full((100, table.width), 7.0, dtype)
-    state = np.array([0.5, -0.0, 2.0], dtype)
+    rows = np.full((100, table.width), 7.0, table.numpy_dtype)
+    state = np.array([0.5, -0.0, 2.0], table.computing_dtype)
     kernels.initialize(rows, keys, found, kernels.initializer_spec(table), state)
     assert np.all(rows[found] == 7.0)
-    assert np.array_equal(rows[~found, :dim], kernels.initial_rows(keys[~found], table))
-    assert rows[~found, dim:].tobytes() == np.tile(state, (int(np.sum(~found)), 1)).tobytes()
+    made = rows[~found]
+    assert np.array_equal(table.embeddings(made), kernels.initial_rows(keys[~found], table))
+    assert table.state(made).tobytes() == np.tile(state, (len(made), 1)).tobytes()
+    gap = made.view(np.uint8)[:, dim * table.numpy_dtype.itemsize : table.state_begin]
+    assert not gap.any()
     kernels.initialize(rows, keys, found, kernels.initializer_spec(table))
     assert not rows[~found, dim:].any()
 
@@ -326,6 +363,25 @@ def test_uniform_stays_inside_its_open_interval(low: float, high: float, dtype: 
     assert Fraction(low) < Fraction(float(values.min()))
     assert Fraction(float(values.max())) < Fraction(high)
     assert len(np.unique(values)) > 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("low", "high"), [(-0.05, 0.05), (0.0, 0.1), (-1.0, 0.0), (1.0, 1.02), (-60_000.0, -6_000.0)]
+)
+def test_uniform_of_16_bits_stays_inside_its_open_interval(
+    low: float, high: float, dtype: str
+) -> None:
+    table = TableConfig("t", 8, dtype, Uniform(low, high))
+    values = kernels.initial_rows(np.arange(50_000), table).astype(np.float64)
+    assert low < values.min() < values.max() < high
+
+
+def test_numbers_beyond_the_range_of_float16_are_refused() -> None:
+    table = TableConfig("big", 2, "float16", Constant(70_000.0))
+    with pytest.raises(InvalidArgumentError, match=r"table 'big': 70000.0 lies beyond float16"):
+        kernels.initializer_spec(table)
+    kernels.initializer_spec(TableConfig("big", 2, "bfloat16", Constant(70_000.0)))
 
 
 def test_uniform_between_neighbouring_floats_gives_the_nearest() -> None:

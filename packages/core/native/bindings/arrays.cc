@@ -56,4 +56,19 @@ void check_layout(const py::array& array, const char* name,
   }
 }
 
+kernels::RowType row_type_of(const py::array& array, const char* name) {
+  const py::dtype dtype = array.dtype();
+  const char order = dtype.byteorder();
+  if (order == '=' || order == '|') {
+    if (has_dtype<float>(array)) return kernels::RowType::float32;
+    if (has_dtype<double>(array)) return kernels::RowType::float64;
+    if (dtype.itemsize() == 2) {
+      if (dtype.kind() == 'f') return kernels::RowType::float16;
+      // A dtype of the package ml_dtypes, which is known by its name only.
+      if (dtype.attr("name").cast<std::string>() == "bfloat16") return kernels::RowType::bfloat16;
+    }
+  }
+  refuse_dtype(array, name, "float32, float64, float16 or bfloat16");
+}
+
 }  // namespace sparring::bindings

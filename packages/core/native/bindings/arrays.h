@@ -11,6 +11,8 @@
 #include <string>
 #include <type_traits>
 
+#include "kernels/row_layout.h"
+
 namespace sparring::bindings {
 
 // For `expected` shapes: any length.
@@ -105,6 +107,9 @@ pybind11::array given_or_new(const pybind11::object& out, pybind11::ssize_t rows
   output<T>(array, "out", {rows, columns});
   return array;
 }
+
+// The row type of the array's dtype; raises InvalidArgumentError for any other.
+kernels::RowType row_type_of(const pybind11::array& array, const char* name);
 
 // Calls body(T{}) with the array's dtype, float or double.
 template <class Body>

@@ -268,7 +268,9 @@ py::tuple summed_as(const PyGradientSources& sources, const PyTableView* table) 
 kernels::RowType row_type_named(const std::string& dtype) {
   if (dtype == "float32") return kernels::RowType::float32;
   if (dtype == "float64") return kernels::RowType::float64;
-  refuse("dtype must be float32 or float64, found '" + dtype + "'");
+  if (dtype == "float16") return kernels::RowType::float16;
+  if (dtype == "bfloat16") return kernels::RowType::bfloat16;
+  refuse("dtype must be float32, float64, float16 or bfloat16, found '" + dtype + "'");
 }
 
 PyTableView::PyTableView(const std::string& dtype, const kernels::InitializerSpec& initializer)

@@ -3,6 +3,7 @@
 // checks it for those who cannot know.
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <limits>
 #include <string_view>
 
@@ -12,6 +13,7 @@
 #include "kernels/dedup.h"
 #include "kernels/finite.h"
 #include "kernels/gather.h"
+#include "kernels/halves.h"
 #include "kernels/hash.h"
 #include "kernels/initialize.h"
 #include "kernels/pool.h"
@@ -22,6 +24,7 @@
 
 namespace py = pybind11;
 namespace kernels = sparring::kernels;
+using sparring::bindings::check_layout;
 using sparring::bindings::given_or_new;
 using sparring::bindings::has_dtype;
 using sparring::bindings::input;
@@ -29,6 +32,8 @@ using sparring::bindings::kAny;
 using sparring::bindings::optional_input;
 using sparring::bindings::output;
 using sparring::bindings::refuse;
+using sparring::bindings::refuse_dtype;
+using sparring::bindings::row_type_of;
 using sparring::bindings::with_float_dtype;
 using sparring::execution::process_executor;
 
@@ -235,23 +240,75 @@ kernels::InitializerSpec make_spec(std::string_view kind, std::pair<double, doub
   return spec;
 }
 
+// Rows of `row_bytes`, all state behind the embedding.
+kernels::RowLayout layout_of_rows(kernels::RowType type, int64_t dim, int64_t row_bytes) {
+  const int64_t begin = kernels::make_row_layout(type, dim, 1).state_begin;
+  const int64_t state_width = std::max<int64_t>(0, row_bytes - begin) / kernels::computing_bytes(type);
+  return kernels::make_row_layout(type, dim, state_width);
+}
+
 void initialize(py::array& rows, const py::array& keys, const py::array& found,
                 const kernels::InitializerSpec& spec, const py::object& state) {
-  with_float_dtype(rows, "rows", [&]<class T>(T) {
-    kernels::InitializeRows<T> arguments{};
-    arguments.keys = input<int64_t>(keys, "keys", {kAny});
-    arguments.count = keys.shape(0);
-    arguments.found = input<uint8_t>(found, "found", {arguments.count});
-    arguments.rows = output<T>(rows, "rows", {arguments.count, kAny});
-    arguments.width = rows.shape(1);
-    if (arguments.width < spec.dim) {
-      refuse("rows must be at least " + std::to_string(spec.dim) + " wide, found " +
-             std::to_string(arguments.width));
-    }
-    arguments.state = optional_input<T>(state, "state", {arguments.width - spec.dim});
-    sparring::bindings::GilRelease release;
-    kernels::initialize(process_executor(), spec, arguments);
-  });
+  kernels::InitializeRows arguments{};
+  arguments.keys = input<int64_t>(keys, "keys", {kAny});
+  arguments.count = keys.shape(0);
+  arguments.found = input<uint8_t>(found, "found", {arguments.count});
+  const kernels::RowType type = row_type_of(rows, "rows");
+  check_layout(rows, "rows", {arguments.count, kAny}, true);
+  if (rows.shape(1) < spec.dim) {
+    refuse("rows must be at least " + std::to_string(spec.dim) + " wide, found " +
+           std::to_string(rows.shape(1)));
+  }
+  arguments.layout = layout_of_rows(type, spec.dim, rows.shape(1) * rows.itemsize());
+  if (arguments.layout.row_bytes != rows.shape(1) * rows.itemsize()) {
+    refuse("rows that are " + std::to_string(rows.shape(1)) + " wide hold no state of float32");
+  }
+  const int64_t state_width = arguments.layout.state_width;
+  if (type == kernels::RowType::float64) {
+    arguments.state = optional_input<double>(state, "state", {state_width});
+  } else {
+    arguments.state = optional_input<float>(state, "state", {state_width});
+  }
+  arguments.rows = rows.mutable_data();
+  sparring::bindings::GilRelease release;
+  kernels::initialize(process_executor(), spec, arguments);
+}
+
+// An array (n, at least dim) of a 16-bit type whose rows may lie apart.
+kernels::HalfRows half_rows(const py::array& rows, int64_t dim, bool is_written) {
+  const kernels::RowType type = row_type_of(rows, "rows");
+  if (!kernels::is_half(type)) refuse_dtype(rows, "rows", "float16 or bfloat16");
+  // NumPy gives empty arrays any strides.
+  const bool is_apart = rows.ndim() == 2 && rows.size() > 0 && rows.shape(1) > 1 &&
+                        rows.strides(1) != 2;
+  if (rows.ndim() != 2 || rows.shape(1) < dim || is_apart) {
+    refuse("rows must have two dimensions, " + std::to_string(dim) +
+           " columns, and contiguous ones");
+  }
+  if (is_written && !rows.writeable()) refuse("rows must be writable");
+  return {type, const_cast<void*>(rows.data()), rows.strides(0), rows.shape(0), dim};
+}
+
+py::array decode(const py::array& rows) {
+  const kernels::HalfRows from = half_rows(rows, rows.ndim() == 2 ? rows.shape(1) : 0, false);
+  py::array_t<float> out({from.count, from.dim});
+  float* const to = out.mutable_data();
+  sparring::bindings::GilRelease release;
+  if (from.dim > 0) kernels::decode(process_executor(), from, to);
+  return out;
+}
+
+void encode(const py::array& embeddings, py::array& out, const py::object& keys, uint64_t seed,
+            int64_t step) {
+  if (embeddings.ndim() != 2) refuse("embeddings must have two dimensions");
+  const int64_t count = embeddings.shape(0);
+  const int64_t dim = embeddings.shape(1);
+  const float* from = input<float>(embeddings, "embeddings", {count, dim});
+  const kernels::HalfRows to = half_rows(out, dim, true);
+  if (to.count != count || out.shape(1) != dim) refuse("out must have the shape of embeddings");
+  kernels::Rounding rounding{optional_input<int64_t>(keys, "keys", {count}), seed, step};
+  sparring::bindings::GilRelease release;
+  if (dim > 0) kernels::encode(process_executor(), from, rounding, to);
 }
 
 bool is_finite(const py::array& values) {
@@ -321,11 +378,18 @@ void bind_kernels(py::module_& module) {
       .def(py::init(&make_spec), py::arg("kind"), py::arg("parameters"), py::arg("dim"),
            py::arg("seed"), py::arg("table_hash"))
       .def_readonly("dim", &kernels::InitializerSpec::dim)
-      .def_readonly("philox_key", &kernels::InitializerSpec::philox_key);
+      .def_readonly("philox_key", &kernels::InitializerSpec::philox_key)
+      .def_property_readonly("rounding_seed", [](const kernels::InitializerSpec& self) {
+        return kernels::rounding_seed_for(self.philox_key);
+      });
   module.def("table_hash", [](std::string_view name) { return kernels::table_hash(name); },
              py::arg("name"));
   module.def("initialize", initialize, py::arg("rows"), py::arg("keys"), py::arg("found"),
              py::arg("spec"), py::arg("state") = none);
+
+  module.def("decode", decode, py::arg("rows"));
+  module.def("encode", encode, py::arg("embeddings"), py::arg("out"), py::arg("keys") = none,
+             py::arg("seed") = 0, py::arg("step") = 0);
 
   module.def("is_finite", is_finite, py::arg("values"));
   module.def("finite_rows", finite_rows, py::arg("values"));

@@ -15,6 +15,7 @@
 #include "bindings/gil.h"
 #include "collection/fused_step.h"
 #include "execution/pool.h"
+#include "kernels/halves.h"
 #include "kernels/parallel.h"
 
 namespace py = pybind11;
@@ -205,6 +206,8 @@ class PyFusedStep {
       const TablePart& part = parts_[place];
       if (part.table->is_double() != std::is_same_v<T, double>) continue;
       collection::FusedUpdate<T> update{&part.table->view(), {}, 0, part.spec, nullptr, part.filter, step_};
+      update.spec.rounding_seed =
+          kernels::rounding_seed_for(part.table->view().initializer.philox_key);
       double largest = 0;
       for (const PyGradientSources* source : part.sources) {
         append_gradients<T>(*source, part.table.get(), update.gradients);

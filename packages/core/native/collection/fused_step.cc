@@ -82,7 +82,7 @@ class Changer {
     }
   }
 
-  // `made`: room for `count` embeddings.
+  // `made`: room for `count` embeddings, which are no larger than gradients.
   void make_new(const int64_t* keys, void* const* rows, const uint8_t* is_new, int64_t count,
                 T* made) const {
     int64_t new_keys[kMostBlock];
@@ -92,9 +92,10 @@ class Changer {
       if (is_new[i] != 0) new_keys[num_new++] = keys[i];
     }
     if (num_new == 0) return;
-    kernels::initialize<T>(nullptr, update_.table->initializer,
-                           {new_keys, found, num_new, nullptr, made, dim_});
     const kernels::RowLayout& layout = update_.table->layout;
+    kernels::initialize(nullptr, update_.table->initializer,
+                        {kernels::make_row_layout(layout.type, dim_, 0), new_keys, found, num_new,
+                         nullptr, made});
     const auto embedding_bytes =
         static_cast<size_t>(layout.dim * kernels::element_bytes(layout.type));
     const auto* from = reinterpret_cast<const std::byte*>(made);

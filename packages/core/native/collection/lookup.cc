@@ -1,8 +1,11 @@
 #include "collection/lookup.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <memory>
+#include <type_traits>
 
+#include "kernels/halves.h"
 #include "kernels/parallel.h"
 #include "kernels/simd.h"
 
@@ -38,14 +41,33 @@ void cut(const std::vector<FeatureLookup<T>>& features, std::vector<Piece>& piec
   }
 }
 
+// The loops over embeddings as they are stored.
+template <class T>
+struct ShownLoops {
+  decltype(kernels::RowKernels<T>::pool_shown) pool_shown;
+  decltype(kernels::RowKernels<T>::gather_shown) gather_shown;
+
+  static ShownLoops of(kernels::RowType type) {
+    if constexpr (std::is_same_v<T, float>) {
+      if (kernels::is_half(type)) {
+        const kernels::HalfKernels& loops = kernels::half_kernels(type);
+        return {loops.pool_shown, loops.gather_shown};
+      }
+    }
+    const kernels::RowKernels<T>& loops = kernels::row_kernels<T>();
+    return {loops.pool_shown, loops.gather_shown};
+  }
+};
+
 // Takes what a storage shows of one piece.
 template <class T>
 class Reader {
  public:
   Reader(const FeatureLookup<T>& feature, const Piece& piece)
       : feature_(feature),
-        loops_(kernels::row_kernels<T>()),
+        loops_(ShownLoops<T>::of(feature.input.table->layout.type)),
         dim_(feature.input.table->layout.dim),
+        embedding_bytes_(dim_ * kernels::element_bytes(feature.input.table->layout.type)),
         begin_(piece.begin),
         first_id_(first_id(feature.input, piece.begin)),
         bag_(piece.begin) {}
@@ -91,7 +113,8 @@ class Reader {
     const auto is_missing = [](const void* row) { return row == nullptr; };
     if (std::none_of(rows, rows + count, is_missing)) return rows;
     if (made_ == nullptr) {
-      made_ = std::make_unique_for_overwrite<T[]>(static_cast<size_t>(kMadeRows * dim_));
+      made_ = std::make_unique_for_overwrite<std::byte[]>(
+          static_cast<size_t>(kMadeRows * embedding_bytes_));
     }
     int64_t keys[kMadeRows];
     const uint8_t found[kMadeRows] = {};
@@ -100,21 +123,23 @@ class Reader {
       shown_[i] = rows[i];
       if (rows[i] != nullptr) continue;
       keys[num_made] = feature_.input.ids[first_id_ + begin + i];
-      shown_[i] = made_.get() + num_made * dim_;
+      shown_[i] = made_.get() + num_made * embedding_bytes_;
       ++num_made;
     }
-    kernels::initialize<T>(nullptr, feature_.input.table->initializer,
-                           {keys, found, num_made, nullptr, made_.get(), dim_});
+    const auto layout = kernels::make_row_layout(feature_.input.table->layout.type, dim_, 0);
+    kernels::initialize(nullptr, feature_.input.table->initializer,
+                        {layout, keys, found, num_made, nullptr, made_.get()});
     return shown_;
   }
 
   const FeatureLookup<T>& feature_;
-  const kernels::RowKernels<T>& loops_;
+  const ShownLoops<T> loops_;
   const int64_t dim_;
+  const int64_t embedding_bytes_;
   const int64_t begin_;
   const int64_t first_id_;
   int64_t bag_;
-  std::unique_ptr<T[]> made_;  // (kMadeRows, dim)
+  std::unique_ptr<std::byte[]> made_;  // (kMadeRows) embeddings
   const void* shown_[kMadeRows];
 };
 

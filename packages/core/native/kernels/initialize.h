@@ -3,7 +3,7 @@
 //
 // Element `column` of the embedding of `key` is made as follows, in IEEE double with
 // round-to-nearest and no fused multiply-add, and is rounded to the table's dtype
-// once, at the end.
+// once, at the end, to nearest, even where two are.
 //
 //   1. philox_key = mix64(uint64(seed) ^ rotate_left(table_hash(name), 32)),
 //      with mix64 and table_hash from hash.h.
@@ -31,6 +31,7 @@
 #include <string_view>
 
 #include "kernels/level.h"
+#include "kernels/row_layout.h"
 #include "sparring/storage_abi.h"
 
 namespace sparring::kernels {
@@ -50,26 +51,19 @@ bool initial_kind_named(std::string_view name, InitialKind* kind);
 
 uint64_t philox_key_for(int64_t seed, uint64_t table_hash);
 
-template <class T>
 struct InitializeRows {
+  RowLayout layout;      // its dim is the initializer's
   const int64_t* keys;   // (n)
   const uint8_t* found;  // (n): rows where it is not 0 stay as they are
   int64_t count;         // n
-  const T* state;        // (width - dim), or NULL: zeros
-  T* rows;               // in, out (n, width)
-  int64_t width;         // at least spec.dim
+  const void* state;     // (state_width) of the computing type, or NULL: zeros
+  void* rows;            // in, out (n) rows of row_bytes, one after the other
 };
 
 // Writes the missing rows: the initial embedding, then `state`. The bits do not
 // depend on the order of keys, the number of threads or the SIMD level.
-template <class T>
 void initialize(const SparringExecutor* executor, const InitializerSpec& spec,
-                const InitializeRows<T>& rows);
-
-extern template void initialize(const SparringExecutor*, const InitializerSpec&,
-                                const InitializeRows<float>&);
-extern template void initialize(const SparringExecutor*, const InitializerSpec&,
-                                const InitializeRows<double>&);
+                const InitializeRows& rows);
 
 }  // namespace sparring::kernels
 

@@ -93,26 +93,26 @@ struct InitialValues {
   uint64_t philox_key;
   double first;   // constant: the value; uniform: low; normal: the mean
   double second;  // uniform: high - low; normal: the standard deviation
-  double lower;   // results are held within [lower, upper], both exact in T
+  double lower;   // results are held within [lower, upper], exact in the rows' type
   double upper;
 };
 
-template <class T>
 struct InitializeArguments {
   InitialValues values;
   const int64_t* keys;   // (n)
   const uint8_t* found;  // (n): rows where it is not 0 stay as they are
-  const T* state;        // (width - dim), or NULL: zeros
-  T* rows;               // (n, width)
+  const void* state;     // (row_bytes - state_begin) bytes, or NULL: zeros
+  void* rows;            // (n, row_bytes) bytes
   int64_t dim;
-  int64_t width;
+  int64_t state_begin;   // bytes; what lies before it and behind the embedding is zeroed
+  int64_t row_bytes;
 };
 
 // Pools rows that a storage shows: those of ids [begin, begin + count), which lie
 // anywhere. A bag may be shown in several calls, one after the other.
 template <class T>
 struct ShownPoolArguments {
-  const void* const* rows;  // (count) embeddings (dim), none of them NULL
+  const void* const* rows;  // (count) embeddings (dim) of the rows' type, none NULL
   const int64_t* offsets;   // (b + 1), never falling
   const T* weights;         // (n), or NULL: all one
   T* out;                   // (b, stride), of which (b, dim) are written
@@ -184,11 +184,32 @@ struct UpdateConstants {
 template <class T>
 struct UpdateArguments {
   void* const* rows;    // (count)
+  T* embeddings;        // (count, dim), or NULL: they begin the rows
   T* gradients;         // (count, dim), overwritten
   int64_t count;
   int64_t dim;
   int64_t state_begin;  // bytes
   UpdateConstants<T> constants;
+};
+
+// Numbers of 16 bits; see halves.h.
+struct Float16 {
+  uint16_t bits;
+};
+struct Bfloat16 {
+  uint16_t bits;
+};
+
+// float32 embeddings to 16 bits. Without keys they are rounded to nearest, even; with
+// keys stochastically, as halves.h defines it.
+struct EncodeArguments {
+  const float* embeddings;  // (count, dim)
+  void* const* rows;        // (count): each gets (dim) elements
+  const int64_t* keys;      // (count), or NULL
+  uint64_t rounding_seed;
+  int64_t step;
+  int64_t count;
+  int64_t dim;
 };
 
 // The loops of one level for one dtype. Ranges are half-open, over n unless
@@ -204,7 +225,7 @@ struct RowKernels {
   void (*scatter_entries)(const ScatterArguments<T>&, const ScatterEntry* entries,
                           const T* scales, int64_t count);
   void (*accumulate)(const AccumulateArguments<T>&, int64_t begin, int64_t end);
-  void (*initialize)(const InitializeArguments<T>&, int64_t begin, int64_t end);
+  void (*initialize)(const InitializeArguments&, int64_t begin, int64_t end);
   bool (*is_finite)(const T* values, int64_t count);  // values (count)
   // The bag of the last id; empty bags before it were zeroed.
   int64_t (*pool_shown)(const ShownPoolArguments<T>&);
@@ -217,9 +238,22 @@ struct RowKernels {
   void (*update)(UpdateMethod method, const UpdateArguments<T>&);
 };
 
+// The loops of one level for rows of a 16-bit type; they are computed with in float32.
+struct HalfKernels {
+  void (*initialize)(const InitializeArguments&, int64_t begin, int64_t end);
+  int64_t (*pool_shown)(const ShownPoolArguments<float>&);
+  void (*gather_shown)(const void* const* rows, int64_t count, int64_t dim, float* out,
+                       int64_t stride);
+  void (*encode)(const EncodeArguments&);
+  uint16_t (*nearest)(double value);  // even where two are
+  double (*widened)(uint16_t bits);
+};
+
 struct LevelKernels {
   RowKernels<float> float32;
   RowKernels<double> float64;
+  HalfKernels float16;
+  HalfKernels bfloat16;
 };
 
 extern const LevelKernels kPortableKernels;

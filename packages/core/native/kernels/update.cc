@@ -1,9 +1,11 @@
 #include "kernels/update.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <utility>
 
+#include "kernels/halves.h"
 #include "kernels/simd.h"
 
 namespace sparring::kernels {
@@ -64,6 +66,40 @@ UpdateConstants<T> constants_of(const UpdateSpec& spec) {
   };
 }
 
+// Decodes embeddings, `block` of them at a time, lets the method change them, and rounds
+// them back. own (block, dim).
+void update_decoded(const PreparedUpdate& update, const UpdateRows& rows, float* own,
+                    int64_t block) {
+  const UpdateSpec& spec = update.spec;
+  const int64_t dim = spec.layout.dim;
+  const HalfKernels& loops = half_kernels(spec.layout.type);
+  const RowKernels<float>& methods = row_kernels<float>();
+  auto* const gradients = static_cast<float*>(rows.gradients);
+  for (int64_t at = 0; at < rows.count; at += block) {
+    const int64_t part = std::min(block, rows.count - at);
+    loops.gather_shown(rows.rows + at, part, dim, own, dim);
+    methods.update(spec.method, {rows.rows + at, own, gradients + at * dim, part, dim,
+                                 spec.layout.state_begin, update.float32});
+    loops.encode({own, rows.rows + at, rows.keys + at, spec.rounding_seed, spec.step, part, dim});
+  }
+}
+
+// On the stack, because rows change where nothing may fail.
+constexpr int64_t kMostNear = 4096;
+constexpr int64_t kMostDim = 65'536;
+
+[[gnu::noinline]] void update_wide_halves(const PreparedUpdate& update, const UpdateRows& rows) {
+  alignas(64) float own[kMostDim];
+  update_decoded(update, rows, own, 1);
+}
+
+void update_halves(const PreparedUpdate& update, const UpdateRows& rows) {
+  const int64_t dim = update.spec.layout.dim;
+  if (dim > kMostNear) return update_wide_halves(update, rows);
+  alignas(64) float own[kMostNear];
+  update_decoded(update, rows, own, kMostNear / dim);
+}
+
 }  // namespace
 
 bool update_method_named(std::string_view name, UpdateMethod* method) {
@@ -102,13 +138,16 @@ PreparedUpdate::PreparedUpdate(const UpdateSpec& spec)
     : spec(spec), float32(constants_of<float>(spec)), float64(constants_of<double>(spec)) {}
 
 void update_rows(const PreparedUpdate& update, const UpdateRows& rows) {
-  const auto [method, layout, hyper, step, seed] = update.spec;
-  if (layout.type == RowType::float64) {
-    row_kernels<double>().update(method, {rows.rows, static_cast<double*>(rows.gradients),
+  const auto& [method, layout, hyper, step, seed] = update.spec;
+  if (is_half(layout.type)) {
+    update_halves(update, rows);
+  } else if (layout.type == RowType::float64) {
+    row_kernels<double>().update(method, {rows.rows, nullptr,
+                                          static_cast<double*>(rows.gradients),
                                           rows.count, layout.dim, layout.state_begin,
                                           update.float64});
   } else {
-    row_kernels<float>().update(method, {rows.rows, static_cast<float*>(rows.gradients),
+    row_kernels<float>().update(method, {rows.rows, nullptr, static_cast<float*>(rows.gradients),
                                          rows.count, layout.dim, layout.state_begin,
                                          update.float32});
   }

@@ -8,7 +8,7 @@
 // Everything is computed in the computing type of the rows (row_layout.h). An
 // embedding of 16-bit type is rounded stochastically: up or down at random, so
 // that the expected value is exact, with the randomness a function of (seed,
-// step, key, column).
+// step, key, column); see halves.h.
 #ifndef SPARRING_KERNELS_UPDATE_H_
 #define SPARRING_KERNELS_UPDATE_H_
 
@@ -49,7 +49,7 @@ struct UpdateSpec {
   RowLayout layout;
   HyperParameters hyper;
   int64_t step;           // of this update, from 1
-  uint64_t rounding_seed;
+  uint64_t rounding_seed;  // of 16-bit rows; see halves.h
 };
 
 // A spec with its constants worked out, for many calls.
@@ -71,7 +71,8 @@ struct UpdateRows {
 // How many elements of state a method keeps for a row of `dim`.
 int64_t state_width_of(UpdateMethod method, int64_t dim);
 
-// On the calling thread. REQUIRES: layout.state_width == state_width_of(method, dim).
+// On the calling thread. REQUIRES: layout.state_width == state_width_of(method, dim),
+// dim at most 65,536.
 void update_rows(const PreparedUpdate& update, const UpdateRows& rows);
 
 }  // namespace sparring::kernels

@@ -21,8 +21,10 @@ from sparring.admission import admit_unseen
 from sparring.collective import Reduction
 from sparring.errors import CapacityError, InvalidArgumentError
 from sparring.exchange import OwnedGradients
+from sparring.kernels import Rounding
 from sparring.non_finite import finite_only
 from sparring.resources import Accumulated
+from sparring.row_parts import computing_rows, stored_rows
 from sparring.storage.contract import Keys, Rows, Storage
 from sparring.table import TableConfig
 from sparring.updates.builtin import NativeMethod
@@ -43,9 +45,11 @@ class TableUpdate:
     keys: Keys
     """``(u,)``"""
     rows: Rows
-    """``(u, width)``: embedding, then state."""
+    """``(u, dim + state_width)`` of the computing dtype: embedding, then state."""
     gradients: Rows
-    """``(u, dim)``"""
+    """``(u, dim)`` of the computing dtype."""
+    step: int
+    """The number of this step, from 1: rounding to 16 bits is seeded by it."""
 
 
 class Update(Protocol):
@@ -59,7 +63,8 @@ def apply_update(container: StepContainer, update: Update) -> None:
     taken = {name: container.resources.take(name) for name in container.tables}
     container.resources.end_step()
     owned = _owned(container, taken)
-    updates = [_gathered(container, name, each) for name, each in owned.items()]
+    step = container.counters.steps + 1
+    updates = [_gathered(container, name, each, step) for name, each in owned.items()]
     updates = [each for each in updates if len(each.keys)]
     update(updates)
     _write(container, updates)
@@ -137,7 +142,7 @@ def _summed(container: StepContainer, name: str, sources: Any) -> Accumulated:
 
 def _nothing(container: StepContainer, name: str) -> Accumulated:
     table = container.entry(name).config
-    return Accumulated(np.empty(0, np.int64), np.empty((0, table.dim), table.numpy_dtype))
+    return Accumulated(np.empty(0, np.int64), np.empty((0, table.dim), table.computing_dtype))
 
 
 def _owned(container: StepContainer, taken: Mapping[str, Accumulated]) -> dict[str, OwnedGradients]:
@@ -164,7 +169,7 @@ def _owned(container: StepContainer, taken: Mapping[str, Accumulated]) -> dict[s
     return result
 
 
-def _gathered(container: StepContainer, name: str, owned: OwnedGradients) -> TableUpdate:
+def _gathered(container: StepContainer, name: str, owned: OwnedGradients, step: int) -> TableUpdate:
     """The rows that gradients will change, in an array."""
     entry = container.entry(name)
     storage = container.storage(name)
@@ -180,7 +185,8 @@ def _gathered(container: StepContainer, name: str, owned: OwnedGradients) -> Tab
         rows, found = rows[is_kept], found[is_kept]
     _check_room(storage, int(len(found) - np.count_nonzero(found)))
     _native.initialize(rows, keys, found, entry.initializer, entry.initial_state)
-    return TableUpdate(entry.config, keys, rows, gradients)
+    rows = computing_rows(entry.config, rows)
+    return TableUpdate(entry.config, keys, rows, gradients, step)
 
 
 def _apply_by_rows(
@@ -188,7 +194,7 @@ def _apply_by_rows(
     owned: Mapping[str, OwnedGradients],
     choices: Mapping[str, MethodChoice],
 ) -> None:
-    updates = [_gathered(container, name, each) for name, each in owned.items()]
+    updates = [_gathered(container, name, each, choices[name].step) for name, each in owned.items()]
     for update in updates:
         choice, dim = choices[update.table.name], update.table.dim
         if not isinstance(choice.method, NativeMethod):
@@ -207,8 +213,10 @@ def _apply_by_rows(
 
 def _write(container: StepContainer, updates: Sequence[TableUpdate]) -> None:
     for update in updates:
-        storage = container.storage(update.table.name)
-        evicted = storage._upsert_impl(update.keys, update.rows, None)
+        entry = container.entry(update.table.name)
+        rounding = Rounding(update.keys, entry.initializer.rounding_seed, update.step)
+        rows = stored_rows(update.table, update.rows, rounding)
+        evicted = container.storage(update.table.name)._upsert_impl(update.keys, rows, None)
         container.counters.rows_evicted += len(evicted)
         container.counters.rows_updated += len(update.keys)
 

@@ -68,7 +68,7 @@ class RingExchange:
             columns: the part of each row that is wanted.
 
         Returns:
-            ``(u, width of columns)`` rows, zeros where `found` is False.
+            ``(u, width of columns)`` rows of the table's dtype, zeros where `found` is False.
         """
         if self._world_size == 1:
             return _find(storage, table, keys, columns)
@@ -76,6 +76,8 @@ class RingExchange:
         asked, served = self._exchange_keys(routed, table, "pull")
         width = columns.end - columns.begin
         rows = np.empty((len(keys), width), table.numpy_dtype)
+        # Rows travel as bytes: no collective need know the dtype of a table.
+        received = rows.view(np.uint8)
         found = np.empty(len(keys), np.bool_)
         mine = _find(storage, table, asked[self._rank], columns)
         replies = []
@@ -83,12 +85,12 @@ class RingExchange:
             asker, owner = self._peers(hop)
             place = slice(routed.offsets[owner], routed.offsets[owner + 1])
             waiting = (
-                self._collective.receive(rows[place], owner, _ROWS),
+                self._collective.receive(received[place], owner, _ROWS),
                 self._collective.receive(found[place], owner, _FOUND),
             )
             reply = _find(storage, table, served[asker], columns)
             sending = (
-                self._collective.send(reply.rows, asker, _ROWS),
+                self._collective.send(reply.rows.view(np.uint8), asker, _ROWS),
                 self._collective.send(reply.found, asker, _FOUND),
             )
             replies.append((waiting, sending, reply))
@@ -115,7 +117,7 @@ class RingExchange:
         Args:
             table: name and dtype.
             keys: ``(u,)`` unique on this rank.
-            gradients: ``(u, dim)``.
+            gradients: ``(u, dim)`` of the table's computing dtype.
             make_accumulator: makes an empty accumulator for one exchange.
         """
         if self._world_size == 1:

@@ -8,6 +8,7 @@ memory.
 
 Shapes: ``n`` ids of a batch, ``u`` keys, ``b`` bags. Ids, keys, inverse, segments and offsets are
 int64; rows, values, gradients and weights are float32 or float64, all of one dtype in one call.
+Rows of 16 bits go through `decode` first and `encode` last; `initialize` writes any rows.
 Results have the same bits for any number of threads and any SIMD level.
 
     ids         7  3  7  9  3        keys     7  3  9        offsets  0  2  2  5
@@ -33,8 +34,11 @@ __all__ = [
     "Dedup",
     "GradientAccumulator",
     "InitializerSpec",
+    "Rounding",
     "Route",
+    "decode",
     "dedup",
+    "encode",
     "finite_rows",
     "gather",
     "initial_rows",
@@ -45,6 +49,7 @@ __all__ = [
     "pool",
     "pool_backward",
     "pool_weight_gradient",
+    "rounding_seed",
     "route",
     "segment_sum",
     "set_simd_level",
@@ -86,6 +91,21 @@ class Route:
 
     order: Indices
     offsets: Indices
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """What stochastic rounding to 16 bits draws its bits from: see ``native/kernels/halves.h``.
+
+    Args:
+        keys: ``(n,)`` int64, the key of each row.
+        seed: of the table, from `rounding_seed`.
+        step: the number of the step, so that each step draws others.
+    """
+
+    keys: Indices
+    seed: int
+    step: int
 
 
 def dedup(ids: npt.ArrayLike) -> Dedup:
@@ -270,10 +290,12 @@ def initializer_spec(table: TableConfig) -> InitializerSpec:
     """The table's initializer as `initialize` takes it; made once for each table.
 
     Raises:
-        InvalidArgumentError: a parameter is not finite.
+        InvalidArgumentError: a parameter is not finite, or no number of a 16-bit dtype.
     """
     initializer = table.initializer
     assert isinstance(initializer, Initializer)  # TableConfig sees to it
+    if table.dtype == "float16":
+        _check_range(initializer, table)
     return InitializerSpec(
         initializer.kind,
         initializer.parameters(table.dim),
@@ -292,6 +314,8 @@ def initialize(
 ) -> None:
     """Fills the rows of keys that were not found: the initial embedding, then the state.
 
+    Rows are of any dtype of a table, laid out as `sparring.table` says.
+
     The embedding is a pure function of the table's seed and name, the key and the column:
     ``native/kernels/initialize.h`` defines its bits, which are part of the format.
 
@@ -300,8 +324,8 @@ def initialize(
         keys: ``(n,)`` integers.
         found: ``(n,)`` bool.
         spec: from `initializer_spec`.
-        state: ``(width - dim,)`` of the rows' dtype, what each new row's optimizer state begins
-            with; None: zeros.
+        state: ``(state_width,)`` of the computing dtype, what each new row's optimizer state
+            begins with; None: zeros.
 
     Raises:
         InvalidArgumentError: wrong shapes or dtypes, or `rows` cannot be written in place.
@@ -325,6 +349,50 @@ def initial_rows(keys: npt.ArrayLike, table: TableConfig) -> Values:
     return rows
 
 
+def rounding_seed(table: TableConfig) -> int:
+    """The seed of `Rounding` for a table: a function of its seed and name."""
+    return initializer_spec(table).rounding_seed
+
+
+def decode(rows: Values) -> Values:
+    """16-bit numbers as float32, exactly.
+
+    Args:
+        rows: ``(n, dim)`` float16 or bfloat16, each row contiguous; `TableConfig.embeddings` gives
+            such.
+
+    Returns:
+        ``(n, dim)`` float32.
+
+    Raises:
+        InvalidArgumentError: wrong shape or dtype.
+    """
+    return _native.decode(rows)
+
+
+def encode(values: npt.ArrayLike, out: Values, rounding: Rounding | None = None) -> None:
+    """Rounds float32 to 16 bits.
+
+    Without `rounding` to nearest, even where two are, and beyond the range to infinity. With it
+    stochastically: up or down at random, so that the expected value is exact, and beyond the range
+    to the largest finite number. NaN and infinity stay what they are.
+
+    Args:
+        values: ``(n, dim)`` float32.
+        out: ``(n, dim)`` float16 or bfloat16, each row contiguous; filled.
+        rounding: what random bits are a function of, besides the column.
+
+    Raises:
+        InvalidArgumentError: wrong shapes or dtypes, or `out` cannot be written in place.
+    """
+    values = _values(values, "values")
+    if rounding is None:
+        _native.encode(values, out)
+    else:
+        keys = _indices(rounding.keys, "keys")
+        _native.encode(values, out, keys, rounding.seed, rounding.step)
+
+
 def is_finite(values: npt.ArrayLike) -> bool:
     """Whether no value is NaN or infinite. An empty array is finite."""
     return _native.is_finite(np.ascontiguousarray(values))
@@ -340,6 +408,17 @@ def finite_rows(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         ``(u,)`` bool.
     """
     return _native.finite_rows(_values(values, "values"))
+
+
+def _check_range(initializer: Initializer, table: TableConfig) -> None:
+    largest = float(np.finfo(table.numpy_dtype).max)
+    for value in initializer.parameters(table.dim):
+        if abs(value) > largest:
+            raise InvalidArgumentError(
+                f"initializer {initializer.kind} of table {table.name!r}: {value} lies beyond "
+                f"{table.dtype}, whose largest number is {largest}; choose bfloat16 or float32",
+                table=table.name,
+            )
 
 
 def _indices(values: npt.ArrayLike, name: str, limit: int | None = None) -> Indices:

@@ -77,19 +77,19 @@ class ResourceManager:
         self._held: dict[str, _Held] = {}
 
     def declare(self, table: TableConfig, view: Any) -> None:
-        """Makes room for a table's gradients: ``(u, dim)`` of its dtype.
+        """Makes room for a table's gradients: ``(u, dim)`` of its computing dtype.
 
         Args:
             view: the table's native `TableView`, by which held gradients know it.
         """
-        self._dims[table.name] = (table.dim, table.numpy_dtype)
+        self._dims[table.name] = (table.dim, table.computing_dtype)
         self._accumulators[table.name] = self.make_accumulator(table)
         self._views[table.name] = view
 
     @staticmethod
     def make_accumulator(table: TableConfig) -> Any:
         """An empty native accumulator for gradients of `table`."""
-        return _native.GradientAccumulator(table.dim, table.dtype)
+        return _native.GradientAccumulator(table.dim, table.computing_dtype.name)
 
     def register(self, table: str, keys: Keys, inverse: npt.NDArray[np.int64]) -> int:
         """Enters one lookup into the batch-inputs map. Returns its shadow id."""
@@ -126,7 +126,7 @@ class ResourceManager:
         """Adds the gradient of a shadow to what its keys have so far.
 
         Args:
-            gradient: ``(u, dim)`` of the table's dtype, C-contiguous; copied.
+            gradient: ``(u, dim)`` of the table's computing dtype, C-contiguous; copied.
 
         Raises:
             InvalidArgumentError: unknown shadow, wrong shape or dtype; nothing is added.

@@ -35,6 +35,7 @@ from sparring.exchange import RingExchange
 from sparring.non_finite import NonFinite
 from sparring.rendezvous import Rendezvous, SingleRendezvous
 from sparring.resources import ResourceManager
+from sparring.row_parts import computing_embeddings
 from sparring.storage.contract import Columns, Keys, Rows, Storage
 from sparring.storage.converting import copy_embeddings
 from sparring.storage.opening import open_storage
@@ -65,7 +66,7 @@ class Lookup:
     inverse: npt.NDArray[np.int64]
     """``(n,)``: the row of each id."""
     rows: Rows
-    """``(u, dim)``: the caller's own; storages hold other memory."""
+    """``(u, dim)`` of the computing dtype: the caller's own; storages hold other memory."""
     shadow_id: int | None
     """Under which to hand in a gradient; None where nothing was registered."""
 
@@ -171,7 +172,7 @@ class StepContainer:
         """Says what optimizer state lies behind each embedding of `table`.
 
         Args:
-            initial_state: ``(state_width,)`` of the table's dtype: the state of a new row.
+            initial_state: ``(state_width,)`` of the computing dtype: the state of a new row.
             method: whose state it is: an update method, or an optimizer of a framework.
 
         Raises:
@@ -200,7 +201,7 @@ class StepContainer:
             self._replace_storage(entry, config, np.asarray(initial_state))
         entry.config = config
         entry.whole = Columns(0, config.width)
-        entry.initial_state = np.array(initial_state, config.numpy_dtype)
+        entry.initial_state = np.array(initial_state, config.computing_dtype)
 
     def drop_state(self, table: str) -> None:
         """Takes the optimizer's state off all rows of a table on this rank; embeddings stay.
@@ -214,7 +215,7 @@ class StepContainer:
         entry = self.entry(table)
         config = entry.config.with_state(0)
         if entry.storage is not None:
-            self._replace_storage(entry, config, np.empty(0, config.numpy_dtype))
+            self._replace_storage(entry, config, np.empty(0, config.computing_dtype))
         entry.config = config
         entry.whole = Columns(0, config.width)
         entry.initial_state = None
@@ -291,7 +292,8 @@ class StepContainer:
         pulled = self.exchange.pull(entry.storage, entry.config, keys, entry.embedding)
         _native.initialize(pulled.rows, keys, pulled.found, entry.initializer, None)
         shadow_id = self.resources.register(table, keys, inverse) if is_registered else None
-        return Lookup(keys, inverse, pulled.rows, shadow_id)
+        rows = computing_embeddings(entry.config, pulled.rows)
+        return Lookup(keys, inverse, rows, shadow_id)
 
     @property
     def reads_directly(self) -> bool:

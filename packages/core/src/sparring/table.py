@@ -1,4 +1,18 @@
-"""What a table is, said once, for every backend, framework and world size."""
+"""What a table is, said once, for every backend, framework and world size.
+
+A row is bytes: the embedding, of the table's dtype, and behind it the optimizer's state. State,
+gradients and whatever is computed with are float64 for float64 tables and float32 for all others.
+
+    float32, float64                          float16, bfloat16
+
+    ┌─────────────────┬────────────────┐      ┌───────────┬ ─ ─ ┬────────────────────┐
+    │ embedding (dim) │ state          │      │ embedding │ gap │ state, float32     │
+    └─────────────────┴────────────────┘      └───────────┴ ─ ─ ┴────────────────────┘
+    0                 state_begin  row_bytes   16 bits each  0 or 2 bytes, zero
+
+Storages keep whole rows and look at none of their parts: to them a row is `width` elements of the
+table's dtype, ``row_bytes / itemsize``. ``native/kernels/row_layout.h`` is the same in C++.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sparring.admission import Admission, admission_from
 from sparring.errors import InvalidArgumentError
@@ -14,7 +29,9 @@ from sparring.initializers import Initializer, Uniform, initializer_from
 
 __all__ = ["DTYPES", "TableConfig"]
 
-DTYPES = ("float32", "float64")
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+_HALVES = ("float16", "bfloat16")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,199}\Z")
 
@@ -23,13 +40,14 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,199}\Z")
 class TableConfig:
     """A named set of rows: one dim, one dtype, one initializer.
 
-    A row is the embedding, `dim` elements, followed by the optimizer's state,
-    `state_width` elements, all of the table's dtype.
+    A row is the embedding, `dim` elements of the table's dtype, followed by the optimizer's
+    state, `state_width` elements of `computing_dtype`.
 
     Args:
         name: letters, digits, ``_``, ``.``, ``-``; it is a file name in snapshots.
         dim: elements of an embedding, 1 to 65,536.
-        dtype: ``float32`` or ``float64``.
+        dtype: of embeddings: ``float32``, ``float64``, ``float16`` or ``bfloat16``. A 16-bit
+            embedding is read exactly, and rounded stochastically when it was updated.
         initializer: what a key reads as before it has a row; an `Initializer`, or its name.
         admission: which unseen keys earn a row, an `Admission` or ``{"kind": …}``; None: all.
         state_width: elements of optimizer state behind the embedding; set by the engine.
@@ -60,7 +78,7 @@ class TableConfig:
         _check_whole("dim", self.dim, 1, 65_536, self.name)
         _check_whole("state_width", self.state_width, 0, 1_048_576, self.name)
         _check_whole("seed", self.seed, -(2**63), 2**63 - 1, self.name)
-        dtype = str(np.dtype(self.dtype)) if not isinstance(self.dtype, str) else self.dtype
+        dtype = self.dtype if isinstance(self.dtype, str) else _dtype_name(self.dtype)
         if dtype not in DTYPES:
             raise InvalidArgumentError(
                 f"dtype of table {self.name!r}: found {dtype!r}, must be one of "
@@ -73,18 +91,65 @@ class TableConfig:
         object.__setattr__(self, "admission", admission_from(self.admission))
 
     @property
-    def width(self) -> int:
-        """Elements of a whole row: embedding and state."""
-        return self.dim + self.state_width
-
-    @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """The dtype of rows, little-endian."""
+        """The dtype of embeddings, and of arrays of rows; little-endian."""
+        if self.dtype == "bfloat16":
+            # Here, because few tables need it. NumPy itself has no bfloat16.
+            import ml_dtypes
+
+            return np.dtype(ml_dtypes.bfloat16)
         return np.dtype(self.dtype)
 
     @property
+    def is_half(self) -> bool:
+        """Whether embeddings have 16 bits an element, fewer than what is computed with."""
+        return self.dtype in _HALVES
+
+    @property
+    def computing_dtype(self) -> np.dtype[Any]:
+        """The dtype of state, of gradients and of what a lookup returns."""
+        return np.dtype(np.float64 if self.dtype == "float64" else np.float32)
+
+    @property
+    def state_begin(self) -> int:
+        """Where state begins in a row, in bytes; the end of the row where there is none."""
+        end = self.dim * (2 if self.is_half else self.computing_dtype.itemsize)
+        unit = self.computing_dtype.itemsize if self.state_width else 1
+        return -(-end // unit) * unit
+
+    @property
     def row_bytes(self) -> int:
-        return self.width * self.numpy_dtype.itemsize
+        """Bytes of a whole row: embedding, gap and state."""
+        return self.state_begin + self.state_width * self.computing_dtype.itemsize
+
+    @property
+    def width(self) -> int:
+        """Elements of the table's dtype in a whole row, the state counted as if it were such."""
+        return self.row_bytes // (2 if self.is_half else self.computing_dtype.itemsize)
+
+    def embeddings(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The embeddings in an array of rows.
+
+        Args:
+            rows: ``(n, width)`` of the table's dtype, each row contiguous.
+
+        Returns:
+            ``(n, dim)``: a view.
+        """
+        return rows[:, : self.dim]
+
+    def state(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The optimizer's state in an array of rows.
+
+        Args:
+            rows: ``(n, width)`` of the table's dtype, each row contiguous.
+
+        Returns:
+            ``(n, state_width)`` of `computing_dtype`: a view.
+        """
+        if not self.is_half:
+            return rows[:, self.dim :]
+        return rows[:, self.state_begin // 2 :].view(self.computing_dtype)
 
     def with_state(self, state_width: int, state_method: str = "") -> TableConfig:
         """The same table with room for an optimizer's state behind each embedding."""
@@ -97,6 +162,13 @@ class TableConfig:
         """
         methods = {self.state_method.casefold(), other.state_method.casefold()} - {""}
         return self.state_width != other.state_width or len(methods) > 1
+
+
+def _dtype_name(dtype: Any) -> str:
+    try:
+        return str(np.dtype(dtype))
+    except TypeError:
+        return repr(dtype)
 
 
 def _check_whole(what: str, value: object, low: int, high: int, table: str) -> None:

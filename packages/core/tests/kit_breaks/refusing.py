@@ -43,6 +43,16 @@ class ConvertsRows(MemoryStorage):
         return super().upsert(keys, np.asarray(rows, self.table.numpy_dtype), *parts)
 
 
+@caught_by("test_rows_of_16_bits_take_no_others")
+class TakesAnyTwoBytes(MemoryStorage):
+    def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> Evicted:
+        array = np.asarray(rows)
+        same_size = array.itemsize == self.table.numpy_dtype.itemsize
+        return super().upsert(
+            keys, array.view(self.table.numpy_dtype) if same_size else array, *parts
+        )
+
+
 @caught_by("test_touch_that_is_not_declared_is_refused")
 class TouchesInSecret(MemoryStorage):
     def touch(self, keys: npt.ArrayLike, scores: npt.ArrayLike | None = None) -> None:

@@ -101,6 +101,13 @@ class ForgetsState(MemoryStorage):
         return put(self, keys, cut)
 
 
+@caught_by("test_state_of_16_bit_rows_is_float32_bit_for_bit")
+class TakesRowsThroughFloat32(MemoryStorage):
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+        with np.errstate(invalid="ignore"):  # halves of a float32 may look like signalling NaNs
+            return put(self, keys, rows.astype(np.float32).astype(rows.dtype))
+
+
 @caught_by("test_call_of_a_million_rows")
 class ForgetsWhatIsBeyondHalfAMillion(MemoryStorage):
     def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:

@@ -33,7 +33,8 @@ class Embedding(TableModule):
         padding_idx: this id reads as zeros, gets no gradient and no row.
         name: of the table; give one to tables that are saved, or whose initial rows must be the
             same in every run. None takes ``embedding``, ``embedding_1``, … that is free.
-        dtype: float32 or float64.
+        dtype: of rows, as they are stored: float32, float64, float16 or bfloat16. The output is
+            float32 for 16-bit rows.
         initializer: what an id reads as before it was trained; None means uniform in ±0.05.
         num_embeddings: the most rows that the storage may hold; None sets no bound.
         admission: which unseen ids earn a row, as in `EmbeddingConfig`; None: all.

@@ -33,7 +33,8 @@ class EmbeddingBag(TableModule):
         padding_idx: this id is left out of its bag, and out of the mean's count.
         include_last_offset: offsets have the end, the number of ids, at their end.
         name: of the table; see `Embedding`.
-        dtype: float32 or float64.
+        dtype: of rows, as they are stored: float32, float64, float16 or bfloat16. The output is
+            float32 for 16-bit rows.
         initializer: what an id reads as before it was trained; None means uniform in ±0.05.
         num_embeddings: the most rows that the storage may hold; None sets no bound.
         admission: which unseen ids earn a row, as in `EmbeddingConfig`; None: all.

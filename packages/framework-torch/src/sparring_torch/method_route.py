@@ -65,7 +65,7 @@ class MethodRoute:
             table = container.tables[name]
             width = method.state_width(table.dim)
             check_width(given.get(name), width, f"update method {method.name!r}")
-            state = method.initial_state(table.dim, hyper, table.numpy_dtype)
+            state = method.initial_state(table.dim, hyper, table.computing_dtype)
             container.set_state(name, state, method.name)
             # Opened now: a backend that is missing should not be found out by the first step.
             container.storage(name)

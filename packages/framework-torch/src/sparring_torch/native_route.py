@@ -100,14 +100,13 @@ def _make_shadows(
     shadows = {}
     for name in tables:
         table = container.tables[name]
-        dtype = getattr(torch, table.dtype)
+        dtype = getattr(torch, table.computing_dtype.name)
         if dtype not in layouts:
             layouts[dtype] = probe(native, hyperparameters, dtype)
         layout = layouts[dtype]
         check_width(given.get(name), layout.width(table.dim), native.__name__)
-        container.set_state(
-            name, np.array(layout.initial_row(table.dim), table.numpy_dtype), native.__name__
-        )
+        state = np.array(layout.initial_row(table.dim), table.computing_dtype)
+        container.set_state(name, state, native.__name__)
         # Opened now: a backend that is missing should not be found out by the first step.
         container.storage(name)
         shadows[name] = ShadowParameter(table.dim, dtype, layout)

@@ -40,7 +40,7 @@ def probe(
     Args:
         native: a class of `torch.optim`, or another of its kind.
         hyperparameters: its keyword arguments.
-        dtype: of the tables; float32 or float64.
+        dtype: that the tables are computed in; float32 or float64.
 
     Raises:
         InvalidArgumentError: the optimizer does not accept these hyper-parameters.

@@ -38,21 +38,27 @@ class PoolingType(Enum):
 
 
 class DataType(Enum):
-    """What the elements of a row are."""
+    """What the elements of an embedding are, as they are stored.
+
+    What a module returns is float64 for FP64, and float32 for all others.
+    """
 
     FP32 = "FP32"
     FP64 = "FP64"
+    FP16 = "FP16"
+    BF16 = "BF16"
 
 
-_DTYPE_NAMES: dict[object, str] = {
+_BY_TYPE = {
     DataType.FP32: "float32",
     DataType.FP64: "float64",
-    torch.float32: "float32",
-    torch.float64: "float64",
-    "float32": "float32",
-    "float64": "float64",
-    "FP32": "float32",
-    "FP64": "float64",
+    DataType.FP16: "float16",
+    DataType.BF16: "bfloat16",
+}
+_DTYPE_NAMES: dict[object, str] = {
+    said: name
+    for data_type, name in _BY_TYPE.items()
+    for said in (data_type, data_type.value, name, getattr(torch, name))
 }
 
 
@@ -66,7 +72,9 @@ class EmbeddingConfig:
         feature_names: features that look up here; none means one feature of the table's name.
         num_embeddings: the most rows that the storage may hold; None sets no bound. It is no
             range: ids may be any int64.
-        data_type: a `DataType`, a torch dtype, or its name; float32 or float64.
+        data_type: of embeddings, as they are stored: a `DataType`, a torch dtype, or its name;
+            float32, float64, float16 or bfloat16. Outputs are float32 for 16-bit tables, and so
+            are gradients and optimizer state; updates round stochastically.
         initializer: what an id reads as before it was trained: a `sparring.Initializer`, its
             name, or ``{"kind": name, parameter: value}``. None means uniform within
             (`weight_init_min`, `weight_init_max`).
@@ -123,8 +131,8 @@ def declaration(config: EmbeddingConfig, storage: StorageLike) -> TableDeclarati
     dtype = _DTYPE_NAMES.get(config.data_type)
     if dtype is None:
         raise InvalidArgumentError(
-            f"data_type of table {config.name!r}: must be float32 or float64, found "
-            f"{config.data_type!r}",
+            f"data_type of table {config.name!r}: must be one of {', '.join(_BY_TYPE.values())}, "
+            f"found {config.data_type!r}",
             table=config.name,
         )
     initializer = config.initializer

@@ -60,7 +60,7 @@ class TrainAgent:
     ) -> None:
         self.declarations = list(declarations)
         self._features = list(features)
-        computing = {each.table.numpy_dtype for each in declarations}
+        computing = {each.table.computing_dtype for each in declarations}
         self._dtype = computing.pop() if len(computing) == 1 else None
         self._collection: Any = None
         self.is_container_given = container is not None

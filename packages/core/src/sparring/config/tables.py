@@ -32,8 +32,11 @@ class TablesConfig(Section):
     categorical column of the log.
     """
 
-    dtype: Literal["float32", "float64"] = Field(
-        "float32", description="The type of all elements of all rows."
+    dtype: Literal["float32", "float64", "float16", "bfloat16"] = Field(
+        "float32",
+        description="The type of embeddings. The optimizer's state, and all that is computed with, "
+        "is `float64` for `float64` and `float32` for all others. Embeddings of 16 bits are "
+        "rounded stochastically when they are updated.",
     )
     initializer: InitializerConfig | None = Field(
         None,

@@ -21,7 +21,7 @@ def copy_embeddings(source: Storage, target: Storage, state: npt.NDArray[Any]) -
     Args:
         source: of any state.
         target: of the same dim and dtype; it should be empty.
-        state: ``(state_width of target,)``: the state of every row.
+        state: ``(state_width of target,)`` of its computing dtype: the state of every row.
 
     Returns:
         How many rows were written.
@@ -41,9 +41,10 @@ def copy_embeddings(source: Storage, target: Storage, state: npt.NDArray[Any]) -
     for chunk in source.scan(columns=Columns(0, found.dim)):
         if not len(chunk):
             continue
-        rows = np.empty((len(chunk), asked.width), asked.numpy_dtype)
-        rows[:, : asked.dim] = chunk.rows
-        rows[:, asked.dim :] = state
+        # Zeros, because a row may have a gap before its state.
+        rows = np.zeros((len(chunk), asked.width), asked.numpy_dtype)
+        asked.embeddings(rows)[...] = chunk.rows
+        asked.state(rows)[...] = state
         target.upsert(chunk.keys, rows, chunk.scores if takes_scores else None)
         count += len(chunk)
     return count

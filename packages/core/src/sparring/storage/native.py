@@ -88,7 +88,7 @@ class NativeStorage(Storage):
             raise InvalidArgumentError(
                 f"storage of table {table.name!r} by {self._handle.distribution}: its rows have "
                 f"{stat['row_bytes']} bytes, the table's have {table.row_bytes} "
-                f"({table.width} x {table.dtype}); open it for this table",
+                f"({table.dim} x {table.dtype}, {table.state_width} x state); open it for this table",
                 table=table.name,
             )
         self.capabilities = capabilities or _derive(stat["capabilities"], self._handle)

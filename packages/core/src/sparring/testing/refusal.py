@@ -9,7 +9,15 @@ import pytest
 
 from sparring.errors import InvalidArgumentError
 from sparring.storage.contract import Columns, Rows, Storage
-from sparring.testing.samples import Row, contents, distinct_keys, random_rows, require
+from sparring.testing.samples import (
+    MakeStorage,
+    Row,
+    contents,
+    distinct_keys,
+    random_rows,
+    require,
+    table_of,
+)
 
 __all__ = ["RefusalTests"]
 
@@ -70,6 +78,18 @@ class RefusalTests:
         before = _fill(storage, rng)
         with pytest.raises(InvalidArgumentError):
             storage.upsert([1, 77], np.ones((2, storage.table.width), dtype))
+        _assert_unchanged(storage, before)
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    def test_rows_of_16_bits_take_no_others(
+        self, new_storage: MakeStorage, rng: np.random.Generator, dtype: str
+    ) -> None:
+        storage = new_storage(table_of(4, dtype))
+        before = _fill(storage, rng)
+        other = table_of(4, "float16" if dtype == "bfloat16" else "bfloat16").numpy_dtype
+        for wrong in (other, np.dtype(np.float32), np.dtype(np.uint16)):
+            with pytest.raises(InvalidArgumentError, match=f"must be {dtype}, found {wrong}"):
+                storage.upsert([1, 77], np.ones((2, 4), wrong))
         _assert_unchanged(storage, before)
 
     @pytest.mark.parametrize("columns", [(0, 0), (2, 1), (-1, 2), (0, 5), (4, 5)])

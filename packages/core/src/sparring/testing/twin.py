@@ -39,10 +39,11 @@ class TwinTests:
         assert twin.erase(keys) == 300
         assert storage.size == twin.size == 0
 
+    @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
     def test_reads_through_the_native_twin_agree_with_the_storage(
-        self, new_storage: MakeStorage, rng: np.random.Generator
+        self, new_storage: MakeStorage, rng: np.random.Generator, dtype: str
     ) -> None:
-        table = table_of(dim=5, dtype="float64", state_width=2)
+        table = table_of(dim=5, dtype=dtype, state_width=2)
         storage = new_storage(table)
         twin = _twin_of(storage)
         keys = distinct_keys(rng, 300)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from ml_dtypes import finfo
 
 from sparring.storage.contract import Storage
+from sparring.table import DTYPES
 from sparring.testing.samples import (
     EXTREME_KEYS,
     MakeStorage,
@@ -18,6 +20,8 @@ from sparring.testing.samples import (
 )
 
 __all__ = ["ValueTests"]
+
+_DIMS = (1, 2, 3, 4, 7, 8, 15, 16, 17, 63, 64, 100, 129, 512, 1024)
 
 
 class ValueTests:
@@ -59,8 +63,12 @@ class ValueTests:
         assert storage.size == len(keys)
         assert_holds(storage, keys, rows)
 
-    @pytest.mark.parametrize("dtype", ["float32", "float64"])
-    @pytest.mark.parametrize("dim", [1, 2, 3, 4, 7, 8, 15, 16, 17, 63, 64, 100, 129, 512, 1024])
+    @pytest.mark.parametrize(
+        ("dtype", "dim"),
+        [(dtype, dim) for dtype in ("float32", "float64") for dim in _DIMS]
+        # Rows of an even number of bytes that is no multiple of four, and of four.
+        + [(dtype, dim) for dtype in ("float16", "bfloat16") for dim in (1, 2, 3, 17, 64)],
+    )
     def test_rows_of_every_dim(
         self, new_storage: MakeStorage, rng: np.random.Generator, dim: int, dtype: str
     ) -> None:
@@ -73,7 +81,7 @@ class ValueTests:
         held = contents(storage)
         assert [held[key].data for key in keys.tolist()] == row_bytes(rows)
 
-    @pytest.mark.parametrize("dtype", ["float32", "float64"])
+    @pytest.mark.parametrize("dtype", DTYPES)
     def test_state_behind_the_embedding_is_part_of_the_row(
         self, new_storage: MakeStorage, rng: np.random.Generator, dtype: str
     ) -> None:
@@ -82,10 +90,25 @@ class ValueTests:
         keys = distinct_keys(rng, 80)
         rows = random_rows(rng, 80, table)
         storage.upsert(keys, rows)
-        assert storage.find(keys).rows.shape == (80, 16)
+        assert storage.find(keys).rows.shape == (80, table.width)
         assert_holds(storage, keys, rows)
 
-    @pytest.mark.parametrize("dtype", ["float32", "float64"])
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    def test_state_of_16_bit_rows_is_float32_bit_for_bit(
+        self, new_storage: MakeStorage, rng: np.random.Generator, dtype: str
+    ) -> None:
+        table = table_of(3, dtype, state_width=5)  # with a gap before the state
+        storage = new_storage(table)
+        keys = distinct_keys(rng, 80)
+        rows = np.zeros((80, table.width), table.numpy_dtype)
+        state = rng.integers(0, 2**32, (80, 5), np.uint32).view(np.float32)
+        table.embeddings(rows)[...] = random_rows(rng, 80, table_of(3, dtype))
+        table.state(rows)[...] = state
+        storage.upsert(keys, rows)
+        assert row_bytes(table.state(storage.find(keys).rows)) == row_bytes(state)
+        assert_holds(storage, keys, rows)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
     def test_row_bits_are_preserved(
         self, new_storage: MakeStorage, rng: np.random.Generator, dtype: str
     ) -> None:
@@ -93,11 +116,13 @@ class ValueTests:
         storage = new_storage(table)
         raw = rng.integers(0, 256, (200, table.row_bytes), np.uint8)
         rows = raw.view(table.numpy_dtype)  # NaNs of every payload among them
-        info = np.finfo(table.numpy_dtype)
+        info = finfo(table.numpy_dtype)  # NumPy's own knows no bfloat16
         special = [0.0, -0.0, np.inf, -np.inf, np.nan, info.smallest_subnormal, info.max, -info.max]
-        rows[0] = special
+        rows[0] = np.array(special, table.numpy_dtype)
         integers = rows.view(f"u{table.numpy_dtype.itemsize}")
         integers[1, :4] = integers[0, 4] ^ np.array([1, 2, 3, 4], integers.dtype)
         keys = distinct_keys(rng, 200)
         storage.upsert(keys, rows)
         assert_holds(storage, keys, rows)
+        held = contents(storage)
+        assert [held[key].data for key in keys.tolist()] == row_bytes(rows)

@@ -22,9 +22,10 @@ class UpdateRows:
     keys: Keys
     """``(n,)`` unique."""
     rows: Rows
-    """``(n, width)``: whole rows. `embeddings` and `state` are views of it."""
+    """``(n, dim + state_width)`` of the computing dtype, as all below: float64 for float64 tables,
+    else float32. `embeddings` and `state` are views of it."""
     embeddings: Rows
-    """``(n, dim)``"""
+    """``(n, dim)``. Those of 16-bit tables are rounded stochastically afterwards."""
     state: Rows
     """``(n, state_width)``: of new rows, the initial state."""
     gradients: Rows

@@ -1,0 +1,57 @@
+#include "kernels/halves.h"
+
+#include <algorithm>
+
+#include "kernels/hash.h"
+#include "kernels/parallel.h"
+#include "kernels/simd.h"
+
+namespace sparring::kernels {
+namespace {
+
+constexpr int64_t kBlock = 64;
+
+// Calls body(first row, pointers, count) for blocks of [begin, end).
+template <class Body>
+void each_block(const HalfRows& rows, int64_t begin, int64_t end, const Body& body) {
+  auto* const first = static_cast<char*>(rows.first);
+  void* pointers[kBlock];
+  for (int64_t at = begin; at < end; at += kBlock) {
+    const int64_t part = std::min(kBlock, end - at);
+    for (int64_t i = 0; i < part; ++i) pointers[i] = first + (at + i) * rows.stride;
+    body(at, pointers, part);
+  }
+}
+
+}  // namespace
+
+const HalfKernels& half_kernels(RowType type) {
+  return type == RowType::float16 ? active_kernels().float16 : active_kernels().bfloat16;
+}
+
+uint64_t rounding_seed_for(uint64_t philox_key) {
+  return mix64(philox_key ^ 0x726f756e64696e67u);
+}
+
+void decode(const SparringExecutor* executor, const HalfRows& rows, float* out) {
+  const HalfKernels& loops = half_kernels(rows.type);
+  parallel_for(executor, rows.count, grain_for(6 * rows.dim), [&](int64_t begin, int64_t end) {
+    each_block(rows, begin, end, [&](int64_t at, void* const* pointers, int64_t part) {
+      loops.gather_shown(pointers, part, rows.dim, out + at * rows.dim, rows.dim);
+    });
+  });
+}
+
+void encode(const SparringExecutor* executor, const float* embeddings, const Rounding& rounding,
+            const HalfRows& rows) {
+  const HalfKernels& loops = half_kernels(rows.type);
+  parallel_for(executor, rows.count, grain_for(6 * rows.dim), [&](int64_t begin, int64_t end) {
+    each_block(rows, begin, end, [&](int64_t at, void* const* pointers, int64_t part) {
+      loops.encode({embeddings + at * rows.dim, pointers,
+                    rounding.keys != nullptr ? rounding.keys + at : nullptr, rounding.seed,
+                    rounding.step, part, rows.dim});
+    });
+  });
+}
+
+}  // namespace sparring::kernels

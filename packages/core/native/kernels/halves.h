@@ -1,0 +1,73 @@
+// Rows of 16-bit types: float16 (IEEE binary16) and bfloat16 (the upper half of a
+// float32). Whatever is computed with them is computed in float32.
+//
+// To float32: exact. A NaN stays one, with its payload.
+//
+// From float32, to nearest: even where two are; beyond the largest finite number,
+// infinity. A NaN becomes a quiet one.
+//
+// From float32, stochastically: up or down at random, so that the expected value is
+// the number itself. THE BITS ARE PART OF THE FORMAT, so that a run can be repeated
+// on another machine or device.
+//
+//   1. r, 16 random bits, are the lower (even column) or upper (odd column) half of
+//      word (column % 8) / 2 of Philox4x32-10 for the counter
+//      (low half of key, high half of key, column / 8, step mod 2^32) and the Philox
+//      key (low half of rounding_seed, high half of rounding_seed).
+//      rounding_seed = mix64(philox_key ^ 0x726f756e64696e67), philox_key as in
+//      initialize.h.
+//   2. The magnitude, in units of 2^-16 of the last place that the result keeps, is
+//      cut to a whole number, r is added, and the sum is cut to whole last places.
+//      (float16 from 2^-14 on keeps 10 bits of a float32's 23, so that the upper 13
+//      bits of r do it.)
+//   3. A finite number beyond the largest finite one becomes that, not infinity: a
+//      row must not be lost to a step that was a little too long.
+//   4. Infinity stays; a NaN becomes a quiet one.
+//
+// So the expected value is exact for bfloat16 and for float16 from 2^-14 on; below, it
+// is short of it by less than 2^-40. What 16 bits can hold is never changed.
+#ifndef SPARRING_KERNELS_HALVES_H_
+#define SPARRING_KERNELS_HALVES_H_
+
+#include <cstdint>
+
+#include "kernels/level.h"
+#include "kernels/row_layout.h"
+#include "sparring/storage_abi.h"
+
+namespace sparring::kernels {
+
+constexpr bool is_half(RowType type) {
+  return type == RowType::float16 || type == RowType::bfloat16;
+}
+
+// The loops for rows of `type`. REQUIRES: is_half(type).
+const HalfKernels& half_kernels(RowType type);
+
+uint64_t rounding_seed_for(uint64_t philox_key);
+
+// Embeddings in an array, possibly each at the beginning of a wider row.
+struct HalfRows {
+  RowType type;    // a 16-bit one
+  void* first;     // the first embedding (dim)
+  int64_t stride;  // bytes from one to the next
+  int64_t count;   // n
+  int64_t dim;
+};
+
+// out (n, dim)
+void decode(const SparringExecutor* executor, const HalfRows& rows, float* out);
+
+struct Rounding {
+  const int64_t* keys = nullptr;  // (n), or NULL: round to nearest
+  uint64_t seed = 0;              // from rounding_seed_for
+  int64_t step = 0;
+};
+
+// embeddings (n, dim)
+void encode(const SparringExecutor* executor, const float* embeddings, const Rounding& rounding,
+            const HalfRows& rows);
+
+}  // namespace sparring::kernels
+
+#endif  // SPARRING_KERNELS_HALVES_H_
