@@ -239,6 +239,68 @@ def test_a_failure_on_the_event_loop_surfaces_at_the_next_step() -> None:
         pass
 
 
+def test_a_step_that_meets_a_background_failure_is_dropped_whole() -> None:
+    made = container()
+
+    def fail() -> None:
+        raise OSError("disk gone")
+
+    made.events.submit(fail, name="snapshot")
+    made.events.drain(5.0)
+    with pytest.raises(Exception, match="snapshot"), made.step(descend()) as step:
+        step.accumulate(step.lookup("item", [5]), np.ones((1, 4)))
+    with made.step(descend()) as step:
+        step.accumulate(step.lookup("item", [6]), np.ones((1, 4)))
+    assert made.storage("item").find([5, 6]).found.tolist() == [False, True]
+
+
+def test_a_closed_storage_is_no_empty_one() -> None:
+    made = container()
+    with made.step(descend()) as step:
+        step.accumulate(step.lookup("item", [1]), np.ones((1, 4)))
+    made.storage("item").close()
+    with pytest.raises(ClosedError, match="'item' is closed"):
+        made.lookup("item", np.array([1]))
+    with pytest.raises(ClosedError, match="'item' is closed"):
+        made.check_readable(["item"])
+    with pytest.raises(ClosedError, match="'item' is closed"):
+        made.storage("item")
+    made.close()
+    for call in (
+        lambda: made.lookup("item", np.array([1])),
+        lambda: made.num_rows("item"),
+        lambda: made.set_state("item", np.zeros(0)),
+        lambda: made.collection([("item", "sum")]),
+    ):
+        with pytest.raises(ClosedError, match="this StepContainer is closed"):
+            call()
+
+
+def test_closing_goes_on_after_a_storage_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = StepContainer()
+    for name in ("one", "two"):
+        made.declare(TableConfig(name, 4), StorageChoice("memory"))
+    storages = [made.storage(name) for name in ("one", "two")]
+
+    def fail() -> None:
+        raise OSError("disk gone")
+
+    monkeypatch.setattr(storages[1], "_close_impl", fail)
+    with pytest.raises(OSError, match="disk gone"):
+        made.close()
+    assert storages[0].is_closed
+
+
+def test_steps_by_hand_take_ids_of_any_whole_dtype_and_none() -> None:
+    made = container()
+    with made.step(descend()) as step:
+        assert step.lookup("item", []).rows.shape == (0, 4)
+        small = step.lookup("item", np.array([3, 3], np.int32))
+        assert small.keys.tolist() == [3]
+        with pytest.raises(InvalidArgumentError, match="float64"):
+            step.lookup("item", [0.5])
+
+
 def test_a_closed_container_says_so() -> None:
     made = container()
     made.storage("item")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.errors import InvalidArgumentError, StorageIOError
+from sparring.errors import StorageIOError
 from sparring.storage import Capabilities, Columns, Evicted, Keys, Rows, ScanChunk, Scores, Storage
 from sparring.table import TableConfig
 from sparring_sqlite import SqliteOptions
@@ -35,13 +35,12 @@ class SqliteStorage(Storage):
         except (OSError, sqlite3.Error) as error:
             raise StorageIOError(f"{path}: {error}; name another folder") from error
         try:
-            [(found,)] = self._run("PRAGMA user_version")  # it keeps the size of a row, for us
-            if found not in (0, table.row_bytes):
-                raise InvalidArgumentError(
-                    f"{path} holds rows of {found} bytes, asked were {table.row_bytes}; move it"
-                )
-            self._run(f"PRAGMA user_version = {table.row_bytes}")
             self._run(f"PRAGMA cache_size = -{_CACHE_BYTES // 1024}")
+            self._run("CREATE TABLE IF NOT EXISTS about (label TEXT)")
+            for (label,) in self._run("SELECT label FROM about"):
+                table.check_row_label(label, path)
+            if not self._run("SELECT 1 FROM about"):
+                self._run("INSERT INTO about VALUES (?)", (table.row_label,))
             self._run("CREATE TABLE IF NOT EXISTS rows (key INTEGER PRIMARY KEY, row BLOB)")
         except BaseException:
             self.close()

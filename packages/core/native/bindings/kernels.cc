@@ -82,6 +82,10 @@ py::tuple route(const py::array& keys, const py::array& owners, int32_t world_si
   if (world_size < 1) {
     refuse("world_size must be at least 1, found " + std::to_string(world_size));
   }
+  if (world_size > kernels::kNumPartitions) {
+    refuse("world_size must be at most " + std::to_string(kernels::kNumPartitions) +
+           ", the number of partitions, found " + std::to_string(world_size));
+  }
   kernels::RouteArguments arguments{};
   arguments.keys = input<int64_t>(keys, "keys", {kAny});
   arguments.count = keys.shape(0);

@@ -119,6 +119,12 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
             register=_add_plugins,
         ),
         CommandDescriptor(
+            name="convert",
+            api_version=API_VERSION,
+            summary="Give a table's rows the state of another update method.",
+            register=_add_convert,
+        ),
+        CommandDescriptor(
             name="doctor",
             api_version=API_VERSION,
             summary="Report on this installation and this machine.",
@@ -173,6 +179,12 @@ def _add_plugins(app: typer.Typer) -> None:
     from sparring.cli.plugins import add_plugins
 
     add_plugins(app)
+
+
+def _add_convert(app: typer.Typer) -> None:
+    from sparring.cli.convert import add_convert
+
+    add_convert(app)
 
 
 def _add_doctor(app: typer.Typer) -> None:

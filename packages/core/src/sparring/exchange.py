@@ -180,5 +180,6 @@ def _find(storage: Storage | None, table: TableConfig, keys: Keys, columns: Colu
     found = np.empty(len(keys), np.bool_)
     if len(keys):
         # The engine's own path: keys come from `dedup`, so nothing is left to check.
+        storage._check_open()
         storage._find_impl(keys, columns, rows, found)
     return Pulled(rows, found)

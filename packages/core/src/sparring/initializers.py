@@ -10,6 +10,8 @@ double, without fused multiply-add, in ``native/kernels/initialize.cc``.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -33,6 +35,14 @@ class Initializer:
     """The base of all initializers. `kind` is the name in configs and in the native kernel."""
 
     kind: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise InvalidArgumentError(
+                    f"initializer {self.kind}: {each.name} must be a finite number, found {value!r}"
+                )
 
     def parameters(self, dim: int) -> tuple[float, float]:
         """The two numbers that the native kernel takes, for embeddings of `dim` elements."""
@@ -69,6 +79,7 @@ class Uniform(Initializer):
     kind: ClassVar[str] = "uniform"
 
     def __post_init__(self) -> None:
+        Initializer.__post_init__(self)
         if not self.low < self.high:
             raise InvalidArgumentError(
                 f"initializer uniform: low must be below high, found {self.low} and {self.high}"
@@ -87,6 +98,7 @@ class Normal(Initializer):
     kind: ClassVar[str] = "normal"
 
     def __post_init__(self) -> None:
+        Initializer.__post_init__(self)
         if self.stddev < 0:
             raise InvalidArgumentError(
                 f"initializer {self.kind}: stddev must not be negative, found {self.stddev}"
@@ -115,6 +127,7 @@ class Xavier(Initializer):
     kind: ClassVar[str] = "xavier"
 
     def __post_init__(self) -> None:
+        Initializer.__post_init__(self)
         if not self.gain > 0:
             raise InvalidArgumentError(
                 f"initializer xavier: gain must be positive, found {self.gain}"
@@ -138,6 +151,11 @@ def initializer_from(value: Initializer | str | dict[str, Any]) -> Initializer:
     """
     if isinstance(value, Initializer):
         return value
+    if not isinstance(value, (str, Mapping)):
+        raise InvalidArgumentError(
+            "an initializer is an Initializer, a name or a mapping with a kind, found "
+            f"{type(value).__name__}"
+        )
     settings = {"kind": value} if isinstance(value, str) else dict(value)
     name = settings.pop("kind", None)
     kind = INITIALIZERS.get(name) if isinstance(name, str) else None
@@ -152,4 +170,8 @@ def initializer_from(value: Initializer | str | dict[str, Any]) -> Initializer:
             f"initializer {name}: unknown parameter {unknown[0]!r}; it takes "
             f"{', '.join(sorted(known)) or 'none'}"
         )
-    return kind(**{key: float(number) for key, number in settings.items()})
+    try:
+        numbers = {key: float(number) for key, number in settings.items()}
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"initializer {name}: {error}") from error
+    return kind(**numbers)

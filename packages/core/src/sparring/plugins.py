@@ -229,7 +229,13 @@ class PluginManager:
         if meant in extras and meant not in known:
             message += f'; install it with: pip install "sparring[{extras[meant]}]"'
         listed = ", ".join(known) or "none"
-        return PluginError(f"{message} (installed: {listed})", kind=kind, name=name, known=known)
+        return PluginError(
+            f"{message} (installed: {listed}); choose one of these, or install a plugin that offers "
+            "it; `sparring plugins` lists all",
+            kind=kind,
+            name=name,
+            known=known,
+        )
 
 
 def _is_switched_off(source: PluginSource) -> bool:

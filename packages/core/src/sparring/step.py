@@ -13,7 +13,7 @@ Forward reads; only `apply` writes. It computes all tables' new rows before it w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ from sparring.non_finite import NonFinite
 from sparring.rendezvous import Rendezvous, SingleRendezvous
 from sparring.resources import ResourceManager
 from sparring.row_parts import computing_embeddings
+from sparring.storage.arguments import check_keys
 from sparring.storage.contract import Columns, Keys, Rows, Storage
 from sparring.storage.converting import copy_embeddings
 from sparring.storage.opening import open_storage
@@ -178,6 +179,7 @@ class StepContainer:
         Raises:
             InvalidArgumentError: the table has rows of another width, or another method's rows.
         """
+        self._check_open()
         entry = self.entry(table)
         config = entry.config.with_state(len(initial_state), method)
         storage = entry.storage
@@ -212,6 +214,7 @@ class StepContainer:
             UnsupportedError: the storage was given open, or outlives the process; run
                 ``sparring convert`` for the latter.
         """
+        self._check_open()
         entry = self.entry(table)
         config = entry.config.with_state(0)
         if entry.storage is not None:
@@ -250,6 +253,7 @@ class StepContainer:
             assert entry.choice is not None  # a storage that was given is never dropped
             entry.hold(self._open(entry.choice, entry.config))
         assert entry.storage is not None
+        entry.storage._check_open()
         return entry.storage
 
     def _open(self, choice: StorageChoice, config: TableConfig) -> Storage:
@@ -263,6 +267,7 @@ class StepContainer:
 
     def num_rows(self, table: str) -> int:
         """Rows of a table on this rank."""
+        self._check_open()
         entry = self.entry(table)
         return 0 if entry.storage is None else entry.storage.size
 
@@ -281,6 +286,7 @@ class StepContainer:
             UnknownTableError: nobody declared `table`.
             InvalidArgumentError: `ids` has another shape or dtype.
         """
+        self._check_open()
         entry = self.entry(table)
         if ids.ndim != 1 or ids.dtype != np.int64:
             raise InvalidArgumentError(
@@ -315,6 +321,7 @@ class StepContainer:
             UnknownTableError: nobody declared one of the tables.
             InvalidArgumentError: no features, or tables of several dtypes.
         """
+        self._check_open()
         return _native.Collection([(self.entry(table).view, mode) for table, mode in features])
 
     def apply(self, update: Update) -> None:
@@ -326,9 +333,12 @@ class StepContainer:
             NonFiniteGradientError: a gradient holds NaN or infinity and the policy is to raise. No
                 row has changed; the gradients are dropped.
             CapacityError: a storage is full and may not evict. No row has changed.
+            BackgroundError: work on the event loop failed; the gradients are dropped.
+
+        What a storage may meet while it writes, the end of memory or a failing disk, is raised
+        as it comes: each table has changed whole or not at all, but those before it have changed.
         """
-        self._check_open()
-        self.events.check()
+        self._check_step()
         apply_update(self, update)
 
     def apply_methods(self, choices: Mapping[str, MethodChoice]) -> list[str]:
@@ -348,9 +358,25 @@ class StepContainer:
                 width than its method wants. No row has changed.
             NonFiniteGradientError, CapacityError: as `apply`.
         """
-        self._check_open()
-        self.events.check()
+        self._check_step()
         return apply_methods(self, choices)
+
+    def _check_step(self) -> None:
+        """Raises what failed on the event loop; this step's gradients are dropped then."""
+        self._check_open()
+        try:
+            self.events.check()
+        except BaseException:
+            self.discard()
+            raise
+
+    def check_readable(self, tables: Sequence[str]) -> None:
+        """Raises `ClosedError` if the container, or the storage of a table, was closed."""
+        self._check_open()
+        for table in tables:
+            storage = self.entry(table).storage
+            if storage is not None:
+                storage._check_open()
 
     def discard(self) -> None:
         """Drops what was looked up and accumulated since the last step."""
@@ -378,16 +404,15 @@ class StepContainer:
         if self._is_closed:
             return
         self._is_closed = True
-        try:
-            self.events.close()
-        finally:
+        # All of them are closed, whichever raises; the last error is the one that is seen.
+        with ExitStack() as closing:
+            closing.callback(self.rendezvous.close)
+            closing.callback(self.collective.close)
             for entry in self._tables.values():
-                storage = entry.storage
-                if storage is not None:
+                if entry.storage is not None:
                     entry.view.detach()
-                    storage.close()
-            self.collective.close()
-            self.rendezvous.close()
+                    closing.callback(entry.storage.close)
+            closing.callback(self.events.close)
 
     def __enter__(self) -> StepContainer:
         return self
@@ -421,7 +446,7 @@ class Step:
 
     def lookup(self, table: str, ids: npt.ArrayLike) -> Lookup:
         """Ids to the rows of a shadow: ``rows[inverse]`` are the embeddings of the ids."""
-        return self._container.lookup(table, np.ascontiguousarray(ids))
+        return self._container.lookup(table, check_keys(ids, table, unique=False))
 
     def accumulate(self, lookup: Lookup, gradient: npt.ArrayLike) -> None:
         """Adds the gradient of a lookup's rows, ``(u, dim)``."""

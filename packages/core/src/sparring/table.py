@@ -97,7 +97,8 @@ class TableConfig:
             # Here, because few tables need it. NumPy itself has no bfloat16.
             import ml_dtypes
 
-            return np.dtype(ml_dtypes.bfloat16)
+            bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+            return bfloat16
         return np.dtype(self.dtype)
 
     @property
@@ -154,6 +155,35 @@ class TableConfig:
     def with_state(self, state_width: int, state_method: str = "") -> TableConfig:
         """The same table with room for an optimizer's state behind each embedding."""
         return replace(self, state_width=state_width, state_method=state_method)
+
+    @property
+    def row_label(self) -> str:
+        """What the bytes of a row mean, in one line, for storages that outlive the process."""
+        return f"{self.dtype} x {self.dim} + {self.state_width} {self.state_method}".rstrip()
+
+    def check_row_label(self, found: str, place: object) -> None:
+        """Refuses rows that were written for another layout or another optimizer's state.
+
+        Args:
+            found: the `row_label` that the storage recorded when it was made.
+            place: where it lies, for the message.
+
+        Raises:
+            InvalidArgumentError: they cannot serve as rows of this table.
+        """
+        layout, _, width = found.partition(" + ")
+        asked_layout, _, asked_width = self.row_label.partition(" + ")
+        width, _, method = width.partition(" ")
+        asked_width, _, asked_method = asked_width.partition(" ")
+        methods = {method.casefold(), asked_method.casefold()} - {""}
+        if (layout, width) == (asked_layout, asked_width) and len(methods) < 2:
+            return
+        raise InvalidArgumentError(
+            f"{place} holds rows of table {self.name!r} made as {found!r}, asked was "
+            f"{self.row_label!r}; go on with the optimizer that made them, or keep the embeddings "
+            "and start their state anew in another place: sparring convert --help",
+            table=self.name,
+        )
 
     def has_other_state(self, other: TableConfig) -> bool:
         """Whether rows of this table cannot serve as rows of `other`, as far as anybody said.

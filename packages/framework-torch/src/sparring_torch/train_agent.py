@@ -124,6 +124,7 @@ class TrainAgent:
         if not self._is_direct or (wants_rows and torch.is_grad_enabled()):
             return shadow_pooling.pool_features(self, self._features, bags, is_training)
         assert self._dtype is not None
+        self.container.check_readable(self.table_names)
         collection = self._native_collection()
         weights = bags.numpy_weights(self._dtype)
         places = bags.places
@@ -142,6 +143,7 @@ class TrainAgent:
         """One embedding for each id: ``(ids of the feature, dim)`` of each feature."""
         if not self._is_direct:
             return shadow_pooling.gather_features(self, self._features, ids, is_training)
+        self.container.check_readable(self.table_names)
         collection = self._native_collection()
         outputs = collection.gather(ids.ids, ids.spans)
         if not (is_training and torch.is_grad_enabled()):

@@ -208,6 +208,7 @@ class Storage(ABC):
     @property
     def capacity(self) -> int | None:
         """The most rows this storage will hold, or None where nothing limits them."""
+        self._check_open()
         return None
 
     @property

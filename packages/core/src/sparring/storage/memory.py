@@ -83,6 +83,7 @@ class MemoryStorage(Storage):
 
     @property
     def capacity(self) -> int | None:
+        self._check_open()
         return self._options.capacity
 
     @property

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native, errors
-from sparring.errors import InvalidArgumentError, VersionError
+from sparring.errors import ClosedError, InvalidArgumentError, VersionError
 from sparring.storage.contract import (
     Capabilities,
     Columns,
@@ -48,6 +48,9 @@ _INTERNAL = 9
 
 _Evicted = tuple[Keys, npt.NDArray[np.uint8], Scores]
 
+_MOST_CHUNK_BYTES = 64 << 20
+"""What one chunk of a scan takes at the most, unless a single row is larger."""
+
 
 class NativeStorage(Storage):
     """A `Storage` over a capsule of ``storage_abi.h``.
@@ -74,7 +77,7 @@ class NativeStorage(Storage):
     ) -> None:
         super().__init__(table, validate=validate)
         try:
-            self._handle = _native.StorageHandle(capsule)
+            self._handle: Any = _native.StorageHandle(capsule)
         except VersionError as error:
             ours = ".".join(map(str, _native.STORAGE_ABI))
             raise VersionError(
@@ -147,10 +150,14 @@ class NativeStorage(Storage):
         begin, end = columns.begin * self._itemsize, columns.end * self._itemsize
         cursor = (0, 0)
         is_done = False
+        # Memory for a chunk is taken before anybody knows how many rows there are.
+        capacity = min(
+            chunk_rows, max(1, self._size_impl()), max(1, _MOST_CHUNK_BYTES // (end - begin))
+        )
         while not is_done:
             self._check_open()
             cursor, is_done, given, keys, rows, scores = self._handle.scan(
-                cursor, chunk_rows, begin, end
+                cursor, capacity, begin, end
             )
             if given:
                 yield ScanChunk(
@@ -168,14 +175,29 @@ class NativeStorage(Storage):
         self._handle.clear()
 
     def _close_impl(self) -> None:
-        # The struct lives until the last holder of its capsule lets go.
-        del self._handle
+        # The struct lives until the last holder of its capsule lets go. Calls that were under way,
+        # or that skip the check, find somebody who says what happened.
+        self._handle = _ClosedHandle(self.table.name)
 
     def _evicted(self, parts: _Evicted | None) -> Evicted:
         if parts is None:
             return self._nothing_evicted()
         keys, rows, scores = parts
         return Evicted(keys, rows.view(self.table.numpy_dtype), scores)
+
+
+class _ClosedHandle:
+    """Stands where the native handle was."""
+
+    def __init__(self, table: str) -> None:
+        self._table = table
+
+    def __getattr__(self, name: str) -> Any:
+        raise ClosedError(
+            f"the storage of table {self._table!r} is closed; open it again with "
+            "sparring.open_storage",
+            table=self._table,
+        )
 
 
 class ExportAdapter:
@@ -237,7 +259,12 @@ class ExportAdapter:
                 f"scan of table {self._storage.table.name!r}: cursor {cursor} with capacity "
                 f"{capacity} continues no scan that is under way; start again from zero"
             )
-        chunk = next(scan.chunks, None)
+        try:
+            chunk = next(scan.chunks, None)
+        except BaseException:
+            # A generator that has raised would say that it is done.
+            del self._scans[number]
+            raise
         if chunk is None:
             del self._scans[number]
             empty = np.empty((0, end - begin), np.uint8)
