@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
+import numpy.typing as npt
 import typer
 
 from sparring.cli.context import context_of
@@ -67,10 +69,8 @@ def convert(  # noqa: PLR0913, PLR0917 - typer makes the options of these
 
 
 def _with_state(
-    table: TableConfig, name: str, hyper: dict[str, str], manager: PluginManager
-) -> tuple[TableConfig, object]:
-    import numpy as np
-
+    table: TableConfig, name: str, hyper: dict[str, Any], manager: PluginManager
+) -> tuple[TableConfig, npt.NDArray[Any]]:
     if name == "none" or name.isdigit():
         width = 0 if name == "none" else int(name)
         made = table.with_state(width)
@@ -81,7 +81,7 @@ def _with_state(
     return made, method.initial_state(table.dim, checked, made.computing_dtype)
 
 
-def _pairs(given: list[str]) -> dict[str, str]:
+def _pairs(given: list[str]) -> dict[str, Any]:
     pairs = {}
     for each in given:
         name, equals, value = each.partition("=")
