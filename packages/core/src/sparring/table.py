@@ -97,7 +97,8 @@ class TableConfig:
             # Here, because few tables need it. NumPy itself has no bfloat16.
             import ml_dtypes
 
-            return np.dtype(ml_dtypes.bfloat16)
+            bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+            return bfloat16
         return np.dtype(self.dtype)
 
     @property
