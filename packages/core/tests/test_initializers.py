@@ -377,6 +377,24 @@ def test_uniform_of_16_bits_stays_inside_its_open_interval(
     assert low < values.min() < values.max() < high
 
 
+@pytest.mark.usefixtures("_level")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_doubles_are_rounded_to_16_bits_once(dtype: str) -> None:
+    # Halfway between two numbers, and beside it by less than float32 can tell; and tiny ones.
+    halfway = [1 + 2.0**-11, 1 + 2.0**-8, 3 * 2.0**-25, 2.0**-25, 65_519.99999, 2.0**-133]
+    doubles = [sign * value for value in halfway for sign in (1, -1)]
+    doubles += [np.nextafter(value, to) for value in doubles for to in (math.inf, -math.inf)]
+    doubles += [value * 3 for value in doubles] + [1e-39, 1e-41, -3e-40, 1e-310, 0.0, -0.0]
+    for value in doubles:
+        if dtype == "float16" and abs(value) > 65_504:
+            continue
+        for initializer in (Constant(value), Normal(value, 0.0)):
+            table = TableConfig("t", 5, dtype, initializer)
+            found = kernels.initial_rows([3], table)[0]
+            expected = nearest_number(value, table.numpy_dtype)
+            assert found.astype(np.float64).tolist() == [float(expected)] * 5, (value, initializer)
+
+
 def test_numbers_beyond_the_range_of_float16_are_refused() -> None:
     table = TableConfig("big", 2, "float16", Constant(70_000.0))
     with pytest.raises(InvalidArgumentError, match=r"table 'big': 70000.0 lies beyond float16"):

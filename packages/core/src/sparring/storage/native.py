@@ -100,7 +100,8 @@ class NativeStorage(Storage):
     @property
     def distribution(self) -> str:
         """Who built the native storage, as ``sparring-hkv 0.1.0``."""
-        return self._handle.distribution
+        distribution: str = self._handle.distribution
+        return distribution
 
     @property
     def capacity(self) -> int | None:
@@ -138,7 +139,8 @@ class NativeStorage(Storage):
         return self._evicted(self._handle.upsert(keys, rows, scores))
 
     def _erase_impl(self, keys: Keys) -> int:
-        return self._handle.erase(keys)
+        erased: int = self._handle.erase(keys)
+        return erased
 
     def _touch_impl(self, keys: Keys, scores: Scores | None) -> None:
         self._handle.touch(keys, scores)
