@@ -161,10 +161,11 @@ def expected_row(table: TableConfig, key: int) -> npt.NDArray[Any]:
         values = [first + normal(u) * second for u in values]
     else:
         lower = upper = dtype(first)
-        while not lower > first:
+        # As Python's floats: NumPy would round the bound to the dtype before it compares.
+        while not float(lower) > first:
             lower = next_number(lower, up=True)
         upper = dtype(second)
-        while not upper < second:
+        while not float(upper) < second:
             upper = next_number(upper, up=False)
         lower, upper = float(lower), float(upper)
         values = [min(max(first + u * (second - first), lower), upper) for u in values]
