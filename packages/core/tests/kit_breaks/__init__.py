@@ -10,6 +10,7 @@ from . import (
     removing,
     scanning,
     threading,
+    updating,
     writing,
 )
 from .registry import BREAKS
@@ -25,5 +26,6 @@ __all__ = [
     "removing",
     "scanning",
     "threading",
+    "updating",
     "writing",
 ]

@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,9 @@ import numpy.typing as npt
 from sparring.errors import ClosedError, InvalidArgumentError, UnsupportedError
 from sparring.storage import arguments
 from sparring.table import TableConfig
+
+if TYPE_CHECKING:
+    from sparring.updates import MethodChoice
 
 __all__ = [
     "Capabilities",
@@ -245,6 +248,32 @@ class Storage(ABC):
         if not len(checked):
             return self._nothing_evicted()
         return self._upsert_impl(checked, checked_rows, checked_scores)
+
+    def update(self, keys: npt.ArrayLike, gradients: npt.ArrayLike, choice: MethodChoice) -> int:
+        """Changes rows, embedding and state, by an update method; missing keys get their rows.
+
+        Where the native twin offers it, rows change where they lie; elsewhere they are found,
+        changed and upserted.
+
+        Args:
+            keys: ``(n,)`` unique int64.
+            gradients: ``(n, dim)`` of the table's computing dtype.
+            choice: a built-in method, its hyper-parameters and the number of the step.
+
+        Returns:
+            How many rows changed or were made.
+
+        Raises:
+            InvalidArgumentError: wrong shape or dtype, duplicate keys, a method whose state does
+                not fit the rows.
+            NonFiniteGradientError: NaN or infinity among the gradients; no row has changed.
+            CapacityError: full, and the policy may not evict; no row has changed.
+        """
+        from sparring.storage.updating import update_storage
+
+        self._check_open()
+        checked = arguments.check_keys(keys, self.table.name, unique=self.validate)
+        return update_storage(self, checked, gradients, choice)
 
     def erase(self, keys: npt.ArrayLike) -> int:
         """Removes keys; unknown ones are no error. Returns how many existed."""

@@ -21,6 +21,7 @@ from sparring.testing.samples import (
     row_bytes,
     table_of,
 )
+from sparring.updates import BUILTIN_METHODS, MethodChoice
 
 __all__ = ["LifecycleTests", "ReopenStorage"]
 
@@ -28,10 +29,14 @@ ReopenStorage = Callable[[Storage], Storage]
 
 _ROW = np.ones((1, 4), np.float32)
 
+_SGD = MethodChoice(BUILTIN_METHODS["sgd"](), BUILTIN_METHODS["sgd"].hyperparameters(), 1)
+
 _CALLS: dict[str, Callable[[Storage], Any]] = {
     "find": lambda storage: storage.find([1]),
     "find of nothing": lambda storage: storage.find([]),
     "upsert": lambda storage: storage.upsert([1], _ROW),
+    "update": lambda storage: storage.update([1], _ROW, _SGD),
+    "capacity": lambda storage: storage.capacity,
     "erase": lambda storage: storage.erase([1]),
     "scan": lambda storage: storage.scan(),
     "size": lambda storage: storage.size,

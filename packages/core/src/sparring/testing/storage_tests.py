@@ -26,6 +26,7 @@ from sparring.testing.scores import ScoreTests
 from sparring.testing.sizes import SizeTests
 from sparring.testing.threads import ThreadTests
 from sparring.testing.twin import TwinTests
+from sparring.testing.updating import UpdateTests
 from sparring.testing.values import ValueTests
 from sparring.testing.writing import WritingTests
 
@@ -38,6 +39,7 @@ _MOST_CAPACITY = 65_536
 class StorageTests(
     ReadingTests,
     WritingTests,
+    UpdateTests,
     ValueTests,
     SizeTests,
     ScanTests,
