@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparring import Storage, kernels
+from sparring import Normal, Storage, TableConfig, Uniform, kernels
 from sparring.errors import InvalidArgumentError
 from sparring_torch import (
     DataType,
@@ -142,6 +143,35 @@ def test_16_bit_rows_follow_float32_ones_without_bias_and_their_state_is_the_sam
     assert np.abs(errors).max() < 6 * deviation
     assert np.abs(errors).max() > 0
     assert abs(errors.mean()) < 4 * deviation / np.sqrt(errors.size)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_flushing_of_subnormal_numbers_changes_no_conversion(dtype: str) -> None:
+    table = TableConfig("t", 8, dtype)
+    generator = np.random.default_rng(0)
+    scale = 10.0 ** generator.integers(-42, -1, (40, 8))
+    values = (generator.normal(size=(40, 8)) * scale).astype(np.float32)
+    keys = np.arange(40)
+
+    def converted() -> bytes:
+        nearest, random = (np.zeros((40, 8), table.numpy_dtype) for _ in range(2))
+        kernels.encode(values, nearest)
+        kernels.encode(values, random, kernels.Rounding(keys, 1, 1))
+        starts = [
+            kernels.initial_rows(keys, replace(table, initializer=each))
+            for each in (Uniform(-1e-38, 1e-38), Normal(0.0, 1e-7))
+        ]
+        return b"".join(
+            part.tobytes() for part in (nearest, random, kernels.decode(random), *starts)
+        )
+
+    before = converted()
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot flush subnormal numbers")
+    try:
+        assert converted() == before
+    finally:
+        torch.set_flush_denormal(False)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

@@ -246,7 +246,7 @@ struct HalfKernels {
                        int64_t stride);
   void (*encode)(const EncodeArguments&);
   uint16_t (*nearest)(double value);  // even where two are
-  double (*widened)(uint16_t bits);
+  double (*widened)(uint16_t bits);  // of a finite number
 };
 
 struct LevelKernels {
