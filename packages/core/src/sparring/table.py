@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.admission import Admission, admission_from
+from sparring.admission import AdmissionLike, admission_from
 from sparring.errors import InvalidArgumentError
 from sparring.initializers import Initializer, Uniform, initializer_from
 
@@ -66,7 +66,7 @@ class TableConfig:
     state_width: int = 0
     seed: int = 0
     state_method: str = ""
-    admission: Admission | dict[str, Any] | None = None
+    admission: AdmissionLike = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.match(self.name):
