@@ -40,7 +40,7 @@ def test_storage_opens_by_name(tmp_path: Path) -> None:
 def test_file_of_another_shape_is_refused(tmp_path: Path) -> None:
     options = SqliteOptions(folder=tmp_path)
     SqliteStorage(TableConfig("films", 4), options).close()
-    with pytest.raises(InvalidArgumentError, match="rows of 16 bytes"):
+    with pytest.raises(InvalidArgumentError, match="declare the table as it was made"):
         SqliteStorage(TableConfig("films", 8), options)
 
 

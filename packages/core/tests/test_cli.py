@@ -141,6 +141,21 @@ def test_train_json_is_the_last_line_of_standard_output(run: Run) -> None:
     assert len(ending.out.splitlines()) == 1
 
 
+def test_gradients_that_were_not_admitted_are_told(site: Site, run: Run) -> None:
+    dropped = 'not_admitted={"user": 1200, "item": 34567},\n            seconds=1.5'
+    (site.folder / "acme_frame_plugin.py").write_text(
+        dedent(FRAMEWORK.replace("seconds=1.5", dropped))
+    )
+    ending = run("train", "run.yaml")
+    assert "gradients not admitted" in ending.out
+    assert "35,767" in ending.out
+    assert "most in item: 34,567" in ending.out
+    assert run("train", "run.yaml", "--json").last_json["not_admitted"] == {
+        "user": 1200,
+        "item": 34567,
+    }
+
+
 def test_json_stays_json_when_a_metric_is_not_finite(run: Run) -> None:
     assert run("train", "run.yaml", "seed=6", "--json").last_json["metrics"] == {"rmse": None}
 

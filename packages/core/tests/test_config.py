@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from sparring.admission import Bloom, Frequency
 from sparring.config import RunConfig, config_as_yaml, load_config, parse_config
 from sparring.config.tables import TablesConfig
 from sparring.initializers import Normal, Uniform, Zeros
@@ -157,6 +158,26 @@ def test_tables_come_from_the_model_the_section_and_their_overrides() -> None:
         Normal(stddev=0.5),
     )
     assert (item.dim, item.dtype, item.initializer) == (8, "float64", Zeros())
+
+
+def test_admission_comes_from_the_section_and_its_overrides() -> None:
+    text = """
+data: {kind: movielens, path: ratings.csv}
+model: {kind: matrix_factorization}
+tables:
+  admission: {kind: frequency, k: 3}
+  overrides:
+    item: {initializer: zeros}
+    user: {admission: all}
+"""
+    for config in (parse_config(text), parse_config(config_as_yaml(parse_config(text)))):
+        item = config.tables.table_config(TableConfig("item", 8))
+        assert (item.admission, item.initializer) == (Frequency(3), Zeros())
+        assert config.tables.table_config(TableConfig("user", 8)).admission is None
+        assert config.tables.table_config(TableConfig("third", 8)).admission == Frequency(3)
+    bloom = parse_config(text, ["tables.admission={kind: bloom, k: 2, memory_bytes: 4096}"])
+    third = bloom.tables.table_config(TableConfig("third", 8))
+    assert third.admission == Bloom(2, memory_bytes=4096)
 
 
 def test_a_model_keeps_its_initializer_where_none_is_configured() -> None:

@@ -118,6 +118,29 @@ WRONG: dict[str, tuple[str, list[str]]] = {
             "zeros?)"
         ],
     ),
+    "admission without its number": (
+        RATINGS + "tables:\n  admission: frequency\n",
+        ["run.yaml:7:3: tables.admission.k is missing"],
+    ),
+    "name of an admission filter": (
+        RATINGS + "tables:\n  overrides:\n    user:\n      admission: {kind: frequence, k: 2}\n",
+        [
+            "run.yaml:9:25: tables.overrides.user.admission.kind is wrong (found 'frequence', "
+            "expected all, frequency, probability or bloom; did you mean frequency?)"
+        ],
+    ),
+    "admission out of range": (
+        RATINGS + "tables:\n  admission: {kind: probability, p: 1.5}\n",
+        ["run.yaml:7:37: tables.admission.p is wrong (found 1.5, expected a number of at most 1)"],
+    ),
+    "two sizes of a filter": (
+        RATINGS
+        + "tables:\n  admission: {kind: bloom, k: 2, expected_keys: 9, memory_bytes: 999}\n",
+        [
+            "run.yaml:7:14: tables.admission: admission bloom: found both expected_keys=9 and "
+            "memory_bytes=999; give one of them, as the other follows from it"
+        ],
+    ),
     "no such table": (
         RATINGS + "tables:\n  overrides:\n    users: {initializer: zeros}\n",
         [

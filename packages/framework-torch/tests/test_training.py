@@ -111,6 +111,31 @@ def test_ratings_are_learned_and_each_id_has_one_row(ratings: Path) -> None:
     assert told.metrics == {result.steps: result.metrics}
 
 
+def test_gradients_that_are_not_admitted_are_told_by_table(ratings: Path) -> None:
+    tables = {
+        "admission": {"kind": "frequency", "k": 3},
+        "overrides": {"item": {"admission": "all"}},
+    }
+    result = run(rating_config(ratings, tables=tables))
+    # Each of the 20 users comes in more than two of the steps.
+    assert result.rows == {"user": 20, "item": 30}
+    assert result.not_admitted == {"user": 40}
+    assert result.metrics["rmse"] < 0.5
+    assert run(rating_config(ratings, training={"epochs": 1})).not_admitted == {}
+
+
+def test_a_model_of_many_tables_takes_admission_from_the_configuration() -> None:
+    everything = run(click_config())
+    filtered = run(click_config(tables={"admission": {"kind": "bloom", "k": 3}}))
+    assert filtered.not_admitted.keys() == filtered.rows.keys()
+    assert all(filtered.rows[name] <= everything.rows[name] for name in everything.rows)
+    assert sum(filtered.rows.values()) < sum(everything.rows.values()) * 0.8
+    # Each id that has no row was dropped once or twice, each that has one twice.
+    for name, count in filtered.not_admitted.items():
+        rows, all_ids = filtered.rows[name], everything.rows[name]
+        assert rows + all_ids <= count <= 2 * all_ids
+
+
 def test_the_same_seed_gives_the_same_result(ratings: Path) -> None:
     config = rating_config(ratings, training={"epochs": 2})
     one, other = run(config), run(config)

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/admission.h"
 #include "bindings/arrays.h"
 #include "bindings/collection.h"
 #include "bindings/gil.h"
@@ -107,7 +106,7 @@ struct TablePart {
   SharedView table;
   UpdateSpec spec;
   std::optional<py::array> initial_state;
-  PyAdmissionFilter* filter;
+  std::shared_ptr<kernels::AdmissionFilter> filter;  // or NULL
   std::vector<const PyGradientSources*> sources;
 };
 
@@ -127,7 +126,9 @@ class PyFusedStep {
       TablePart made{part[0].cast<SharedView>(), part[1].cast<UpdateSpec>(), std::nullopt, nullptr,
                      {}};
       if (!part[2].is_none()) made.initial_state = part[2].cast<py::array>();
-      if (!part[3].is_none()) made.filter = part[3].cast<PyAdmissionFilter*>();
+      if (!part[3].is_none()) {
+        made.filter = part[3].cast<std::shared_ptr<kernels::AdmissionFilter>>();
+      }
       for (const auto& source : part[4].cast<py::list>()) {
         made.sources.push_back(source.cast<const PyGradientSources*>());
       }
@@ -148,13 +149,13 @@ class PyFusedStep {
     return found;
   }
 
-  int64_t count_missing(size_t place) const {
-    int64_t missing = 0;
+  int64_t count_new(size_t place) const {
+    int64_t num_new = 0;
     const GilRelease release;
     each_table([&](const auto& group, size_t table, size_t at) {
-      if (at == place) missing = group.step->count_missing(table);
+      if (at == place) num_new = group.step->count_new(table);
     });
-    return missing;
+    return num_new;
   }
 
   // (rows updated, inserted, refused, evicted) of each table.
@@ -205,7 +206,8 @@ class PyFusedStep {
     for (size_t place = 0; place < parts_.size(); ++place) {
       const TablePart& part = parts_[place];
       if (part.table->is_double() != std::is_same_v<T, double>) continue;
-      collection::FusedUpdate<T> update{&part.table->view(), {}, 0, part.spec, nullptr, part.filter, step_};
+      collection::FusedUpdate<T> update{&part.table->view(), {},   0, part.spec, nullptr,
+                                        part.filter.get(),   step_};
       update.spec.rounding_seed =
           kernels::rounding_seed_for(part.table->view().initializer.philox_key);
       double largest = 0;
@@ -275,6 +277,6 @@ void bind_updates(py::module_& module) {
   py::class_<PyFusedStep>(module, "FusedStep")
       .def(py::init<const py::list&, int64_t>(), py::arg("tables"), py::arg("step"))
       .def("doubtful", &PyFusedStep::doubtful)
-      .def("count_missing", &PyFusedStep::count_missing, py::arg("place"))
+      .def("count_new", &PyFusedStep::count_new, py::arg("place"))
       .def("apply", &PyFusedStep::apply);
 }

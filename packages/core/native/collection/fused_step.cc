@@ -15,6 +15,27 @@ namespace {
 constexpr int64_t kBlockBytes = 16 * 1024;
 constexpr int64_t kMostBlock = 32;
 
+// Keys that have no row, and whether they may have one.
+struct Decision {
+  std::vector<int64_t> keys;
+  std::vector<uint8_t> is_admitted;
+
+  int64_t num_admitted() const { return std::count(is_admitted.begin(), is_admitted.end(), 1); }
+  int64_t num_refused() const { return static_cast<int64_t>(keys.size()) - num_admitted(); }
+};
+
+// Throws std::bad_alloc.
+template <class T>
+Decision decide(const FusedUpdate<T>& update, std::vector<int64_t> keys) {
+  Decision decision{std::move(keys), {}};
+  decision.is_admitted.resize(decision.keys.size(), 1);
+  if (update.filter != nullptr) {
+    update.filter->decide(decision.keys.data(), static_cast<int64_t>(decision.keys.size()),
+                          update.admission_step, decision.is_admitted.data());
+  }
+  return decision;
+}
+
 // Changes the rows of one table; many threads use one at the same time.
 template <class T>
 class Changer {
@@ -34,9 +55,8 @@ class Changer {
       for (int64_t i = 0; i < count; ++i) {
         keys[static_cast<size_t>(i)] = self.grouped_.keys[static_cast<size_t>(positions[i])];
       }
-      self.update_.filter->admit(keys.data(), count, self.update_.admission_step, is_admitted);
-      self.num_refused = count - std::count_if(is_admitted, is_admitted + count,
-                                               [](uint8_t each) { return each != 0; });
+      self.decision = decide(self.update_, std::move(keys));
+      std::copy_n(self.decision.is_admitted.data(), count, is_admitted);
       return 0;
     } catch (...) {
       return 1;
@@ -56,7 +76,7 @@ class Changer {
     }
   }
 
-  int64_t num_refused = 0;
+  Decision decision;
 
  private:
   // For the few tables that have such rows; `change` must not fail, so no heap.
@@ -122,7 +142,8 @@ class Changer {
 };
 
 template <class T>
-TableOutcome apply_to(const FusedUpdate<T>& update, const GroupedGradients<T>& grouped) {
+TableOutcome apply_to(const FusedUpdate<T>& update, const GroupedGradients<T>& grouped,
+                      Decision& decision) {
   TableOutcome outcome;
   if (grouped.num_keys == 0) return outcome;
   Changer<T> changer(update, grouped);
@@ -135,8 +156,9 @@ TableOutcome apply_to(const FusedUpdate<T>& update, const GroupedGradients<T>& g
   call.context = &changer;
   update.table->storage->update(call, &evicted);
   outcome.num_inserted = call.inserted;
-  outcome.num_refused = changer.num_refused;
-  outcome.num_updated = grouped.num_keys - changer.num_refused;
+  decision = std::move(changer.decision);
+  outcome.num_refused = decision.num_refused();
+  outcome.num_updated = grouped.num_keys - outcome.num_refused;
   outcome.num_evicted = static_cast<int64_t>(evicted.keys.size());
   return outcome;
 }
@@ -166,31 +188,47 @@ bool FusedStep<T>::is_certainly_finite(size_t table) const {
 }
 
 template <class T>
-int64_t FusedStep<T>::count_missing(size_t table) const {
-  int64_t num_missing = 0;
+int64_t FusedStep<T>::count_new(size_t table) const {
+  struct Missing {
+    const int64_t* keys;
+    std::vector<int64_t> found;
+  } missing{grouped_[table].keys.get(), {}};
   SparringVisit visit{};
   visit.count = grouped_[table].num_keys;
-  visit.keys = grouped_[table].keys.get();
-  visit.columns = {0, 1};
-  visit.context = &num_missing;
-  visit.show = [](void* context, int64_t, int64_t count, const void* const* rows) -> int32_t {
-    *static_cast<int64_t*>(context) += std::count(rows, rows + count, nullptr);
+  visit.keys = missing.keys;
+  // One element: some storages cut rows at whole elements only.
+  const kernels::RowType type = updates_[table].table->layout.type;
+  visit.columns = {0, static_cast<uint64_t>(kernels::element_bytes(type))};
+  visit.context = &missing;
+  visit.show = [](void* context, int64_t begin, int64_t count, const void* const* rows) -> int32_t {
+    auto& self = *static_cast<Missing*>(context);
+    for (int64_t i = 0; i < count; ++i) {
+      if (rows[i] == nullptr) self.found.push_back(self.keys[begin + i]);
+    }
     return 0;
   };
+  missing.found.reserve(static_cast<size_t>(visit.count));  // so that `show` does not throw
   if (visit.count > 0) updates_[table].table->storage->visit(visit);
-  return num_missing;
+  return decide(updates_[table], std::move(missing.found)).num_admitted();
 }
 
 template <class T>
 std::vector<TableOutcome> FusedStep<T>::apply() {
   std::vector<TableOutcome> outcomes(updates_.size());
+  std::vector<Decision> decisions(updates_.size());
   kernels::parallel_for(executor_, static_cast<int64_t>(updates_.size()), 1,
                         [&](int64_t begin, int64_t end) {
                           for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end);
                                ++i) {
-                            outcomes[i] = apply_to(updates_[i], grouped_[i]);
+                            outcomes[i] = apply_to(updates_[i], grouped_[i], decisions[i]);
                           }
                         });
+  for (size_t i = 0; i < updates_.size(); ++i) {
+    const Decision& each = decisions[i];
+    if (each.keys.empty()) continue;
+    updates_[i].filter->record(each.keys.data(), each.is_admitted.data(),
+                               static_cast<int64_t>(each.keys.size()));
+  }
   return outcomes;
 }
 

@@ -45,11 +45,11 @@ class FusedStep {
   // in doubt where an addition could overflow.
   bool is_certainly_finite(size_t table) const;
 
-  // Keys without a row. Throws StorageError.
-  int64_t count_missing(size_t table) const;
+  // Keys without a row that will have one. Throws StorageError, std::bad_alloc.
+  int64_t count_new(size_t table) const;
 
-  // Changes the rows. Throws StorageError: the table concerned has not changed, but
-  // others may have.
+  // Changes the rows, then has the filters count. Throws StorageError: the table
+  // concerned has not changed, but others may have; no filter has counted.
   std::vector<TableOutcome> apply();
 
  private:

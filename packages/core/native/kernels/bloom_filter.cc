@@ -1,7 +1,10 @@
 #include "kernels/bloom_filter.h"
 
 #include <algorithm>
-#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <stdexcept>
 
 #include "kernels/hash.h"
 #include "kernels/saved_bytes.h"
@@ -9,92 +12,138 @@
 namespace sparring::kernels {
 namespace {
 
-constexpr std::string_view kMagic = "sparring.bloom.1";
-constexpr int64_t kBlock = 64;
-constexpr uint8_t kMostCount = 255;
+constexpr int64_t kAhead = 16;  // keys whose blocks are on their way into the cache
+constexpr int64_t kLine = 64;
+constexpr uint64_t kStream = 0x9e3779b97f4a7c15u;
 
-// Where a key's counters are: odd strides visit all places of a block before any twice.
-struct Counters {
-  uint64_t block;
-  uint32_t first;
-  uint32_t stride;
+uint64_t hash_of(int64_t key, uint64_t seed) { return mix64(static_cast<uint64_t>(key) ^ seed); }
 
-  Counters(int64_t key, uint64_t seed, uint64_t num_blocks) {
-    __extension__ using Wide = unsigned __int128;
-    const uint64_t hash = mix64(static_cast<uint64_t>(key) ^ seed);
-    block = static_cast<uint64_t>((static_cast<Wide>(hash) * num_blocks) >> 64);
-    const uint64_t second = mix64(hash + 0x9e3779b97f4a7c15u);
-    first = static_cast<uint32_t>(second) % kBlock;
-    stride = static_cast<uint32_t>(second >> 32) | 1;
-  }
-  uint32_t place(int64_t i) const {
-    return (first + static_cast<uint32_t>(i) * stride) % static_cast<uint32_t>(kBlock);
-  }
-};
+uint64_t block_of(uint64_t hash, int64_t num_blocks) {
+  __extension__ using Wide = unsigned __int128;
+  return static_cast<uint64_t>((static_cast<Wide>(hash) * static_cast<uint64_t>(num_blocks)) >> 64);
+}
 
 }  // namespace
 
-BloomFilter::Shape BloomFilter::shape_for(double rate, int64_t expected_keys) {
-  const double bits = -std::log2(rate);
-  const double unevenness = 1.45 * std::pow(1.5, std::max(0.0, bits - 6.64));
-  const double counters = unevenness * 1.4427 * bits * static_cast<double>(expected_keys);
-  return {.num_blocks = std::max<int64_t>(1, static_cast<int64_t>(std::ceil(counters / kBlock))),
-          .num_hashes = std::clamp<int64_t>(std::lround(bits), 1, 32)};
+class BloomFilter::Counters {
+ public:
+  Counters(const BloomFilter& filter, int64_t key)
+      : is_wide_(filter.k_ > 16), num_hashes_(filter.shape_.num_hashes) {
+    const uint64_t first = hash_of(key, filter.seed_);
+    block_ = filter.counters_ + block_of(first, filter.shape_.num_blocks) *
+                                    static_cast<uint64_t>(block_bytes(filter.k_));
+    uint64_t bits = 0;
+    for (int64_t i = 0; i < num_hashes_; ++i) {
+      if (i % 9 == 0) bits = mix64(first + (i == 0 ? kStream : 2 * kStream));
+      places_[i] = static_cast<uint8_t>(bits & 127);
+      bits >>= 7;
+    }
+  }
+
+  int64_t lowest() const {
+    int64_t least = kMostK;
+    for (int64_t i = 0; i < num_hashes_; ++i) least = std::min(least, get(places_[i]));
+    return least;
+  }
+
+  void raise_to(int64_t wanted) {
+    for (int64_t i = 0; i < num_hashes_; ++i) {
+      if (get(places_[i]) < wanted) set(places_[i], wanted);
+    }
+  }
+
+ private:
+  int64_t get(uint8_t place) const {
+    return is_wide_ ? block_[place] : block_[place / 2] >> (place % 2 * 4) & 15;
+  }
+
+  void set(uint8_t place, int64_t value) {
+    if (is_wide_) {
+      block_[place] = static_cast<uint8_t>(value);
+    } else {
+      const int shift = place % 2 * 4;
+      uint8_t& both = block_[place / 2];
+      both = static_cast<uint8_t>((both & ~(15 << shift)) | (static_cast<int>(value) << shift));
+    }
+  }
+
+  uint8_t* block_;
+  const bool is_wide_;
+  const int64_t num_hashes_;
+  uint8_t places_[BloomShape::kMostHashes];
+};
+
+void BloomFilter::Free::operator()(uint8_t* memory) const { std::free(memory); }
+
+BloomFilter::BloomFilter(int64_t k, const BloomShape& shape, uint64_t seed)
+    : k_(k),
+      shape_(shape),
+      seed_(mix64(seed)),
+      num_bytes_(k == 1 ? 0 : shape.num_blocks * block_bytes(k)) {
+  if (num_bytes_ == 0) return;
+  // calloc: large blocks come zeroed from the system at no cost, page by page.
+  memory_.reset(static_cast<uint8_t*>(std::calloc(static_cast<size_t>(num_bytes_ + kLine), 1)));
+  if (!memory_) throw std::bad_alloc();
+  void* aligned = memory_.get();
+  auto space = static_cast<size_t>(num_bytes_ + kLine);
+  counters_ = static_cast<uint8_t*>(
+      std::align(kLine, static_cast<size_t>(num_bytes_), aligned, space));
 }
 
-BloomFilter::BloomFilter(int64_t k, const Shape& shape, uint64_t seed)
-    : k_(k), shape_(shape), seed_(seed), blocks_(static_cast<size_t>(shape.num_blocks * kBlock)) {}
-
-void BloomFilter::admit(const int64_t* keys, int64_t count, int64_t,
-                        uint8_t* is_admitted) noexcept {
-  constexpr int64_t kAhead = 16;
-  const auto num_blocks = static_cast<uint64_t>(shape_.num_blocks);
+void BloomFilter::decide_impl(const int64_t* keys, int64_t count, int64_t,
+                              uint8_t* is_admitted) const {
+  if (k_ == 1) {
+    std::fill(is_admitted, is_admitted + count, 1);
+    return;
+  }
   for (int64_t i = 0; i < count; ++i) {
     if (i + kAhead < count) {
-      const Counters later(keys[i + kAhead], seed_, num_blocks);
-      __builtin_prefetch(blocks_.data() + later.block * kBlock, 1);
+      const uint64_t block = block_of(hash_of(keys[i + kAhead], seed_), shape_.num_blocks);
+      __builtin_prefetch(counters_ + block * static_cast<uint64_t>(block_bytes(k_)));
     }
-    const Counters counters(keys[i], seed_, num_blocks);
-    uint8_t* const block = blocks_.data() + counters.block * kBlock;
-    uint8_t lowest = kMostCount;
-    for (int64_t hash = 0; hash < shape_.num_hashes; ++hash) {
-      lowest = std::min(lowest, block[counters.place(hash)]);
-    }
-    const uint8_t raised = lowest == kMostCount ? lowest : static_cast<uint8_t>(lowest + 1);
-    for (int64_t hash = 0; hash < shape_.num_hashes; ++hash) {
-      uint8_t& counter = block[counters.place(hash)];
-      counter = std::max(counter, raised);
-    }
-    is_admitted[i] = raised >= k_;
+    is_admitted[i] = Counters(*this, keys[i]).lowest() + 1 >= k_;
   }
 }
 
-int64_t BloomFilter::memory_bytes() const {
-  return static_cast<int64_t>(sizeof(*this) + blocks_.capacity());
-}
-
-std::string BloomFilter::save() const {
-  std::string bytes(kMagic);
-  const uint64_t header[4] = {static_cast<uint64_t>(k_), static_cast<uint64_t>(shape_.num_blocks),
-                              static_cast<uint64_t>(shape_.num_hashes), seed_};
-  append(bytes, header, 4);
-  append(bytes, blocks_.data(), blocks_.size());
-  return bytes;
-}
-
-void BloomFilter::load(std::string_view saved) {
-  SavedBytes bytes(saved);
-  bytes.expect(kMagic);
-  const auto header = bytes.take_many<uint64_t>(4);
-  if (header[0] != static_cast<uint64_t>(k_)) throw std::invalid_argument("another k was saved");
-  if (header[1] != static_cast<uint64_t>(shape_.num_blocks) ||
-      header[2] != static_cast<uint64_t>(shape_.num_hashes)) {
-    throw std::invalid_argument("a filter of another size was saved");
+void BloomFilter::record_impl(const int64_t* keys, const uint8_t* is_admitted, int64_t count) {
+  if (k_ == 1) return;
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kAhead < count) {
+      const uint64_t block = block_of(hash_of(keys[i + kAhead], seed_), shape_.num_blocks);
+      __builtin_prefetch(counters_ + block * static_cast<uint64_t>(block_bytes(k_)), 1);
+    }
+    if (is_admitted[i] != 0) continue;  // it has as many as count
+    Counters counters(*this, keys[i]);
+    counters.raise_to(std::min(counters.lowest() + 1, k_ - 1));
   }
-  if (header[3] != seed_) throw std::invalid_argument("the filter of another table was saved");
-  auto blocks = bytes.take_many<uint8_t>(blocks_.size());
-  bytes.expect_end();
-  blocks_ = std::move(blocks);
+}
+
+std::string BloomFilter::save_impl() const {
+  SavedWriter writer(SavedKind::bloom, static_cast<size_t>(4 * 8 + num_bytes_));
+  writer.add(static_cast<uint64_t>(k_));
+  writer.add(seed_);
+  writer.add(static_cast<uint64_t>(shape_.num_blocks));
+  writer.add(static_cast<uint64_t>(shape_.num_hashes));
+  writer.add(counters_, static_cast<size_t>(num_bytes_));
+  return writer.finish();
+}
+
+void BloomFilter::load_impl(std::string_view saved) {
+  SavedReader reader(saved, SavedKind::bloom);
+  reader.expect(static_cast<uint64_t>(k_), "k");
+  reader.expect(seed_, "the table's seed");
+  reader.expect(static_cast<uint64_t>(shape_.num_blocks), "the number of blocks");
+  reader.expect(static_cast<uint64_t>(shape_.num_hashes), "the number of hashes");
+  const auto bytes = reader.take_many<uint8_t>(static_cast<uint64_t>(num_bytes_));
+  reader.expect_end();
+  const auto most = static_cast<int>(k_ - 1);
+  const bool is_wide = k_ > 16;
+  for (const uint8_t each : bytes) {
+    if (is_wide ? each > most : (each & 15) > most || each >> 4 > most) {
+      throw std::invalid_argument("a counter in them is above k - 1");
+    }
+  }
+  if (num_bytes_ > 0) std::memcpy(counters_, bytes.data(), bytes.size());
 }
 
 }  // namespace sparring::kernels

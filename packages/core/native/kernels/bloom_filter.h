@@ -1,59 +1,72 @@
-// Admits a key in about the k-th step that trained on it, counting in little memory.
+// Admits a key in the k-th step that trained on it, or earlier by mistake, counting
+// in little memory.
 //
 // A counting Bloom filter (Fan et al., "Summary cache", IEEE/ACM Transactions on
-// Networking 8(3), 2000), blocked (Putze, Sanders and Singler, "Cache-, hash- and
-// space-efficient Bloom filters", JEA 14, 2009): all counters of a key lie in one
-// cache line. A step raises those of a key that are lowest, and the lowest says how
-// often the key came at the most wrongly: never too low, so a key is admitted in
-// its k-th step or, where others share its counters, earlier.
+// Networking 8(3), 2000), blocked (Putze, Sanders and Singler, ACM JEA 14, 2009): all
+// counters of a key lie in one or two cache lines. Only the lowest counters of a key
+// are raised (minimal increase: Cohen and Matias, "Spectral Bloom filters", SIGMOD
+// 2003), and the lowest says how often the key came, at the least too high.
 //
-//   blocks_    num_blocks x 64 bytes
-//              ┌────────────────────────────────┐
-//              │ counter x 64, uint8, saturating │   a key has num_hashes of them
-//              └────────────────────────────────┘
+//   counters_   num_blocks blocks, each at an address that 64 divides
+//               k <= 16   ┌─────────────────────────────┐
+//                         │ 128 x 4 bits, low half first│  64 bytes
+//               k <= 256  ├─────────────────────────────┤
+//                         │ 128 x 8 bits                │  128 bytes
+//                         └─────────────────────────────┘
+//
+// A key's block is the upper 64 bits of first * num_blocks, first = mix64(key ^ seed).
+// Its counters are 7 bits each: 9 of mix64(first + c), from the lowest on, then those
+// of mix64(first + 2c), with c = 0x9e3779b97f4a7c15. This is part of the format.
 //
 // INVARIANTS
-//   1. The smallest counter of a key is at least the number of steps that it came
-//      in, up to 255.
-//   2. Which counters a key has is a function of (seed, key) alone.
+//   1. The lowest counter of a key is at least the number of steps recorded for it,
+//      held at k - 1; so a key is never admitted later than in its k-th step.
+//   2. A counter that one key owns alone is at most the number of steps recorded for
+//      it; so a key can only be admitted too early if others own each of its counters,
+//      whose chance bloom_shape.h works out.
+//   3. No counter is above k - 1: that is all there is to know, and it has room.
+//   4. Nothing is ever lowered: beyond the expected number of keys the rate grows.
+//   5. k = 1 has no counters.
 #ifndef SPARRING_KERNELS_BLOOM_FILTER_H_
 #define SPARRING_KERNELS_BLOOM_FILTER_H_
 
-#include <vector>
+#include <memory>
 
 #include "kernels/admission.h"
+#include "kernels/bloom_shape.h"
 
 namespace sparring::kernels {
 
 class BloomFilter final : public AdmissionFilter {
  public:
-  struct Shape {
-    int64_t num_blocks;
-    int64_t num_hashes;
-  };
+  static constexpr int64_t kMostK = 256;
+  static constexpr int64_t block_bytes(int64_t k) { return k <= 16 ? 64 : 128; }
 
-  // What keeps false positives at `rate` when `expected_keys` distinct keys came.
-  // A Bloom filter with the best number of hashes, -log2(rate), has 1.44 counters a
-  // key for each of them. Keys fall unevenly into blocks, which matters the more the
-  // smaller the rate is: from 1 % on, each further halving costs 1.5 times as many.
-  // The factors were found by measuring, and a test watches them.
-  // REQUIRES: 0.001 <= rate < 1, expected_keys >= 1.
-  static Shape shape_for(double rate, int64_t expected_keys);
+  // REQUIRES: 1 <= k <= kMostK. Throws std::bad_alloc.
+  BloomFilter(int64_t k, const BloomShape& shape, uint64_t seed);
 
-  // REQUIRES: 1 <= k <= 255. Throws std::bad_alloc.
-  BloomFilter(int64_t k, const Shape& shape, uint64_t seed);
-
-  void admit(const int64_t* keys, int64_t count, int64_t step,
-             uint8_t* is_admitted) noexcept override;
-  int64_t memory_bytes() const override;
-  std::string save() const override;
-  void load(std::string_view saved) override;
+  int64_t expected_keys() const { return shape_.expected_keys; }
 
  private:
-  int64_t k_;
-  Shape shape_;
-  uint64_t seed_;
-  std::vector<uint8_t> blocks_;
+  class Counters;  // those of one key
+
+  struct Free {
+    void operator()(uint8_t* memory) const;
+  };
+
+  void decide_impl(const int64_t* keys, int64_t count, int64_t step,
+                   uint8_t* is_admitted) const override;
+  void record_impl(const int64_t* keys, const uint8_t* is_admitted, int64_t count) override;
+  int64_t memory_bytes_impl() const override { return num_bytes_; }
+  std::string save_impl() const override;
+  void load_impl(std::string_view saved) override;
+
+  const int64_t k_;
+  const BloomShape shape_;
+  const uint64_t seed_;
+  const int64_t num_bytes_;
+  std::unique_ptr<uint8_t, Free> memory_;
+  uint8_t* counters_ = nullptr;  // within memory_
 };
 
 }  // namespace sparring::kernels

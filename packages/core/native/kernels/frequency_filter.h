@@ -1,24 +1,32 @@
 // Admits a key in the k-th step that trained on it, counting exactly.
 //
-//   slots_   capacity slots, linear probing, at most 3/4 full; the capacity is what
-//            the byte budget allows, and never changes
-//            ┌──────────────┬───────────┐
-//            │ key    int64 │ count u32 │   in two arrays
-//            └──────────────┴───────────┘
+//   keys_     capacity x int64   ┐ one slot: the key, and the steps that it came in
+//   counts_   capacity x uint32  ┘ so far; linear probing from the key's home
+//
+//   home     h           h        h
+//   key    │ 7 │   │ -1 │ 42 │ 3 │ 9 │   │      3 lies one behind its home, as 42 has it
+//   count  │ 1 │ 0 │  2 │  1 │ 1 │ 4 │ 0 │
 //
 // INVARIANTS
 //   1. A slot is empty exactly if its count is 0, so no key is reserved.
-//   2. Counts are below k: a key that reaches k is admitted, and its slot is freed.
-//   3. Between a key's home slot and its own there is no empty one.
-//   4. size_ slots are occupied, at most limit().
+//   2. A count is below k: the step that would make it k admits the key, and its slot
+//      is freed, as no one asks about a key that has a row.
+//   3. Between a key's home and its slot there is no empty slot.
+//   4. At most three quarters of the slots are occupied.
+//   5. The slots take at most the byte budget. They begin with none and double as keys
+//      come; while they do, the old ones exist too.
+//   6. Where a key lies follows from a secret of the process (key_index.h), and nothing
+//      that can be seen from outside does.
 //
-// When no slot is left for a key, counts are halved and those that become 0 go: a
-// key that comes again and again stays, keys that came once make room. A key may
-// then be admitted later than in its k-th step, never earlier.
+// When no slot is left for a key, all counts are halved and those that become 0 go:
+// keys that come again and again stay, keys that came once make room. That is done at
+// most once for each call of record(), as it must not be that one batch of strangers
+// empties the table; keys that find no room after it are not counted. A key may
+// therefore be admitted later than in its k-th step, never earlier.
 #ifndef SPARRING_KERNELS_FREQUENCY_FILTER_H_
 #define SPARRING_KERNELS_FREQUENCY_FILTER_H_
 
-#include <vector>
+#include <memory>
 
 #include "kernels/admission.h"
 #include "kernels/key_index.h"
@@ -27,36 +35,68 @@ namespace sparring::kernels {
 
 class FrequencyFilter final : public AdmissionFilter {
  public:
-  // REQUIRES: k >= 1, memory_bytes >= least_bytes(). Throws std::bad_alloc.
+  static constexpr int64_t kSlotBytes = sizeof(int64_t) + sizeof(uint32_t);
+  static constexpr int64_t kLeastSlots = 64;
+
+  // REQUIRES: 1 <= k < 2^32, memory_bytes >= kLeastSlots * kSlotBytes.
   FrequencyFilter(int64_t k, int64_t memory_bytes);
 
-  static constexpr int64_t least_bytes() { return 4 * kSlotBytes; }
-
-  void admit(const int64_t* keys, int64_t count, int64_t step,
-             uint8_t* is_admitted) noexcept override;
-  int64_t memory_bytes() const override;
-  std::string save() const override;
-  void load(std::string_view saved) override;
-
-  int64_t size() const { return size_; }
-  int64_t limit() const { return capacity_ / 4 * 3; }
-
  private:
-  static constexpr int64_t kSlotBytes = 12;
+  // The slots, of a capacity that does not change.
+  class Slots {
+   public:
+    Slots() = default;
+    // Throws std::bad_alloc.
+    explicit Slots(int64_t capacity);
 
-  int64_t home(int64_t key) const;
-  int64_t next(int64_t slot) const { return slot + 1 == capacity_ ? 0 : slot + 1; }
-  // The key's slot, or the empty one where it would go.
-  int64_t slot_of(int64_t key) const;
-  void free_slot(int64_t slot);
-  void age();
+    int64_t capacity() const { return capacity_; }
+    int64_t limit() const { return capacity_ / 4 * 3; }
+    int64_t size() const { return size_; }
+    int64_t key(int64_t slot) const { return keys_.get()[slot]; }
+    uint32_t& count(int64_t slot) { return counts_.get()[slot]; }
+    uint32_t count(int64_t slot) const { return counts_.get()[slot]; }
 
-  uint32_t k_;
-  int64_t capacity_;
-  int64_t size_ = 0;
-  KeyIndex hasher_;
-  std::vector<int64_t> keys_;
-  std::vector<uint32_t> counts_;
+    void prefetch(int64_t key) const;
+    // The key's slot, or the empty one where it would go. REQUIRES: capacity() > 0.
+    int64_t slot_of(int64_t key) const;
+    // REQUIRES: `slot` is slot_of(key), and size() < limit().
+    void fill(int64_t slot, int64_t key, uint32_t count);
+    // Keeps invariant 3: moves keys up that the gap would cut off from their homes.
+    void free(int64_t slot);
+    // Halves all counts, and frees those that become 0.
+    void halve();
+
+   private:
+    struct Free {
+      void operator()(void* memory) const { std::free(memory); }
+    };
+
+    int64_t home(int64_t key) const;
+    int64_t next(int64_t slot) const { return slot + 1 == capacity_ ? 0 : slot + 1; }
+
+    KeyIndex hasher_;
+    int64_t capacity_ = 0;
+    int64_t size_ = 0;
+    std::unique_ptr<int64_t, Free> keys_;
+    std::unique_ptr<uint32_t, Free> counts_;
+  };
+
+  void decide_impl(const int64_t* keys, int64_t count, int64_t step,
+                   uint8_t* is_admitted) const override;
+  void record_impl(const int64_t* keys, const uint8_t* is_admitted, int64_t count) override;
+  int64_t memory_bytes_impl() const override { return slots_.capacity() * kSlotBytes; }
+  int64_t num_forgotten_impl() const override { return num_forgotten_; }
+  std::string save_impl() const override;
+  void load_impl(std::string_view saved) override;
+
+  // Whether there is room for one more key, without forgetting any.
+  bool make_room();
+  static Slots resized(const Slots& slots, int64_t capacity);
+
+  const uint32_t k_;
+  const int64_t most_slots_;
+  Slots slots_;
+  int64_t num_forgotten_ = 0;
 };
 
 }  // namespace sparring::kernels

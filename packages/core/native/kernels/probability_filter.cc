@@ -1,31 +1,51 @@
 #include "kernels/probability_filter.h"
 
+#include <bit>
+
 #include "kernels/hash.h"
+#include "kernels/philox.h"
 #include "kernels/saved_bytes.h"
 
 namespace sparring::kernels {
 namespace {
 
-constexpr std::string_view kMagic = "sparring.probability.1";
+// Initial values count with the same Philox key, and their counters would be those of
+// the first steps.
+constexpr uint64_t kOwnStream = 0x61646d697373696fu;
+
+constexpr std::array<uint32_t, 4> counter_of(int64_t key, int64_t step) {
+  const auto low = static_cast<uint64_t>(key);
+  const auto high = static_cast<uint64_t>(step);
+  return {static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32),
+          static_cast<uint32_t>(high), static_cast<uint32_t>(high >> 32)};
+}
 
 }  // namespace
 
-void ProbabilityFilter::admit(const int64_t* keys, int64_t count, int64_t step,
-                              uint8_t* is_admitted) noexcept {
-  const uint64_t of_step = mix64(seed_ ^ mix64(static_cast<uint64_t>(step)));
+ProbabilityFilter::ProbabilityFilter(double p, uint64_t philox_key)
+    : p_(p), philox_key_(mix64(philox_key ^ kOwnStream)) {}
+
+void ProbabilityFilter::decide_impl(const int64_t* keys, int64_t count, int64_t step,
+                                    uint8_t* is_admitted) const {
   for (int64_t i = 0; i < count; ++i) {
-    const uint64_t bits = mix64(mix64(static_cast<uint64_t>(keys[i])) ^ of_step);
-    // 53 bits make a double in [0, 1) exactly.
+    const std::array<uint32_t, 4> words = philox4x32_10(counter_of(keys[i], step), philox_key_);
+    const uint64_t bits = uint64_t{words[1]} << 32 | words[0];
     is_admitted[i] = static_cast<double>(bits >> 11) * 0x1p-53 < p_;
   }
 }
 
-std::string ProbabilityFilter::save() const { return std::string(kMagic); }
+std::string ProbabilityFilter::save_impl() const {
+  SavedWriter writer(SavedKind::probability);
+  writer.add(std::bit_cast<uint64_t>(p_));
+  writer.add(philox_key_);
+  return writer.finish();
+}
 
-void ProbabilityFilter::load(std::string_view saved) {
-  SavedBytes bytes(saved);
-  bytes.expect(kMagic);
-  bytes.expect_end();
+void ProbabilityFilter::load_impl(std::string_view saved) {
+  SavedReader reader(saved, SavedKind::probability);
+  reader.expect(std::bit_cast<uint64_t>(p_), "the bit pattern of p");
+  reader.expect(philox_key_, "the table's seed");
+  reader.expect_end();
 }
 
 }  // namespace sparring::kernels

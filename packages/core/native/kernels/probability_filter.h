@@ -1,5 +1,9 @@
-// Admits a key in each step with probability p, whatever came before: a function of
-// (seed, step, key), so it remembers nothing.
+// Admits a key in each step with probability p, whatever came before. The answer is
+// a function of (seed, step, key), so nothing is remembered:
+//
+//   words 0 and 1 of Philox4x32-10 for the counter (low half of key, high half of
+//   key, low half of step, high half of step) make 64 bits; the key is admitted if
+//   their upper 53, over 2^53, are below p.
 #ifndef SPARRING_KERNELS_PROBABILITY_FILTER_H_
 #define SPARRING_KERNELS_PROBABILITY_FILTER_H_
 
@@ -9,18 +13,20 @@ namespace sparring::kernels {
 
 class ProbabilityFilter final : public AdmissionFilter {
  public:
+  // `philox_key`: initialize.h's of the table; initial values use other bits of it.
   // REQUIRES: 0 <= p <= 1.
-  ProbabilityFilter(double p, uint64_t seed) : p_(p), seed_(seed) {}
-
-  void admit(const int64_t* keys, int64_t count, int64_t step,
-             uint8_t* is_admitted) noexcept override;
-  int64_t memory_bytes() const override { return sizeof(*this); }
-  std::string save() const override;
-  void load(std::string_view saved) override;
+  ProbabilityFilter(double p, uint64_t philox_key);
 
  private:
-  double p_;
-  uint64_t seed_;
+  void decide_impl(const int64_t* keys, int64_t count, int64_t step,
+                   uint8_t* is_admitted) const override;
+  void record_impl(const int64_t*, const uint8_t*, int64_t) override {}
+  int64_t memory_bytes_impl() const override { return 0; }
+  std::string save_impl() const override;
+  void load_impl(std::string_view saved) override;
+
+  const double p_;
+  const uint64_t philox_key_;
 };
 
 }  // namespace sparring::kernels

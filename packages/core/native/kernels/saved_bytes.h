@@ -1,65 +1,76 @@
-// Numbers in saved bytes, little-endian.
+// The frame of saved counters, as docs/format/admission.md has it:
+//
+//   ┌────────────┬─────────┬──────┬───────────────────────────┬──────────┐
+//   │ "SPRADMIT" │ version │ kind │ payload, filled up to 8 k │ checksum │
+//   │    8 bytes │     u32 │  u32 │                           │      u64 │
+//   └────────────┴─────────┴──────┴───────────────────────────┴──────────┘
+//
+// All numbers are little-endian. The checksum takes in all bytes before it: each
+// word is joined to it and mixed, so no change of a single word goes unseen.
 #ifndef SPARRING_KERNELS_SAVED_BYTES_H_
 #define SPARRING_KERNELS_SAVED_BYTES_H_
 
 #include <bit>
 #include <cstdint>
-#include <cstring>
-#include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace sparring::kernels {
 
-static_assert(std::endian::native == std::endian::little);
+static_assert(std::endian::native == std::endian::little,
+              "saved counters are copied as they lie in memory");
 
-template <class T>
-void append(std::string& bytes, const T* values, size_t count) {
-  bytes.append(reinterpret_cast<const char*>(values), count * sizeof(T));
-}
+enum class SavedKind : uint32_t { frequency = 1, probability = 2, bloom = 3 };
 
-// Takes numbers off the front. Throws std::invalid_argument where too few are left.
-class SavedBytes {
+class SavedWriter {
  public:
-  explicit SavedBytes(std::string_view bytes) : bytes_(bytes) {}
+  // Throws std::bad_alloc, as all of these. `bytes`: how many will come, at a guess.
+  explicit SavedWriter(SavedKind kind, size_t bytes = 0);
 
   template <class T>
-  T take() {
-    T value;
-    std::memcpy(&value, front(sizeof(T)), sizeof(T));
-    return value;
+  void add(const T* values, size_t count) {
+    static_assert(std::is_arithmetic_v<T>);
+    bytes_.append(reinterpret_cast<const char*>(values), count * sizeof(T));
   }
+  void add(uint64_t value) { add(&value, 1); }
 
-  // REQUIRES: nothing; `count` may come from the bytes.
+  // Call once, last.
+  std::string finish();
+
+ private:
+  std::string bytes_;
+};
+
+// Takes numbers off the front of a payload whose frame is right. Whatever is wrong
+// throws std::invalid_argument.
+class SavedReader {
+ public:
+  SavedReader(std::string_view saved, SavedKind kind);
+
+  uint64_t take() { return take_many<uint64_t>(1)[0]; }
+
+  // `count` may come from the bytes: nothing is allocated for more than there is.
   template <class T>
   std::vector<T> take_many(uint64_t count) {
-    if (count > bytes_.size() / sizeof(T)) throw std::invalid_argument("the bytes end too early");
+    static_assert(std::is_arithmetic_v<T>);
+    if (count > payload_.size() / sizeof(T)) refuse_short();
     std::vector<T> values(count);
-    if (count > 0) std::memcpy(values.data(), front(count * sizeof(T)), count * sizeof(T));
+    copy_front(values.data(), count * sizeof(T));
     return values;
   }
 
-  void expect(std::string_view text) {
-    if (bytes_.substr(0, text.size()) != text) {
-      throw std::invalid_argument("the bytes do not begin with '" + std::string(text) + "'");
-    }
-    bytes_.remove_prefix(text.size());
-  }
-
-  void expect_end() const {
-    if (!bytes_.empty()) throw std::invalid_argument("bytes are left over at the end");
-  }
+  // Takes a number that must be `wanted`; `what` names it.
+  void expect(uint64_t wanted, const char* what);
+  // All was taken, but for what fills the payload up.
+  void expect_end() const;
 
  private:
-  const char* front(size_t size) {
-    if (size > bytes_.size()) throw std::invalid_argument("the bytes end too early");
-    const char* at = bytes_.data();
-    bytes_.remove_prefix(size);
-    return at;
-  }
+  [[noreturn]] static void refuse_short();
+  void copy_front(void* to, size_t size);
 
-  std::string_view bytes_;
+  std::string_view payload_;
 };
 
 }  // namespace sparring::kernels

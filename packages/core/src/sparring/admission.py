@@ -3,13 +3,16 @@
 Most ids of a recommender come once and never again. A filter keeps them from taking memory: an id
 that has no row is asked about in each step that has a gradient for it, and as long as the answer is
 no its gradient is dropped and counted, and it goes on reading its initial value. An id that has a
-row is not asked about again.
+row is not asked about again; one that was evicted is unseen again.
 
 What is counted is steps, not occurrences: the number is the same for any micro-batches and ranks.
+A step that raises counts nothing. Each rank has a filter for the keys that it owns, so all sizes
+are those of one table on one rank.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,11 +31,13 @@ if TYPE_CHECKING:
 __all__ = [
     "ADMISSIONS",
     "Admission",
+    "AdmissionLike",
     "Bloom",
+    "Decision",
     "Frequency",
     "Probability",
     "admission_from",
-    "admit_unseen",
+    "decide_unseen",
     "make_filter",
 ]
 
@@ -47,9 +52,13 @@ class Admission:
         """For configs and manifests: ``{"kind": …, parameter: value, …}``."""
         return {"kind": self.kind} | {f.name: getattr(self, f.name) for f in fields(self)}
 
-    def make(self, seed: int) -> Any:
-        """The native filter, with nothing counted."""
+    def make(self, seed: int, table: str) -> Any:
+        """The native filter of a table, with nothing counted."""
         raise NotImplementedError
+
+
+AdmissionLike = Admission | str | Mapping[str, Any] | None
+"""An `Admission`, ``{"kind": name, parameter: value}``, or None, which admits every id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +67,12 @@ class Frequency(Admission):
 
     Args:
         k: steps, at least 1.
-        memory_bytes: for the counters, 12 bytes an id. When they are full, counts are halved, and
-            ids that came once are forgotten: an id may then be admitted later, never earlier.
+        memory_bytes: the most that the counters take, 16 bytes an id; they begin small. When they
+            are full, all counts are halved and ids that came once are forgotten: an id may then
+            be admitted later, never earlier.
+
+    Raises:
+        InvalidArgumentError: a value out of range.
     """
 
     k: int
@@ -67,10 +80,10 @@ class Frequency(Admission):
     kind: ClassVar[str] = "frequency"
 
     def __post_init__(self) -> None:
-        _check_whole("frequency", "k", self.k, 1, 2**31)
-        _check_whole("frequency", "memory_bytes", self.memory_bytes, 48, 2**50)
+        _check_whole(self, "k", 1, 2**32 - 1)
+        _check_whole(self, "memory_bytes", 768, 2**50)
 
-    def make(self, seed: int) -> Any:
+    def make(self, seed: int, table: str) -> Any:
         return _native.AdmissionFilter.frequency(self.k, self.memory_bytes)
 
 
@@ -79,53 +92,73 @@ class Probability(Admission):
     """Admits an id in each step that trained on it with probability `p`; remembers nothing.
 
     The answer is a function of the table's seed and name, the step and the id.
+
+    Raises:
+        InvalidArgumentError: `p` lies outside [0, 1].
     """
 
     p: float
     kind: ClassVar[str] = "probability"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.p <= 1:
-            raise InvalidArgumentError(
-                f"admission probability: p must lie from 0 to 1, found {self.p!r}"
-            )
+        _check_number(self, "p", "lie from 0 to 1", 0, 1)
 
-    def make(self, seed: int) -> Any:
-        return _native.AdmissionFilter.probability(self.p, seed)
+    def make(self, seed: int, table: str) -> Any:
+        return _native.AdmissionFilter.probability(self.p, seed, table)
 
 
 @dataclass(frozen=True, slots=True)
 class Bloom(Admission):
-    """Admits an id in the `k`-th step that trained on it, or earlier by mistake.
+    """Admits an id in the `k`-th step that trained on it, or by mistake earlier.
 
-    A blocked counting Bloom filter (``native/kernels/bloom_filter.h``): some bytes for each
-    expected id, whatever ids come.
+    A blocked counting Bloom filter, of a size that is fixed from the beginning. At a
+    `false_positive_rate` of 0.01 an expected id costs 5.4 bytes, at 0.001 9.5; twice that where
+    `k` is above 16. The formula and its sources stand in
+    ``native/kernels/bloom_shape.h``.
 
     Args:
-        k: steps, 1 to 255.
-        false_positive_rate: the share of ids admitted too early once `expected_keys` distinct
-            ones came; 0.001 or more.
-        expected_keys: for which the filter is made: about 14 bytes each at a rate of 0.01, and 80
-            at 0.001.
+        k: steps, 1 to 256.
+        false_positive_rate: the most that may be the share of ids admitted too early, while at
+            most `expected_keys` distinct ones came; beyond that it grows.
+        expected_keys: makes the filter as large as this many need.
+        memory_bytes: makes the filter this large, in place of `expected_keys`. Neither means a
+            million keys.
+
+    Raises:
+        InvalidArgumentError: a value out of range, or both sizes given.
     """
 
     k: int
     false_positive_rate: float = 0.01
-    expected_keys: int = 1_000_000
+    expected_keys: int | None = None
+    memory_bytes: int | None = None
     kind: ClassVar[str] = "bloom"
 
     def __post_init__(self) -> None:
-        _check_whole("bloom", "k", self.k, 1, 255)
-        _check_whole("bloom", "expected_keys", self.expected_keys, 1, 2**40)
-        if not 0.001 <= self.false_positive_rate < 1:
+        _check_whole(self, "k", 1, 256)
+        _check_number(
+            self, "false_positive_rate", "be at least 1e-09 and below 1", 1e-9, 1 - 2**-53
+        )
+        if self.expected_keys is not None and self.memory_bytes is not None:
             raise InvalidArgumentError(
-                "admission bloom: false_positive_rate must be at least 0.001 and below 1, found "
-                f"{self.false_positive_rate!r}"
+                f"admission bloom: found both expected_keys={self.expected_keys} and memory_bytes="
+                f"{self.memory_bytes}; give one of them, as the other follows from it"
             )
+        if self.memory_bytes is not None:
+            _check_whole(self, "memory_bytes", 128, 2**50)
+            return
+        if self.expected_keys is None:
+            object.__setattr__(self, "expected_keys", 1_000_000)
+        _check_whole(self, "expected_keys", 1, 2**40)
 
-    def make(self, seed: int) -> Any:
+    def make(self, seed: int, table: str) -> Any:
         return _native.AdmissionFilter.bloom(
-            self.k, self.false_positive_rate, self.expected_keys, seed
+            self.k,
+            self.false_positive_rate,
+            self.expected_keys or 0,
+            self.memory_bytes or 0,
+            seed,
+            table,
         )
 
 
@@ -134,15 +167,19 @@ ADMISSIONS: dict[str, type[Admission]] = {
 }
 
 
-def admission_from(value: Admission | dict[str, Any] | None) -> Admission | None:
-    """A filter from itself or ``{"kind": name, parameter: value}``; None admits everything.
+def admission_from(value: AdmissionLike) -> Admission | None:
+    """A filter from itself, or ``{"kind": name, parameter: value}``; None admits every id.
 
     Raises:
-        InvalidArgumentError: unknown name or parameter, or a value out of range.
+        InvalidArgumentError: unknown name or parameter, one that is missing or out of range.
     """
     if value is None or isinstance(value, Admission):
         return value
-    settings = dict(value)
+    if not isinstance(value, (str, Mapping)):
+        raise InvalidArgumentError(
+            f"admission: must be an Admission, a mapping with 'kind', or None, found {value!r}"
+        )
+    settings = {"kind": value} if isinstance(value, str) else dict(value)
     name = settings.pop("kind", None)
     kind = ADMISSIONS.get(name) if isinstance(name, str) else None
     if kind is None:
@@ -152,36 +189,80 @@ def admission_from(value: Admission | dict[str, Any] | None) -> Admission | None
     known = [f.name for f in fields(kind)]
     for given in settings:
         if given not in known:
-            meant = closest_name(given, known)
+            meant = closest_name(str(given), known)
             hint = f"did you mean {meant!r}? " if meant is not None else ""
             raise InvalidArgumentError(
                 f"admission {name}: unknown parameter {given!r}; {hint}it takes {', '.join(known)}"
             )
-    try:
-        return kind(**settings)
-    except TypeError as error:
-        raise InvalidArgumentError(f"admission {name}: {error}") from error
-
-
-def make_filter(table: TableConfig) -> Any | None:
-    """The native filter of a table, with nothing counted; None where all ids are admitted."""
-    if not isinstance(table.admission, Admission):
-        return None
-    return table.admission.make((_native.table_hash(table.name) ^ table.seed) % 2**64)
-
-
-def admit_unseen(
-    admission_filter: Any, keys: Keys, found: npt.NDArray[np.bool_], step: int
-) -> npt.NDArray[np.bool_]:
-    """Which keys may be updated: those that have a row, and those that are admitted now."""
-    is_kept: npt.NDArray[np.bool_] = found.copy()
-    is_kept[~found] = admission_filter.admit(keys[~found], step)
-    return is_kept
-
-
-def _check_whole(kind: str, name: str, value: object, low: int, high: int) -> None:
-    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not is_whole or not low <= int(value) <= high:  # type: ignore[call-overload]
+    needed = known[0]
+    if needed not in settings:
         raise InvalidArgumentError(
-            f"admission {kind}: {name} must be a whole number from {low} to {high}, found {value!r}"
+            f"admission {name}: parameter {needed!r} is missing; give it as "
+            f"{{'kind': {name!r}, {needed!r}: …}}"
         )
+    return kind(**settings)
+
+
+def make_filter(admission: Admission | None, table: TableConfig) -> Any | None:
+    """The native filter of a table, with nothing counted; None where all ids are admitted."""
+    return None if admission is None else admission.make(table.seed, table.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a filter decided about the keys of a step, and has not counted yet."""
+
+    is_kept: npt.NDArray[np.bool_]
+    """``(n,)``: keys that have a row or are admitted: their gradients are applied."""
+    admission_filter: Any
+    unseen: Keys
+    """``(m,)``: those that have no row."""
+    is_admitted: npt.NDArray[np.bool_]
+    """``(m,)``"""
+
+    @property
+    def num_refused(self) -> int:
+        return len(self.is_admitted) - int(np.count_nonzero(self.is_admitted))
+
+    def record(self) -> None:
+        """Counts the keys: to be called once the step was applied."""
+        self.admission_filter.record(self.unseen, self.is_admitted)
+
+
+def decide_unseen(
+    admission_filter: Any, keys: Keys, found: npt.NDArray[np.bool_], step: int
+) -> Decision:
+    """Asks about the keys that have no row.
+
+    Args:
+        admission_filter: as `make_filter` makes it.
+        keys: ``(n,)``
+        found: ``(n,)``: which of them have a row.
+        step: the number of the step, the same on all ranks.
+    """
+    unseen = keys[~found]
+    is_admitted: npt.NDArray[np.bool_] = admission_filter.decide(unseen, step)
+    is_kept = found.copy()
+    is_kept[~found] = is_admitted
+    return Decision(is_kept, admission_filter, unseen, is_admitted)
+
+
+def _check_whole(admission: Admission, name: str, low: int, high: int) -> None:
+    value = getattr(admission, name)
+    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_whole or not low <= value <= high:
+        raise InvalidArgumentError(
+            f"admission {admission.kind}: {name} must be a whole number from {low} to {high}, "
+            f"found {value!r}"
+        )
+    object.__setattr__(admission, name, int(value))
+
+
+def _check_number(admission: Admission, name: str, range_: str, low: float, high: float) -> None:
+    value = getattr(admission, name)
+    is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:
+        raise InvalidArgumentError(
+            f"admission {admission.kind}: {name} must {range_}, found {value!r}"
+        )
+    object.__setattr__(admission, name, float(value))

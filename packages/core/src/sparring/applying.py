@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from sparring import _native
-from sparring.admission import admit_unseen
+from sparring.admission import Decision, decide_unseen
 from sparring.collective import Reduction
 from sparring.errors import CapacityError, InvalidArgumentError
 from sparring.exchange import OwnedGradients
@@ -63,11 +63,10 @@ def apply_update(container: StepContainer, update: Update) -> None:
     taken = {name: container.resources.take(name) for name in container.tables}
     container.resources.end_step()
     owned = _owned(container, taken)
-    step = container.counters.steps + 1
-    updates = [_gathered(container, name, each, step) for name, each in owned.items()]
-    updates = [each for each in updates if len(each.keys)]
-    update(updates)
-    _write(container, updates)
+    steps = dict.fromkeys(owned, container.counters.steps + 1)
+    gathered = _gathered(container, owned, steps)
+    update(gathered.updates)
+    _write(container, gathered)
     container.counters.steps += 1
 
 
@@ -101,14 +100,12 @@ def apply_methods(container: StepContainer, choices: Mapping[str, MethodChoice])
         step = _fused(container, waiting, choices)
     for place, name in enumerate(waiting):
         storage = container.storage(name)
-        # How many keys a filter would admit is not known before it has counted them; then the
-        # storage refuses by itself.
-        if _may_refuse(storage) and container.entry(name).admission_filter is None:
-            _check_room(storage, step.count_missing(place))
-    for updated, _, refused, evicted in step.apply():
+        if _may_refuse(storage):
+            _check_room(storage, step.count_new(place))
+    for name, (updated, _, refused, evicted) in zip(waiting, step.apply(), strict=True):
         container.counters.rows_updated += updated
-        container.counters.gradients_not_admitted += refused
         container.counters.rows_evicted += evicted
+        _count_refused(container, name, refused)
     container.counters.steps += 1
     return list(waiting)
 
@@ -169,24 +166,50 @@ def _owned(container: StepContainer, taken: Mapping[str, Accumulated]) -> dict[s
     return result
 
 
-def _gathered(container: StepContainer, name: str, owned: OwnedGradients, step: int) -> TableUpdate:
-    """The rows that gradients will change, in an array."""
-    entry = container.entry(name)
-    storage = container.storage(name)
-    count = len(owned.keys)
-    rows = np.empty((count, entry.config.width), entry.config.numpy_dtype)
-    found = np.empty(count, np.bool_)
-    storage._find_impl(owned.keys, entry.whole, rows, found)
-    keys, gradients = owned.keys, owned.gradients
-    if entry.admission_filter is not None and not found.all():
-        is_kept = admit_unseen(entry.admission_filter, keys, found, container.counters.steps + 1)
-        container.counters.gradients_not_admitted += int(count - np.count_nonzero(is_kept))
-        keys, gradients = keys[is_kept], gradients[is_kept]
-        rows, found = rows[is_kept], found[is_kept]
-    _check_room(storage, int(len(found) - np.count_nonzero(found)))
-    _native.initialize(rows, keys, found, entry.initializer, entry.initial_state)
-    rows = computing_rows(entry.config, rows)
-    return TableUpdate(entry.config, keys, rows, gradients, step)
+@dataclass(slots=True)
+class _Gathered:
+    """What a step will change, and what will be counted when it has."""
+
+    updates: list[TableUpdate]
+    decisions: dict[str, Decision]
+
+
+def _gathered(
+    container: StepContainer, owned: Mapping[str, OwnedGradients], steps: Mapping[str, int]
+) -> _Gathered:
+    """The rows that gradients will change, in arrays.
+
+    Args:
+        owned: table → its gradients, some in each.
+        steps: table → the step that is given to its `TableUpdate`.
+    """
+    gathered = _Gathered([], {})
+    for name, each in owned.items():
+        entry = container.entry(name)
+        storage = container.storage(name)
+        keys, gradients = each.keys, each.gradients
+        rows = np.empty((len(keys), entry.config.width), entry.config.numpy_dtype)
+        found = np.empty(len(keys), np.bool_)
+        storage._find_impl(keys, entry.whole, rows, found)
+        if entry.admission_filter is not None and not found.all():
+            decision = decide_unseen(
+                entry.admission_filter, keys, found, container.counters.steps + 1
+            )
+            gathered.decisions[name] = decision
+            keys, gradients = keys[decision.is_kept], gradients[decision.is_kept]
+            rows, found = rows[decision.is_kept], found[decision.is_kept]
+        if not len(keys):
+            continue
+        _check_room(storage, int(len(found) - np.count_nonzero(found)))
+        _native.initialize(rows, keys, found, entry.initializer, entry.initial_state)
+        rows = computing_rows(entry.config, rows)
+        gathered.updates.append(TableUpdate(entry.config, keys, rows, gradients, steps[name]))
+    return gathered
+
+
+def _count_refused(container: StepContainer, name: str, num_refused: int) -> None:
+    container.entry(name).num_not_admitted += num_refused
+    container.counters.gradients_not_admitted += num_refused
 
 
 def _apply_by_rows(
@@ -194,8 +217,9 @@ def _apply_by_rows(
     owned: Mapping[str, OwnedGradients],
     choices: Mapping[str, MethodChoice],
 ) -> None:
-    updates = [_gathered(container, name, each, choices[name].step) for name, each in owned.items()]
-    for update in updates:
+    steps = {name: choices[name].step for name in owned}
+    gathered = _gathered(container, owned, steps)
+    for update in gathered.updates:
         choice, dim = choices[update.table.name], update.table.dim
         if not isinstance(choice.method, NativeMethod):
             clip_gradients(update.gradients, choice.hyper)
@@ -208,17 +232,20 @@ def _apply_by_rows(
             choice.step,
         )
         choice.method.update(rows, choice.hyper)
-    _write(container, updates)
+    _write(container, gathered)
 
 
-def _write(container: StepContainer, updates: Sequence[TableUpdate]) -> None:
-    for update in updates:
+def _write(container: StepContainer, gathered: _Gathered) -> None:
+    for update in gathered.updates:
         entry = container.entry(update.table.name)
         rounding = Rounding(update.keys, entry.initializer.rounding_seed, update.step)
         rows = stored_rows(update.table, update.rows, rounding)
         evicted = container.storage(update.table.name)._upsert_impl(update.keys, rows, None)
         container.counters.rows_evicted += len(evicted)
         container.counters.rows_updated += len(update.keys)
+    for name, decision in gathered.decisions.items():
+        decision.record()
+        _count_refused(container, name, decision.num_refused)
 
 
 def _may_refuse(storage: Storage) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from sparring import _native, kernels
-from sparring.admission import make_filter
+from sparring.admission import admission_from, make_filter
 from sparring.storage.contract import Columns, Storage
 from sparring.table import TableConfig
 
@@ -34,6 +34,7 @@ class DeclaredTable:
         "embedding",
         "initial_state",
         "initializer",
+        "num_not_admitted",
         "storage",
         "view",
         "whole",
@@ -46,7 +47,8 @@ class DeclaredTable:
         self.choice = choice
         self.storage = storage
         self.initial_state: npt.NDArray[Any] | None = None
-        self.admission_filter = make_filter(config)
+        self.admission_filter = make_filter(admission_from(config.admission), config)
+        self.num_not_admitted = 0
         self.initializer = kernels.initializer_spec(config)
         self.view = _native.TableView(config.dtype, self.initializer)
         self.embedding = Columns(0, config.dim)

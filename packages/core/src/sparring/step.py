@@ -271,6 +271,10 @@ class StepContainer:
         entry = self.entry(table)
         return 0 if entry.storage is None else entry.storage.size
 
+    def num_not_admitted(self, table: str) -> int:
+        """Gradients that the table's admission filter dropped on this rank."""
+        return self.entry(table).num_not_admitted
+
     # -- the life of a batch ------------------------------------------------------
 
     def lookup(

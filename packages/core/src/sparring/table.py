@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.admission import Admission, admission_from
+from sparring.admission import AdmissionLike, admission_from
 from sparring.errors import InvalidArgumentError
 from sparring.initializers import Initializer, Uniform, initializer_from
 
@@ -66,7 +66,7 @@ class TableConfig:
     state_width: int = 0
     seed: int = 0
     state_method: str = ""
-    admission: Admission | dict[str, Any] | None = None
+    admission: AdmissionLike = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.match(self.name):
@@ -178,10 +178,15 @@ class TableConfig:
         methods = {method.casefold(), asked_method.casefold()} - {""}
         if (layout, width) == (asked_layout, asked_width) and len(methods) < 2:
             return
+        remedy = (
+            "declare the table as it was made, or name another place"
+            if layout != asked_layout
+            else "go on with the optimizer that made them, or keep the embeddings and start their "
+            "state anew in another place: sparring convert --help"
+        )
         raise InvalidArgumentError(
             f"{place} holds rows of table {self.name!r} made as {found!r}, asked was "
-            f"{self.row_label!r}; go on with the optimizer that made them, or keep the embeddings "
-            "and start their state anew in another place: sparring convert --help",
+            f"{self.row_label!r}; {remedy}",
             table=self.name,
         )
 

@@ -23,6 +23,8 @@ class TrainResult:
     """Time from the first step to the last evaluation; reading data beforehand is left out."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """What else is worth showing a person, JSON types only: ``best_auc``, ``report_path``, …"""
+    not_admitted: Mapping[str, int] = field(default_factory=dict)
+    """Table name → gradients that its admission filter dropped; tables with a filter only."""
 
 
 class Progress(Protocol):

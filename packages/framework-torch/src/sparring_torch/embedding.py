@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparring import Initializer, StepContainer
-from sparring.admission import Admission
+from sparring.admission import AdmissionLike
 from sparring_torch.batch_lookup import Ids
 from sparring_torch.ids import whole_ids
 from sparring_torch.table_configs import (
@@ -55,7 +55,7 @@ class Embedding(TableModule):
         dtype: torch.dtype = torch.float32,
         initializer: Initializer | str | dict[str, Any] | None = None,
         num_embeddings: int | None = None,
-        admission: Admission | dict[str, Any] | None = None,
+        admission: AdmissionLike = None,
         seed: int = 0,
         storage: StorageLike = "hkv",
         container: StepContainer | None = None,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparring import Initializer, StepContainer
-from sparring.admission import Admission
+from sparring.admission import AdmissionLike
 from sparring.errors import InvalidArgumentError
 from sparring_torch.batch_lookup import Bags
 from sparring_torch.ids import whole_ids
@@ -57,7 +57,7 @@ class EmbeddingBag(TableModule):
         dtype: torch.dtype = torch.float32,
         initializer: Initializer | str | dict[str, Any] | None = None,
         num_embeddings: int | None = None,
-        admission: Admission | dict[str, Any] | None = None,
+        admission: AdmissionLike = None,
         seed: int = 0,
         storage: StorageLike = "hkv",
         container: StepContainer | None = None,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from sparring import Initializer, Storage, TableConfig, Uniform
-from sparring.admission import Admission
+from sparring.admission import AdmissionLike
 from sparring.errors import InvalidArgumentError
 from sparring.step import StorageChoice
 
@@ -93,7 +93,7 @@ class EmbeddingConfig:
     initializer: Initializer | str | dict[str, Any] | None = None
     weight_init_min: float = -0.05
     weight_init_max: float = 0.05
-    admission: Admission | dict[str, Any] | None = None
+    admission: AdmissionLike = None
     seed: int = 0
     storage: StorageLike | None = None
 

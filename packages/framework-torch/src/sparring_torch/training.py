@@ -148,7 +148,8 @@ class _Run:
             rows=self._rows(),
             steps=self._step,
             seconds=time.perf_counter() - start,
-            extra=self._task.extra() | self._skipped() | self._not_admitted() | self._report_path(),
+            not_admitted=self._not_admitted(),
+            extra=self._task.extra() | self._skipped() | self._report_path(),
         )
         self._report.write(result)
         return result
@@ -219,9 +220,11 @@ class _Run:
 
     def _not_admitted(self) -> dict[str, int]:
         container = self._tables.container
-        if all(table.admission is None for table in container.tables.values()):
-            return {}
-        return {"gradients_not_admitted": container.counters.gradients_not_admitted}
+        return {
+            name: container.num_not_admitted(name)
+            for name, table in container.tables.items()
+            if table.admission is not None
+        }
 
     def _skipped(self) -> dict[str, int]:
         if not self._is_skipping:

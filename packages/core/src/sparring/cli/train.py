@@ -57,10 +57,12 @@ def train(
     finally:
         progress.on_end()
     if json:
+        not_admitted = {"not_admitted": result.not_admitted} if result.not_admitted else {}
         print_json(
             {
                 "metrics": result.metrics,
                 "rows": result.rows,
+                **not_admitted,
                 "steps": result.steps,
                 "seconds": result.seconds,
             }
@@ -92,6 +94,11 @@ def _print_result(console: Console, result: TrainResult) -> None:
             f"{sum(result.rows.values()):,}",
             f"from {result.rows[smallest]:,} ({smallest}) to {result.rows[largest]:,} ({largest})",
         )
+    dropped = {name: count for name, count in result.not_admitted.items() if count}
+    if dropped:
+        most = max(dropped, key=lambda name: dropped[name])
+        remark = f"most in {most}: {dropped[most]:,}" if len(dropped) > 1 else f"in {most}"
+        table.add_row("gradients not admitted", f"{sum(dropped.values()):,}", remark)
     rate = f"{result.steps / result.seconds:,.1f} steps/s" if result.seconds > 0 else ""
     table.add_row("steps", f"{result.steps:,}", rate)
     table.add_row("seconds", f"{result.seconds:.1f}", "")

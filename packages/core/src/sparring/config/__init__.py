@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparring.config.admission import AdmissionConfig
 from sparring.config.data import CriteoData, DataConfig, MovieLensData, SyntheticCriteoData
 from sparring.config.initializer import InitializerConfig
 from sparring.config.loading import load_config, parse_config
@@ -25,6 +26,7 @@ from sparring.config.training import TrainingConfig
 from sparring.config.writing import config_as_yaml
 
 __all__ = [
+    "AdmissionConfig",
     "CollectiveConfig",
     "CriteoData",
     "DataConfig",

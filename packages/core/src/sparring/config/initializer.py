@@ -5,12 +5,17 @@ The numbers, their defaults and their meaning are those of `sparring.initializer
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from sparring import initializers
-from sparring.config.section import NonNegativeFloat, PositiveFloat, Section
+from sparring.config.section import (
+    NonNegativeFloat,
+    PositiveFloat,
+    Section,
+    kind_from_name,
+)
 from sparring.errors import InvalidArgumentError
 
 __all__ = [
@@ -84,10 +89,6 @@ class XavierInitializer(_InitializerSection):
     gain: PositiveFloat = Field(1.0, description="Scales the bounds.")
 
 
-def _kind_from_name(value: Any) -> Any:
-    return {"kind": value} if isinstance(value, str) else value
-
-
 InitializerConfig = Annotated[
     Annotated[
         ZerosInitializer
@@ -98,5 +99,5 @@ InitializerConfig = Annotated[
         | XavierInitializer,
         Field(discriminator="kind"),
     ],
-    BeforeValidator(_kind_from_name),
+    BeforeValidator(kind_from_name),
 ]

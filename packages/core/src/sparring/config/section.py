@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["NonNegativeFloat", "OpenFraction", "PositiveFloat", "PositiveInt", "Section"]
+__all__ = [
+    "NonNegativeFloat",
+    "OpenFraction",
+    "PositiveFloat",
+    "PositiveInt",
+    "Section",
+    "kind_from_name",
+]
 
 
 class Section(BaseModel):
@@ -29,3 +36,8 @@ PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 OpenFraction = Annotated[float, Field(gt=0, lt=1)]
+
+
+def kind_from_name(value: Any) -> Any:
+    """A name stands for the section of that kind with its defaults."""
+    return {"kind": value} if isinstance(value, str) else value

@@ -19,9 +19,15 @@ class TableOverride(Section):
     """What one table does differently."""
 
     initializer: InitializerConfig | None = Field(
-        None, description="What a key reads as before it has a row: a mapping, or a name."
+        None,
+        description="What a key reads as before it has a row: a mapping, or a name. Null takes "
+        "what all tables have.",
     )
-    admission: AdmissionConfig | None = Field(None, description="Which unseen ids earn a row.")
+    admission: AdmissionConfig | None = Field(
+        None,
+        description="Which unseen ids earn a row. Null takes what all tables have; `all` admits "
+        "every id.",
+    )
 
 
 class TablesConfig(Section):
