@@ -37,11 +37,12 @@ def test_storage_opens_by_name(tmp_path: Path) -> None:
     assert (tmp_path / "films.sqlite").exists()
 
 
-def test_file_of_another_shape_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dim", "dtype"), [(8, "float32"), (4, "float64")])
+def test_file_of_another_shape_is_refused(tmp_path: Path, dim: int, dtype: str) -> None:
     options = SqliteOptions(folder=tmp_path)
     SqliteStorage(TableConfig("films", 4), options).close()
-    with pytest.raises(InvalidArgumentError, match="declare the table as it was made"):
-        SqliteStorage(TableConfig("films", 8), options)
+    with pytest.raises(InvalidArgumentError, match=r"'float32 x 4 \+ 0'.*declare the table as it"):
+        SqliteStorage(TableConfig("films", dim, dtype), options)
 
 
 def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

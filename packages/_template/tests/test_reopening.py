@@ -28,8 +28,6 @@ def filled(folder: Path) -> np.ndarray:
         TABLE,
         TABLE.with_state(4, "momentum"),
         TABLE.with_state(1, "rowwise_adagrad"),
-        TableConfig("item", 4, "float64"),
-        TableConfig("item", 8),
     ],
     ids=lambda table: table.row_label,
 )
