@@ -30,9 +30,10 @@ BENCHMARKS = (
     "tables",
     "dlrm",
     "lookups",
+    "techniques",
     "sweeps",
 )
-QUICK = ("pooled", "tables", "dlrm", "lookups", "sweeps")
+QUICK = ("pooled", "tables", "dlrm", "lookups", "techniques", "sweeps")
 """Those that a quick run shrinks."""
 
 

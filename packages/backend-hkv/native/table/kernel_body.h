@@ -8,7 +8,7 @@
 // the stages in blocks, one block behind the other, and each stage prefetches
 // for the next.
 
-constexpr int kBlock = 32;
+constexpr int kBlock = SPARRING_HKV_BLOCK;
 // Keys located before their rows are copied: small enough for the near cache,
 // large enough that filling the pipelines anew does not count.
 constexpr int64_t kChunk = 1024;

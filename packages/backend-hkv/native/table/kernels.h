@@ -15,6 +15,12 @@
 
 #include "views.h"
 
+// Keys that go through the stages together; see kernel_body.h. Defined otherwise
+// only to measure what it is worth (benchmarks/techniques.py).
+#ifndef SPARRING_HKV_BLOCK
+#define SPARRING_HKV_BLOCK 32
+#endif
+
 namespace sparring::hkv {
 
 // The part of each row that is wanted, and where it goes.

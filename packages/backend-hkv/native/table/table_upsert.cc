@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kGrain = 1024;
 // Rows in a block of an update, and the least that a thread takes.
-constexpr int64_t kChangeBlock = 32;
+constexpr int64_t kChangeBlock = SPARRING_HKV_BLOCK;
 constexpr int64_t kChangeGrain = 512;
 
 // Inlined always: see prefetch() in kernel_body.h.
