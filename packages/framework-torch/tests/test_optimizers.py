@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_torch import Embedding, Optimizer
+from sparring_torch import Embedding, Optimizer, native_route
+from sparring_torch.block_stepping import BLOCK_BYTES
 from sparring_torch.probing import probe
 
 DIM = 3
@@ -67,11 +68,17 @@ CHOICES: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
 NAMES = [f"{native.__name__}-{len(hyper)}" for native, hyper in CHOICES]
 
 
+@pytest.mark.parametrize("block_bytes", [BLOCK_BYTES, 1], ids=["at once", "row by row"])
 @pytest.mark.parametrize(("native", "hyperparameters"), CHOICES, ids=NAMES)
 def test_rows_move_as_one_parameter_does(
-    native: type[torch.optim.Optimizer], hyperparameters: dict[str, Any]
+    native: type[torch.optim.Optimizer],
+    hyperparameters: dict[str, Any],
+    block_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All keys in every step: then a table is a dense parameter, state and scalars included."""
+    assert probe(native, hyperparameters, torch.float64).takes_blocks
+    monkeypatch.setattr(native_route, "BLOCK_BYTES", block_bytes)
     ids = torch.tensor([5, -7, 11, 2**40])
     ours = Embedding(DIM, name="table", dtype=torch.float64, storage="memory")
     theirs = torch.nn.Parameter(ours(ids).detach().clone())
@@ -85,6 +92,60 @@ def test_rows_move_as_one_parameter_does(
             (rows * scale + rows**2).sum().backward()
             optimizer.step()
     torch.testing.assert_close(ours(ids), theirs, rtol=0, atol=1e-12)
+
+
+class CountsByItself(torch.optim.Optimizer):
+    """Keeps its step number where nobody can put it back."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float = 0.01) -> None:
+        super().__init__(params, {"lr": lr})
+        self.num_steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        self.num_steps += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.add_(p.grad, alpha=-group["lr"] / self.num_steps)
+
+
+class CountsInItsGroup(torch.optim.Optimizer):
+    """Keeps its step number beside its hyper-parameters."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float = 0.01) -> None:
+        super().__init__(params, {"lr": lr, "num_steps": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["num_steps"] += 1
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.add_(p.grad, alpha=-group["lr"] / group["num_steps"])
+
+
+@pytest.mark.parametrize(
+    ("native", "takes_blocks"), [(CountsByItself, False), (CountsInItsGroup, True)]
+)
+def test_optimizer_that_counts_steps_counts_each_once(
+    native: type[torch.optim.Optimizer], takes_blocks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert probe(native, {}, torch.float64).takes_blocks is takes_blocks
+    monkeypatch.setattr(native_route, "BLOCK_BYTES", 1)
+    small, large = torch.tensor([1]), torch.tensor([1, 2, 3, 4, 5])
+    tables = [
+        Embedding(DIM, name=name, dtype=torch.float64, storage="memory") for name in ("a", "b")
+    ]
+    before = [
+        table(ids).detach().clone() for table, ids in zip(tables, (small, large), strict=True)
+    ]
+    optimizer = Optimizer(tables, native, lr=1.0)
+    for _ in range(2):
+        (tables[0](small).sum() + tables[1](large).sum()).backward()
+        optimizer.step()
+    for table, ids, start in zip(tables, (small, large), before, strict=True):
+        torch.testing.assert_close(table(ids), start - 1.5, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("native", "hyperparameters"), CHOICES, ids=NAMES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from sparring import StepContainer, Storage
 from sparring.errors import InvalidArgumentError
 from sparring.step import TableUpdate
+from sparring_torch.block_stepping import BLOCK_BYTES, step_in_blocks
 from sparring_torch.probing import probe
 from sparring_torch.row_state import RowState
 from sparring_torch.shadow_parameter import ShadowParameter
@@ -49,6 +51,8 @@ class NativeRoute:
         self.state: Any = self._native.state
         for shadow in self._shadows.values():
             shadow.adopt(self.state)
+        takes_blocks = all(shadow.takes_blocks for shadow in self._shadows.values())
+        self._block_bytes = BLOCK_BYTES if takes_blocks else None
 
     def step(self) -> None:
         """Applies the gradients since the last step."""
@@ -67,10 +71,12 @@ class NativeRoute:
             shadow.load(update.rows, update.gradients)
             loaded.append(shadow)
         try:
-            if loaded:
-                self._native_step(self._native)
-            for shadow in loaded:
-                shadow.store()
+            step_in_blocks(
+                partial(self._native_step, self._native),
+                loaded,
+                self.param_groups,
+                self._block_bytes,
+            )
         finally:
             for shadow in loaded:
                 shadow.unload()

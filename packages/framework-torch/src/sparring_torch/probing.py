@@ -7,7 +7,9 @@ single number (a scalar of the whole table: `step`, `mu_product`). Anything else
 into rows, and the optimizer is refused by name.
 
 The same probe shows whether rows are independent: 4 rows stepped together must move as 2 and 2
-rows stepped apart, laid out as the engine lays them out. LAMB, LBFGS and Adafactor do not.
+rows stepped apart, laid out as the engine lays them out. LAMB, LBFGS and Adafactor do not. And it
+shows whether one step may go over its rows in blocks, which an optimizer that counts its steps in
+attributes of its own would not survive.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_torch.block_stepping import step_in_blocks
 from sparring_torch.row_state import RowState
 from sparring_torch.shadow_parameter import ShadowParameter
 
@@ -57,7 +60,8 @@ def probe(
             if hyperparameters.get("fused"):
                 reason += " (found fused=True, which takes rows to lie without gaps: leave it out)"
             raise _refused(native, reason)
-        return _with_counting_scalars(layout, trial, stepped)
+        layout = _with_counting_scalars(layout, trial, stepped)
+        return replace(layout, takes_blocks=trial.takes_blocks(layout))
 
 
 class _FirstValues(dict[str, Any]):
@@ -140,7 +144,17 @@ class _Trial:
             optimizer.step()
         return parameter.detach()
 
-    def over_rows(self, layout: RowState, part: slice) -> Tensor:
+    def takes_blocks(self, layout: RowState) -> bool:
+        """Whether blocks of 3 and 1 rows give what all rows at once give."""
+        whole = self.over_rows(layout, slice(None))
+        try:
+            in_blocks = self.over_rows(layout, slice(None), num_block_rows=_ROWS - 1)
+        except Exception:
+            # It kept something between the blocks that it then did not understand.
+            return False
+        return torch.equal(whole, in_blocks)
+
+    def over_rows(self, layout: RowState, part: slice, num_block_rows: int | None = None) -> Tensor:
         """Some of the rows, laid out with their state as the engine lays them out."""
         start = self._start[part]
         state = torch.tensor(layout.initial_row(_DIM), dtype=self._dtype)
@@ -150,8 +164,8 @@ class _Trial:
         shadow.adopt(optimizer.state)
         for gradient in self._gradients[:, part]:
             shadow.load(rows.numpy(), gradient.clone().numpy())
-            optimizer.step()
-            shadow.store()
+            block_bytes = None if num_block_rows is None else num_block_rows * shadow.row_bytes
+            step_in_blocks(optimizer.step, [shadow], optimizer.param_groups, block_bytes)
             shadow.unload()
         return rows[:, :_DIM]
 

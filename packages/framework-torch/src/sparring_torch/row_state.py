@@ -22,6 +22,8 @@ class RowState:
     scalars: Mapping[str, Any]
     """What it keeps for the table as a whole, as it is before the first step; what is not
     listed, the optimizer makes in its first step."""
+    takes_blocks: bool = True
+    """Whether a step may go over the rows in blocks, each begun with the scalars of before."""
 
     def width(self, dim: int) -> int:
         """Elements of state behind an embedding of `dim` elements."""

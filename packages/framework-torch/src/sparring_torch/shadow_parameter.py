@@ -23,8 +23,9 @@ class ShadowParameter:
                0 … dim          dim … 2·dim      2·dim … 3·dim
                parameter.data   state["exp_avg"] state["exp_avg_sq"]
 
-    so that it updates them in place. Scalars of the table, as `step`, stay with the parameter.
-    Between steps it holds no rows.
+    so that it updates them in place: all of them, or one block of rows after another. Scalars of
+    the table, as `step`, stay with the parameter; each block begins with those from before the
+    step. Between steps it holds no rows.
 
     Args:
         dim: elements of an embedding.
@@ -32,13 +33,25 @@ class ShadowParameter:
         layout: what the optimizer keeps for each row.
     """
 
-    __slots__ = ("_dim", "_empty", "_layout", "_rows", "_state", "parameter")
+    __slots__ = (
+        "_before",
+        "_dim",
+        "_empty",
+        "_gradients",
+        "_layout",
+        "_rows",
+        "_shown",
+        "_state",
+        "parameter",
+    )
 
     def __init__(self, dim: int, dtype: torch.dtype, layout: RowState) -> None:
         self._dim = dim
         self._layout = layout
         self._empty = torch.empty(0, dim, dtype=dtype)
-        self._rows: tuple[Tensor, ...] = ()
+        self._rows = self._gradients = self._empty
+        self._shown: tuple[Tensor, ...] = ()
+        self._before: dict[str, Any] = {}
         self._state: MutableMapping[str, Any] = {}
         self.parameter = nn.Parameter(torch.empty(0, dim, dtype=dtype))
 
@@ -48,31 +61,70 @@ class ShadowParameter:
         state[self.parameter] = self._state
 
     def load(self, rows: npt.NDArray[Any], gradients: npt.NDArray[Any]) -> None:
-        """Lays rows ``(u, width)`` and gradients ``(u, dim)`` before the optimizer."""
+        """Takes the rows ``(u, width)`` and gradients ``(u, dim)`` of a step."""
+        self._rows = torch.from_numpy(rows)
+        self._gradients = torch.from_numpy(gradients)
+
+    @property
+    def takes_blocks(self) -> bool:
+        """As `RowState.takes_blocks`."""
+        return self._layout.takes_blocks
+
+    @property
+    def num_rows(self) -> int:
+        """u of this step."""
+        return len(self._rows)
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row with its gradient."""
+        return (self._rows.shape[1] + self._dim) * self._rows.element_size()
+
+    def show(self, begin: int, end: int) -> None:
+        """Lays the rows ``[begin, end)`` before the optimizer; without any, it skips the table."""
+        if begin >= self.num_rows:
+            self.parameter.grad = None
+            self._shown = ()
+            return
+        if begin == 0:
+            is_divided = end < self.num_rows
+            self._before = self.scalars() if is_divided else {}
+        else:
+            self._restore_scalars()
+        rows, gradients = self._rows[begin:end], self._gradients[begin:end]
         names = self._layout.names
-        whole = torch.from_numpy(rows)
-        parts = torch.split(whole, self._dim, dim=1) if names else (whole,)
-        self._rows = parts
-        self.parameter.data = parts[0]
-        self.parameter.grad = torch.from_numpy(gradients)
+        self._shown = torch.split(rows, self._dim, dim=1) if names else (rows,)
+        self.parameter.data = self._shown[0]
+        self.parameter.grad = gradients
         for place, name in enumerate(names, 1):
-            self._state[name] = parts[place]
+            self._state[name] = self._shown[place]
+
+    def _restore_scalars(self) -> None:
+        for name in [name for name in self._state if name not in self._layout.names]:
+            if name in self._before:
+                before = self._before[name]
+                self._state[name] = before.clone() if isinstance(before, Tensor) else before
+            else:
+                del self._state[name]
 
     def store(self) -> None:
         """Brings back into the rows what the optimizer put elsewhere instead of updating it."""
-        parts = self._rows
-        if self.parameter.data_ptr() != parts[0].data_ptr():
-            parts[0].copy_(self.parameter.data)
+        if not self._shown:
+            return
+        if self.parameter.data_ptr() != self._shown[0].data_ptr():
+            self._shown[0].copy_(self.parameter.data)
         for place, name in enumerate(self._layout.names, 1):
             now = self._state[name]
-            if now is not parts[place]:
-                parts[place].copy_(now)
+            if now is not self._shown[place]:
+                self._shown[place].copy_(now)
 
     def unload(self) -> None:
         """Lets go of the rows."""
         self.parameter.grad = None
         self.parameter.data = self._empty
-        self._rows = ()
+        self._rows = self._gradients = self._empty
+        self._shown = ()
+        self._before = {}
         for name in self._layout.names:
             self._state.pop(name, None)
 
@@ -81,6 +133,7 @@ class ShadowParameter:
         return {
             name: value.clone() if isinstance(value, Tensor) else value
             for name, value in self._state.items()
+            if name not in self._layout.names
         }
 
     def set_scalars(self, scalars: Mapping[str, Any]) -> None:
