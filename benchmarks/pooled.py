@@ -113,10 +113,18 @@ def _beside_fbgemm(
                 value=f"{share:.2f} x the limit",
                 bar=None if bar is None or skew == "zipf" else f"<= {bar} x",
                 is_reached=is_reached,
-                detail=f"{num_bytes / 1e6:.0f} MB must move: {limit * 1e3:.1f} ms",
+                detail=f"{num_bytes / 1e6:.0f} MB must move: {limit * 1e3:.1f} ms"
+                + _most(timings, limit),
             )
         )
     return figures
+
+
+def _most(timings: dict[str, Timing], limit: float) -> str:
+    """What the peer leaves to gain."""
+    if "theirs" not in timings:
+        return ""
+    return f", {timings['theirs'].median / limit:.1f} x as fast as FBGEMM"
 
 
 def _beside_torch(

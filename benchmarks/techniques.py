@@ -162,9 +162,7 @@ class _Updating:
 
     def by_copies(self, keys: np.ndarray, gradients: np.ndarray) -> object:
         rows = self._storage.find(keys).rows
-        parts = UpdateRows(
-            keys, rows, rows[:, :DIM], rows[:, DIM:], gradients, self.choice.step
-        )
+        parts = UpdateRows(keys, rows, rows[:, :DIM], rows[:, DIM:], gradients, self.choice.step)
         self.choice.method.update(parts, self.choice.hyper)
         return self._storage.upsert(keys, rows)
 
@@ -241,14 +239,15 @@ def _running(program: Path, num_rows: int, num_keys: int) -> Iterator[Callable[[
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+        answers, questions = process.stdout, process.stdin
+        assert answers is not None
+        assert questions is not None
+        assert answers.readline() == "ready\n"
 
         def run(work: str) -> float:
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.write(f"{work}\n")
-            process.stdin.flush()
-            return float(process.stdout.readline())
+            questions.write(f"{work}\n")
+            questions.flush()
+            return float(answers.readline())
 
         yield run
-        process.stdin.close()
+        questions.close()
