@@ -6,6 +6,7 @@ import ctypes
 import gc
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -157,6 +158,33 @@ def test_a_python_storage_crosses_the_border_and_comes_back() -> None:
     assert outer.erase([0, 5]) == 1
     assert outer.size == inner.size == 3
     assert outer.distribution.startswith("sparring ")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"capacity": 9},
+        {"policy": "lru"},
+        {"capacity": 9, "policy": "lru"},
+        {"policy": "custom"},
+    ],
+    ids=str,
+)
+def test_a_wrapped_python_storage_declares_what_it_is(options: dict[str, object]) -> None:
+    inner, outer = exported(**options)
+    # What crosses says nothing of the scope: the weaker promise holds in any case.
+    expected = replace(inner.capabilities, eviction_scope="bucket")
+    assert outer.capabilities == expected
+    assert not outer.capabilities.native, "its callbacks call Python"
+    again = NativeStorage(outer.__sparring_storage__(), outer.table)
+    assert not again.capabilities.native
+
+
+@needs_compiler
+def test_a_storage_in_c_declares_that_it_never_calls_python(tiny: ctypes.CDLL) -> None:
+    table = TableConfig("t", 1)
+    assert NativeStorage(Made(tiny, table.row_bytes).capsule(), table).capabilities.native
 
 
 def test_what_a_python_storage_evicts_crosses_the_border() -> None:

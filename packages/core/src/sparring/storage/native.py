@@ -345,15 +345,17 @@ def _bytes_of(evicted: Evicted) -> _Evicted | None:
 def _derive(bits: int, handle: Any) -> Capabilities:
     evicts = bool(bits & _EVICTS)
     given = bool(bits & _SCORES_GIVEN)
+    # Who offers them orders rows by scores of its own, also where nothing bounds them.
+    has_policy = evicts or handle.offers_evict or handle.offers_touch
     return Capabilities(
         persistent=bool(bits & _PERSISTENT),
-        native=True,
+        native=not handle.calls_python,
         concurrent_reads=bool(bits & _CONCURRENT_READS),
         bounded=bool(bits & _BOUNDED),
         evicts=evicts,
         evict=handle.offers_evict,
         touch=handle.offers_touch,
-        scores="given" if given else "policy" if evicts else "none",
+        scores="given" if given else "policy" if has_policy else "none",
         eviction_scope="bucket",
     )
 

@@ -35,11 +35,18 @@ def open_storage(
 
     Raises:
         PluginError: nobody offers `backend`, its plugin is broken, or it cannot run here.
-        InvalidArgumentError: `table` is no `TableConfig`, or an option is unknown or wrong.
+        InvalidArgumentError: `backend` is no name, `table` is no `TableConfig`, or an option is
+            unknown or wrong.
     """
+    if not isinstance(backend, str):
+        raise InvalidArgumentError(
+            f"open_storage: backend must be a name, as 'hkv', found {type(backend).__name__}; "
+            "`sparring plugins` lists all"
+        )
     if not isinstance(table, TableConfig):
         raise InvalidArgumentError(
-            f"open_storage: table must be a sparring.TableConfig, found {type(table).__name__}"
+            f"open_storage: table must be a sparring.TableConfig, found {type(table).__name__}; "
+            "make one: sparring.TableConfig(name, dim)"
         )
     if plugin_manager is None:
         from sparring.plugins import make_plugin_manager
