@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sparring.errors import InvalidArgumentError, PluginError
+from sparring.errors import InvalidArgumentError, PluginError, VersionError
 from sparring.options import checked_options
 from sparring.storage.contract import Storage
 from sparring.table import TableConfig
@@ -35,6 +35,7 @@ def open_storage(
 
     Raises:
         PluginError: nobody offers `backend`, its plugin is broken, or it cannot run here.
+        VersionError: it was built for another major version of the storage ABI.
         InvalidArgumentError: `backend` is no name, `table` is no `TableConfig`, or an option is
             unknown or wrong.
     """
@@ -57,7 +58,17 @@ def open_storage(
     reason = descriptor.unavailable() if descriptor.unavailable is not None else None
     if reason is not None:
         raise PluginError(f"storage {backend!r} cannot run here: {reason}", backend=backend)
-    storage = descriptor.factory(table, checked)
+    try:
+        storage = descriptor.factory(table, checked)
+    except VersionError as error:
+        # Whoever wraps a native struct need not know which distribution it came with.
+        for offer in plugin_manager.descriptors():
+            if offer.descriptor is descriptor:
+                raise VersionError(
+                    f"storage {backend!r} of {offer.distribution} {offer.version}: {error}",
+                    **(error.details | {"distribution": f"{offer.distribution} {offer.version}"}),
+                ) from error
+        raise
     if not isinstance(storage, Storage):
         raise PluginError(
             f"storage {backend!r}: its factory must return a sparring.Storage, found "
