@@ -63,10 +63,9 @@ def tests(session: nox.Session) -> None:
         session, "backend-hkv", "framework-torch", "_template", extras="[testing,parquet,report]"
     )
     if not session.posargs:
-        cxx_tests(session, "core")
-        cxx_tests(session, "backend-hkv")
-        cxx_tests(session, "backend-hkv", "thread")
-        cxx_tests(session, "backend-hkv", "address,undefined")
+        for package in ("core", "backend-hkv"):
+            for sanitizer in ("", "thread", "address,undefined"):
+                cxx_tests(session, package, sanitizer)
     session.run("pytest", *(session.posargs or ["packages", "tests"]))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import sparring
@@ -44,6 +45,25 @@ def test_importing_the_plugin_loads_no_native_library() -> None:
 def test_wrong_options_are_refused_by_name(options: dict[str, object]) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(options))):
         sparring.open_storage("hkv", TABLE, **options)
+
+
+@pytest.mark.parametrize("name", ["capacity", "memory_bytes", "hash_seed"])
+@pytest.mark.parametrize("value", [True, "10", 10.0])
+def test_what_only_looks_like_a_whole_number_is_refused(name: str, value: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"{name}.*found {value!r}"):
+        sparring.open_storage("hkv", TABLE, **{name: value})
+
+
+def test_whole_numbers_of_numpy_are_taken() -> None:
+    with sparring.open_storage("hkv", TABLE, capacity=np.int64(100)) as storage:
+        assert storage.capacity == 100
+
+
+def test_more_rows_than_can_be_numbered_are_refused_with_the_limit_and_what_to_do() -> None:
+    assert HkvOptions(capacity=2**32 - 1).capacity == 2**32 - 1
+    for capacity in (2**32, 2**63, 2**70):
+        with pytest.raises(InvalidArgumentError, match=rf"4294967295.*more ranks.*{capacity}"):
+            sparring.open_storage("hkv", TABLE, capacity=capacity)
 
 
 def test_memory_that_holds_no_row_is_refused_with_the_least_that_does() -> None:

@@ -273,6 +273,18 @@ def test_a_missing_file_is_a_clean_error(run: Run) -> None:
     assert ending.err.startswith("nothing.yaml: cannot read the configuration (found no such file")
 
 
+def test_a_metric_that_is_not_finite_is_null_and_said_on_standard_error(run: Run) -> None:
+    ending = run("train", "run.yaml", "seed=6", "--json")
+    assert ending.code == 0
+    assert ending.last_json["metrics"] == {"rmse": None}
+    assert "NaN" not in ending.out
+    assert "warning: metric rmse is nan, which JSON cannot hold: null stands" in ending.err
+    ending = run("train", "run.yaml", "seed=6")
+    assert "metric rmse is nan; the training diverged" in ending.err
+    assert "JSON" not in ending.err
+    assert "warning" not in run("train", "run.yaml", "--json").err
+
+
 # -- plugins and doctor ------------------------------------------------------------
 
 

@@ -72,6 +72,28 @@ def test_a_large_array_is_searched_to_its_end_by_any_number_of_threads() -> None
         _native.pool_configure(before)
 
 
+@pytest.mark.usefixtures("_level")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [1, 7, 64, 5_000])
+def test_values_may_lie_anywhere_in_memory(dtype: Any, size: int) -> None:
+    item = np.dtype(dtype).itemsize
+    memory = np.zeros((size + 1) * item, np.uint8)
+    for offset in (1, item // 2, item - 1):
+        values = memory[offset : offset + size * item].view(dtype)
+        assert not values.flags.aligned
+        # Loads take elements to lie where elements may: such arrays are copied, or refused.
+        with pytest.raises(InvalidArgumentError, match="aligned"):
+            _native.is_finite(values)
+        for place in {0, size // 2, size - 1}:
+            values[:] = 1
+            assert kernels.is_finite(values)
+            values[place] = np.nan
+            assert not kernels.is_finite(values)
+    # Where an element may lie a vector need not begin.
+    for start in range(1, 9):
+        assert _native.is_finite(np.ones(size + start, dtype)[start:])
+
+
 def test_only_floats_can_be_finite() -> None:
     with pytest.raises(InvalidArgumentError, match="float32 or float64"):
         kernels.is_finite(np.arange(3))

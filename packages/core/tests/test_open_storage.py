@@ -29,6 +29,20 @@ def test_options_reach_the_backend() -> None:
         assert storage.capacity == 3
 
 
+@pytest.mark.parametrize("capacity", [True, "10", 10.0])
+def test_what_only_looks_like_a_whole_number_is_refused(capacity: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"capacity.*found {capacity!r}"):
+        open_storage("memory", TABLE, capacity=capacity)
+    with open_storage("memory", TABLE, capacity=np.int64(3)) as storage:
+        assert storage.capacity == 3
+
+
+@pytest.mark.parametrize("backend", [None, 5, TABLE])
+def test_a_backend_that_is_no_name_is_refused(backend: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"backend must be a name.*found.*lists all"):
+        open_storage(backend, TABLE)
+
+
 @pytest.mark.parametrize("validate", [True, False])
 def test_validate_reaches_the_storage(validate: bool) -> None:
     with open_storage("memory", TABLE, validate=validate) as storage:

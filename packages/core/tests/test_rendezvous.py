@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -54,12 +56,31 @@ def test_equal_maps_are_equal_and_immutable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("owners", "world_size"),
-    [(np.zeros(5), 1), (np.full(NUM_PARTITIONS, 2), 2), (np.full(NUM_PARTITIONS, -1), 2)],
+    ("owners", "world_size", "found"),
+    [
+        (np.zeros(5, int), 1, r"shape \(5,\)"),
+        (np.full(NUM_PARTITIONS, 2), 2, "found 2 to 2"),
+        (np.full(NUM_PARTITIONS, -1), 2, "found -1"),
+        # These would be cut to ranks.
+        (np.zeros(NUM_PARTITIONS), 1, "found dtype float64"),
+        (np.full(NUM_PARTITIONS, 2**32), 1, "found 4294967296"),
+        (["a"] * NUM_PARTITIONS, 1, "found dtype <U1"),
+        ([[0], [1, 2]], 1, "found list"),
+        ([0] * NUM_PARTITIONS, 1.5, "found 1.5"),
+        ([0] * NUM_PARTITIONS, NUM_PARTITIONS + 1, "found 4097"),
+    ],
+    ids=str,
 )
-def test_impossible_maps_are_refused(owners: np.ndarray, world_size: int) -> None:
-    with pytest.raises(InvalidArgumentError):
+def test_impossible_maps_are_refused(owners: Any, world_size: Any, found: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=found):
         ShardMap(owners, world_size)
+
+
+@pytest.mark.parametrize("world_size", [0, 1.5, True, "2", NUM_PARTITIONS + 1])
+def test_no_map_is_made_for_an_impossible_world(world_size: Any) -> None:
+    for make in (ShardMap.balanced, ShardMap.balanced(2).resized):
+        with pytest.raises(InvalidArgumentError, match="world_size must be a whole number"):
+            make(world_size)
 
 
 def test_a_world_of_one() -> None:

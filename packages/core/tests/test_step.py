@@ -198,6 +198,62 @@ def test_wrong_use_is_refused_and_changes_nothing() -> None:
         StepContainer(non_finite="sometimes")
 
 
+def test_input_of_another_kind_is_refused_and_registers_nothing() -> None:
+    made = container()
+    no_array: Any = [1, 2]
+    with pytest.raises(InvalidArgumentError, match=r"ids for table 'item'.*found list.*asarray"):
+        made.lookup("item", no_array)
+    no_table: Any = "item"
+    with pytest.raises(InvalidArgumentError, match=r"TableConfig, found str"):
+        made.declare(no_table)
+    no_choice: Any = "memory"
+    with pytest.raises(InvalidArgumentError, match=r"found str; pass StorageChoice"):
+        made.declare(TableConfig("other", 5), no_choice)
+    assert list(made.tables) == ["item"]
+    assert made.resources.num_batch_inputs == 0
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [np.ones((1, 4), complex), [["a"] * 4], [[True] * 4], [[None] * 4], [[1], [2, 3]]],
+    ids=["complex", "text", "truth values", "objects", "ragged"],
+)
+def test_a_gradient_of_no_real_numbers_is_refused(gradient: Any) -> None:
+    made = container()
+    with (
+        pytest.raises(InvalidArgumentError, match=r"gradient.*found"),
+        made.step(descend(1.0)) as step,
+    ):
+        step.accumulate(step.lookup("item", [7]), gradient)
+    assert made.num_rows("item") == 0
+
+
+def test_a_gradient_is_converted_where_that_loses_no_meaning() -> None:
+    made = container()
+    for gradient in (np.ones((1, 4), np.float32), np.ones((1, 4), int), [[1.0] * 4]):
+        with made.step(descend(1.0)) as step:
+            step.accumulate(step.lookup("item", [7]), gradient)
+    assert made.counters.steps == 3
+
+
+def test_a_table_is_not_declared_a_second_time_with_another_storage() -> None:
+    made = container()
+    made.declare(TABLE)
+    made.declare(TABLE, StorageChoice("memory"))
+    for other in (StorageChoice("hkv"), StorageChoice("memory", {"capacity": 9})):
+        with pytest.raises(InvalidArgumentError, match=r"'item' is declared already with.*declare"):
+            made.declare(TABLE, other)
+    with open_storage("memory", TABLE) as given:
+        with pytest.raises(InvalidArgumentError, match="declared already with"):
+            made.declare(TABLE, given)
+        table = TableConfig("other", 4)
+        own = open_storage("memory", table)
+        made.declare(table, own)
+        made.declare(table, own)
+        with pytest.raises(InvalidArgumentError, match="declared already with"):
+            made.declare(table, open_storage("memory", table))
+
+
 def test_rows_of_another_state_are_refused_until_it_is_dropped() -> None:
     made = container()
     made.set_state("item", np.array([0.5, 7.0]), "first")

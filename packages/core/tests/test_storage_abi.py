@@ -6,7 +6,11 @@ import ctypes
 import gc
 import shutil
 import subprocess
+import sys
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -23,8 +27,24 @@ from sparring.errors import (
 )
 from sparring.storage.native import NativeStorage
 
+from .installed import Site
+
 FROZEN = Path(__file__).parent / "abi" / "v1"
 PRESENT = Path(__file__).parents[1] / "include" / "sparring" / "storage_abi.h"
+
+ACME = """
+    from sparring.descriptors import StorageDescriptor
+    from sparring.hookspecs import hookimpl
+    from sparring.storage.native import NativeStorage
+
+    def make(table, options):
+        import tests_capsule
+        return NativeStorage(tests_capsule.capsule(), table)
+
+    @hookimpl
+    def sparring_register_storage():
+        return [StorageDescriptor(name="acme", api_version=(1, 0), factory=make)]
+"""
 
 needs_compiler = pytest.mark.skipif(
     shutil.which("gcc") is None, reason="compiles a backend in C, and found no gcc"
@@ -114,6 +134,48 @@ def test_another_major_version_is_refused_naming_both(tiny: ctypes.CDLL, major: 
 
 
 @needs_compiler
+@pytest.mark.parametrize(
+    ("major", "remedy"),
+    [
+        (0, "upgrade the backend, or install an older version of sparring"),
+        (2, "upgrade sparring, or install an older version of the backend"),
+    ],
+)
+def test_a_refused_version_names_both_distributions_and_which_to_upgrade(
+    tiny: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, major: int, remedy: str
+) -> None:
+    table = TableConfig("t", 1)
+    made = Made(tiny, table.row_bytes, major)
+    site = Site(tmp_path / "site", monkeypatch)
+    site.install("acme-storage", ACME, version="3.7")
+    opener = ModuleType("tests_capsule")
+    monkeypatch.setitem(sys.modules, "tests_capsule", opener)
+    opener.capsule = made.capsule  # type: ignore[attr-defined]
+    with pytest.raises(VersionError) as caught:
+        open_storage("acme", table)
+    ours = ".".join(map(str, _native.STORAGE_ABI))
+    for part in ("acme-storage 3.7", f"ABI {major}.0", f"sparring {version('sparring')}", ours):
+        assert part in str(caught.value)
+    assert str(caught.value).endswith(remedy)
+    assert caught.value.distribution == "acme-storage 3.7"
+
+
+@needs_compiler
+def test_a_refused_version_names_the_distribution_of_the_class(
+    tiny: ctypes.CDLL,
+) -> None:
+    table = TableConfig("t", 1)
+
+    class OwnStorage(NativeStorage):
+        pass
+
+    # A module of pytest itself stands for a backend of another distribution.
+    OwnStorage.__module__ = "_pytest.own"
+    with pytest.raises(VersionError, match=rf"pytest {version('pytest')} was built for.*ABI 2\.0"):
+        OwnStorage(Made(tiny, table.row_bytes, 2).capsule(), table)
+
+
+@needs_compiler
 def test_rows_of_another_size_are_refused(tiny: ctypes.CDLL) -> None:
     with pytest.raises(InvalidArgumentError, match=r"12 bytes.*16"):
         NativeStorage(Made(tiny, 12).capsule(), TableConfig("t", 4))
@@ -157,6 +219,33 @@ def test_a_python_storage_crosses_the_border_and_comes_back() -> None:
     assert outer.erase([0, 5]) == 1
     assert outer.size == inner.size == 3
     assert outer.distribution.startswith("sparring ")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"capacity": 9},
+        {"policy": "lru"},
+        {"capacity": 9, "policy": "lru"},
+        {"policy": "custom"},
+    ],
+    ids=str,
+)
+def test_a_wrapped_python_storage_declares_what_it_is(options: dict[str, object]) -> None:
+    inner, outer = exported(**options)
+    # What crosses says nothing of the scope: the weaker promise holds in any case.
+    expected = replace(inner.capabilities, eviction_scope="bucket")
+    assert outer.capabilities == expected
+    assert not outer.capabilities.native, "its callbacks call Python"
+    again = NativeStorage(outer.__sparring_storage__(), outer.table)
+    assert not again.capabilities.native
+
+
+@needs_compiler
+def test_a_storage_in_c_declares_that_it_never_calls_python(tiny: ctypes.CDLL) -> None:
+    table = TableConfig("t", 1)
+    assert NativeStorage(Made(tiny, table.row_bytes).capsule(), table).capabilities.native
 
 
 def test_what_a_python_storage_evicts_crosses_the_border() -> None:

@@ -9,7 +9,7 @@
 namespace sparring::hkv {
 namespace {
 
-constexpr uint64_t kMaxRows = kNoRow;
+constexpr uint64_t kMaxRows = kNoRow;  // row numbers have 32 bits, and one means none
 constexpr uint64_t kMaxBuckets = 0xffffffffu;
 constexpr uint64_t kRowsPerBucket = 48;
 
@@ -37,8 +37,13 @@ Layout make_layout(const TableOptions& options, uint64_t overhead_bytes) {
                           std::to_string(options.capacity));
   }
   const bool has_capacity = options.capacity > 0;
-  const uint64_t most_rows =
-      has_capacity ? std::min(static_cast<uint64_t>(options.capacity), kMaxRows) : kMaxRows;
+  const uint64_t most_rows = has_capacity ? static_cast<uint64_t>(options.capacity) : kMaxRows;
+  if (most_rows > kMaxRows) {
+    throw StatusError(SPARRING_INVALID_ARGUMENT,
+                      "capacity must be at most " + std::to_string(kMaxRows) +
+                          " rows, which is what 32 bits can number; found " +
+                          std::to_string(options.capacity));
+  }
   if (options.memory_bytes == 0) {
     if (!has_capacity || options.policy == PolicyKind::kNone) {
       return {most_rows, 0, kMaxBuckets, has_capacity};
@@ -63,6 +68,14 @@ Layout make_layout(const TableOptions& options, uint64_t overhead_bytes) {
     (fits(middle) ? low : high) = middle;
   }
   return fixed_layout(options, low);
+}
+
+std::string remedy_when_full(const Layout& layout) {
+  if (layout.max_rows == kMaxRows) {
+    return "no table of hkv can number more; share it among more ranks, admit fewer ids, or bound "
+           "it by capacity or memory_bytes with a policy that evicts";
+  }
+  return "its policy is none; raise its capacity or memory_bytes, or choose a policy that evicts";
 }
 
 }  // namespace sparring::hkv

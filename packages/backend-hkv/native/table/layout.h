@@ -15,6 +15,7 @@
 #define SPARRING_HKV_TABLE_LAYOUT_H_
 
 #include <cstdint>
+#include <string>
 
 #include "policy.h"
 
@@ -39,6 +40,10 @@ struct Layout {
 // Throws StatusError where the options contradict each other or where not even
 // one row fits.
 Layout make_layout(const TableOptions& options, uint64_t overhead_bytes);
+
+// Why a full table takes no more rows and what to do, the end of a message. REQUIRES: nothing
+// may be evicted.
+std::string remedy_when_full(const Layout& layout);
 
 // Rows lie at least this far apart: free ones hold a link of 4 bytes.
 inline uint64_t row_stride(uint64_t row_bytes) { return row_bytes < 4 ? 4 : row_bytes; }

@@ -42,6 +42,18 @@ void tighter_bound_holds() {
   CHECK(make_layout(options, 0).max_rows < 150);
 }
 
+// Nobody fills 2^32 rows in a test, so what is said then is asked for.
+void a_table_without_a_bound_says_what_bounds_it() {
+  for (const PolicyKind policy : {PolicyKind::kNone, PolicyKind::kLru}) {
+    const Layout unbounded = make_layout({.row_bytes = 4, .policy = policy}, 0);
+    CHECK(unbounded.max_rows == 4'294'967'295);
+    CHECK(remedy_when_full(unbounded).find("more ranks") != std::string::npos);
+    CHECK(remedy_when_full(unbounded).find("policy is none") == std::string::npos);
+  }
+  const Layout bounded = make_layout({.row_bytes = 4, .capacity = 7}, 0);
+  CHECK(remedy_when_full(bounded).find("raise its capacity") != std::string::npos);
+}
+
 // Of every size of table, kind of row and policy: memory is never exceeded, and
 // little of it is left unused.
 void memory_bound_holds_and_is_used() {
@@ -80,5 +92,6 @@ int main() {
   RUN(options_out_of_range_are_refused);
   RUN(buckets_are_four_fifths_full_at_capacity);
   RUN(tighter_bound_holds);
+  RUN(a_table_without_a_bound_says_what_bounds_it);
   RUN(memory_bound_holds_and_is_used);
 }

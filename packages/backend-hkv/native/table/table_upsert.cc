@@ -74,8 +74,7 @@ void Table::check_room(int64_t count, uint64_t num_missing, const char* operatio
                     std::string(operation) + " of " + std::to_string(count) + " keys, " +
                         std::to_string(num_missing) + " of them new: the table holds " +
                         std::to_string(size) + " of at most " + std::to_string(layout_.max_rows) +
-                        " rows, and its policy is none; raise its capacity or memory_bytes, "
-                        "or choose a policy that evicts");
+                        " rows, and " + remedy_when_full(layout_));
 }
 
 void Table::upsert_growing(SparringUpsert& call, Located& located) {

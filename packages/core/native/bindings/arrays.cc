@@ -29,6 +29,13 @@ void refuse_dtype(const py::array& array, const char* name, const char* expected
          py::str(array.dtype()).cast<std::string>() + "; convert it first");
 }
 
+void check_contiguous(const py::array& array, const char* name) {
+  if ((array.flags() & py::array::c_style) == 0 || (array.flags() & kAligned) == 0) {
+    refuse(std::string(name) +
+           " must be C-contiguous and aligned; pass numpy.require(it, None, ['C', 'A'])");
+  }
+}
+
 void check_layout(const py::array& array, const char* name,
                   std::initializer_list<py::ssize_t> expected, bool is_written) {
   bool is_right = array.ndim() == static_cast<py::ssize_t>(expected.size());
@@ -47,10 +54,7 @@ void check_layout(const py::array& array, const char* name,
     if (expected.size() == 1) wanted += ",";
     refuse(std::string(name) + " must have shape (" + wanted + "), found " + shape_text(array));
   }
-  if ((array.flags() & py::array::c_style) == 0 || (array.flags() & kAligned) == 0) {
-    refuse(std::string(name) +
-           " must be C-contiguous and aligned; pass numpy.ascontiguousarray of it");
-  }
+  check_contiguous(array, name);
   if (is_written && !array.writeable()) {
     refuse(std::string(name) + " is written to, but the array is read-only; pass a copy");
   }

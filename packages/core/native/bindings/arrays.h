@@ -24,6 +24,10 @@ void set_refusal(const char* message);
 // Raises it.
 [[noreturn]] void refuse(const std::string& message);
 
+// Raises InvalidArgumentError unless `array` is C-contiguous and its elements lie where
+// elements of their type may.
+void check_contiguous(const pybind11::array& array, const char* name);
+
 // Raises InvalidArgumentError unless `array` is C-contiguous, aligned, of the shape,
 // and, if wanted, writable.
 void check_layout(const pybind11::array& array, const char* name,

@@ -212,4 +212,6 @@ py::capsule export_storage(py::object adapter, const std::string& distribution) 
   });
 }
 
+bool is_exported(const SparringStorage& storage) { return storage.find == &find; }
+
 }  // namespace sparring::bindings

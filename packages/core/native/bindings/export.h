@@ -5,11 +5,16 @@
 
 #include <string>
 
+#include "sparring/storage_abi.h"
+
 namespace sparring::bindings {
 
 // `adapter` is a sparring.storage.native.ExportAdapter. The capsule owns the
 // struct, which owns a reference to the adapter.
 pybind11::capsule export_storage(pybind11::object adapter,
                                  const std::string& distribution);
+
+// Whether the struct is one that export_storage made: its callbacks call Python.
+bool is_exported(const SparringStorage& storage);
 
 }  // namespace sparring::bindings

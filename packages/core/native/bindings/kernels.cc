@@ -24,6 +24,7 @@
 
 namespace py = pybind11;
 namespace kernels = sparring::kernels;
+using sparring::bindings::check_contiguous;
 using sparring::bindings::check_layout;
 using sparring::bindings::given_or_new;
 using sparring::bindings::has_dtype;
@@ -317,9 +318,7 @@ void encode(const py::array& embeddings, py::array& out, const py::object& keys,
 
 bool is_finite(const py::array& values) {
   return with_float_dtype(values, "values", [&]<class T>(T) {
-    if ((values.flags() & py::array::c_style) == 0) {
-      refuse("values must be C-contiguous; pass numpy.ascontiguousarray of them");
-    }
+    check_contiguous(values, "values");
     const auto* from = static_cast<const T*>(values.data());
     const int64_t count = values.size();
     sparring::bindings::GilRelease release;

@@ -176,6 +176,9 @@ class PyStorageHandle {
   }
 
   std::string distribution() const { return handle_.distribution(); }
+  bool calls_python() const {
+    return sparring::bindings::is_exported(*capsule_.get_pointer<SparringStorage>());
+  }
   bool offers_touch() const { return handle_.offers_touch(); }
   bool offers_evict() const { return handle_.offers_evict(); }
   py::capsule capsule() const { return capsule_; }
@@ -259,6 +262,7 @@ void bind_storage(py::module_& module) {
       .def("clear", &PyStorageHandle::clear)
       .def("set_option", &PyStorageHandle::set_option, py::arg("name"), py::arg("value"))
       .def_property_readonly("distribution", &PyStorageHandle::distribution)
+      .def_property_readonly("calls_python", &PyStorageHandle::calls_python)
       .def_property_readonly("offers_touch", &PyStorageHandle::offers_touch)
       .def_property_readonly("offers_evict", &PyStorageHandle::offers_evict)
       .def_property_readonly("capsule", &PyStorageHandle::capsule);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -158,18 +159,31 @@ class PyFusedStep {
     return num_new;
   }
 
-  // (rows updated, inserted, refused, evicted) of each table.
+  // What `outcomes` gives. Raises the first failure; the tables that did not fail have
+  // changed then.
   py::list apply() {
-    std::vector<collection::TableOutcome> outcomes(parts_.size());
+    outcomes_.resize(parts_.size());
     {
       const GilRelease release;
-      apply_to(float32_, outcomes);
-      apply_to(float64_, outcomes);
+      apply_to(float32_, outcomes_);
+      apply_to(float64_, outcomes_);
     }
+    for (const collection::TableOutcome& each : outcomes_) {
+      if (each.failure) std::rethrow_exception(each.failure);
+    }
+    return outcomes();
+  }
+
+  // (rows updated, inserted, refused, evicted) of each table, None of one that failed.
+  py::list outcomes() const {
     py::list result;
-    for (const collection::TableOutcome& each : outcomes) {
-      result.append(py::make_tuple(each.num_updated, each.num_inserted, each.num_refused,
-                                   each.num_evicted));
+    for (const collection::TableOutcome& each : outcomes_) {
+      if (each.failure) {
+        result.append(py::none());
+      } else {
+        result.append(py::make_tuple(each.num_updated, each.num_inserted, each.num_refused,
+                                     each.num_evicted));
+      }
     }
     return result;
   }
@@ -243,6 +257,7 @@ class PyFusedStep {
   std::vector<TablePart> parts_;
   Group<float> float32_;
   Group<double> float64_;
+  std::vector<collection::TableOutcome> outcomes_;
 };
 
 UpdateSpec make_update_spec(const std::string& method, const std::string& dtype,
@@ -278,5 +293,6 @@ void bind_updates(py::module_& module) {
       .def(py::init<const py::list&, int64_t>(), py::arg("tables"), py::arg("step"))
       .def("doubtful", &PyFusedStep::doubtful)
       .def("count_new", &PyFusedStep::count_new, py::arg("place"))
-      .def("apply", &PyFusedStep::apply);
+      .def("apply", &PyFusedStep::apply)
+      .def("outcomes", &PyFusedStep::outcomes);
 }

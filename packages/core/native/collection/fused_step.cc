@@ -220,12 +220,16 @@ std::vector<TableOutcome> FusedStep<T>::apply() {
                         [&](int64_t begin, int64_t end) {
                           for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end);
                                ++i) {
-                            outcomes[i] = apply_to(updates_[i], grouped_[i], decisions[i]);
+                            try {
+                              outcomes[i] = apply_to(updates_[i], grouped_[i], decisions[i]);
+                            } catch (...) {
+                              outcomes[i].failure = std::current_exception();
+                            }
                           }
                         });
   for (size_t i = 0; i < updates_.size(); ++i) {
     const Decision& each = decisions[i];
-    if (each.keys.empty()) continue;
+    if (each.keys.empty() || outcomes[i].failure) continue;
     updates_[i].filter->record(each.keys.data(), each.is_admitted.data(),
                                static_cast<int64_t>(each.keys.size()));
   }

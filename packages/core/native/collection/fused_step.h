@@ -7,6 +7,7 @@
 #define SPARRING_COLLECTION_FUSED_STEP_H_
 
 #include <cstdint>
+#include <exception>
 #include <vector>
 
 #include "collection/gradients.h"
@@ -32,6 +33,7 @@ struct TableOutcome {
   int64_t num_inserted = 0;  // of these, new
   int64_t num_refused = 0;   // keys that were not admitted
   int64_t num_evicted = 0;
+  std::exception_ptr failure;  // or NULL; then the table has not changed
 };
 
 template <class T>
@@ -48,8 +50,8 @@ class FusedStep {
   // Keys without a row that will have one. Throws StorageError, std::bad_alloc.
   int64_t count_new(size_t table) const;
 
-  // Changes the rows, then has the filters count. Throws StorageError: the table
-  // concerned has not changed, but others may have; no filter has counted.
+  // Changes the rows, then has the filters of the tables that changed count. Where a table
+  // fails, by StorageError or std::bad_alloc, its outcome says so, and the others change.
   std::vector<TableOutcome> apply();
 
  private:

@@ -8,6 +8,7 @@
 
 namespace sparring::kernels {
 
+// `values` may begin wherever a T may: vectors need no alignment of their own.
 template <class T>
 bool is_finite(const SparringExecutor* executor,
                const T* values,  // (count)

@@ -24,13 +24,14 @@ FrequencyFilter::Slots::Slots(int64_t capacity) : capacity_(capacity) {
   if (!keys_ || !counts_) throw std::bad_alloc();
 }
 
-int64_t FrequencyFilter::Slots::home(int64_t key) const {
+inline int64_t FrequencyFilter::Slots::home(int64_t key) const {
   __extension__ using Wide = unsigned __int128;
   return static_cast<int64_t>(
       (static_cast<Wide>(hasher_.hash(key)) * static_cast<uint64_t>(capacity_)) >> 64);
 }
 
-void FrequencyFilter::Slots::prefetch(int64_t key) const {
+// Inlined always, or GCC may delete the calls: see KeyIndex::prefetch.
+[[gnu::always_inline]] inline void FrequencyFilter::Slots::prefetch(int64_t key) const {
   const int64_t slot = home(key);
   __builtin_prefetch(keys_.get() + slot);
   __builtin_prefetch(counts_.get() + slot);

@@ -1,12 +1,14 @@
 // The kernels on the pool's threads: several callers at once, and what is said at
 // compile time. All else is tested through Python, in tests/test_kernels_*.py.
 #include <atomic>
+#include <limits>
 #include <random>
 #include <thread>
 #include <vector>
 
 #include "execution/pool.h"
 #include "kernels/dedup.h"
+#include "kernels/finite.h"
 #include "kernels/hash.h"
 #include "kernels/key_index.h"
 #include "kernels/scatter.h"
@@ -108,6 +110,20 @@ void a_nested_call_has_scratch_of_its_own() {
   CHECK(fresh->bytes == 0);
 }
 
+// UndefinedBehaviorSanitizer looks on: vectors may begin wherever an element may.
+template <class T>
+void values_need_the_alignment_of_one_element() {
+  std::vector<T> values(3'000, T{1});
+  for (size_t start = 0; start < 40; ++start) {
+    const T* from = values.data() + start;
+    const auto count = static_cast<int64_t>(values.size() - start);
+    CHECK(is_finite(nullptr, from, count));
+    values.back() = std::numeric_limits<T>::infinity();
+    CHECK(!is_finite(nullptr, from, count));
+    values.back() = 1;
+  }
+}
+
 void an_index_keeps_its_keys_while_it_grows() {
   KeyIndex index;
   index.reset(1);
@@ -129,6 +145,8 @@ int main() {
       {"callers on several threads do not disturb each other",
        callers_on_several_threads_do_not_disturb_each_other},
       {"a nested call has scratch of its own", a_nested_call_has_scratch_of_its_own},
+      {"values need the alignment of one float", values_need_the_alignment_of_one_element<float>},
+      {"values need the alignment of one double", values_need_the_alignment_of_one_element<double>},
       {"an index keeps its keys while it grows", an_index_keeps_its_keys_while_it_grows},
   });
 }

@@ -12,17 +12,31 @@ import importlib
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["ensure_native"]
+__all__ = ["native_failure"]
 
 _LIBRARY = "libtbb.so.12"
 
 
-def ensure_native() -> None:
+def native_failure() -> str | None:
     """Imports ``sparring._native``; where the linker finds no oneTBB, loads it first.
 
-    Raises:
-        ImportError: the native module cannot be loaded either way; the message says why.
+    Returns:
+        Why it cannot be loaded and what to do, or None if it is. Nothing is raised, because
+        ``sparring doctor`` and pytest have to start in any case.
     """
+    try:
+        _load()
+    # A module that was built for something else may fail in any way.
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        return (
+            f"the native library of sparring cannot be loaded ({type(error).__name__}: {reason}); "
+            "install it again: pip install --force-reinstall sparring"
+        )
+    return None
+
+
+def _load() -> None:
     try:
         importlib.import_module("sparring._native")
     except ImportError as error:

@@ -1,6 +1,8 @@
 """Applies what a step accumulated: gradients to their owners, checked, into rows.
 
-Everything that can be refused is refused before the first row changes. There are two ways.
+Everything that can be refused is refused before the first row changes. What cannot be foreseen, a
+disk that fails or memory that ends while a storage writes, leaves each table whole, but not the step:
+`PartialStepError` says which tables took it. There are two ways.
 
 - By a function over rows: `apply_update`. Rows and gradients lie in arrays, as frameworks' own
   optimizers want them. All tables' new rows are computed before the first is written.
@@ -12,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 
 from sparring import _native
 from sparring.admission import Decision, decide_unseen
 from sparring.collective import Reduction
-from sparring.errors import CapacityError, InvalidArgumentError
+from sparring.errors import CapacityError, InvalidArgumentError, PartialStepError
 from sparring.exchange import OwnedGradients
 from sparring.kernels import Rounding
 from sparring.non_finite import finite_only
@@ -102,10 +104,7 @@ def apply_methods(container: StepContainer, choices: Mapping[str, MethodChoice])
         storage = container.storage(name)
         if _may_refuse(storage):
             _check_room(storage, step.count_new(place))
-    for name, (updated, _, refused, evicted) in zip(waiting, step.apply(), strict=True):
-        container.counters.rows_updated += updated
-        container.counters.rows_evicted += evicted
-        _count_refused(container, name, refused)
+    _write_fused(container, step, list(waiting))
     container.counters.steps += 1
     return list(waiting)
 
@@ -236,16 +235,63 @@ def _apply_by_rows(
 
 
 def _write(container: StepContainer, gathered: _Gathered) -> None:
-    for update in gathered.updates:
+    names = [update.table.name for update in gathered.updates]
+    for place, update in enumerate(gathered.updates):
         entry = container.entry(update.table.name)
         rounding = Rounding(update.keys, entry.initializer.rounding_seed, update.step)
         rows = stored_rows(update.table, update.rows, rounding)
-        evicted = container.storage(update.table.name)._upsert_impl(update.keys, rows, None)
+        try:
+            evicted = container.storage(update.table.name)._upsert_impl(update.keys, rows, None)
+        except Exception as error:
+            _record(container, gathered, names[:place])
+            _raise_interrupted(container, error, names[:place], names[place:])
         container.counters.rows_evicted += len(evicted)
         container.counters.rows_updated += len(update.keys)
+    _record(container, gathered, list(gathered.decisions))
+
+
+def _record(container: StepContainer, gathered: _Gathered, names: Sequence[str]) -> None:
     for name, decision in gathered.decisions.items():
-        decision.record()
-        _count_refused(container, name, decision.num_refused)
+        if name in names:
+            decision.record()
+            _count_refused(container, name, decision.num_refused)
+
+
+def _write_fused(container: StepContainer, step: Any, names: Sequence[str]) -> None:
+    failure: Exception | None = None
+    try:
+        step.apply()
+    except Exception as error:
+        failure = error
+    written, missing = [], []
+    for name, outcome in zip(names, step.outcomes(), strict=True):
+        if outcome is None:
+            missing.append(name)
+            continue
+        updated, _, refused, evicted = outcome
+        container.counters.rows_updated += updated
+        container.counters.rows_evicted += evicted
+        _count_refused(container, name, refused)
+        if updated:
+            written.append(name)
+    if failure is not None:
+        _raise_interrupted(container, failure, written, missing)
+
+
+def _raise_interrupted(
+    container: StepContainer, error: Exception, written: Sequence[str], missing: Sequence[str]
+) -> NoReturn:
+    """Raises what a storage raised while it wrote: as it is, if no table has changed."""
+    if not written:
+        raise error
+    raise PartialStepError(
+        f"step {container.counters.steps + 1} was to change tables {', '.join(written)} and "
+        f"{', '.join(missing)}; writing {missing[0]} failed ({type(error).__name__}: {error}). "
+        f"Changed: {', '.join(written)}; not changed: {', '.join(missing)}. Mend what failed, then "
+        "load a snapshot; or go on, if a step that part of the tables took does no harm",
+        written=tuple(written),
+        missing=tuple(missing),
+    ) from error
 
 
 def _may_refuse(storage: Storage) -> bool:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from sparring import _native, kernels
 from sparring.admission import admission_from, make_filter
+from sparring.errors import InvalidArgumentError
 from sparring.storage.contract import Columns, Storage
 from sparring.table import TableConfig
 
@@ -54,6 +55,21 @@ class DeclaredTable:
         self.embedding = Columns(0, config.dim)
         self.whole = Columns(0, config.width)
         self.hold(storage)
+
+    def check_same_storage(self, storage: StorageChoice | Storage | None) -> None:
+        """Refuses a second declaration that would put the rows elsewhere; None says nothing.
+
+        Raises:
+            InvalidArgumentError: `storage` is not what the table was declared with.
+        """
+        declared = self.storage if self.choice is None else self.choice
+        if storage is None or storage is declared or storage == declared:
+            return
+        raise InvalidArgumentError(
+            f"table {self.config.name!r} is declared already with {declared}, found {storage}; "
+            "declare it once, or leave the storage out the second time",
+            table=self.config.name,
+        )
 
     def hold(self, storage: Storage | None) -> None:
         """Reads from `storage` from now on, natively too; None: no key has a row."""

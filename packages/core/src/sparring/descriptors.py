@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 if TYPE_CHECKING:
     import typer
@@ -37,6 +38,7 @@ __all__ = [
     "RendezvousDescriptor",
     "StorageDescriptor",
     "UpdateMethodDescriptor",
+    "WholeNumber",
 ]
 
 API_VERSION: tuple[int, int] = (1, 0)
@@ -47,6 +49,14 @@ class Options(BaseModel):
     """The base of options models: unknown options are refused, defaults are checked too."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+def _plain_int(value: object) -> object:
+    return int(value) if isinstance(value, np.integer) else value
+
+
+WholeNumber = Annotated[int, Field(strict=True), BeforeValidator(_plain_int)]
+"""For options that are counts: an integer of Python or NumPy; no text, no float, no True."""
 
 
 class NoOptions(Options):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 
-__all__ = ["GROUP", "PluginSource", "find_plugins"]
+__all__ = ["GROUP", "PluginSource", "distribution_of", "find_plugins"]
 
 GROUP = "sparring"
 """The entry point group of plugins."""
@@ -22,6 +22,21 @@ class PluginSource:
     version: str
     load: Callable[[], object]
     """Imports the plugin; raises whatever the import raises."""
+
+
+def distribution_of(module: str) -> str | None:
+    """Name and version of the distribution that a module came with, as ``sparring-hkv 0.1.0``.
+
+    Args:
+        module: its full name; the part before the first dot counts.
+    """
+    package = module.partition(".")[0]
+    try:
+        # Most distributions are named as their package is, and asking for one is cheap.
+        return f"{package.replace('_', '-')} {metadata.version(package)}"
+    except metadata.PackageNotFoundError:
+        names = metadata.packages_distributions().get(package)
+        return f"{names[0]} {metadata.version(names[0])}" if names else None
 
 
 def find_plugins() -> Iterator[PluginSource]:

@@ -16,6 +16,7 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "NonFiniteGradientError",
+    "PartialStepError",
     "PeerFailure",
     "PluginError",
     "SparringError",
@@ -72,6 +73,13 @@ class StorageIOError(SparringError, OSError):
 
 class DeadlineError(SparringError, TimeoutError):
     """Something took longer than its deadline: find out why, or allow more."""
+
+
+class PartialStepError(SparringError):
+    """A storage failed while a step was written, after other tables: restore a snapshot.
+
+    Its cause is what that storage raised.
+    """
 
 
 class CorruptDataError(SparringError):

@@ -39,13 +39,18 @@ class Initializer:
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            if not isinstance(value, (int, float)) or not math.isfinite(value):
+            if not _is_finite_number(value):
                 raise InvalidArgumentError(
-                    f"initializer {self.kind}: {each.name} must be a finite number, found {value!r}"
+                    f"initializer {self.kind}: {each.name} must be a finite number, found {value!r}; "
+                    "give a float"
                 )
 
     def parameters(self, dim: int) -> tuple[float, float]:
         """The two numbers that the native kernel takes, for embeddings of `dim` elements."""
+        raise NotImplementedError
+
+    def largest(self, dim: int) -> float:
+        """No initial value lies farther from 0, for embeddings of `dim` elements."""
         raise NotImplementedError
 
     def as_dict(self) -> dict[str, Any]:
@@ -60,6 +65,9 @@ class Zeros(Initializer):
     def parameters(self, dim: int) -> tuple[float, float]:
         return 0.0, 0.0
 
+    def largest(self, dim: int) -> float:
+        return 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Constant(Initializer):
@@ -68,6 +76,9 @@ class Constant(Initializer):
 
     def parameters(self, dim: int) -> tuple[float, float]:
         return self.value, 0.0
+
+    def largest(self, dim: int) -> float:
+        return abs(self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,11 @@ class Uniform(Initializer):
     def parameters(self, dim: int) -> tuple[float, float]:
         return self.low, self.high
 
+    def largest(self, dim: int) -> float:
+        # The kernel computes low + (high - low) * u: the difference must be a double too.
+        is_number = math.isfinite(self.high - self.low)
+        return max(abs(self.low), abs(self.high)) if is_number else math.inf
+
 
 @dataclass(frozen=True, slots=True)
 class Normal(Initializer):
@@ -107,12 +123,20 @@ class Normal(Initializer):
     def parameters(self, dim: int) -> tuple[float, float]:
         return self.mean, self.stddev
 
+    def largest(self, dim: int) -> float:
+        # The farthest that 32 random bits lead: the inverse of the normal distribution function
+        # at 2**-33 is -6.34.
+        return abs(self.mean) + 6.4 * self.stddev
+
 
 @dataclass(frozen=True, slots=True)
 class TruncatedNormal(Normal):
     """Normal, restricted to two standard deviations on either side of the mean."""
 
     kind: ClassVar[str] = "truncated_normal"
+
+    def largest(self, dim: int) -> float:
+        return abs(self.mean) + 2 * self.stddev
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +161,10 @@ class Xavier(Initializer):
         limit = self.gain * (6.0 / (1 + dim)) ** 0.5
         return -limit, limit
 
+    def largest(self, dim: int) -> float:
+        low, high = self.parameters(dim)
+        return high if math.isfinite(high - low) else math.inf
+
 
 INITIALIZERS: dict[str, type[Initializer]] = {
     kind.kind: kind for kind in (Zeros, Constant, Uniform, Normal, TruncatedNormal, Xavier)
@@ -147,7 +175,7 @@ def initializer_from(value: Initializer | str | dict[str, Any]) -> Initializer:
     """An initializer from itself, its name, or ``{"kind": name, parameter: value}``.
 
     Raises:
-        InvalidArgumentError: unknown name or parameter.
+        InvalidArgumentError: unknown name or parameter, or a parameter that is no finite number.
     """
     if isinstance(value, Initializer):
         return value
@@ -170,8 +198,13 @@ def initializer_from(value: Initializer | str | dict[str, Any]) -> Initializer:
             f"initializer {name}: unknown parameter {unknown[0]!r}; it takes "
             f"{', '.join(sorted(known)) or 'none'}"
         )
+    return kind(**settings)
+
+
+def _is_finite_number(value: object) -> bool:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
     try:
-        numbers = {key: float(number) for key, number in settings.items()}
-    except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"initializer {name}: {error}") from error
-    return kind(**numbers)
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False

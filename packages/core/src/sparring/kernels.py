@@ -27,6 +27,7 @@ from sparring import _native
 from sparring._native import GradientAccumulator, InitializerSpec, set_simd_level, simd_level
 from sparring.errors import InvalidArgumentError
 from sparring.initializers import Initializer
+from sparring.storage.arguments import as_array, is_whole
 from sparring.table import TableConfig
 
 __all__ = [
@@ -145,6 +146,10 @@ def route(keys: npt.ArrayLike, owners: npt.ArrayLike, world_size: int) -> Route:
     Raises:
         InvalidArgumentError: wrong shapes, or an owner that is no rank of this world.
     """
+    if not is_whole(world_size):
+        raise InvalidArgumentError(
+            f"world_size must be a whole number of ranks, found {world_size!r}; pass an int"
+        )
     ranks = _indices(owners, "owners")
     if len(ranks) and not -(2**31) <= int(ranks.min()) <= int(ranks.max()) < 2**31:
         raise InvalidArgumentError("owners must be ranks, found numbers beyond int32")
@@ -168,6 +173,8 @@ def gather(rows: npt.ArrayLike, inverse: npt.ArrayLike, out: Values | None = Non
     """
     rows = _values(rows, "rows")
     places = _indices(inverse, "inverse", len(rows))
+    if out is not None:
+        _check_is_array(out, "out")
     if out is not None and np.may_share_memory(rows, out):
         raise InvalidArgumentError("out overlaps rows in memory; pass another array, or None")
     return _native.gather(rows, places, out)
@@ -287,15 +294,9 @@ def segment_sum(values: npt.ArrayLike, segments: npt.ArrayLike, num_segments: in
 
 
 def initializer_spec(table: TableConfig) -> InitializerSpec:
-    """The table's initializer as `initialize` takes it; made once for each table.
-
-    Raises:
-        InvalidArgumentError: a parameter is not finite, or no number of a 16-bit dtype.
-    """
+    """The table's initializer as `initialize` takes it; made once for each table."""
     initializer = table.initializer
     assert isinstance(initializer, Initializer)  # TableConfig sees to it
-    if table.dtype == "float16":
-        _check_range(initializer, table)
     return InitializerSpec(
         initializer.kind,
         initializer.parameters(table.dim),
@@ -330,6 +331,15 @@ def initialize(
     Raises:
         InvalidArgumentError: wrong shapes or dtypes, or `rows` cannot be written in place.
     """
+    _check_is_array(rows, "rows")
+    _check_is_array(found, "found")
+    if state is not None:
+        _check_is_array(state, "state")
+    if not isinstance(spec, InitializerSpec):
+        raise InvalidArgumentError(
+            f"spec must be an InitializerSpec, found {type(spec).__name__}; make it by "
+            "initializer_spec(table)"
+        )
     _native.initialize(rows, _indices(keys, "keys"), found, spec, state)
 
 
@@ -367,6 +377,7 @@ def decode(rows: Values) -> Values:
     Raises:
         InvalidArgumentError: wrong shape or dtype.
     """
+    _check_is_array(rows, "rows")
     return _native.decode(rows)
 
 
@@ -386,6 +397,7 @@ def encode(values: npt.ArrayLike, out: Values, rounding: Rounding | None = None)
         InvalidArgumentError: wrong shapes or dtypes, or `out` cannot be written in place.
     """
     values = _values(values, "values")
+    _check_is_array(out, "out")
     if rounding is None:
         _native.encode(values, out)
     else:
@@ -395,7 +407,8 @@ def encode(values: npt.ArrayLike, out: Values, rounding: Rounding | None = None)
 
 def is_finite(values: npt.ArrayLike) -> bool:
     """Whether no value is NaN or infinite. An empty array is finite."""
-    return _native.is_finite(np.ascontiguousarray(values))
+    # Copies what has no order in memory, or lies where no element may begin.
+    return _native.is_finite(np.require(as_array(values, "values"), None, ("C", "A")))
 
 
 def finite_rows(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
@@ -410,20 +423,9 @@ def finite_rows(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     return _native.finite_rows(_values(values, "values"))
 
 
-def _check_range(initializer: Initializer, table: TableConfig) -> None:
-    largest = float(np.finfo(table.numpy_dtype).max)
-    for value in initializer.parameters(table.dim):
-        if abs(value) > largest:
-            raise InvalidArgumentError(
-                f"initializer {initializer.kind} of table {table.name!r}: {value} lies beyond "
-                f"{table.dtype}, whose largest number is {largest}; choose bfloat16 or float32",
-                table=table.name,
-            )
-
-
 def _indices(values: npt.ArrayLike, name: str, limit: int | None = None) -> Indices:
     """``(n,)`` C-contiguous int64, each in [0, limit) where a limit is given."""
-    array = np.asarray(values)
+    array = as_array(values, name)
     if array.size == 0 and array.ndim == 1:
         return np.empty(0, np.int64)
     if array.dtype.kind not in "iu":
@@ -454,11 +456,21 @@ def _offsets(offsets: npt.ArrayLike, inverse: Indices) -> Indices:
 
 def _values(values: npt.ArrayLike, name: str) -> Values:
     """``(n, dim)`` C-contiguous; the native function checks the dtype."""
-    array = np.asarray(values)
+    array = as_array(values, name)
     if array.ndim != 2:
-        raise InvalidArgumentError(f"{name} must have two dimensions, found shape {array.shape}")
+        raise InvalidArgumentError(
+            f"{name} must have two dimensions, found shape {array.shape}; reshape them first"
+        )
     return np.require(array, None, ("C", "A"))
 
 
 def _weights(weights: npt.ArrayLike | None) -> Values | None:
-    return None if weights is None else np.require(weights, None, ("C", "A"))
+    return None if weights is None else np.require(as_array(weights, "weights"), None, ("C", "A"))
+
+
+def _check_is_array(array: object, name: str) -> None:
+    """Refuses what cannot be used in place; the native function checks the rest."""
+    if not isinstance(array, np.ndarray):
+        raise InvalidArgumentError(
+            f"{name} must be a NumPy array, found {type(array).__name__}; pass numpy.asarray of it"
+        )

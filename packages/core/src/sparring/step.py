@@ -36,7 +36,7 @@ from sparring.non_finite import NonFinite
 from sparring.rendezvous import Rendezvous, SingleRendezvous
 from sparring.resources import ResourceManager
 from sparring.row_parts import computing_embeddings
-from sparring.storage.arguments import check_keys
+from sparring.storage.arguments import as_array, check_keys
 from sparring.storage.contract import Columns, Keys, Rows, Storage
 from sparring.storage.converting import copy_embeddings
 from sparring.storage.opening import open_storage
@@ -136,15 +136,29 @@ class StepContainer:
 
         Args:
             table: what its rows are. Declaring an equal table again does nothing.
-            storage: which backend to open, or an open storage that then belongs to the container.
+            storage: which backend to open, or an open storage that then belongs to the container;
+                None: ``hkv`` with its defaults, or what an earlier declaration said.
 
         Raises:
-            InvalidArgumentError: another table of this name exists, or `storage` is for another.
+            InvalidArgumentError: another table of this name exists, or it was declared with
+                another storage, or `storage` is for another.
         """
         self._check_open()
+        if not isinstance(table, TableConfig):
+            raise InvalidArgumentError(
+                f"declare: table must be a sparring.TableConfig, found {type(table).__name__}; "
+                "make one: sparring.TableConfig(name, dim)"
+            )
+        if storage is not None and not isinstance(storage, (Storage, StorageChoice)):
+            raise InvalidArgumentError(
+                f"declare of table {table.name!r}: storage must be a StorageChoice or an open "
+                f"Storage, found {type(storage).__name__}; pass StorageChoice(backend, options)",
+                table=table.name,
+            )
         known = self._tables.get(table.name)
         if known is not None:
             if known.config.with_state(0) == table.with_state(0):
+                known.check_same_storage(storage)
                 return
             raise InvalidArgumentError(
                 f"table {table.name!r} is declared already, otherwise: {known.config} and {table}; "
@@ -292,10 +306,15 @@ class StepContainer:
         """
         self._check_open()
         entry = self.entry(table)
-        if ids.ndim != 1 or ids.dtype != np.int64:
+        if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype != np.int64:
             raise InvalidArgumentError(
-                f"ids for table {table!r} must be one-dimensional int64, found shape {ids.shape} "
-                f"and dtype {ids.dtype}",
+                f"ids for table {table!r} must be one-dimensional int64, found "
+                + (
+                    f"shape {ids.shape} and dtype {ids.dtype}"
+                    if isinstance(ids, np.ndarray)
+                    else type(ids).__name__
+                )
+                + "; pass numpy.asarray(ids, numpy.int64), or use Step.lookup",
                 table=table,
             )
         keys, inverse = _native.dedup(ids)
@@ -329,18 +348,21 @@ class StepContainer:
         return _native.Collection([(self.entry(table).view, mode) for table, mode in features])
 
     def apply(self, update: Update) -> None:
-        """Applies the accumulated gradients of all tables: one step, whole or not at all.
+        """Applies the accumulated gradients of all tables: one step.
 
-        All ranks call it, also those without gradients.
+        All ranks call it, also those without gradients. What can be refused is refused before the
+        first row changes. A step over several tables is not atomic beyond that: if a storage fails
+        while it writes, by a failing disk or the end of memory, tables written before keep the
+        step, and `PartialStepError` names them.
 
         Raises:
             NonFiniteGradientError: a gradient holds NaN or infinity and the policy is to raise. No
                 row has changed; the gradients are dropped.
             CapacityError: a storage is full and may not evict. No row has changed.
             BackgroundError: work on the event loop failed; the gradients are dropped.
-
-        What a storage may meet while it writes, the end of memory or a failing disk, is raised
-        as it comes: each table has changed whole or not at all, but those before it have changed.
+            PartialStepError: a storage failed while it wrote, and other tables have changed:
+                `written` and `missing` name them, the cause is what the storage raised. Where no
+                table has changed, that is raised itself. The gradients are dropped.
         """
         self._check_step()
         apply_update(self, update)
@@ -360,7 +382,7 @@ class StepContainer:
         Raises:
             InvalidArgumentError: a table with gradients has no method, or has rows of another
                 width than its method wants. No row has changed.
-            NonFiniteGradientError, CapacityError: as `apply`.
+            NonFiniteGradientError, CapacityError, PartialStepError: as `apply`.
         """
         self._check_step()
         return apply_methods(self, choices)
@@ -453,9 +475,22 @@ class Step:
         return self._container.lookup(table, check_keys(ids, table, unique=False))
 
     def accumulate(self, lookup: Lookup, gradient: npt.ArrayLike) -> None:
-        """Adds the gradient of a lookup's rows, ``(u, dim)``."""
+        """Adds the gradient of a lookup's rows.
+
+        Args:
+            gradient: ``(u, dim)`` real numbers, converted to the table's computing dtype.
+
+        Raises:
+            InvalidArgumentError: wrong shape, no real numbers, or a lookup without a shadow.
+        """
         if lookup.shadow_id is None:
             raise InvalidArgumentError("this lookup was not registered, so it takes no gradient")
+        given = as_array(gradient, "gradient")
+        if given.size and given.dtype.kind not in "fiu" and given.dtype.name != "bfloat16":
+            raise InvalidArgumentError(
+                f"gradient of shadow {lookup.shadow_id}: must be real numbers, found dtype "
+                f"{given.dtype}; convert it to {lookup.rows.dtype}"
+            )
         self._container.resources.accumulate(
-            lookup.shadow_id, np.ascontiguousarray(gradient, lookup.rows.dtype)
+            lookup.shadow_id, np.ascontiguousarray(given, lookup.rows.dtype)
         )

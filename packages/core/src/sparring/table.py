@@ -33,6 +33,14 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 _HALVES = ("float16", "bfloat16")
 
+_LARGEST = {
+    "float16": 65_504.0,
+    "bfloat16": (2 - 2**-7) * 2.0**127,
+    "float32": float(np.finfo(np.float32).max),
+    "float64": float(np.finfo(np.float64).max),
+}
+"""The largest number of each dtype."""
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,199}\Z")
 
 
@@ -56,7 +64,8 @@ class TableConfig:
         seed: with the name and the key it determines a row's initial value.
 
     Raises:
-        InvalidArgumentError: any of these is out of range.
+        InvalidArgumentError: any of these is out of range, or an initial value may lie beyond the
+            largest number of the dtype.
     """
 
     name: str
@@ -81,13 +90,14 @@ class TableConfig:
         dtype = self.dtype if isinstance(self.dtype, str) else _dtype_name(self.dtype)
         if dtype not in DTYPES:
             raise InvalidArgumentError(
-                f"dtype of table {self.name!r}: found {dtype!r}, must be one of "
-                f"{', '.join(DTYPES)}",
+                f"dtype of table {self.name!r}: found {self.dtype!r}, must be one of {', '.join(DTYPES)}",
                 table=self.name,
                 dtype=dtype,
             )
         object.__setattr__(self, "dtype", dtype)
-        object.__setattr__(self, "initializer", initializer_from(self.initializer))
+        initializer = initializer_from(self.initializer)
+        _check_range(initializer, self.dim, dtype, self.name)
+        object.__setattr__(self, "initializer", initializer)
         object.__setattr__(self, "admission", admission_from(self.admission))
 
     @property
@@ -200,10 +210,24 @@ class TableConfig:
 
 
 def _dtype_name(dtype: Any) -> str:
+    if dtype is None:  # which NumPy takes for float64
+        return "None"
     try:
         return str(np.dtype(dtype))
-    except TypeError:
+    except (TypeError, ValueError):
         return repr(dtype)
+
+
+def _check_range(initializer: Initializer, dim: int, dtype: str, table: str) -> None:
+    """Refuses an initializer that would give infinity for a number that was asked for."""
+    largest = initializer.largest(dim)
+    if not largest <= _LARGEST[dtype]:
+        raise InvalidArgumentError(
+            f"initializer {initializer.kind} of table {table!r}: {initializer.as_dict()} leads to "
+            f"{largest} and so beyond {dtype}, whose largest number is {_LARGEST[dtype]}; choose "
+            "smaller parameters, or a wider dtype",
+            table=table,
+        )
 
 
 def _check_whole(what: str, value: object, low: int, high: int, table: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from sparring.storage.contract import (
     Evicted,
     FindResult,
     Rows,
+    ScanChunk,
     Scores,
 )
 from sparring.storage.memory import MemoryStorage
@@ -92,6 +94,40 @@ class CutsColumns(MemoryStorage):
         if columns is not None:
             columns = Columns(max(0, columns[0]), min(self.table.width, columns[1]))
         return super().find(keys, columns, **options)
+
+
+@caught_by("test_ragged_keys_and_rows_are_refused_and_change_nothing")
+class FailsOnRaggedRows(MemoryStorage):
+    def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> Evicted:
+        return super().upsert(keys, np.asarray(rows), *parts)
+
+
+@caught_by("test_columns_that_are_no_range_are_refused")
+class RoundsColumns(MemoryStorage):
+    def find(self, keys: npt.ArrayLike, columns: Any = None, **options: Any) -> FindResult:
+        if columns is not None:
+            columns = Columns(*(int(each) for each in columns))
+        return super().find(keys, columns, **options)
+
+
+@caught_by("test_scan_by_no_whole_number_of_rows_is_refused")
+class RoundsChunks(MemoryStorage):
+    def scan(self, chunk_rows: int = 65_536, *parts: Any) -> Iterator[ScanChunk]:
+        return super().scan(int(chunk_rows), *parts)
+
+
+@caught_by("test_evict_of_no_whole_number_is_refused_and_removes_nothing")
+class RoundsWhatItEvicts(MemoryStorage):
+    def evict(self, count: int) -> Evicted:
+        return super().evict(int(count))
+
+
+@caught_by("test_out_that_cannot_be_written_is_refused")
+class WritesToReadOnlyMemory(MemoryStorage):
+    def find(self, keys: npt.ArrayLike, *parts: Any, out: Rows | None = None) -> FindResult:
+        if isinstance(out, np.ndarray) and out.shape == (np.size(keys), self.table.width):
+            out.flags.writeable = True
+        return super().find(keys, *parts, out=out)
 
 
 @caught_by("test_out_that_does_not_fit_is_refused")

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from sparring import builtin
+from sparring._loading import native_failure
 from sparring.cli.context import CommandContext, context_of
 from sparring.cli.output import print_error, print_problems
 from sparring.errors import (
@@ -21,7 +23,6 @@ from sparring.errors import (
     PluginError,
     SparringError,
 )
-from sparring.offers import Conflict
 from sparring.plugins import PluginManager, make_plugin_manager
 
 __all__ = ["main", "make_application"]
@@ -91,8 +92,24 @@ def make_application(plugin_manager: PluginManager) -> typer.Typer:
             print_error(f"command {descriptor.name!r} is left out: {type(error).__name__}: {error}")
     for conflict in plugin_manager.conflicts():
         if conflict.kind == "commands":
-            _add_refusing_command(application, conflict)
+            _add_refusing_command(
+                application, conflict.name, conflict.reason, "offered by more than one distribution"
+            )
+    failure = native_failure()
+    if failure is not None:
+        _add_commands_without_native(application, failure)
     return application
+
+
+def _add_commands_without_native(application: typer.Typer, failure: str) -> None:
+    """Core's own commands where its plugin could not be loaded: `doctor`, and who says why."""
+    for descriptor in builtin.sparring_register_commands():
+        if descriptor.name == "doctor":
+            descriptor.register(application)
+        else:
+            _add_refusing_command(
+                application, descriptor.name, failure, "the native library cannot be loaded"
+            )
 
 
 def _print_version(is_asked: bool) -> None:
@@ -121,9 +138,11 @@ def _set_up(
     context_of(context).is_debugging = debug
 
 
-def _add_refusing_command(application: typer.Typer, conflict: Conflict) -> None:
+def _add_refusing_command(application: typer.Typer, name: str, reason: str, why: str) -> None:
     def refuse() -> None:
-        raise PluginError(conflict.reason)
+        raise PluginError(reason)
 
-    refuse.__doc__ = "Not usable: offered by more than one distribution."
-    application.command(conflict.name)(refuse)
+    refuse.__doc__ = f"Not usable: {why}."
+    # Whatever follows the command is no matter: the reason is to be read, not the usage.
+    takes_anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    application.command(name, context_settings=takes_anything)(refuse)

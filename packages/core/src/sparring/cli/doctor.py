@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sparring._loading import native_failure
 from sparring.cli.context import context_of
 from sparring.cli.machine import (
     Machine,
@@ -36,8 +38,9 @@ def doctor(
 ) -> None:
     """Report on this installation and this machine: versions, plugins, processor, memory."""
     manager = context_of(context).plugin_manager
+    problems = [failure for failure in (native_failure(),) if failure is not None]
     versions = installed_versions()
-    native = inspect_native()
+    native = None if problems else inspect_native()
     machine = inspect_machine()
     unavailable = {
         f"{offer.kind} {offer.name}": reason
@@ -47,15 +50,35 @@ def doctor(
     if json:
         print_json(
             {
+                "problems": problems,
                 "versions": versions,
-                "native": asdict(native),
+                "native": None if native is None else asdict(native),
                 "machine": asdict(machine),
                 "plugins": plugins_as_json(manager),
                 "unavailable": unavailable,
             }
         )
-        return
+    else:
+        _print_report(manager, problems, versions, native, machine, unavailable)
+    if problems:
+        raise typer.Exit(1)
+
+
+def _print_report(
+    manager: PluginManager,
+    problems: Sequence[str],
+    versions: Mapping[str, str | None],
+    native: Native | None,
+    machine: Machine,
+    unavailable: Mapping[str, str],
+) -> None:
     console = make_console()
+    for problem in problems:
+        console.print(
+            Text("problem: ", style="bold red").append(problem, style="not bold default"),
+            soft_wrap=True,
+        )
+        console.print()
     _print_section(console, "versions", {k: v or "not installed" for k, v in versions.items()})
     _print_section(console, "native library", _native_lines(native))
     _print_section(console, "machine", _machine_lines(machine))
@@ -72,7 +95,9 @@ def _reason_against(offer: Offer) -> str | None:
         return f"{type(error).__name__}: {error}"
 
 
-def _native_lines(native: Native) -> dict[str, str]:
+def _native_lines(native: Native | None) -> dict[str, str]:
+    if native is None:
+        return {"SIMD level": "not loaded"}
     return {
         "SIMD level": native.simd_level,
         "execution pool": f"{native.num_threads} threads",
@@ -111,7 +136,9 @@ def _print_section(console: Console, title: str, lines: dict[str, Any]) -> None:
     console.print()
 
 
-def _print_plugins(console: Console, manager: PluginManager, unavailable: dict[str, str]) -> None:
+def _print_plugins(
+    console: Console, manager: PluginManager, unavailable: Mapping[str, str]
+) -> None:
     console.print(Text("plugins", style="bold"))
     print_plugins(console, manager)
     for part, reason in unavailable.items():

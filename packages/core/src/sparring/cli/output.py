@@ -13,7 +13,7 @@ from rich.text import Text
 
 from sparring.errors import ConfigError
 
-__all__ = ["make_console", "print_error", "print_json", "print_problems"]
+__all__ = ["make_console", "print_error", "print_json", "print_problems", "print_warning"]
 
 _WIDTH_WITHOUT_TERMINAL = 160
 
@@ -29,6 +29,12 @@ def make_console(*, is_error: bool = False) -> Console:
 def print_error(message: str) -> None:
     """One message on standard error."""
     text = Text("error: ", style="bold red").append(message, style="not bold default")
+    make_console(is_error=True).print(text, soft_wrap=True)
+
+
+def print_warning(message: str) -> None:
+    """One message on standard error, of something that is no error but should be known."""
+    text = Text("warning: ", style="bold yellow").append(message, style="not bold default")
     make_console(is_error=True).print(text, soft_wrap=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import typer
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sparring.cli.context import context_of
-from sparring.cli.output import make_console, print_json
+from sparring.cli.output import make_console, print_json, print_warning
 from sparring.cli.progress import make_progress
 from sparring.config import load_config
 from sparring.errors import PluginError
@@ -56,6 +57,13 @@ def train(
         result = framework.train(run_config, manager, progress)
     finally:
         progress.on_end()
+    for name, value in result.metrics.items():
+        if not math.isfinite(value):
+            shown = ", which JSON cannot hold: null stands for it" if json else ""
+            print_warning(
+                f"metric {name} is {value}{shown}; the training diverged, or the test samples do "
+                "not allow for it: lower the learning rate, or look at the test samples"
+            )
     if json:
         not_admitted = {"not_admitted": result.not_admitted} if result.not_admitted else {}
         print_json(

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.errors import InvalidArgumentError
+from sparring.storage.arguments import as_array, is_whole
 
 __all__ = ["NUM_PARTITIONS", "ShardMap"]
 
@@ -25,33 +26,41 @@ class ShardMap:
     Args:
         owners: ``(4096,)`` int32, the rank that owns each partition.
         world_size: ranks; each owns between floor and ceiling of 4096 / world_size partitions.
+
+    Raises:
+        InvalidArgumentError: owners that are no ranks of this world, or too few or many of them.
     """
 
     owners: npt.NDArray[np.int32]
     world_size: int
 
     def __post_init__(self) -> None:
-        owners = np.array(self.owners, dtype=np.int32)
-        if owners.shape != (NUM_PARTITIONS,):
+        _check_world_size(self.world_size)
+        given = as_array(self.owners, "shard map: owners")
+        if given.shape != (NUM_PARTITIONS,):
             raise InvalidArgumentError(
                 f"shard map: needs an owner for each of {NUM_PARTITIONS} partitions, found shape "
-                f"{owners.shape}"
+                f"{given.shape}; make one: ShardMap.balanced(world_size)"
             )
-        if owners.min() < 0 or owners.max() >= self.world_size:
+        if given.dtype.kind not in "iu":
+            raise InvalidArgumentError(
+                f"shard map: owners must be ranks, whole numbers, found dtype {given.dtype}; "
+                "convert them to int32"
+            )
+        # Before they become int32, which would cut them.
+        if given.min() < 0 or given.max() >= self.world_size:
             raise InvalidArgumentError(
                 f"shard map: owners must be ranks 0 to {self.world_size - 1}, found "
-                f"{int(owners.min())} to {int(owners.max())}"
+                f"{int(given.min())} to {int(given.max())}; give the world size that they are of"
             )
+        owners = given.astype(np.int32)
         owners.flags.writeable = False
         object.__setattr__(self, "owners", owners)
 
     @classmethod
     def balanced(cls, world_size: int) -> ShardMap:
         """The map of a fresh start: contiguous ranges of partitions, as equal as can be."""
-        if not 1 <= world_size <= NUM_PARTITIONS:
-            raise InvalidArgumentError(
-                f"shard map: world_size must be from 1 to {NUM_PARTITIONS}, found {world_size}"
-            )
+        _check_world_size(world_size)
         partitions = np.arange(NUM_PARTITIONS, dtype=np.int64)
         return cls((partitions * world_size // NUM_PARTITIONS).astype(np.int32), world_size)
 
@@ -61,10 +70,7 @@ class ShardMap:
         Ranks that stay keep what they own up to their new share; only the surplus, and the
         partitions of ranks that are gone, change hands.
         """
-        if not 1 <= world_size <= NUM_PARTITIONS:
-            raise InvalidArgumentError(
-                f"shard map: world_size must be from 1 to {NUM_PARTITIONS}, found {world_size}"
-            )
+        _check_world_size(world_size)
         owners = self.owners.copy()
         counts = np.bincount(owners, minlength=max(world_size, self.world_size))[:world_size]
         small, num_large = divmod(NUM_PARTITIONS, world_size)
@@ -90,3 +96,11 @@ class ShardMap:
 
     def __hash__(self) -> int:
         return hash((self.world_size, self.owners.tobytes()))
+
+
+def _check_world_size(world_size: object) -> None:
+    if not is_whole(world_size) or not 1 <= int(world_size) <= NUM_PARTITIONS:  # type: ignore[call-overload]
+        raise InvalidArgumentError(
+            f"shard map: world_size must be a whole number from 1 to {NUM_PARTITIONS}, found "
+            f"{world_size!r}"
+        )

@@ -1,4 +1,4 @@
-"""Checks of what users pass to a storage. Each returns the array that a twin may rely on.
+"""Checks of what users pass to a storage. Each returns what a twin may rely on.
 
 An integer array of another width or sign is converted where every value fits; floats are
 refused, because an id that was rounded is another id.
@@ -17,14 +17,48 @@ if TYPE_CHECKING:
     from sparring.storage.contract import Columns, Keys, Rows, Scores
     from sparring.table import TableConfig
 
-__all__ = ["check_columns", "check_keys", "check_out", "check_rows", "check_scores"]
+__all__ = [
+    "as_array",
+    "check_columns",
+    "check_count",
+    "check_keys",
+    "check_out",
+    "check_rows",
+    "check_scores",
+    "is_whole",
+]
 
 _INT64_MAX = np.iinfo(np.int64).max
 
 
+def is_whole(value: object) -> bool:
+    """Whether `value` is an integer; True and False are not."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def as_array(values: npt.ArrayLike, what: str) -> npt.NDArray[Any]:
+    """`values` as NumPy reads them.
+
+    Args:
+        what: how the message calls them, ``keys of table 'item'``.
+
+    Raises:
+        InvalidArgumentError: they are no array, as a list of lines of several lengths.
+    """
+    try:
+        return np.asarray(values)
+    # What NumPy raises for ragged lists, and what other packages' arrays raise when they cannot
+    # be read from here, as those on a GPU or with a gradient.
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise InvalidArgumentError(
+            f"{what} must be an array, found {type(values).__name__} that NumPy cannot read "
+            f"({error}); pass a NumPy array, or lists of equal length"
+        ) from error
+
+
 def check_keys(keys: npt.ArrayLike, table: str, *, unique: bool) -> Keys:
     """Returns ``(n,)`` C-contiguous int64; refuses what cannot be that exactly."""
-    array = np.asarray(keys)
+    array = as_array(keys, f"keys of table {table!r}")
     if array.size == 0 and array.ndim == 1:
         return np.empty(0, np.int64)
     if array.ndim != 1:
@@ -63,7 +97,7 @@ def check_keys(keys: npt.ArrayLike, table: str, *, unique: bool) -> Keys:
 
 def check_rows(rows: npt.ArrayLike, count: int, table: TableConfig) -> Rows:
     """Returns ``(count, width)`` C-contiguous rows of the table's dtype."""
-    array = np.asarray(rows)
+    array = as_array(rows, f"rows of table {table.name!r}")
     expected = (count, table.width)
     if array.shape != expected:
         raise InvalidArgumentError(
@@ -85,7 +119,7 @@ def check_rows(rows: npt.ArrayLike, count: int, table: TableConfig) -> Rows:
 
 def check_scores(scores: npt.ArrayLike, count: int, table: str) -> Scores:
     """Returns ``(count,)`` C-contiguous uint64."""
-    array = np.asarray(scores)
+    array = as_array(scores, f"scores for table {table!r}")
     if array.shape != (count,):
         raise InvalidArgumentError(
             f"scores for table {table!r} must have shape ({count},), found {array.shape}",
@@ -109,24 +143,51 @@ def check_columns(columns: Columns | tuple[int, int] | None, table: TableConfig)
 
     if columns is None:
         return Columns(0, table.width)
-    span = Columns(*columns)
-    if not 0 <= span.begin < span.end <= table.width:
+    # What is passed need not be what the signature says.
+    given: object = columns
+    is_pair = isinstance(given, (tuple, list)) and len(given) == 2 and all(map(is_whole, given))
+    if not is_pair or not 0 <= columns[0] < columns[1] <= table.width:
+        shown = tuple(given) if isinstance(given, (tuple, list)) else given
         raise InvalidArgumentError(
-            f"columns {tuple(span)} of table {table.name!r}: must be a non-empty range within "
-            f"(0, {table.width})",
+            f"columns {shown!r} of table {table.name!r}: must be two whole numbers, a non-empty "
+            f"range within (0, {table.width}); pass sparring.Columns(begin, end)",
             table=table.name,
-            columns=tuple(span),
+            columns=shown,
         )
-    return span
+    return Columns(int(columns[0]), int(columns[1]))
+
+
+def check_count(what: str, count: int, least: int, table: str) -> int:
+    """Returns `count` as an int; refuses all but whole numbers from `least` to 2**63-1.
+
+    Args:
+        what: how the message calls it, ``scan of table 'item': chunk_rows``.
+    """
+    if not is_whole(count) or not least <= count <= _INT64_MAX:
+        raise InvalidArgumentError(
+            f"{what} must be a whole number from {least} to 2**63-1, found {count!r}; "
+            "round it, or leave it out",
+            table=table,
+            count=count,
+        )
+    return int(count)
 
 
 def check_out(out: npt.NDArray[Any], shape: tuple[int, int], table: TableConfig) -> None:
     """Refuses an output array that a twin could not fill in place."""
-    if out.shape != shape or out.dtype != table.numpy_dtype or not out.flags.c_contiguous:
-        raise InvalidArgumentError(
-            f"out for table {table.name!r} must be a C-contiguous {shape} array of "
-            f"{table.numpy_dtype}, found shape {out.shape}, dtype {out.dtype}, "
-            f"C-contiguous {out.flags.c_contiguous}",
-            table=table.name,
-            shape=out.shape,
-        )
+    if not isinstance(out, np.ndarray):
+        found = type(out).__name__
+    elif out.shape != shape or out.dtype != table.numpy_dtype:
+        found = f"shape {out.shape}, dtype {out.dtype}"
+    elif not (out.flags.c_contiguous and out.flags.aligned):
+        found = f"C-contiguous {out.flags.c_contiguous}, aligned {out.flags.aligned}"
+    elif not out.flags.writeable:
+        found = "a read-only array"
+    else:
+        return
+    raise InvalidArgumentError(
+        f"out for table {table.name!r} must be a writable C-contiguous {shape} array of "
+        f"{table.numpy_dtype}, found {found}; pass numpy.empty({shape}, "
+        "table.numpy_dtype), or leave it out",
+        table=table.name,
+    )

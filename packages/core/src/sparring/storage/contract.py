@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sparring.errors import ClosedError, InvalidArgumentError, UnsupportedError
+from sparring.errors import ClosedError, UnsupportedError
 from sparring.storage import arguments
 from sparring.table import TableConfig
 
@@ -163,7 +163,8 @@ class Storage(ABC):
             The rows in the order of `keys`, zeros where there is none.
 
         Raises:
-            InvalidArgumentError: wrong shape or dtype, duplicate keys, columns out of range.
+            InvalidArgumentError: wrong shape or dtype, duplicate keys, columns out of range, an
+                `out` that cannot be filled in place.
             ClosedError: the storage was closed.
         """
         self._check_open()
@@ -186,18 +187,14 @@ class Storage(ABC):
         exactly once if nothing writes meanwhile; nothing more is promised.
 
         Raises:
-            InvalidArgumentError: `chunk_rows` below 1, columns out of range.
+            InvalidArgumentError: `chunk_rows` is no whole number, or below 1; columns out of
+                range.
             ClosedError: the storage was closed.
         """
         self._check_open()
-        if chunk_rows < 1:
-            raise InvalidArgumentError(
-                f"scan of table {self.table.name!r}: chunk_rows must be at least 1, "
-                f"found {chunk_rows}",
-                table=self.table.name,
-                chunk_rows=chunk_rows,
-            )
-        return self._scan_impl(chunk_rows, arguments.check_columns(columns, self.table))
+        name = self.table.name
+        most = arguments.check_count(f"scan of table {name!r}: chunk_rows", chunk_rows, 1, name)
+        return self._scan_impl(most, arguments.check_columns(columns, self.table))
 
     @property
     def size(self) -> int:
@@ -298,17 +295,14 @@ class Storage(ABC):
         """Makes room: removes up to `count` rows, the lowest scores first.
 
         Raises:
+            InvalidArgumentError: `count` is no whole number, or negative.
             UnsupportedError: the storage does not offer it.
         """
         self._check_open()
         self._check_offered("evict", self.capabilities.evict)
-        if count < 0:
-            raise InvalidArgumentError(
-                f"evict from table {self.table.name!r}: count must not be negative, found {count}",
-                table=self.table.name,
-                count=count,
-            )
-        return self._evict_impl(count) if count else self._nothing_evicted()
+        name = self.table.name
+        most = arguments.check_count(f"evict from table {name!r}: count", count, 0, name)
+        return self._evict_impl(most) if most else self._nothing_evicted()
 
     def clear(self) -> None:
         """Removes all rows."""

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from sparring.descriptors import Options
+from sparring.descriptors import Options, WholeNumber
 from sparring.errors import CapacityError
 from sparring.storage.contract import (
     Capabilities,
@@ -50,7 +50,7 @@ _MAX_SCORE = int(np.iinfo(np.uint64).max)
 class MemoryOptions(Options):
     """What users may set on a `memory` storage."""
 
-    capacity: int | None = Field(default=None, ge=1)
+    capacity: WholeNumber | None = Field(default=None, ge=1)
     """The most rows to hold; None for no bound."""
     policy: Literal["none", "lru", "lfu", "custom"] = "none"
     """What a score is, and so which rows leave a full storage."""

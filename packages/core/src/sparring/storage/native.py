@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native, errors
+from sparring.distributions import distribution_of
 from sparring.errors import ClosedError, InvalidArgumentError, VersionError
 from sparring.storage.contract import (
     Capabilities,
@@ -79,13 +80,7 @@ class NativeStorage(Storage):
         try:
             self._handle: Any = _native.StorageHandle(capsule)
         except VersionError as error:
-            ours = ".".join(map(str, _native.STORAGE_ABI))
-            raise VersionError(
-                f"storage of table {table.name!r}: its backend was built for storage ABI {error}, "
-                f"this sparring {_version()} speaks {ours}; upgrade whichever is older",
-                found=str(error),
-                supported=ours,
-            ) from None
+            raise self._other_version(str(error)) from None
         stat = self._handle.stat()
         if stat["row_bytes"] != table.row_bytes:
             raise InvalidArgumentError(
@@ -180,6 +175,26 @@ class NativeStorage(Storage):
         # The struct lives until the last holder of its capsule lets go. Calls that were under way,
         # or that skip the check, find somebody who says what happened.
         self._handle = _ClosedHandle(self.table.name)
+
+    def _other_version(self, found: str) -> VersionError:
+        """Nothing of a struct of another version may be read, so the class tells who made it."""
+        module = type(self).__module__
+        maker = None if module.startswith("sparring.") else distribution_of(module)
+        name = "the backend" if maker is None else maker.partition(" ")[0]
+        is_newer = int(found.partition(".")[0]) > _native.STORAGE_ABI[0]
+        remedy = (
+            f"upgrade sparring, or install an older version of {name}"
+            if is_newer
+            else f"upgrade {name}, or install an older version of sparring"
+        )
+        supported = ".".join(map(str, _native.STORAGE_ABI))
+        return VersionError(
+            f"storage of table {self.table.name!r}: {maker or 'its backend'} was built for storage "
+            f"ABI {found}, and sparring {_version()} speaks {supported}; {remedy}",
+            found=found,
+            supported=supported,
+            distribution=maker,
+        )
 
     def _evicted(self, parts: _Evicted | None) -> Evicted:
         if parts is None:
@@ -345,15 +360,17 @@ def _bytes_of(evicted: Evicted) -> _Evicted | None:
 def _derive(bits: int, handle: Any) -> Capabilities:
     evicts = bool(bits & _EVICTS)
     given = bool(bits & _SCORES_GIVEN)
+    # Who offers them orders rows by scores of its own, also where nothing bounds them.
+    has_policy = evicts or handle.offers_evict or handle.offers_touch
     return Capabilities(
         persistent=bool(bits & _PERSISTENT),
-        native=True,
+        native=not handle.calls_python,
         concurrent_reads=bool(bits & _CONCURRENT_READS),
         bounded=bool(bits & _BOUNDED),
         evicts=evicts,
         evict=handle.offers_evict,
         touch=handle.offers_touch,
-        scores="given" if given else "policy" if evicts else "none",
+        scores="given" if given else "policy" if has_policy else "none",
         eviction_scope="bucket",
     )
 

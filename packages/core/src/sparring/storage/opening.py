@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sparring.errors import InvalidArgumentError, PluginError
+from sparring.errors import InvalidArgumentError, PluginError, VersionError
 from sparring.options import checked_options
 from sparring.storage.contract import Storage
 from sparring.table import TableConfig
@@ -35,11 +35,19 @@ def open_storage(
 
     Raises:
         PluginError: nobody offers `backend`, its plugin is broken, or it cannot run here.
-        InvalidArgumentError: `table` is no `TableConfig`, or an option is unknown or wrong.
+        VersionError: it was built for another major version of the storage ABI.
+        InvalidArgumentError: `backend` is no name, `table` is no `TableConfig`, or an option is
+            unknown or wrong.
     """
+    if not isinstance(backend, str):
+        raise InvalidArgumentError(
+            f"open_storage: backend must be a name, as 'hkv', found {type(backend).__name__}; "
+            "`sparring plugins` lists all"
+        )
     if not isinstance(table, TableConfig):
         raise InvalidArgumentError(
-            f"open_storage: table must be a sparring.TableConfig, found {type(table).__name__}"
+            f"open_storage: table must be a sparring.TableConfig, found {type(table).__name__}; "
+            "make one: sparring.TableConfig(name, dim)"
         )
     if plugin_manager is None:
         from sparring.plugins import make_plugin_manager
@@ -50,7 +58,17 @@ def open_storage(
     reason = descriptor.unavailable() if descriptor.unavailable is not None else None
     if reason is not None:
         raise PluginError(f"storage {backend!r} cannot run here: {reason}", backend=backend)
-    storage = descriptor.factory(table, checked)
+    try:
+        storage = descriptor.factory(table, checked)
+    except VersionError as error:
+        # Whoever wraps a native struct need not know which distribution it came with.
+        for offer in plugin_manager.descriptors():
+            if offer.descriptor is descriptor:
+                raise VersionError(
+                    f"storage {backend!r} of {offer.distribution} {offer.version}: {error}",
+                    **(error.details | {"distribution": f"{offer.distribution} {offer.version}"}),
+                ) from error
+        raise
     if not isinstance(storage, Storage):
         raise PluginError(
             f"storage {backend!r}: its factory must return a sparring.Storage, found "

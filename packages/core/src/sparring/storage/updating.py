@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from sparring import _native, kernels
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError
+from sparring.storage.arguments import as_array
 from sparring.storage.contract import Keys, Storage
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def update_storage(
     from sparring.updates import NativeMethod
 
     table, method = storage.table, choice.method
-    values = np.ascontiguousarray(gradients)
+    values = np.ascontiguousarray(as_array(gradients, f"gradients for table {table.name!r}"))
     if values.shape != (len(keys), table.dim) or values.dtype != table.computing_dtype:
         raise InvalidArgumentError(
             f"gradients for table {table.name!r}: must be {(len(keys), table.dim)} "

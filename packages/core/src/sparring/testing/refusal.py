@@ -29,6 +29,22 @@ _BAD_KEYS: dict[str, Any] = {
     "bool keys": np.array([True, False]),
     "text keys": np.array(["1", "2"]),
     "keys beyond int64": np.array([1, 2**64 - 1], np.uint64),
+    "objects": [None, object()],
+}
+
+_NO_RANGES: dict[str, Any] = {
+    "a number": 3,
+    "one number": (0,),
+    "three numbers": (0, 1, 2),
+    "fractions": (0.5, 2),
+    "text": "ab",
+}
+
+_NO_COUNTS: dict[str, Any] = {
+    "a fraction": 1.5,
+    "text": "a",
+    "None": None,
+    "beyond int64": 2**70,
 }
 
 
@@ -100,6 +116,57 @@ class RefusalTests:
             storage.find([1], Columns(*columns))
         with pytest.raises(InvalidArgumentError):
             storage.scan(10, Columns(*columns))
+
+    @pytest.mark.parametrize("operation", ["find", "upsert", "erase"])
+    def test_ragged_keys_and_rows_are_refused_and_change_nothing(
+        self, storage: Storage, rng: np.random.Generator, operation: str
+    ) -> None:
+        before = _fill(storage, rng)
+        rows = random_rows(rng, 2, storage.table)
+        with pytest.raises(InvalidArgumentError):
+            _call(storage, operation, [[1], [2, 77]], rows)
+        if operation == "upsert":
+            ragged: Any = [rows[0].tolist(), rows[1].tolist()[:-1]]
+            with pytest.raises(InvalidArgumentError):
+                storage.upsert([1, 77], ragged)
+        _assert_unchanged(storage, before)
+
+    @pytest.mark.parametrize("what", _NO_RANGES)
+    def test_columns_that_are_no_range_are_refused(self, storage: Storage, what: str) -> None:
+        columns = _NO_RANGES[what]
+        with pytest.raises(InvalidArgumentError):
+            storage.find([1], columns)
+        with pytest.raises(InvalidArgumentError):
+            storage.scan(10, columns)
+
+    @pytest.mark.parametrize("what", _NO_COUNTS)
+    def test_scan_by_no_whole_number_of_rows_is_refused(self, storage: Storage, what: str) -> None:
+        with pytest.raises(InvalidArgumentError):
+            storage.scan(_NO_COUNTS[what])
+
+    @pytest.mark.parametrize("what", _NO_COUNTS)
+    def test_evict_of_no_whole_number_is_refused_and_removes_nothing(
+        self, bounded_storage: Storage, rng: np.random.Generator, what: str
+    ) -> None:
+        storage = bounded_storage
+        require(storage.capabilities.evict, "this storage declares evict=False")
+        storage.upsert([1, 2], random_rows(rng, 2, storage.table))
+        with pytest.raises(InvalidArgumentError):
+            storage.evict(_NO_COUNTS[what])
+        assert sorted(contents(storage)) == [1, 2], "a refused call changed the table"
+
+    def test_out_that_cannot_be_written_is_refused(
+        self, storage: Storage, rng: np.random.Generator
+    ) -> None:
+        before = _fill(storage, rng)
+        read_only = np.ones((2, storage.table.width), storage.table.numpy_dtype)
+        read_only.flags.writeable = False
+        no_arrays: tuple[Any, ...] = (read_only, read_only.tolist(), read_only.tobytes(), 5)
+        for out in no_arrays:
+            with pytest.raises(InvalidArgumentError):
+                storage.find([1, 2], out=out)
+        assert (read_only == 1).all(), "out was written to although it was read-only"
+        _assert_unchanged(storage, before)
 
     def test_out_that_does_not_fit_is_refused(
         self, storage: Storage, rng: np.random.Generator

@@ -1,0 +1,122 @@
+"""What a step over several tables leaves behind when a storage fails while it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import StepContainer, TableConfig
+from sparring.admission import Frequency
+from sparring.errors import PartialStepError, StorageIOError
+from sparring.step import TableUpdate
+from sparring.storage.memory import MemoryStorage
+from sparring.updates import MethodChoice, resolve_method
+from sparring.updates.resolving import hyper_from
+
+Apply = Callable[[StepContainer], object]
+NAMES = ("first", "second", "third")
+
+
+class FailingStorage(MemoryStorage):
+    """Fails while it writes, where nothing could have been refused before."""
+
+    failure: BaseException | None = None
+
+    def _upsert_impl(self, *parts: Any) -> Any:
+        if self.failure is not None:
+            raise self.failure
+        return super()._upsert_impl(*parts)
+
+
+def add_one(updates: Sequence[TableUpdate]) -> None:
+    for each in updates:
+        each.rows += 1
+
+
+def by_methods(made: StepContainer) -> object:
+    method = resolve_method("sgd")
+    choice = MethodChoice(method, hyper_from(method, {"lr": 1.0}), 1)
+    return made.apply_methods(dict.fromkeys(NAMES, choice))
+
+
+def by_rows(made: StepContainer) -> object:
+    return made.apply(add_one)
+
+
+def container(failing: str, failure: BaseException | None, **options: Any) -> StepContainer:
+    """Three tables with a gradient each; one of them cannot be written."""
+    made = StepContainer()
+    for name in NAMES:
+        table = TableConfig(name, 2, initializer="zeros", **options)
+        storage = FailingStorage(table, validate=False)
+        if name == failing:
+            storage.failure = failure
+        made.declare(table, storage)
+    accumulate(made, [7, 8])
+    return made
+
+
+def accumulate(made: StepContainer, ids: Sequence[int]) -> None:
+    for name in NAMES:
+        found = made.lookup(name, np.array(ids, np.int64))
+        made.resources.accumulate(found.shadow_id or 0, np.ones((len(ids), 2), np.float32))
+
+
+@pytest.mark.parametrize("apply", [by_rows, by_methods])
+@pytest.mark.parametrize("failure", [StorageIOError("the disk is full"), MemoryError("no more")])
+def test_tables_that_took_a_step_that_failed_are_named(apply: Apply, failure: Exception) -> None:
+    made = container("third", failure)
+    with pytest.raises(PartialStepError) as caught:
+        apply(made)
+    error = caught.value
+    assert error.written == ("first", "second")
+    assert error.missing == ("third",)
+    assert isinstance(error.__cause__, type(failure))
+    assert "Changed: first, second; not changed: third" in str(error)
+    assert str(failure) in str(error)
+    assert [made.num_rows(name) for name in NAMES] == [2, 2, 0]
+    assert made.counters.rows_updated == 4
+    assert made.counters.steps == 0
+    assert not any(made.resources.num_accumulated(name) for name in NAMES)
+
+
+def test_tables_after_the_one_that_failed_are_named_too() -> None:
+    made = container("second", StorageIOError("the disk is full"))
+    with pytest.raises(PartialStepError) as caught:
+        made.apply(add_one)
+    assert caught.value.written == ("first",)
+    assert caught.value.missing == ("second", "third")
+    assert [made.num_rows(name) for name in NAMES] == [2, 0, 0]
+
+
+def test_a_failure_before_any_table_changed_is_raised_as_it_is() -> None:
+    failure = StorageIOError("the disk is full")
+    made = container("first", failure)
+    with pytest.raises(StorageIOError, match="the disk is full") as caught:
+        made.apply(add_one)
+    assert caught.value is failure
+    assert caught.value.__cause__ is None
+    assert [made.num_rows(name) for name in NAMES] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("apply", [by_rows, by_methods])
+def test_ids_of_the_table_that_failed_are_not_counted_for_admission(apply: Apply) -> None:
+    made = container("third", None, admission=Frequency(2))
+    apply(made)
+    third = made.storage("third")
+    assert isinstance(third, FailingStorage)
+    third.failure = StorageIOError("the disk is full")
+    accumulate(made, [7, 8, 9])
+    with pytest.raises(PartialStepError):
+        apply(made)
+    third.failure = None
+    assert [made.num_rows(name) for name in NAMES] == [2, 2, 0]
+    accumulate(made, [9])
+    apply(made)
+    assert [made.num_rows(name) for name in NAMES] == [3, 3, 0], "9 came twice, once to third"
+    accumulate(made, [7, 9])
+    apply(made)
+    assert [made.num_rows(name) for name in NAMES] == [3, 3, 2]
