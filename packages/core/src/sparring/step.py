@@ -31,7 +31,8 @@ from sparring.errors import (
     UnsupportedError,
 )
 from sparring.events import EventLoop
-from sparring.exchange import RingExchange
+from sparring.exchange import ExchangeOptions, PullRequest, RingExchange
+from sparring.job_settings import JobSettings
 from sparring.non_finite import NonFinite
 from sparring.rendezvous import Rendezvous, SingleRendezvous
 from sparring.resources import ResourceManager
@@ -95,6 +96,8 @@ class StepContainer:
         non_finite: what to do with gradients that hold NaN or infinity.
         reduction: how gradients of several ranks combine; the mean makes W ranks equal to one
             process on the joined batch.
+        exchange: how rows and gradients travel; the same on all ranks.
+        config: the run's configuration, JSON values only: ranks compare it when they begin.
         plugin_manager: where storage backends are looked up; None looks through the installed
             plugins.
     """
@@ -106,6 +109,8 @@ class StepContainer:
         rendezvous: Rendezvous | None = None,
         non_finite: NonFinite | str = NonFinite.RAISE,
         reduction: Reduction = Reduction.MEAN,
+        exchange: ExchangeOptions | None = None,
+        config: Mapping[str, Any] | None = None,
         plugin_manager: PluginManager | None = None,
     ) -> None:
         self.rendezvous = rendezvous or SingleRendezvous()
@@ -118,7 +123,10 @@ class StepContainer:
             )
         if reduction is Reduction.MAX:
             raise InvalidArgumentError("container: gradients combine by SUM or MEAN, found MAX")
-        self.exchange = RingExchange(self.collective, shard_map)
+        self._settings = JobSettings(config or {})
+        self.exchange = RingExchange(
+            self.collective, shard_map, exchange, settings=self._describe_settings
+        )
         self.resources = ResourceManager()
         self.events = EventLoop()
         self.non_finite = NonFinite(non_finite)
@@ -127,6 +135,13 @@ class StepContainer:
         self.counters = StepCounters()
         self._tables: dict[str, DeclaredTable] = {}
         self._is_closed = False
+
+    def _describe_settings(self) -> Mapping[str, Any]:
+        return self._settings.describe(
+            [entry.config for entry in self._tables.values()],
+            reduction=self.reduction.value,
+            non_finite=self.non_finite.value,
+        )
 
     # -- tables -----------------------------------------------------------------
 
@@ -299,7 +314,8 @@ class StepContainer:
                 table=table,
             )
         keys, inverse = _native.dedup(ids)
-        pulled = self.exchange.pull(entry.storage, entry.config, keys, entry.embedding)
+        request = PullRequest(entry.storage, entry.config, keys, entry.embedding)
+        pulled = self.exchange.pull_all([request], is_training=is_registered)[0]
         _native.initialize(pulled.rows, keys, pulled.found, entry.initializer, None)
         shadow_id = self.resources.register(table, keys, inverse) if is_registered else None
         rows = computing_embeddings(entry.config, pulled.rows)
@@ -342,7 +358,7 @@ class StepContainer:
         What a storage may meet while it writes, the end of memory or a failing disk, is raised
         as it comes: each table has changed whole or not at all, but those before it have changed.
         """
-        self._check_step()
+        self._check_open()
         apply_update(self, update)
 
     def apply_methods(self, choices: Mapping[str, MethodChoice]) -> list[str]:
@@ -362,17 +378,13 @@ class StepContainer:
                 width than its method wants. No row has changed.
             NonFiniteGradientError, CapacityError: as `apply`.
         """
-        self._check_step()
+        self._check_open()
         return apply_methods(self, choices)
 
-    def _check_step(self) -> None:
-        """Raises what failed on the event loop; this step's gradients are dropped then."""
-        self._check_open()
-        try:
-            self.events.check()
-        except BaseException:
-            self.discard()
-            raise
+    def end_step(self) -> None:
+        """A step was applied; only `sparring.applying` calls it."""
+        self.counters.steps += 1
+        self.exchange.step = self.counters.steps
 
     def check_readable(self, tables: Sequence[str]) -> None:
         """Raises `ClosedError` if the container, or the storage of a table, was closed."""
@@ -417,6 +429,7 @@ class StepContainer:
                     entry.view.detach()
                     closing.callback(entry.storage.close)
             closing.callback(self.events.close)
+            closing.callback(self.exchange.close)
 
     def __enter__(self) -> StepContainer:
         return self

@@ -44,12 +44,15 @@ def check_headers(
         InvalidArgumentError: ranks were set up otherwise, or exchange other tables.
     """
     mine = headers[collective.rank]
-    for wanted in (Phase.ENDED, None):
-        for rank, theirs in enumerate(headers):
-            if wanted is not None and theirs.phase is not wanted:
-                continue
-            if (theirs.phase, theirs.step) != (mine.phase, mine.step):
-                raise _elsewhere(collective.rank, mine, rank, theirs)
+    elsewhere = [
+        rank
+        for rank, theirs in enumerate(headers)
+        if (theirs.phase, theirs.step) != (mine.phase, mine.step)
+    ]
+    if elsewhere:
+        # A rank that has ended explains why others are elsewhere.
+        peer = min(elsewhere, key=lambda rank: headers[rank].phase is not Phase.ENDED)
+        raise _elsewhere(collective.rank, mine, peer, headers[peer])
     if any(each.settings != mine.settings for each in headers):
         everybody = _gather(collective, settings)
         _refuse_settings(everybody)

@@ -185,11 +185,15 @@ class RingExchange:
                 self.options.chunks_in_flight,
             ).run()
 
-    def commit(self, error: BaseException | None = None) -> None:
+    def commit(self, num_rows: Sequence[int], error: BaseException | None = None) -> list[int]:
         """Returns when all ranks are ready to write the step; all ranks call it.
 
         Args:
-            error: why this rank is not.
+            num_rows: how many rows of each table this rank will write.
+            error: why it cannot.
+
+        Returns:
+            How many rows of each table all ranks together will write.
 
         Raises:
             BaseException: `error`, or in its place another rank's, naming that rank.
@@ -198,9 +202,13 @@ class RingExchange:
         if self._world_size == 1:
             if error is not None:
                 raise error
-            return
+            return list(num_rows)
+        mine = np.tile(np.asarray(num_rows, np.int64), (self._world_size, 1))
         with self._guarded("commit", ()):
-            self._agree(Phase.COMMIT, np.zeros((self._world_size, 0), np.int64), [], error)
+            theirs = self._agree(Phase.COMMIT, mine, [], error)
+            theirs[self._rank] = num_rows
+            totals: list[int] = theirs.sum(axis=0).tolist()
+            return totals
 
     def end(self) -> None:
         """Tells the others that this rank takes part in no further exchange. Waits for nobody."""

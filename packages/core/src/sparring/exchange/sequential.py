@@ -63,9 +63,9 @@ def pull_at_once(
     ]
     for table, request in enumerate(requests):
         places = _own_places(routed, table, rank)
-        keys = request.keys[places]
+        own = request.keys[places]
         try:
-            found = find_rows(request.storage, request.table, keys, request.columns)
+            found = find_rows(request.storage, request.table, own, request.columns)
         except BaseException as failure:
             error = error or failure
             continue
