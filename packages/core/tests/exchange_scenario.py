@@ -109,18 +109,24 @@ def train(
     optimizer = _Optimizer(scenario.method)
     counts = dict.fromkeys(made.tables, 0)
     for step in range(scenario.num_steps):
-        for table in TABLES:
-            ids = np.concatenate([scenario.ids(step, rank, table.name) for rank in ranks])
-            found = made.lookup(table.name, ids)
+        wanted = [
+            (name, np.concatenate([scenario.ids(step, rank, name) for rank in ranks]))
+            for name in made.tables
+        ]
+        # A table at a time, or all of them at once.
+        found_all = (
+            made.lookup_all(wanted)
+            if step % 4
+            else [made.lookup(name, ids) for name, ids in wanted]
+        )
+        for found in found_all:
             assert found.shadow_id is not None
             repeats = np.bincount(found.inverse, minlength=len(found.keys))[:, None]
             # Of sum((row - key % 3) ** 2) / 2 over the ids.
             gradient = (found.rows - (found.keys % 3)[:, None]) * repeats / divisor
             made.resources.accumulate(found.shadow_id, gradient.astype(found.rows.dtype))
         if scenario.is_fused:
-            choices = {
-                name: MethodChoice(method, hyper, counts[name] + 1) for name in made.tables
-            }
+            choices = {name: MethodChoice(method, hyper, counts[name] + 1) for name in made.tables}
             for name in made.apply_methods(choices):
                 counts[name] += 1
         else:

@@ -32,12 +32,15 @@ class JobSettings:
         """
         known = (tuple(tables), policies)
         if self._described is None or self._described[0] != known:
-            self._described = known, {
-                "code version": _version(),
-                "config": self._config,
-                "tables": {table.name: _described(table) for table in tables},
-                **policies,
-            }
+            self._described = (
+                known,
+                {
+                    "code version": _version(),
+                    "config": self._config,
+                    "tables": {table.name: _described(table) for table in tables},
+                    **policies,
+                },
+            )
         return self._described[1]
 
 

@@ -305,21 +305,43 @@ class StepContainer:
             UnknownTableError: nobody declared `table`.
             InvalidArgumentError: `ids` has another shape or dtype.
         """
+        return self.lookup_all([(table, ids)], is_registered=is_registered)[0]
+
+    def lookup_all(
+        self,
+        requests: Sequence[tuple[str, npt.NDArray[np.int64]]],
+        *,
+        is_registered: bool = True,
+    ) -> list[Lookup]:
+        """As `lookup`, for several tables in one exchange between ranks.
+
+        Args:
+            requests: table and ids; the same tables in the same order on all ranks.
+            is_registered: gradients will come.
+        """
         self._check_open()
-        entry = self.entry(table)
-        if ids.ndim != 1 or ids.dtype != np.int64:
-            raise InvalidArgumentError(
-                f"ids for table {table!r} must be one-dimensional int64, found shape {ids.shape} "
-                f"and dtype {ids.dtype}",
-                table=table,
-            )
-        keys, inverse = _native.dedup(ids)
-        request = PullRequest(entry.storage, entry.config, keys, entry.embedding)
-        pulled = self.exchange.pull_all([request], is_training=is_registered)[0]
-        _native.initialize(pulled.rows, keys, pulled.found, entry.initializer, None)
-        shadow_id = self.resources.register(table, keys, inverse) if is_registered else None
-        rows = computing_embeddings(entry.config, pulled.rows)
-        return Lookup(keys, inverse, rows, shadow_id)
+        entries, pulls, inverses = [], [], []
+        for table, ids in requests:
+            entry = self.entry(table)
+            if ids.ndim != 1 or ids.dtype != np.int64:
+                raise InvalidArgumentError(
+                    f"ids for table {table!r} must be one-dimensional int64, found shape "
+                    f"{ids.shape} and dtype {ids.dtype}",
+                    table=table,
+                )
+            keys, inverse = _native.dedup(ids)
+            entries.append(entry)
+            inverses.append(inverse)
+            pulls.append(PullRequest(entry.storage, entry.config, keys, entry.embedding))
+        lookups = []
+        pulled = self.exchange.pull_all(pulls, is_training=is_registered)
+        for entry, pull, inverse, found in zip(entries, pulls, inverses, pulled, strict=True):
+            _native.initialize(found.rows, pull.keys, found.found, entry.initializer, None)
+            name = entry.config.name
+            shadow_id = self.resources.register(name, pull.keys, inverse) if is_registered else None
+            rows = computing_embeddings(entry.config, found.rows)
+            lookups.append(Lookup(pull.keys, inverse, rows, shadow_id))
+        return lookups
 
     @property
     def reads_directly(self) -> bool:

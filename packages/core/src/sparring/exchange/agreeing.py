@@ -136,9 +136,7 @@ def _refuse_settings(everybody: Sequence[Settings]) -> NoReturn:
     )
 
 
-def _differences(
-    first: Any, other: Any, name: str = ""
-) -> list[tuple[str, tuple[str, str]]]:
+def _differences(first: Any, other: Any, name: str = "") -> list[tuple[str, tuple[str, str]]]:
     """The names under which two settings differ, with both values."""
     if isinstance(first, Mapping) and isinstance(other, Mapping):
         found = []

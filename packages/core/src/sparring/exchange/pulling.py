@@ -192,9 +192,7 @@ class RingPull:
             chunk = served.turn.chunk
             served.message = np.zeros(reply_bytes(chunk, self.codecs), np.uint8)
             served.finding = self._submit(
-                partial(
-                    find_into, served.message, chunk, served.keys, self.requests, self.codecs
-                )
+                partial(find_into, served.message, chunk, served.keys, self.requests, self.codecs)
             )
             moved = True
         while self._num_finding < _MOST_FINDS:
@@ -224,9 +222,7 @@ class RingPull:
         self._error = self._error or job.error
         if self.link.trace is not None:
             details = {"of": what}
-            self.link.trace.add(
-                "find", job.begin_ns, job.end_ns, details, thread_id=job.thread_id
-            )
+            self.link.trace.add("find", job.begin_ns, job.end_ns, details, thread_id=job.thread_id)
 
     def _send(self, served: _Served, job: Job) -> None:
         turn = served.turn

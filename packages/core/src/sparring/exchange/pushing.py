@@ -175,9 +175,7 @@ class RingPush:
             turn = next(waiting, None)
             if turn is None:
                 break
-            message = pack_gradients(
-                turn.chunk, turn.peer, self.routed, self.requests, self.codecs
-            )
+            message = pack_gradients(turn.chunk, turn.peer, self.routed, self.requests, self.codecs)
             self._sent.append(self.link.send(_GRADIENTS, message, turn.peer, turn.what))
             moved = True
         return moved

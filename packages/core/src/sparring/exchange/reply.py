@@ -25,9 +25,7 @@ _REFUSED = 2
 
 def reply_bytes(chunk: Chunk, codecs: Sequence[Codec]) -> int:
     """Bytes of the message that answers a chunk of keys."""
-    return sum(
-        padded(piece.count * (codecs[piece.table].row_bytes + 1)) for piece in chunk.pieces
-    )
+    return sum(padded(piece.count * (codecs[piece.table].row_bytes + 1)) for piece in chunk.pieces)
 
 
 def find_rows(

@@ -36,9 +36,7 @@ def pull_at_once(
 ) -> list[Pulled]:
     """As `RingPull.run`."""
     rank = link.collective.rank
-    asked = _all_to_all(
-        link, MessageKind.KEYS, [each.view(np.uint8) for each in routed.streams]
-    )
+    asked = _all_to_all(link, MessageKind.KEYS, [each.view(np.uint8) for each in routed.streams])
     error: BaseException | None = None
     replies = []
     for peer, keys in enumerate(asked):
@@ -56,7 +54,9 @@ def pull_at_once(
         replies.append(message)
     results = [
         Pulled(
-            np.empty((len(each.keys), each.columns.end - each.columns.begin), each.table.numpy_dtype),
+            np.empty(
+                (len(each.keys), each.columns.end - each.columns.begin), each.table.numpy_dtype
+            ),
             np.empty(len(each.keys), np.bool_),
         )
         for each in requests
