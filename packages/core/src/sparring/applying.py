@@ -1,8 +1,9 @@
 """Applies what a step accumulated: gradients to their owners, checked, into rows.
 
-Everything that can be refused is refused before the first row changes. What cannot be foreseen, a
-disk that fails or memory that ends while a storage writes, leaves each table whole, but not the step:
-`PartialStepError` says which tables took it. There are two ways.
+Everything that can be refused is refused before the first row changes, by all ranks together: what
+one of them finds out goes round before gradients travel, and again before rows are written. What
+cannot be foreseen, a disk that fails or memory that ends while a storage writes, leaves each table
+whole, but not the step: `PartialStepError` says which tables took it. There are two ways.
 
 - By a function over rows: `apply_update`. Rows and gradients lie in arrays, as frameworks' own
   optimizers want them. All tables' new rows are computed before the first is written.
@@ -11,7 +12,8 @@ disk that fails or memory that ends while a storage writes, leaves each table wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -22,7 +24,7 @@ from sparring import _native
 from sparring.admission import Decision, decide_unseen
 from sparring.collective import Reduction
 from sparring.errors import CapacityError, InvalidArgumentError, PartialStepError
-from sparring.exchange import OwnedGradients
+from sparring.exchange import OwnedGradients, PushRequest
 from sparring.kernels import Rounding
 from sparring.non_finite import finite_only
 from sparring.resources import Accumulated
@@ -62,51 +64,149 @@ class Update(Protocol):
 
 def apply_update(container: StepContainer, update: Update) -> None:
     """As `StepContainer.apply`."""
-    taken = {name: container.resources.take(name) for name in container.tables}
-    container.resources.end_step()
-    owned = _owned(container, taken)
-    steps = dict.fromkeys(owned, container.counters.steps + 1)
-    gathered = _gathered(container, owned, steps)
-    update(gathered.updates)
+    with container.resources.ending_step():
+        taken, refusal = _taken(container, container.resources.take)
+    owned = _owned(container, taken, refusal)
+    steps = dict.fromkeys(container.tables, container.counters.steps + 1)
+    gathered = _Gathered([], {})
+    with _committing(container) as commit:
+        gathered = _gathered(container, owned, steps)
+        commit.num_rows = {each.table.name: len(each.keys) for each in gathered.updates}
+    update(_with_empty(container, gathered.updates, commit.touched, steps))
     _write(container, gathered)
-    container.counters.steps += 1
+    container.end_step()
 
 
 def apply_methods(container: StepContainer, choices: Mapping[str, MethodChoice]) -> list[str]:
     """As `StepContainer.apply_methods`."""
-    sources = {name: container.resources.take_sources(name) for name in container.tables}
-    container.resources.end_step()
+    with container.resources.ending_step():
+        sources, refusal = _taken(container, container.resources.take_sources)
     waiting = {name: each for name, each in sources.items() if each is not None}
-    _check_choices(waiting, choices)
-    is_fused = all(isinstance(choices[name].method, NativeMethod) for name in waiting)
+    try:
+        _check_choices(waiting, choices)
+    except InvalidArgumentError as error:
+        refusal = refusal or error
     step = None
-    if is_fused and container.reads_directly:
+    if container.reads_directly and refusal is None and _is_fused(waiting, choices):
         step = _fused(container, waiting, choices)
         if step.doubtful():
             step = None
     if step is None:
+        return _apply_owned(container, sources, choices, refusal)
+    _check_rooms(container, waiting, step)
+    _write_fused(container, step, list(waiting))
+    return list(waiting)
+
+
+def _apply_owned(
+    container: StepContainer,
+    sources: Mapping[str, Any],
+    choices: Mapping[str, MethodChoice],
+    refusal: BaseException | None,
+) -> list[str]:
+    """By way of gradients in arrays: they may come from other ranks, or be skipped."""
+    taken: dict[str, Accumulated] = {}
+    if refusal is None:
         taken = {
             name: _summed(container, name, each) if each is not None else _nothing(container, name)
             for name, each in sources.items()
         }
-        owned = _owned(container, taken)
+    owned = _owned(container, taken, refusal)
+    if not _is_fused(owned, choices):
+        return _apply_by_rows(container, owned, choices)
+    step = None
+    with _committing(container) as commit:
         waiting = {
             name: _native.key_gradients(container.entry(name).view, each.keys, each.gradients)
             for name, each in owned.items()
         }
         _check_choices(waiting, choices)
-        if not all(isinstance(choices[name].method, NativeMethod) for name in waiting):
-            _apply_by_rows(container, owned, choices)
-            container.counters.steps += 1
-            return list(owned)
         step = _fused(container, waiting, choices)
+        _check_rooms(container, waiting, step)
+        commit.num_rows = {name: len(each.keys) for name, each in owned.items()}
+    assert step is not None
+    _write_fused(container, step, list(waiting))
+    return commit.touched
+
+
+def _taken(
+    container: StepContainer, take: Callable[[str], Any]
+) -> tuple[dict[str, Any], BaseException | None]:
+    """What was accumulated, by table, and why the step cannot be applied, if it cannot."""
+    taken: dict[str, Any] = {}
+    try:
+        container.events.check()
+        taken = {name: take(name) for name in container.tables}
+    except Exception as error:
+        container.discard()
+        if container.collective.world_size == 1:
+            raise
+        return {}, error
+    return taken, None
+
+
+@dataclass(slots=True)
+class _Commit:
+    num_rows: dict[str, int]
+    """Table → rows that this rank will change."""
+    touched: list[str]
+    """The tables of which any rank will change rows, in the order of declaration."""
+
+
+@contextmanager
+def _committing(container: StepContainer) -> Iterator[_Commit]:
+    """What the block refuses, all ranks refuse: they go on from its end together, or not at all."""
+    commit = _Commit({}, [])
+    refusal: BaseException | None = None
+    try:
+        yield commit
+    except Exception as error:
+        if container.collective.world_size == 1:
+            raise
+        refusal = error
+    names = list(container.tables)
+    totals = container.exchange.commit([commit.num_rows.get(name, 0) for name in names], refusal)
+    commit.touched = [name for name, total in zip(names, totals, strict=True) if total]
+
+
+def _with_empty(
+    container: StepContainer,
+    updates: Sequence[TableUpdate],
+    touched: Sequence[str],
+    steps: Mapping[str, int],
+) -> list[TableUpdate]:
+    """Also the tables of which other ranks alone change rows: optimizers count steps by table."""
+    known = {update.table.name: update for update in updates}
+    result = []
+    for name in touched:
+        if name in known:
+            result.append(known[name])
+            continue
+        table = container.entry(name).config
+        dtype = table.computing_dtype
+        result.append(
+            TableUpdate(
+                table,
+                np.empty(0, np.int64),
+                np.empty((0, table.dim + table.state_width), dtype),
+                np.empty((0, table.dim), dtype),
+                steps[name],
+            )
+        )
+    return result
+
+
+def _is_fused(waiting: Mapping[str, Any], choices: Mapping[str, MethodChoice]) -> bool:
+    return all(
+        isinstance(choices[name].method, NativeMethod) for name in waiting if name in choices
+    )
+
+
+def _check_rooms(container: StepContainer, waiting: Mapping[str, Any], step: Any) -> None:
     for place, name in enumerate(waiting):
         storage = container.storage(name)
         if _may_refuse(storage):
             _check_room(storage, step.count_new(place))
-    _write_fused(container, step, list(waiting))
-    container.counters.steps += 1
-    return list(waiting)
 
 
 def _check_choices(waiting: Mapping[str, Any], choices: Mapping[str, MethodChoice]) -> None:
@@ -141,27 +241,34 @@ def _nothing(container: StepContainer, name: str) -> Accumulated:
     return Accumulated(np.empty(0, np.int64), np.empty((0, table.dim), table.computing_dtype))
 
 
-def _owned(container: StepContainer, taken: Mapping[str, Accumulated]) -> dict[str, OwnedGradients]:
-    """The finite gradients of all ranks for the keys of this one, by table; none without keys."""
-    finite, num_skipped = finite_only(
-        taken, container.non_finite, container.collective, container.counters.steps
-    )
-    container.counters.rows_skipped_non_finite += num_skipped
+def _owned(
+    container: StepContainer,
+    taken: Mapping[str, Accumulated],
+    refusal: BaseException | None,
+) -> dict[str, OwnedGradients]:
+    """The finite gradients of all ranks for the keys of this one, by table; none without keys.
+
+    Args:
+        taken: this rank's gradients of all tables; none where there is a refusal.
+        refusal: why this rank cannot apply the step.
+    """
+    finite = finite_only(taken, container.non_finite, container.counters.steps)
+    requests = []
+    for name in container.tables:
+        table = container.entry(name).config
+        mine = finite.gradients.get(name) or _nothing(container, name)
+        make = partial(container.resources.make_accumulator, table)
+        requests.append(PushRequest(table, mine.keys, mine.gradients, make))
+    pushed = container.exchange.push_all(requests, error=refusal or finite.refusal)
+    container.counters.rows_skipped_non_finite += finite.num_skipped
     world_size = container.collective.world_size
     result = {}
-    for name, accumulated in finite.items():
-        table = container.entry(name).config
-        owned = container.exchange.push(
-            table,
-            accumulated.keys,
-            accumulated.gradients,
-            partial(container.resources.make_accumulator, table),
-        )
+    for request, owned in zip(requests, pushed, strict=True):
         if not len(owned.keys):
             continue
         if container.reduction is Reduction.MEAN and world_size > 1:
             owned.gradients = owned.gradients / world_size
-        result[name] = owned
+        result[request.table.name] = owned
     return result
 
 
@@ -215,9 +322,13 @@ def _apply_by_rows(
     container: StepContainer,
     owned: Mapping[str, OwnedGradients],
     choices: Mapping[str, MethodChoice],
-) -> None:
-    steps = {name: choices[name].step for name in owned}
-    gathered = _gathered(container, owned, steps)
+) -> list[str]:
+    gathered = _Gathered([], {})
+    with _committing(container) as commit:
+        _check_choices(owned, choices)
+        steps = {name: choices[name].step for name in owned}
+        gathered = _gathered(container, owned, steps)
+        commit.num_rows = {name: len(each.keys) for name, each in owned.items()}
     for update in gathered.updates:
         choice, dim = choices[update.table.name], update.table.dim
         if not isinstance(choice.method, NativeMethod):
@@ -232,6 +343,8 @@ def _apply_by_rows(
         )
         choice.method.update(rows, choice.hyper)
     _write(container, gathered)
+    container.end_step()
+    return commit.touched
 
 
 def _write(container: StepContainer, gathered: _Gathered) -> None:
@@ -276,6 +389,7 @@ def _write_fused(container: StepContainer, step: Any, names: Sequence[str]) -> N
             written.append(name)
     if failure is not None:
         _raise_interrupted(container, failure, written, missing)
+    container.end_step()
 
 
 def _raise_interrupted(

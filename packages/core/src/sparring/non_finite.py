@@ -1,18 +1,18 @@
-"""What to do with gradients that hold NaN or infinity, decided by all ranks together."""
+"""What to do with gradients that hold NaN or infinity. Ranks refuse a step together."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 
 from sparring import _native, kernels
-from sparring.collective import Collective, Reduction
 from sparring.errors import NonFiniteGradientError
 from sparring.resources import Accumulated
 
-__all__ = ["NonFinite", "finite_only"]
+__all__ = ["FiniteOnly", "NonFinite", "finite_only"]
 
 
 class NonFinite(Enum):
@@ -24,16 +24,19 @@ class NonFinite(Enum):
     """Leave the rows concerned as they are, count them, and update the others."""
 
 
-def finite_only(
-    taken: Mapping[str, Accumulated], policy: NonFinite, collective: Collective, step: int
-) -> tuple[dict[str, Accumulated], int]:
-    """Gradients by table without those of rows that hold NaN or infinity, and how many these were.
+@dataclass(frozen=True, slots=True)
+class FiniteOnly:
+    """Gradients by table without those of rows that hold NaN or infinity."""
 
-    All ranks call it together.
+    gradients: dict[str, Accumulated]
+    num_skipped: int
+    """How many these were."""
+    refusal: NonFiniteGradientError | None
+    """Why the step must not be applied on any rank: there is one, and the policy is to raise."""
 
-    Raises:
-        NonFiniteGradientError: some rank holds one, and the policy is to raise.
-    """
+
+def finite_only(taken: Mapping[str, Accumulated], policy: NonFinite, step: int) -> FiniteOnly:
+    """Looks at this rank's gradients, before anything is rounded to travel."""
     finite = dict(taken)
     broken = {
         name: accumulated
@@ -41,39 +44,25 @@ def finite_only(
         if not _native.is_finite(accumulated.gradients)
     }
     if policy is NonFinite.RAISE:
-        # All ranks must agree to give up the step, or the others would wait in the exchange.
-        if _any_rank(bool(broken), collective):
-            raise _error(broken, step)
-        return finite, 0
+        return FiniteOnly(finite, 0, _error(broken, step) if broken else None)
     num_skipped = 0
     for name, accumulated in broken.items():
         is_good = kernels.finite_rows(accumulated.gradients)
         num_skipped += int(np.count_nonzero(~is_good))
         finite[name] = Accumulated(accumulated.keys[is_good], accumulated.gradients[is_good])
-    return finite, num_skipped
-
-
-def _any_rank(here: bool, collective: Collective) -> bool:
-    if collective.world_size == 1:
-        return here
-    flags = collective.all_reduce(np.array([here], np.int64), Reduction.MAX)
-    return bool(flags[0])
+    return FiniteOnly(finite, num_skipped, None)
 
 
 def _error(broken: Mapping[str, Accumulated], step: int) -> NonFiniteGradientError:
-    for name, accumulated in broken.items():
-        is_good = kernels.finite_rows(accumulated.gradients)
-        key = int(accumulated.keys[np.argmin(is_good)])
-        return NonFiniteGradientError(
-            f"step {step}: the gradients of table {name!r} hold NaN or infinity for "
-            f"{int(np.count_nonzero(~is_good))} of {len(is_good)} keys, key {key} among them; no "
-            "row was changed. Lower the learning rate, clip gradients, or choose "
-            "non_finite='skip'",
-            table=name,
-            key=key,
-            step=step,
-        )
+    name, accumulated = next(iter(broken.items()))
+    is_good = kernels.finite_rows(accumulated.gradients)
+    key = int(accumulated.keys[np.argmin(is_good)])
     return NonFiniteGradientError(
-        f"step {step}: the gradients of another rank hold NaN or infinity; no row was changed",
+        f"step {step}: the gradients of table {name!r} hold NaN or infinity for "
+        f"{int(np.count_nonzero(~is_good))} of {len(is_good)} keys, key {key} among them; no "
+        "row was changed. Lower the learning rate, clip gradients, or choose "
+        "non_finite='skip'",
+        table=name,
+        key=key,
         step=step,
     )

@@ -14,7 +14,8 @@ was held is added up too. So a step of many micro-batches costs memory for its d
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -220,9 +221,13 @@ class ResourceManager:
             for accumulator in self._accumulators.values():
                 accumulator.clear()
 
-    def end_step(self) -> None:
-        """Forgets the shadows of a step that was applied."""
-        self._batch_inputs.clear()
+    @contextmanager
+    def ending_step(self) -> Iterator[None]:
+        """Takes gradients in the block, and forgets the shadows that they came from."""
+        try:
+            yield
+        finally:
+            self._batch_inputs.clear()
 
     @property
     def num_batch_inputs(self) -> int:

@@ -31,7 +31,8 @@ from sparring.errors import (
     UnsupportedError,
 )
 from sparring.events import EventLoop
-from sparring.exchange import RingExchange
+from sparring.exchange import ExchangeOptions, PullRequest, RingExchange
+from sparring.job_settings import JobSettings
 from sparring.non_finite import NonFinite
 from sparring.rendezvous import Rendezvous, SingleRendezvous
 from sparring.resources import ResourceManager
@@ -95,6 +96,8 @@ class StepContainer:
         non_finite: what to do with gradients that hold NaN or infinity.
         reduction: how gradients of several ranks combine; the mean makes W ranks equal to one
             process on the joined batch.
+        exchange: how rows and gradients travel; the same on all ranks.
+        config: the run's configuration, JSON values only: ranks compare it when they begin.
         plugin_manager: where storage backends are looked up; None looks through the installed
             plugins.
     """
@@ -106,6 +109,8 @@ class StepContainer:
         rendezvous: Rendezvous | None = None,
         non_finite: NonFinite | str = NonFinite.RAISE,
         reduction: Reduction = Reduction.MEAN,
+        exchange: ExchangeOptions | None = None,
+        config: Mapping[str, Any] | None = None,
         plugin_manager: PluginManager | None = None,
     ) -> None:
         self.rendezvous = rendezvous or SingleRendezvous()
@@ -118,7 +123,10 @@ class StepContainer:
             )
         if reduction is Reduction.MAX:
             raise InvalidArgumentError("container: gradients combine by SUM or MEAN, found MAX")
-        self.exchange = RingExchange(self.collective, shard_map)
+        self._settings = JobSettings(config or {})
+        self.exchange = RingExchange(
+            self.collective, shard_map, exchange, settings=self._describe_settings
+        )
         self.resources = ResourceManager()
         self.events = EventLoop()
         self.non_finite = NonFinite(non_finite)
@@ -127,6 +135,13 @@ class StepContainer:
         self.counters = StepCounters()
         self._tables: dict[str, DeclaredTable] = {}
         self._is_closed = False
+
+    def _describe_settings(self) -> Mapping[str, Any]:
+        return self._settings.describe(
+            [entry.config for entry in self._tables.values()],
+            reduction=self.reduction.value,
+            non_finite=self.non_finite.value,
+        )
 
     # -- tables -----------------------------------------------------------------
 
@@ -304,25 +319,38 @@ class StepContainer:
             UnknownTableError: nobody declared `table`.
             InvalidArgumentError: `ids` has another shape or dtype.
         """
+        return self.lookup_all([(table, ids)], is_registered=is_registered)[0]
+
+    def lookup_all(
+        self,
+        requests: Sequence[tuple[str, npt.NDArray[np.int64]]],
+        *,
+        is_registered: bool = True,
+    ) -> list[Lookup]:
+        """As `lookup`, for several tables in one exchange between ranks.
+
+        Args:
+            requests: table and ids; the same tables in the same order on all ranks.
+            is_registered: gradients will come.
+        """
         self._check_open()
-        entry = self.entry(table)
-        if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype != np.int64:
-            raise InvalidArgumentError(
-                f"ids for table {table!r} must be one-dimensional int64, found "
-                + (
-                    f"shape {ids.shape} and dtype {ids.dtype}"
-                    if isinstance(ids, np.ndarray)
-                    else type(ids).__name__
-                )
-                + "; pass numpy.asarray(ids, numpy.int64), or use Step.lookup",
-                table=table,
-            )
-        keys, inverse = _native.dedup(ids)
-        pulled = self.exchange.pull(entry.storage, entry.config, keys, entry.embedding)
-        _native.initialize(pulled.rows, keys, pulled.found, entry.initializer, None)
-        shadow_id = self.resources.register(table, keys, inverse) if is_registered else None
-        rows = computing_embeddings(entry.config, pulled.rows)
-        return Lookup(keys, inverse, rows, shadow_id)
+        entries, pulls, inverses = [], [], []
+        for table, ids in requests:
+            entry = self.entry(table)
+            _check_ids(table, ids)
+            keys, inverse = _native.dedup(ids)
+            entries.append(entry)
+            inverses.append(inverse)
+            pulls.append(PullRequest(entry.storage, entry.config, keys, entry.embedding))
+        lookups = []
+        pulled = self.exchange.pull_all(pulls, is_training=is_registered)
+        for entry, pull, inverse, found in zip(entries, pulls, inverses, pulled, strict=True):
+            _native.initialize(found.rows, pull.keys, found.found, entry.initializer, None)
+            name = entry.config.name
+            shadow_id = self.resources.register(name, pull.keys, inverse) if is_registered else None
+            rows = computing_embeddings(entry.config, found.rows)
+            lookups.append(Lookup(pull.keys, inverse, rows, shadow_id))
+        return lookups
 
     @property
     def reads_directly(self) -> bool:
@@ -364,7 +392,7 @@ class StepContainer:
                 `written` and `missing` name them, the cause is what the storage raised. Where no
                 table has changed, that is raised itself. The gradients are dropped.
         """
-        self._check_step()
+        self._check_open()
         apply_update(self, update)
 
     def apply_methods(self, choices: Mapping[str, MethodChoice]) -> list[str]:
@@ -384,17 +412,13 @@ class StepContainer:
                 width than its method wants. No row has changed.
             NonFiniteGradientError, CapacityError, PartialStepError: as `apply`.
         """
-        self._check_step()
+        self._check_open()
         return apply_methods(self, choices)
 
-    def _check_step(self) -> None:
-        """Raises what failed on the event loop; this step's gradients are dropped then."""
-        self._check_open()
-        try:
-            self.events.check()
-        except BaseException:
-            self.discard()
-            raise
+    def end_step(self) -> None:
+        """A step was applied; only `sparring.applying` calls it."""
+        self.counters.steps += 1
+        self.exchange.step = self.counters.steps
 
     def check_readable(self, tables: Sequence[str]) -> None:
         """Raises `ClosedError` if the container, or the storage of a table, was closed."""
@@ -439,6 +463,7 @@ class StepContainer:
                     entry.view.detach()
                     closing.callback(entry.storage.close)
             closing.callback(self.events.close)
+            closing.callback(self.exchange.close)
 
     def __enter__(self) -> StepContainer:
         return self
@@ -494,3 +519,18 @@ class Step:
         self._container.resources.accumulate(
             lookup.shadow_id, np.ascontiguousarray(given, lookup.rows.dtype)
         )
+
+
+def _check_ids(table: str, ids: npt.NDArray[np.int64]) -> None:
+    if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype == np.int64:
+        return
+    found = (
+        f"shape {ids.shape} and dtype {ids.dtype}"
+        if isinstance(ids, np.ndarray)
+        else type(ids).__name__
+    )
+    raise InvalidArgumentError(
+        f"ids for table {table!r} must be one-dimensional int64, found {found}; pass "
+        "numpy.asarray(ids, numpy.int64), or use Step.lookup",
+        table=table,
+    )

@@ -41,6 +41,7 @@ def step_in_blocks(
         (-(-shadow.num_rows // size) for shadow, size in zip(shadows, sizes, strict=True) if size),
         default=0,
     )
+    num_blocks = max(num_blocks, min(1, len(shadows)))
     before = [dict(group) for group in param_groups] if num_blocks > 1 else []
     for number in range(num_blocks):
         if number > 0:

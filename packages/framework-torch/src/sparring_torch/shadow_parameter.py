@@ -81,8 +81,12 @@ class ShadowParameter:
         return (self._rows.shape[1] + self._dim) * self._rows.element_size()
 
     def show(self, begin: int, end: int) -> None:
-        """Lays the rows ``[begin, end)`` before the optimizer; without any, it skips the table."""
-        if begin >= self.num_rows:
+        """Lays the rows ``[begin, end)`` before the optimizer.
+
+        A block beyond the last row makes it skip the table. The first block is shown empty too: it
+        counts a step of the table.
+        """
+        if begin > 0 and begin >= self.num_rows:
             self.parameter.grad = None
             self._shown = ()
             return

@@ -1,7 +1,7 @@
-"""Whole batches to embeddings by way of shadows, table after table.
+"""Whole batches to embeddings by way of shadows.
 
-For tables whose rows lie on other ranks, where each lookup is an exchange: all features of a table
-are looked up together, so an id that two of them hold travels once.
+For tables whose rows lie on other ranks: all features of all tables are looked up in one exchange. Those
+of a table are joined, so an id that two of them hold travels once.
 """
 
 from __future__ import annotations
@@ -26,14 +26,20 @@ Features = Sequence[tuple[str, str]]
 
 def pool_features(agent: TrainAgent, features: Features, bags: Bags, is_training: bool) -> Tensor:
     """As `TrainAgent.pool`."""
+    groups = _by_table(features)
+    all_spans = [
+        [_span(bags, bags.places[member]) for member in members] for members in groups.values()
+    ]
+    requests = [
+        (table, np.concatenate([bags.ids[span] for span in spans]))
+        for (table, _), spans in zip(groups, all_spans, strict=True)
+    ]
+    shadows = agent.lookup_all(requests, is_training=is_training)
     parts: dict[int, Tensor] = {}
-    for (table, mode), members in _by_table(features).items():
-        spans = [_span(bags, bags.places[member]) for member in members]
-        ids = np.concatenate([bags.ids[span] for span in spans])
+    for ((_, mode), members), spans, shadow in zip(groups.items(), all_spans, shadows, strict=True):
         lengths = np.concatenate([_lengths(bags, bags.places[member]) for member in members])
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        shadow = agent.lookup(table, ids, is_training=is_training)
         weights = bags.weights
         if weights is not None:
             weights = torch.cat([weights[span] for span in spans]).to("cpu", shadow.rows.dtype)
@@ -46,11 +52,15 @@ def gather_features(
     agent: TrainAgent, features: Features, ids: Ids, is_training: bool
 ) -> list[Tensor]:
     """As `TrainAgent.gather`."""
+    groups = _by_table(features)
+    all_spans = [[slice(*ids.spans[member]) for member in members] for members in groups.values()]
+    requests = [
+        (table, np.concatenate([ids.ids[span] for span in spans]))
+        for (table, _), spans in zip(groups, all_spans, strict=True)
+    ]
+    shadows = agent.lookup_all(requests, is_training=is_training)
     parts: dict[int, Tensor] = {}
-    for (table, _), members in _by_table(features).items():
-        spans = [slice(*ids.spans[member]) for member in members]
-        joined = np.concatenate([ids.ids[span] for span in spans])
-        shadow = agent.lookup(table, joined, is_training=is_training)
+    for members, spans, shadow in zip(groups.values(), all_spans, shadows, strict=True):
         embeddings = gather(shadow.rows, shadow.inverse)
         counts = [span.stop - span.start for span in spans]
         parts.update(zip(members, torch.split(embeddings, counts), strict=True))

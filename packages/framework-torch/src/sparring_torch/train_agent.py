@@ -167,26 +167,32 @@ class TrainAgent:
         return DirectBatch(self.container.resources, self.table_names, sources)
 
     def lookup(self, table: str, ids: npt.NDArray[np.int64], *, is_training: bool) -> Shadow:
-        """Ids to a shadow.
+        """Ids to a shadow; see `lookup_all`."""
+        return self.lookup_all([(table, ids)], is_training=is_training)[0]
+
+    def lookup_all(
+        self, requests: Sequence[tuple[str, npt.NDArray[np.int64]]], *, is_training: bool
+    ) -> list[Shadow]:
+        """Ids to shadows, one for each request, in one exchange between ranks.
 
         Registered for a gradient only while training with autograd on; otherwise nothing is
         kept, and no id earns a row.
 
         Args:
-            table: its name.
-            ids: ``(n,)`` C-contiguous int64.
+            requests: table and ``(n,)`` C-contiguous int64 ids.
             is_training: the module's own `training`.
         """
         container = self._container or self.container
-        if not (is_training and torch.is_grad_enabled()):
-            found = container.lookup(table, ids, is_registered=False)
-            return Shadow(torch.from_numpy(found.rows), found.inverse)
-        found = container.lookup(table, ids)
-        assert found.shadow_id is not None
-        rows = torch.from_numpy(found.rows).requires_grad_()
-        hook = _GradientHook(container.resources, found.shadow_id)
-        rows.register_hook(hook)  # type: ignore[no-untyped-call]
-        return Shadow(rows, found.inverse)
+        is_registered = is_training and torch.is_grad_enabled()
+        shadows = []
+        for found in container.lookup_all(requests, is_registered=is_registered):
+            rows = torch.from_numpy(found.rows)
+            if found.shadow_id is not None:
+                rows.requires_grad_()
+                hook = _GradientHook(container.resources, found.shadow_id)
+                rows.register_hook(hook)  # type: ignore[no-untyped-call]
+            shadows.append(Shadow(rows, found.inverse))
+        return shadows
 
 
 class _GradientHook:

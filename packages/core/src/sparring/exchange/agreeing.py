@@ -1,0 +1,179 @@
+"""What ranks conclude from each other's headers, all of them the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from sparring import errors
+from sparring.collective import Collective
+from sparring.errors import InvalidArgumentError, PeerFailure, SparringError
+from sparring.exchange.headers import Header, Phase
+
+__all__ = ["Settings", "check_headers", "digest_of", "refuse_together"]
+
+Settings = Mapping[str, Any]
+"""What all ranks must have alike: names to JSON values or further such mappings."""
+
+
+def digest_of(value: Any) -> int:
+    """63 bits of a JSON value."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def check_headers(
+    collective: Collective,
+    headers: Sequence[Header],
+    settings: Settings,
+    requests: Sequence[str],
+) -> None:
+    """Returns if all ranks are in one place, with one set-up, and about to do the same.
+
+    Args:
+        headers: of all ranks.
+        settings: of this rank.
+        requests: what this rank is about to exchange, in words.
+
+    Raises:
+        PeerFailure: a rank has ended, or is elsewhere.
+        InvalidArgumentError: ranks were set up otherwise, or exchange other tables.
+    """
+    mine = headers[collective.rank]
+    elsewhere = [
+        rank
+        for rank, theirs in enumerate(headers)
+        if (theirs.phase, theirs.step) != (mine.phase, mine.step)
+    ]
+    if elsewhere:
+        # A rank that has ended explains why others are elsewhere.
+        peer = min(elsewhere, key=lambda rank: headers[rank].phase is not Phase.ENDED)
+        raise _elsewhere(collective.rank, mine, peer, headers[peer])
+    if any(each.settings != mine.settings for each in headers):
+        everybody = _gather(collective, settings)
+        _refuse_settings(everybody)
+    if any(each.requests != mine.requests for each in headers):
+        asked = _gather(collective, {"requests": list(requests)})
+        found = "; ".join(
+            f"rank {rank}: {', '.join(each['requests']) or 'nothing'}"
+            for rank, each in enumerate(asked)
+        )
+        raise InvalidArgumentError(
+            f"at step {mine.step} ranks exchange rows of different tables ({found}); all ranks "
+            "must look up the same tables in the same order, with empty batches where they have "
+            "no ids"
+        )
+
+
+def refuse_together(
+    collective: Collective, headers: Sequence[Header], error: BaseException | None
+) -> None:
+    """Raises, on all ranks, what any of them cannot go on with; returns if nobody objects.
+
+    Args:
+        headers: of all ranks.
+        error: what this rank cannot go on with.
+
+    Raises:
+        BaseException: `error`.
+        SparringError: another rank's error, of its class, naming that rank as `rank`.
+        PeerFailure: another rank's error is none of sparring's.
+    """
+    if not any(each.has_error for each in headers):
+        return
+    said = _gather(collective, _described(error))
+    if error is not None:
+        raise error
+    rank = next(rank for rank, each in enumerate(said) if each)
+    kind, message = said[rank]["class"], said[rank]["message"]
+    step = headers[collective.rank].step
+    text = f"step {step}: rank {rank} cannot apply it, so no rank does: {message}"
+    known = _error_class(kind)
+    if known is None:
+        raise PeerFailure(text, rank=rank, operation="apply", table=None, step=step)
+    raise known(text, rank=rank, step=step)
+
+
+def _described(error: BaseException | None) -> dict[str, str]:
+    if error is None:
+        return {}
+    return {"class": type(error).__name__, "message": str(error) or type(error).__name__}
+
+
+def _error_class(name: str) -> type[SparringError] | None:
+    if name == "BackgroundError":
+        from sparring.events import BackgroundError
+
+        return BackgroundError
+    found = getattr(errors, name, None)
+    is_ours = isinstance(found, type) and issubclass(found, SparringError)
+    return found if is_ours else None
+
+
+def _gather(collective: Collective, value: Any) -> list[Any]:
+    """What each rank says; only ever called by all ranks, when something is wrong."""
+    text = json.dumps(value, sort_keys=True).encode()
+    parts = collective.all_gather(np.frombuffer(text, np.uint8))
+    return [json.loads(part.tobytes()) for part in parts]
+
+
+def _refuse_settings(everybody: Sequence[Settings]) -> NoReturn:
+    for rank, theirs in enumerate(everybody):
+        for name, (first, other) in _differences(everybody[0], theirs):
+            raise InvalidArgumentError(
+                f"ranks were set up differently: {name} is {first} on rank 0 and {other} on rank "
+                f"{rank}; start all ranks with one configuration, one set of tables and one "
+                "version of the code",
+                setting=name,
+                rank=rank,
+            )
+    raise InvalidArgumentError(
+        "ranks were set up differently; start all ranks with one configuration"
+    )
+
+
+def _differences(first: Any, other: Any, name: str = "") -> list[tuple[str, tuple[str, str]]]:
+    """The names under which two settings differ, with both values."""
+    if isinstance(first, Mapping) and isinstance(other, Mapping):
+        found = []
+        for key in sorted({*first, *other}):
+            below = f"{name}.{key}" if name else key
+            found += _differences(first.get(key), other.get(key), below)
+        return found
+    if first == other:
+        return []
+    return [(name, (_shown(first), _shown(other)))]
+
+
+def _shown(value: Any) -> str:
+    return "missing" if value is None else json.dumps(value)
+
+
+def _elsewhere(rank: int, mine: Header, peer: int, theirs: Header) -> PeerFailure:
+    here = f"rank {rank} {mine.phase.verb}, step {mine.step}"
+    if theirs.phase is Phase.ENDED and theirs.blamed >= 0:
+        text = (
+            f"rank {peer} gave up after {theirs.step} steps, because rank {theirs.blamed} failed; "
+            "find out what became of that rank, then restart all ranks from the last snapshot"
+        )
+        peer = theirs.blamed
+    elif theirs.phase is Phase.ENDED or (
+        theirs.phase is Phase.READ and mine.phase in (Phase.LOOKUP, Phase.PUSH)
+    ):
+        text = (
+            f"rank {peer} ended training after {theirs.step} steps, while {here}; give all ranks "
+            "the same number of batches, empty ones where a rank has no more samples, or end all "
+            "of them together"
+        )
+    else:
+        text = (
+            f"rank {peer} {theirs.phase.verb}, step {theirs.step}, while {here}; all ranks must "
+            "make the same lookups and steps in the same order"
+        )
+    return PeerFailure(
+        text, rank=peer, operation=mine.phase.name.lower(), table=None, step=mine.step
+    )

@@ -1,0 +1,194 @@
+"""What ranks tell each other at the beginning of each exchange, before anything large moves.
+
+    ┌───────┬──────┬──────────┬──────────┬───────────┬────────────┬────────┬───────────────┐
+    │ phase │ step │ settings │ requests │ has_error │ num_tables │ blamed │ counts of the │
+    │       │      │ (digest) │ (digest) │           │            │        │ first 57      │
+    └───────┴──────┴──────────┴──────────┴───────────┴────────────┴────────┴───────────────┘
+
+512 bytes from each rank to each other one. A count is how many rows of a table it wants, or sends;
+counts of further tables follow in a message of their own. So at any exchange all ranks see that one of them has ended, is elsewhere, was set up otherwise,
+or refuses the step, and all of them draw the same conclusion: nobody waits for what never comes.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.errors import ClosedError, PeerFailure
+from sparring.exchange.counters import MessageKind
+from sparring.exchange.link import Link
+
+__all__ = [
+    "Header",
+    "Headers",
+    "Phase",
+    "exchange_headers",
+    "exchange_more_counts",
+    "header_bytes",
+    "send_farewell",
+]
+
+HEADER_BYTES = 512
+_NUM_FIELDS = 7
+_NUM_COUNTS = HEADER_BYTES // 8 - _NUM_FIELDS
+_FAREWELL_SECONDS = 1.0
+"""The longest that a rank waits for its farewell to leave."""
+
+Counts = npt.NDArray[np.int64]
+
+
+class Phase(IntEnum):
+    """What a rank is about to do."""
+
+    LOOKUP = 1
+    """Pull rows for training."""
+    READ = 2
+    """Pull rows, no gradient will come."""
+    PUSH = 3
+    """Push gradients: the step is being applied."""
+    COMMIT = 4
+    """Write: everything that can be refused was looked at."""
+    ENDED = 5
+    """Nothing more."""
+
+    @property
+    def verb(self) -> str:
+        return {
+            Phase.LOOKUP: "looks rows up to train on",
+            Phase.READ: "looks rows up without training",
+            Phase.PUSH: "applies a step",
+            Phase.COMMIT: "is about to write a step",
+            Phase.ENDED: "has ended",
+        }[self]
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Where a rank is."""
+
+    phase: Phase
+    step: int
+    """Steps applied so far."""
+    settings: int
+    requests: int
+    """Digests of 63 bits: of what all ranks must have alike, and of the tables that are meant."""
+    has_error: bool
+    num_tables: int
+    blamed: int = -1
+    """The rank because of which this one has ended; -1: none."""
+
+    def packed(self, counts: Counts) -> Counts:
+        message = np.zeros(HEADER_BYTES // 8, np.int64)
+        message[:_NUM_FIELDS] = (
+            self.phase,
+            self.step,
+            self.settings,
+            self.requests,
+            self.has_error,
+            self.num_tables,
+            self.blamed,
+        )
+        message[_NUM_FIELDS : _NUM_FIELDS + len(counts)] = counts[:_NUM_COUNTS]
+        return message
+
+    @classmethod
+    def unpacked(cls, message: Counts) -> Header:
+        phase, step, settings, requests, has_error, num_tables, blamed = message[
+            :_NUM_FIELDS
+        ].tolist()
+        return cls(Phase(phase), step, settings, requests, bool(has_error), num_tables, blamed)
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """What all ranks said."""
+
+    headers: list[Header]
+    """In the order of ranks, this one's among them."""
+    counts: Counts
+    """``(world_size, first tables)``: rows that each rank wants of this one, or sends it."""
+
+
+def header_bytes(num_tables: int) -> int:
+    """Bytes that one rank sends to one other at the beginning of an exchange of `num_tables`."""
+    return HEADER_BYTES + 8 * max(0, num_tables - _NUM_COUNTS)
+
+
+def exchange_headers(link: Link, mine: Header, counts: Counts) -> Headers:
+    """Tells all ranks where this one is, and learns where they are.
+
+    Args:
+        counts: ``(world_size, tables)``: rows of each table that this rank wants of each rank,
+            or sends to it.
+
+    Raises:
+        PeerFailure: a rank is gone or silent.
+    """
+    rank, world_size = link.collective.rank, link.collective.world_size
+    peers = [(rank + hop) % world_size for hop in range(1, world_size)]
+    coming, going = [], []
+    for peer in reversed(peers):
+        buffer = np.empty(HEADER_BYTES // 8, np.int64)
+        coming.append(link.receive(MessageKind.HEADERS, buffer, peer, "header"))
+    for peer in peers:
+        message = mine.packed(counts[peer, :_NUM_COUNTS])
+        going.append(link.send(MessageKind.HEADERS, message, peer, "header"))
+    for transfer in (*coming, *going):
+        link.wait(transfer)
+    headers = [mine] * world_size
+    theirs = np.zeros((world_size, min(mine.num_tables, _NUM_COUNTS)), np.int64)
+    for transfer in coming:
+        headers[transfer.peer] = Header.unpacked(transfer.buffer)
+        theirs[transfer.peer] = transfer.buffer[_NUM_FIELDS : _NUM_FIELDS + theirs.shape[1]]
+    return Headers(headers, theirs)
+
+
+def exchange_more_counts(link: Link, counts: Counts, first: Counts) -> Counts:
+    """The counts of all tables: `first`, and those that headers have no room for."""
+    if counts.shape[1] <= _NUM_COUNTS:
+        return first
+    rank, world_size = link.collective.rank, link.collective.world_size
+    theirs = np.zeros_like(counts)
+    theirs[:, :_NUM_COUNTS] = first
+    transfers = []
+    more = {peer: np.empty(counts.shape[1] - _NUM_COUNTS, np.int64) for peer in range(world_size)}
+    for peer in range(world_size):
+        if peer == rank:
+            continue
+        transfers.append(link.receive(MessageKind.HEADERS, more[peer], peer, "counts"))
+        mine = np.ascontiguousarray(counts[peer, _NUM_COUNTS:])
+        transfers.append(link.send(MessageKind.HEADERS, mine, peer, "counts"))
+    for transfer in transfers:
+        link.wait(transfer)
+    for peer, received in more.items():
+        if peer != rank:
+            theirs[peer, _NUM_COUNTS:] = received
+    return theirs
+
+
+def send_farewell(link: Link, step: int, blamed: int | None) -> None:
+    """Tells the others that this rank will take part in nothing more. Waits for nobody's answer.
+
+    Args:
+        blamed: the rank whose failure is the reason.
+    """
+    rank, world_size = link.collective.rank, link.collective.world_size
+    mine = Header(Phase.ENDED, step, 0, 0, False, 0, -1 if blamed is None else blamed)
+    going = []
+    for hop in range(1, world_size):
+        peer = (rank + hop) % world_size
+        if peer == blamed:
+            continue
+        try:
+            message = mine.packed(np.empty(0, np.int64))
+            going.append(link.send(MessageKind.HEADERS, message, peer, "farewell"))
+        except (PeerFailure, ClosedError):
+            continue  # whoever is gone needs no farewell
+    limit = time.monotonic() + _FAREWELL_SECONDS
+    while not all(each.work.done() for each in going) and time.monotonic() < limit:
+        time.sleep(0.001)

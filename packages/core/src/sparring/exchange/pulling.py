@@ -1,0 +1,239 @@
+"""One pull by the ring: rows are found while others travel.
+
+At hop h this rank asks rank r+h and serves rank r-h. Both are queues of chunks, in the order of hops.
+A chunk goes through these states; the driving thread moves it on whenever a message has come or a
+find has ended, and never waits for one of them alone:
+
+    asked     WAITING ──► UNDER WAY (keys out, rows in) ──► placed
+    served    WAITING ──► KEYS COME ──► FOUND on the lane ──► ROWS GO ──► done
+    own       WAITING ──► FOUND on the lane, whenever it has nothing else to find
+
+At most `chunks_in_flight` chunks of each queue are under way. Nothing can wait in a circle: of the
+streams that are not through yet, take the one of the lowest hop. All that its asker asked before and
+all that its owner served before is through, so both have it at the head of their queues.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import _native
+from sparring.exchange.beside import Job, Lane
+from sparring.exchange.counters import MessageKind
+from sparring.exchange.link import Link, Transfer
+from sparring.exchange.reply import find_into, find_rows, place_reply, refused_reply, reply_bytes
+from sparring.exchange.requests import Pulled, PullRequest
+from sparring.exchange.routing import Routed, Turn, turns_of
+from sparring.exchange.wire import Codec
+from sparring.storage.contract import Keys
+
+__all__ = ["RingPull"]
+
+_KEYS, _ROWS = MessageKind.KEYS, MessageKind.ROWS
+_MOST_FINDS = 2
+"""On the lane at once: one runs, and the next is there when it ends."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    turn: Turn
+    keys_going: Transfer
+    rows_coming: Transfer
+    has_sent: bool = False
+    has_placed: bool = False
+
+
+@dataclass(slots=True)
+class _Served:
+    turn: Turn
+    keys: Keys
+    keys_coming: Transfer | None
+    message: npt.NDArray[np.uint8] | None = None
+    finding: Job | None = None
+    rows_going: Transfer | None = None
+
+
+@dataclass(slots=True)
+class RingPull:
+    """One pull of several tables, driven to its end by `run`.
+
+    Args:
+        link: sends and receives.
+        lane: where rows are found.
+        requests: one for each table.
+        codecs: how each table's rows travel.
+        routed: the keys of all requests by owner.
+        served_counts: ``(world_size, tables)``: what each rank asks of this one.
+        chunk_rows: the most keys in a message.
+        chunks_in_flight: the most chunks under way, each way.
+    """
+
+    link: Link
+    lane: Lane
+    requests: Sequence[PullRequest]
+    codecs: Sequence[Codec]
+    routed: Routed
+    served_counts: npt.NDArray[np.int64]
+    chunk_rows: int
+    chunks_in_flight: int
+    results: list[Pulled] = field(default_factory=list)
+    _asked: deque[_Asked] = field(default_factory=deque)
+    _served: deque[_Served] = field(default_factory=deque)
+    _own: list[Job] = field(default_factory=list)
+    _num_finding: int = 0
+    _error: BaseException | None = None
+
+    def run(self) -> list[Pulled]:
+        """Returns the rows in the order of each request's keys.
+
+        Raises:
+            PeerFailure: a rank is gone or silent, or could not read its rows.
+            SparringError: this rank's own storage failed. Other ranks were told so, and given
+                all other rows.
+        """
+        for request in self.requests:
+            count, width = len(request.keys), request.columns.end - request.columns.begin
+            rows = np.empty((count, width), request.table.numpy_dtype)
+            self.results.append(Pulled(rows, np.empty(count, np.bool_)))
+        rank, world_size = self.link.collective.rank, self.link.collective.world_size
+        asked = [(rank + hop) % world_size for hop in range(1, world_size)]
+        served = [(rank - hop) % world_size for hop in range(1, world_size)]
+        to_ask = turns_of(asked, self.routed.counts, self.chunk_rows)
+        to_serve = turns_of(served, self.served_counts, self.chunk_rows)
+        to_find = turns_of([rank], self.routed.counts, self.chunk_rows)
+        try:
+            while True:
+                moved = self._ask(to_ask)
+                moved |= self._serve(to_serve)
+                moved |= self._find(to_find)
+                if not (moved or self._asked or self._served or self._own):
+                    break
+                self.link.pause(self.lane, has_progressed=moved)
+        finally:
+            self.lane.finish()
+        if self._error is not None:
+            raise self._error
+        return self.results
+
+    def _ask(self, waiting: Iterator[Turn]) -> bool:
+        """Sends keys, and places rows that came."""
+        moved = False
+        while len(self._asked) < self.chunks_in_flight:
+            turn = next(waiting, None)
+            if turn is None:
+                break
+            message = np.empty(reply_bytes(turn.chunk, self.codecs), np.uint8)
+            rows_coming = self.link.receive(_ROWS, message, turn.peer, turn.what)
+            keys = self.routed.streams[turn.peer][turn.chunk.begin : turn.chunk.end]
+            keys_going = self.link.send(_KEYS, keys, turn.peer, turn.what)
+            self._asked.append(_Asked(turn, keys_going, rows_coming))
+            moved = True
+        for asked in self._asked:
+            if not asked.has_sent and self.link.is_done(asked.keys_going):
+                asked.has_sent = moved = True
+            if not asked.has_placed and self.link.is_done(asked.rows_coming):
+                asked.has_placed = moved = True
+                self._place(asked.rows_coming.buffer, asked.turn)
+        while self._asked and self._asked[0].has_sent and self._asked[0].has_placed:
+            self._asked.popleft()
+        return moved
+
+    def _serve(self, waiting: Iterator[Turn]) -> bool:
+        """Takes keys in, and sends rows that were found, in the order of asking."""
+        moved = False
+        while len(self._served) < self.chunks_in_flight:
+            turn = next(waiting, None)
+            if turn is None:
+                break
+            keys = np.empty(turn.chunk.count, np.int64)
+            keys_coming = self.link.receive(_KEYS, keys, turn.peer, turn.what)
+            self._served.append(_Served(turn, keys, keys_coming))
+            moved = True
+        later: set[int] = set()
+        for served in self._served:
+            if served.keys_coming is not None and self.link.is_done(served.keys_coming):
+                served.keys_coming, moved = None, True
+            if served.finding is not None and served.finding.is_done:
+                # Messages to one rank must go in the order in which it asked.
+                if served.turn.peer not in later:
+                    self._send(served, served.finding)
+                    served.finding, moved = None, True
+            if served.rows_going is None:
+                later.add(served.turn.peer)
+        while (
+            self._served
+            and self._served[0].rows_going is not None
+            and self.link.is_done(self._served[0].rows_going)
+        ):
+            self._served.popleft()
+            moved = True
+        return moved
+
+    def _find(self, waiting: Iterator[Turn]) -> bool:
+        """Keeps the lane at work: for others first, and for this rank when nobody waits."""
+        moved = False
+        for job in [job for job in self._own if job.is_done]:
+            self._own.remove(job)
+            self._ended(job, "hop 0")
+            moved = True
+        for served in self._served:
+            if self._num_finding >= _MOST_FINDS:
+                return moved
+            is_ready = served.keys_coming is None and served.message is None
+            if not is_ready:
+                continue
+            chunk = served.turn.chunk
+            served.message = np.zeros(reply_bytes(chunk, self.codecs), np.uint8)
+            served.finding = self._submit(
+                partial(find_into, served.message, chunk, served.keys, self.requests, self.codecs)
+            )
+            moved = True
+        while self._num_finding < _MOST_FINDS:
+            turn = next(waiting, None)
+            if turn is None:
+                break
+            self._own.append(self._submit(partial(self._find_own, turn)))
+            moved = True
+        return moved
+
+    def _find_own(self, turn: Turn) -> None:
+        keys = self.routed.streams[turn.peer][turn.chunk.begin : turn.chunk.end]
+        for piece in turn.chunk.pieces:
+            request, result = self.requests[piece.table], self.results[piece.table]
+            wanted = keys[piece.at : piece.at + piece.count]
+            found = find_rows(request.storage, request.table, wanted, request.columns)
+            places = self.routed.places(turn.peer, piece)
+            _native.place_rows(found.rows, places, result.rows)
+            result.found[places] = found.found
+
+    def _submit(self, call: Any) -> Job:
+        self._num_finding += 1
+        return self.lane.submit(call)
+
+    def _ended(self, job: Job, what: str) -> None:
+        self._num_finding -= 1
+        self._error = self._error or job.error
+        if self.link.trace is not None:
+            details = {"of": what}
+            self.link.trace.add("find", job.begin_ns, job.end_ns, details, thread_id=job.thread_id)
+
+    def _send(self, served: _Served, job: Job) -> None:
+        turn = served.turn
+        self._ended(job, turn.what)
+        if job.error is not None:
+            served.message = refused_reply(turn.chunk, self.codecs)
+        served.rows_going = self.link.send(_ROWS, served.message, turn.peer, turn.what)
+
+    def _place(self, message: npt.NDArray[np.uint8], turn: Turn) -> None:
+        try:
+            place_reply(message, turn.chunk, turn.peer, self.routed, self.codecs, self.results)
+        except BaseException as error:
+            # The others still need this rank, so it goes on to the end.
+            self._error = self._error or error

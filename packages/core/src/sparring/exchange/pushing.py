@@ -1,0 +1,217 @@
+"""One push by the ring: gradients are added up while others travel.
+
+At hop h this rank sends to rank r+h and takes in what rank r-h sends. Sums must be the same in every
+run, and float addition depends on its order. The order is that of hops: a rank's own gradients first,
+then those of rank r-1, of r-2, … Nothing need be kept back for it: chunks of one rank arrive in the
+order of sending, and those of a later hop are received only in `chunks_in_flight` buffers ahead.
+
+    sent       WAITING ──► UNDER WAY ──► done
+    received   WAITING ──► COMES ──► ADDED UP on the lane, in the order of the queue ──► done
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import _native
+from sparring.exchange.beside import Job, Lane
+from sparring.exchange.counters import MessageKind
+from sparring.exchange.link import Link, Transfer
+from sparring.exchange.requests import OwnedGradients, PushRequest
+from sparring.exchange.routing import Chunk, Routed, Turn, turns_of
+from sparring.exchange.wire import KEY_BYTES, Codec, padded
+from sparring.storage.contract import Rows
+
+__all__ = ["RingPush", "Sums", "gradient_bytes", "pack_gradients"]
+
+_GRADIENTS = MessageKind.GRADIENTS
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def gradient_bytes(chunk: Chunk, codecs: Sequence[Codec]) -> int:
+    """Bytes of a message of gradients and their keys."""
+    return sum(
+        padded(piece.count * (KEY_BYTES + codecs[piece.table].row_bytes)) for piece in chunk.pieces
+    )
+
+
+def pack_gradients(
+    chunk: Chunk,
+    owner: int,
+    routed: Routed,
+    requests: Sequence[PushRequest],
+    codecs: Sequence[Codec],
+) -> Bytes:
+    """The message that brings a chunk of gradients to its owner."""
+    message = np.zeros(gradient_bytes(chunk, codecs), np.uint8)
+    stream = routed.streams[owner][chunk.begin : chunk.end]
+    at = 0
+    for piece in chunk.pieces:
+        codec, request = codecs[piece.table], requests[piece.table]
+        middle = at + piece.count * KEY_BYTES
+        end = middle + piece.count * codec.row_bytes
+        message[at:middle].view(np.int64)[:] = stream[piece.at : piece.at + piece.count]
+        wire = message[middle:end]
+        out = codec.view(wire, piece.count)
+        taken = _native.gather(request.gradients, routed.places(owner, piece), out)
+        if out is None:
+            codec.encode(taken, wire)
+        at += padded(end - at)
+    return message
+
+
+@dataclass(slots=True)
+class Sums:
+    """What the gradients for this rank add up to, table by table."""
+
+    requests: Sequence[PushRequest]
+    codecs: Sequence[Codec]
+    accumulators: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.accumulators = [request.make_accumulator() for request in self.requests]
+
+    def add_message(self, message: Bytes, chunk: Chunk) -> None:
+        """Adds what another rank sent."""
+        at = 0
+        for piece in chunk.pieces:
+            codec = self.codecs[piece.table]
+            middle = at + piece.count * KEY_BYTES
+            end = middle + piece.count * codec.row_bytes
+            keys = message[at:middle].view(np.int64)
+            self.accumulators[piece.table].add(keys, codec.decode(message[middle:end], piece.count))
+            at += padded(end - at)
+
+    def add_own(self, rank: int, routed: Routed) -> None:
+        """Adds this rank's gradients of keys that it owns itself; they are not rounded."""
+        for table, request in enumerate(self.requests):
+            offsets = routed.offsets[table]
+            mine = routed.orders[table][int(offsets[rank]) : int(offsets[rank + 1])]
+            if len(mine):
+                gradients: Rows = _native.gather(request.gradients, mine)
+                self.accumulators[table].add(request.keys[mine], gradients)
+
+    def take(self) -> list[OwnedGradients]:
+        """The sums, one for each request."""
+        return [OwnedGradients(*each.take()) for each in self.accumulators]
+
+
+@dataclass(slots=True)
+class _Received:
+    turn: Turn
+    coming: Transfer
+    has_come: bool = False
+    adding: Job | None = None
+
+
+@dataclass(slots=True)
+class RingPush:
+    """One push of several tables, driven to its end by `run`.
+
+    Args:
+        link: sends and receives.
+        lane: where gradients are added up.
+        requests: one for each table.
+        codecs: how each table's gradients travel.
+        routed: the keys of all requests by owner.
+        coming_counts: ``(world_size, tables)``: what each rank sends to this one.
+        chunk_rows: the most keys in a message.
+        chunks_in_flight: the most chunks under way, each way.
+    """
+
+    link: Link
+    lane: Lane
+    requests: Sequence[PushRequest]
+    codecs: Sequence[Codec]
+    routed: Routed
+    coming_counts: npt.NDArray[np.int64]
+    chunk_rows: int
+    chunks_in_flight: int
+    _sent: deque[Transfer] = field(default_factory=deque)
+    _received: deque[_Received] = field(default_factory=deque)
+    _error: BaseException | None = None
+
+    def run(self) -> list[OwnedGradients]:
+        """Returns the sums for each request.
+
+        Raises:
+            PeerFailure: a rank is gone or silent.
+        """
+        rank, world_size = self.link.collective.rank, self.link.collective.world_size
+        owners = [(rank + hop) % world_size for hop in range(1, world_size)]
+        senders = [(rank - hop) % world_size for hop in range(1, world_size)]
+        to_send = turns_of(owners, self.routed.counts, self.chunk_rows)
+        to_receive = turns_of(senders, self.coming_counts, self.chunk_rows)
+        sums = Sums(self.requests, self.codecs)
+        try:
+            own = self.lane.submit(partial(sums.add_own, rank, self.routed))
+            while True:
+                moved = self._send(to_send)
+                moved |= self._receive(to_receive, sums)
+                if not (moved or self._sent or self._received) and own.is_done:
+                    break
+                self.link.pause(self.lane, has_progressed=moved)
+        finally:
+            self.lane.finish()
+        self._ended(own, "hop 0")
+        if self._error is not None:
+            raise self._error
+        return sums.take()
+
+    def _send(self, waiting: Iterator[Turn]) -> bool:
+        moved = False
+        while self._sent and self.link.is_done(self._sent[0]):
+            self._sent.popleft()
+            moved = True
+        while len(self._sent) < self.chunks_in_flight:
+            turn = next(waiting, None)
+            if turn is None:
+                break
+            message = pack_gradients(turn.chunk, turn.peer, self.routed, self.requests, self.codecs)
+            self._sent.append(self.link.send(_GRADIENTS, message, turn.peer, turn.what))
+            moved = True
+        return moved
+
+    def _receive(self, waiting: Iterator[Turn], sums: Sums) -> bool:
+        moved = False
+        while len(self._received) < self.chunks_in_flight:
+            turn = next(waiting, None)
+            if turn is None:
+                break
+            message = np.empty(gradient_bytes(turn.chunk, self.codecs), np.uint8)
+            coming = self.link.receive(_GRADIENTS, message, turn.peer, turn.what)
+            self._received.append(_Received(turn, coming))
+            moved = True
+        for each in self._received:
+            if not each.has_come and self.link.is_done(each.coming):
+                each.has_come = moved = True
+        for each in self._received:
+            if not each.has_come:
+                break  # later ones wait: sums are taken in the order of the queue
+            if each.adding is None:
+                call = partial(sums.add_message, each.coming.buffer, each.turn.chunk)
+                each.adding = self.lane.submit(call)
+                moved = True
+        while self._received and self._received[0].adding is not None:
+            adding = self._received[0].adding
+            if not adding.is_done:
+                break
+            self._ended(adding, self._received.popleft().turn.what)
+            moved = True
+        return moved
+
+    def _ended(self, job: Job, what: str) -> None:
+        self._error = self._error or job.error
+        if self.link.trace is not None:
+            details = {"of": what}
+            self.link.trace.add(
+                "add up", job.begin_ns, job.end_ns, details, thread_id=job.thread_id
+            )

@@ -1,0 +1,303 @@
+"""The ring exchange: keys to their owners and rows back, gradients to their owners.
+
+At hop h, rank r asks rank r+h and serves rank r-h: every hop is a permutation of the ranks, so no
+two ranks send to one. Hop 0 is a rank's own shard and touches no wire; in a world of one it is all
+there is. Empty hops are ordinary: a rank without keys for a table still takes part in each.
+
+``docs/explanation/ring-exchange.md`` draws it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.collective import Collective
+from sparring.errors import ClosedError, PeerFailure
+from sparring.exchange.agreeing import Settings, check_headers, digest_of, refuse_together
+from sparring.exchange.beside import Lane
+from sparring.exchange.counters import ExchangeCounters
+from sparring.exchange.headers import (
+    Header,
+    Phase,
+    exchange_headers,
+    exchange_more_counts,
+    send_farewell,
+)
+from sparring.exchange.link import Link
+from sparring.exchange.options import ExchangeOptions, Schedule, WireDtype
+from sparring.exchange.pulling import RingPull
+from sparring.exchange.pushing import RingPush
+from sparring.exchange.reply import find_rows
+from sparring.exchange.requests import OwnedGradients, Pulled, PullRequest, PushRequest
+from sparring.exchange.routing import route
+from sparring.exchange.sequential import pull_at_once, push_at_once
+from sparring.exchange.tuning import measure_chunk_rows
+from sparring.exchange.wire import Codec
+from sparring.rendezvous import ShardMap
+from sparring.storage.contract import Columns, Keys, Rows, Storage
+from sparring.table import TableConfig
+from sparring.trace import Trace
+
+__all__ = ["RingExchange"]
+
+
+class RingExchange:
+    """Moves rows and gradients between ranks. One thread uses it.
+
+    Args:
+        collective: this rank's place in the group.
+        shard_map: who owns which partition; the same on all ranks.
+        options: schedule, chunks and wire dtypes; the same on all ranks.
+        settings: gives what else must be the same on all ranks, compared at each exchange.
+    """
+
+    def __init__(
+        self,
+        collective: Collective,
+        shard_map: ShardMap,
+        options: ExchangeOptions | None = None,
+        *,
+        settings: Callable[[], Settings] = dict,
+    ) -> None:
+        self.options = options or ExchangeOptions()
+        self.counters = ExchangeCounters()
+        self.step = 0
+        """Steps applied so far; errors name it, and ranks compare it."""
+        self._collective = collective
+        self._owners = shard_map.owners
+        self._rank = collective.rank
+        self._world_size = collective.world_size
+        self._link = Link(collective, self.counters)
+        self._settings = settings
+        self._chunk_rows = self.options.chunk_rows
+        self._threads: ThreadPoolExecutor | None = None
+        self._failure: PeerFailure | None = None
+        self._has_ended = False
+        self._known: tuple[Settings, int] | None = None
+        self._map_digest = digest_of(self._owners.tolist())
+
+    @property
+    def trace(self) -> Trace | None:
+        """Where spans go; None: nowhere."""
+        return self._link.trace
+
+    @trace.setter
+    def trace(self, trace: Trace | None) -> None:
+        self._link.trace = trace
+
+    def pull(
+        self, storage: Storage | None, table: TableConfig, keys: Keys, columns: Columns
+    ) -> Pulled:
+        """Rows of one table; see `pull_all`."""
+        return self.pull_all([PullRequest(storage, table, keys, columns)])[0]
+
+    def pull_all(
+        self, requests: Sequence[PullRequest], *, is_training: bool = True
+    ) -> list[Pulled]:
+        """Rows from their owners; all ranks call it for the same tables at the same time.
+
+        Args:
+            requests: one for each table, in the same order on all ranks.
+            is_training: gradients will come. A rank that only reads has ended its training.
+
+        Raises:
+            PeerFailure: a rank is gone, silent, elsewhere, or could not read its rows.
+            InvalidArgumentError: ranks were set up differently, or pull other tables.
+        """
+        if self._world_size == 1:
+            return [
+                find_rows(each.storage, each.table, each.keys, each.columns) for each in requests
+            ]
+        names = [f"{each.table.name}[{each.columns.begin}:{each.columns.end}]" for each in requests]
+        phase = Phase.LOOKUP if is_training else Phase.READ
+        wire_dtype = self.options.row_wire_dtype
+        assert isinstance(wire_dtype, WireDtype)
+        codecs = [each.codec(wire_dtype) for each in requests]
+        with self._guarded("pull", [each.table.name for each in requests]):
+            routed = route([each.keys for each in requests], self._owners, self._world_size)
+            counts = self._agree(phase, routed.counts, names)
+            if self.options.schedule is Schedule.SEQUENTIAL:
+                return pull_at_once(self._link, requests, codecs, routed, counts)
+            lane = self._lane([each.storage for each in requests])
+            return RingPull(
+                self._link,
+                lane,
+                requests,
+                codecs,
+                routed,
+                counts,
+                self._rows_of_a_chunk(codecs),
+                self.options.chunks_in_flight,
+            ).run()
+
+    def push(
+        self,
+        table: TableConfig,
+        keys: Keys,
+        gradients: Rows,
+        make_accumulator: Callable[[], Any],
+    ) -> OwnedGradients:
+        """Gradients of one table; see `push_all`."""
+        return self.push_all([PushRequest(table, keys, gradients, make_accumulator)])[0]
+
+    def push_all(
+        self, requests: Sequence[PushRequest], *, error: BaseException | None = None
+    ) -> list[OwnedGradients]:
+        """Gradients to their owners, added up by key: this rank's first, then those of the rank
+        before it, and so on around the ring.
+
+        Args:
+            requests: one for each table, in the same order on all ranks.
+            error: why this rank cannot apply the step. Then nobody pushes anything.
+
+        Raises:
+            BaseException: `error`, or in its place another rank's, naming that rank.
+            PeerFailure: a rank is gone, silent or elsewhere.
+            InvalidArgumentError: ranks were set up differently, or push other tables.
+        """
+        if self._world_size == 1:
+            if error is not None:
+                raise error
+            return [OwnedGradients(each.keys, each.gradients) for each in requests]
+        wire_dtype = self.options.gradient_wire_dtype
+        assert isinstance(wire_dtype, WireDtype)
+        codecs = [each.codec(wire_dtype) for each in requests]
+        names = [each.table.name for each in requests]
+        with self._guarded("push", names):
+            routed = route([each.keys for each in requests], self._owners, self._world_size)
+            counts = self._agree(Phase.PUSH, routed.counts, names, error)
+            if self.options.schedule is Schedule.SEQUENTIAL:
+                return push_at_once(self._link, requests, codecs, routed, counts)
+            return RingPush(
+                self._link,
+                Lane(None),
+                requests,
+                codecs,
+                routed,
+                counts,
+                self._rows_of_a_chunk(codecs),
+                self.options.chunks_in_flight,
+            ).run()
+
+    def commit(self, num_rows: Sequence[int], error: BaseException | None = None) -> list[int]:
+        """Returns when all ranks are ready to write the step; all ranks call it.
+
+        Args:
+            num_rows: how many rows of each table this rank will write.
+            error: why it cannot.
+
+        Returns:
+            How many rows of each table all ranks together will write.
+
+        Raises:
+            BaseException: `error`, or in its place another rank's, naming that rank.
+            PeerFailure: a rank is gone, silent or elsewhere.
+        """
+        if self._world_size == 1:
+            if error is not None:
+                raise error
+            return list(num_rows)
+        mine = np.tile(np.asarray(num_rows, np.int64), (self._world_size, 1))
+        with self._guarded("commit", ()):
+            theirs = self._agree(Phase.COMMIT, mine, [], error)
+            theirs[self._rank] = num_rows
+            totals: list[int] = theirs.sum(axis=0).tolist()
+            return totals
+
+    def end(self) -> None:
+        """Tells the others that this rank takes part in no further exchange. Waits for nobody."""
+        if self._has_ended or self._world_size == 1:
+            return
+        self._has_ended = True
+        blamed = self._failure.details["rank"] if self._failure is not None else None
+        send_farewell(self._link, self.step, blamed if isinstance(blamed, int) else None)
+
+    def close(self) -> None:
+        """Ends, and lets go of the thread. A second call does nothing."""
+        self.end()
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+
+    def _agree(
+        self,
+        phase: Phase,
+        counts: npt.NDArray[np.int64],
+        requests: Sequence[str],
+        error: BaseException | None = None,
+    ) -> npt.NDArray[np.int64]:
+        """Begins an exchange. Returns ``(world_size, tables)``: the counts of the others."""
+        settings, settings_digest = self._all_settings()
+        mine = Header(
+            phase,
+            self.step,
+            settings_digest,
+            digest_of(list(requests)),
+            error is not None,
+            counts.shape[1],
+        )
+        seen = exchange_headers(self._link, mine, counts)
+        check_headers(self._collective, seen.headers, settings, requests)
+        refuse_together(self._collective, seen.headers, error)
+        return exchange_more_counts(self._link, counts, seen.counts)
+
+    def _all_settings(self) -> tuple[Settings, int]:
+        """What all ranks must have alike, and its digest, made again only where it changed."""
+        given = self._settings()
+        if self._known is None or self._known[0] is not given:
+            self._known = given, digest_of({"exchange": self._described(), **given})
+        return {"exchange": self._described(), **given}, self._known[1]
+
+    def _described(self) -> dict[str, Any]:
+        options = self.options
+        return {
+            "schedule": Schedule(options.schedule).value,
+            "chunk_rows": options.chunk_rows or "auto",
+            "row_wire_dtype": WireDtype(options.row_wire_dtype).value,
+            "gradient_wire_dtype": WireDtype(options.gradient_wire_dtype).value,
+            "world_size": self._world_size,
+            "shard_map": self._map_digest,
+        }
+
+    def _rows_of_a_chunk(self, codecs: Sequence[Codec]) -> int:
+        if self._chunk_rows is None:
+            typical = sum(each.row_bytes for each in codecs) // max(1, len(codecs))
+            self._chunk_rows = measure_chunk_rows(self._collective, typical)
+        return self._chunk_rows
+
+    def _lane(self, storages: Sequence[Storage | None]) -> Lane:
+        """Where rows are found: on the pool, unless a storage may wait or needs the GIL."""
+        if all(each is None or each.capabilities.native for each in storages):
+            return Lane(None)
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(1, thread_name_prefix="sparring-find")
+        return Lane(self._threads)
+
+    @contextmanager
+    def _guarded(self, operation: str, tables: Sequence[str]) -> Iterator[None]:
+        """Makes failures of peers final, and says what they left behind."""
+        if self._has_ended:
+            raise ClosedError("this exchange has ended; make another container")
+        if self._failure is not None:
+            raise PeerFailure(str(self._failure), **self._failure.details)
+        self._link.begin(operation, tables[0] if len(tables) == 1 else None, self.step)
+        try:
+            yield
+        except PeerFailure as failure:
+            # Rows are written only after the last exchange of a step, so none is half applied.
+            details = {
+                "operation": operation,
+                "table": None,
+                **failure.details,
+                "step": self.step,
+                "steps_applied": self.step,
+            }
+            text = f"{failure}. This rank's tables are as {self.step} steps left them"
+            self._failure = PeerFailure(text, **details)
+            raise self._failure from failure

@@ -1,0 +1,64 @@
+"""What all ranks of a job must have alike, told before they exchange anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+from sparring.table import TableConfig
+
+__all__ = ["JobSettings"]
+
+
+class JobSettings:
+    """Names to values, made again only where something changed.
+
+    Args:
+        config: the run's configuration, JSON values only; empty where there is none.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+        self._described: tuple[object, Mapping[str, Any]] | None = None
+
+    def describe(self, tables: Sequence[TableConfig], **policies: str) -> Mapping[str, Any]:
+        """The settings: the same object as last time where nothing changed.
+
+        Args:
+            tables: all that were declared.
+            policies: by name, how gradients of several ranks combine, and the like.
+        """
+        known = (tuple(tables), policies)
+        if self._described is None or self._described[0] != known:
+            self._described = (
+                known,
+                {
+                    "code version": _version(),
+                    "config": self._config,
+                    "tables": {table.name: _described(table) for table in tables},
+                    **policies,
+                },
+            )
+        return self._described[1]
+
+
+def _described(table: TableConfig) -> dict[str, Any]:
+    return {
+        "dim": table.dim,
+        "dtype": table.dtype,
+        "initializer": repr(table.initializer),
+        "seed": table.seed,
+        "state_width": table.state_width,
+        "state_method": table.state_method.casefold(),
+        "admission": repr(table.admission),
+    }
+
+
+@cache
+def _version() -> str:
+    try:
+        return metadata.version("sparring")
+    except metadata.PackageNotFoundError:
+        return "unknown"

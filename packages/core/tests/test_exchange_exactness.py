@@ -1,0 +1,69 @@
+"""W ranks train as one process does on the joined batches."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from sparring.collective import Collective, Reduction
+from sparring.exchange import ExchangeOptions, Schedule
+
+from .exchange_scenario import Job, Scenario, Shard, check, train
+from .test_collective import run_ranks
+
+
+@cache
+def alone(scenario: Scenario) -> dict[str, Shard]:
+    return train(scenario, None, None)
+
+
+def check_ranks(scenario: Scenario) -> None:
+    def body(collective: Collective) -> dict[str, Shard]:
+        return train(scenario, collective, Job(scenario.world_size))
+
+    check(run_ranks(scenario.world_size, body, 60.0), alone(scenario))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("method", ["sgd", "adagrad", "adam"])
+def test_ranks_train_as_one_process_does(world_size: int, method: str) -> None:
+    check_ranks(Scenario(world_size, method))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_function_over_rows_counts_steps_alike_on_all_ranks(world_size: int) -> None:
+    check_ranks(Scenario(world_size, "adam", is_fused=False))
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("is_fused", [True, False], ids=["fused", "function"])
+def test_sums_over_ranks_are_exact_too(world_size: int, is_fused: bool) -> None:
+    check_ranks(Scenario(world_size, "sgd", is_fused, Reduction.SUM, num_steps=30))
+
+
+@pytest.mark.parametrize("schedule", list(Schedule))
+@pytest.mark.parametrize("chunk_rows", [1, 3, None])
+def test_neither_schedule_nor_chunks_change_what_is_trained(
+    schedule: Schedule, chunk_rows: int | None
+) -> None:
+    exchange = ExchangeOptions(schedule, chunk_rows, chunks_in_flight=2)
+    check_ranks(Scenario(3, "adagrad", num_steps=20, exchange=exchange))
+
+
+def test_every_run_gives_the_same_bits() -> None:
+    runs = []
+    for schedule, chunk_rows in ((Schedule.RING, 2), (Schedule.RING, 64), (Schedule.SEQUENTIAL, 1)):
+        exchange = ExchangeOptions(schedule, chunk_rows)
+        scenario = Scenario(4, "adam", num_steps=20, exchange=exchange)
+
+        def body(collective: Collective, scenario: Scenario = scenario) -> dict[str, Shard]:
+            return train(scenario, collective, Job(4))
+
+        runs.append(run_ranks(4, body, 60.0))
+    for other in runs[1:]:
+        for mine, theirs in zip(runs[0], other, strict=True):
+            for name, shard in mine.items():
+                assert shard.keys == theirs[name].keys
+                for key, row in shard.rows.items():
+                    assert row.tobytes() == theirs[name].rows[key].tobytes()

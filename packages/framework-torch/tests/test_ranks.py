@@ -1,0 +1,123 @@
+"""Modules on several ranks train as one process does on the joined batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sparring import StepContainer
+from sparring.collective import Collective, LocalGroup
+from sparring.rendezvous import ShardMap, SingleRendezvous
+from sparring_torch import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    KeyedJaggedTensor,
+    Optimizer,
+)
+
+NUM_STEPS = 100
+BATCH = 6
+
+
+class Job(SingleRendezvous):
+    """A rendezvous of threads."""
+
+    def __init__(self, world_size: int) -> None:
+        super().__init__()
+        self._world_size = world_size
+
+    def shard_map(self) -> ShardMap:
+        return ShardMap.balanced(self._world_size)
+
+
+def run_ranks(world_size: int, body: Callable[[Collective], Any]) -> list[Any]:
+    group = LocalGroup(world_size, deadline_seconds=60)
+    with ThreadPoolExecutor(world_size) as threads:
+        futures = [threads.submit(body, group.join(rank)) for rank in range(world_size)]
+        return [future.result() for future in futures]
+
+
+def lengths_and_ids(step: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """``(features, batch)`` lengths and the ids; some features are missing on some ranks."""
+    random = np.random.default_rng((step, rank))
+    lengths = random.integers(0, 4, (3, BATCH))
+    if (step + rank) % 3 == 0:
+        lengths[1] = 0
+    if (step + rank) % 5 == 0:
+        lengths[:] = 0
+    return lengths, random.integers(-20, 20, int(lengths.sum()))
+
+
+def batch(step: int, ranks: range | list[int]) -> KeyedJaggedTensor:
+    """The batches of some ranks, joined."""
+    lengths, ids = zip(*(lengths_and_ids(step, rank) for rank in ranks), strict=True)
+    parts = []
+    for feature in range(3):
+        for some, values in zip(lengths, ids, strict=True):
+            begin = int(some[:feature].sum())
+            parts.append(values[begin : begin + int(some[feature].sum())])
+    return KeyedJaggedTensor.from_lengths_sync(
+        keys=["a", "b", "c"],
+        values=torch.from_numpy(np.concatenate(parts)),
+        lengths=torch.from_numpy(np.concatenate(lengths, axis=1).reshape(-1)),
+    )
+
+
+def train(
+    container: StepContainer, ranks: range | list[int], optimizer: Any, world_size: int
+) -> dict[str, tuple[list[int], dict[int, np.ndarray]]]:
+    torch.manual_seed(0)
+    tables = [
+        EmbeddingBagConfig(name="first", embedding_dim=4, feature_names=["a", "b"]),
+        EmbeddingBagConfig(name="second", embedding_dim=3, feature_names=["c"]),
+    ]
+    bags = EmbeddingBagCollection(tables=tables, container=container)
+    updates = Optimizer(bags, optimizer, lr=0.05)
+    # Of each rank the mean over its batch; ranks are averaged.
+    num_samples = BATCH * len(ranks)
+    target = torch.linspace(-1, 1, 11)
+    for step in range(NUM_STEPS):
+        loss = ((bags(batch(step, ranks)).values() - target) ** 2).sum() / num_samples
+        loss.backward()
+        updates.step()
+    held = {}
+    for name in container.tables:
+        keys: list[int] = []
+        rows: dict[int, np.ndarray] = {}
+        for chunk in container.storage(name).scan():
+            keys += chunk.keys.tolist()
+            rows.update(zip(chunk.keys.tolist(), chunk.rows.copy(), strict=True))
+        held[name] = (sorted(keys), rows)
+    container.close()
+    return held
+
+
+OPTIMIZERS = {
+    "SGD": torch.optim.SGD,
+    "Adagrad": torch.optim.Adagrad,
+    "Adam": torch.optim.Adam,
+    "fused-adam": "adam",
+}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_modules_on_ranks_train_as_one_process_does(world_size: int, optimizer: str) -> None:
+    chosen = OPTIMIZERS[optimizer]
+
+    def body(collective: Collective) -> dict[str, Any]:
+        made = StepContainer(collective=collective, rendezvous=Job(world_size))
+        return train(made, [collective.rank], chosen, world_size)
+
+    alone = train(StepContainer(), range(world_size), chosen, world_size)
+    held = run_ranks(world_size, body)
+    for name, (keys, rows) in alone.items():
+        assert sorted(key for each in held for key in each[name][0]) == keys
+        for each in held:
+            for key, row in each[name][1].items():
+                np.testing.assert_allclose(row, rows[key], rtol=1e-6, atol=1e-6)
