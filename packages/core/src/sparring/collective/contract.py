@@ -225,10 +225,13 @@ class Collective(ABC):
                 "collective; join the group again"
             )
 
-    def _peer_failure(
+    def peer_failure(
         self, peer: int, found: str, context: WorkContext, *, culprit: int | None = None
     ) -> PeerFailure:
-        """The error for a wait for `peer` that `culprit`, by default the same rank, made vain."""
+        """For backends: the error for a wait for `peer` in which `found` was found.
+
+        `culprit` is the rank that failed, where it is another than `peer`.
+        """
         failed = peer if culprit is None else culprit
         where = f" of table {context.table!r}" if context.table is not None else ""
         when = f" at step {context.step}" if context.step is not None else ""

@@ -118,12 +118,12 @@ class LocalCollective(Collective):
             self.group.changed.notify_all()
 
     def failure(self, peer: int, found: str, context: WorkContext) -> SparringError:
-        return self._peer_failure(peer, found, context)
+        return self.peer_failure(peer, found, context)
 
     def _send_impl(self, buffer: Array, destination: int, tag: int) -> Work:
         with self.group.changed:
             if destination in self.group.departed:
-                raise self._peer_failure(destination, "it left the group", self.context)
+                raise self.peer_failure(destination, "it left the group", self.context)
             box = self.group.boxes[(self.rank, destination, tag)]
             message = buffer.reshape(-1).view("uint8")
             if box.waiting:

@@ -155,11 +155,11 @@ class MpiCollective(Collective):
         farewell = self._farewell
         failure: PeerFailure | None = None
         if farewell is not None:
-            failure = self._peer_failure(peer, farewell.found, context, culprit=farewell.culprit)
+            failure = self.peer_failure(peer, farewell.found, context, culprit=farewell.culprit)
         elif peer in self._left and time.monotonic() > self._left[peer] + _GRACE_SECONDS:
-            failure = self._peer_failure(peer, "it left the group", context)
+            failure = self.peer_failure(peer, "it left the group", context)
         elif is_late:
-            failure = self._peer_failure(
+            failure = self.peer_failure(
                 peer, f"nothing came within {self.deadline_seconds:g} s", context
             )
         if failure is not None:
@@ -167,7 +167,7 @@ class MpiCollective(Collective):
         return failure
 
     def transport_failure(self, peer: int, error: Exception, context: WorkContext) -> PeerFailure:
-        failure = self._peer_failure(peer, f"MPI reports {error}", context)
+        failure = self.peer_failure(peer, f"MPI reports {error}", context)
         self._fail(failure)
         return failure
 
