@@ -46,25 +46,44 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
 
 @hookimpl
 def sparring_register_collective() -> Sequence[CollectiveDescriptor]:
+    from sparring.collective.mpi import MpiOptions, join_mpi, why_mpi_is_unavailable
+
     return [
         CollectiveDescriptor(
             name="local",
             api_version=API_VERSION,
             summary="A world of one rank; more are threads of one process, joined by hand.",
             factory=_join_local,
-        )
+        ),
+        CollectiveDescriptor(
+            name="mpi",
+            api_version=API_VERSION,
+            summary="Processes that mpiexec started, by mpi4py.",
+            options=MpiOptions,
+            unavailable=why_mpi_is_unavailable,
+            factory=join_mpi,
+        ),
     ]
 
 
 @hookimpl
 def sparring_register_rendezvous() -> Sequence[RendezvousDescriptor]:
+    from sparring.rendezvous.environment import EnvironmentOptions, EnvironmentRendezvous
+
     return [
         RendezvousDescriptor(
             name="single",
             api_version=API_VERSION,
             summary="A world of one rank.",
             factory=_open_single,
-        )
+        ),
+        RendezvousDescriptor(
+            name="environment",
+            api_version=API_VERSION,
+            summary="The variables that torchrun and mpiexec give to each rank.",
+            options=EnvironmentOptions,
+            factory=EnvironmentRendezvous,
+        ),
     ]
 
 

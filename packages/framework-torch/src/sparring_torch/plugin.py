@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sparring.descriptors import API_VERSION, FrameworkDescriptor
+from sparring.descriptors import (
+    API_VERSION,
+    CollectiveDescriptor,
+    FrameworkDescriptor,
+)
 from sparring.hookspecs import hookimpl
 
 if TYPE_CHECKING:
+    from sparring.collective import Collective
     from sparring.config import RunConfig
     from sparring.plugins import PluginManager
+    from sparring.rendezvous import Membership
     from sparring.training import Progress, TrainResult
 
 
@@ -28,10 +34,32 @@ def sparring_register_framework() -> Sequence[FrameworkDescriptor]:
     ]
 
 
+@hookimpl
+def sparring_register_collective() -> Sequence[CollectiveDescriptor]:
+    from sparring_torch.distributed_options import TorchCollectiveOptions
+
+    return [
+        CollectiveDescriptor(
+            name="torch",
+            api_version=API_VERSION,
+            summary="A torch.distributed group: gloo.",
+            options=TorchCollectiveOptions,
+            unavailable=_why_unavailable,
+            factory=_join,
+        )
+    ]
+
+
 def _why_unavailable() -> str | None:
     if importlib.util.find_spec("torch") is None:
         return "torch is not installed; run: pip install torch"
     return None
+
+
+def _join(membership: Membership, options: Any, deadline_seconds: float) -> Collective:
+    from sparring_torch.collective import join_torch
+
+    return join_torch(membership, options, deadline_seconds)
 
 
 def _train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) -> TrainResult:

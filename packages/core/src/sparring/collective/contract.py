@@ -8,15 +8,19 @@ What a backend writes
 Buffers
     Anything that NumPy can view without a copy: an array, or an object with ``__dlpack__``. A buffer
     belongs to the operation until its `Work` is done. Sizes may differ from rank to rank and may be
-    zero; a receiver knows how many bytes are coming, because the sizes were exchanged before.
+    zero; a receiver knows how many bytes are coming, because the sizes were exchanged before. Where
+    the two sides disagree, the receiver gets an error, never a part of a message.
 
 Order
     Two messages of one tag between the same two ranks arrive in the order of sending. All ranks call
-    the collective operations in the same order.
+    the collective operations in the same order. Tags are whole numbers from 0 to `NUM_TAGS` - 1.
 
 Deadline
-    Every wait ends within `deadline_seconds`, with `PeerFailure` naming the rank, the operation, the
-    table and the step.
+    Every wait ends within `deadline_seconds`, counted from the first time that `done` or `wait` is
+    asked, with `PeerFailure` naming the rank, the operation, the table and the step.
+
+Threads
+    One thread at a time uses a collective, whichever it is.
 """
 
 from __future__ import annotations
@@ -31,14 +35,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.errors import InvalidArgumentError, PeerFailure
+from sparring.collective.shapes import empty_for, header_of, new_header
+from sparring.errors import ClosedError, InvalidArgumentError, PeerFailure
 
-__all__ = ["Array", "Collective", "Reduction", "Work", "WorkContext"]
+__all__ = ["NUM_TAGS", "Array", "Collective", "Reduction", "Work", "WorkContext"]
 
 Array = npt.NDArray[Any]
 
-# Tags below this are the users'; the operations built here use their own.
-_OPERATION_TAG = 1 << 30
+NUM_TAGS = 1 << 20
+"""Tags are below this. MPI promises few bits, and gloo shares them with the size of a message."""
+
+# The operations built here use a tag of their own, which users cannot.
+OPERATION_TAG = NUM_TAGS
 
 
 class Reduction(Enum):
@@ -61,14 +69,15 @@ class Work(ABC):
 
     @abstractmethod
     def done(self) -> bool:
-        """Whether `wait` would return at once."""
+        """Whether `wait` would return or raise at once. Asking drives the transfer on."""
 
     @abstractmethod
     def wait(self) -> None:
         """Returns when the buffer may be used again.
 
         Raises:
-            PeerFailure: the peer is gone, or the deadline passed.
+            InvalidArgumentError: the message has another size than the buffer.
+            PeerFailure: the peer is gone, or the deadline passed. Asking again raises it again.
         """
 
 
@@ -95,43 +104,56 @@ class Collective(ABC):
         self.world_size = world_size
         self.deadline_seconds = deadline_seconds
         self.context = WorkContext("exchange")
+        self._is_closed = False
 
     def send(self, buffer: Any, destination: int, tag: int = 0) -> Work:
         """Starts sending `buffer`; it may be changed only when the `Work` is done."""
-        self._check_peer("send to", destination)
+        self._check_message("send to", destination, tag)
         return self._send_impl(_as_array(buffer), destination, tag)
 
     def receive(self, buffer: Any, source: int, tag: int = 0) -> Work:
         """Starts filling `buffer`, whose size in bytes is the sender's."""
-        self._check_peer("receive from", source)
-        return self._receive_impl(_as_array(buffer), source, tag)
+        self._check_message("receive from", source, tag)
+        array = _as_array(buffer)
+        if not array.flags.writeable:
+            raise InvalidArgumentError(
+                f"receive from rank {source}: the buffer is read-only; give one that may be written"
+            )
+        return self._receive_impl(array, source, tag)
 
     def all_to_all(self, parts: Sequence[Any]) -> list[Array]:
         """Gives part i to rank i. Returns what each rank gave this one.
 
         Args:
-            parts: `world_size` one-dimensional buffers of one dtype, of any sizes.
+            parts: `world_size` buffers of one dtype, the same on all ranks, of any shapes.
         """
+        self._check_open()
         arrays = [_as_array(part) for part in parts]
         if len(arrays) != self.world_size:
             raise InvalidArgumentError(
                 f"all_to_all: takes one part for each of {self.world_size} ranks, found "
                 f"{len(arrays)}"
             )
+        dtypes = sorted({str(array.dtype) for array in arrays})
+        if len(dtypes) > 1:
+            raise InvalidArgumentError(
+                f"all_to_all: all parts must have one dtype, found {', '.join(dtypes)}"
+            )
         return self._all_to_all_impl(arrays)
 
     def all_gather(self, buffer: Any) -> list[Array]:
-        """What each rank gave, in the order of ranks; sizes may differ."""
+        """What each rank gave, in the order of ranks; of one dtype, in any shapes."""
+        self._check_open()
         return self._all_to_all_impl([_as_array(buffer)] * self.world_size)
 
     def all_reduce(self, buffer: Any, reduction: Reduction = Reduction.SUM) -> Array:
         """The element-wise reduction over ranks, added up in the order of ranks on each of them."""
-        array = _as_array(buffer)
-        gathered = self.all_gather(array.reshape(-1))
-        sizes = {len(part) for part in gathered}
-        if len(sizes) > 1:
+        gathered = self.all_gather(buffer)
+        shapes = sorted({part.shape for part in gathered})
+        if len(shapes) > 1:
             raise InvalidArgumentError(
-                f"all_reduce: all ranks must give the same number of elements, found {sorted(sizes)}"
+                f"all_reduce: all ranks must give arrays of one shape, found "
+                f"{' and '.join(map(str, shapes))}"
             )
         result: Array = gathered[0].copy()
         for part in gathered[1:]:
@@ -140,9 +162,8 @@ class Collective(ABC):
             else:
                 result += part
         if reduction is Reduction.MEAN:
-            result = result / self.world_size
-        reshaped: Array = result.reshape(array.shape)
-        return reshaped
+            result = np.asarray(result / self.world_size)
+        return result
 
     def barrier(self) -> None:
         """Returns when every rank has called it."""
@@ -170,39 +191,54 @@ class Collective(ABC):
     def _receive_impl(self, buffer: Array, source: int, tag: int) -> Work: ...
 
     def _all_to_all_impl(self, parts: list[Array]) -> list[Array]:
-        dtype = parts[0].dtype
         peers = [(self.rank + hop) % self.world_size for hop in range(1, self.world_size)]
-        sizes = {peer: np.array([len(parts[peer])], np.int64) for peer in peers}
-        theirs = {peer: np.empty(1, np.int64) for peer in peers}
-        self._exchange(sizes, theirs)
-        received = {peer: np.empty(int(theirs[peer][0]), dtype) for peer in peers}
+        theirs = {peer: new_header() for peer in peers}
+        self._exchange({peer: header_of(parts[peer]) for peer in peers}, theirs)
+        received = {peer: empty_for(theirs[peer], parts[0].dtype, peer) for peer in peers}
         self._exchange({peer: parts[peer] for peer in peers}, received)
         received[self.rank] = parts[self.rank].copy()
         return [received[rank] for rank in range(self.world_size)]
 
     def _exchange(self, outgoing: dict[int, Array], incoming: dict[int, Array]) -> None:
         works = [
-            self._receive_impl(buffer, peer, _OPERATION_TAG) for peer, buffer in incoming.items()
+            self._receive_impl(buffer, peer, OPERATION_TAG) for peer, buffer in incoming.items()
         ]
-        works += [
-            self._send_impl(buffer, peer, _OPERATION_TAG) for peer, buffer in outgoing.items()
-        ]
+        works += [self._send_impl(buffer, peer, OPERATION_TAG) for peer, buffer in outgoing.items()]
         for work in works:
             work.wait()
 
-    def _check_peer(self, what: str, peer: int) -> None:
+    def _check_message(self, what: str, peer: int, tag: int) -> None:
+        self._check_open()
         if not 0 <= peer < self.world_size:
             raise InvalidArgumentError(
                 f"{what} rank {peer}: there are ranks 0 to {self.world_size - 1}"
             )
+        if not 0 <= tag < NUM_TAGS:
+            raise InvalidArgumentError(
+                f"{what} rank {peer}: a tag must be at least 0 and below {NUM_TAGS}, found {tag}"
+            )
 
-    def _peer_failure(self, peer: int, found: str, context: WorkContext) -> PeerFailure:
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError(
+                f"rank {self.rank} left its group of {self.world_size} ranks when it closed this "
+                "collective; join the group again"
+            )
+
+    def peer_failure(
+        self, peer: int, found: str, context: WorkContext, *, culprit: int | None = None
+    ) -> PeerFailure:
+        """For backends: the error for a wait for `peer` in which `found` was found.
+
+        `culprit` is the rank that failed, where it is another than `peer`.
+        """
+        failed = peer if culprit is None else culprit
         where = f" of table {context.table!r}" if context.table is not None else ""
         when = f" at step {context.step}" if context.step is not None else ""
         return PeerFailure(
             f"rank {self.rank} waited for rank {peer} in {context.operation}{where}{when}: {found}; "
-            "find out what became of that rank, then restart all ranks from the last snapshot",
-            rank=peer,
+            f"find out what became of rank {failed}, then restart all ranks from the last snapshot",
+            rank=failed,
             operation=context.operation,
             table=context.table,
             step=context.step,

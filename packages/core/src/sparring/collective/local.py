@@ -5,11 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
+from dataclasses import dataclass, field
 
 from sparring.collective.contract import Array, Collective, Work, WorkContext
-from sparring.errors import ClosedError, InvalidArgumentError
+from sparring.errors import InvalidArgumentError, SparringError
 
 __all__ = ["LocalCollective", "LocalGroup"]
+
+
+@dataclass(slots=True)
+class _Box:
+    """What is under way from one rank to another with one tag; at most one side is not empty."""
+
+    messages: deque[Array] = field(default_factory=deque)
+    waiting: deque[_Receiving] = field(default_factory=deque)
 
 
 class LocalGroup:
@@ -23,8 +32,8 @@ class LocalGroup:
         self.world_size = world_size
         self.deadline_seconds = deadline_seconds
         self.changed = threading.Condition()
-        # (source, destination, tag) -> messages in the order of sending
-        self.boxes: dict[tuple[int, int, int], deque[Array]] = defaultdict(deque)
+        # (source, destination, tag) -> messages, or receives that wait for them, in their order
+        self.boxes: dict[tuple[int, int, int], _Box] = defaultdict(_Box)
         self.departed: set[int] = set()
 
     def join(self, rank: int) -> LocalCollective:
@@ -43,43 +52,56 @@ class _Sent(Work):
 
 
 class _Receiving(Work):
-    def __init__(self, owner: LocalCollective, buffer: Array, source: int, tag: int) -> None:
+    def __init__(self, owner: LocalCollective, buffer: Array, source: int) -> None:
         self._owner = owner
         self._buffer = buffer
         self._source = source
-        self._box = (source, owner.rank, tag)
         self._context: WorkContext = owner.context
+        self._limit: float | None = None
         self._is_done = False
+        self._error: SparringError | None = None
 
     def done(self) -> bool:
-        group = self._owner.group
-        with group.changed:
-            return self._is_done or bool(group.boxes[self._box])
+        with self._owner.group.changed:
+            return self._look()
 
     def wait(self) -> None:
-        if self._is_done:
-            return
         group = self._owner.group
-        limit = time.monotonic() + self._owner.deadline_seconds
         with group.changed:
-            while not group.boxes[self._box]:
-                if self._source in group.departed:
-                    raise self._owner.failure(self._source, "it left the group", self._context)
-                remaining = limit - time.monotonic()
-                if remaining <= 0 or not group.changed.wait(remaining):
-                    raise self._owner.failure(
-                        self._source,
-                        f"nothing came within {self._owner.deadline_seconds:g} s",
-                        self._context,
-                    )
-            message = group.boxes[self._box].popleft()
+            while not self._look():
+                group.changed.wait(max(self._remaining(), 0.0))
+            if self._error is not None:
+                raise self._error
+
+    def take(self, message: Array) -> None:
+        """Fills the buffer. Call it under the group's lock."""
         if message.nbytes != self._buffer.nbytes:
-            raise InvalidArgumentError(
+            self._error = InvalidArgumentError(
                 f"receive from rank {self._source}: the buffer has {self._buffer.nbytes} bytes, the "
                 f"message {message.nbytes}; both sides must agree on the size"
             )
-        self._buffer.reshape(-1)[...] = message.view(self._buffer.dtype).reshape(-1)
+            return
+        self._buffer.reshape(-1)[...] = message.view(self._buffer.dtype)
         self._is_done = True
+
+    def _look(self) -> bool:
+        """Whether the message came, or there is a reason to expect none. Call it under the lock."""
+        if self._is_done or self._error is not None:
+            return True
+        if self._source in self._owner.group.departed:
+            self._error = self._owner.failure(self._source, "it left the group", self._context)
+        elif self._remaining() <= 0:
+            self._error = self._owner.failure(
+                self._source,
+                f"nothing came within {self._owner.deadline_seconds:g} s",
+                self._context,
+            )
+        return self._error is not None
+
+    def _remaining(self) -> float:
+        if self._limit is None:
+            self._limit = time.monotonic() + self._owner.deadline_seconds
+        return self._limit - time.monotonic()
 
 
 class LocalCollective(Collective):
@@ -88,7 +110,6 @@ class LocalCollective(Collective):
     def __init__(self, group: LocalGroup, rank: int) -> None:
         super().__init__(rank, group.world_size, deadline_seconds=group.deadline_seconds)
         self.group = group
-        self._is_closed = False
 
     def close(self) -> None:
         with self.group.changed:
@@ -96,22 +117,28 @@ class LocalCollective(Collective):
             self.group.departed.add(self.rank)
             self.group.changed.notify_all()
 
-    def failure(self, peer: int, found: str, context: WorkContext) -> Exception:
-        return self._peer_failure(peer, found, context)
+    def failure(self, peer: int, found: str, context: WorkContext) -> SparringError:
+        return self.peer_failure(peer, found, context)
 
     def _send_impl(self, buffer: Array, destination: int, tag: int) -> Work:
-        self._check_open()
         with self.group.changed:
             if destination in self.group.departed:
-                raise self._peer_failure(destination, "it left the group", self.context)
-            self.group.boxes[(self.rank, destination, tag)].append(buffer.reshape(-1).copy())
-            self.group.changed.notify_all()
+                raise self.peer_failure(destination, "it left the group", self.context)
+            box = self.group.boxes[(self.rank, destination, tag)]
+            message = buffer.reshape(-1).view("uint8")
+            if box.waiting:
+                box.waiting.popleft().take(message)
+                self.group.changed.notify_all()
+            else:
+                box.messages.append(message.copy())
         return _Sent()
 
     def _receive_impl(self, buffer: Array, source: int, tag: int) -> Work:
-        self._check_open()
-        return _Receiving(self, buffer, source, tag)
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ClosedError(f"rank {self.rank} left this local group; join it again")
+        receiving = _Receiving(self, buffer, source)
+        with self.group.changed:
+            box = self.group.boxes[(source, self.rank, tag)]
+            if box.messages:
+                receiving.take(box.messages.popleft())
+            else:
+                box.waiting.append(receiving)
+        return receiving

@@ -1,7 +1,16 @@
-"""Who is here and who owns what: the contract, the shard map, and a world of one."""
+"""Who is here and who owns what: the contract, the shard map, and what a launcher says."""
 
 from sparring.rendezvous.contract import Membership, Rendezvous
+from sparring.rendezvous.environment import EnvironmentOptions, EnvironmentRendezvous
 from sparring.rendezvous.shard_map import NUM_PARTITIONS, ShardMap
 from sparring.rendezvous.single import SingleRendezvous
 
-__all__ = ["NUM_PARTITIONS", "Membership", "Rendezvous", "ShardMap", "SingleRendezvous"]
+__all__ = [
+    "NUM_PARTITIONS",
+    "EnvironmentOptions",
+    "EnvironmentRendezvous",
+    "Membership",
+    "Rendezvous",
+    "ShardMap",
+    "SingleRendezvous",
+]

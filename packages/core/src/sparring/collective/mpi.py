@@ -1,0 +1,286 @@
+"""Ranks as MPI processes, by mpi4py.
+
+Every operation is one Isend or Irecv of bytes on a communicator of our own, so that no tag meets
+those of the program. MPI moves messages only while somebody asks it: `Work.done` does, so an
+exchange that looks in from time to time overlaps its work with the transfer.
+
+MPI itself waits for ever, for dead ranks too. Here each wait polls and has a deadline. A rank whose
+wait was in vain tells the others whom it missed, and ends the whole job when it ends
+(`sparring.collective.mpi_exit`), because MPI cannot go on without a rank.
+
+mpi4py is imported by `join_mpi`, not before.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import Field
+
+from sparring.collective import mpi_exit
+from sparring.collective.contract import NUM_TAGS, Array, Collective, Work, WorkContext
+from sparring.collective.farewell import FAREWELL_TAG, Farewell, empty_farewell
+from sparring.collective.polling import Pause, PolledWork
+from sparring.descriptors import Options
+from sparring.errors import (
+    InvalidArgumentError,
+    PeerFailure,
+    PluginError,
+    SparringError,
+    UnsupportedError,
+)
+from sparring.rendezvous.contract import Membership
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["MpiCollective", "MpiOptions", "join_mpi", "why_mpi_is_unavailable"]
+
+_INSTALL = 'run: pip install "sparring[mpi]"'
+
+# Our own tags come first, because MPI promises no tag above 32,767 and mpich has 2^29.
+_OWN_TAGS = 2
+
+# What one message of MPI 3 can count; later versions count in 64 bits.
+_MOST_BYTES_OF_MPI_3 = 2**31 - 1
+
+# A last word that somebody's closing sent may overtake the end of a message sent before it.
+_GRACE_SECONDS = 0.1
+
+
+class MpiOptions(Options):
+    """The options of collective ``mpi``."""
+
+    end_job: bool = Field(
+        True,
+        description="Whether a rank that meets a failure ends the whole job when it ends. Without "
+        "that, the others wait in MPI's own finalisation for ever.",
+    )
+
+
+def why_mpi_is_unavailable() -> str | None:
+    """Why mpi4py cannot be had here, or None."""
+    import importlib.util
+
+    if importlib.util.find_spec("mpi4py") is None:
+        return f"mpi4py is not installed; {_INSTALL}"
+    return None
+
+
+def join_mpi(membership: Membership, options: MpiOptions, deadline_seconds: float) -> Collective:
+    """Joins all ranks of ``MPI.COMM_WORLD``. All ranks call it.
+
+    Raises:
+        InvalidArgumentError: MPI counts other ranks than the rendezvous.
+        PluginError: mpi4py or an MPI library is missing.
+    """
+    mpi = _import_mpi()
+    world = mpi.COMM_WORLD
+    if (world.rank, world.size) != (membership.rank, membership.world_size):
+        raise InvalidArgumentError(
+            f"collective 'mpi': the rendezvous says rank {membership.rank} of "
+            f"{membership.world_size}, MPI says rank {world.rank} of {world.size}; start the ranks "
+            "with mpiexec and choose rendezvous 'environment'",
+            rank=world.rank,
+            world_size=world.size,
+        )
+    return MpiCollective(
+        world.Dup(), deadline_seconds=deadline_seconds, is_ending_job=options.end_job
+    )
+
+
+def _import_mpi() -> Any:
+    try:
+        from mpi4py import MPI
+    except ModuleNotFoundError as error:
+        raise PluginError(f"collective 'mpi': mpi4py is not installed; {_INSTALL}") from error
+    # mpi4py raises this where it finds no MPI library.
+    except (ImportError, RuntimeError) as error:
+        raise PluginError(
+            f"collective 'mpi': mpi4py finds no MPI library ({error}); {_INSTALL}, which brings "
+            "the mpich wheel"
+        ) from error
+    return MPI
+
+
+class MpiCollective(Collective):
+    """One rank of an MPI communicator.
+
+    Args:
+        communicator: used by nobody else; it is never freed, because freeing waits for all ranks.
+        deadline_seconds: the longest that any wait may take.
+        is_ending_job: whether a failure ends the whole job when this process ends.
+    """
+
+    def __init__(
+        self, communicator: MPI.Intracomm, *, deadline_seconds: float, is_ending_job: bool = True
+    ) -> None:
+        super().__init__(communicator.rank, communicator.size, deadline_seconds=deadline_seconds)
+        self.mpi = _import_mpi()
+        largest_tag: Any = communicator.Get_attr(self.mpi.TAG_UB)
+        self._num_tags = min(NUM_TAGS, int(largest_tag) + 1 - _OWN_TAGS)
+        self._communicator = communicator
+        self._communicator.Set_errhandler(self.mpi.ERRORS_RETURN)
+        self._is_ending_job = is_ending_job
+        # MPI writes into buffers whoever still wants them, so they live until it is done.
+        self._under_way: dict[int, _MpiWork] = {}
+        self._farewell: Farewell | None = None
+        self._left: dict[int, float] = {}
+        self._farewell_message = empty_farewell()
+        self._farewell_request: Any = None
+        self._status = self.mpi.Status()
+        if self.world_size > 1:
+            self._listen_for_farewell()
+        if is_ending_job:
+            mpi_exit.install(self.mpi, communicator)
+
+    def close(self) -> None:
+        """Tells the others. Does not wait for operations that are under way."""
+        if self._is_closed:
+            return
+        self._say_farewell(None)
+        self._is_closed = True
+
+    # -- what the works ask ---------------------------------------------------------
+
+    def forget(self, work: _MpiWork) -> None:
+        self._under_way.pop(id(work), None)
+
+    def trouble(self, peer: int, context: WorkContext, is_late: bool) -> PeerFailure | None:
+        """Why a wait for `peer` is in vain, if it is. Failures are told to all other ranks."""
+        if self._farewell is None and not self._is_closed:
+            self._hear_farewells()
+        farewell = self._farewell
+        failure: PeerFailure | None = None
+        if farewell is not None:
+            failure = self.peer_failure(peer, farewell.found, context, culprit=farewell.culprit)
+        elif peer in self._left and time.monotonic() > self._left[peer] + _GRACE_SECONDS:
+            failure = self.peer_failure(peer, "it left the group", context)
+        elif is_late:
+            failure = self.peer_failure(
+                peer, f"nothing came within {self.deadline_seconds:g} s", context
+            )
+        if failure is not None:
+            self._fail(failure)
+        return failure
+
+    def transport_failure(self, peer: int, error: Exception, context: WorkContext) -> PeerFailure:
+        failure = self.peer_failure(peer, f"MPI reports {error}", context)
+        self._fail(failure)
+        return failure
+
+    # -- sending and receiving ------------------------------------------------------
+
+    def _send_impl(self, buffer: Array, destination: int, tag: int) -> Work:
+        request = self._communicator.Isend(self._message(buffer), destination, self._tag(tag))
+        return self._started(_MpiWork(self, request, buffer, destination))
+
+    def _receive_impl(self, buffer: Array, source: int, tag: int) -> Work:
+        request = self._communicator.Irecv(self._message(buffer), source, self._tag(tag))
+        return self._started(_MpiReceiving(self, request, buffer, source))
+
+    def _started(self, work: _MpiWork) -> Work:
+        self._under_way[id(work)] = work
+        return work
+
+    def _message(self, buffer: Array) -> list[Any]:
+        if buffer.nbytes > _MOST_BYTES_OF_MPI_3 and self.mpi.VERSION < 4:
+            raise UnsupportedError(
+                f"collective 'mpi': a message of {buffer.nbytes} bytes needs MPI 4, found MPI "
+                f"{self.mpi.VERSION}; use a newer MPI library or smaller chunks"
+            )
+        return [buffer.reshape(-1).view(np.uint8), self.mpi.BYTE]
+
+    def _tag(self, tag: int) -> int:
+        if NUM_TAGS > tag >= self._num_tags:
+            raise InvalidArgumentError(
+                f"collective 'mpi': this MPI library has tags below {self._num_tags}, found {tag}"
+            )
+        return tag + _OWN_TAGS if tag < NUM_TAGS else tag - NUM_TAGS
+
+    # -- last words -----------------------------------------------------------------
+
+    def _listen_for_farewell(self) -> None:
+        self._farewell_request = self._communicator.Irecv(
+            self._message(self._farewell_message), self.mpi.ANY_SOURCE, self._tag(FAREWELL_TAG)
+        )
+
+    def _hear_farewells(self) -> None:
+        while self._farewell is None and self._farewell_request.Test(self._status):
+            heard = Farewell.decoded(self._status.source, self._farewell_message)
+            # A rank that others take for dead knows better.
+            if heard.culprit is not None and heard.culprit != self.rank:
+                self._farewell = heard
+            self._left[heard.source] = time.monotonic()
+            self._listen_for_farewell()
+
+    def _fail(self, failure: PeerFailure) -> None:
+        if self._is_ending_job:
+            mpi_exit.note(str(failure))
+        if not self._is_closed and self._farewell is None:
+            culprit = int(str(failure.rank))
+            self._farewell = Farewell(self.rank, culprit)
+            self._say_farewell(culprit)
+
+    def _say_farewell(self, culprit: int | None) -> None:
+        """Sends the last word, and gives it a moment to leave."""
+        message = Farewell(self.rank, culprit).encoded()
+        requests = [
+            self._communicator.Isend(self._message(message), peer, self._tag(FAREWELL_TAG))
+            for peer in range(self.world_size)
+            if peer not in (self.rank, culprit) and peer not in self._left
+        ]
+        limit, pause = time.monotonic() + _GRACE_SECONDS, Pause()
+        while requests and not self.mpi.Request.Testall(requests) and time.monotonic() < limit:
+            pause()
+
+
+class _MpiWork(PolledWork):
+    """A send, or what a receive has in common with it."""
+
+    def __init__(self, owner: MpiCollective, request: Any, buffer: Array, peer: int) -> None:
+        super().__init__(owner.deadline_seconds)
+        self._owner = owner
+        self._request = request
+        self._buffer = buffer
+        self._peer = peer
+        self._context = owner.context
+
+    def _test(self) -> bool:
+        try:
+            if not self._request.Test():
+                return False
+        except self._owner.mpi.Exception as error:
+            raise self._owner.transport_failure(self._peer, error, self._context) from error
+        self._owner.forget(self)
+        return True
+
+    def _trouble(self, is_late: bool) -> SparringError | None:
+        return self._owner.trouble(self._peer, self._context, is_late)
+
+
+class _MpiReceiving(_MpiWork):
+    def _test(self) -> bool:
+        mpi = self._owner.mpi
+        status = mpi.Status()
+        try:
+            if not self._request.Test(status):
+                return False
+        except mpi.Exception as error:
+            self._owner.forget(self)
+            if error.Get_error_class() == mpi.ERR_TRUNCATE:
+                raise self._wrong_size("more") from error
+            raise self._owner.transport_failure(self._peer, error, self._context) from error
+        self._owner.forget(self)
+        count = status.Get_count(mpi.BYTE)
+        if count != self._buffer.nbytes:
+            raise self._wrong_size(str(count))
+        return True
+
+    def _wrong_size(self, found: str) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            f"receive from rank {self._peer}: the buffer has {self._buffer.nbytes} bytes, the "
+            f"message {found}; both sides must agree on the size"
+        )

@@ -1,0 +1,146 @@
+"""Membership from the variables that a launcher gives to each process.
+
+launcher             rank                   world size             local rank
+torchrun             RANK                   WORLD_SIZE             LOCAL_RANK
+mpiexec of mpich     PMI_RANK               PMI_SIZE               MPI_LOCALRANKID
+mpiexec of Open MPI  OMPI_COMM_WORLD_RANK   OMPI_COMM_WORLD_SIZE   OMPI_COMM_WORLD_LOCAL_RANK
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from sparring.descriptors import Options
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring.rendezvous.contract import Membership, Rendezvous
+from sparring.rendezvous.shard_map import ShardMap
+from sparring.rendezvous.single import SingleRendezvous
+
+__all__ = ["EnvironmentOptions", "EnvironmentRendezvous", "membership_from"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Launcher:
+    """The variables of one launcher."""
+
+    name: str
+    rank: str
+    world_size: str
+    local_rank: str
+
+
+_LAUNCHERS = (
+    _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    _Launcher("mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    _Launcher(
+        "openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
+    ),
+)
+
+
+class EnvironmentOptions(Options):
+    """The options of rendezvous ``environment``."""
+
+    launcher: Literal["any", "torchrun", "mpich", "openmpi"] = Field(
+        "any", description="Whose variables to read; `any` takes those that there are."
+    )
+    device: Literal["cpu", "cuda"] = Field(
+        "cpu", description="Where this rank computes; `cuda` is the GPU of its local rank."
+    )
+
+
+class EnvironmentRendezvous(Rendezvous):
+    """What the launcher says. It has a store only in a world of one rank.
+
+    Raises:
+        InvalidArgumentError: there are no such variables, they make no sense, or two launchers
+            disagree.
+    """
+
+    def __init__(self, options: EnvironmentOptions) -> None:
+        self._membership = membership_from(os.environ, options)
+        self._store = SingleRendezvous()
+
+    def membership(self) -> Membership:
+        return self._membership
+
+    def shard_map(self) -> ShardMap:
+        return ShardMap.balanced(self._membership.world_size)
+
+    def set(self, key: str, value: bytes) -> None:
+        self._check_store(f"set {key!r}")
+        self._store.set(key, value)
+
+    def get(self, key: str, timeout_seconds: float) -> bytes:
+        self._check_store(f"get {key!r}")
+        return self._store.get(key, timeout_seconds)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _check_store(self, what: str) -> None:
+        world_size = self._membership.world_size
+        if world_size > 1:
+            raise UnsupportedError(
+                f"rendezvous 'environment' cannot {what}: variables are no store for "
+                f"{world_size} ranks; choose rendezvous 'torch', which has one, or exchange the "
+                "value with the collective",
+                world_size=world_size,
+            )
+
+
+def membership_from(variables: Mapping[str, str], options: EnvironmentOptions) -> Membership:
+    """The place among all ranks that `variables` give.
+
+    Raises:
+        InvalidArgumentError: as `EnvironmentRendezvous` does.
+    """
+    found = [
+        (launcher, _membership_of(variables, launcher, options.device))
+        for launcher in _LAUNCHERS
+        if options.launcher in ("any", launcher.name) and launcher.rank in variables
+    ]
+    if not found:
+        wanted = [each for each in _LAUNCHERS if options.launcher in ("any", each.name)]
+        raise InvalidArgumentError(
+            "rendezvous 'environment': found none of the variables "
+            f"{', '.join(each.rank for each in wanted)}; start the ranks with torchrun or mpiexec, "
+            "or choose rendezvous 'single' for a world of one"
+        )
+    launcher, membership = found[0]
+    for other, theirs in found[1:]:
+        if (theirs.rank, theirs.world_size) != (membership.rank, membership.world_size):
+            raise InvalidArgumentError(
+                f"rendezvous 'environment': {launcher.name} says rank {membership.rank} of "
+                f"{membership.world_size}, {other.name} rank {theirs.rank} of "
+                f"{theirs.world_size}; say which holds with the option launcher"
+            )
+    return membership
+
+
+def _membership_of(variables: Mapping[str, str], launcher: _Launcher, device: str) -> Membership:
+    local_rank = _number(variables, launcher.local_rank, launcher, default="0")
+    return Membership(
+        rank=_number(variables, launcher.rank, launcher),
+        world_size=_number(variables, launcher.world_size, launcher),
+        local_rank=local_rank,
+        device="cpu" if device == "cpu" else f"cuda:{local_rank}",
+    )
+
+
+def _number(
+    variables: Mapping[str, str], name: str, launcher: _Launcher, default: str | None = None
+) -> int:
+    text = variables.get(name, default)
+    if text is None or not text.strip().isdecimal():
+        raise InvalidArgumentError(
+            f"rendezvous 'environment': the variable {name} of {launcher.name} must be a whole "
+            f"number, found {'nothing' if text is None else repr(text)}; start the ranks with that "
+            "launcher"
+        )
+    return int(text)

@@ -1,0 +1,43 @@
+"""The mpi collective meets the contract, with processes that mpich's mpiexec starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from sparring.testing import CollectiveTests, RankProcesses
+
+from .mpi_launcher import MPIEXEC, needs_mpi
+
+
+def launcher(world_size: int) -> Any:
+    def launch(address: str, environment: Mapping[str, str]) -> Sequence[subprocess.Popen[bytes]]:
+        rank = [sys.executable, "-m", "sparring.testing.rank_process", address]
+        return [subprocess.Popen([MPIEXEC, "-n", str(world_size), *rank], env=environment)]
+
+    return launch
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[dict[int, RankProcesses]]:
+    """The processes of each world size; they start when they are first asked for."""
+    # The kit makes ranks fail on purpose, and the processes go on with the next test.
+    options = {"end_job": False}
+    pools = {size: RankProcesses(size, "mpi", options, launcher(size)) for size in (1, 2, 3)}
+    yield pools
+    for pool in pools.values():
+        pool.close()
+
+
+@needs_mpi
+class TestMpiCollective(CollectiveTests):
+    @pytest.fixture
+    def run_ranks(self, worlds: dict[int, RankProcesses]) -> Any:
+        def run(world_size: int, body: Any, *arguments: Any, deadline_seconds: float = 10.0) -> Any:
+            return worlds[world_size].run(body, *arguments, deadline_seconds=deadline_seconds)
+
+        return run

@@ -1,0 +1,27 @@
+"""The options of collective and rendezvous ``torch``. Importing this imports no torch."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from sparring.descriptors import Options
+
+__all__ = ["TorchCollectiveOptions"]
+
+
+class TorchCollectiveOptions(Options):
+    """The options of collective ``torch``."""
+
+    init_method: str = Field(
+        "env://",
+        description="Where ranks meet if torch.distributed is not initialised yet; see "
+        "torch.distributed.init_process_group.",
+    )
+    process_group: str = Field(
+        "cpu:gloo",
+        description="The backends of the group that is initialised then: `cpu:gloo` or "
+        "`cpu:gloo,cuda:nccl`.",
+    )
+    start_seconds: float = Field(
+        120.0, gt=0, description="How long the first rank waits for the last to start."
+    )

@@ -1,0 +1,103 @@
+"""A process that is killed or stopped is named by all others, in time.
+
+``SPARRING_FAILURE_TRIALS`` sets how often a random one is killed at a random moment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WORLD_SIZE = 3
+TRIALS = int(os.environ.get("SPARRING_FAILURE_TRIALS", "2"))
+
+Start = Callable[[float], "list[subprocess.Popen[bytes]]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def launch(deadline_seconds: float) -> list[subprocess.Popen[bytes]]:
+        options = json.dumps({"init_method": f"file://{tmp_path}/meeting"})
+        module = [sys.executable, "-m", "sparring.testing.exchange_until_failure"]
+        for rank in range(WORLD_SIZE):
+            processes.append(
+                subprocess.Popen(
+                    [*module, "torch", options, str(deadline_seconds), str(tmp_path)],
+                    env={
+                        **os.environ,
+                        "RANK": str(rank),
+                        "WORLD_SIZE": str(WORLD_SIZE),
+                        "GLOO_SOCKET_IFNAME": "lo",
+                        "OMP_NUM_THREADS": "1",
+                    },
+                    stderr=subprocess.DEVNULL,
+                )
+            )
+        for rank in range(WORLD_SIZE):
+            read(tmp_path / f"{rank}.started", 60)
+        return processes
+
+    yield launch
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def read(path: Path, seconds: float) -> str:
+    limit = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < limit, f"no {path.name} within {seconds:g} s"
+        time.sleep(0.01)
+    return path.read_text()
+
+
+def check(path: Path, victim: int, since: float, seconds: float) -> None:
+    failed: dict[str, Any] = json.loads(read(path, seconds + 10))
+    assert failed["rank"] == victim, failed
+    assert (failed["operation"], failed["table"]) == ("all_to_all", "user")
+    assert failed["step"] >= 20
+    for word in (f"rank {victim}", "all_to_all", "'user'", f"step {failed['step']}"):
+        assert word in failed["message"]
+    assert failed["time"] - since <= seconds, failed
+
+
+@pytest.mark.parametrize("trial", range(TRIALS))
+def test_all_survivors_name_a_killed_rank_within_two_seconds(
+    start: Start, tmp_path: Path, trial: int
+) -> None:
+    seed = random.randrange(2**32)
+    print(f"random.Random({seed})")
+    rng = random.Random(seed)
+    processes = start(60.0)
+    victim = rng.randrange(WORLD_SIZE)
+    time.sleep(rng.random() * 0.3)
+    killed = time.time()
+    processes[victim].kill()
+    for rank in set(range(WORLD_SIZE)) - {victim}:
+        check(tmp_path / f"{rank}.failed", victim, killed, 2.0)
+        assert processes[rank].wait(10) == 1, "the survivor ends by itself"
+
+
+def test_all_survivors_name_a_stopped_rank_within_the_deadline(
+    start: Start, tmp_path: Path
+) -> None:
+    deadline = 2.0
+    processes = start(deadline)
+    victim = random.randrange(WORLD_SIZE)
+    processes[victim].send_signal(signal.SIGSTOP)
+    stopped = time.time()
+    for rank in set(range(WORLD_SIZE)) - {victim}:
+        check(tmp_path / f"{rank}.failed", victim, stopped, deadline * 1.1)
+        assert processes[rank].wait(10) == 1, "the survivor ends by itself"
