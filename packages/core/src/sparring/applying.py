@@ -69,10 +69,13 @@ def apply_update(container: StepContainer, update: Update) -> None:
     steps = dict.fromkeys(container.tables, container.counters.steps + 1)
     gathered = _Gathered([], {})
     with _committing(container) as commit:
-        gathered = _gathered(container, owned, steps)
+        with container.span("find"):
+            gathered = _gathered(container, owned, steps)
         commit.num_rows = {each.table.name: len(each.keys) for each in gathered.updates}
-    update(_with_empty(container, gathered.updates, commit.touched, steps))
-    _write(container, gathered)
+    with container.span("update"):
+        update(_with_empty(container, gathered.updates, commit.touched, steps))
+    with container.span("write"):
+        _write(container, gathered)
     container.end_step()
 
 
@@ -209,7 +212,9 @@ def _check_rooms(container: StepContainer, waiting: Mapping[str, Any], step: Any
 
 
 def _write_fused(container: StepContainer, waiting: Mapping[str, Any], step: Any) -> None:
-    for name, (updated, _, refused, evicted) in zip(waiting, step.apply(), strict=True):
+    with container.span("update"):
+        results = step.apply()
+    for name, (updated, _, refused, evicted) in zip(waiting, results, strict=True):
         container.counters.rows_updated += updated
         container.counters.rows_evicted += evicted
         _count_refused(container, name, refused)
@@ -266,7 +271,8 @@ def _owned(
         mine = finite.gradients.get(name) or _nothing(container, name)
         make = partial(container.resources.make_accumulator, table)
         requests.append(PushRequest(table, mine.keys, mine.gradients, make))
-    pushed = container.exchange.push_all(requests, error=refusal or finite.refusal)
+    with container.span("push"):
+        pushed = container.exchange.push_all(requests, error=refusal or finite.refusal)
     container.counters.rows_skipped_non_finite += finite.num_skipped
     world_size = container.collective.world_size
     result = {}

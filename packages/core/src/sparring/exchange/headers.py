@@ -1,13 +1,14 @@
 """What ranks tell each other at the beginning of each exchange, before anything large moves.
 
-    ┌───────┬──────┬──────────┬──────────┬───────────┬────────────┬────────┬───────────────┐
-    │ phase │ step │ settings │ requests │ has_error │ num_tables │ blamed │ counts of the │
-    │       │      │ (digest) │ (digest) │           │            │        │ first 57      │
-    └───────┴──────┴──────────┴──────────┴───────────┴────────────┴────────┴───────────────┘
+    ┌───────┬──────┬──────────┬──────────┬───────────┬────────────┬────────┬────────────┐
+    │ phase │ step │ settings │ requests │ has_error │ num_tables │ blamed │ counts of  │
+    │       │      │ (digest) │ (digest) │           │            │        │ 57 tables  │
+    └───────┴──────┴──────────┴──────────┴───────────┴────────────┴────────┴────────────┘
 
 512 bytes from each rank to each other one. A count is how many rows of a table it wants, or sends;
-counts of further tables follow in a message of their own. So at any exchange all ranks see that one of them has ended, is elsewhere, was set up otherwise,
-or refuses the step, and all of them draw the same conclusion: nobody waits for what never comes.
+counts of further tables follow in a message of their own. So at any exchange all ranks see that one
+of them has ended, is elsewhere, was set up otherwise, or refuses the step, and all of them draw the
+same conclusion: nobody waits for what never comes.
 """
 
 from __future__ import annotations
