@@ -70,10 +70,13 @@ def apply_update(container: StepContainer, update: Update) -> None:
     steps = dict.fromkeys(container.tables, container.counters.steps + 1)
     gathered = _Gathered([], {})
     with _committing(container) as commit:
-        gathered = _gathered(container, owned, steps)
+        with container.span("find"):
+            gathered = _gathered(container, owned, steps)
         commit.num_rows = {each.table.name: len(each.keys) for each in gathered.updates}
-    update(_with_empty(container, gathered.updates, commit.touched, steps))
-    _write(container, gathered)
+    with container.span("update"):
+        update(_with_empty(container, gathered.updates, commit.touched, steps))
+    with container.span("write"):
+        _write(container, gathered)
     container.end_step()
 
 
@@ -259,7 +262,8 @@ def _owned(
         mine = finite.gradients.get(name) or _nothing(container, name)
         make = partial(container.resources.make_accumulator, table)
         requests.append(PushRequest(table, mine.keys, mine.gradients, make))
-    pushed = container.exchange.push_all(requests, error=refusal or finite.refusal)
+    with container.span("push"):
+        pushed = container.exchange.push_all(requests, error=refusal or finite.refusal)
     container.counters.rows_skipped_non_finite += finite.num_skipped
     world_size = container.collective.world_size
     result = {}
@@ -373,7 +377,8 @@ def _record(container: StepContainer, gathered: _Gathered, names: Sequence[str])
 def _write_fused(container: StepContainer, step: Any, names: Sequence[str]) -> None:
     failure: Exception | None = None
     try:
-        step.apply()
+        with container.span("update"):
+            step.apply()
     except Exception as error:
         failure = error
     written, missing = [], []

@@ -13,7 +13,7 @@ Forward reads; only `apply` writes. It computes all tables' new rows before it w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ from sparring.storage.contract import Columns, Keys, Rows, Storage
 from sparring.storage.converting import copy_embeddings
 from sparring.storage.opening import open_storage
 from sparring.table import TableConfig
+from sparring.trace import Trace
 from sparring.updates.contract import MethodChoice
 
 if TYPE_CHECKING:
@@ -135,6 +136,20 @@ class StepContainer:
         self.counters = StepCounters()
         self._tables: dict[str, DeclaredTable] = {}
         self._is_closed = False
+
+    @property
+    def trace(self) -> Trace | None:
+        """Where spans of this rank go; None: nowhere."""
+        return self.exchange.trace
+
+    @trace.setter
+    def trace(self, trace: Trace | None) -> None:
+        self.exchange.trace = trace
+
+    def span(self, name: str) -> AbstractContextManager[None]:
+        """Traces what the block does."""
+        trace = self.exchange.trace
+        return nullcontext() if trace is None else trace.span(name, step=self.counters.steps)
 
     def _describe_settings(self) -> Mapping[str, Any]:
         return self._settings.describe(
@@ -343,7 +358,8 @@ class StepContainer:
             inverses.append(inverse)
             pulls.append(PullRequest(entry.storage, entry.config, keys, entry.embedding))
         lookups = []
-        pulled = self.exchange.pull_all(pulls, is_training=is_registered)
+        with self.span("look up"):
+            pulled = self.exchange.pull_all(pulls, is_training=is_registered)
         for entry, pull, inverse, found in zip(entries, pulls, inverses, pulled, strict=True):
             _native.initialize(found.rows, pull.keys, found.found, entry.initializer, None)
             name = entry.config.name
@@ -393,7 +409,8 @@ class StepContainer:
                 table has changed, that is raised itself. The gradients are dropped.
         """
         self._check_open()
-        apply_update(self, update)
+        with self.span("apply"):
+            apply_update(self, update)
 
     def apply_methods(self, choices: Mapping[str, MethodChoice]) -> list[str]:
         """Applies the accumulated gradients by update methods: one step, as `apply`.
@@ -413,7 +430,8 @@ class StepContainer:
             NonFiniteGradientError, CapacityError, PartialStepError: as `apply`.
         """
         self._check_open()
-        return apply_methods(self, choices)
+        with self.span("apply"):
+            return apply_methods(self, choices)
 
     def end_step(self) -> None:
         """A step was applied; only `sparring.applying` calls it."""

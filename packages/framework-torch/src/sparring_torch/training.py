@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
@@ -18,6 +19,7 @@ from sparring.data import ClickBatch, RatingBatch, take
 from sparring.errors import ConfigError, DataError, NonFiniteGradientError
 from sparring.options import checked_options
 from sparring.plugins import PluginManager
+from sparring.trace import Trace
 from sparring.training import Progress, TrainResult
 from sparring_torch.click_task import ClickTask
 from sparring_torch.native_optimizers import native_optimizer, row_optimizer
@@ -70,6 +72,7 @@ def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) 
         with (
             torch.random.fork_rng(devices=[]),
             _open_container(config, plugin_manager) as container,
+            _traced(container, config.report.trace_path),
         ):
             torch.manual_seed(config.seed % 2**63)
             if isinstance(config.model, MatrixFactorizationModel):
@@ -92,8 +95,23 @@ def _open_container(config: RunConfig, plugin_manager: PluginManager) -> StepCon
         config.deadline_seconds,
     )
     return StepContainer(
-        collective=collective, rendezvous=rendezvous, plugin_manager=plugin_manager
+        collective=collective,
+        rendezvous=rendezvous,
+        exchange=config.exchange.options(),
+        config=config.shared(),
+        plugin_manager=plugin_manager,
     )
+
+
+@contextmanager
+def _traced(container: StepContainer, path: str | None) -> Iterator[None]:
+    """Writes what all ranks did in the block, if it ends well."""
+    if path is None:
+        yield
+        return
+    container.trace = Trace(container.collective.rank)
+    yield
+    container.trace.write_together(path, container.collective)
 
 
 class _Run:
@@ -173,9 +191,12 @@ class _Run:
         if self._dense is not None:
             self._dense.zero_grad()
         total = 0.0
+        container = self._tables.container
         for part in _parts(batch, self._config.training.micro_batches):
-            loss = self._task.loss(part) * (len(part) / len(batch))
-            loss.backward()  # type: ignore[no-untyped-call]
+            with container.span("forward"):
+                loss = self._task.loss(part) * (len(part) / len(batch))
+            with container.span("backward"):
+                loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         # Looked at before the tables change, so that a step is taken as a whole or not at all.
         broken = self._broken_parameter()

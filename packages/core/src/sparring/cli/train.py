@@ -44,10 +44,21 @@ def train(
     json: Annotated[
         bool, typer.Option("--json", help="Print the results as one line of JSON, last.")
     ] = False,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            "--trace",
+            metavar="FILE",
+            help="Write what each rank did when to FILE, for https://ui.perfetto.dev.",
+        ),
+    ] = None,
 ) -> None:
     """Train and evaluate what a configuration describes."""
     manager = context_of(context).plugin_manager
     run_config = load_config(config, overrides or (), plugin_manager=manager)
+    if trace is not None:
+        report = run_config.report.model_copy(update={"trace_path": trace})
+        run_config = run_config.model_copy(update={"report": report})
     framework = manager.framework(run_config.framework)
     reason = framework.unavailable() if framework.unavailable is not None else None
     if reason is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sparring.config.admission import AdmissionConfig
 from sparring.config.data import CriteoData, DataConfig, MovieLensData, SyntheticCriteoData
+from sparring.config.exchange import ExchangeConfig
 from sparring.config.initializer import InitializerConfig
 from sparring.config.loading import load_config, parse_config
 from sparring.config.model import DlrmModel, MatrixFactorizationModel, ModelConfig
@@ -32,6 +33,7 @@ __all__ = [
     "DataConfig",
     "DenseOptimizer",
     "DlrmModel",
+    "ExchangeConfig",
     "InitializerConfig",
     "MatrixFactorizationModel",
     "ModelConfig",

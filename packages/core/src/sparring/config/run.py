@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from sparring.config.data import DataConfig
+from sparring.config.exchange import ExchangeConfig
 from sparring.config.model import ModelConfig
 from sparring.config.optimizer import OptimizerConfig
 from sparring.config.section import PositiveFloat, Section
@@ -71,6 +72,12 @@ class ReportConfig(Section):
         description="The HTML file to write; null writes none. Relative paths start at the "
         "current directory.",
     )
+    trace_path: str | None = Field(
+        None,
+        min_length=1,
+        description="The file to write a trace of all ranks to, as https://ui.perfetto.dev opens "
+        "it; null writes none. `sparring train --trace FILE` sets it.",
+    )
 
 
 class RunConfig(Section):
@@ -109,10 +116,19 @@ class RunConfig(Section):
     rendezvous: RendezvousConfig = Field(
         RendezvousConfig(), description="How ranks find each other."
     )
+    exchange: ExchangeConfig = Field(
+        ExchangeConfig(), description="How rows and gradients travel between ranks."
+    )
     deadline_seconds: PositiveFloat = Field(
         60.0, description="The longest that one exchange with other ranks may take."
     )
     report: ReportConfig = Field(ReportConfig(), description="The report on a finished run.")
+
+    def shared(self) -> dict[str, Any]:
+        """What all ranks must have alike, as JSON values: all but what says where a rank runs."""
+        return self.model_dump(
+            mode="json", exclude={"collective", "rendezvous", "report", "threads"}
+        )
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> RunConfig:

@@ -12,7 +12,7 @@ import numpy as np
 from sparring import errors
 from sparring.collective import Collective
 from sparring.errors import InvalidArgumentError, PeerFailure, SparringError
-from sparring.exchange.headers import Header, Phase
+from sparring.exchange.headers import Header, Phase, given_up
 
 __all__ = ["Settings", "check_headers", "digest_of", "refuse_together"]
 
@@ -52,7 +52,7 @@ def check_headers(
     if elsewhere:
         # A rank that has ended explains why others are elsewhere.
         peer = min(elsewhere, key=lambda rank: headers[rank].phase is not Phase.ENDED)
-        raise _elsewhere(collective.rank, mine, peer, headers[peer])
+        raise _elsewhere(collective, mine, peer, headers[peer])
     if any(each.settings != mine.settings for each in headers):
         everybody = _gather(collective, settings)
         _refuse_settings(everybody)
@@ -153,27 +153,16 @@ def _shown(value: Any) -> str:
     return "missing" if value is None else json.dumps(value)
 
 
-def _elsewhere(rank: int, mine: Header, peer: int, theirs: Header) -> PeerFailure:
-    here = f"rank {rank} {mine.phase.verb}, step {mine.step}"
-    if theirs.phase is Phase.ENDED and theirs.blamed >= 0:
-        text = (
-            f"rank {peer} gave up after {theirs.step} steps, because rank {theirs.blamed} failed; "
-            "find out what became of that rank, then restart all ranks from the last snapshot"
-        )
-        peer = theirs.blamed
-    elif theirs.phase is Phase.ENDED or (
-        theirs.phase is Phase.READ and mine.phase in (Phase.LOOKUP, Phase.PUSH)
-    ):
-        text = (
-            f"rank {peer} ended training after {theirs.step} steps, while {here}; give all ranks "
-            "the same number of batches, empty ones where a rank has no more samples, or end all "
-            "of them together"
-        )
-    else:
-        text = (
-            f"rank {peer} {theirs.phase.verb}, step {theirs.step}, while {here}; all ranks must "
-            "make the same lookups and steps in the same order"
-        )
+def _elsewhere(collective: Collective, mine: Header, peer: int, theirs: Header) -> PeerFailure:
+    is_training = mine.phase in (Phase.LOOKUP, Phase.PUSH)
+    if theirs.phase is Phase.ENDED or (theirs.phase is Phase.READ and is_training):
+        return given_up(collective, peer, theirs)
     return PeerFailure(
-        text, rank=peer, operation=mine.phase.name.lower(), table=None, step=mine.step
+        f"rank {peer} {theirs.phase.verb}, step {theirs.step}, while rank {collective.rank} "
+        f"{mine.phase.verb}, step {mine.step}; all ranks must make the same lookups and steps in "
+        "the same order",
+        rank=peer,
+        operation=collective.context.operation,
+        table=collective.context.table,
+        step=mine.step,
     )

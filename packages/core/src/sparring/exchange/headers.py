@@ -1,13 +1,14 @@
 """What ranks tell each other at the beginning of each exchange, before anything large moves.
 
-    ┌───────┬──────┬──────────┬──────────┬───────────┬────────────┬────────┬───────────────┐
-    │ phase │ step │ settings │ requests │ has_error │ num_tables │ blamed │ counts of the │
-    │       │      │ (digest) │ (digest) │           │            │        │ first 57      │
-    └───────┴──────┴──────────┴──────────┴───────────┴────────────┴────────┴───────────────┘
+    ┌───────┬──────┬──────────┬──────────┬───────────┬────────────┬────────┬────────────┐
+    │ phase │ step │ settings │ requests │ has_error │ num_tables │ blamed │ counts of  │
+    │       │      │ (digest) │ (digest) │           │            │        │ 57 tables  │
+    └───────┴──────┴──────────┴──────────┴───────────┴────────────┴────────┴────────────┘
 
 512 bytes from each rank to each other one. A count is how many rows of a table it wants, or sends;
-counts of further tables follow in a message of their own. So at any exchange all ranks see that one of them has ended, is elsewhere, was set up otherwise,
-or refuses the step, and all of them draw the same conclusion: nobody waits for what never comes.
+counts of further tables follow in a message of their own. So at any exchange all ranks see that one
+of them has ended, is elsewhere, was set up otherwise, or refuses the step, and all of them draw the
+same conclusion: nobody waits for what never comes.
 """
 
 from __future__ import annotations
@@ -19,16 +20,19 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from sparring.collective import Collective, Work
 from sparring.errors import ClosedError, PeerFailure
 from sparring.exchange.counters import MessageKind
-from sparring.exchange.link import Link
+from sparring.exchange.link import Link, tag_of
 
 __all__ = [
     "Header",
     "Headers",
+    "Mailbox",
     "Phase",
     "exchange_headers",
     "exchange_more_counts",
+    "given_up",
     "header_bytes",
     "send_farewell",
 ]
@@ -119,7 +123,86 @@ def header_bytes(num_tables: int) -> int:
     return HEADER_BYTES + 8 * max(0, num_tables - _NUM_COUNTS)
 
 
-def exchange_headers(link: Link, mine: Header, counts: Counts) -> Headers:
+class Mailbox:
+    """Where headers arrive.
+
+    A rank that gives up in the middle of an exchange tells the others by a header. They look here
+    when nothing moves, so that all of them name the rank that failed, not one that failed because of
+    it.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        # What was asked for ahead of its time, and what came of it.
+        self._coming: dict[int, tuple[Work, Counts]] = {}
+        self._arrived: dict[int, Counts] = {}
+
+    def look(self) -> None:
+        """Raises `PeerFailure` if a rank has given up; keeps the header of one that is ahead."""
+        rank, world_size = self._link.collective.rank, self._link.collective.world_size
+        for peer in range(world_size):
+            if peer == rank or peer in self._arrived:
+                continue
+            if peer not in self._coming:
+                buffer = np.empty(HEADER_BYTES // 8, np.int64)
+                work = self._link.collective.receive(buffer, peer, tag_of(MessageKind.HEADERS))
+                self._coming[peer] = work, buffer
+            work, buffer = self._coming[peer]
+            if not work.done():
+                continue
+            work.wait()
+            del self._coming[peer]
+            self._link.counters.wire_bytes_received.add(MessageKind.HEADERS, buffer.nbytes)
+            self._arrived[peer] = buffer
+            header = Header.unpacked(buffer)
+            if header.phase is Phase.ENDED:
+                raise given_up(self._link.collective, peer, header)
+
+    def take(self, peer: int) -> Counts:
+        """The next header of a rank; waits for it.
+
+        Raises:
+            PeerFailure: it is gone or silent.
+        """
+        if peer in self._arrived:
+            return self._arrived.pop(peer)
+        if peer in self._coming:
+            work, buffer = self._coming[peer]
+            work.wait()
+            del self._coming[peer]
+            self._link.counters.wire_bytes_received.add(MessageKind.HEADERS, buffer.nbytes)
+            return buffer
+        buffer = np.empty(HEADER_BYTES // 8, np.int64)
+        self._link.wait(self._link.receive(MessageKind.HEADERS, buffer, peer, "header"))
+        return buffer
+
+
+def given_up(collective: Collective, peer: int, theirs: Header) -> PeerFailure:
+    """What a rank raises that finds another one ended."""
+    context = collective.context
+    here = f"rank {collective.rank} was in {context.operation} at step {context.step}"
+    if theirs.blamed >= 0:
+        text = (
+            f"rank {theirs.blamed} failed: rank {peer} gave up because of it after {theirs.step} "
+            f"steps, while {here}; find out what became of rank {theirs.blamed}, then restart all "
+            "ranks from the last snapshot"
+        )
+    else:
+        text = (
+            f"rank {peer} ended training after {theirs.step} steps, while {here}; give all ranks "
+            "the same number of batches, empty ones where a rank has no more samples, or end all "
+            "of them together"
+        )
+    return PeerFailure(
+        text,
+        rank=theirs.blamed if theirs.blamed >= 0 else peer,
+        operation=context.operation,
+        table=context.table,
+        step=context.step,
+    )
+
+
+def exchange_headers(link: Link, mailbox: Mailbox, mine: Header, counts: Counts) -> Headers:
     """Tells all ranks where this one is, and learns where they are.
 
     Args:
@@ -131,20 +214,18 @@ def exchange_headers(link: Link, mine: Header, counts: Counts) -> Headers:
     """
     rank, world_size = link.collective.rank, link.collective.world_size
     peers = [(rank + hop) % world_size for hop in range(1, world_size)]
-    coming, going = [], []
-    for peer in reversed(peers):
-        buffer = np.empty(HEADER_BYTES // 8, np.int64)
-        coming.append(link.receive(MessageKind.HEADERS, buffer, peer, "header"))
+    going = []
     for peer in peers:
         message = mine.packed(counts[peer, :_NUM_COUNTS])
         going.append(link.send(MessageKind.HEADERS, message, peer, "header"))
-    for transfer in (*coming, *going):
-        link.wait(transfer)
     headers = [mine] * world_size
     theirs = np.zeros((world_size, min(mine.num_tables, _NUM_COUNTS)), np.int64)
-    for transfer in coming:
-        headers[transfer.peer] = Header.unpacked(transfer.buffer)
-        theirs[transfer.peer] = transfer.buffer[_NUM_FIELDS : _NUM_FIELDS + theirs.shape[1]]
+    for peer in reversed(peers):
+        message = mailbox.take(peer)
+        headers[peer] = Header.unpacked(message)
+        theirs[peer] = message[_NUM_FIELDS : _NUM_FIELDS + theirs.shape[1]]
+    for transfer in going:
+        link.wait(transfer)
     return Headers(headers, theirs)
 
 

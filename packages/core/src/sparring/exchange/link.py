@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +14,20 @@ from sparring.exchange.beside import Lane
 from sparring.exchange.counters import ExchangeCounters, MessageKind
 from sparring.trace import Trace
 
-__all__ = ["Link", "Transfer"]
+__all__ = ["Link", "Transfer", "tag_of"]
 
 _TAGS = {kind: number for number, kind in enumerate(MessageKind, start=1)}
 
 # Between two looks at messages under way. Looking is also what moves messages of MPI.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 500e-6
+
+_STALL_SECONDS = 0.02
+"""When nothing has moved for so long, it is time to ask why."""
+
+
+def tag_of(kind: MessageKind) -> int:
+    """By which messages of a kind are told from others."""
+    return _TAGS[kind]
 
 
 @dataclass(slots=True)
@@ -47,14 +55,18 @@ class Link:
         self.collective = collective
         self.counters = counters
         self.trace: Trace | None = None
+        self.on_stall: Callable[[], None] = _nothing
+        """Called again and again while nothing moves; may raise `PeerFailure`."""
         self._num_outstanding = [0] * collective.world_size
         self._heard = [0.0] * collective.world_size
         self._pause = _SHORTEST_PAUSE
+        self._moved = 0.0
 
     def begin(self, operation: str, table: str | None, step: int | None) -> None:
         """Says what follows, for errors."""
         self.collective.context = WorkContext(operation, table, step)
         self._num_outstanding = [0] * self.collective.world_size
+        self._moved = time.monotonic()
 
     def send(self, kind: MessageKind, buffer: Any, peer: int, what: str = "") -> Transfer:
         """Starts sending an array."""
@@ -114,10 +126,14 @@ class Link:
         Raises:
             PeerFailure: a peer that messages are under way with was silent up to the deadline.
         """
+        now = time.monotonic()
         if has_progressed:
             self._pause = _SHORTEST_PAUSE
+            self._moved = now
             return
-        self._check_deadline()
+        if now - self._moved > _STALL_SECONDS:
+            self.on_stall()
+            self._check_deadline()
         lane.pause(self._pause)
         self._pause = min(self._pause * 1.5, _LONGEST_PAUSE)
 
@@ -150,3 +166,7 @@ class Link:
             table=context.table,
             step=context.step,
         )
+
+
+def _nothing() -> None:
+    return

@@ -160,11 +160,11 @@ class RingPull:
         for served in self._served:
             if served.keys_coming is not None and self.link.is_done(served.keys_coming):
                 served.keys_coming, moved = None, True
-            if served.finding is not None and served.finding.is_done:
-                # Messages to one rank must go in the order in which it asked.
-                if served.turn.peer not in later:
-                    self._send(served, served.finding)
-                    served.finding, moved = None, True
+            finding = served.finding
+            # Messages to one rank must go in the order in which it asked.
+            if finding is not None and finding.is_done and served.turn.peer not in later:
+                self._send(served, finding)
+                served.finding, moved = None, True
             if served.rows_going is None:
                 later.add(served.turn.peer)
         while (

@@ -24,6 +24,7 @@ from sparring.exchange.beside import Lane
 from sparring.exchange.counters import ExchangeCounters
 from sparring.exchange.headers import (
     Header,
+    Mailbox,
     Phase,
     exchange_headers,
     exchange_more_counts,
@@ -74,11 +75,14 @@ class RingExchange:
         self._rank = collective.rank
         self._world_size = collective.world_size
         self._link = Link(collective, self.counters)
+        self._mailbox = Mailbox(self._link)
+        self._link.on_stall = self._mailbox.look
         self._settings = settings
         self._chunk_rows = self.options.chunk_rows
         self._threads: ThreadPoolExecutor | None = None
         self._failure: PeerFailure | None = None
         self._has_ended = False
+        self._has_said_farewell = False
         self._known: tuple[Settings, int] | None = None
         self._map_digest = digest_of(self._owners.tolist())
 
@@ -212,11 +216,9 @@ class RingExchange:
 
     def end(self) -> None:
         """Tells the others that this rank takes part in no further exchange. Waits for nobody."""
-        if self._has_ended or self._world_size == 1:
-            return
         self._has_ended = True
-        blamed = self._failure.details["rank"] if self._failure is not None else None
-        send_farewell(self._link, self.step, blamed if isinstance(blamed, int) else None)
+        if self._world_size > 1:
+            self._say_farewell()
 
     def close(self) -> None:
         """Ends, and lets go of the thread. A second call does nothing."""
@@ -242,7 +244,7 @@ class RingExchange:
             error is not None,
             counts.shape[1],
         )
-        seen = exchange_headers(self._link, mine, counts)
+        seen = exchange_headers(self._link, self._mailbox, mine, counts)
         check_headers(self._collective, seen.headers, settings, requests)
         refuse_together(self._collective, seen.headers, error)
         return exchange_more_counts(self._link, counts, seen.counts)
@@ -279,6 +281,13 @@ class RingExchange:
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="sparring-find")
         return Lane(self._threads)
 
+    def _say_farewell(self) -> None:
+        if self._has_said_farewell:
+            return
+        self._has_said_farewell = True
+        blamed = self._failure.details["rank"] if self._failure is not None else None
+        send_farewell(self._link, self.step, blamed if isinstance(blamed, int) else None)
+
     @contextmanager
     def _guarded(self, operation: str, tables: Sequence[str]) -> Iterator[None]:
         """Makes failures of peers final, and says what they left behind."""
@@ -300,4 +309,5 @@ class RingExchange:
             }
             text = f"{failure}. This rank's tables are as {self.step} steps left them"
             self._failure = PeerFailure(text, **details)
+            self._say_farewell()
             raise self._failure from failure

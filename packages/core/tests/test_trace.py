@@ -1,0 +1,107 @@
+"""Traces: lookup lies under transfer, and Perfetto can open them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparring import Columns, TableConfig, open_storage
+from sparring.collective import Collective, LocalGroup
+from sparring.exchange import ExchangeOptions, RingExchange, Schedule
+from sparring.rendezvous import ShardMap
+from sparring.trace import Span, Trace
+
+from .test_collective import run_ranks
+
+TABLE = TableConfig("item", 8)
+
+
+def slow_exchange(collective: Collective, schedule: Schedule, trace: Trace) -> None:
+    """A pull in which every find takes 10 ms, of rows on all ranks."""
+    storage = open_storage("memory", TABLE)
+    find = storage._find_impl
+
+    def slow_find(*arguments: Any) -> None:
+        time.sleep(0.01)
+        find(*arguments)
+
+    storage._find_impl = slow_find  # type: ignore[method-assign]
+    options = ExchangeOptions(schedule, chunk_rows=50)
+    shard_map = ShardMap.balanced(collective.world_size)
+    exchange = RingExchange(collective, shard_map, options)
+    exchange.trace = trace
+    exchange.pull(storage, TABLE, np.arange(600), Columns(0, 8))
+    exchange.close()
+
+
+def overlapping_seconds(spans: list[Span]) -> float:
+    """How long rows were found while keys or rows travelled."""
+    finds = [each for each in spans if each.name == "find"]
+    messages = [each for each in spans if each.name in ("send rows", "receive rows")]
+    assert finds
+    covered = 0
+    for find in finds:
+        shared = [
+            min(find.end_ns, each.end_ns) - max(find.begin_ns, each.begin_ns) for each in messages
+        ]
+        covered += max([0, *shared])
+    return covered / 1e9
+
+
+def test_rows_are_found_while_others_travel() -> None:
+    def body(collective: Collective) -> float:
+        trace = Trace(collective.rank)
+        slow_exchange(collective, Schedule.RING, trace)
+        return overlapping_seconds(trace.spans)
+
+    for seconds in run_ranks(2, body):
+        assert seconds > 0.05
+
+    def at_once(collective: Collective) -> int:
+        trace = Trace(collective.rank)
+        slow_exchange(collective, Schedule.SEQUENTIAL, trace)
+        find = next(each for each in trace.spans if each.name == "find")
+        rows = next(each for each in trace.spans if each.name == "all-to-all rows")
+        return rows.begin_ns - find.end_ns
+
+    assert all(gap >= 0 for gap in run_ranks(2, at_once))
+
+
+def test_a_trace_of_all_ranks_is_one_file_of_trace_events(tmp_path: Path) -> None:
+    def body(collective: Collective) -> None:
+        trace = Trace(collective.rank)
+        slow_exchange(collective, Schedule.RING, trace)
+        trace.write_together(tmp_path / "out.json", collective)
+
+    run_ranks(3, body)
+    document = json.loads((tmp_path / "out.json").read_text())
+    events = document["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 1, 2}
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {"rank 0", "rank 1", "rank 2"}
+    finds = [event for event in events if event["ph"] == "X" and event["name"] == "find"]
+    assert all(event["dur"] >= 9_000 for event in finds)
+    assert all("hop" in event["args"]["of"] for event in finds)
+    begun = [event["id"] for event in events if event["ph"] == "b"]
+    ended = [event["id"] for event in events if event["ph"] == "e"]
+    assert sorted(begun) == sorted(ended)
+    assert len(set(begun)) == len(begun)
+
+
+def test_a_trace_that_is_full_counts_what_it_drops(monkeypatch: Any) -> None:
+    monkeypatch.setattr("sparring.trace.MOST_SPANS", 2)
+    trace = Trace()
+    for number in range(5):
+        with trace.span("work", number=number):
+            pass
+    assert [span.details for span in trace.spans] == [{"number": 0}, {"number": 1}]
+    assert trace.num_dropped == 3
+
+
+def test_without_a_trace_nothing_is_kept() -> None:
+    exchange = RingExchange(LocalGroup(1).join(0), ShardMap.balanced(1))
+    assert exchange.trace is None
