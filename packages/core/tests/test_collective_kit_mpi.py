@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sparring.plugins import DISABLE_VARIABLE
 from sparring.testing import CollectiveTests, RankProcesses
 
 from .mpi_launcher import MPIEXEC, needs_mpi
@@ -17,7 +18,9 @@ from .mpi_launcher import MPIEXEC, needs_mpi
 def launcher(world_size: int) -> Any:
     def launch(address: str, environment: Mapping[str, str]) -> Sequence[subprocess.Popen[bytes]]:
         rank = [sys.executable, "-m", "sparring.testing.rank_process", address]
-        return [subprocess.Popen([MPIEXEC, "-n", str(world_size), *rank], env=environment)]
+        # No plugin is needed, and some import a framework.
+        alone = {**environment, DISABLE_VARIABLE: "*"}
+        return [subprocess.Popen([MPIEXEC, "-n", str(world_size), *rank], env=alone)]
 
     return launch
 
@@ -38,6 +41,8 @@ class TestMpiCollective(CollectiveTests):
     @pytest.fixture
     def run_ranks(self, worlds: dict[int, RankProcesses]) -> Any:
         def run(world_size: int, body: Any, *arguments: Any, deadline_seconds: float = 10.0) -> Any:
-            return worlds[world_size].run(body, *arguments, deadline_seconds=deadline_seconds)
+            return worlds[world_size].run(
+                world_size, body, *arguments, deadline_seconds=deadline_seconds
+            )
 
         return run

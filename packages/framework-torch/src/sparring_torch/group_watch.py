@@ -4,8 +4,9 @@ gloo's waits have drawbacks for us. A wait that times out closes all connections
 the other ranks it looks dead; and nothing but that ends a wait early. So no wait of ours times out
 inside gloo. Instead:
 
-    one thread for each peer   waits for the peer's last word (`Farewell`), and so learns at once when
-                               the peer leaves, reports a failure, or its connection closes
+    one thread for each peer   waits for the peer's words (`sparring.collective.words`), answers its
+                               questions, and so learns at once when the peer leaves, reports a
+                               failure, or its connection closes
     one timekeeper             looks now and then whether the main thread has waited too long
 
 Whoever of them finds that the main thread waits in vain first tells the other ranks who failed,
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,9 +25,17 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from sparring.collective.farewell import FAREWELL_TAG, Farewell, empty_farewell
+from sparring.collective.words import (
+    NOBODY,
+    WORD_TAG,
+    Failure,
+    Inquiry,
+    Word,
+    WordKind,
+    empty_word,
+)
 
-__all__ = ["FOREVER", "Failure", "GroupWatch", "PostMessage"]
+__all__ = ["FOREVER", "GroupWatch", "PostMessage"]
 
 FOREVER = timedelta(days=365)
 
@@ -36,18 +46,12 @@ _GRACE_SECONDS = 0.1
 # For last words to leave before the connections close.
 _LINGER_SECONDS = 0.02
 
-_BREAK_TAG = FAREWELL_TAG + 1
+_RECENT_SECONDS = 0.25
+
+_BREAK_TAG = WORD_TAG + 1
 
 PostMessage = Callable[[torch.Tensor, int, int], dist.Work]
 """``(tensor, peer, tag) -> work`` starts a message."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Who failed, and what an error says was found."""
-
-    culprit: int
-    found: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class GroupWatch:
 
     Args:
         rank: of `world_size`.
-        deadline_seconds: only for the words of an error; each wait brings its own limit.
+        deadline_seconds: of each wait, which brings its own limit.
         send: starts a message to a peer.
         receive: starts a message from a peer.
     """
@@ -83,14 +87,18 @@ class GroupWatch:
         self._send, self._receive = send, receive
         self._lock = threading.Lock()
         self._waiting: _Waiting | None = None
+        self._looked = (NOBODY, 0.0)
         self._failure: Failure | None = None
         self._is_closed = False
         self._left: dict[int, float] = {}
         self._lost: dict[int, float] = {}
+        self._inquiry = Inquiry(rank, deadline_seconds)
+        # gloo loses a message whose work is gone before it has left.
+        self._said: deque[tuple[torch.Tensor, dist.Work]] = deque(maxlen=8 * world_size)
         for peer in self._peers:
-            # Posted here, so that a last word finds it however early it comes.
-            message = torch.from_numpy(empty_farewell())
-            work = receive(message, peer, FAREWELL_TAG)
+            # Posted here, so that a word finds it however early it comes.
+            message = torch.from_numpy(empty_word())
+            work = receive(message, peer, WORD_TAG)
             self._start(f"sparring-peer-{peer}", self._listen, peer, message, work)
         if self._peers:
             self._start("sparring-timekeeper", self._keep_time)
@@ -104,16 +112,22 @@ class GroupWatch:
     def end_wait(self) -> None:
         self._waiting = None
 
-    def trouble(self, peer: int, is_late: bool) -> Failure | None:
-        """Why a wait for `peer` is in vain, if it is. Does not block."""
+    def trouble(self, peer: int, limit: float) -> Failure | None:
+        """Why a wait for `peer` until `limit` is in vain, if it is. Does not block."""
+        now = time.monotonic()
+        self._looked = (peer, now)
         with self._lock:
             left = self._left.get(peer)
+            is_due = self._failure is None and self._inquiry.is_due(limit, now)
         if self._failure is None:
-            if left is not None and time.monotonic() > left + _GRACE_SECONDS:
+            if left is not None and now > left + _GRACE_SECONDS:
                 self.fail(Failure(peer, "it left the group"))
-            elif is_late:
-                found = f"nothing came within {self._deadline_seconds:g} s"
-                self.fail(Failure(peer, found))
+            elif now >= limit:
+                with self._lock:
+                    failure = self._inquiry.verdict(peer)
+                self.fail(failure)
+            elif is_due:
+                self._say(Word(WordKind.QUESTION, round=self._inquiry.round), self._others())
         return self._failure
 
     def explain(self, peer: int, error: Exception) -> Failure:
@@ -136,12 +150,14 @@ class GroupWatch:
                 return
             self._failure = failure
         if not self._is_closed:
-            self._say(failure.culprit)
+            listeners = [peer for peer in self._others() if peer != failure.culprit]
+            self._say(Word(WordKind.FAILED, failure.culprit), listeners)
 
     def close(self) -> None:
         """Tells all others that this rank leaves."""
         if self._failure is None:
-            self._say(None)
+            self._say(Word(WordKind.LEFT), self._others())
+            time.sleep(_LINGER_SECONDS if self._peers else 0)
         self._is_closed = True
 
     # -- the threads ------------------------------------------------------------------
@@ -152,19 +168,38 @@ class GroupWatch:
 
     def _listen(self, peer: int, message: torch.Tensor, work: dist.Work) -> None:
         try:
-            work.wait(FOREVER)
+            while True:
+                work.wait(FOREVER)
+                word = Word.decoded(message.numpy())
+                if word.kind in (WordKind.LEFT, WordKind.FAILED):
+                    break
+                work = self._receive(message, peer, WORD_TAG)
+                self._converse(peer, word)
         # gloo has one class of error, for a closed connection too.
         except RuntimeError:
             with self._lock:
-                self._lost[peer] = time.monotonic()
+                self._lost.setdefault(peer, time.monotonic())
             return
-        heard = Farewell.decoded(peer, message.numpy())
         with self._lock:
             self._left[peer] = time.monotonic()
         # A rank that others take for dead knows better.
-        if heard.culprit is not None and heard.culprit != self._rank:
-            self.fail(Failure(heard.culprit, heard.found))
+        if word.kind is WordKind.FAILED and word.rank != self._rank:
+            self.fail(Failure(word.rank, f"rank {peer} reports that rank {word.rank} failed"))
             self._end_wait_early()
+
+    def _converse(self, peer: int, word: Word) -> None:
+        if word.kind is WordKind.ANSWER:
+            with self._lock:
+                self._inquiry.note(peer, word)
+            return
+        self._say(Word(WordKind.ANSWER, self._waiting_for(), word.round), [peer])
+
+    def _waiting_for(self) -> int:
+        waiting, (looked_at, at) = self._waiting, self._looked
+        if waiting is not None:
+            return waiting.peer
+        # Who asks again and again whether a message is there waits too.
+        return looked_at if time.monotonic() - at < _RECENT_SECONDS else NOBODY
 
     def _keep_time(self) -> None:
         tick = min(self._deadline_seconds / 50, 0.05)
@@ -172,7 +207,7 @@ class GroupWatch:
             time.sleep(tick)
             waiting = self._waiting
             if waiting is not None:
-                self.trouble(waiting.peer, time.monotonic() >= waiting.limit)
+                self.trouble(waiting.peer, waiting.limit)
         self._end_wait_early()
 
     def _end_wait_early(self) -> None:
@@ -187,19 +222,17 @@ class GroupWatch:
         except RuntimeError:
             return
 
-    def _say(self, culprit: int | None) -> None:
-        """Sends the last word to all who may still listen."""
-        message = torch.from_numpy(Farewell(self._rank, culprit).encoded())
-        works = []
-        for peer in self._peers:
-            if peer == culprit or peer in self._left or peer in self._lost:
-                continue
+    def _others(self) -> list[int]:
+        """The ranks that may still listen."""
+        with self._lock:
+            return [peer for peer in self._peers if peer not in self._left | self._lost]
+
+    def _say(self, word: Word, peers: list[int]) -> None:
+        message = torch.from_numpy(word.encoded())
+        for peer in peers:
             try:
-                works.append(self._send(message, peer, FAREWELL_TAG))
+                self._said.append((message, self._send(message, peer, WORD_TAG)))
             except RuntimeError:
-                # It is gone too, and its own thread notes that.
+                # It is gone too.
                 with self._lock:
                     self._lost.setdefault(peer, time.monotonic())
-        self._last_words = (message, works)
-        if works:
-            time.sleep(_LINGER_SECONDS)

@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from sparring.collective import Work
 from sparring.collective.contract import Collective, WorkContext
+from sparring.collective.words import Failure
 from sparring.errors import PeerFailure
-from sparring_torch.group_watch import FOREVER, Failure, GroupWatch
+from sparring_torch.group_watch import FOREVER, GroupWatch
 
 __all__ = ["Channel", "GroupWork"]
 
@@ -105,7 +106,6 @@ class GroupWork(Work):
     def done(self) -> bool:
         if self.is_settled:
             return True
-        self._remaining()
         if not self.is_handed_over:
             self._channel.hand_over(self)
         return self._look()
@@ -113,8 +113,10 @@ class GroupWork(Work):
     def wait(self) -> None:
         if not self.is_settled:
             if self.is_handed_over:
+                self._watch.begin_wait(self._peer, self._deadline())
                 while not self._look():
-                    self._thread_ended.wait(min(self._remaining(), _GLANCE_SECONDS))
+                    self._thread_ended.wait(_GLANCE_SECONDS)
+                self._watch.end_wait()
             else:
                 self._wait_here()
         if self._error is not None:
@@ -129,7 +131,7 @@ class GroupWork(Work):
         self._thread_ended.set()
 
     def _wait_here(self) -> None:
-        self._watch.begin_wait(self._peer, time.monotonic() + self._remaining())
+        self._watch.begin_wait(self._peer, self._deadline())
         try:
             self._under_way.wait(FOREVER)
         except RuntimeError as error:
@@ -146,15 +148,15 @@ class GroupWork(Work):
             else:
                 self._fail(self._watch.explain(self._peer, self._thread_error))
             return True
-        failure = self._watch.trouble(self._peer, self._remaining() <= 0)
+        failure = self._watch.trouble(self._peer, self._deadline())
         if failure is not None:
             self._fail(failure)
         return failure is not None
 
-    def _remaining(self) -> float:
+    def _deadline(self) -> float:
         if self._limit is None:
             self._limit = time.monotonic() + self._owner.deadline_seconds
-        return max(self._limit - time.monotonic(), 0.0)
+        return self._limit
 
     def _fail(self, failure: Failure) -> None:
         self._error = self._owner.peer_failure(

@@ -8,6 +8,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 from sparring.collective.contract import Array, Collective, Work, WorkContext
+from sparring.collective.words import Failure, Inquiry, Word, WordKind
 from sparring.errors import InvalidArgumentError, SparringError
 
 __all__ = ["LocalCollective", "LocalGroup"]
@@ -35,6 +36,8 @@ class LocalGroup:
         # (source, destination, tag) -> messages, or receives that wait for them, in their order
         self.boxes: dict[tuple[int, int, int], _Box] = defaultdict(_Box)
         self.departed: set[int] = set()
+        # who waits -> for whom
+        self.waiting: dict[int, int] = {}
 
     def join(self, rank: int) -> LocalCollective:
         """The collective of one rank, to be used on that rank's thread."""
@@ -68,8 +71,10 @@ class _Receiving(Work):
     def wait(self) -> None:
         group = self._owner.group
         with group.changed:
+            group.waiting[self._owner.rank] = self._source
             while not self._look():
                 group.changed.wait(max(self._remaining(), 0.0))
+            del group.waiting[self._owner.rank]
             if self._error is not None:
                 raise self._error
 
@@ -89,14 +94,18 @@ class _Receiving(Work):
         if self._is_done or self._error is not None:
             return True
         if self._source in self._owner.group.departed:
-            self._error = self._owner.failure(self._source, "it left the group", self._context)
+            self._fail(Failure(self._source, "it left the group"))
         elif self._remaining() <= 0:
-            self._error = self._owner.failure(
-                self._source,
-                f"nothing came within {self._owner.deadline_seconds:g} s",
-                self._context,
-            )
+            inquiry = Inquiry(self._owner.rank, self._owner.deadline_seconds)
+            for rank, peer in self._owner.group.waiting.items():
+                inquiry.note(rank, Word(WordKind.ANSWER, peer))
+            self._fail(inquiry.verdict(self._source))
         return self._error is not None
+
+    def _fail(self, failure: Failure) -> None:
+        self._error = self._owner.peer_failure(
+            self._source, failure.found, self._context, culprit=failure.culprit
+        )
 
     def _remaining(self) -> float:
         if self._limit is None:
@@ -116,9 +125,6 @@ class LocalCollective(Collective):
             self._is_closed = True
             self.group.departed.add(self.rank)
             self.group.changed.notify_all()
-
-    def failure(self, peer: int, found: str, context: WorkContext) -> SparringError:
-        return self.peer_failure(peer, found, context)
 
     def _send_impl(self, buffer: Array, destination: int, tag: int) -> Work:
         with self.group.changed:

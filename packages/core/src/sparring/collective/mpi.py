@@ -21,8 +21,15 @@ from pydantic import Field
 
 from sparring.collective import mpi_exit
 from sparring.collective.contract import NUM_TAGS, Array, Collective, Work, WorkContext
-from sparring.collective.farewell import FAREWELL_TAG, Farewell, empty_farewell
 from sparring.collective.polling import Pause, PolledWork
+from sparring.collective.words import (
+    WORD_TAG,
+    Failure,
+    Inquiry,
+    Word,
+    WordKind,
+    empty_word,
+)
 from sparring.descriptors import Options
 from sparring.errors import (
     InvalidArgumentError,
@@ -126,13 +133,14 @@ class MpiCollective(Collective):
         self._is_ending_job = is_ending_job
         # MPI writes into buffers whoever still wants them, so they live until it is done.
         self._under_way: dict[int, _MpiWork] = {}
-        self._farewell: Farewell | None = None
+        self._failure: Failure | None = None
         self._left: dict[int, float] = {}
-        self._farewell_message = empty_farewell()
-        self._farewell_request: Any = None
+        self._inquiry = Inquiry(self.rank, deadline_seconds)
+        self._heard = empty_word()
+        self._hearing: Any = None
         self._status = self.mpi.Status()
         if self.world_size > 1:
-            self._listen_for_farewell()
+            self._listen()
         if is_ending_job:
             mpi_exit.install(self.mpi, communicator)
 
@@ -140,7 +148,8 @@ class MpiCollective(Collective):
         """Tells the others. Does not wait for operations that are under way."""
         if self._is_closed:
             return
-        self._say_farewell(None)
+        if self._failure is None:
+            self._say(Word(WordKind.LEFT), self._others())
         self._is_closed = True
 
     # -- what the works ask ---------------------------------------------------------
@@ -148,28 +157,27 @@ class MpiCollective(Collective):
     def forget(self, work: _MpiWork) -> None:
         self._under_way.pop(id(work), None)
 
-    def trouble(self, peer: int, context: WorkContext, is_late: bool) -> PeerFailure | None:
+    def trouble(
+        self, peer: int, context: WorkContext, limit: float, now: float
+    ) -> PeerFailure | None:
         """Why a wait for `peer` is in vain, if it is. Failures are told to all other ranks."""
-        if self._farewell is None and not self._is_closed:
-            self._hear_farewells()
-        farewell = self._farewell
-        failure: PeerFailure | None = None
-        if farewell is not None:
-            failure = self.peer_failure(peer, farewell.found, context, culprit=farewell.culprit)
-        elif peer in self._left and time.monotonic() > self._left[peer] + _GRACE_SECONDS:
-            failure = self.peer_failure(peer, "it left the group", context)
-        elif is_late:
-            failure = self.peer_failure(
-                peer, f"nothing came within {self.deadline_seconds:g} s", context
-            )
-        if failure is not None:
-            self._fail(failure)
-        return failure
+        if self._failure is None and not self._is_closed:
+            self._hear(peer)
+            if peer in self._left and now > self._left[peer] + _GRACE_SECONDS:
+                self._fail(Failure(peer, "it left the group"))
+            elif now >= limit:
+                self._fail(self._inquiry.verdict(peer))
+            elif self._inquiry.is_due(limit, now):
+                self._say(Word(WordKind.QUESTION, round=self._inquiry.round), self._others())
+        if self._failure is None:
+            return None
+        return self._note(peer, self._failure, context)
 
     def transport_failure(self, peer: int, error: Exception, context: WorkContext) -> PeerFailure:
-        failure = self.peer_failure(peer, f"MPI reports {error}", context)
-        self._fail(failure)
-        return failure
+        if self._failure is None:
+            self._fail(Failure(peer, f"MPI reports {error}"))
+        assert self._failure is not None
+        return self._note(peer, self._failure, context)
 
     # -- sending and receiving ------------------------------------------------------
 
@@ -200,37 +208,54 @@ class MpiCollective(Collective):
             )
         return tag + _OWN_TAGS if tag < NUM_TAGS else tag - NUM_TAGS
 
-    # -- last words -----------------------------------------------------------------
+    # -- words about ranks ------------------------------------------------------------
 
-    def _listen_for_farewell(self) -> None:
-        self._farewell_request = self._communicator.Irecv(
-            self._message(self._farewell_message), self.mpi.ANY_SOURCE, self._tag(FAREWELL_TAG)
+    def _listen(self) -> None:
+        self._hearing = self._communicator.Irecv(
+            self._message(self._heard), self.mpi.ANY_SOURCE, self._tag(WORD_TAG)
         )
 
-    def _hear_farewells(self) -> None:
-        while self._farewell is None and self._farewell_request.Test(self._status):
-            heard = Farewell.decoded(self._status.source, self._farewell_message)
+    def _hear(self, waiting_for: int) -> None:
+        while self._failure is None and self._hearing.Test(self._status):
+            source, word = self._status.source, Word.decoded(self._heard)
+            self._listen()
+            if word.kind is WordKind.QUESTION:
+                self._say(Word(WordKind.ANSWER, waiting_for, word.round), [source])
+            elif word.kind is WordKind.ANSWER:
+                self._inquiry.note(source, word)
+            else:
+                self._left[source] = time.monotonic()
             # A rank that others take for dead knows better.
-            if heard.culprit is not None and heard.culprit != self.rank:
-                self._farewell = heard
-            self._left[heard.source] = time.monotonic()
-            self._listen_for_farewell()
+            if word.kind is WordKind.FAILED and word.rank != self.rank:
+                self._fail(
+                    Failure(word.rank, f"rank {source} reports that rank {word.rank} failed")
+                )
 
-    def _fail(self, failure: PeerFailure) -> None:
+    def _fail(self, failure: Failure) -> None:
+        self._failure = failure
+        self._say(
+            Word(WordKind.FAILED, failure.culprit),
+            [peer for peer in self._others() if peer != failure.culprit],
+        )
+
+    def _note(self, peer: int, failure: Failure, context: WorkContext) -> PeerFailure:
+        error = self.peer_failure(peer, failure.found, context, culprit=failure.culprit)
         if self._is_ending_job:
-            mpi_exit.note(str(failure))
-        if not self._is_closed and self._farewell is None:
-            culprit = int(str(failure.rank))
-            self._farewell = Farewell(self.rank, culprit)
-            self._say_farewell(culprit)
+            mpi_exit.note(str(error))
+        return error
 
-    def _say_farewell(self, culprit: int | None) -> None:
-        """Sends the last word, and gives it a moment to leave."""
-        message = Farewell(self.rank, culprit).encoded()
+    def _others(self) -> list[int]:
+        """The ranks that may still listen."""
+        return [
+            peer for peer in range(self.world_size) if peer != self.rank and peer not in self._left
+        ]
+
+    def _say(self, word: Word, peers: list[int]) -> None:
+        """Sends a word, and gives it a moment to leave."""
+        message = word.encoded()
         requests = [
-            self._communicator.Isend(self._message(message), peer, self._tag(FAREWELL_TAG))
-            for peer in range(self.world_size)
-            if peer not in (self.rank, culprit) and peer not in self._left
+            self._communicator.Isend(self._message(message), peer, self._tag(WORD_TAG))
+            for peer in peers
         ]
         limit, pause = time.monotonic() + _GRACE_SECONDS, Pause()
         while requests and not self.mpi.Request.Testall(requests) and time.monotonic() < limit:
@@ -257,8 +282,8 @@ class _MpiWork(PolledWork):
         self._owner.forget(self)
         return True
 
-    def _trouble(self, is_late: bool) -> SparringError | None:
-        return self._owner.trouble(self._peer, self._context, is_late)
+    def _trouble(self, limit: float, now: float) -> SparringError | None:
+        return self._owner.trouble(self._peer, self._context, limit, now)
 
 
 class _MpiReceiving(_MpiWork):

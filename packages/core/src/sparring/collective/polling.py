@@ -69,8 +69,13 @@ class PolledWork(Work):
         """
 
     @abstractmethod
-    def _trouble(self, is_late: bool) -> SparringError | None:
-        """Why waiting on is in vain, if it is; when `is_late`, the deadline has passed."""
+    def _trouble(self, limit: float, now: float) -> SparringError | None:
+        """Why waiting on is in vain, if it is; at `limit` at the latest it is.
+
+        Args:
+            limit: when the deadline passes, as `time.monotonic` has it.
+            now: what `time.monotonic` says.
+        """
 
     def _advance(self) -> bool:
         now = time.monotonic()
@@ -82,5 +87,5 @@ class PolledWork(Work):
             self._error = error
             return True
         if not self._is_done:
-            self._error = self._trouble(now >= self._limit)
+            self._error = self._trouble(self._limit, now)
         return self._is_done or self._error is not None

@@ -37,6 +37,12 @@ class FailureTests:
             assert results[rank]["names"] == [2, "barrier", None, 3]
             assert results[rank]["seconds"] <= _DEADLINE * 1.1 + 0.05
 
+    def test_ranks_that_wait_in_turn_name_the_last_of_the_chain(self, run_ranks: Any) -> None:
+        results = run_ranks(3, wait_in_turn, deadline_seconds=_DEADLINE)
+        for rank in (0, 1):
+            assert results[rank]["names"] == [2, "exchange", None, None], results[rank]
+            assert results[rank]["seconds"] <= _DEADLINE * 1.1 + 0.05
+
     def test_a_rank_that_leaves_is_named_before_the_deadline(self, run_ranks: Any) -> None:
         results = run_ranks(3, miss_a_rank_that_left, deadline_seconds=20.0)
         for rank in (0, 1):
@@ -98,6 +104,15 @@ def miss_an_operation(collective: Collective) -> Any:
         time.sleep(collective.deadline_seconds * 1.4)
         return None
     return _failure_of(collective.barrier)
+
+
+def wait_in_turn(collective: Collective) -> Any:
+    collective.barrier()
+    # Rank 0 waits longest, and for one that itself only waits.
+    time.sleep(collective.deadline_seconds * [0.0, 0.2, 1.4][collective.rank])
+    if collective.rank == 2:
+        return None
+    return _failure_of(collective.receive(np.empty(3), collective.rank + 1).wait)
 
 
 def miss_a_rank_that_left(collective: Collective) -> Any:

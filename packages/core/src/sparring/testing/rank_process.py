@@ -26,13 +26,14 @@ def serve(address: str) -> None:
                 job: Job = connection.recv()
             except EOFError:
                 return
-            connection.send(_do(job, membership, manager))
+            connection.send(_do(job, membership.rank, manager))
 
 
-def _do(job: Job, membership: Membership, manager: PluginManager) -> Outcome:
+def _do(job: Job, rank: int, manager: PluginManager) -> Outcome:
     try:
         descriptor = manager.collective(job.backend)
         options = checked_options("collective", descriptor, job.options)
+        membership = Membership(rank, job.world_size)
         with descriptor.factory(membership, options, job.deadline_seconds) as collective:
             return Outcome(job.body(collective, *job.arguments))
     # Whatever it is, the test is told, and the next job may do better.

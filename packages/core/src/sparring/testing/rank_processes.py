@@ -44,6 +44,7 @@ class Job:
     backend: str
     options: Mapping[str, Any]
     deadline_seconds: float
+    world_size: int
     body: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
 
@@ -61,7 +62,7 @@ class RankProcesses:
     """Processes of `world_size` ranks, and the collective that they are to use.
 
     Args:
-        world_size: how many processes `launch` starts.
+        world_size: how many processes `launch` starts; jobs may use fewer.
         backend: the collective, by name.
         options: its options; in texts, ``{meeting}`` becomes a path that each job has for itself.
         launch: starts them.
@@ -104,9 +105,13 @@ class RankProcesses:
         self._connections = [by_rank[rank] for rank in range(self.world_size)]
 
     def run(
-        self, body: Callable[..., Any], *arguments: Any, deadline_seconds: float = 10.0
+        self,
+        world_size: int,
+        body: Callable[..., Any],
+        *arguments: Any,
+        deadline_seconds: float = 10.0,
     ) -> list[Any]:
-        """What ``body(collective, *arguments)`` returned on each rank.
+        """What ``body(collective, *arguments)`` returned on each of the first `world_size` ranks.
 
         `body` and `arguments` are pickled, so `body` is a function of a module that the processes
         can import.
@@ -123,11 +128,11 @@ class RankProcesses:
             name: value.format(meeting=meeting) if isinstance(value, str) else value
             for name, value in self.options.items()
         }
-        job = Job(self.backend, options, deadline_seconds, body, arguments)
-        for connection in self._connections:
+        job = Job(self.backend, options, deadline_seconds, world_size, body, arguments)
+        for connection in self._connections[:world_size]:
             connection.send(job)
         limit = time.monotonic() + 60 + 4 * deadline_seconds
-        outcomes = [self._outcome(rank, limit) for rank in range(self.world_size)]
+        outcomes = [self._outcome(rank, limit) for rank in range(world_size)]
         failed = [
             f"rank {rank}: {outcome.traceback}"
             for rank, outcome in enumerate(outcomes)
