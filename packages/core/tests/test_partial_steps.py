@@ -73,9 +73,10 @@ def test_tables_that_took_a_step_that_failed_are_named(apply: Apply, failure: Ex
         apply(made)
     error = caught.value
     assert error.written == ("first", "second")
-    assert error.missing == ("third",)
+    assert error.failed == ("third",)
+    assert error.untouched == ()
     assert isinstance(error.__cause__, type(failure))
-    assert "Changed: first, second; not changed: third" in str(error)
+    assert "Changed: first, second; failed: third." in str(error)
     assert str(failure) in str(error)
     assert [made.num_rows(name) for name in NAMES] == [2, 2, 0]
     assert made.counters.rows_updated == 4
@@ -88,7 +89,9 @@ def test_tables_after_the_one_that_failed_are_named_too() -> None:
     with pytest.raises(PartialStepError) as caught:
         made.apply(add_one)
     assert caught.value.written == ("first",)
-    assert caught.value.missing == ("second", "third")
+    assert caught.value.failed == ("second",)
+    assert caught.value.untouched == ("third",)
+    assert "Changed: first; failed: second; not changed: third." in str(caught.value)
     assert [made.num_rows(name) for name in NAMES] == [2, 0, 0]
 
 

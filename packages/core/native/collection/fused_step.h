@@ -33,7 +33,7 @@ struct TableOutcome {
   int64_t num_inserted = 0;  // of these, new
   int64_t num_refused = 0;   // keys that were not admitted
   int64_t num_evicted = 0;
-  std::exception_ptr failure;  // or NULL; then the table has not changed
+  std::exception_ptr failure;  // or NULL; then each key has its old or its new row
 };
 
 template <class T>

@@ -2,8 +2,8 @@
 
 Everything that can be refused is refused before the first row changes, by all ranks together: what
 one of them finds out goes round before gradients travel, and again before rows are written. What
-cannot be foreseen, a disk that fails or memory that ends while a storage writes, leaves each table
-whole, but not the step: `PartialStepError` says which tables took it. There are two ways.
+cannot be foreseen, a disk that fails or memory that ends while a storage writes, may leave a step that
+some tables took and others did not: `PartialStepError` names them. There are two ways.
 
 - By a function over rows: `apply_update`. Rows and gradients lie in arrays, as frameworks' own
   optimizers want them. All tables' new rows are computed before the first is written.
@@ -361,7 +361,9 @@ def _write(container: StepContainer, gathered: _Gathered) -> None:
             evicted = container.storage(update.table.name)._upsert_impl(update.keys, rows, None)
         except Exception as error:
             _record(container, gathered, names[:place])
-            _raise_interrupted(container, error, names[:place], names[place:])
+            _raise_interrupted(
+                container, error, names[:place], names[place : place + 1], names[place + 1 :]
+            )
         container.counters.rows_evicted += len(evicted)
         container.counters.rows_updated += len(update.keys)
     _record(container, gathered, list(gathered.decisions))
@@ -381,10 +383,10 @@ def _write_fused(container: StepContainer, step: Any, names: Sequence[str]) -> N
             step.apply()
     except Exception as error:
         failure = error
-    written, missing = [], []
+    written, failed = [], []
     for name, outcome in zip(names, step.outcomes(), strict=True):
         if outcome is None:
-            missing.append(name)
+            failed.append(name)
             continue
         updated, _, refused, evicted = outcome
         container.counters.rows_updated += updated
@@ -393,23 +395,29 @@ def _write_fused(container: StepContainer, step: Any, names: Sequence[str]) -> N
         if updated:
             written.append(name)
     if failure is not None:
-        _raise_interrupted(container, failure, written, missing)
+        _raise_interrupted(container, failure, written, failed)
     container.end_step()
 
 
 def _raise_interrupted(
-    container: StepContainer, error: Exception, written: Sequence[str], missing: Sequence[str]
+    container: StepContainer,
+    error: Exception,
+    written: Sequence[str],
+    failed: Sequence[str],
+    untouched: Sequence[str] = (),
 ) -> NoReturn:
-    """Raises what a storage raised while it wrote: as it is, if no table has changed."""
+    """Raises what a storage raised while it wrote: as it is, if no other table has changed."""
     if not written:
         raise error
+    unchanged = f"; not changed: {', '.join(untouched)}" if untouched else ""
     raise PartialStepError(
-        f"step {container.counters.steps + 1} was to change tables {', '.join(written)} and "
-        f"{', '.join(missing)}; writing {missing[0]} failed ({type(error).__name__}: {error}). "
-        f"Changed: {', '.join(written)}; not changed: {', '.join(missing)}. Mend what failed, then "
-        "load a snapshot; or go on, if a step that part of the tables took does no harm",
+        f"step {container.counters.steps + 1} reached some of its tables only, as writing "
+        f"{failed[0]} failed ({type(error).__name__}: {error}). Changed: {', '.join(written)}; "
+        f"failed: {', '.join(failed)}{unchanged}. Mend what failed, then load a snapshot; or go "
+        "on, if a step that part of the tables took does no harm",
         written=tuple(written),
-        missing=tuple(missing),
+        failed=tuple(failed),
+        untouched=tuple(untouched),
     ) from error
 
 

@@ -14,7 +14,7 @@ from sparring.errors import InvalidArgumentError
 from sparring.storage.contract import Columns, Storage
 from sparring.table import TableConfig
 
-__all__ = ["DeclaredTable", "StorageChoice"]
+__all__ = ["DeclaredTable", "StorageChoice", "check_declaration"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,25 @@ class StorageChoice:
 
     backend: str = "hkv"
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_declaration(table: object, storage: object) -> None:
+    """Refuses what `StepContainer.declare` cannot make a table of.
+
+    Raises:
+        InvalidArgumentError: `table` is no `TableConfig`, or `storage` no choice and no storage.
+    """
+    if not isinstance(table, TableConfig):
+        raise InvalidArgumentError(
+            f"declare: table must be a sparring.TableConfig, found {type(table).__name__}; "
+            "make one: sparring.TableConfig(name, dim)"
+        )
+    if storage is not None and not isinstance(storage, (Storage, StorageChoice)):
+        raise InvalidArgumentError(
+            f"declare of table {table.name!r}: storage must be a StorageChoice or an open "
+            f"Storage, found {type(storage).__name__}; pass StorageChoice(backend, options)",
+            table=table.name,
+        )
 
 
 class DeclaredTable:

@@ -76,9 +76,9 @@ class DeadlineError(SparringError, TimeoutError):
 
 
 class PartialStepError(SparringError):
-    """A storage failed while a step was written, after other tables: restore a snapshot.
+    """A storage failed while a step was written, and other tables took it: restore a snapshot.
 
-    Its cause is what that storage raised.
+    `written`, `failed` and `untouched` name the tables; the cause is what the storage raised.
     """
 
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from sparring import _native
 from sparring.applying import TableUpdate, Update, apply_methods, apply_update
 from sparring.collective import Collective, LocalGroup, Reduction
-from sparring.declared_table import DeclaredTable, StorageChoice
+from sparring.declared_table import DeclaredTable, StorageChoice, check_declaration
 from sparring.errors import (
     ClosedError,
     InvalidArgumentError,
@@ -174,17 +174,7 @@ class StepContainer:
                 another storage, or `storage` is for another.
         """
         self._check_open()
-        if not isinstance(table, TableConfig):
-            raise InvalidArgumentError(
-                f"declare: table must be a sparring.TableConfig, found {type(table).__name__}; "
-                "make one: sparring.TableConfig(name, dim)"
-            )
-        if storage is not None and not isinstance(storage, (Storage, StorageChoice)):
-            raise InvalidArgumentError(
-                f"declare of table {table.name!r}: storage must be a StorageChoice or an open "
-                f"Storage, found {type(storage).__name__}; pass StorageChoice(backend, options)",
-                table=table.name,
-            )
+        check_declaration(table, storage)
         known = self._tables.get(table.name)
         if known is not None:
             if known.config.with_state(0) == table.with_state(0):
@@ -405,8 +395,10 @@ class StepContainer:
             CapacityError: a storage is full and may not evict. No row has changed.
             BackgroundError: work on the event loop failed; the gradients are dropped.
             PartialStepError: a storage failed while it wrote, and other tables have changed:
-                `written` and `missing` name them, the cause is what the storage raised. Where no
-                table has changed, that is raised itself. The gradients are dropped.
+                `written`, `failed` and `untouched` name them, the cause is what the storage
+                raised. Where no other table has changed, that is raised itself, as
+                `StorageIOError`. Of a table that failed, each key has its old or its new row. The
+                gradients are dropped.
         """
         self._check_open()
         with self.span("apply"):
@@ -540,15 +532,10 @@ class Step:
 
 
 def _check_ids(table: str, ids: npt.NDArray[np.int64]) -> None:
-    if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype == np.int64:
-        return
-    found = (
-        f"shape {ids.shape} and dtype {ids.dtype}"
-        if isinstance(ids, np.ndarray)
-        else type(ids).__name__
-    )
-    raise InvalidArgumentError(
-        f"ids for table {table!r} must be one-dimensional int64, found {found}; pass "
-        "numpy.asarray(ids, numpy.int64), or use Step.lookup",
-        table=table,
-    )
+    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype != np.int64:
+        raise InvalidArgumentError(
+            f"ids for table {table!r} must be one-dimensional int64, found "
+            f"{type(ids).__name__}, shape {getattr(ids, 'shape', None)}, dtype "
+            f"{getattr(ids, 'dtype', None)}; pass numpy.asarray(ids, numpy.int64)",
+            table=table,
+        )
