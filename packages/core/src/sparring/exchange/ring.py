@@ -9,6 +9,7 @@ there is. Empty hops are ordinary: a rank without keys for a table still takes p
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -46,6 +47,9 @@ from sparring.table import TableConfig
 from sparring.trace import Trace
 
 __all__ = ["RingExchange"]
+
+_GRACE = 0.08
+"""How much of a deadline a rank waits longer for another one to say who failed first."""
 
 
 class RingExchange:
@@ -281,6 +285,22 @@ class RingExchange:
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="sparring-find")
         return Lane(self._threads)
 
+    def _root_of(self, failure: PeerFailure) -> PeerFailure:
+        """The failure that a rank told of that gave up before, or `failure` itself.
+
+        Deadlines of ranks that wait for each other end at nearly the same time, so that it may take
+        a moment until the rank that knows has told.
+        """
+        limit = time.monotonic() + min(1.0, _GRACE * self._collective.deadline_seconds)
+        while True:
+            try:
+                self._mailbox.look()
+            except PeerFailure as other:
+                return other
+            if time.monotonic() > limit:
+                return failure
+            time.sleep(0.001)
+
     def _say_farewell(self) -> None:
         if self._has_said_farewell:
             return
@@ -298,7 +318,8 @@ class RingExchange:
         self._link.begin(operation, tables[0] if len(tables) == 1 else None, self.step)
         try:
             yield
-        except PeerFailure as failure:
+        except PeerFailure as found:
+            failure = self._root_of(found)
             # Rows are written only after the last exchange of a step, so none is half applied.
             details = {
                 "operation": operation,
