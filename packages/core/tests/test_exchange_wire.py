@@ -18,6 +18,7 @@ from sparring import (
     open_storage,
 )
 from sparring.collective import Collective, LocalGroup
+from sparring.collective.contract import OPERATION_TAG
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError
 from sparring.exchange import (
     ExchangeOptions,
@@ -241,7 +242,7 @@ class Counting:
         all_to_all_impl = collective._all_to_all_impl
 
         def send(buffer: Any, destination: int, tag: int) -> Any:
-            if tag < 1 << 30:
+            if tag < OPERATION_TAG:
                 self.sent += buffer.nbytes
             return send_impl(buffer, destination, tag)
 
