@@ -37,7 +37,7 @@ EXIT_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
-def configure(threads: int | None = None) -> None:
+def configure(threads: int | None = None, *, sharing: int = 1) -> None:
     """Sets how many threads may compute at once, those of the framework that call us included.
 
     In a forked child that lost the pool's threads (see ``docs/explanation/execution.md``) this
@@ -46,11 +46,15 @@ def configure(threads: int | None = None) -> None:
     Args:
         threads: 1 to 1,024. None or 0: the number of usable cores, which is the smaller of the
             affinity mask and the CPU quota of the process.
+        sharing: processes that share these cores: each takes its part of them, but one at least.
+            Does not matter where `threads` says a number.
 
     Raises:
         InvalidArgumentError: no such number; or the pool has work, and keeps its size.
     """
     wanted = _check_threads(threads)
+    if not wanted and sharing > 1:
+        wanted = max(1, _native.usable_cores() // sharing)
     try:
         _native.pool_configure(wanted)
     except _native.PoolBusyError as error:

@@ -25,6 +25,8 @@ class TrainResult:
     """What else is worth showing a person, JSON types only: ``best_auc``, ``report_path``, …"""
     not_admitted: Mapping[str, int] = field(default_factory=dict)
     """Table name → gradients that its admission filter dropped; tables with a filter only."""
+    rank: int = 0
+    """Whose result this is; all ranks have the same, and the first one shows it."""
 
 
 class Progress(Protocol):

@@ -23,6 +23,7 @@ from sparring.data import (
     rebatch,
 )
 from sparring.metrics import CollectedPredictions, MeanLogLoss, auc, log_loss
+from sparring.ranks import Ranks
 from sparring.step import StorageChoice
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.models import Dlrm
@@ -72,17 +73,17 @@ class ClickTask:
         return self._train()
 
     def loss(self, batch: ClickBatch) -> Tensor:
-        """Mean log loss over the batch."""
+        """Log loss summed over the batch, which may be empty."""
         logits = self._logits(batch)
         return binary_cross_entropy_with_logits(
-            logits, torch.from_numpy(batch.labels).to(logits.dtype)
+            logits, torch.from_numpy(batch.labels).to(logits.dtype), reduction="sum"
         )
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, ranks: Ranks) -> dict[str, float]:
         """AUC and log loss on the test part."""
         predictions, mean_log_loss = CollectedPredictions(), MeanLogLoss()
         for batch in self._test():
-            probabilities = self._logits(batch).sigmoid().numpy()
+            probabilities = ranks.gathered(self._logits(ranks.part(batch)).sigmoid().numpy())
             predictions.update(probabilities, batch.labels)
             mean_log_loss.update(probabilities, batch.labels)
         return {"auc": predictions.auc(), "log_loss": mean_log_loss.value}

@@ -66,7 +66,7 @@ class MatrixFactorization(nn.Module):
         embedding_l2: float,
         bias_l2: float,
     ) -> Tensor:
-        """Mean over the ratings of the squared error and of the penalties on what it met.
+        """Sum over the ratings of the squared error and of the penalties on what it met.
 
         Args:
             users, items: ids ``(b,)`` each.
@@ -78,8 +78,8 @@ class MatrixFactorization(nn.Module):
         error = self._predicted(user_rows, item_rows) - ratings
         squares = user_rows.square() + item_rows.square()
         penalty = bias_l2 * squares[:, 0] + embedding_l2 * squares[:, 1:].sum(1)
-        mean: Tensor = (error.square() + penalty).mean()
-        return mean
+        total: Tensor = (error.square() + penalty).sum()
+        return total
 
     def _predicted(self, user_rows: Tensor, item_rows: Tensor) -> Tensor:
         biases = user_rows[:, 0] + item_rows[:, 0]

@@ -15,6 +15,7 @@ from sparring.config import MatrixFactorizationModel, MovieLensData, RunConfig
 from sparring.data import RatingBatch, read_ratings, shuffled_batches, split_ratings
 from sparring.errors import DataError
 from sparring.metrics import rmse
+from sparring.ranks import Ranks
 from sparring.step import StorageChoice
 from sparring_torch.models import MatrixFactorization
 
@@ -75,15 +76,15 @@ class RatingTask:
         return shuffled_batches(self._train, self._batch_size, seed=self._seed, epoch=epoch)
 
     def loss(self, batch: RatingBatch) -> Tensor:
-        """Mean over the batch."""
+        """Sum over the batch, which may be empty."""
         users, items, ratings = _tensors(batch)
         return self.model.loss(users, items, ratings, **self._penalties)
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, ranks: Ranks) -> dict[str, float]:
         """Root mean squared error on the test ratings, predictions held within the scale."""
-        users, items, ratings = _tensors(self._test)
+        users, items, _ = _tensors(ranks.part(self._test))
         predicted = self.model(users, items).clamp(*self._bounds)
-        return {"rmse": rmse(predicted.numpy(), ratings.numpy())}
+        return {"rmse": rmse(ranks.gathered(predicted.numpy()), self._test.ratings)}
 
     def ids(self, batch: RatingBatch) -> dict[str, npt.NDArray[np.int64]]:
         """Feature → its ids."""

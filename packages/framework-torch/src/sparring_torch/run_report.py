@@ -29,13 +29,22 @@ class RunReport:
         config: the run; `report.path` says where.
         progress: who is told of the run in any case.
         total_steps: of the run, where known; spaces out how often rows are counted.
+        is_written: whether this rank writes it; all ranks count rows for it.
 
     Raises:
         PluginError: a report is asked for, and matplotlib is not installed.
     """
 
-    def __init__(self, config: RunConfig, progress: Progress, total_steps: int | None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        progress: Progress,
+        total_steps: int | None,
+        *,
+        is_written: bool = True,
+    ) -> None:
         self._config = config
+        self._is_written = is_written
         self._recorder = RunRecorder()
         self._recording: RecordingProgress | None = None
         self.progress = progress
@@ -70,7 +79,7 @@ class RunReport:
         Raises:
             DataError: it cannot be written.
         """
-        if self._config.report.path is None:
+        if self._config.report.path is None or not self._is_written:
             return
         write_report(
             self._config.report.path,

@@ -17,10 +17,11 @@ from sparring import StepContainer, execution
 from sparring.config import MatrixFactorizationModel, RunConfig
 from sparring.data import ClickBatch, RatingBatch, take
 from sparring.errors import ConfigError, DataError, NonFiniteGradientError
-from sparring.options import checked_options
+from sparring.joining import join_job
 from sparring.plugins import PluginManager
+from sparring.ranks import Ranks
 from sparring.trace import Trace
-from sparring.training import Progress, TrainResult
+from sparring.training import Progress, SilentProgress, TrainResult
 from sparring_torch.click_task import ClickTask
 from sparring_torch.native_optimizers import native_optimizer, row_optimizer
 from sparring_torch.optimizer import Optimizer
@@ -45,7 +46,7 @@ class _Task(Protocol[Batch]):
 
     def loss(self, batch: Batch) -> Tensor: ...
 
-    def evaluate(self) -> dict[str, float]: ...
+    def evaluate(self, ranks: Ranks) -> dict[str, float]: ...
 
     def ids(self, batch: Batch) -> dict[str, npt.NDArray[np.int64]]: ...
 
@@ -57,7 +58,8 @@ def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) 
 
     Writes the report that the configuration asks for.
     The configuration's seed determines everything: the split, the order of samples, all initial
-    values. Its threads go to the execution pool and to torch.
+    values. Its threads go to the execution pool and to torch. Every rank of the job calls it; a
+    batch is divided among them, and the first rank alone tells of the progress.
 
     Raises:
         ConfigError: an optimizer that does not exist.
@@ -65,42 +67,37 @@ def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) 
         NonFiniteGradientError: a gradient holds NaN or infinity, and the policy is to raise.
         PluginError: a storage or the report cannot be had.
     """
-    execution.configure(config.threads)
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(execution.num_threads())
-    try:
-        with (
-            torch.random.fork_rng(devices=[]),
-            _open_container(config, plugin_manager) as container,
-            _traced(container, config.report.trace_path),
-        ):
-            torch.manual_seed(config.seed % 2**63)
-            if isinstance(config.model, MatrixFactorizationModel):
-                return _Run(
-                    config, RatingTask(config, container), progress, plugin_manager
-                ).to_end()
-            return _Run(config, ClickTask(config, container), progress, plugin_manager).to_end()
-    finally:
-        torch.set_num_threads(threads_before)
-
-
-def _open_container(config: RunConfig, plugin_manager: PluginManager) -> StepContainer:
-    """Joins the other ranks, if there are any."""
-    meeting = plugin_manager.rendezvous(config.rendezvous.backend)
-    rendezvous = meeting.factory(checked_options("rendezvous", meeting, config.rendezvous.options))
-    group = plugin_manager.collective(config.collective.backend)
-    collective = group.factory(
-        rendezvous.membership(),
-        checked_options("collective", group, config.collective.options),
-        config.deadline_seconds,
-    )
-    return StepContainer(
-        collective=collective,
-        rendezvous=rendezvous,
-        exchange=config.exchange.options(),
-        config=config.shared(),
+    job = join_job(
+        config.rendezvous,
+        config.collective,
+        framework=config.framework,
+        deadline_seconds=config.deadline_seconds,
         plugin_manager=plugin_manager,
     )
+    threads_before = torch.get_num_threads()
+    try:
+        with (
+            job,
+            torch.random.fork_rng(devices=[]),
+            StepContainer(
+                collective=job.collective,
+                rendezvous=job.rendezvous,
+                exchange=config.exchange.options(),
+                config=config.shared(),
+                plugin_manager=plugin_manager,
+            ) as container,
+            _traced(container, config.report.trace_path),
+        ):
+            execution.configure(config.threads, sharing=job.membership.local_world_size)
+            torch.set_num_threads(execution.num_threads())
+            torch.manual_seed(config.seed % 2**63)
+            is_rating = isinstance(config.model, MatrixFactorizationModel)
+            task = (RatingTask if is_rating else ClickTask)(config, container)
+            if job.membership.rank > 0:
+                progress = SilentProgress()
+            return _Run(config, task, progress, plugin_manager, container).to_end()
+    finally:
+        torch.set_num_threads(threads_before)
 
 
 @contextmanager
@@ -123,9 +120,13 @@ class _Run:
         task: _Task[Any],
         progress: Progress,
         plugin_manager: PluginManager,
+        container: StepContainer,
     ) -> None:
         self._config, self._task = config, task
-        self._report = RunReport(config, progress, self._total_steps())
+        self._ranks = Ranks(container.collective)
+        self._report = RunReport(
+            config, progress, self._total_steps(), is_written=self._ranks.is_first
+        )
         self._progress = self._report.progress
         choice = config.optimizer.sparse
         self._tables = Optimizer(
@@ -168,6 +169,7 @@ class _Run:
             seconds=time.perf_counter() - start,
             not_admitted=self._not_admitted(),
             extra=self._task.extra() | self._skipped() | self._report_path(),
+            rank=self._ranks.rank,
         )
         self._report.write(result)
         return result
@@ -187,17 +189,17 @@ class _Run:
                 yield batch
 
     def _train_on(self, batch: Any) -> float:
-        """One step. Returns the mean loss over the batch."""
+        """One step of all ranks. Returns the mean loss over the batch."""
         if self._dense is not None:
             self._dense.zero_grad()
         total = 0.0
-        container = self._tables.container
         for part in _parts(batch, self._config.training.micro_batches):
-            with container.span("forward"):
-                loss = self._task.loss(part) * (len(part) / len(batch))
-            with container.span("backward"):
-                loss.backward()  # type: ignore[no-untyped-call]
+            # Gradients are averaged over ranks: the sum over the batch is W times their mean.
+            share = self._ranks.world_size / len(batch)
+            loss = self._task.loss(self._ranks.part(part)) * share
+            loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
+        total = self._average_gradients(total)
         # Looked at before the tables change, so that a step is taken as a whole or not at all.
         broken = self._broken_parameter()
         if broken is not None and not self._is_skipping:
@@ -216,6 +218,25 @@ class _Run:
             self._dense.step()
         return total
 
+    def _average_gradients(self, loss: float) -> float:
+        """Of ordinary parameters, over ranks, together with the loss."""
+        if self._ranks.world_size == 1:
+            return loss
+        gradients = [
+            parameter.grad
+            for parameter in self._task.model.parameters()
+            if parameter.grad is not None
+        ]
+        # float64 holds every gradient, and the loss beside them, without another exchange.
+        flat = torch.cat([*(each.reshape(-1).double() for each in gradients), torch.empty(1)])
+        flat[-1] = loss
+        mean = torch.from_numpy(self._ranks.mean(flat.numpy()))
+        for gradient, part in zip(
+            gradients, torch.split(mean[:-1], [each.numel() for each in gradients]), strict=True
+        ):
+            gradient.copy_(part.view_as(gradient))
+        return float(mean[-1])
+
     def _broken_parameter(self) -> str | None:
         for name, parameter in self._task.model.named_parameters():
             if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
@@ -226,14 +247,14 @@ class _Run:
         model = self._task.model
         model.eval()
         with torch.no_grad():
-            self._metrics = self._task.evaluate()
+            self._metrics = self._task.evaluate(self._ranks)
         model.train()
         self._metrics_step = self._step
         self._progress.on_metrics(self._step, self._metrics)
 
     def _rows(self) -> dict[str, int]:
         container = self._tables.container
-        return {name: container.num_rows(name) for name in container.tables}
+        return self._ranks.total({name: container.num_rows(name) for name in container.tables})
 
     def _report_path(self) -> dict[str, str]:
         path = self._config.report.path
@@ -241,17 +262,20 @@ class _Run:
 
     def _not_admitted(self) -> dict[str, int]:
         container = self._tables.container
-        return {
-            name: container.num_not_admitted(name)
-            for name, table in container.tables.items()
-            if table.admission is not None
-        }
+        return self._ranks.total(
+            {
+                name: container.num_not_admitted(name)
+                for name, table in container.tables.items()
+                if table.admission is not None
+            }
+        )
 
     def _skipped(self) -> dict[str, int]:
         if not self._is_skipping:
             return {}
+        num_rows = self._tables.container.counters.rows_skipped_non_finite
         return {
-            "rows_skipped_non_finite": self._tables.container.counters.rows_skipped_non_finite,
+            **self._ranks.total({"rows_skipped_non_finite": num_rows}),
             "dense_steps_skipped_non_finite": self._num_dense_skipped,
         }
 

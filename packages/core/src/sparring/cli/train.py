@@ -68,6 +68,8 @@ def train(
         result = framework.train(run_config, manager, progress)
     finally:
         progress.on_end()
+    if result.rank > 0:
+        return
     for name, value in result.metrics.items():
         if not math.isfinite(value):
             shown = ", which JSON cannot hold: null stands for it" if json else ""

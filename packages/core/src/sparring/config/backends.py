@@ -13,6 +13,7 @@ from sparring.config.problems import ConfigPath, Problem
 from sparring.config.run import RunConfig
 from sparring.descriptors import Descriptor
 from sparring.errors import PluginError
+from sparring.joining import resolved_backends
 
 if TYPE_CHECKING:
     from sparring.plugins import PluginManager
@@ -23,6 +24,9 @@ __all__ = ["check_backends"]
 def check_backends(config: RunConfig, places: Places, manager: PluginManager) -> list[Problem]:
     """What is wrong with the framework, storage, collective and rendezvous of `config`."""
     problems: list[Problem] = []
+    chosen = resolved_backends(
+        config.rendezvous.backend, config.collective.backend, framework=config.framework
+    )
     parts: tuple[tuple[ConfigPath, Callable[[str], Descriptor], str, Mapping[str, Any]], ...] = (
         (("framework",), manager.framework, config.framework, {}),
         (
@@ -34,13 +38,13 @@ def check_backends(config: RunConfig, places: Places, manager: PluginManager) ->
         (
             ("collective", "backend"),
             manager.collective,
-            config.collective.backend,
+            chosen.collective,
             config.collective.options,
         ),
         (
             ("rendezvous", "backend"),
             manager.rendezvous,
-            config.rendezvous.backend,
+            chosen.rendezvous,
             config.rendezvous.options,
         ),
     )

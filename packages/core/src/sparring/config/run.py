@@ -45,7 +45,10 @@ class CollectiveConfig(Section):
     """How ranks exchange keys, rows and gradients."""
 
     backend: str = Field(
-        "local", description="A collective that core or a plugin offers; see `sparring plugins`."
+        "auto",
+        description="A collective that core or a plugin offers; see `sparring plugins`. `auto` is "
+        "`local` for one process, `mpi` for ranks of mpiexec, and that of the framework for ranks "
+        "of torchrun.",
     )
     options: dict[str, Any] = Field(
         default_factory=dict, description="The options of that backend."
@@ -56,7 +59,9 @@ class RendezvousConfig(Section):
     """How ranks find each other."""
 
     backend: str = Field(
-        "single", description="A rendezvous that core or a plugin offers; see `sparring plugins`."
+        "auto",
+        description="A rendezvous that core or a plugin offers; see `sparring plugins`. `auto` is "
+        "`environment` for what torchrun or mpiexec started, and `single` for all else.",
     )
     options: dict[str, Any] = Field(
         default_factory=dict, description="The options of that backend."

@@ -24,6 +24,8 @@ class Membership:
     world_size: int
     local_rank: int = 0
     """The rank among those on this machine; it chooses the device."""
+    local_world_size: int = 1
+    """Ranks on this machine, which share its cores."""
     device: str = "cpu"
 
     def __post_init__(self) -> None:

@@ -1,9 +1,12 @@
 """Membership from the variables that a launcher gives to each process.
 
-launcher             rank                   world size             local rank
-torchrun             RANK                   WORLD_SIZE             LOCAL_RANK
-mpiexec of mpich     PMI_RANK               PMI_SIZE               MPI_LOCALRANKID
-mpiexec of Open MPI  OMPI_COMM_WORLD_RANK   OMPI_COMM_WORLD_SIZE   OMPI_COMM_WORLD_LOCAL_RANK
+launcher             rank                  world size            local rank
+torchrun             RANK                  WORLD_SIZE            LOCAL_RANK
+mpiexec of mpich     PMI_RANK              PMI_SIZE              MPI_LOCALRANKID
+mpiexec of Open MPI  OMPI_COMM_WORLD_RANK  OMPI_COMM_WORLD_SIZE  OMPI_COMM_WORLD_LOCAL_RANK
+
+How many ranks share the machine, they say as LOCAL_WORLD_SIZE, MPI_LOCALNRANKS and
+OMPI_COMM_WORLD_LOCAL_SIZE.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from sparring.rendezvous.contract import Membership, Rendezvous
 from sparring.rendezvous.shard_map import ShardMap
 from sparring.rendezvous.single import SingleRendezvous
 
-__all__ = ["EnvironmentOptions", "EnvironmentRendezvous", "membership_from"]
+__all__ = ["EnvironmentOptions", "EnvironmentRendezvous", "launcher_of", "membership_from"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +35,18 @@ class _Launcher:
     rank: str
     world_size: str
     local_rank: str
+    local_world_size: str
 
 
 _LAUNCHERS = (
-    _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    _Launcher("mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    _Launcher("mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     _Launcher(
-        "openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
+        "openmpi",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
 )
 
@@ -94,6 +102,14 @@ class EnvironmentRendezvous(Rendezvous):
             )
 
 
+def launcher_of(variables: Mapping[str, str]) -> str | None:
+    """The launcher whose variables of rank and world size there are, or None."""
+    for launcher in _LAUNCHERS:
+        if launcher.rank in variables and launcher.world_size in variables:
+            return launcher.name
+    return None
+
+
 def membership_from(variables: Mapping[str, str], options: EnvironmentOptions) -> Membership:
     """The place among all ranks that `variables` give.
 
@@ -129,6 +145,7 @@ def _membership_of(variables: Mapping[str, str], launcher: _Launcher, device: st
         rank=_number(variables, launcher.rank, launcher),
         world_size=_number(variables, launcher.world_size, launcher),
         local_rank=local_rank,
+        local_world_size=_number(variables, launcher.local_world_size, launcher, default="1"),
         device="cpu" if device == "cpu" else f"cuda:{local_rank}",
     )
 
