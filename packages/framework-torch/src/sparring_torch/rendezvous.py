@@ -6,6 +6,8 @@ import os
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from sparring.errors import DeadlineError, InvalidArgumentError
 from sparring.rendezvous import Membership, Rendezvous, ShardMap
@@ -38,13 +40,13 @@ class TorchRendezvous(Rendezvous):
             )
         # A restarted job must not read what the last one set.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._store = dist.PrefixStore(f"sparring/{attempt}", self._open_store(options))
+        self._store = PrefixStore(f"sparring/{attempt}", self._open_store(options))
 
-    def _open_store(self, options: TorchRendezvousOptions) -> dist.Store:
+    def _open_store(self, options: TorchRendezvousOptions) -> Store:
         timeout = timedelta(seconds=options.start_seconds)
         place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         try:
-            store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
+            store, _, _ = next(rendezvous("env://", timeout=timeout))
         except dist.DistError as error:
             raise DeadlineError(
                 f"rendezvous 'torch': no store answered at {place} within "
@@ -55,7 +57,7 @@ class TorchRendezvous(Rendezvous):
                 f"rendezvous 'torch': {place} is no place to meet: {error}; start the ranks with "
                 "torchrun"
             ) from error
-        assert isinstance(store, dist.Store)
+        assert isinstance(store, Store)
         return store
 
     def membership(self) -> Membership:

@@ -11,11 +11,14 @@ the order of arrival there. The ranks then use that same store (`sparring_torch.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousHandler,
@@ -68,25 +71,46 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
     )
 
 
-def _open_store(host: str, port: int, is_host: bool | None, timeout_seconds: float) -> dist.Store:
+def _open_store(host: str, port: int, is_host: bool | None, timeout_seconds: float) -> Store:
     """Serves a store if HOST is this machine and nobody serves one yet; else connects to it."""
+    # torch exports it, but its types do not say so.
+    make_store: Any = vars(dist)["TCPStore"]
     timeout = timedelta(seconds=timeout_seconds)
-    if is_host is not False:
-        try:
-            return dist.TCPStore(host, port, is_master=True, timeout=timeout, multi_tenant=True,
-                                 wait_for_workers=False)  # fmt: skip
-        except RuntimeError as error:
-            if is_host:
-                raise RendezvousConnectionError(
-                    f"rendezvous 'sparring': cannot serve a store at {host}:{port}: {error}"
-                ) from error
     try:
-        return dist.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+        listener = None if is_host is False else _listen(host, port)
+        if listener is None and is_host:
+            raise RendezvousConnectionError(
+                f"rendezvous 'sparring': is_host is set, but {host}:{port} is no address of this "
+                "machine or is in use; leave is_host out, or give another endpoint"
+            )
+        if listener is None:
+            store = make_store(host, port, is_master=False, timeout=timeout)
+        else:
+            # Given a socket, it listens on that address and on no other. The socket is the store's.
+            store = make_store(
+                host,
+                port,
+                is_master=True,
+                timeout=timeout,
+                wait_for_workers=False,
+                master_listen_fd=listener.detach(),
+            )
     except RuntimeError as error:
         raise RendezvousConnectionError(
             f"rendezvous 'sparring': no store answers at {host}:{port} within "
             f"{timeout_seconds:g} s: {error}; see whether torchrun runs on that machine"
         ) from error
+    assert isinstance(store, Store)
+    return store
+
+
+def _listen(host: str, port: int) -> socket.socket | None:
+    """A server socket at that address, if it is this machine's and free."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server((str(address[0]), port), family=family, backlog=2048)
+    except OSError:
+        return None
 
 
 class FixedRendezvousHandler(RendezvousHandler):
@@ -102,14 +126,14 @@ class FixedRendezvousHandler(RendezvousHandler):
 
     def __init__(
         self,
-        store: dist.Store,
+        store: Store,
         store_info: RendezvousStoreInfo,
         *,
         run_id: str,
         num_nodes: int,
         timeout_seconds: float,
     ) -> None:
-        self._store = dist.PrefixStore(f"sparring-torchrun/{run_id}", store)
+        self._store = PrefixStore(f"sparring-torchrun/{run_id}", store)
         self._store_info = store_info
         self._run_id = run_id
         self._num_nodes = num_nodes
@@ -141,7 +165,7 @@ class FixedRendezvousHandler(RendezvousHandler):
                 )
             time.sleep(_GLANCE_SECONDS)
         return RendezvousInfo(
-            dist.PrefixStore(f"round-{number}", self._store),
+            PrefixStore(f"round-{number}", self._store),
             rank,
             self._num_nodes,
             self._store_info,
