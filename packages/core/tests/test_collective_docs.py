@@ -9,8 +9,10 @@ import pytest
 
 from sparring.collective import NUM_TAGS, Collective
 from sparring.collective.mpi import MpiOptions
+from sparring.collective.nccl import NcclOptions
 from sparring.collective.shapes import MAX_DIMENSIONS
 from sparring.config import RunConfig
+from sparring.descriptors import Options
 from sparring.rendezvous import EnvironmentOptions
 from sparring.testing import CollectiveTests
 
@@ -29,8 +31,8 @@ def test_reference_has_every_operation() -> None:
             assert re.search(rf"^\| .*`{name}\(", REFERENCE, re.M), f"{name} is missing"
 
 
-@pytest.mark.parametrize("options", [MpiOptions, EnvironmentOptions])
-def test_reference_has_every_option_with_its_default(options: type[MpiOptions]) -> None:
+@pytest.mark.parametrize("options", [MpiOptions, NcclOptions, EnvironmentOptions])
+def test_reference_has_every_option_with_its_default(options: type[Options]) -> None:
     for name, field in options.model_fields.items():
         assert re.search(rf"^\| `{name}` \|.*`{field.default}`", REFERENCE, re.M), name
 
