@@ -47,6 +47,8 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
 @hookimpl
 def sparring_register_collective() -> Sequence[CollectiveDescriptor]:
     from sparring.collective.mpi import MpiOptions, join_mpi, why_mpi_is_unavailable
+    from sparring.collective.nccl import NcclOptions, join_nccl
+    from sparring.collective.nccl_library import why_nccl_is_unavailable
 
     return [
         CollectiveDescriptor(
@@ -62,6 +64,14 @@ def sparring_register_collective() -> Sequence[CollectiveDescriptor]:
             options=MpiOptions,
             unavailable=why_mpi_is_unavailable,
             factory=join_mpi,
+        ),
+        CollectiveDescriptor(
+            name="nccl",
+            api_version=API_VERSION,
+            summary="GPU memory by NCCL, host memory by another collective. Not run on a GPU yet.",
+            options=NcclOptions,
+            unavailable=why_nccl_is_unavailable,
+            factory=join_nccl,
         ),
     ]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from sparring.descriptors import Options
 
-__all__ = ["TorchCollectiveOptions"]
+__all__ = ["TorchCollectiveOptions", "TorchRendezvousOptions"]
 
 
 class TorchCollectiveOptions(Options):
@@ -24,4 +26,15 @@ class TorchCollectiveOptions(Options):
     )
     start_seconds: float = Field(
         120.0, gt=0, description="How long the first rank waits for the last to start."
+    )
+
+
+class TorchRendezvousOptions(Options):
+    """The options of rendezvous ``torch``."""
+
+    device: Literal["cpu", "cuda"] = Field(
+        "cpu", description="Where this rank computes; `cuda` is the GPU of its local rank."
+    )
+    start_seconds: float = Field(
+        120.0, gt=0, description="How long a rank waits for the store of rank 0."
     )

@@ -10,6 +10,7 @@ from sparring.descriptors import (
     API_VERSION,
     CollectiveDescriptor,
     FrameworkDescriptor,
+    RendezvousDescriptor,
 )
 from sparring.hookspecs import hookimpl
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from sparring.collective import Collective
     from sparring.config import RunConfig
     from sparring.plugins import PluginManager
-    from sparring.rendezvous import Membership
+    from sparring.rendezvous import Membership, Rendezvous
     from sparring.training import Progress, TrainResult
 
 
@@ -50,6 +51,22 @@ def sparring_register_collective() -> Sequence[CollectiveDescriptor]:
     ]
 
 
+@hookimpl
+def sparring_register_rendezvous() -> Sequence[RendezvousDescriptor]:
+    from sparring_torch.distributed_options import TorchRendezvousOptions
+
+    return [
+        RendezvousDescriptor(
+            name="torch",
+            api_version=API_VERSION,
+            summary="torchrun's variables, and its TCPStore.",
+            options=TorchRendezvousOptions,
+            unavailable=_why_unavailable,
+            factory=_meet,
+        )
+    ]
+
+
 def _why_unavailable() -> str | None:
     if importlib.util.find_spec("torch") is None:
         return "torch is not installed; run: pip install torch"
@@ -60,6 +77,12 @@ def _join(membership: Membership, options: Any, deadline_seconds: float) -> Coll
     from sparring_torch.collective import join_torch
 
     return join_torch(membership, options, deadline_seconds)
+
+
+def _meet(options: Any) -> Rendezvous:
+    from sparring_torch.rendezvous import TorchRendezvous
+
+    return TorchRendezvous(options)
 
 
 def _train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) -> TrainResult:

@@ -1,0 +1,307 @@
+"""Buffers in GPU memory between ranks, by NCCL. Not run on a GPU yet: see the reference page.
+
+NCCL has no tags, no deadlines and no way to tell sizes, and wants to be met by another means first.
+So a host collective (`mpi`, `torch`) carries all that is in host memory, the operations too, and
+NCCL only the device buffers of `send` and `receive`.
+
+    host buffers    → the host collective
+    device buffers  → a queue → at the first `done` or `wait`, all of it as one NCCL group:
+
+        ncclGroupStart · ncclSend · ncclRecv · … · ncclGroupEnd · event    on a thread of its own
+
+One group makes the order of sends and receives within it irrelevant, which separate calls on one
+stream would not: two ranks that both send first would wait for each other for ever. NCCL may block
+while it connects two ranks, so a thread of its own calls it, and `ncclCommAbort` ends what is under
+way when a deadline has passed.
+
+Device messages between two ranks must be posted in the same order on both sides; tags do not
+reorder them.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from sparring.collective.contract import Array, Collective, Work
+from sparring.collective.nccl_library import (
+    UNIQUE_ID_BYTES,
+    CudaDriver,
+    NcclLibrary,
+    open_cuda,
+    open_nccl,
+)
+from sparring.collective.polling import PolledWork
+from sparring.descriptors import Options
+from sparring.errors import (
+    DeadlineError,
+    InternalError,
+    InvalidArgumentError,
+    PeerFailure,
+    SparringError,
+)
+from sparring.rendezvous.contract import Membership
+
+__all__ = ["NcclCollective", "NcclOptions", "join_nccl"]
+
+
+class NcclOptions(Options):
+    """The options of collective ``nccl``."""
+
+    host: str = Field(
+        "torch",
+        description="The collective that carries what is in host memory, with its defaults.",
+    )
+
+
+def join_nccl(membership: Membership, options: NcclOptions, deadline_seconds: float) -> Collective:
+    """Joins all ranks. All of them call it.
+
+    Raises:
+        DeadlineError: not all ranks came.
+        InternalError: NCCL or CUDA report an error.
+        PluginError: NCCL, the driver, or the host collective is missing.
+    """
+    from sparring.options import checked_options
+    from sparring.plugins import make_plugin_manager
+
+    nccl, cuda = open_nccl(), open_cuda()
+    name = "local" if membership.world_size == 1 else options.host
+    descriptor = make_plugin_manager().collective(name)
+    checked = checked_options("collective", descriptor, {})
+    host = descriptor.factory(membership, checked, deadline_seconds)
+    return NcclCollective(host, nccl, cuda, device=membership.local_rank)
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceBuffer:
+    """GPU memory, C-contiguous."""
+
+    pointer: int
+    num_bytes: int
+    owner: Any
+    """Kept alive until the message is done."""
+
+
+class _Batch:
+    """Device messages that go to NCCL as one group."""
+
+    def __init__(self) -> None:
+        # (communicator, stream) -> starts one message
+        self.starts: list[Callable[[int, int], None]] = []
+        self.is_flushed = False
+        self.is_complete = False
+        # Set by the thread that calls NCCL.
+        self.event: int | None = None
+        self.error: str | None = None
+
+
+class NcclCollective(Collective):
+    """One rank of an NCCL communicator, and the host collective beside it.
+
+    Args:
+        host: carries host buffers; closed with this one.
+        nccl: the library.
+        cuda: the driver.
+        device: the number of the GPU.
+    """
+
+    def __init__(
+        self, host: Collective, nccl: NcclLibrary, cuda: CudaDriver, *, device: int
+    ) -> None:
+        super().__init__(host.rank, host.world_size, deadline_seconds=host.deadline_seconds)
+        self._host = host
+        self._nccl, self._cuda = nccl, cuda
+        self._context = cuda.retain_context(device)
+        unique = nccl.make_unique_id() if self.rank == 0 else bytes(UNIQUE_ID_BYTES)
+        self._unique_id = host.all_gather(np.frombuffer(unique, np.uint8))[0].tobytes()
+        self._communicator: int | None = None
+        self._stream = 0
+        self._batch = _Batch()
+        self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._joined = threading.Event()
+        self._join_error: SparringError | None = None
+        threading.Thread(target=self._serve, name="sparring-nccl", daemon=True).start()
+        if not self._joined.wait(self.deadline_seconds):
+            host.close()
+            raise DeadlineError(
+                f"collective 'nccl': {self.world_size} ranks did not meet within "
+                f"{self.deadline_seconds:g} s; look at the ranks that did not start"
+            )
+        if self._join_error is not None:
+            host.close()
+            raise self._join_error
+
+    def send(self, buffer: Any, destination: int, tag: int = 0) -> Work:
+        """As the contract has it; `buffer` may also be in GPU memory."""
+        device_buffer = _device_buffer(buffer)
+        self._host.context = self.context
+        if device_buffer is None:
+            return self._host.send(buffer, destination, tag)
+        self._check_message("send to", destination, tag)
+        return self._post(self._nccl.send, device_buffer, destination)
+
+    def receive(self, buffer: Any, source: int, tag: int = 0) -> Work:
+        """As the contract has it; `buffer` may also be in GPU memory."""
+        device_buffer = _device_buffer(buffer)
+        self._host.context = self.context
+        if device_buffer is None:
+            return self._host.receive(buffer, source, tag)
+        self._check_message("receive from", source, tag)
+        return self._post(self._nccl.receive, device_buffer, source)
+
+    def close(self) -> None:
+        """Leaves. Aborts device messages that are under way."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._batches.put(None)
+        self.abort()
+        self._host.close()
+
+    # -- what the works ask ---------------------------------------------------------
+
+    def flush(self, batch: _Batch) -> None:
+        """Gives all messages that were posted so far to NCCL."""
+        if not batch.is_flushed:
+            batch.is_flushed = True
+            self._batch = _Batch()
+            self._batches.put(batch)
+
+    def is_complete(self, batch: _Batch) -> bool:
+        if not batch.is_complete and batch.event is not None:
+            self._cuda.use_context(self._context)
+            batch.is_complete = self._cuda.is_reached(batch.event)
+        return batch.is_complete
+
+    def background_error(self) -> str | None:
+        with self._lock:
+            if self._communicator is None:
+                return "the communicator was aborted after an earlier failure"
+            return self._nccl.background_error(self._communicator)
+
+    def abort(self) -> None:
+        with self._lock:
+            communicator, self._communicator = self._communicator, None
+        if communicator is not None:
+            self._nccl.abort(communicator)
+
+    # -- the parts of the contract that are the host's --------------------------------
+
+    def _send_impl(self, buffer: Array, destination: int, tag: int) -> Work:
+        return self._host.send(buffer, destination, tag)
+
+    def _receive_impl(self, buffer: Array, source: int, tag: int) -> Work:
+        return self._host.receive(buffer, source, tag)
+
+    def _all_to_all_impl(self, parts: list[Array]) -> list[Array]:
+        self._host.context = self.context
+        return self._host.all_to_all(parts)
+
+    # -- device messages --------------------------------------------------------------
+
+    def _post(
+        self,
+        start: Callable[[int, int, int, int, int], None],
+        buffer: _DeviceBuffer,
+        peer: int,
+    ) -> Work:
+        self._batch.starts.append(
+            lambda communicator, stream: start(
+                buffer.pointer, buffer.num_bytes, peer, communicator, stream
+            )
+        )
+        return _NcclWork(self, self._batch, buffer, peer)
+
+    def _serve(self) -> None:
+        """The thread that calls NCCL."""
+        try:
+            self._cuda.use_context(self._context)
+            self._stream = self._cuda.make_stream()
+            self._communicator = self._nccl.join(self._unique_id, self.rank, self.world_size)
+        except SparringError as error:
+            self._join_error = error
+        self._joined.set()
+        while (batch := self._batches.get()) is not None:
+            communicator = self._communicator
+            if communicator is None:
+                batch.error = "the communicator was aborted after an earlier failure"
+                continue
+            try:
+                self._issue(batch, communicator)
+            except InternalError as error:
+                batch.error = str(error)
+
+    def _issue(self, batch: _Batch, communicator: int) -> None:
+        # Whatever wrote the buffers did so on a stream that nobody told us of.
+        self._cuda.synchronize()
+        self._nccl.start_group()
+        try:
+            for start in batch.starts:
+                start(communicator, self._stream)
+        finally:
+            self._nccl.end_group()
+        batch.event = self._cuda.record(self._stream)
+
+
+class _NcclWork(PolledWork):
+    def __init__(
+        self, owner: NcclCollective, batch: _Batch, buffer: _DeviceBuffer, peer: int
+    ) -> None:
+        super().__init__(owner.deadline_seconds)
+        self._owner = owner
+        self._batch = batch
+        self._buffer = buffer
+        self._peer = peer
+        self._context = owner.context
+
+    def _test(self) -> bool:
+        self._owner.flush(self._batch)
+        if self._batch.error is not None:
+            raise self._failure(self._batch.error)
+        return self._owner.is_complete(self._batch)
+
+    def _trouble(self, limit: float, now: float) -> SparringError | None:
+        found = self._owner.background_error()
+        if found is None and now >= limit:
+            found = f"nothing came within {self._owner.deadline_seconds:g} s"
+        return None if found is None else self._failure(found)
+
+    def _failure(self, found: str) -> PeerFailure:
+        self._owner.abort()
+        return self._owner.peer_failure(self._peer, found, self._context)
+
+
+def _device_buffer(buffer: Any) -> _DeviceBuffer | None:
+    """What a foreign array says of its GPU memory; None where it is in host memory.
+
+    Raises:
+        InvalidArgumentError: it is in GPU memory and not C-contiguous.
+    """
+    interface = None if isinstance(buffer, np.ndarray) else _cuda_array_interface(buffer)
+    if interface is None:
+        return None
+    dtype = np.dtype(interface["typestr"])
+    shape = tuple(map(int, interface["shape"]))
+    expected = [dtype.itemsize * int(np.prod(shape[place + 1 :])) for place in range(len(shape))]
+    strides = interface.get("strides")
+    if strides is not None and list(strides) != expected and 0 not in shape:
+        raise InvalidArgumentError(
+            f"collective: buffers must be C-contiguous, found strides {tuple(strides)} for shape "
+            f"{shape}; copy it first"
+        )
+    num_bytes = dtype.itemsize * int(np.prod(shape))
+    return _DeviceBuffer(int(interface["data"][0]), num_bytes, buffer)
+
+
+def _cuda_array_interface(buffer: Any) -> dict[str, Any] | None:
+    # torch raises AttributeError for tensors of the CPU, so this asks both.
+    interface: dict[str, Any] | None = getattr(buffer, "__cuda_array_interface__", None)
+    return interface

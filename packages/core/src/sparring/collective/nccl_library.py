@@ -1,0 +1,235 @@
+"""The few functions of NCCL and of the CUDA driver that the nccl collective calls, by ctypes.
+
+Both libraries are opened when they are asked for: ``libcuda.so.1`` comes with NVIDIA's driver,
+``libnccl.so.2`` with the wheels ``nvidia-nccl-cu12`` and ``nvidia-nccl-cu13``, or with the system.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from sparring.errors import InternalError, PluginError
+
+__all__ = [
+    "UNIQUE_ID_BYTES",
+    "CudaDriver",
+    "NcclLibrary",
+    "open_cuda",
+    "open_nccl",
+    "why_nccl_is_unavailable",
+]
+
+UNIQUE_ID_BYTES = 128
+_WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
+_NCCL, _CUDA = "libnccl.so.2", "libcuda.so.1"
+
+# Of ncclDataType_t: bytes are bytes whatever they mean.
+_NCCL_UINT8 = 1
+_NCCL_SUCCESS, _NCCL_IN_PROGRESS = 0, 7
+_CUDA_SUCCESS, _CUDA_NOT_READY = 0, 600
+_STREAM_NON_BLOCKING, _EVENT_DISABLE_TIMING = 1, 2
+
+_Handle = ctypes.c_void_p
+
+
+class _UniqueId(ctypes.Structure):
+    _fields_ = (("internal", ctypes.c_byte * UNIQUE_ID_BYTES),)
+
+
+class NcclLibrary:
+    """Each method is one function of ``nccl.h``; errors raise `InternalError`."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._library.ncclGetErrorString.restype = ctypes.c_char_p
+        size, handle, number = ctypes.c_size_t, _Handle, ctypes.c_int
+        for name in ("ncclSend", "ncclRecv"):
+            # In order: buffer, count, type, peer, communicator, stream.
+            getattr(library, name).argtypes = (handle, size, number, number, handle, handle)
+        library.ncclCommInitRank.argtypes = (ctypes.POINTER(handle), number, _UniqueId, number)
+        library.ncclCommAbort.argtypes = (handle,)
+        library.ncclCommGetAsyncError.argtypes = (handle, ctypes.POINTER(number))
+
+    def make_unique_id(self) -> bytes:
+        unique = _UniqueId()
+        self._check("ncclGetUniqueId", self._library.ncclGetUniqueId(ctypes.byref(unique)))
+        return bytes(unique)
+
+    def join(self, unique_id: bytes, rank: int, world_size: int) -> int:
+        """A communicator; blocks until all ranks have called it."""
+        communicator = _Handle()
+        unique = _UniqueId.from_buffer_copy(unique_id)
+        self._check(
+            "ncclCommInitRank",
+            self._library.ncclCommInitRank(ctypes.byref(communicator), world_size, unique, rank),
+        )
+        return int(communicator.value or 0)
+
+    def start_group(self) -> None:
+        self._check("ncclGroupStart", self._library.ncclGroupStart())
+
+    def end_group(self) -> None:
+        self._check("ncclGroupEnd", self._library.ncclGroupEnd())
+
+    def send(self, pointer: int, num_bytes: int, peer: int, communicator: int, stream: int) -> None:
+        self._check(
+            "ncclSend",
+            self._library.ncclSend(pointer, num_bytes, _NCCL_UINT8, peer, communicator, stream),
+        )
+
+    def receive(
+        self, pointer: int, num_bytes: int, peer: int, communicator: int, stream: int
+    ) -> None:
+        self._check(
+            "ncclRecv",
+            self._library.ncclRecv(pointer, num_bytes, _NCCL_UINT8, peer, communicator, stream),
+        )
+
+    def background_error(self, communicator: int) -> str | None:
+        """What went wrong since, if anything did."""
+        code = ctypes.c_int()
+        result = self._library.ncclCommGetAsyncError(communicator, ctypes.byref(code))
+        self._check("ncclCommGetAsyncError", result)
+        if code.value in (_NCCL_SUCCESS, _NCCL_IN_PROGRESS):
+            return None
+        return self._text(code.value)
+
+    def abort(self, communicator: int) -> None:
+        """Ends all that is under way on it, from any thread, and frees it."""
+        self._library.ncclCommAbort(communicator)
+
+    def _check(self, what: str, code: int) -> None:
+        if code not in (_NCCL_SUCCESS, _NCCL_IN_PROGRESS):
+            raise InternalError(
+                f"NCCL: {what} failed: {self._text(code)}; the environment variable "
+                "NCCL_DEBUG=INFO makes it say more"
+            )
+
+    def _text(self, code: int) -> str:
+        text = self._library.ncclGetErrorString(code)
+        return text.decode() if text else f"error {code}"
+
+
+class CudaDriver:
+    """Each method is one function of ``cuda.h``; errors raise `InternalError`."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def retain_context(self, device: int) -> int:
+        """The context that the CUDA runtime and frameworks use on this device."""
+        self._call("cuInit", 0)
+        number, context = ctypes.c_int(), _Handle()
+        self._call("cuDeviceGet", ctypes.byref(number), device)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
+        return int(context.value or 0)
+
+    def use_context(self, context: int) -> None:
+        """For the calling thread."""
+        self._call("cuCtxSetCurrent", _Handle(context))
+
+    def synchronize(self) -> None:
+        """Waits for all that the context of the calling thread was given."""
+        self._call("cuCtxSynchronize")
+
+    def make_stream(self) -> int:
+        stream = _Handle()
+        self._call("cuStreamCreate", ctypes.byref(stream), _STREAM_NON_BLOCKING)
+        return int(stream.value or 0)
+
+    def record(self, stream: int) -> int:
+        """An event that is reached when the stream has done what it was given so far."""
+        event = _Handle()
+        self._call("cuEventCreate", ctypes.byref(event), _EVENT_DISABLE_TIMING)
+        self._call("cuEventRecord", event, _Handle(stream))
+        return int(event.value or 0)
+
+    def is_reached(self, event: int) -> bool:
+        """Whether an event is reached; the event is gone then."""
+        code = self._library.cuEventQuery(_Handle(event))
+        if code == _CUDA_NOT_READY:
+            return False
+        self._check("cuEventQuery", code)
+        self._call("cuEventDestroy_v2", _Handle(event))
+        return True
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        self._check(name, getattr(self._library, name)(*arguments))
+
+    def _check(self, what: str, code: int) -> None:
+        if code != _CUDA_SUCCESS:
+            text = ctypes.c_char_p()
+            self._library.cuGetErrorString(code, ctypes.byref(text))
+            reason = text.value.decode() if text.value else f"error {code}"
+            raise InternalError(
+                f"CUDA: {what} failed: {reason}; `sparring doctor` shows the driver"
+            )
+
+
+def why_nccl_is_unavailable() -> str | None:
+    """Which library is missing, or that there is no GPU; None where all is there."""
+    try:
+        open_nccl()
+        driver = open_cuda()
+    except PluginError as error:
+        return str(error)
+    try:
+        driver.retain_context(0)
+    except InternalError as error:
+        return f"there is no usable GPU ({error})"
+    return None
+
+
+def open_nccl() -> NcclLibrary:
+    """NCCL of a wheel, else of the system.
+
+    Raises:
+        PluginError: there is none.
+    """
+    library = _open(_NCCL, _paths_in_wheels())
+    if library is None:
+        raise PluginError(
+            f"collective 'nccl': {_NCCL} was found neither in the wheels {' and '.join(_WHEELS)} "
+            'nor in the system; run: pip install "sparring[nccl]"'
+        )
+    return NcclLibrary(library)
+
+
+def open_cuda() -> CudaDriver:
+    """NVIDIA's driver.
+
+    Raises:
+        PluginError: there is none.
+    """
+    library = _open(_CUDA, [])
+    if library is None:
+        raise PluginError(
+            f"collective 'nccl': {_CUDA} was not found: there is no NVIDIA driver on this machine; "
+            "choose collective 'torch' or 'mpi'"
+        )
+    return CudaDriver(library)
+
+
+def _paths_in_wheels() -> list[Path]:
+    paths = []
+    for wheel in _WHEELS:
+        try:
+            files = metadata.files(wheel) or []
+        except metadata.PackageNotFoundError:
+            continue
+        paths += [Path(str(file.locate())) for file in files if file.name == _NCCL]
+    return paths
+
+
+def _open(name: str, paths: Sequence[Path]) -> Any:
+    for candidate in [*map(str, paths), name]:
+        try:
+            return ctypes.CDLL(candidate)
+        except OSError:
+            # Not there, or of another platform; the next may do.
+            continue
+    return None

@@ -1,0 +1,178 @@
+"""torchrun's variables, its store, and our handler for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import RendezvousParameters, RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+from sparring import make_plugin_manager
+from sparring.errors import DeadlineError, InvalidArgumentError
+from sparring.options import checked_options
+from sparring.rendezvous import Membership, ShardMap
+from sparring_torch.torchrun import FixedRendezvousHandler, create_handler
+
+_RANK = """
+import json, sys
+import numpy as np
+from sparring import make_plugin_manager
+from sparring.errors import DeadlineError
+from sparring.options import checked_options
+
+manager = make_plugin_manager()
+place = manager.rendezvous("torch")
+rendezvous = place.factory(checked_options("rendezvous", place, {"device": "cuda"}))
+mine = rendezvous.membership()
+group = manager.collective("torch")
+with group.factory(mine, checked_options("collective", group, {}), 20.0) as collective:
+    rendezvous.set(f"greeting of {mine.rank}", b"hello \\x00" + bytes([mine.rank]))
+    heard = rendezvous.get(f"greeting of {1 - mine.rank}", 20.0)
+    total = collective.all_reduce(np.array([mine.rank + 1]))
+    try:
+        rendezvous.get("what nobody sets", 0.1)
+        missing = "found"
+    except DeadlineError:
+        missing = "deadline"
+    collective.barrier()
+with open(f"{sys.argv[1]}/{mine.rank}.json", "w") as file:
+    json.dump([mine.world_size, mine.local_rank, mine.device, list(heard), int(total[0]), missing], file)
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_torchrun_meets_by_our_handler_and_its_ranks_by_its_store(
+    tmp_path: Path, num_nodes: int
+) -> None:
+    script = tmp_path / "rank.py"
+    script.write_text(_RANK)
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "sparring",
+        "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "job",
+        "--rdzv-conf", "join_timeout=60", "--nnodes", str(num_nodes),
+        "--nproc-per-node", str(2 // num_nodes), str(script), str(tmp_path),
+    ]  # fmt: skip
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    agents = [
+        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        for _ in range(num_nodes)
+    ]
+    try:
+        for agent in agents:
+            _, errors = agent.communicate(timeout=120)
+            assert agent.returncode == 0, errors
+    finally:
+        for agent in agents:
+            agent.kill()
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        local_rank = rank if num_nodes == 1 else 0
+        heard = [*b"hello \x00", 1 - rank]
+        assert found == [2, local_rank, f"cuda:{local_rank}", heard, 3, "deadline"]
+
+
+def parameters(endpoint: str, nodes: tuple[int, int] = (1, 1), **settings: Any) -> Any:
+    return RendezvousParameters("sparring", endpoint, "job", *nodes, **settings)
+
+
+def test_torchrun_finds_the_handler_by_its_entry_point() -> None:
+    from torch.distributed.elastic.rendezvous import registry
+
+    registry._register_default_handlers()
+    registry._register_out_of_tree_handlers()
+    handler = get_rendezvous_handler(parameters(f"127.0.0.1:{free_port()}"))
+    assert handler.get_backend() == "sparring"
+    info = handler.next_rendezvous()
+    assert (info.rank, info.world_size) == (0, 1)
+    assert not handler.is_closed()
+    handler.shutdown()
+    assert handler.is_closed()
+
+
+def test_a_machine_that_does_not_come_is_a_timeout_that_counts() -> None:
+    handler = FixedRendezvousHandler(
+        dist.HashStore(),
+        RendezvousStoreInfo("localhost", 1),
+        run_id="job",
+        num_nodes=3,
+        timeout_seconds=0.2,
+    )
+    with pytest.raises(RendezvousTimeoutError, match="only 1 of 3 machines"):
+        handler.next_rendezvous()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "nodes", "words"),
+    [("h:1", (1, 2), "--nnodes 1:2"), ("", (1, 1), "HOST:PORT"), ("h:x", (1, 1), "'h:x'")],
+)
+def test_a_wrong_command_line_is_refused(endpoint: str, nodes: tuple[int, int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        create_handler(parameters(endpoint, nodes))
+
+
+def open_torch(**options: Any) -> Any:
+    descriptor = make_plugin_manager().rendezvous("torch")
+    return descriptor.factory(checked_options("rendezvous", descriptor, options))
+
+
+def test_a_store_that_nobody_serves_is_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    with pytest.raises(InvalidArgumentError, match="MASTER_PORT is missing"):
+        open_torch()
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    with pytest.raises(DeadlineError, match=r"within 1\.5 s"):
+        open_torch(start_seconds=1.5)
+
+
+def test_the_collective_is_refused_where_no_launcher_said_where_to_meet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    descriptor = make_plugin_manager().collective("torch")
+    options = checked_options("collective", descriptor, {})
+    with pytest.raises(InvalidArgumentError, match="start the ranks with torchrun"):
+        descriptor.factory(Membership(rank=0, world_size=2), options, 1.0)
+
+
+def test_a_world_of_one_needs_no_launcher() -> None:
+    descriptor = make_plugin_manager().collective("torch")
+    options = checked_options("collective", descriptor, {})
+    with descriptor.factory(Membership(rank=0, world_size=1), options, 1.0) as collective:
+        collective.barrier()
+    assert not dist.is_initialized()
+    assert ShardMap.balanced(1).world_size == collective.world_size
+
+
+def test_a_group_that_the_program_initialised_is_used_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        descriptor = make_plugin_manager().collective("torch")
+        options = checked_options("collective", descriptor, {})
+        with pytest.raises(InvalidArgumentError, match=r"rank 0 of 2, torch\.distributed says"):
+            descriptor.factory(Membership(rank=0, world_size=2), options, 1.0)
+        descriptor.factory(Membership(rank=0, world_size=1), options, 1.0).close()
+        assert dist.is_initialized()
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
