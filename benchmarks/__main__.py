@@ -31,8 +31,9 @@ BENCHMARKS = (
     "dlrm",
     "lookups",
     "sweeps",
+    "exchange",
 )
-QUICK = ("pooled", "tables", "dlrm", "lookups", "sweeps")
+QUICK = ("pooled", "tables", "dlrm", "lookups", "sweeps", "exchange")
 """Those that a quick run shrinks."""
 
 

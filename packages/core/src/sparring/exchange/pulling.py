@@ -135,12 +135,18 @@ class RingPull:
             keys_going = self.link.send(_KEYS, keys, turn.peer, turn.what)
             self._asked.append(_Asked(turn, keys_going, rows_coming))
             moved = True
+        silent: set[int] = set()
         for asked in self._asked:
             if not asked.has_sent and self.link.is_done(asked.keys_going):
                 asked.has_sent = moved = True
-            if not asked.has_placed and self.link.is_done(asked.rows_coming):
+            # Of one rank's messages only the first is looked at: they come in order.
+            if asked.has_placed or asked.turn.peer in silent:
+                continue
+            if self.link.is_done(asked.rows_coming):
                 asked.has_placed = moved = True
                 self._place(asked.rows_coming.buffer, asked.turn)
+            else:
+                silent.add(asked.turn.peer)
         while self._asked and self._asked[0].has_sent and self._asked[0].has_placed:
             self._asked.popleft()
         return moved
@@ -156,10 +162,14 @@ class RingPull:
             keys_coming = self.link.receive(_KEYS, keys, turn.peer, turn.what)
             self._served.append(_Served(turn, keys, keys_coming))
             moved = True
+        silent: set[int] = set()
         later: set[int] = set()
         for served in self._served:
-            if served.keys_coming is not None and self.link.is_done(served.keys_coming):
-                served.keys_coming, moved = None, True
+            if served.keys_coming is not None and served.turn.peer not in silent:
+                if self.link.is_done(served.keys_coming):
+                    served.keys_coming, moved = None, True
+                else:
+                    silent.add(served.turn.peer)
             finding = served.finding
             # Messages to one rank must go in the order in which it asked.
             if finding is not None and finding.is_done and served.turn.peer not in later:

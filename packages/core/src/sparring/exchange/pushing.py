@@ -190,9 +190,15 @@ class RingPush:
             coming = self.link.receive(_GRADIENTS, message, turn.peer, turn.what)
             self._received.append(_Received(turn, coming))
             moved = True
+        silent: set[int] = set()
         for each in self._received:
-            if not each.has_come and self.link.is_done(each.coming):
+            # Of one rank's messages only the first is looked at: they come in order.
+            if each.has_come or each.turn.peer in silent:
+                continue
+            if self.link.is_done(each.coming):
                 each.has_come = moved = True
+            else:
+                silent.add(each.turn.peer)
         for each in self._received:
             if not each.has_come:
                 break  # later ones wait: sums are taken in the order of the queue
