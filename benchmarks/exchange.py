@@ -88,9 +88,8 @@ def _one_pull(
 
     def body(collective: Collective) -> float:
         storage = slow_storage(TABLE, seconds_per_row)
-        options = ExchangeOptions(schedule, chunk_rows=2048)
-        exchange = RingExchange(collective, shard_map, options)
-        exchange.pull(storage, TABLE, keys[:64], Columns(0, DIM))
+        exchange = RingExchange(collective, shard_map, ExchangeOptions(schedule))
+        exchange.pull(storage, TABLE, keys, Columns(0, DIM))
         collective.barrier()
         begin = time.perf_counter()
         exchange.pull(storage, TABLE, keys, Columns(0, DIM))

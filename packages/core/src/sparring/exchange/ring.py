@@ -22,6 +22,7 @@ from sparring.collective import Collective
 from sparring.errors import ClosedError, PeerFailure
 from sparring.exchange.agreeing import Settings, check_headers, digest_of, refuse_together
 from sparring.exchange.beside import Lane
+from sparring.exchange.buffers import Buffers
 from sparring.exchange.counters import ExchangeCounters
 from sparring.exchange.headers import (
     Header,
@@ -83,6 +84,7 @@ class RingExchange:
         self._link.on_stall = self._mailbox.look
         self._settings = settings
         self._chunk_rows = self.options.chunk_rows
+        self._buffers = Buffers()
         self._threads: ThreadPoolExecutor | None = None
         self._failure: PeerFailure | None = None
         self._has_ended = False
@@ -142,6 +144,7 @@ class RingExchange:
                 counts,
                 self._rows_of_a_chunk(codecs),
                 self.options.chunks_in_flight,
+                self._buffers,
             ).run()
 
     def push(
@@ -191,6 +194,7 @@ class RingExchange:
                 counts,
                 self._rows_of_a_chunk(codecs),
                 self.options.chunks_in_flight,
+                self._buffers,
             ).run()
 
     def commit(self, num_rows: Sequence[int], error: BaseException | None = None) -> list[int]:
