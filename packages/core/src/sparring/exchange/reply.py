@@ -107,6 +107,7 @@ def place_reply(
                 "snapshot",
                 rank=owner,
                 operation="find",
+                is_certain=True,
             )
         places = routed.places(owner, piece)
         _native.place_rows(codec.decode(message[at:end], piece.count), places, result.rows)

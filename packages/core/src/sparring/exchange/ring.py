@@ -295,6 +295,8 @@ class RingExchange:
         Deadlines of ranks that wait for each other end at nearly the same time, so that it may take
         a moment until the rank that knows has told.
         """
+        if failure.details.get("is_certain"):
+            return failure
         limit = time.monotonic() + min(1.0, _GRACE * self._collective.deadline_seconds)
         while True:
             try:
@@ -328,6 +330,7 @@ class RingExchange:
             details = {
                 "operation": operation,
                 "table": None,
+                "is_certain": False,
                 **failure.details,
                 "step": self.step,
                 "steps_applied": self.step,
