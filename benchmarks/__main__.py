@@ -32,8 +32,9 @@ BENCHMARKS = (
     "lookups",
     "techniques",
     "sweeps",
+    "exchange",
 )
-QUICK = ("pooled", "tables", "dlrm", "lookups", "techniques", "sweeps")
+QUICK = ("pooled", "tables", "dlrm", "lookups", "techniques", "sweeps", "exchange")
 """Those that a quick run shrinks."""
 
 

@@ -60,7 +60,11 @@ FRAMEWORK = """
             rows={"user": 610, "item": 9000},
             steps=3,
             seconds=1.5,
-            extra={"best_rmse": 0.86, "report_path": "report.html"},
+            extra={
+                "best_rmse": 0.86,
+                "report_path": "report.html",
+                "trace_path": config.report.trace_path,
+            },
         )
 
     @hookimpl
@@ -110,6 +114,11 @@ def run(site: Site, capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 # -- train ----------------------------------------------------------------------
+
+
+def test_trace_says_where_the_trace_goes(run: Run) -> None:
+    assert "trace path: out.json" in run("train", "run.yaml", "--trace", "out.json").out
+    assert "trace path" not in run("train", "run.yaml").out
 
 
 def test_train_prints_metrics_rows_and_time(run: Run) -> None:

@@ -13,6 +13,8 @@ from pydantic import ValidationError
 from sparring.admission import Bloom, Frequency
 from sparring.config import RunConfig, config_as_yaml, load_config, parse_config
 from sparring.config.tables import TablesConfig
+from sparring.errors import ConfigError
+from sparring.exchange import ExchangeOptions, WireDtype
 from sparring.initializers import Normal, Uniform, Zeros
 from sparring.table import TableConfig
 
@@ -40,6 +42,23 @@ def test_a_short_file_gets_all_defaults() -> None:
     assert config.optimizer.sparse.name == "adagrad"
     assert config.training.non_finite_gradients == "raise"
     assert config.report.path is None
+
+
+def test_the_exchange_section_gives_its_options() -> None:
+    assert parse_config(RATINGS).exchange.options() == ExchangeOptions()
+    for written, chunk_rows in (("auto", None), ("null", None), ("4096", 4096)):
+        text = RATINGS + f"exchange: {{chunk_rows: {written}, row_wire_dtype: int8}}\n"
+        options = parse_config(text).exchange.options()
+        assert (options.chunk_rows, options.row_wire_dtype) == (chunk_rows, WireDtype.INT8)
+    for wrong in ("chunk_rows: 0", "chunk_rows: many", "schedule: tree"):
+        with pytest.raises(ConfigError, match=wrong.split(":")[0]):
+            parse_config(RATINGS + f"exchange: {{{wrong}}}\n")
+
+
+def test_what_ranks_compare_leaves_out_where_each_runs() -> None:
+    shared = parse_config(RATINGS + "threads: 3\nreport: {path: one.html}\n").shared()
+    assert shared == parse_config(RATINGS).shared()
+    assert shared != parse_config(RATINGS + "seed: 3\n").shared()
 
 
 def test_a_config_cannot_be_changed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import pytest
@@ -10,6 +11,7 @@ from sparring.collective import Collective, Reduction
 from sparring.exchange import ExchangeOptions, Schedule
 
 from .exchange_scenario import Job, Scenario, Shard, check, train
+from .late_transport import LateGroup
 from .test_collective import run_ranks
 
 
@@ -49,6 +51,21 @@ def test_neither_schedule_nor_chunks_change_what_is_trained(
 ) -> None:
     exchange = ExchangeOptions(schedule, chunk_rows, chunks_in_flight=2)
     check_ranks(Scenario(3, "adagrad", num_steps=20, exchange=exchange))
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 5])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_it_is_exact_over_the_least_helpful_transport(world_size: int, seed: int) -> None:
+    """With one chunk in flight and with many; buffers are overwritten as early as allowed."""
+    exchange = ExchangeOptions(chunk_rows=2, chunks_in_flight=1 if seed == 1 else 6)
+    scenario = Scenario(world_size, "adagrad", num_steps=8, exchange=exchange)
+    group = LateGroup(world_size, seed)
+
+    def body(rank: int) -> dict[str, Shard]:
+        return train(scenario, group.join(rank), Job(world_size))
+
+    with ThreadPoolExecutor(world_size) as threads:
+        check(list(threads.map(body, range(world_size))), alone(scenario))
 
 
 def test_every_run_gives_the_same_bits() -> None:

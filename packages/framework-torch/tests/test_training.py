@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Mapping
@@ -73,6 +74,15 @@ def rating_config(path: Path, **more: Any) -> dict[str, Any]:
         "optimizer": {"sparse": {"name": "adagrad", "lr": 0.2}},
         "training": {"epochs": 12},
     } | more
+
+
+def test_a_run_writes_the_trace_that_is_asked_for(ratings: Path, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    written = rating_config(ratings, training={"steps": 3}, report={"trace_path": str(path)})
+    train(RunConfig.model_validate(written), make_plugin_manager(), SilentProgress())
+    names = [event["name"] for event in json.loads(path.read_text())["traceEvents"]]
+    for name in ("forward", "backward", "apply", "update"):
+        assert names.count(name) == 3
 
 
 def click_config(**more: Any) -> dict[str, Any]:

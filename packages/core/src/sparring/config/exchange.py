@@ -37,7 +37,7 @@ class ExchangeConfig(Section):
         description="Rows in one message. `auto` or null: measured when the first exchange begins.",
     )
     chunks_in_flight: int = Field(
-        4,
+        8,
         ge=1,
         le=MOST_CHUNKS_IN_FLIGHT,
         description="The most messages that a rank has under way each way; with `chunk_rows` it "

@@ -94,7 +94,9 @@ def refuse_together(
     text = f"step {step}: rank {rank} cannot apply it, so no rank does: {message}"
     known = _error_class(kind)
     if known is None:
-        raise PeerFailure(text, rank=rank, operation="apply", table=None, step=step)
+        raise PeerFailure(
+            text, rank=rank, operation="apply", table=None, step=step, is_certain=True
+        )
     raise known(text, rank=rank, step=step)
 
 
@@ -165,4 +167,5 @@ def _elsewhere(collective: Collective, mine: Header, peer: int, theirs: Header) 
         operation=collective.context.operation,
         table=collective.context.table,
         step=mine.step,
+        is_certain=True,
     )

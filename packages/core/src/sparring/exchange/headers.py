@@ -199,6 +199,7 @@ def given_up(collective: Collective, peer: int, theirs: Header) -> PeerFailure:
         operation=context.operation,
         table=context.table,
         step=context.step,
+        is_certain=True,
     )
 
 

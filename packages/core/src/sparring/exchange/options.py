@@ -54,7 +54,7 @@ class ExchangeOptions:
 
     schedule: Schedule | str = Schedule.RING
     chunk_rows: int | None = None
-    chunks_in_flight: int = 4
+    chunks_in_flight: int = 8
     row_wire_dtype: WireDtype | str = WireDtype.EXACT
     gradient_wire_dtype: WireDtype | str = WireDtype.EXACT
 

@@ -26,9 +26,10 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring.exchange.beside import Job, Lane
+from sparring.exchange.buffers import Buffers
 from sparring.exchange.counters import MessageKind
 from sparring.exchange.link import Link, Transfer
-from sparring.exchange.reply import find_into, find_rows, place_reply, refused_reply, reply_bytes
+from sparring.exchange.reply import find_into, find_rows, place_reply, refuse_into, reply_bytes
 from sparring.exchange.requests import Pulled, PullRequest
 from sparring.exchange.routing import Routed, Turn, turns_of
 from sparring.exchange.wire import Codec
@@ -83,6 +84,7 @@ class RingPull:
     served_counts: npt.NDArray[np.int64]
     chunk_rows: int
     chunks_in_flight: int
+    buffers: Buffers = field(default_factory=Buffers)
     results: list[Pulled] = field(default_factory=list)
     _asked: deque[_Asked] = field(default_factory=deque)
     _served: deque[_Served] = field(default_factory=deque)
@@ -129,18 +131,25 @@ class RingPull:
             turn = next(waiting, None)
             if turn is None:
                 break
-            message = np.empty(reply_bytes(turn.chunk, self.codecs), np.uint8)
+            message = self.buffers.take(reply_bytes(turn.chunk, self.codecs))
             rows_coming = self.link.receive(_ROWS, message, turn.peer, turn.what)
             keys = self.routed.streams[turn.peer][turn.chunk.begin : turn.chunk.end]
             keys_going = self.link.send(_KEYS, keys, turn.peer, turn.what)
             self._asked.append(_Asked(turn, keys_going, rows_coming))
             moved = True
+        silent: set[int] = set()
         for asked in self._asked:
             if not asked.has_sent and self.link.is_done(asked.keys_going):
                 asked.has_sent = moved = True
-            if not asked.has_placed and self.link.is_done(asked.rows_coming):
+            # Of one rank's messages only the first is looked at: they come in order.
+            if asked.has_placed or asked.turn.peer in silent:
+                continue
+            if self.link.is_done(asked.rows_coming):
                 asked.has_placed = moved = True
                 self._place(asked.rows_coming.buffer, asked.turn)
+                self.buffers.give_back(asked.rows_coming.buffer)
+            else:
+                silent.add(asked.turn.peer)
         while self._asked and self._asked[0].has_sent and self._asked[0].has_placed:
             self._asked.popleft()
         return moved
@@ -156,10 +165,14 @@ class RingPull:
             keys_coming = self.link.receive(_KEYS, keys, turn.peer, turn.what)
             self._served.append(_Served(turn, keys, keys_coming))
             moved = True
+        silent: set[int] = set()
         later: set[int] = set()
         for served in self._served:
-            if served.keys_coming is not None and self.link.is_done(served.keys_coming):
-                served.keys_coming, moved = None, True
+            if served.keys_coming is not None and served.turn.peer not in silent:
+                if self.link.is_done(served.keys_coming):
+                    served.keys_coming, moved = None, True
+                else:
+                    silent.add(served.turn.peer)
             finding = served.finding
             # Messages to one rank must go in the order in which it asked.
             if finding is not None and finding.is_done and served.turn.peer not in later:
@@ -167,11 +180,11 @@ class RingPull:
                 served.finding, moved = None, True
             if served.rows_going is None:
                 later.add(served.turn.peer)
-        while (
-            self._served
-            and self._served[0].rows_going is not None
-            and self.link.is_done(self._served[0].rows_going)
-        ):
+        while self._served:
+            rows_going = self._served[0].rows_going
+            if rows_going is None or not self.link.is_done(rows_going):
+                break
+            self.buffers.give_back(rows_going.buffer)
             self._served.popleft()
             moved = True
         return moved
@@ -190,15 +203,14 @@ class RingPull:
             if not is_ready:
                 continue
             chunk = served.turn.chunk
-            served.message = np.zeros(reply_bytes(chunk, self.codecs), np.uint8)
+            served.message = self.buffers.take(reply_bytes(chunk, self.codecs))
             served.finding = self._submit(
                 partial(find_into, served.message, chunk, served.keys, self.requests, self.codecs)
             )
             moved = True
-        while self._num_finding < _MOST_FINDS:
-            turn = next(waiting, None)
-            if turn is None:
-                break
+        # Only where the lane is idle: others may ask at any moment, and theirs must travel too.
+        turn = None if self._num_finding else next(waiting, None)
+        if turn is not None:
             self._own.append(self._submit(partial(self._find_own, turn)))
             moved = True
         return moved
@@ -227,8 +239,8 @@ class RingPull:
     def _send(self, served: _Served, job: Job) -> None:
         turn = served.turn
         self._ended(job, turn.what)
-        if job.error is not None:
-            served.message = refused_reply(turn.chunk, self.codecs)
+        if job.error is not None and served.message is not None:
+            refuse_into(served.message)
         served.rows_going = self.link.send(_ROWS, served.message, turn.peer, turn.what)
 
     def _place(self, message: npt.NDArray[np.uint8], turn: Turn) -> None:

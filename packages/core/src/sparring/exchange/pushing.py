@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring.exchange.beside import Job, Lane
+from sparring.exchange.buffers import Buffers
 from sparring.exchange.counters import MessageKind
 from sparring.exchange.link import Link, Transfer
 from sparring.exchange.requests import OwnedGradients, PushRequest
@@ -44,14 +45,18 @@ def gradient_bytes(chunk: Chunk, codecs: Sequence[Codec]) -> int:
 
 
 def pack_gradients(
+    message: Bytes,
     chunk: Chunk,
     owner: int,
     routed: Routed,
     requests: Sequence[PushRequest],
     codecs: Sequence[Codec],
-) -> Bytes:
-    """The message that brings a chunk of gradients to its owner."""
-    message = np.zeros(gradient_bytes(chunk, codecs), np.uint8)
+) -> None:
+    """Writes the message that brings a chunk of gradients to its owner.
+
+    Args:
+        message: ``(gradient_bytes,)``, all written.
+    """
     stream = routed.streams[owner][chunk.begin : chunk.end]
     at = 0
     for piece in chunk.pieces:
@@ -65,7 +70,7 @@ def pack_gradients(
         if out is None:
             codec.encode(taken, wire)
         at += padded(end - at)
-    return message
+        message[end:at] = 0
 
 
 @dataclass(slots=True)
@@ -135,6 +140,7 @@ class RingPush:
     coming_counts: npt.NDArray[np.int64]
     chunk_rows: int
     chunks_in_flight: int
+    buffers: Buffers = field(default_factory=Buffers)
     _sent: deque[Transfer] = field(default_factory=deque)
     _received: deque[_Received] = field(default_factory=deque)
     _error: BaseException | None = None
@@ -169,13 +175,14 @@ class RingPush:
     def _send(self, waiting: Iterator[Turn]) -> bool:
         moved = False
         while self._sent and self.link.is_done(self._sent[0]):
-            self._sent.popleft()
+            self.buffers.give_back(self._sent.popleft().buffer)
             moved = True
         while len(self._sent) < self.chunks_in_flight:
             turn = next(waiting, None)
             if turn is None:
                 break
-            message = pack_gradients(turn.chunk, turn.peer, self.routed, self.requests, self.codecs)
+            message = self.buffers.take(gradient_bytes(turn.chunk, self.codecs))
+            pack_gradients(message, turn.chunk, turn.peer, self.routed, self.requests, self.codecs)
             self._sent.append(self.link.send(_GRADIENTS, message, turn.peer, turn.what))
             moved = True
         return moved
@@ -186,13 +193,19 @@ class RingPush:
             turn = next(waiting, None)
             if turn is None:
                 break
-            message = np.empty(gradient_bytes(turn.chunk, self.codecs), np.uint8)
+            message = self.buffers.take(gradient_bytes(turn.chunk, self.codecs))
             coming = self.link.receive(_GRADIENTS, message, turn.peer, turn.what)
             self._received.append(_Received(turn, coming))
             moved = True
+        silent: set[int] = set()
         for each in self._received:
-            if not each.has_come and self.link.is_done(each.coming):
+            # Of one rank's messages only the first is looked at: they come in order.
+            if each.has_come or each.turn.peer in silent:
+                continue
+            if self.link.is_done(each.coming):
                 each.has_come = moved = True
+            else:
+                silent.add(each.turn.peer)
         for each in self._received:
             if not each.has_come:
                 break  # later ones wait: sums are taken in the order of the queue
@@ -204,7 +217,9 @@ class RingPush:
             adding = self._received[0].adding
             if not adding.is_done:
                 break
-            self._ended(adding, self._received.popleft().turn.what)
+            received = self._received.popleft()
+            self._ended(adding, received.turn.what)
+            self.buffers.give_back(received.coming.buffer)
             moved = True
         return moved
 

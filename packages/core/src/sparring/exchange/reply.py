@@ -15,7 +15,7 @@ from sparring.exchange.wire import Codec, padded
 from sparring.storage.contract import Columns, Keys, Rows, Storage
 from sparring.table import TableConfig
 
-__all__ = ["find_into", "find_rows", "place_reply", "refused_reply", "reply_bytes"]
+__all__ = ["find_into", "find_rows", "place_reply", "refuse_into", "reply_bytes"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -59,7 +59,7 @@ def find_into(
     """Finds the rows of a chunk and writes the message that answers it.
 
     Args:
-        message: ``(reply_bytes,)``, zeroed.
+        message: ``(reply_bytes,)``, all written.
         keys: ``(n,)``, those of the chunk.
     """
     at = 0
@@ -74,11 +74,12 @@ def find_into(
             codec.encode(result.rows, wire)
         message[end : end + piece.count] = result.found
         at += padded(piece.count * (codec.row_bytes + 1))
+        message[end + piece.count : at] = 0
 
 
-def refused_reply(chunk: Chunk, codecs: Sequence[Codec]) -> Bytes:
-    """The message that says that a storage failed."""
-    return np.full(reply_bytes(chunk, codecs), _REFUSED, np.uint8)
+def refuse_into(message: Bytes) -> None:
+    """Writes the message that says that a storage failed."""
+    message[...] = _REFUSED
 
 
 def place_reply(
@@ -106,6 +107,7 @@ def place_reply(
                 "snapshot",
                 rank=owner,
                 operation="find",
+                is_certain=True,
             )
         places = routed.places(owner, piece)
         _native.place_rows(codec.decode(message[at:end], piece.count), places, result.rows)

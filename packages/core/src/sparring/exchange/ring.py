@@ -22,6 +22,7 @@ from sparring.collective import Collective
 from sparring.errors import ClosedError, PeerFailure
 from sparring.exchange.agreeing import Settings, check_headers, digest_of, refuse_together
 from sparring.exchange.beside import Lane
+from sparring.exchange.buffers import Buffers
 from sparring.exchange.counters import ExchangeCounters
 from sparring.exchange.headers import (
     Header,
@@ -83,6 +84,7 @@ class RingExchange:
         self._link.on_stall = self._mailbox.look
         self._settings = settings
         self._chunk_rows = self.options.chunk_rows
+        self._buffers = Buffers()
         self._threads: ThreadPoolExecutor | None = None
         self._failure: PeerFailure | None = None
         self._has_ended = False
@@ -142,6 +144,7 @@ class RingExchange:
                 counts,
                 self._rows_of_a_chunk(codecs),
                 self.options.chunks_in_flight,
+                self._buffers,
             ).run()
 
     def push(
@@ -191,6 +194,7 @@ class RingExchange:
                 counts,
                 self._rows_of_a_chunk(codecs),
                 self.options.chunks_in_flight,
+                self._buffers,
             ).run()
 
     def commit(self, num_rows: Sequence[int], error: BaseException | None = None) -> list[int]:
@@ -291,6 +295,8 @@ class RingExchange:
         Deadlines of ranks that wait for each other end at nearly the same time, so that it may take
         a moment until the rank that knows has told.
         """
+        if failure.details.get("is_certain"):
+            return failure
         limit = time.monotonic() + min(1.0, _GRACE * self._collective.deadline_seconds)
         while True:
             try:
@@ -324,6 +330,7 @@ class RingExchange:
             details = {
                 "operation": operation,
                 "table": None,
+                "is_certain": False,
                 **failure.details,
                 "step": self.step,
                 "steps_applied": self.step,

@@ -14,7 +14,7 @@ from sparring import _native
 from sparring.exchange.counters import MessageKind
 from sparring.exchange.link import Link
 from sparring.exchange.pushing import Sums, gradient_bytes, pack_gradients
-from sparring.exchange.reply import find_into, find_rows, place_reply, refused_reply, reply_bytes
+from sparring.exchange.reply import find_into, find_rows, place_reply, refuse_into, reply_bytes
 from sparring.exchange.requests import OwnedGradients, Pulled, PullRequest, PushRequest
 from sparring.exchange.routing import Chunk, Routed, chunks_of
 from sparring.exchange.wire import Codec
@@ -44,13 +44,13 @@ def pull_at_once(
         if chunk is None or peer == rank:
             replies.append(_NOTHING)
             continue
-        message = np.zeros(reply_bytes(chunk, codecs), np.uint8)
+        message = np.empty(reply_bytes(chunk, codecs), np.uint8)
         try:
             with link.span("find", peer):
                 find_into(message, chunk, keys.view(np.int64), requests, codecs)
         except BaseException as failure:
             error = error or failure
-            message = refused_reply(chunk, codecs)
+            refuse_into(message)
         replies.append(message)
     results = [
         Pulled(
@@ -97,11 +97,11 @@ def push_at_once(
     for owner in range(world_size):
         chunk = _stream(routed.counts[owner])
         is_sent = chunk is not None and owner != rank
-        messages.append(
-            pack_gradients(chunk, owner, routed, requests, codecs)
-            if is_sent and chunk is not None
-            else _NOTHING
-        )
+        message = _NOTHING
+        if is_sent and chunk is not None:
+            message = np.empty(gradient_bytes(chunk, codecs), np.uint8)
+            pack_gradients(message, chunk, owner, routed, requests, codecs)
+        messages.append(message)
     received = _all_to_all(link, MessageKind.GRADIENTS, messages)
     sums = Sums(requests, codecs)
     sums.add_own(rank, routed)
