@@ -126,8 +126,8 @@ class TorchCollective(Collective):
             return
         self._is_closed = True
         self._watch.close()
-        for channel in self._channels.values():
-            channel.close()
+        threads = [channel.close() for channel in self._channels.values()]
+        self._watch.end_threads([thread for thread in threads if thread is not None])
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(None if self._owns_default else self._group)
         self._group = None

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -45,6 +45,12 @@ _GRACE_SECONDS = 0.1
 
 # For last words to leave before the connections close.
 _LINGER_SECONDS = 0.02
+
+# How long a rank that leaves waits for the others to leave: ranks that end together end in peace.
+_LEAVE_SECONDS = 2.0
+
+# How long threads may take to notice that the connections are closed.
+_JOIN_SECONDS = 2.0
 
 _RECENT_SECONDS = 0.25
 
@@ -95,6 +101,7 @@ class GroupWatch:
         self._inquiry = Inquiry(rank, deadline_seconds)
         # gloo loses a message whose work is gone before it has left.
         self._said: deque[tuple[torch.Tensor, dist.Work]] = deque(maxlen=8 * world_size)
+        self._threads: list[threading.Thread] = []
         for peer in self._peers:
             # Posted here, so that a word finds it however early it comes.
             message = torch.from_numpy(empty_word())
@@ -154,17 +161,37 @@ class GroupWatch:
             self._say(Word(WordKind.FAILED, failure.culprit), listeners)
 
     def close(self) -> None:
-        """Tells all others that this rank leaves."""
+        """Tells all others that this rank leaves, and gives them a moment to leave too."""
         if self._failure is None:
             self._say(Word(WordKind.LEFT), self._others())
+            limit = time.monotonic() + _LEAVE_SECONDS
+            while self._others() and self._failure is None and time.monotonic() < limit:
+                time.sleep(0.001)
             time.sleep(_LINGER_SECONDS if self._peers else 0)
         self._is_closed = True
+
+    def end_threads(self, others: Sequence[threading.Thread]) -> None:
+        """Returns when no thread is left inside gloo, where the end of the interpreter kills it.
+
+        Args:
+            others: threads that wait inside gloo as this object's own do.
+        """
+        threads = [*self._threads, *others]
+        limit = time.monotonic() + _JOIN_SECONDS
+        for thread in threads:
+            thread.join(0.1 if thread.is_alive() else 0)
+        if self._peers and any(thread.is_alive() for thread in threads):
+            self._close_connections(self._peers[0])
+        for thread in threads:
+            thread.join(max(0.0, limit - time.monotonic()))
 
     # -- the threads ------------------------------------------------------------------
 
     def _start(self, name: str, target: Callable[..., None], *arguments: object) -> None:
         # Daemons, because a peer that never ends would keep this process alive.
-        threading.Thread(target=target, args=arguments, name=name, daemon=True).start()
+        thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _listen(self, peer: int, message: torch.Tensor, work: dist.Work) -> None:
         try:
@@ -216,8 +243,12 @@ class GroupWatch:
         if waiting is None:
             return
         time.sleep(_LINGER_SECONDS)
+        self._close_connections(waiting.peer)
+
+    def _close_connections(self, peer: int) -> None:
+        """Lets a receive time out, whereupon gloo closes all connections and ends all waits."""
         try:
-            self._receive(torch.empty(1), waiting.peer, _BREAK_TAG).wait(timedelta(milliseconds=1))
+            self._receive(torch.empty(1), peer, _BREAK_TAG).wait(timedelta(milliseconds=1))
         # That is what was wanted; or the connection is closed already, which also ends the wait.
         except RuntimeError:
             return

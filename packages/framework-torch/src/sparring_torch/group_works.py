@@ -54,8 +54,10 @@ class Channel:
             if work is last:
                 return
 
-    def close(self) -> None:
+    def close(self) -> threading.Thread | None:
+        """Lets the thread end after what it waits for; returns it, if there is one."""
         self._queue.put(None)
+        return self._thread
 
     def _wait_for_works(self) -> None:
         while (work := self._queue.get()) is not None:
