@@ -1,0 +1,129 @@
+"""One configuration trains alike in one process and in many, whoever launches them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+DEADLINE_SECONDS = 150
+PYTHON = Path(sys.executable)
+MPIEXEC = str(PYTHON.parent / "mpiexec") if (PYTHON.parent / "mpiexec").exists() else ""
+MPIEXEC = MPIEXEC or shutil.which("mpiexec") or ""
+
+needs_mpi = pytest.mark.skipif(
+    importlib.util.find_spec("mpi4py") is None or not MPIEXEC,
+    reason='needs mpi4py and mpiexec: pip install "sparring[mpi]"',
+)
+
+LAUNCHERS = [
+    pytest.param("torchrun", 2, id="torchrun 2"),
+    pytest.param("torchrun", 3, id="torchrun 3"),
+    pytest.param("mpiexec", 2, id="mpiexec 2", marks=needs_mpi),
+    pytest.param("mpiexec", 3, id="mpiexec 3", marks=needs_mpi),
+]
+
+RATINGS = """
+seed: 3
+threads: 1
+data: {kind: movielens, path: ratings.csv, batch_size: 50}
+model: {kind: matrix_factorization, dim: 4}
+optimizer: {sparse: {name: adam, lr: 0.05}}
+training: {epochs: 2, micro_batches: 3}
+tables: {dtype: float64}
+report: {path: report.html}
+"""
+
+CLICKS = """
+seed: 3
+threads: 1
+data: {kind: synthetic_criteo, samples: 650, test_samples: 301, batch_size: 128, max_ids: 200}
+model: {kind: dlrm, embedding_dim: 4, bottom_mlp: [8], top_mlp: [8]}
+optimizer: {sparse: {name: rowwise_adagrad, lr: 0.1}, dense: {name: sgd, lr: 0.1}}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """500 ratings: the last batch of 450 for training is whole, its micro-batches are uneven."""
+    random = np.random.default_rng(5)
+    users, items = random.integers(0, 20, 500), random.integers(0, 30, 500)
+    ratings = random.integers(1, 11, 500) / 2
+    lines = [
+        f"{user * 10**12 - 7},{item * 10**9},{rating},0"
+        for user, item, rating in zip(users, items, ratings, strict=True)
+    ]
+    text = "\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n"
+    (tmp_path / "ratings.csv").write_text(text)
+    (tmp_path / "ratings.yaml").write_text(RATINGS)
+    (tmp_path / "clicks.yaml").write_text(CLICKS)
+    return tmp_path
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def launched(launcher: str, num_ranks: int, arguments: list[str], folder: Path) -> list[str]:
+    """Standard output, by line."""
+    command = {
+        "alone": [str(PYTHON)],
+        "torchrun": [
+            str(PYTHON), "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks),
+            "--master-addr", "127.0.0.1", "--master-port", str(free_port()),
+        ],
+        "mpiexec": [MPIEXEC, "-n", str(num_ranks), str(PYTHON)],
+    }[launcher]  # fmt: skip
+    done = subprocess.run(
+        [*command, "-m", "sparring", "train", *arguments],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(("launcher", "num_ranks"), LAUNCHERS)
+def test_ranks_reach_what_one_process_reaches(launcher: str, num_ranks: int, folder: Path) -> None:
+    for name, metric in (("ratings.yaml", "rmse"), ("clicks.yaml", "log_loss")):
+        (alone,) = launched("alone", 1, [name, "--json"], folder)
+        (folder / "report.html").unlink(missing_ok=True)
+        # One line: only the first rank speaks.
+        (together,) = launched(launcher, num_ranks, [name, "--json"], folder)
+        one, many = json.loads(alone), json.loads(together)
+        assert many["rows"] == one["rows"]
+        assert sum(many["rows"].values()) > 0
+        assert many["steps"] == one["steps"]
+        assert many["metrics"][metric] == pytest.approx(one["metrics"][metric], rel=2e-6)
+        assert (folder / "report.html").exists() is (name == "ratings.yaml")
+
+
+def test_ranks_that_read_other_settings_are_refused_naming_both(folder: Path) -> None:
+    """Each process has a home of its own here, and one of them another file."""
+    script = folder / "start.py"
+    script.write_text(
+        "import os, sys\n"
+        "from sparring.cli import main\n"
+        "more = ['training.epochs=7'] if os.environ['RANK'] == '1' else []\n"
+        "sys.exit(main(['train', 'ratings.yaml', *more]))\n"
+    )
+    command = [str(PYTHON), "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), str(script)]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=DEADLINE_SECONDS
+    )
+    assert done.returncode != 0
+    assert "config.training.epochs is 2 on rank 0 and 7 on rank 1" in done.stderr
