@@ -11,6 +11,7 @@ one it does not tell. So the size goes into the tag: messages of another size do
 
 from __future__ import annotations
 
+import atexit
 from datetime import timedelta
 from typing import Any
 
@@ -119,12 +120,15 @@ class TorchCollective(Collective):
             send=lambda tensor, peer, tag: self._post(True, tensor, peer, tag),
             receive=lambda tensor, peer, tag: self._post(False, tensor, peer, tag),
         )
+        # The threads must have ended before the interpreter does.
+        atexit.register(self.close)
 
     def close(self) -> None:
         """Tells the others. Does not wait for messages that are under way."""
         if self._is_closed:
             return
         self._is_closed = True
+        atexit.unregister(self.close)
         self._watch.close()
         for channel in self._channels.values():
             channel.close()

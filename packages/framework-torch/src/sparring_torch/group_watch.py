@@ -48,6 +48,9 @@ _LINGER_SECONDS = 0.02
 
 _RECENT_SECONDS = 0.25
 
+# How long threads may take to end once their connections are closed.
+_END_SECONDS = 2.0
+
 _BREAK_TAG = WORD_TAG + 1
 
 PostMessage = Callable[[torch.Tensor, int, int], dist.Work]
@@ -92,6 +95,7 @@ class GroupWatch:
         self._is_closed = False
         self._left: dict[int, float] = {}
         self._lost: dict[int, float] = {}
+        self._threads: list[threading.Thread] = []
         self._inquiry = Inquiry(rank, deadline_seconds)
         # gloo loses a message whose work is gone before it has left.
         self._said: deque[tuple[torch.Tensor, dist.Work]] = deque(maxlen=8 * world_size)
@@ -136,12 +140,17 @@ class GroupWatch:
         while self._failure is None and time.monotonic() < limit:
             time.sleep(0.005)
         if self._failure is None:
-            with self._lock:
-                first = min(self._lost, key=lambda each: self._lost[each], default=peer)
-            reason = str(error).partition("\n")[0].partition(". This is typically")[0]
-            self.fail(Failure(first, f"its connection failed ({reason})"))
+            self.fail(self._connection_failure(peer, error))
         assert self._failure is not None
         return self._failure
+
+    def _connection_failure(self, peer: int, error: Exception) -> Failure:
+        with self._lock:
+            if peer in self._left:
+                return Failure(peer, "it left the group")
+            first = min(self._lost, key=lambda each: self._lost[each], default=peer)
+        reason = str(error).partition("\n")[0].partition(". This is typically")[0]
+        return Failure(first, f"its connection failed ({reason})")
 
     def fail(self, failure: Failure) -> None:
         """Remembers the first failure, and tells all others."""
@@ -154,17 +163,28 @@ class GroupWatch:
             self._say(Word(WordKind.FAILED, failure.culprit), listeners)
 
     def close(self) -> None:
-        """Tells all others that this rank leaves."""
+        """Tells all others that this rank leaves, closes all connections, and ends the threads.
+
+        A thread that came back from gloo while the interpreter ends would abort the process.
+        """
         if self._failure is None:
             self._say(Word(WordKind.LEFT), self._others())
-            time.sleep(_LINGER_SECONDS if self._peers else 0)
         self._is_closed = True
+        if self._peers:
+            time.sleep(_LINGER_SECONDS)
+        for peer in self._peers:
+            self._close_connections(peer)
+        limit = time.monotonic() + _END_SECONDS
+        for thread in self._threads:
+            thread.join(max(limit - time.monotonic(), 0.0))
 
     # -- the threads ------------------------------------------------------------------
 
     def _start(self, name: str, target: Callable[..., None], *arguments: object) -> None:
-        # Daemons, because a peer that never ends would keep this process alive.
-        threading.Thread(target=target, args=arguments, name=name, daemon=True).start()
+        # Daemons, so that one that cannot be ended does not keep this process alive.
+        thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _listen(self, peer: int, message: torch.Tensor, work: dist.Work) -> None:
         try:
@@ -216,9 +236,13 @@ class GroupWatch:
         if waiting is None:
             return
         time.sleep(_LINGER_SECONDS)
+        self._close_connections(waiting.peer)
+
+    def _close_connections(self, peer: int) -> None:
+        """Closes the connection to `peer`, and with it all others."""
         try:
-            self._receive(torch.empty(1), waiting.peer, _BREAK_TAG).wait(timedelta(milliseconds=1))
-        # That is what was wanted; or the connection is closed already, which also ends the wait.
+            self._receive(torch.empty(1), peer, _BREAK_TAG).wait(timedelta(milliseconds=1))
+        # That is what was wanted; or the connection is closed already, which is as good.
         except RuntimeError:
             return
 
