@@ -60,7 +60,11 @@ def tests(session: nox.Session) -> None:
     """Runs all tests: Python, C++, and C++ under the sanitizers. Needs g++."""
     session.install(TORCH, "pytest-xdist", silent=True)
     install_family(
-        session, "backend-hkv", "framework-torch", "_template", extras="[testing,parquet,report,mpi]"
+        session,
+        "backend-hkv",
+        "framework-torch",
+        "_template",
+        extras="[testing,parquet,report,mpi]",
     )
     if not session.posargs:
         cxx_tests(session, "core")
