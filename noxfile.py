@@ -100,7 +100,7 @@ def types(session: nox.Session) -> None:
     """Checks types of all packages with mypy --strict."""
     session.install("mypy==2.4.1", TORCH, "pytest", "hypothesis", silent=True)
     install_family(
-        session, "backend-hkv", "framework-torch", "_template", extras="[parquet,report]"
+        session, "backend-hkv", "framework-torch", "_template", extras="[parquet,report,mpi]"
     )
     for source in sorted(PACKAGES.glob("*/src")):
         session.run("mypy", str(source))

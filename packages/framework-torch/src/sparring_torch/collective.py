@@ -11,6 +11,7 @@ one it does not tell. So the size goes into the tag: messages of another size do
 
 from __future__ import annotations
 
+import atexit
 from datetime import timedelta
 from typing import Any
 
@@ -119,15 +120,18 @@ class TorchCollective(Collective):
             send=lambda tensor, peer, tag: self._post(True, tensor, peer, tag),
             receive=lambda tensor, peer, tag: self._post(False, tensor, peer, tag),
         )
+        # The threads must have ended before the interpreter does.
+        atexit.register(self.close)
 
     def close(self) -> None:
         """Tells the others. Does not wait for messages that are under way."""
         if self._is_closed:
             return
         self._is_closed = True
+        atexit.unregister(self.close)
         self._watch.close()
-        threads = [channel.close() for channel in self._channels.values()]
-        self._watch.end_threads([thread for thread in threads if thread is not None])
+        for channel in self._channels.values():
+            channel.close()
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(None if self._owns_default else self._group)
         self._group = None

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -46,13 +46,10 @@ _GRACE_SECONDS = 0.1
 # For last words to leave before the connections close.
 _LINGER_SECONDS = 0.02
 
-# How long a rank that leaves waits for the others to leave: ranks that end together end in peace.
-_LEAVE_SECONDS = 2.0
-
-# How long threads may take to notice that the connections are closed.
-_JOIN_SECONDS = 2.0
-
 _RECENT_SECONDS = 0.25
+
+# How long threads may take to end once their connections are closed.
+_END_SECONDS = 2.0
 
 _BREAK_TAG = WORD_TAG + 1
 
@@ -98,10 +95,10 @@ class GroupWatch:
         self._is_closed = False
         self._left: dict[int, float] = {}
         self._lost: dict[int, float] = {}
+        self._threads: list[threading.Thread] = []
         self._inquiry = Inquiry(rank, deadline_seconds)
         # gloo loses a message whose work is gone before it has left.
         self._said: deque[tuple[torch.Tensor, dist.Work]] = deque(maxlen=8 * world_size)
-        self._threads: list[threading.Thread] = []
         for peer in self._peers:
             # Posted here, so that a word finds it however early it comes.
             message = torch.from_numpy(empty_word())
@@ -143,12 +140,17 @@ class GroupWatch:
         while self._failure is None and time.monotonic() < limit:
             time.sleep(0.005)
         if self._failure is None:
-            with self._lock:
-                first = min(self._lost, key=lambda each: self._lost[each], default=peer)
-            reason = str(error).partition("\n")[0].partition(". This is typically")[0]
-            self.fail(Failure(first, f"its connection failed ({reason})"))
+            self.fail(self._connection_failure(peer, error))
         assert self._failure is not None
         return self._failure
+
+    def _connection_failure(self, peer: int, error: Exception) -> Failure:
+        with self._lock:
+            if peer in self._left:
+                return Failure(peer, "it left the group")
+            first = min(self._lost, key=lambda each: self._lost[each], default=peer)
+        reason = str(error).partition("\n")[0].partition(". This is typically")[0]
+        return Failure(first, f"its connection failed ({reason})")
 
     def fail(self, failure: Failure) -> None:
         """Remembers the first failure, and tells all others."""
@@ -161,34 +163,25 @@ class GroupWatch:
             self._say(Word(WordKind.FAILED, failure.culprit), listeners)
 
     def close(self) -> None:
-        """Tells all others that this rank leaves, and gives them a moment to leave too."""
+        """Tells all others that this rank leaves, closes all connections, and ends the threads.
+
+        A thread that came back from gloo while the interpreter ends would abort the process.
+        """
         if self._failure is None:
             self._say(Word(WordKind.LEFT), self._others())
-            limit = time.monotonic() + _LEAVE_SECONDS
-            while self._others() and self._failure is None and time.monotonic() < limit:
-                time.sleep(0.001)
-            time.sleep(_LINGER_SECONDS if self._peers else 0)
         self._is_closed = True
-
-    def end_threads(self, others: Sequence[threading.Thread]) -> None:
-        """Returns when no thread is left inside gloo, where the end of the interpreter kills it.
-
-        Args:
-            others: threads that wait inside gloo as this object's own do.
-        """
-        threads = [*self._threads, *others]
-        limit = time.monotonic() + _JOIN_SECONDS
-        for thread in threads:
-            thread.join(0.1 if thread.is_alive() else 0)
-        if self._peers and any(thread.is_alive() for thread in threads):
-            self._close_connections(self._peers[0])
-        for thread in threads:
-            thread.join(max(0.0, limit - time.monotonic()))
+        if self._peers:
+            time.sleep(_LINGER_SECONDS)
+        for peer in self._peers:
+            self._close_connections(peer)
+        limit = time.monotonic() + _END_SECONDS
+        for thread in self._threads:
+            thread.join(max(limit - time.monotonic(), 0.0))
 
     # -- the threads ------------------------------------------------------------------
 
     def _start(self, name: str, target: Callable[..., None], *arguments: object) -> None:
-        # Daemons, because a peer that never ends would keep this process alive.
+        # Daemons, so that one that cannot be ended does not keep this process alive.
         thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -246,10 +239,10 @@ class GroupWatch:
         self._close_connections(waiting.peer)
 
     def _close_connections(self, peer: int) -> None:
-        """Lets a receive time out, whereupon gloo closes all connections and ends all waits."""
+        """Closes the connection to `peer`, and with it all others."""
         try:
             self._receive(torch.empty(1), peer, _BREAK_TAG).wait(timedelta(milliseconds=1))
-        # That is what was wanted; or the connection is closed already, which also ends the wait.
+        # That is what was wanted; or the connection is closed already, which is as good.
         except RuntimeError:
             return
 

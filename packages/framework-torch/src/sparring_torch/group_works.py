@@ -19,6 +19,7 @@ from sparring_torch.group_watch import FOREVER, GroupWatch
 __all__ = ["Channel", "GroupWork"]
 
 _GLANCE_SECONDS = 0.02
+_END_SECONDS = 2.0
 
 
 class Channel:
@@ -54,10 +55,11 @@ class Channel:
             if work is last:
                 return
 
-    def close(self) -> threading.Thread | None:
-        """Lets the thread end after what it waits for; returns it, if there is one."""
+    def close(self) -> None:
+        """Ends the thread, whose connections are closed by now."""
         self._queue.put(None)
-        return self._thread
+        if self._thread is not None:
+            self._thread.join(_END_SECONDS)
 
     def _wait_for_works(self) -> None:
         while (work := self._queue.get()) is not None:

@@ -119,7 +119,8 @@ def swap_shape(collective: Collective, shape: tuple[int, ...]) -> bool:
 
 def receive_in_another_order(collective: Collective) -> list[int]:
     if collective.rank == 0:
-        messages = [np.array([place + 100 * (tag == 9)]) for tag in (0, 9) for place in range(3)]
+        # In turns, while the receiver posts one tag before the other.
+        messages = [np.array([place + 100 * (tag == 9)]) for place in range(3) for tag in (9, 0)]
         works = [
             collective.send(message, 1, tag=9 if message[0] >= 100 else 0) for message in messages
         ]
