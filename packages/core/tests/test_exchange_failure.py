@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from sparring.updates import MethodChoice, resolve_method
 from sparring.updates.resolving import hyper_from
 
 from .exchange_scenario import Job
+from .late_transport import LateGroup
 from .test_collective import run_ranks
 
 TABLE = TableConfig("item", 4, initializer=Uniform(-1, 1))
@@ -166,6 +168,23 @@ def test_a_rank_that_runs_out_of_batches_is_named_at_the_step_boundary() -> None
         assert (error.rank, error.step, error.steps_applied) == (2, 2, 2)
         assert "rank 2 ended training after 2 steps" in str(error)
         assert "as 2 steps left them" in str(error)
+
+
+def test_a_rank_that_has_ended_is_not_waited_for_by_what_was_sent_to_it() -> None:
+    group = LateGroup(2)
+
+    def body(rank: int) -> float:
+        made = container_of(group.join(rank))
+        step(made, np.arange(5))
+        if rank == 1:
+            made.close()
+            return 0.0
+        begin = time.monotonic()
+        assert error_of(lambda: step(made, np.arange(5))).rank == 1
+        return time.monotonic() - begin
+
+    with ThreadPoolExecutor(2) as threads:
+        assert max(threads.map(body, range(2))) < 5
 
 
 def test_a_rank_that_goes_on_to_evaluate_is_named_too() -> None:

@@ -226,7 +226,9 @@ def exchange_headers(link: Link, mailbox: Mailbox, mine: Header, counts: Counts)
         headers[peer] = Header.unpacked(message)
         theirs[peer] = message[_NUM_FIELDS : _NUM_FIELDS + theirs.shape[1]]
     for transfer in going:
-        link.wait(transfer)
+        # Who has ended takes nothing any more.
+        if headers[transfer.peer].phase is not Phase.ENDED:
+            link.wait(transfer)
     return Headers(headers, theirs)
 
 

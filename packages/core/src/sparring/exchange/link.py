@@ -57,6 +57,8 @@ class Link:
         self.trace: Trace | None = None
         self.on_stall: Callable[[], None] = _nothing
         """Called again and again while nothing moves; may raise `PeerFailure`."""
+        # Also those of an exchange that failed: a transport may still write to their buffers.
+        self._under_way: dict[int, Transfer] = {}
         self._num_outstanding = [0] * collective.world_size
         self._heard = [0.0] * collective.world_size
         self._pause = _SHORTEST_PAUSE
@@ -107,6 +109,7 @@ class Link:
             PeerFailure: the peer is gone, or the deadline passed.
         """
         transfer.work.wait()
+        del self._under_way[id(transfer)]
         self._num_outstanding[transfer.peer] -= 1
         self._heard[transfer.peer] = time.monotonic()
         if not transfer.is_sent:
@@ -141,6 +144,7 @@ class Link:
         if not self._num_outstanding[transfer.peer]:
             self._heard[transfer.peer] = time.monotonic()
         self._num_outstanding[transfer.peer] += 1
+        self._under_way[id(transfer)] = transfer
         if self.trace is not None:
             transfer.begin_ns = time.perf_counter_ns()
         return transfer
