@@ -19,6 +19,7 @@ from sparring.errors import (
     InvalidArgumentError,
     PeerFailure,
     SparringError,
+    StorageIOError,
 )
 from sparring.events import BackgroundError
 from sparring.exchange import ExchangeOptions, Schedule
@@ -313,6 +314,36 @@ def test_a_storage_that_cannot_read_is_named_by_who_asked(
         assert isinstance(errors[rank], PeerFailure)
         assert errors[rank].rank == 1
         assert "its storage failed" in str(errors[rank])
+
+
+@pytest.mark.parametrize("schedule", list(Schedule))
+def test_a_storage_that_fails_before_the_update_stops_the_step_on_all(schedule: Schedule) -> None:
+    def body(collective: Collective) -> str:
+        made = container_of(collective, exchange=ExchangeOptions(schedule, 8))
+        step(made, np.arange(100))
+        before = held(made)
+        storage = made.storage("item")
+        find = storage._find_impl
+
+        def fail(*_arguments: Any) -> None:
+            raise StorageIOError("disk gone")
+
+        found = made.lookup("item", np.arange(100))
+        made.resources.accumulate(found.shadow_id or 0, np.ones((100, 4), np.float32))
+        if collective.rank == 2:
+            storage._find_impl = fail  # type: ignore[method-assign]
+        error = error_of(lambda: made.apply(descend))
+        assert isinstance(error, StorageIOError)
+        storage._find_impl = find  # type: ignore[method-assign]
+        assert held(made) == before
+        step(made, np.arange(100))
+        assert made.counters.steps == 2
+        return str(error)
+
+    messages = run_ranks(3, body)
+    assert messages[2] == "disk gone"
+    for rank in (0, 1):
+        assert "rank 2 cannot apply it, so no rank does: disk gone" in messages[rank]
 
 
 # -- a rank that dies ----------------------------------------------------------------

@@ -291,7 +291,7 @@ def _owned(
         if not len(owned.keys) and owned.error is None:
             continue
         if container.reduction is Reduction.MEAN and world_size > 1:
-            owned.gradients = owned.gradients / world_size
+            np.divide(owned.gradients, world_size, out=owned.gradients)
         result[request.table.name] = owned
     return result
 
