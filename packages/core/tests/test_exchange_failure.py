@@ -23,6 +23,8 @@ from sparring.errors import (
 )
 from sparring.events import BackgroundError
 from sparring.exchange import ExchangeOptions, Schedule
+from sparring.kernels import partition
+from sparring.rendezvous import ShardMap
 from sparring.step import StorageChoice
 from sparring.updates import MethodChoice, resolve_method
 from sparring.updates.resolving import hyper_from
@@ -186,6 +188,50 @@ def test_a_rank_that_has_ended_is_not_waited_for_by_what_was_sent_to_it() -> Non
 
     with ThreadPoolExecutor(2) as threads:
         assert max(threads.map(body, range(2))) < 5
+
+
+def test_a_rank_may_end_while_others_still_read_their_own_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def body(collective: Collective) -> bool:
+        made = container_of(collective, exchange=ExchangeOptions(chunk_rows=50))
+        step(made, np.arange(100))
+        storage = made.storage("item")
+        find = storage._find_impl
+
+        def slow_find(*arguments: Any) -> None:
+            time.sleep(0.4)
+            find(*arguments)
+
+        if collective.rank == 1:
+            storage._find_impl = slow_find  # type: ignore[method-assign]
+        # Rank 0 asks for none of rank 1's rows, and is done long before it.
+        everything = np.arange(400)
+        owners = ShardMap.balanced(2).owners[partition(everything)]
+        keys = everything if collective.rank else everything[owners == 0]
+        found = made.lookup("item", keys, is_registered=False)
+        made.close()
+        return len(found.rows) == len(keys)
+
+    assert run_ranks(2, body) == [True, True]
+
+
+def test_a_rank_that_ends_in_the_middle_of_an_exchange_is_named_soon() -> None:
+    def body(collective: Collective) -> int | None:
+        made = container_of(collective, exchange=ExchangeOptions(chunk_rows=5))
+        step(made, np.arange(100))
+        if collective.rank == 1:
+            _stop_after(collective, 9)
+            with pytest.raises(_Killed):
+                made.lookup("item", np.arange(100))
+            made.close()
+            return None
+        begin = time.monotonic()
+        error = error_of(lambda: made.lookup("item", np.arange(100)))
+        assert time.monotonic() - begin < 5
+        return error.rank
+
+    assert run_ranks(2, body, 30.0)[0] == 1
 
 
 def test_a_rank_that_goes_on_to_evaluate_is_named_too() -> None:
@@ -399,13 +445,20 @@ def test_a_rank_that_dies_anywhere_leaves_no_half_applied_step(schedule: Schedul
 
 
 def _die_after(collective: Collective, num_messages: int) -> None:
+    _stop_after(collective, num_messages, collective.close)
+
+
+def _stop_after(
+    collective: Collective, num_messages: int, before: Callable[[], None] = lambda: None
+) -> None:
+    """Raises in place of sending one message; those after it are sent again."""
     send_impl = collective._send_impl
     left = [num_messages]
 
     def send(buffer: Any, destination: int, tag: int) -> Any:
         left[0] -= 1
-        if left[0] < 0:
-            collective.close()
+        if left[0] == -1:
+            before()
             raise _Killed
         return send_impl(buffer, destination, tag)
 

@@ -123,6 +123,12 @@ class Link:
                 {"peer": transfer.peer, "bytes": transfer.buffer.nbytes, "of": transfer.what},
             )
 
+    def silent_seconds(self, peer: int) -> float:
+        """How long this rank has waited for a rank; 0 where it waits for nothing of it."""
+        if self._num_outstanding[peer] <= 0:
+            return 0.0
+        return time.monotonic() - self._heard[peer]
+
     def pause(self, lane: Lane, *, has_progressed: bool) -> None:
         """Between two looks: at once after progress, then less and less often.
 
