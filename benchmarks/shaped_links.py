@@ -107,7 +107,7 @@ class _Shaped(Collective):
 
 
 def slow_storage(table: TableConfig, seconds_per_row: float) -> Storage:
-    """A storage that takes as long as stated to find rows, none of which it has."""
+    """A storage that takes as long as stated to find rows, and keeps none."""
     storage = open_storage("memory", table)
 
     def find(keys: Any, _columns: Any, rows: Any, found: Any) -> None:
@@ -117,6 +117,7 @@ def slow_storage(table: TableConfig, seconds_per_row: float) -> Storage:
         time.sleep(max(0.0, end - time.perf_counter()))
 
     storage._find_impl = find  # type: ignore[method-assign]
+    storage._upsert_impl = lambda *_: storage._nothing_evicted()  # type: ignore[method-assign]
     return storage
 
 

@@ -10,6 +10,7 @@ import pytest
 from sparring import Columns, ResourceManager, TableConfig, kernels, open_storage
 from sparring.collective import Collective
 from sparring.exchange import RingExchange
+from sparring.exchange.tuning import FEWEST_ROWS, MOST_ROWS, chunk_rows_for, measure_chunk_rows
 from sparring.rendezvous import ShardMap
 
 from .test_collective import run_ranks
@@ -89,3 +90,27 @@ def test_a_rank_without_storage_reads_nothing_and_still_takes_part() -> None:
         return bool(pulled.found.any() or pulled.rows.any())
 
     assert run_ranks(2, body) == [False, False]
+
+
+def test_all_ranks_measure_one_size_of_chunks() -> None:
+    def body(collective: Collective) -> int:
+        return measure_chunk_rows(collective, 256)
+
+    sizes = run_ranks(3, body)
+    assert len(set(sizes)) == 1
+    assert FEWEST_ROWS <= sizes[0] <= MOST_ROWS
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "expected"),
+    [
+        (50e-6, 50e-6 + 1e-9, MOST_ROWS),  # bandwidth beyond measure
+        (100e-6, 100e-6 + 8.4e-3, 1024),  # 1 Gbit/s, 70 us a message
+        (60e-6, 60e-6 + 0.84e-3, 4096),  # 10 Gbit/s, the same
+        (1e-6, 1.0, FEWEST_ROWS),
+    ],
+)
+def test_chunks_are_so_large_that_messages_cost_little_by_themselves(
+    small: float, large: float, expected: int
+) -> None:
+    assert chunk_rows_for(small, large, 256) == expected

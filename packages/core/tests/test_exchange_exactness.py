@@ -59,7 +59,7 @@ def test_it_is_exact_over_the_least_helpful_transport(world_size: int, seed: int
     """With one chunk in flight and with many; buffers are overwritten as early as allowed."""
     exchange = ExchangeOptions(chunk_rows=2, chunks_in_flight=1 if seed == 1 else 6)
     scenario = Scenario(world_size, "adagrad", num_steps=8, exchange=exchange)
-    group = LateGroup(world_size, seed)
+    group = LateGroup(world_size, seed, is_hasty=seed == 2)
 
     def body(rank: int) -> dict[str, Shard]:
         return train(scenario, group.join(rank), Job(world_size))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -18,14 +19,18 @@ from sparring.errors import (
     InvalidArgumentError,
     PeerFailure,
     SparringError,
+    StorageIOError,
 )
 from sparring.events import BackgroundError
 from sparring.exchange import ExchangeOptions, Schedule
+from sparring.kernels import partition
+from sparring.rendezvous import ShardMap
 from sparring.step import StorageChoice
 from sparring.updates import MethodChoice, resolve_method
 from sparring.updates.resolving import hyper_from
 
 from .exchange_scenario import Job
+from .late_transport import LateGroup
 from .test_collective import run_ranks
 
 TABLE = TableConfig("item", 4, initializer=Uniform(-1, 1))
@@ -168,6 +173,67 @@ def test_a_rank_that_runs_out_of_batches_is_named_at_the_step_boundary() -> None
         assert "as 2 steps left them" in str(error)
 
 
+def test_a_rank_that_has_ended_is_not_waited_for_by_what_was_sent_to_it() -> None:
+    group = LateGroup(2)
+
+    def body(rank: int) -> float:
+        made = container_of(group.join(rank))
+        step(made, np.arange(5))
+        if rank == 1:
+            made.close()
+            return 0.0
+        begin = time.monotonic()
+        assert error_of(lambda: step(made, np.arange(5))).rank == 1
+        return time.monotonic() - begin
+
+    with ThreadPoolExecutor(2) as threads:
+        assert max(threads.map(body, range(2))) < 5
+
+
+def test_a_rank_may_end_while_others_still_read_their_own_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def body(collective: Collective) -> bool:
+        made = container_of(collective, exchange=ExchangeOptions(chunk_rows=50))
+        step(made, np.arange(100))
+        storage = made.storage("item")
+        find = storage._find_impl
+
+        def slow_find(*arguments: Any) -> None:
+            time.sleep(0.4)
+            find(*arguments)
+
+        if collective.rank == 1:
+            storage._find_impl = slow_find  # type: ignore[method-assign]
+        # Rank 0 asks for none of rank 1's rows, and is done long before it.
+        everything = np.arange(400)
+        owners = ShardMap.balanced(2).owners[partition(everything)]
+        keys = everything if collective.rank else everything[owners == 0]
+        found = made.lookup("item", keys, is_registered=False)
+        made.close()
+        return len(found.rows) == len(keys)
+
+    assert run_ranks(2, body) == [True, True]
+
+
+def test_a_rank_that_ends_in_the_middle_of_an_exchange_is_named_soon() -> None:
+    def body(collective: Collective) -> int | None:
+        made = container_of(collective, exchange=ExchangeOptions(chunk_rows=5))
+        step(made, np.arange(100))
+        if collective.rank == 1:
+            _stop_after(collective, 9)
+            with pytest.raises(_Killed):
+                made.lookup("item", np.arange(100))
+            made.close()
+            return None
+        begin = time.monotonic()
+        error = error_of(lambda: made.lookup("item", np.arange(100)))
+        assert time.monotonic() - begin < 5
+        return error.rank
+
+    assert run_ranks(2, body, 30.0)[0] == 1
+
+
 def test_a_rank_that_goes_on_to_evaluate_is_named_too() -> None:
     def body(collective: Collective) -> str:
         made = container_of(collective)
@@ -296,6 +362,36 @@ def test_a_storage_that_cannot_read_is_named_by_who_asked(
         assert "its storage failed" in str(errors[rank])
 
 
+@pytest.mark.parametrize("schedule", list(Schedule))
+def test_a_storage_that_fails_before_the_update_stops_the_step_on_all(schedule: Schedule) -> None:
+    def body(collective: Collective) -> str:
+        made = container_of(collective, exchange=ExchangeOptions(schedule, 8))
+        step(made, np.arange(100))
+        before = held(made)
+        storage = made.storage("item")
+        find = storage._find_impl
+
+        def fail(*_arguments: Any) -> None:
+            raise StorageIOError("disk gone")
+
+        found = made.lookup("item", np.arange(100))
+        made.resources.accumulate(found.shadow_id or 0, np.ones((100, 4), np.float32))
+        if collective.rank == 2:
+            storage._find_impl = fail  # type: ignore[method-assign]
+        error = error_of(lambda: made.apply(descend))
+        assert isinstance(error, StorageIOError)
+        storage._find_impl = find  # type: ignore[method-assign]
+        assert held(made) == before
+        step(made, np.arange(100))
+        assert made.counters.steps == 2
+        return str(error)
+
+    messages = run_ranks(3, body)
+    assert messages[2] == "disk gone"
+    for rank in (0, 1):
+        assert "rank 2 cannot apply it, so no rank does: disk gone" in messages[rank]
+
+
 # -- a rank that dies ----------------------------------------------------------------
 
 STEPS = 4
@@ -349,13 +445,20 @@ def test_a_rank_that_dies_anywhere_leaves_no_half_applied_step(schedule: Schedul
 
 
 def _die_after(collective: Collective, num_messages: int) -> None:
+    _stop_after(collective, num_messages, collective.close)
+
+
+def _stop_after(
+    collective: Collective, num_messages: int, before: Callable[[], None] = lambda: None
+) -> None:
+    """Raises in place of sending one message; those after it are sent again."""
     send_impl = collective._send_impl
     left = [num_messages]
 
     def send(buffer: Any, destination: int, tag: int) -> Any:
         left[0] -= 1
-        if left[0] < 0:
-            collective.close()
+        if left[0] == -1:
+            before()
             raise _Killed
         return send_impl(buffer, destination, tag)
 

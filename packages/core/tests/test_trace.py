@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from sparring import Columns, TableConfig, open_storage
+from sparring import Columns, ResourceManager, Storage, TableConfig, open_storage
 from sparring.collective import Collective, LocalGroup
-from sparring.exchange import ExchangeOptions, RingExchange, Schedule
+from sparring.exchange import ExchangeOptions, PushRequest, RingExchange, Schedule
 from sparring.rendezvous import ShardMap
 from sparring.trace import Span, Trace
 
@@ -20,8 +20,8 @@ from .test_collective import run_ranks
 TABLE = TableConfig("item", 8)
 
 
-def slow_exchange(collective: Collective, schedule: Schedule, trace: Trace) -> None:
-    """A pull in which every find takes 10 ms, of rows on all ranks."""
+def slow_storage() -> Storage:
+    """Every find takes 10 ms."""
     storage = open_storage("memory", TABLE)
     find = storage._find_impl
 
@@ -30,11 +30,16 @@ def slow_exchange(collective: Collective, schedule: Schedule, trace: Trace) -> N
         find(*arguments)
 
     storage._find_impl = slow_find  # type: ignore[method-assign]
+    return storage
+
+
+def slow_exchange(collective: Collective, schedule: Schedule, trace: Trace) -> None:
+    """A pull of rows on all ranks."""
     options = ExchangeOptions(schedule, chunk_rows=50)
     shard_map = ShardMap.balanced(collective.world_size)
     exchange = RingExchange(collective, shard_map, options)
     exchange.trace = trace
-    exchange.pull(storage, TABLE, np.arange(600), Columns(0, 8))
+    exchange.pull(slow_storage(), TABLE, np.arange(600), Columns(0, 8))
     exchange.close()
 
 
@@ -69,6 +74,33 @@ def test_rows_are_found_while_others_travel() -> None:
         return rows.begin_ns - find.end_ns
 
     assert all(gap >= 0 for gap in run_ranks(2, at_once))
+
+
+def test_rows_for_the_update_are_found_while_gradients_travel() -> None:
+    def body(collective: Collective) -> tuple[int, int]:
+        trace = Trace(collective.rank)
+        options = ExchangeOptions(chunk_rows=20)
+        exchange = RingExchange(collective, ShardMap.balanced(2), options)
+        exchange.trace = trace
+        keys = np.arange(collective.rank, 600, 2)
+        request = PushRequest(
+            TABLE,
+            keys,
+            np.ones((300, 8), np.float32),
+            lambda: ResourceManager.make_accumulator(TABLE),
+            slow_storage(),
+        )
+        owned = exchange.push_all([request])[0]
+        exchange.close()
+        assert owned.found is not None
+        assert len(owned.found.found) == len(owned.keys)
+        finds = [each for each in trace.spans if each.name == "find"]
+        received = [each for each in trace.spans if each.name == "receive gradients"]
+        first = min(each.begin_ns for each in finds)
+        return first, max(each.end_ns for each in received)
+
+    for begun, received in run_ranks(2, body):
+        assert begun < received
 
 
 def test_a_trace_of_all_ranks_is_one_file_of_trace_events(tmp_path: Path) -> None:

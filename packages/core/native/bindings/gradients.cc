@@ -1,8 +1,10 @@
 // sparring._native.GradientAccumulator, for float32 and float64.
+#include <algorithm>
 #include <mutex>
 #include <string_view>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "bindings/arrays.h"
 #include "execution/pool.h"
@@ -51,6 +53,15 @@ class PyGradientAccumulator {
 
   py::tuple take() {
     return std::visit([&](auto& sums) { return take_from(sums); }, sums_);
+  }
+
+  // A copy, since another thread may add to them at any time.
+  py::array_t<int64_t> keys_from(int64_t begin) {
+    std::vector<int64_t> found = locked([begin](auto& sums) {
+      const int64_t first = std::clamp<int64_t>(begin, 0, sums.size());
+      return std::vector<int64_t>(sums.keys() + first, sums.keys() + sums.size());
+    });
+    return py::array_t<int64_t>(static_cast<py::ssize_t>(found.size()), found.data());
   }
 
   void clear() {
@@ -123,6 +134,8 @@ void bind_gradients(py::module_& module) {
       .def("take", &PyGradientAccumulator::take,
            "Returns keys (u), in the order in which they first came, and their sums (u, dim), "
            "and starts anew.")
+      .def("keys_from", &PyGradientAccumulator::keys_from, py::arg("begin"),
+           "The keys so far from place `begin` on, in the order in which they first came.")
       .def("clear", &PyGradientAccumulator::clear, "Drops what has been added up.")
       .def("__len__", &PyGradientAccumulator::size)
       .def_property_readonly("size", &PyGradientAccumulator::size, "Keys so far.")

@@ -38,6 +38,8 @@ class GradientAccumulator {
 
   int64_t dim() const { return dim_; }
   int64_t size() const { return size_; }
+  // (size) in the order in which they first came. Valid until the next call that adds or takes.
+  const int64_t* keys() const { return keys_.data(); }
   int64_t memory_bytes() const;
 
   // Adds a batch. REQUIRES: no key twice in it; size() + count below 2^31.

@@ -43,6 +43,9 @@ _NUM_COUNTS = HEADER_BYTES // 8 - _NUM_FIELDS
 _FAREWELL_SECONDS = 1.0
 """The longest that a rank waits for its farewell to leave."""
 
+_ENDED_SECONDS = 0.5
+"""How long what a rank sent before it ended may take to arrive."""
+
 Counts = npt.NDArray[np.int64]
 
 
@@ -138,10 +141,18 @@ class Mailbox:
         self._arrived: dict[int, Counts] = {}
 
     def look(self) -> None:
-        """Raises `PeerFailure` if a rank has given up; keeps the header of one that is ahead."""
+        """Raises `PeerFailure` if a rank has given up, or has ended and owes something; keeps the
+        headers of ranks that are ahead."""
         rank, world_size = self._link.collective.rank, self._link.collective.world_size
         for peer in range(world_size):
-            if peer == rank or peer in self._arrived:
+            if peer in self._arrived:
+                header = Header.unpacked(self._arrived[peer])
+                # What it sent before it ended may still be on its way.
+                is_over = header.phase is Phase.ENDED
+                if is_over and self._link.silent_seconds(peer) > _ENDED_SECONDS:
+                    raise given_up(self._link.collective, peer, header)
+                continue
+            if peer == rank:
                 continue
             if peer not in self._coming:
                 buffer = np.empty(HEADER_BYTES // 8, np.int64)
@@ -155,7 +166,7 @@ class Mailbox:
             self._link.counters.wire_bytes_received.add(MessageKind.HEADERS, buffer.nbytes)
             self._arrived[peer] = buffer
             header = Header.unpacked(buffer)
-            if header.phase is Phase.ENDED:
+            if header.phase is Phase.ENDED and header.blamed >= 0:
                 raise given_up(self._link.collective, peer, header)
 
     def take(self, peer: int) -> Counts:
@@ -226,7 +237,9 @@ def exchange_headers(link: Link, mailbox: Mailbox, mine: Header, counts: Counts)
         headers[peer] = Header.unpacked(message)
         theirs[peer] = message[_NUM_FIELDS : _NUM_FIELDS + theirs.shape[1]]
     for transfer in going:
-        link.wait(transfer)
+        # Who has ended takes nothing any more.
+        if headers[transfer.peer].phase is not Phase.ENDED:
+            link.wait(transfer)
     return Headers(headers, theirs)
 
 

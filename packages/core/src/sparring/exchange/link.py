@@ -57,6 +57,8 @@ class Link:
         self.trace: Trace | None = None
         self.on_stall: Callable[[], None] = _nothing
         """Called again and again while nothing moves; may raise `PeerFailure`."""
+        # Also those of an exchange that failed: a transport may still write to their buffers.
+        self._under_way: dict[int, Transfer] = {}
         self._num_outstanding = [0] * collective.world_size
         self._heard = [0.0] * collective.world_size
         self._pause = _SHORTEST_PAUSE
@@ -107,6 +109,7 @@ class Link:
             PeerFailure: the peer is gone, or the deadline passed.
         """
         transfer.work.wait()
+        del self._under_way[id(transfer)]
         self._num_outstanding[transfer.peer] -= 1
         self._heard[transfer.peer] = time.monotonic()
         if not transfer.is_sent:
@@ -119,6 +122,12 @@ class Link:
                 time.perf_counter_ns(),
                 {"peer": transfer.peer, "bytes": transfer.buffer.nbytes, "of": transfer.what},
             )
+
+    def silent_seconds(self, peer: int) -> float:
+        """How long this rank has waited for a rank; 0 where it waits for nothing of it."""
+        if self._num_outstanding[peer] <= 0:
+            return 0.0
+        return time.monotonic() - self._heard[peer]
 
     def pause(self, lane: Lane, *, has_progressed: bool) -> None:
         """Between two looks: at once after progress, then less and less often.
@@ -141,6 +150,7 @@ class Link:
         if not self._num_outstanding[transfer.peer]:
             self._heard[transfer.peer] = time.monotonic()
         self._num_outstanding[transfer.peer] += 1
+        self._under_way[id(transfer)] = transfer
         if self.trace is not None:
             transfer.begin_ns = time.perf_counter_ns()
         return transfer

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
+from sparring.exchange.ahead import FindAhead
 from sparring.exchange.beside import Job, Lane
 from sparring.exchange.buffers import Buffers
 from sparring.exchange.counters import MessageKind
@@ -124,6 +125,7 @@ class RingPush:
     Args:
         link: sends and receives.
         lane: where gradients are added up.
+        find_lane: where the rows are found that the update will need.
         requests: one for each table.
         codecs: how each table's gradients travel.
         routed: the keys of all requests by owner.
@@ -134,6 +136,7 @@ class RingPush:
 
     link: Link
     lane: Lane
+    find_lane: Lane
     requests: Sequence[PushRequest]
     codecs: Sequence[Codec]
     routed: Routed
@@ -150,6 +153,8 @@ class RingPush:
 
         Raises:
             PeerFailure: a rank is gone or silent.
+
+        What this rank cannot do itself is the `error` of each result.
         """
         rank, world_size = self.link.collective.rank, self.link.collective.world_size
         owners = [(rank + hop) % world_size for hop in range(1, world_size)]
@@ -157,20 +162,31 @@ class RingPush:
         to_send = turns_of(owners, self.routed.counts, self.chunk_rows)
         to_receive = turns_of(senders, self.coming_counts, self.chunk_rows)
         sums = Sums(self.requests, self.codecs)
+        ahead = FindAhead(self.requests, sums.accumulators, self.find_lane)
         try:
             own = self.lane.submit(partial(sums.add_own, rank, self.routed))
+            has_own = False
             while True:
                 moved = self._send(to_send)
                 moved |= self._receive(to_receive, sums)
-                if not (moved or self._sent or self._received) and own.is_done:
+                if own.is_done and not has_own:
+                    has_own = moved = True
+                    self._ended(own, "hop 0")
+                if moved:
+                    ahead.advance()
+                elif has_own and not (self._sent or self._received) and ahead.is_done:
                     break
                 self.link.pause(self.lane, has_progressed=moved)
         finally:
             self.lane.finish()
-        self._ended(own, "hop 0")
-        if self._error is not None:
-            raise self._error
-        return sums.take()
+            self.find_lane.finish()
+        ahead.trace(self.link.trace)
+        results = sums.take()
+        for place, result in enumerate(results):
+            # Too late to refuse here: the others have gone on.
+            result.error = self._error or ahead.error
+            result.found = ahead.found(place)
+        return results
 
     def _send(self, waiting: Iterator[Turn]) -> bool:
         moved = False

@@ -61,12 +61,15 @@ class PushRequest:
         keys: ``(u,)`` unique on this rank.
         gradients: ``(u, dim)`` of the table's computing dtype.
         make_accumulator: makes an empty accumulator for one exchange.
+        storage: this rank's shard, whose rows are to be found while gradients travel; None: they
+            are not wanted.
     """
 
     table: TableConfig
     keys: Keys
     gradients: Rows
     make_accumulator: Callable[[], Any]
+    storage: Storage | None = None
 
     def codec(self, wire_dtype: WireDtype) -> Codec:
         return Codec(self.table.computing_dtype, self.table.dim, wire_dtype)
@@ -78,3 +81,7 @@ class OwnedGradients:
 
     keys: Keys
     gradients: Rows
+    found: Pulled | None = None
+    """The whole rows of these keys, where they were found on the way."""
+    error: BaseException | None = None
+    """Why this rank cannot apply the step: it found out when it was too late to say so."""

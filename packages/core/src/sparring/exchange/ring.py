@@ -188,6 +188,7 @@ class RingExchange:
             return RingPush(
                 self._link,
                 Lane(None),
+                self._lane([each.storage for each in requests]),
                 requests,
                 codecs,
                 routed,
