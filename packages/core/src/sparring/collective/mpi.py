@@ -151,6 +151,11 @@ class MpiCollective(Collective):
         if self._failure is None:
             self._say(Word(WordKind.LEFT), self._others())
         self._is_closed = True
+        # MPI libraries complain, on standard output too, of receives that are left to them.
+        for work in list(self._under_way.values()):
+            work.give_up()
+        if self._hearing is not None:
+            _cancel(self._hearing)
 
     # -- what the works ask ---------------------------------------------------------
 
@@ -285,8 +290,14 @@ class _MpiWork(PolledWork):
     def _trouble(self, limit: float, now: float) -> SparringError | None:
         return self._owner.trouble(self._peer, self._context, limit, now)
 
+    def give_up(self) -> None:
+        """The collective is closed. A send goes on by itself."""
+
 
 class _MpiReceiving(_MpiWork):
+    def give_up(self) -> None:
+        _cancel(self._request)
+
     def _test(self) -> bool:
         mpi = self._owner.mpi
         status = mpi.Status()
@@ -309,3 +320,9 @@ class _MpiReceiving(_MpiWork):
             f"receive from rank {self._peer}: the buffer has {self._buffer.nbytes} bytes, the "
             f"message {found}; both sides must agree on the size"
         )
+
+
+def _cancel(receive: Any) -> None:
+    """Ends a receive that nothing came for; one that is complete stays as it is."""
+    receive.Cancel()
+    receive.Wait()
