@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,8 +36,9 @@ from sparring.non_finite import NonFinite
 from sparring.rendezvous import Rendezvous, SingleRendezvous
 from sparring.resources import ResourceManager
 from sparring.row_parts import computing_embeddings
+from sparring.step_results import Lookup, StepCounters
 from sparring.storage.arguments import as_array, check_keys
-from sparring.storage.contract import Columns, Keys, Rows, Storage
+from sparring.storage.contract import Columns, Storage
 from sparring.storage.converting import copy_embeddings
 from sparring.storage.opening import open_storage
 from sparring.table import TableConfig
@@ -58,32 +58,6 @@ __all__ = [
     "TableUpdate",
     "Update",
 ]
-
-
-@dataclass(slots=True)
-class Lookup:
-    """Ids turned into the rows of a shadow."""
-
-    keys: Keys
-    """``(u,)`` in order of first occurrence."""
-    inverse: npt.NDArray[np.int64]
-    """``(n,)``: the row of each id."""
-    rows: Rows
-    """``(u, dim)`` of the computing dtype: the caller's own; storages hold other memory."""
-    shadow_id: int | None
-    """Under which to hand in a gradient; None where nothing was registered."""
-
-
-@dataclass(slots=True)
-class StepCounters:
-    """What happened since the container was made."""
-
-    steps: int = 0
-    rows_updated: int = 0
-    rows_evicted: int = 0
-    rows_skipped_non_finite: int = 0
-    gradients_not_admitted: int = 0
-    """Gradients of keys that had no row and were not admitted."""
 
 
 class StepContainer:
