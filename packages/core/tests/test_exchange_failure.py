@@ -169,8 +169,9 @@ def test_a_rank_that_runs_out_of_batches_is_named_at_the_step_boundary() -> None
     first, second, _ = run_ranks(3, body, 30.0)
     for error in (first, second):
         assert (error.rank, error.step, error.steps_applied) == (2, 2, 2)
-        assert "rank 2 ended training after 2 steps" in str(error)
         assert "as 2 steps left them" in str(error)
+    # One of them met it; the other may hear of it from that one first.
+    assert any("rank 2 ended training after 2 steps" in str(each) for each in (first, second))
 
 
 def test_a_rank_that_has_ended_is_not_waited_for_by_what_was_sent_to_it() -> None:
