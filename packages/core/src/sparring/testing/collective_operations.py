@@ -35,12 +35,13 @@ class OperationTests:
 
     @pytest.mark.parametrize("reduction", list(Reduction), ids=lambda each: each.value)
     @pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+    @pytest.mark.parametrize("shape", [(7, 11), (211, 97)], ids=["small", "large"])
     def test_reductions_are_bit_equal_on_all_ranks(
-        self, run_ranks: Any, reduction: Reduction, dtype: str
+        self, run_ranks: Any, reduction: Reduction, dtype: str, shape: tuple[int, ...]
     ) -> None:
-        results = run_ranks(3, reduce_random, reduction, dtype)
+        results = run_ranks(3, reduce_random, reduction, dtype, shape)
         assert len({result.tobytes() for result in results}) == 1
-        parts = [random_part(rank, dtype) for rank in range(3)]
+        parts = [random_part(rank, dtype, shape) for rank in range(3)]
         expected = {
             Reduction.SUM: lambda: parts[0] + parts[1] + parts[2],
             Reduction.MEAN: lambda: (parts[0] + parts[1] + parts[2]) / 3,
@@ -93,19 +94,23 @@ def gather_shapes(collective: Collective) -> list[tuple[tuple[int, ...], float]]
     ]
 
 
-def random_part(rank: int, dtype: str) -> Any:
-    numbers = np.random.default_rng(rank).normal(size=(7, 11)) * 1000
+def random_part(rank: int, dtype: str, shape: tuple[int, ...]) -> Any:
+    numbers = np.random.default_rng(rank).normal(size=shape) * 1000
     return numbers.astype(dtype)
 
 
-def reduce_random(collective: Collective, reduction: Reduction, dtype: str) -> Any:
-    return collective.all_reduce(random_part(collective.rank, dtype), reduction)
+def reduce_random(
+    collective: Collective, reduction: Reduction, dtype: str, shape: tuple[int, ...]
+) -> Any:
+    return collective.all_reduce(random_part(collective.rank, dtype, shape), reduction)
 
 
 def reduce_wrongly(collective: Collective) -> list[str]:
     refused = []
     with pytest.raises(InvalidArgumentError, match="shape"):
         collective.all_reduce(np.zeros((2, 3 + collective.rank)))
+    with pytest.raises(InvalidArgumentError, match="shape"):
+        collective.all_reduce(np.zeros((200 + collective.rank, 300)))
     refused.append("shape")
     with pytest.raises(InvalidArgumentError, match="dtype"):
         collective.all_gather(np.zeros(2, ["int32", "float32"][collective.rank]))
