@@ -21,7 +21,9 @@ class MovieLensData(Section):
     test_fraction: OpenFraction = Field(
         0.1, description="The part of the ratings, drawn by `seed`, that is kept for the test."
     )
-    batch_size: PositiveInt = Field(1024, description="Ratings in a step, over all micro-batches.")
+    batch_size: PositiveInt = Field(
+        1024, description="Ratings in a step, over all ranks and micro-batches."
+    )
 
 
 class CriteoData(Section):
@@ -41,7 +43,9 @@ class CriteoData(Section):
     test_fraction: OpenFraction = Field(
         0.1, description="The part of the samples, drawn by `seed`, that is kept for the test."
     )
-    batch_size: PositiveInt = Field(4096, description="Samples in a step, over all micro-batches.")
+    batch_size: PositiveInt = Field(
+        4096, description="Samples in a step, over all ranks and micro-batches."
+    )
 
 
 class SyntheticCriteoData(Section):
@@ -53,7 +57,9 @@ class SyntheticCriteoData(Section):
     kind: Literal["synthetic_criteo"]
     samples: PositiveInt = Field(400_000, description="Samples to train on.")
     test_samples: PositiveInt = Field(50_000, description="Samples to test on.")
-    batch_size: PositiveInt = Field(4096, description="Samples in a step, over all micro-batches.")
+    batch_size: PositiveInt = Field(
+        4096, description="Samples in a step, over all ranks and micro-batches."
+    )
     max_ids: int = Field(
         100_000,
         ge=2,
