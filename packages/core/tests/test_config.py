@@ -36,8 +36,8 @@ def test_a_short_file_gets_all_defaults() -> None:
     config = parse_config(RATINGS)
     assert config.framework == "torch"
     assert config.storage.backend == "hkv"
-    assert config.collective.backend == "local"
-    assert config.rendezvous.backend == "single"
+    assert config.collective.backend == "auto"
+    assert config.rendezvous.backend == "auto"
     assert config.deadline_seconds == 60.0
     assert config.optimizer.sparse.name == "adagrad"
     assert config.training.non_finite_gradients == "raise"

@@ -196,8 +196,10 @@ class _Run:
         for part in _parts(batch, self._config.training.micro_batches):
             # Gradients are averaged over ranks: the sum over the batch is W times their mean.
             share = self._ranks.world_size / len(batch)
-            loss = self._task.loss(self._ranks.part(part)) * share
-            loss.backward()  # type: ignore[no-untyped-call]
+            with self._tables.container.span("forward"):
+                loss = self._task.loss(self._ranks.part(part)) * share
+            with self._tables.container.span("backward"):
+                loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         total = self._average_gradients(total)
         # Looked at before the tables change, so that a step is taken as a whole or not at all.
