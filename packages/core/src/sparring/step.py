@@ -388,7 +388,7 @@ class StepContainer:
             choices: of every table that has gradients.
 
         Returns:
-            The tables whose rows changed.
+            The tables that had a gradient, on any rank.
 
         Raises:
             InvalidArgumentError: a table with gradients has no method, or has rows of another
