@@ -370,7 +370,15 @@ def _apply_by_rows(
             update.gradients,
             choice.step,
         )
+        views = rows.embeddings, rows.state
         choice.method.update(rows, choice.hyper)
+        if rows.embeddings is not views[0] or rows.state is not views[1]:
+            raise InvalidArgumentError(
+                f"update of table {update.table.name!r}: method {choice.method.name!r} put another "
+                "array in place of rows.embeddings or rows.state, which changes no row; write into "
+                "it: rows.embeddings[:] = …. No row was changed",
+                table=update.table.name,
+            )
     _write(container, gathered)
     container.end_step()
     return commit.touched
