@@ -274,6 +274,11 @@ class StepContainer:
         """Gradients that the table's admission filter dropped on this rank."""
         return self.entry(table).num_not_admitted
 
+    def num_forgotten(self, table: str) -> int:
+        """Ids that the table's admission filter no longer counts on this rank, for want of room."""
+        made = self.entry(table).admission_filter
+        return 0 if made is None else int(made.num_forgotten)
+
     # -- the life of a batch ------------------------------------------------------
 
     def lookup(
