@@ -52,3 +52,27 @@ def test_a_storage_for_another_table_is_refused_by_what_differs() -> None:
             InvalidArgumentError, match=r"(dim 6, not 7|dtype 'float64', not).*Open"
         ):
             Optimizer(module, "adam")
+
+
+@pytest.mark.parametrize("other", ["lamb", "sgd", torch.optim.RMSprop])
+def test_an_optimizer_that_is_refused_for_one_table_changes_none(other: Any) -> None:
+    first, second = (EmbeddingBag(DIM, name=name, mode="sum") for name in ("first", "second"))
+    optimizer = Optimizer([first, second], "adam", lr=0.1)
+    ids = torch.tensor([[1]])
+    second(ids).sum().backward()
+    optimizer.step()
+    with pytest.raises(InvalidArgumentError, match=r"'second'.*of adam"):
+        Optimizer([first, second], other, lr=0.1)
+    tables = optimizer.container.tables
+    assert {name: (each.state_width, each.state_method) for name, each in tables.items()} == {
+        "first": (2 * DIM, "adam"),
+        "second": (2 * DIM, "adam"),
+    }
+    with pytest.raises(InvalidArgumentError, match="no hyper-parameter"):
+        Optimizer([first], "lamb", tables={"first": {"momentum": 0.5}})
+    with pytest.raises(InvalidArgumentError, match="no hyper-parameter"):
+        Optimizer([first, second], "lamb", tables={"second": {"momentum": 0.5}})
+    assert tables["first"] == optimizer.container.tables["first"]
+    (first(ids) + second(ids)).sum().backward()
+    optimizer.step()
+    assert optimizer.state_dict()["state"] == {"first": {"step": 1}, "second": {"step": 2}}

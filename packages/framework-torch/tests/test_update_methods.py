@@ -325,6 +325,20 @@ def test_sums_that_overflow_are_found_although_each_gradient_is_finite() -> None
     assert made.num_rows() == {"t": 0}
 
 
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_weights_that_make_a_finite_gradient_overflow_are_found(policy: str) -> None:
+    made = EmbeddingBag(4, mode="sum", name="t")
+    optimizer = Optimizer(made, "sgd", lr=1.0, non_finite_gradients=policy)
+    ids, weights = torch.tensor([[5], [6]]), torch.tensor([[-1e30], [1.0]])
+    (made(ids, per_sample_weights=weights) * 1e30).sum().backward()
+    if policy == "raise":
+        with pytest.raises(NonFiniteGradientError, match="key 5 among them"):
+            optimizer.step()
+    else:
+        optimizer.step()
+    assert made.num_rows() == {"t": int(policy == "skip")}
+
+
 def test_a_gradient_that_is_changed_before_the_step_is_refused() -> None:
     made = bag()
     optimizer = Optimizer(made, "sgd", lr=1.0)

@@ -189,15 +189,20 @@ class StepContainer:
         Raises:
             InvalidArgumentError: the table has rows of another width, or another method's rows.
         """
-        self._check_open()
+        self.check_state(table, len(initial_state), method)
         entry = self.entry(table)
         config = entry.config.with_state(len(initial_state), method)
-        entry.check_state(config)
         if entry.storage is not None and entry.storage.table.has_other_state(config):
             self._replace_storage(entry, config, np.asarray(initial_state))
         entry.config = config
         entry.whole = Columns(0, config.width)
         entry.initial_state = np.array(initial_state, config.computing_dtype)
+
+    def check_state(self, table: str, state_width: int, method: str = "") -> None:
+        """Raises what `set_state` would raise; sets nothing."""
+        self._check_open()
+        entry = self.entry(table)
+        entry.check_state(entry.config.with_state(state_width, method))
 
     def drop_state(self, table: str) -> None:
         """Takes the optimizer's state off all rows of a table on this rank; embeddings stay.

@@ -59,11 +59,16 @@ class MethodRoute:
         # torch's optimizers have parameters: one that holds nothing stands for each table.
         self.parameters = [nn.Parameter(torch.empty(0)) for _ in tables]
         self.state: Any = {}
-        for name, parameter in zip(tables, self.parameters, strict=True):
-            hyper = hyper_from(method, {**hyperparameters, **by_table.get(name, {})})
-            self.param_groups.append({"params": [parameter], "table": name, **hyper.model_dump()})
+        hypers = {}
+        # All that can be refused is refused before the state of the first table is set.
+        for name in tables:
+            hypers[name] = hyper_from(method, {**hyperparameters, **by_table.get(name, {})})
             width = method.state_width(container.tables[name].dim)
             check_width(given.get(name), width, f"update method {method.name!r}")
+            container.check_state(name, width, method.name)
+        for name, parameter in zip(tables, self.parameters, strict=True):
+            hyper = hypers[name]
+            self.param_groups.append({"params": [parameter], "table": name, **hyper.model_dump()})
             self._set_state(name, hyper)
             # Opened now: a backend that is missing should not be found out by the first step.
             container.storage(name)
