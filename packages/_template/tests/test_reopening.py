@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from sparring import TableConfig, open_storage
+from sparring import StepContainer, TableConfig, open_storage
 from sparring.cli import main
-from sparring.errors import InvalidArgumentError
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring.step import StorageChoice
 
 TABLE = TableConfig("item", 4)
 ADAGRAD = TABLE.with_state(4, "adagrad")
@@ -40,6 +43,52 @@ def test_rows_of_another_making_are_refused_with_the_command(
     for same in (ADAGRAD, TABLE.with_state(4, "Adagrad"), TABLE.with_state(4)):
         with open_storage("sqlite", same, folder=tmp_path) as storage:
             assert storage.size == 3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "asked"),
+    [("float32", "momentum"), ("bfloat16", "rowwise_adagrad"), ("float64", "sgd")],
+)
+def test_the_command_that_a_refusal_names_works_as_it_is_printed(
+    tmp_path: Path, dtype: str, asked: str
+) -> None:
+    table = TableConfig("item", 4, dtype)
+    wanted = table.with_state({"momentum": 4, "rowwise_adagrad": 1, "sgd": 0}[asked], asked)
+    old = table.with_state(4, "adagrad")
+    folder = str(tmp_path / "a folder")
+    with open_storage("sqlite", old, folder=folder) as storage:
+        storage.upsert([5, -1], np.ones((2, old.width), old.numpy_dtype))
+    with pytest.raises(InvalidArgumentError) as refused:
+        open_storage("sqlite", wanted, folder=folder)
+    program, *arguments = shlex.split(str(refused.value).partition("in another place: ")[2])
+    assert program == "sparring"
+    assert main(arguments) == 0
+    with open_storage("sqlite", wanted, folder=f"{folder}-converted") as storage:
+        found = storage.find([5, -1])
+    assert found.found.all()
+    assert (wanted.embeddings(found.rows) == 1).all()
+    assert not wanted.state(found.rows).any()
+
+
+def test_a_label_that_nobody_wrote_is_refused_too(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with sqlite3.connect(tmp_path / "item.sqlite") as database:
+        database.execute("UPDATE about SET label = 'float32 x 4 + many'")
+    with pytest.raises(InvalidArgumentError, match=r"made as 'float32 x 4 . many'.*name another"):
+        open_storage("sqlite", ADAGRAD, folder=tmp_path)
+
+
+def test_a_second_optimizer_is_refused_with_the_command(tmp_path: Path) -> None:
+    made = StepContainer()
+    made.declare(TABLE, StorageChoice("sqlite", {"folder": str(tmp_path)}))
+    made.set_state("item", np.zeros(4, np.float32), "adagrad")
+    made.storage("item").upsert([1], np.ones((1, 8), np.float32))
+    with pytest.raises(InvalidArgumentError, match=r"4 elements.*adagrad.*sparring convert sqlite"):
+        made.set_state("item", np.zeros(4, np.float32), "momentum")
+    with pytest.raises(UnsupportedError, match=r"sparring convert sqlite item .*--to none"):
+        made.drop_state("item")
+    assert made.tables["item"].state_method == "adagrad"
+    made.close()
 
 
 def test_convert_keeps_embeddings_and_starts_state_anew(

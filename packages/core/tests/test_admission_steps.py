@@ -283,3 +283,14 @@ def test_a_storage_may_be_given_open() -> None:
     for _ in range(2):
         train(made, [7], by_rows)
     assert (made.num_rows("t"), made.num_not_admitted("t")) == (1, 1)
+
+
+def test_ids_that_a_full_filter_forgets_are_told() -> None:
+    made = container_of(
+        TableConfig("t", 2, admission=Frequency(3, memory_bytes=768), **ZEROS),
+        TableConfig("all", 2, **ZEROS),
+    )
+    train(made, range(20), by_rows)
+    assert (made.num_forgotten("t"), made.num_forgotten("all")) == (0, 0)
+    train(made, range(1000, 2000), by_rows)
+    assert made.num_forgotten("t") > 900

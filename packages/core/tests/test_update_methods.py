@@ -9,9 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparring import _native, kernels
+from sparring import _native, kernels, open_storage
 from sparring.errors import InvalidArgumentError, PluginError
-from sparring.updates import BUILTIN_METHODS, UpdateRows, resolve_method
+from sparring.table import TableConfig
+from sparring.updates import (
+    BUILTIN_METHODS,
+    HyperParameters,
+    MethodChoice,
+    UpdateRows,
+    resolve_method,
+)
+from sparring.updates.clipping import clip_gradients
 from sparring.updates.resolving import hyper_from
 from tests.update_references import REFERENCES, clipped
 
@@ -92,7 +100,7 @@ def test_every_method_has_a_reference_and_settings() -> None:
     assert set(BUILTIN_METHODS) == set(REFERENCES) == set(SETTINGS)
 
 
-@pytest.mark.parametrize(("name", "given"), cases())
+@pytest.mark.parametrize(("name", "given"), list(cases()))
 @pytest.mark.parametrize("dim", [1, 7, 64])
 def test_a_method_does_what_its_paper_says(name: str, given: dict[str, Any], dim: int) -> None:
     expected = expected_embeddings(name, given, "float64", dim)
@@ -101,7 +109,29 @@ def test_a_method_does_what_its_paper_says(name: str, given: dict[str, Any], dim
     np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize(("name", "given"), cases())
+CLIPS_BOTH = {"clip_value": 0.7, "clip_norm": 1.1}
+# dim 7: the sum of squares of elements held within 0.7 is above 1.1² now and then, not always.
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_gradients_are_clipped_by_value_and_then_by_norm(name: str) -> None:
+    given = {**SETTINGS[name][1], **CLIPS_BOTH}
+    expected = expected_embeddings(name, given, "float64", 7, 40)
+    found = train(name, given, "float64", 7, 40)[:, :7]
+    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("given", [*CLIPS, CLIPS_BOTH])
+def test_methods_of_others_get_gradients_that_are_clipped_alike(given: dict[str, float]) -> None:
+    gradients = np.random.default_rng(0).standard_normal((50, 7))
+    hyper = HyperParameters(**given)
+    expected = [clipped(each, hyper.model_dump()) for each in gradients]
+    assert bool(given) == bool((gradients != expected).any())
+    clip_gradients(gradients, hyper)
+    np.testing.assert_allclose(gradients, expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize(("name", "given"), list(cases()))
 def test_float32_stays_close_to_the_reference(name: str, given: dict[str, Any]) -> None:
     # Lion moves by whole steps, so a sign that rounding decides counts double.
     steps, tolerance = (20, 1e-5) if name == "lion" else (50, 2e-4)
@@ -187,3 +217,17 @@ def test_rows_of_another_width_are_refused() -> None:
         _native.update_rows(spec, keys, np.zeros((2, 12), np.float32), gradients[:, :3].copy())
     with pytest.raises(InvalidArgumentError, match="step must be at least 1"):
         _native.UpdateSpec("adam", "float32", 4, {"lr": 0.1}, 0)
+
+
+def test_a_storage_of_one_method_refuses_the_update_of_another_of_its_width() -> None:
+    storage = open_storage("memory", TableConfig("t", 2).with_state(4, "adam"))
+    storage.upsert([1], np.ones((1, 6), np.float32))
+    gradients = np.ones((1, 2), np.float32)
+    for name in ("lamb", "sgd"):
+        method = resolve_method(name)
+        choice = MethodChoice(method, hyper_from(method, {}), 1)
+        with pytest.raises(InvalidArgumentError, match=rf"'{name}' keeps .*has 4 of adam; open it"):
+            storage.update([1], gradients, choice)
+    assert (storage.find([1]).rows == 1).all()
+    method = resolve_method("adam")
+    assert storage.update([1], gradients, MethodChoice(method, hyper_from(method, {}), 1)) == 1

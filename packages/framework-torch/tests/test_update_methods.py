@@ -16,8 +16,8 @@ from sparring.errors import (
     InvalidArgumentError,
     NonFiniteGradientError,
     PluginError,
+    UnsupportedError,
 )
-from sparring.updates import HyperParameters, UpdateMethod, UpdateRows
 from sparring_torch import (
     EmbeddingBag,
     EmbeddingBagCollection,
@@ -225,6 +225,31 @@ def test_hyper_parameters_of_a_table_may_change_between_steps() -> None:
         optimizer.step()
 
 
+def test_new_rows_start_from_the_state_that_the_group_says_now() -> None:
+    changed, loaded, made_so = (
+        EmbeddingBag(2, mode="sum", name="t", initializer="zeros") for _ in range(3)
+    )
+    last = Optimizer(made_so, "adagrad", lr=1.0, initial_accumulator_value=3.0)
+    first, second = (Optimizer(each, "adagrad", lr=1.0) for each in (changed, loaded))
+    first.param_groups[0]["initial_accumulator_value"] = 3.0
+    second.load_state_dict(last.state_dict())
+    ids = torch.tensor([[1]])
+    for module, optimizer in ((changed, first), (loaded, second), (made_so, last)):
+        module(ids).sum().backward()
+        optimizer.step()
+        assert module(ids).tolist() == [[-0.5, -0.5]]  # 1 / √(3 + 1)
+
+
+def test_groups_of_parameters_cannot_be_added() -> None:
+    made = bag()
+    for native in ("sgd", torch.optim.SGD):
+        optimizer = Optimizer(made, native, lr=1.0)
+        with pytest.raises(UnsupportedError, match="updates the tables of its modules, t, and no"):
+            optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+        made(torch.tensor([[1]])).sum().backward()
+        optimizer.step()
+
+
 def test_steps_travel_in_the_state_dict() -> None:
     made = collection("hkv")
     optimizer = Optimizer(made, "adam", lr=0.1)
@@ -300,6 +325,20 @@ def test_sums_that_overflow_are_found_although_each_gradient_is_finite() -> None
     assert made.num_rows() == {"t": 0}
 
 
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_weights_that_make_a_finite_gradient_overflow_are_found(policy: str) -> None:
+    made = EmbeddingBag(4, mode="sum", name="t")
+    optimizer = Optimizer(made, "sgd", lr=1.0, non_finite_gradients=policy)
+    ids, weights = torch.tensor([[5], [6]]), torch.tensor([[-1e30], [1.0]])
+    (made(ids, per_sample_weights=weights) * 1e30).sum().backward()
+    if policy == "raise":
+        with pytest.raises(NonFiniteGradientError, match="key 5 among them"):
+            optimizer.step()
+    else:
+        optimizer.step()
+    assert made.num_rows() == {"t": int(policy == "skip")}
+
+
 def test_a_gradient_that_is_changed_before_the_step_is_refused() -> None:
     made = bag()
     optimizer = Optimizer(made, "sgd", lr=1.0)
@@ -327,43 +366,7 @@ def test_a_full_storage_refuses_the_step_of_all_tables() -> None:
     assert full.num_rows() == {"full": 0}
 
 
-# -- methods of others ------------------------------------------------------------
-
-
-class SignHyper(HyperParameters):
-    stretch: float = 1.0
-
-
-class Sign(UpdateMethod):
-    """Moves by the sign of the gradient, and counts the steps of each row."""
-
-    name = "sign"
-    hyperparameters = SignHyper
-
-    def state_width(self, dim: int) -> int:
-        return 1
-
-    def update(self, rows: UpdateRows, hyper: HyperParameters) -> None:
-        assert isinstance(hyper, SignHyper)
-        rows.embeddings[:] -= hyper.lr * hyper.stretch * np.sign(rows.gradients)
-        rows.state[:] += rows.step
-
-
-@pytest.mark.parametrize("storage", STORAGES)
-def test_a_method_in_numpy_is_an_update_method(storage: str) -> None:
-    made = bag(storage)
-    optimizer = Optimizer(made, Sign(), lr=0.5, stretch=2.0, clip_norm=1.0)
-    ids = torch.tensor([[1], [2]])
-    before = made(ids).detach().clone()
-    for _ in range(2):
-        (made(ids) * torch.tensor([[-3.0], [4.0]], dtype=torch.float64)).sum().backward()
-        optimizer.step()
-    move = torch.tensor([[2.0], [-2.0]], dtype=torch.float64)
-    torch.testing.assert_close(made(ids), before + move)
-    state = optimizer.container.storage("t").find([1, 2]).rows[:, DIM:]
-    assert state.tolist() == [[3.0], [3.0]]
-    with pytest.raises(InvalidArgumentError, match="'sign' has no hyper-parameter 'strech'; did"):
-        Optimizer(bag(), Sign(), strech=1.0)
+# -- what is refused, and what is not admitted ------------------------------------
 
 
 def test_what_is_no_method_or_no_table_is_named() -> None:

@@ -98,8 +98,7 @@ def apply_methods(container: StepContainer, choices: Mapping[str, MethodChoice])
     if step is None:
         return _apply_owned(container, sources, choices, refusal)
     _check_rooms(container, waiting, step)
-    _write_fused(container, step, list(waiting))
-    return list(waiting)
+    return _write_fused(container, step, list(waiting))
 
 
 def _apply_owned(
@@ -371,7 +370,15 @@ def _apply_by_rows(
             update.gradients,
             choice.step,
         )
+        views = rows.embeddings, rows.state
         choice.method.update(rows, choice.hyper)
+        if rows.embeddings is not views[0] or rows.state is not views[1]:
+            raise InvalidArgumentError(
+                f"update of table {update.table.name!r}: method {choice.method.name!r} put another "
+                "array in place of rows.embeddings or rows.state, which changes no row; write into "
+                "it: rows.embeddings[:] = …. No row was changed",
+                table=update.table.name,
+            )
     _write(container, gathered)
     container.end_step()
     return commit.touched
@@ -402,14 +409,15 @@ def _record(container: StepContainer, gathered: _Gathered, names: Sequence[str])
             _count_refused(container, name, decision.num_refused)
 
 
-def _write_fused(container: StepContainer, step: Any, names: Sequence[str]) -> None:
+def _write_fused(container: StepContainer, step: Any, names: Sequence[str]) -> list[str]:
+    """Returns the tables that had gradients: a batch may have no id for a table that it holds."""
     failure: Exception | None = None
     try:
         with container.span("update"):
             step.apply()
     except Exception as error:
         failure = error
-    written, failed = [], []
+    touched, written, failed = [], [], []
     for name, outcome in zip(names, step.outcomes(), strict=True):
         if outcome is None:
             failed.append(name)
@@ -420,9 +428,12 @@ def _write_fused(container: StepContainer, step: Any, names: Sequence[str]) -> N
         _count_refused(container, name, refused)
         if updated:
             written.append(name)
+        if updated or refused:
+            touched.append(name)
     if failure is not None:
         _raise_interrupted(container, failure, written, failed)
     container.end_step()
+    return touched
 
 
 def _raise_interrupted(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy.typing as npt
@@ -12,9 +12,10 @@ from sparring import _native, kernels
 from sparring.admission import admission_from, make_filter
 from sparring.errors import InvalidArgumentError
 from sparring.storage.contract import Columns, Storage
+from sparring.storage.converting import conversion_command
 from sparring.table import TableConfig
 
-__all__ = ["DeclaredTable", "StorageChoice", "check_declaration"]
+__all__ = ["DeclaredTable", "StorageChoice", "check_declaration", "check_given"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,28 @@ def check_declaration(table: object, storage: object) -> None:
             f"Storage, found {type(storage).__name__}; pass StorageChoice(backend, options)",
             table=table.name,
         )
+
+
+def check_given(storage: Storage, table: TableConfig) -> None:
+    """Refuses an open storage that is for another table.
+
+    Raises:
+        InvalidArgumentError: they differ in more than that `table` does not say whose state it is.
+    """
+    found = storage.table
+    if found.with_state(0) == table.with_state(0) and not found.has_other_state(table):
+        return
+    differing = [
+        f"{each.name} {getattr(found, each.name)!r}, not {getattr(table, each.name)!r}"
+        for each in fields(table)
+        if getattr(found, each.name) != getattr(table, each.name)
+    ]
+    raise InvalidArgumentError(
+        f"table {table.name!r}: the storage given was opened for a table of "
+        f"{'; '.join(differing)}. Open it for the table that is declared, or declare the table "
+        "that it was opened for",
+        table=table.name,
+    )
 
 
 class DeclaredTable:
@@ -88,6 +111,42 @@ class DeclaredTable:
             f"table {self.config.name!r} is declared already with {declared}, found {storage}; "
             "declare it once, or leave the storage out the second time",
             table=self.config.name,
+        )
+
+    def check_state(self, config: TableConfig) -> None:
+        """Refuses rows of `config` where rows with another optimizer's state lie.
+
+        Raises:
+            InvalidArgumentError: naming what to call or to run.
+        """
+        storage, method = self.storage, config.state_method or "the optimizer"
+        if storage is None:
+            return
+        # Of a storage that was given without a method, the first optimizer says whose it is.
+        found = self.config if self.choice is None else storage.table
+        if not found.has_other_state(config):
+            return
+        if self.choice is not None and not (storage.size and found.state_width):
+            return
+        if self.choice is None:
+            whose = f", {config.state_method!r}" if config.state_method else ""
+            remedy = (
+                f"give one that was opened for TableConfig.with_state({config.state_width}{whose})"
+            )
+        elif storage.capabilities.persistent:
+            command = conversion_command(self.choice.backend, self.choice.options, found, config)
+            remedy = f"keep the embeddings and start their state anew in another place: {command}"
+        else:
+            remedy = (
+                f"call StepContainer.drop_state({config.name!r}) first: embeddings stay, and their "
+                "state starts anew"
+            )
+        given = "the storage given" if self.choice is None else "its storage"
+        raise InvalidArgumentError(
+            f"table {config.name!r}: {given} holds {storage.size} rows with {found.state_width} "
+            f"elements of state of {found.state_method or 'an unknown optimizer'}, {method} needs "
+            f"{config.state_width} of its own; use the same kind of optimizer, or {remedy}",
+            table=config.name,
         )
 
     def hold(self, storage: Storage | None) -> None:

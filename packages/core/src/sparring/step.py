@@ -22,7 +22,12 @@ import numpy.typing as npt
 from sparring import _native
 from sparring.applying import TableUpdate, Update, apply_methods, apply_update
 from sparring.collective import Collective, LocalGroup, Reduction
-from sparring.declared_table import DeclaredTable, StorageChoice, check_declaration
+from sparring.declared_table import (
+    DeclaredTable,
+    StorageChoice,
+    check_declaration,
+    check_given,
+)
 from sparring.errors import (
     ClosedError,
     InvalidArgumentError,
@@ -39,7 +44,7 @@ from sparring.row_parts import computing_embeddings
 from sparring.step_results import Lookup, StepCounters
 from sparring.storage.arguments import as_array, check_keys
 from sparring.storage.contract import Columns, Storage
-from sparring.storage.converting import copy_embeddings
+from sparring.storage.converting import conversion_command, copy_embeddings
 from sparring.storage.opening import open_storage
 from sparring.table import TableConfig
 from sparring.trace import Trace
@@ -160,12 +165,9 @@ class StepContainer:
                 table=table.name,
             )
         if isinstance(storage, Storage):
-            if storage.table != table:
-                raise InvalidArgumentError(
-                    f"table {table.name!r}: the storage given was opened for {storage.table}, not "
-                    f"for {table}",
-                    table=table.name,
-                )
+            check_given(storage, table)
+            # The storage knows whose state it holds; a declaration need not say.
+            table = storage.table
             entry = DeclaredTable(table, None, storage)
         else:
             entry = DeclaredTable(table, storage or StorageChoice(), None)
@@ -187,31 +189,20 @@ class StepContainer:
         Raises:
             InvalidArgumentError: the table has rows of another width, or another method's rows.
         """
-        self._check_open()
+        self.check_state(table, len(initial_state), method)
         entry = self.entry(table)
         config = entry.config.with_state(len(initial_state), method)
-        storage = entry.storage
-        if storage is not None and storage.table.width != config.width and entry.choice is None:
-            raise InvalidArgumentError(
-                f"table {table!r}: the storage given has {storage.table.state_width} elements of "
-                f"state, {method} needs {config.state_width}; open it for "
-                f"TableConfig.with_state({config.state_width})",
-                table=table,
-            )
-        if storage is not None and storage.table.has_other_state(config):
-            if storage.size and storage.table.state_width:
-                raise InvalidArgumentError(
-                    f"table {table!r} holds {storage.size} rows with {storage.table.state_width} "
-                    f"elements of state of {storage.table.state_method or 'an unknown optimizer'}, "
-                    f"{method or 'the optimizer'} needs {config.state_width} of its own; use the "
-                    f"same kind of optimizer, or call StepContainer.drop_state({table!r}) first: "
-                    "embeddings stay, and their state starts anew",
-                    table=table,
-                )
+        if entry.storage is not None and entry.storage.table.has_other_state(config):
             self._replace_storage(entry, config, np.asarray(initial_state))
         entry.config = config
         entry.whole = Columns(0, config.width)
         entry.initial_state = np.array(initial_state, config.computing_dtype)
+
+    def check_state(self, table: str, state_width: int, method: str = "") -> None:
+        """Raises what `set_state` would raise; sets nothing."""
+        self._check_open()
+        entry = self.entry(table)
+        entry.check_state(entry.config.with_state(state_width, method))
 
     def drop_state(self, table: str) -> None:
         """Takes the optimizer's state off all rows of a table on this rank; embeddings stay.
@@ -219,8 +210,8 @@ class StepContainer:
         The next optimizer starts from its own initial state.
 
         Raises:
-            UnsupportedError: the storage was given open, or outlives the process; run
-                ``sparring convert`` for the latter.
+            UnsupportedError: the storage was given open, or outlives the process; for the latter
+                the message has the ``sparring convert`` command to run.
         """
         self._check_open()
         entry = self.entry(table)
@@ -242,10 +233,15 @@ class StepContainer:
             entry.hold(None)
             return
         if entry.choice is None or old.capabilities.persistent:
+            reason = "was given open; give one that was opened for the other state"
+            if entry.choice is not None:
+                command = conversion_command(
+                    entry.choice.backend, entry.choice.options, old.table, config
+                )
+                reason = f"outlives the process; convert it: {command}"
             raise UnsupportedError(
                 f"table {config.name!r}: its storage cannot be replaced by one with other state, "
-                "because it was given open, or outlives the process; convert a persistent one with "
-                "the command: sparring convert --help",
+                f"because it {reason}",
                 table=config.name,
             )
         new = self._open(entry.choice, config)
@@ -282,6 +278,11 @@ class StepContainer:
     def num_not_admitted(self, table: str) -> int:
         """Gradients that the table's admission filter dropped on this rank."""
         return self.entry(table).num_not_admitted
+
+    def num_forgotten(self, table: str) -> int:
+        """Ids that the table's admission filter no longer counts on this rank, for want of room."""
+        made = self.entry(table).admission_filter
+        return 0 if made is None else int(made.num_forgotten)
 
     # -- the life of a batch ------------------------------------------------------
 
@@ -388,7 +389,7 @@ class StepContainer:
             choices: of every table that has gradients.
 
         Returns:
-            The tables whose rows changed.
+            The tables that had a gradient, on any rank.
 
         Raises:
             InvalidArgumentError: a table with gradients has no method, or has rows of another

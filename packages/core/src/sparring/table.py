@@ -27,7 +27,10 @@ from sparring.admission import AdmissionLike, admission_from
 from sparring.errors import InvalidArgumentError
 from sparring.initializers import Initializer, Uniform, initializer_from
 
-__all__ = ["DTYPES", "TableConfig"]
+__all__ = ["CONVERT_HELP", "DTYPES", "TableConfig"]
+
+CONVERT_HELP = "sparring convert --help"
+"""What messages name where they do not know the whole command."""
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
@@ -179,7 +182,9 @@ class TableConfig:
             place: where it lies, for the message.
 
         Raises:
-            InvalidArgumentError: they cannot serve as rows of this table.
+            InvalidArgumentError: they cannot serve as rows of this table. Where another state is
+                all that they have, `found_table` is the table that they are of; `open_storage`
+                then names the command to run.
         """
         layout, _, width = found.partition(" + ")
         asked_layout, _, asked_width = self.row_label.partition(" + ")
@@ -188,16 +193,18 @@ class TableConfig:
         methods = {method.casefold(), asked_method.casefold()} - {""}
         if (layout, width) == (asked_layout, asked_width) and len(methods) < 2:
             return
+        is_convertible = layout == asked_layout and width.isdecimal()
         remedy = (
-            "declare the table as it was made, or name another place"
-            if layout != asked_layout
-            else "go on with the optimizer that made them, or keep the embeddings and start their "
-            "state anew in another place: sparring convert --help"
+            "go on with the optimizer that made them, or keep the embeddings and start their "
+            f"state anew in another place: {CONVERT_HELP}"
+            if is_convertible
+            else "declare the table as it was made, or name another place"
         )
         raise InvalidArgumentError(
             f"{place} holds rows of table {self.name!r} made as {found!r}, asked was "
             f"{self.row_label!r}; {remedy}",
             table=self.name,
+            found_table=self.with_state(int(width), method) if is_convertible else None,
         )
 
     def has_other_state(self, other: TableConfig) -> bool:

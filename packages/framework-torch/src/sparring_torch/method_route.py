@@ -59,14 +59,17 @@ class MethodRoute:
         # torch's optimizers have parameters: one that holds nothing stands for each table.
         self.parameters = [nn.Parameter(torch.empty(0)) for _ in tables]
         self.state: Any = {}
-        for name, parameter in zip(tables, self.parameters, strict=True):
-            hyper = hyper_from(method, {**hyperparameters, **by_table.get(name, {})})
-            self.param_groups.append({"params": [parameter], "table": name, **hyper.model_dump()})
-            table = container.tables[name]
-            width = method.state_width(table.dim)
+        hypers = {}
+        # All that can be refused is refused before the state of the first table is set.
+        for name in tables:
+            hypers[name] = hyper_from(method, {**hyperparameters, **by_table.get(name, {})})
+            width = method.state_width(container.tables[name].dim)
             check_width(given.get(name), width, f"update method {method.name!r}")
-            state = method.initial_state(table.dim, hyper, table.computing_dtype)
-            container.set_state(name, state, method.name)
+            container.check_state(name, width, method.name)
+        for name, parameter in zip(tables, self.parameters, strict=True):
+            hyper = hypers[name]
+            self.param_groups.append({"params": [parameter], "table": name, **hyper.model_dump()})
+            self._set_state(name, hyper)
             # Opened now: a backend that is missing should not be found out by the first step.
             container.storage(name)
 
@@ -89,8 +92,15 @@ class MethodRoute:
         if known is None or known[0] != values:
             given = dict(zip(self.defaults, values, strict=True))
             known = values, hyper_from(self._method, given)
+            # New rows start as the group says from now on.
+            self._set_state(name, known[1])
             self._checked[name] = known
         return known[1]
+
+    def _set_state(self, name: str, hyper: HyperParameters) -> None:
+        table = self._container.tables[name]
+        state = self._method.initial_state(table.dim, hyper, table.computing_dtype)
+        self._container.set_state(name, state, self._method.name)
 
     def saved_groups(self) -> list[dict[str, Any]]:
         """The param_groups with table names in place of parameters."""

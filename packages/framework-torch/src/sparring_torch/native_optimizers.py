@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from sparring.errors import ConfigError
+from sparring.errors import ConfigError, PluginError
 from sparring.plugins import PluginManager
-from sparring.updates import UpdateMethod
+from sparring.updates import UpdateMethod, resolve_method
 from sparring_torch.suggestions import suggestion
 
 __all__ = ["native_optimizer", "row_optimizer"]
@@ -50,12 +50,16 @@ def row_optimizer(
 
     Raises:
         ConfigError: there is neither.
+        PluginError: a plugin offers such a method, but is broken or not the only one.
     """
+    try:
+        return resolve_method(name, plugin_manager)
+    except PluginError as error:
+        if "known" not in error.details:  # it exists, and cannot be used
+            raise
     methods = [
         offer.name for offer in plugin_manager.descriptors() if offer.kind == "update_methods"
     ]
-    if name in methods:
-        return plugin_manager.update_method(name).factory()
     try:
         return native_optimizer(name, setting)
     except ConfigError as error:

@@ -104,13 +104,19 @@ def _make_shadows(
 ) -> dict[str, ShadowParameter]:
     layouts: dict[torch.dtype, RowState] = {}
     shadows = {}
+    # All that can be refused is refused before the state of the first table is set.
     for name in tables:
         table = container.tables[name]
         dtype = getattr(torch, table.computing_dtype.name)
         if dtype not in layouts:
             layouts[dtype] = probe(native, hyperparameters, dtype)
+        width = layouts[dtype].width(table.dim)
+        check_width(given.get(name), width, native.__name__)
+        container.check_state(name, width, native.__name__)
+    for name in tables:
+        table = container.tables[name]
+        dtype = getattr(torch, table.computing_dtype.name)
         layout = layouts[dtype]
-        check_width(given.get(name), layout.width(table.dim), native.__name__)
         state = np.array(layout.initial_row(table.dim), table.computing_dtype)
         container.set_state(name, state, native.__name__)
         # Opened now: a backend that is missing should not be found out by the first step.

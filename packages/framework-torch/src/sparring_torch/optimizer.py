@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sparring import StepContainer, Storage
-from sparring.errors import InvalidArgumentError
+from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.step import NonFinite
 from sparring.updates import UpdateMethod, resolve_method
 from sparring_torch.method_route import MethodRoute
@@ -110,7 +110,9 @@ class Optimizer(torch.optim.Optimizer):
             self._route = MethodRoute(
                 self.container, self._names, method, hyperparameters, tables or {}, given
             )
+        self._is_made = False
         super().__init__(self._route.parameters, {})
+        self._is_made = True
         self.defaults = self._route.defaults
         self.param_groups = self._route.param_groups
         self.state = self._route.state
@@ -148,6 +150,20 @@ class Optimizer(torch.optim.Optimizer):
         """
         for name in self._names:
             self.container.resources.drop(name)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuses: the tables of an optimizer are those of its modules.
+
+        Raises:
+            UnsupportedError: always, once the optimizer is made.
+        """
+        if not self._is_made:
+            return super().add_param_group(param_group)
+        raise UnsupportedError(
+            "add_param_group: this Optimizer updates the tables of its modules, "
+            f"{', '.join(self._names)}, and no parameters; give ordinary parameters to an optimizer "
+            "of torch.optim, and other tables to a new Optimizer of all modules"
+        )
 
     # -- what can be saved ------------------------------------------------------------
 

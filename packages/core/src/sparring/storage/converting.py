@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -9,8 +12,47 @@ import numpy.typing as npt
 
 from sparring.errors import InvalidArgumentError
 from sparring.storage.contract import Columns, Storage
+from sparring.table import TableConfig
 
-__all__ = ["copy_embeddings"]
+__all__ = ["conversion_command", "copy_embeddings"]
+
+
+def conversion_command(
+    backend: str, options: Mapping[str, Any], found: TableConfig, asked: TableConfig
+) -> str:
+    """The command that copies the rows of `found` into a storage for rows of `asked`.
+
+    It writes beside the old rows: options that hold a path get ``-converted`` at their end. Where
+    there is none, the place to write to is left for the reader to fill in.
+    """
+    words = ["sparring", "convert", backend, found.name, "--dim", str(found.dim)]
+    if found.dtype != "float32":
+        words += ["--dtype", found.dtype]
+    words += ["--from", _state_name(found), "--to", _state_name(asked)]
+    written = {
+        name: f"{value}-converted" if _is_path(value) else value for name, value in options.items()
+    }
+    for name, value in options.items():
+        words += ["--option", f"{name}={value}"]
+    for name, value in written.items():
+        words += ["--into", f"{name}={value}"]
+    command = shlex.join(words)
+    return command if written != dict(options) else f"{command} --into PLACE=ELSEWHERE"
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, PurePath) or (
+        isinstance(value, str) and "/" in value and "://" not in value
+    )
+
+
+def _state_name(table: TableConfig) -> str:
+    """How ``sparring convert`` calls the state: only sparring's own methods by their names."""
+    from sparring.updates import BUILTIN_METHODS
+
+    if table.state_method in BUILTIN_METHODS:
+        return table.state_method
+    return str(table.state_width) if table.state_width else "none"
 
 
 def copy_embeddings(source: Storage, target: Storage, state: npt.NDArray[Any]) -> int:

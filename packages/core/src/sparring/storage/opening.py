@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from sparring.errors import InvalidArgumentError, PluginError, VersionError
 from sparring.options import checked_options
 from sparring.storage.contract import Storage
-from sparring.table import TableConfig
+from sparring.storage.converting import conversion_command
+from sparring.table import CONVERT_HELP, TableConfig
 
 if TYPE_CHECKING:
     from sparring.plugins import PluginManager
@@ -69,6 +70,15 @@ def open_storage(
                     **(error.details | {"distribution": f"{offer.distribution} {offer.version}"}),
                 ) from error
         raise
+    except InvalidArgumentError as error:
+        found = error.details.get("found_table")
+        if not isinstance(found, TableConfig):
+            raise
+        # The backend knows what it found; here it is known how to get at it.
+        given = {name: getattr(checked, name, value) for name, value in options.items()}
+        command = conversion_command(backend, given, found, table)
+        text = str(error).replace(CONVERT_HELP, command)
+        raise InvalidArgumentError(text, **error.details) from error
     if not isinstance(storage, Storage):
         raise PluginError(
             f"storage {backend!r}: its factory must return a sparring.Storage, found "

@@ -38,12 +38,14 @@ def update_storage(
             "run it in a step, by StepContainer.apply_methods",
             table=table.name,
         )
-    if table.state_width != method.state_width(table.dim):
+    width = method.state_width(table.dim)
+    if table.has_other_state(table.with_state(width, method.name)):
+        whose = f" of {table.state_method}" if table.state_method else ""
         raise InvalidArgumentError(
-            f"update of table {table.name!r}: method {method.name!r} keeps "
-            f"{method.state_width(table.dim)} elements of state for a row, the table has "
-            f"{table.state_width}; open it for TableConfig.with_state, or convert it: "
-            "sparring convert --help",
+            f"update of table {table.name!r}: method {method.name!r} keeps {width} elements of "
+            f"state for a row, the table has {table.state_width}{whose}; open it for "
+            f"TableConfig.with_state({width}, {method.name!r}), or convert it: sparring convert "
+            "--help",
             table=table.name,
         )
     if not len(keys):

@@ -15,9 +15,13 @@ from sparring.updates.hyperparameters import HyperParameters
 __all__ = ["MethodChoice", "UpdateMethod", "UpdateRows"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class UpdateRows:
-    """The rows of one table that got gradients in a step; a method changes them in place."""
+    """The rows of one table that got gradients in a step; a method writes into these arrays.
+
+    Not frozen, so that ``rows.embeddings -= …`` is possible. Another array in place of one of these
+    is refused: nobody would read it.
+    """
 
     keys: Keys
     """``(n,)`` unique."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from sparring.errors import InvalidArgumentError
+from sparring.errors import InvalidArgumentError, PluginError
 from sparring.names import closest_name
 from sparring.updates.contract import UpdateMethod
 from sparring.updates.hyperparameters import HyperParameters
@@ -26,13 +26,22 @@ def resolve_method(name: str, plugin_manager: PluginManager | None = None) -> Up
         plugin_manager: where to look; None looks through the installed plugins.
 
     Raises:
-        PluginError: nobody offers it, or its plugin is broken.
+        PluginError: nobody offers it, its plugin is broken, or makes something else.
     """
     if plugin_manager is None:
         from sparring.plugins import make_plugin_manager
 
         plugin_manager = make_plugin_manager()
-    return plugin_manager.update_method(name).factory()
+    method = plugin_manager.update_method(name).factory()
+    if not isinstance(method, UpdateMethod) or method.name != name:
+        found = getattr(method, "name", None)
+        raise PluginError(
+            f"update method {name!r}: its factory must return a sparring.updates.UpdateMethod of "
+            f"that name, found {type(method).__name__} {found!r}; report this to the makers of the "
+            "plugin",
+            name=name,
+        )
+    return method
 
 
 def hyper_from(method: UpdateMethod, given: Mapping[str, Any]) -> HyperParameters:

@@ -1,0 +1,78 @@
+"""Storages that are given open: whose state their rows have, and what they are refused for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from sparring import Storage, TableConfig, Uniform, open_storage
+from sparring.errors import InvalidArgumentError
+from sparring_torch import EmbeddingBag, Optimizer
+
+DIM = 6
+
+
+def bag(storage: Any = "hkv", **options: Any) -> EmbeddingBag:
+    return EmbeddingBag(DIM, mode="sum", name="t", dtype=torch.float64, storage=storage, **options)
+
+
+def given(method: str = "adam", width: int = 2 * DIM) -> Storage:
+    table = TableConfig("t", DIM, "float64", Uniform(-0.05, 0.05))
+    return open_storage("memory", table.with_state(width, method))
+
+
+def test_a_storage_opened_for_a_method_serves_it_and_no_other() -> None:
+    for storage in (given(), given(method="")):
+        made = bag(storage)
+        made(torch.tensor([[1]])).sum()
+        optimizer = Optimizer(made, "adam", lr=0.1)
+        made(torch.tensor([[1]])).sum().backward()
+        optimizer.step()
+        rows = storage.find([1]).rows.tobytes()
+        with pytest.raises(InvalidArgumentError, match=r"of adam, lamb needs 12 .*with_state\(12"):
+            Optimizer(made, "lamb")
+        made(torch.tensor([[2]])).sum().backward()
+        optimizer.step()
+        assert storage.find([1]).rows.tobytes() == rows
+    with pytest.raises(InvalidArgumentError, match="of adam, lamb needs 12 of its own"):
+        Optimizer(bag(given()), "lamb")
+    with pytest.raises(InvalidArgumentError, match="12 elements of state, but update method 'sgd'"):
+        Optimizer(bag(given()), "sgd")
+
+
+def test_a_storage_for_another_table_is_refused_by_what_differs() -> None:
+    storage = given()
+    for module in (
+        EmbeddingBag(DIM, name="t", dtype=torch.float32, storage=storage),
+        EmbeddingBag(DIM + 1, name="t", dtype=torch.float64, storage=storage),
+    ):
+        with pytest.raises(
+            InvalidArgumentError, match=r"(dim 6, not 7|dtype 'float64', not).*Open"
+        ):
+            Optimizer(module, "adam")
+
+
+@pytest.mark.parametrize("other", ["lamb", "sgd", torch.optim.RMSprop])
+def test_an_optimizer_that_is_refused_for_one_table_changes_none(other: Any) -> None:
+    first, second = (EmbeddingBag(DIM, name=name, mode="sum") for name in ("first", "second"))
+    optimizer = Optimizer([first, second], "adam", lr=0.1)
+    ids = torch.tensor([[1]])
+    second(ids).sum().backward()
+    optimizer.step()
+    with pytest.raises(InvalidArgumentError, match=r"'second'.*of adam"):
+        Optimizer([first, second], other, lr=0.1)
+    tables = optimizer.container.tables
+    assert {name: (each.state_width, each.state_method) for name, each in tables.items()} == {
+        "first": (2 * DIM, "adam"),
+        "second": (2 * DIM, "adam"),
+    }
+    with pytest.raises(InvalidArgumentError, match="no hyper-parameter"):
+        Optimizer([first], "lamb", tables={"first": {"momentum": 0.5}})
+    with pytest.raises(InvalidArgumentError, match="no hyper-parameter"):
+        Optimizer([first, second], "lamb", tables={"second": {"momentum": 0.5}})
+    assert tables["first"] == optimizer.container.tables["first"]
+    (first(ids) + second(ids)).sum().backward()
+    optimizer.step()
+    assert optimizer.state_dict()["state"] == {"first": {"step": 1}, "second": {"step": 2}}
