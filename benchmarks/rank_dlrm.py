@@ -51,7 +51,11 @@ def main() -> None:
             pair = torch.tensor([ours(), theirs()])
             dist.all_reduce(pair)
             losses.append((pair / meeting.world_size).tolist())
-        contenders: dict[str, Callable[[], object]] = {"ours": ours, "theirs": theirs}
+        contenders: dict[str, Callable[[], object]] = {
+            "ours": ours,
+            "theirs": theirs,
+            "dense": _dense_alone(batches),
+        }
         seconds = slowest_of_each_round(meeting, contenders, asked["rounds"])
     if rendezvous.membership().rank == 0:
         Path(asked["output"]).write_text(json.dumps({"seconds": seconds, "losses": losses}))
@@ -113,6 +117,19 @@ def _ours(
         return _loss(dense(batch[1], module(jagged).values()), batch)
 
     return _stepping(loss_of, features, batches, list(dense.parameters()), optimizer.step)
+
+
+def _dense_alone(batches: list[Batch]) -> Callable[[], float]:
+    """The step with embeddings that cost nothing: what tables of any kind could reach."""
+    dense = nn.parallel.DistributedDataParallel(Dense())
+    free = torch.randn(len(batches[0][1]), NUM_TABLES * DIM, requires_grad=True)
+
+    def loss_of(_jagged: None, batch: Batch) -> torch.Tensor:
+        return _loss(dense(batch[1], free), batch)
+
+    return _stepping(
+        loss_of, [None] * len(batches), batches, list(dense.parameters()), lambda: None
+    )
 
 
 def _theirs(weights: Weights, batches: list[Batch]) -> Callable[[], float]:
