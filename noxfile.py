@@ -130,7 +130,7 @@ def benchmarks(session: nox.Session) -> None:
     Installs the peers; TFRA gets an environment of its own. Names after ``--`` choose benchmarks.
     """
     session.install(TORCH, *TORCH_PEERS, silent=True)
-    install_family(session, "backend-hkv", "framework-torch", extras="[report]")
+    install_family(session, "backend-hkv", "framework-torch", extras="[report,mpi]")
     env = {"PYTHONPATH": str(ROOT)}
     names = [each for each in session.posargs if not each.startswith("-")]
     if not names or "lookups" in names:

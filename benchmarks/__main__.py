@@ -33,8 +33,9 @@ BENCHMARKS = (
     "techniques",
     "sweeps",
     "exchange",
+    "ranks",
 )
-QUICK = ("pooled", "tables", "dlrm", "lookups", "techniques", "sweeps", "exchange")
+QUICK = ("pooled", "tables", "dlrm", "lookups", "techniques", "sweeps", "exchange", "ranks")
 """Those that a quick run shrinks."""
 
 

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from benchmarks.measuring import Figure, alternate, ratios
 from benchmarks.scale import Scale
 
-__all__ = ["measure"]
+__all__ = ["Batch", "Dense", "batch_of", "features_of", "measure"]
 
 NUM_TABLES, DIM, NUM_ROWS, NUM_SAMPLES, NUM_INTEGERS = 26, 16, 100_000, 8_192, 13
 THREADS, NUM_BATCHES, LR, EPS, BAR = 2, 8, 0.02, 1e-8, 2.0
 TOLERANCE = 1e-4
+Batch = tuple[Tensor, Tensor, Tensor]
+"""Ids of all features one after the other, integers, labels."""
 
 
 class Dense(nn.Module):
@@ -59,7 +61,7 @@ def measure(scale: Scale) -> list[Figure]:
         random.standard_normal((num_rows, DIM), np.float32) * np.float32(0.05)
         for _ in range(NUM_TABLES)
     ]
-    inputs = [_batch(random, num_rows, num_samples) for _ in range(NUM_BATCHES)]
+    inputs = [batch_of(random, num_rows, num_samples) for _ in range(NUM_BATCHES)]
     ours, our_loss = _ours(weights, inputs)
     theirs, their_loss = _theirs(weights, inputs)
     losses = [(our_loss(), their_loss())]
@@ -98,30 +100,28 @@ def measure(scale: Scale) -> list[Figure]:
     ]
 
 
-def _batch(
-    random: np.random.Generator, num_rows: int, num_samples: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def batch_of(random: np.random.Generator, num_rows: int, num_samples: int) -> Batch:
     ids = np.minimum(random.zipf(1.2, NUM_TABLES * num_samples) - 1, num_rows - 1)
     integers = random.standard_normal((num_samples, NUM_INTEGERS), np.float32)
     labels = (random.random(num_samples) < 0.3).astype(np.float32)
     return torch.from_numpy(ids), torch.from_numpy(integers), torch.from_numpy(labels)
 
 
-def _features(kind: Any, batch: tuple[Tensor, Tensor, Tensor]) -> Any:
+def features_of(kind: Any, batch: Batch) -> Any:
     names = [f"f{i}" for i in range(NUM_TABLES)]
     lengths = torch.ones(len(batch[0]), dtype=torch.int64)
     return kind(keys=names, values=batch[0], lengths=lengths)
 
 
 def _runner(
-    embed: Any, features: list[Any], inputs: list[tuple[Tensor, Tensor, Tensor]], update: Any
+    embed: Any, features: list[Any], inputs: list[Batch], update: Any
 ) -> tuple[Callable[[], object], Callable[[], float]]:
     torch.manual_seed(0)
     dense = Dense()
     adam = torch.optim.Adam(dense.parameters(), lr=1e-3)
     turns = cycle(list(zip(features, inputs, strict=True)))
 
-    def loss_of(jagged: Any, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    def loss_of(jagged: Any, batch: Batch) -> Tensor:
         logits = dense(batch[1], embed(jagged).values())
         return nn.functional.binary_cross_entropy_with_logits(logits, batch[2])
 
@@ -138,7 +138,7 @@ def _runner(
     return step, loss
 
 
-def _dense_alone(inputs: list[tuple[Tensor, Tensor, Tensor]]) -> Callable[[], object]:
+def _dense_alone(inputs: list[Batch]) -> Callable[[], object]:
     """The step with embeddings that cost nothing: what tables of any kind could reach."""
     num_samples = len(inputs[0][1])
     embeddings = torch.randn(num_samples, NUM_TABLES * DIM, requires_grad=True)
@@ -152,7 +152,7 @@ def _dense_alone(inputs: list[tuple[Tensor, Tensor, Tensor]]) -> Callable[[], ob
 
 
 def _ours(
-    weights: list[np.ndarray[Any, Any]], inputs: list[tuple[Tensor, Tensor, Tensor]]
+    weights: list[np.ndarray[Any, Any]], inputs: list[Batch]
 ) -> tuple[Callable[[], object], Callable[[], float]]:
     from sparring_torch import (
         EmbeddingBagCollection,
@@ -172,12 +172,12 @@ def _ours(
         rows = np.zeros((len(weight), DIM + 1), np.float32)
         rows[:, :DIM] = weight
         optimizer.container.storage(f"t{i}").upsert(np.arange(len(weight)), rows)
-    features = [_features(KeyedJaggedTensor, batch) for batch in inputs]
+    features = [features_of(KeyedJaggedTensor, batch) for batch in inputs]
     return _runner(module, features, inputs, optimizer.step)
 
 
 def _theirs(
-    weights: list[np.ndarray[Any, Any]], inputs: list[tuple[Tensor, Tensor, Tensor]]
+    weights: list[np.ndarray[Any, Any]], inputs: list[Batch]
 ) -> tuple[Callable[[], object], Callable[[], float]]:
     import torchrec
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -202,5 +202,5 @@ def _theirs(
     with torch.no_grad():
         for i, weight in enumerate(weights):
             state[f"embedding_bags.t{i}.weight"].copy_(torch.from_numpy(weight))
-    features = [_features(torchrec.KeyedJaggedTensor, batch) for batch in inputs]
+    features = [features_of(torchrec.KeyedJaggedTensor, batch) for batch in inputs]
     return _runner(module, features, inputs, lambda: None)

@@ -22,7 +22,7 @@ def test_a_quick_run_writes_figures_and_a_plot(
     main = importlib.import_module("benchmarks.__main__").main
     assert main(["--quick", "--output", str(tmp_path)]) == 0
     figures = json.loads((tmp_path / "figures.json").read_text())
-    assert set(figures) == {"pooled", "tables", "dlrm", "lookups", "sweeps", "exchange"}
+    assert set(figures) == {"pooled", "tables", "dlrm", "lookups", "sweeps", "exchange", "ranks"}
     assert (tmp_path / "ratios.png").stat().st_size > 1000
     assert "EmbeddingBag(sparse) + Adagrad" in capsys.readouterr().out
     assert main(["pooled", "tabels"]) == 2

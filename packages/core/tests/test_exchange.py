@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -114,3 +115,30 @@ def test_chunks_are_so_large_that_messages_cost_little_by_themselves(
     small: float, large: float, expected: int
 ) -> None:
     assert chunk_rows_for(small, large, 256) == expected
+
+
+@pytest.mark.parametrize(("num_keys", "is_inline"), [(100, True), (20_000, False)])
+def test_few_gradients_are_added_up_without_another_thread(num_keys: int, is_inline: bool) -> None:
+    table = TableConfig("item", 4)
+    keys = np.arange(num_keys)
+
+    def body(collective: Collective) -> bool:
+        threads = set()
+
+        class Recording:
+            def __init__(self) -> None:
+                self.sums = ResourceManager.make_accumulator(table)
+
+            def add(self, some: Any, gradients: Any) -> None:
+                threads.add(threading.get_ident())
+                self.sums.add(some, gradients)
+
+            def take(self) -> Any:
+                return self.sums.take()
+
+        exchange = RingExchange(collective, ShardMap.balanced(2))
+        owned = exchange.push(table, keys, np.ones((num_keys, 4), np.float32), Recording)
+        np.testing.assert_array_equal(owned.gradients, np.full((len(owned.keys), 4), 2))
+        return threads == {threading.get_ident()}
+
+    assert run_ranks(2, body) == [is_inline, is_inline]

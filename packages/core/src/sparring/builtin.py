@@ -154,6 +154,12 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
             register=_add_convert,
         ),
         CommandDescriptor(
+            name="simulate",
+            api_version=API_VERSION,
+            summary="Simulate the exchange of a step on many ranks.",
+            register=_add_simulate,
+        ),
+        CommandDescriptor(
             name="doctor",
             api_version=API_VERSION,
             summary="Report on this installation and this machine.",
@@ -214,6 +220,12 @@ def _add_convert(app: typer.Typer) -> None:
     from sparring.cli.convert import add_convert
 
     add_convert(app)
+
+
+def _add_simulate(app: typer.Typer) -> None:
+    from sparring.cli.simulate import add_simulate
+
+    add_simulate(app)
 
 
 def _add_doctor(app: typer.Typer) -> None:

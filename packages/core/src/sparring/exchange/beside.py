@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from sparring import execution
 
-__all__ = ["Job", "Lane"]
+__all__ = ["InlineLane", "Job", "Lane"]
 
 
 class Job:
@@ -65,6 +65,11 @@ class Lane:
             self._threads.submit(self._drain)
         return job
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs or waits to run."""
+        return not self._is_running
+
     def pause(self, seconds: float) -> None:
         """Returns when a job has ended since the last call, at the latest after `seconds`."""
         self._ended.wait(seconds)
@@ -87,3 +92,16 @@ class Lane:
                 job = self._waiting.popleft()
             job.run()
             self._ended.set()
+
+
+class InlineLane(Lane):
+    """Runs each job where it is submitted, at once: for jobs that take less time than a thread
+    takes to wake up."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def submit(self, call: Callable[[], None]) -> Job:
+        job = Job(call)
+        job.run()
+        return job

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,10 @@ _TAGS = {kind: number for number, kind in enumerate(MessageKind, start=1)}
 
 # Between two looks at messages under way. Looking is also what moves messages of MPI.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 500e-6
+
+_SPIN_SECONDS = 0.5e-3
+"""So long after the last progress the thread only yields: messages of small batches come sooner than
+a thread that sleeps wakes up."""
 
 _STALL_SECONDS = 0.02
 """When nothing has moved for so long, it is time to ask why."""
@@ -139,6 +144,9 @@ class Link:
         if has_progressed:
             self._pause = _SHORTEST_PAUSE
             self._moved = now
+            return
+        if lane.is_idle and now - self._moved < _SPIN_SECONDS:
+            os.sched_yield()
             return
         if now - self._moved > _STALL_SECONDS:
             self.on_stall()

@@ -35,10 +35,10 @@ from sparring.exchange.routing import Routed, Turn, turns_of
 from sparring.exchange.wire import Codec
 from sparring.storage.contract import Keys
 
-__all__ = ["RingPull"]
+__all__ = ["MOST_FINDS", "RingPull"]
 
 _KEYS, _ROWS = MessageKind.KEYS, MessageKind.ROWS
-_MOST_FINDS = 2
+MOST_FINDS = 2
 """On the lane at once: one runs, and the next is there when it ends."""
 
 
@@ -197,7 +197,7 @@ class RingPull:
             self._ended(job, "hop 0")
             moved = True
         for served in self._served:
-            if self._num_finding >= _MOST_FINDS:
+            if self._num_finding >= MOST_FINDS:
                 return moved
             is_ready = served.keys_coming is None and served.message is None
             if not is_ready:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from sparring.collective import Collective
 from sparring.errors import ClosedError, PeerFailure
 from sparring.exchange.agreeing import Settings, check_headers, digest_of, refuse_together
-from sparring.exchange.beside import Lane
+from sparring.exchange.beside import InlineLane, Lane
 from sparring.exchange.buffers import Buffers
 from sparring.exchange.counters import ExchangeCounters
 from sparring.exchange.headers import (
@@ -51,6 +51,9 @@ __all__ = ["RingExchange"]
 
 _GRACE = 0.08
 """How much of a deadline a rank waits longer for another one to say who failed first."""
+
+_FEW_ROWS = 4096
+"""Finding or adding up so many takes less time than handing them to another thread may."""
 
 
 class RingExchange:
@@ -134,7 +137,8 @@ class RingExchange:
             counts = self._agree(phase, routed.counts, names)
             if self.options.schedule is Schedule.SEQUENTIAL:
                 return pull_at_once(self._link, requests, codecs, routed, counts)
-            lane = self._lane([each.storage for each in requests])
+            num_rows = int(counts.sum()) + len(routed.streams[self._rank])
+            lane = self._lane([each.storage for each in requests], num_rows)
             return RingPull(
                 self._link,
                 lane,
@@ -185,10 +189,11 @@ class RingExchange:
             counts = self._agree(Phase.PUSH, routed.counts, names, error)
             if self.options.schedule is Schedule.SEQUENTIAL:
                 return push_at_once(self._link, requests, codecs, routed, counts)
+            num_rows = int(counts.sum()) + len(routed.streams[self._rank])
             return RingPush(
                 self._link,
-                Lane(None),
-                self._lane([each.storage for each in requests]),
+                self._lane([], num_rows),
+                self._lane([each.storage for each in requests], num_rows),
                 requests,
                 codecs,
                 routed,
@@ -282,10 +287,11 @@ class RingExchange:
             self._chunk_rows = measure_chunk_rows(self._collective, typical)
         return self._chunk_rows
 
-    def _lane(self, storages: Sequence[Storage | None]) -> Lane:
-        """Where rows are found: on the pool, unless a storage may wait or needs the GIL."""
+    def _lane(self, storages: Sequence[Storage | None], num_rows: int) -> Lane:
+        """Where rows are found: on the pool, unless a storage may wait or needs the GIL, or there
+        are so few that it is not worth a thread's while."""
         if all(each is None or each.capabilities.native for each in storages):
-            return Lane(None)
+            return InlineLane() if num_rows <= _FEW_ROWS else Lane(None)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="sparring-find")
         return Lane(self._threads)

@@ -1,0 +1,198 @@
+"""One rank of the benchmark `ranks`: a DLRM beside TorchRec's `DistributedModelParallel`, on gloo.
+
+Started by `benchmarks.ranks` with one argument, JSON. Rank 0 writes JSON to the file `output`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from benchmarks.dlrm import DIM, EPS, LR, NUM_TABLES, Batch, Dense, batch_of, features_of
+from benchmarks.rank_exchange import join, slowest_of_each_round
+from sparring import StepContainer, _native
+from sparring.rendezvous.environment import EnvironmentOptions, EnvironmentRendezvous
+from sparring_torch import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, Optimizer
+
+__all__ = ["main"]
+
+Weights = list[np.ndarray[Any, Any]]
+NAMES = [f"t{i}" for i in range(NUM_TABLES)]
+
+
+def main() -> None:
+    """Measures what the argument says."""
+    asked = json.loads(sys.argv[1])
+    dist.init_process_group("gloo")
+    rendezvous = EnvironmentRendezvous(EnvironmentOptions())
+    with ExitStack() as closing:
+        meeting = closing.enter_context(join("torch", rendezvous))
+        random = np.random.default_rng(0)
+        shape = (asked["num_rows"], DIM)
+        weights = [
+            random.standard_normal(shape, np.float32) * np.float32(0.05) for _ in range(NUM_TABLES)
+        ]
+        random = np.random.default_rng(1 + meeting.rank)
+        batches = [batch_of(random, asked["num_rows"], asked["num_samples"]) for _ in range(4)]
+        ours = _ours(weights, batches, rendezvous, closing)
+        theirs = _theirs(weights, batches)
+        losses = []
+        for _ in range(4):
+            pair = torch.tensor([ours(), theirs()])
+            dist.all_reduce(pair)
+            losses.append((pair / meeting.world_size).tolist())
+        contenders: dict[str, Callable[[], object]] = {
+            "ours": ours,
+            "theirs": theirs,
+            "dense": _dense_alone(batches),
+        }
+        seconds = slowest_of_each_round(meeting, contenders, asked["rounds"])
+    if rendezvous.membership().rank == 0:
+        Path(asked["output"]).write_text(json.dumps({"seconds": seconds, "losses": losses}))
+    dist.destroy_process_group()
+
+
+def _stepping(
+    loss_of: Callable[[Any, Batch], torch.Tensor],
+    features: list[Any],
+    batches: list[Batch],
+    parameters: list[nn.Parameter],
+    update: Callable[[], object],
+) -> Callable[[], float]:
+    adam = torch.optim.Adam(parameters, lr=1e-3)
+    turns = cycle(list(zip(features, batches, strict=True)))
+
+    def step() -> float:
+        loss = loss_of(*next(turns))
+        loss.backward()
+        update()
+        adam.step()
+        adam.zero_grad()
+        return float(loss.detach())
+
+    return step
+
+
+def _loss(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    return nn.functional.binary_cross_entropy_with_logits(logits, batch[2])
+
+
+def _ours(
+    weights: Weights, batches: list[Batch], rendezvous: EnvironmentRendezvous, closing: ExitStack
+) -> Callable[[], float]:
+    container = StepContainer(collective=join("torch", rendezvous), rendezvous=rendezvous)
+    closing.enter_context(container)
+    module = EmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(name=name, embedding_dim=DIM, feature_names=[f"f{i}"])
+            for i, name in enumerate(NAMES)
+        ],
+        container=container,
+    )
+    optimizer = Optimizer(module, "rowwise_adagrad", lr=LR, eps=EPS)
+    rank, world_size = container.collective.rank, container.collective.world_size
+    owners = rendezvous.shard_map().owners
+    for name, weight in zip(NAMES, weights, strict=True):
+        keys = np.arange(len(weight), dtype=np.int64)
+        order, offsets = _native.route(keys, owners, world_size)
+        mine = np.ascontiguousarray(keys[order[offsets[rank] : offsets[rank + 1]]])
+        rows = np.zeros((len(mine), DIM + 1), np.float32)
+        rows[:, :DIM] = weight[mine]
+        container.storage(name).upsert(mine, rows)
+    torch.manual_seed(0)
+    dense = nn.parallel.DistributedDataParallel(Dense())
+    features = [features_of(KeyedJaggedTensor, batch) for batch in batches]
+
+    def loss_of(jagged: Any, batch: Batch) -> torch.Tensor:
+        return _loss(dense(batch[1], module(jagged).values()), batch)
+
+    return _stepping(loss_of, features, batches, list(dense.parameters()), optimizer.step)
+
+
+def _dense_alone(batches: list[Batch]) -> Callable[[], float]:
+    """The step with embeddings that cost nothing: what tables of any kind could reach."""
+    dense = nn.parallel.DistributedDataParallel(Dense())
+    free = torch.randn(len(batches[0][1]), NUM_TABLES * DIM, requires_grad=True)
+
+    def loss_of(_jagged: None, batch: Batch) -> torch.Tensor:
+        return _loss(dense(batch[1], free), batch)
+
+    return _stepping(
+        loss_of, [None] * len(batches), batches, list(dense.parameters()), lambda: None
+    )
+
+
+def _theirs(weights: Weights, batches: list[Batch]) -> Callable[[], float]:
+    import torchrec
+    from torch.distributed.optim import _apply_optimizer_in_backward as fused_by
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.model_parallel import DistributedModelParallel
+    from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+    from torchrec.distributed.types import ShardingEnv, ShardingPlan
+
+    world_size = dist.get_world_size()
+    collection = torchrec.EmbeddingBagCollection(
+        tables=[
+            torchrec.EmbeddingBagConfig(
+                name=name,
+                embedding_dim=DIM,
+                num_embeddings=len(weight),
+                feature_names=[f"f{i}"],
+            )
+            for i, (name, weight) in enumerate(zip(NAMES, weights, strict=True))
+        ],
+        device=torch.device("cpu"),
+    )
+    fused_by(torchrec.optim.RowWiseAdagrad, collection.parameters(), {"lr": LR, "eps": EPS})
+    sharder: Any = EmbeddingBagCollectionSharder()
+    module_plan = construct_module_sharding_plan(
+        collection,
+        # Features come out in the order of ranks, so that this keeps their order.
+        {name: table_wise(rank=i * world_size // NUM_TABLES) for i, name in enumerate(NAMES)},
+        sharder,
+        local_size=world_size,
+        world_size=world_size,
+        device_type="cpu",
+    )
+    torch.manual_seed(0)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = Dense()
+            self.sparse = collection
+
+        def forward(self, jagged: Any, batch: Batch) -> torch.Tensor:
+            return _loss(self.dense(batch[1], self.sparse(jagged).values()), batch)
+
+    assert dist.group.WORLD is not None
+    model = DistributedModelParallel(
+        Model(),
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=torch.device("cpu"),
+        plan=ShardingPlan(plan={"sparse": module_plan}),
+        sharders=[sharder],
+    )
+    for name, value in model.state_dict().items():
+        if ".embedding_bags." not in f".{name}":
+            continue
+        weight = weights[NAMES.index(name.split(".")[-2])]
+        for shard in value.local_shards():
+            shard.tensor.detach().copy_(torch.from_numpy(weight))
+    dense = [each for name, each in model.named_parameters() if "dense" in name]
+    features = [features_of(torchrec.KeyedJaggedTensor, batch) for batch in batches]
+    return _stepping(model, features, batches, dense, lambda: None)
+
+
+if __name__ == "__main__":
+    main()
