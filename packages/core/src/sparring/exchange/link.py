@@ -21,6 +21,9 @@ _TAGS = {kind: number for number, kind in enumerate(MessageKind, start=1)}
 # Between two looks at messages under way. Looking is also what moves messages of MPI.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 500e-6
 
+_SLACK = 1.01
+"""The collective's own deadline comes first: it knows better who is to blame."""
+
 _STALL_SECONDS = 0.02
 """When nothing has moved for so long, it is time to ask why."""
 
@@ -162,7 +165,7 @@ class Link:
         # Whoever has been silent the longest: others may be waiting for that one themselves.
         peer = min(waiting, key=lambda each: self._heard[each])
         deadline = self.collective.deadline_seconds
-        if time.monotonic() - self._heard[peer] <= deadline:
+        if time.monotonic() - self._heard[peer] <= deadline * _SLACK:
             return
         context = self.collective.context
         where = f" of table {context.table!r}" if context.table is not None else ""
