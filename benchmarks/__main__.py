@@ -33,6 +33,7 @@ BENCHMARKS = (
     "techniques",
     "sweeps",
     "exchange",
+    "links",
 )
 QUICK = ("pooled", "tables", "dlrm", "lookups", "techniques", "sweeps", "exchange")
 """Those that a quick run shrinks."""
