@@ -34,6 +34,7 @@ BENCHMARKS = (
     "sweeps",
     "exchange",
     "ranks",
+    "links",
 )
 QUICK = ("pooled", "tables", "dlrm", "lookups", "techniques", "sweeps", "exchange", "ranks")
 """Those that a quick run shrinks."""

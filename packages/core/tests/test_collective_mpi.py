@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -121,15 +122,20 @@ def test_a_stopped_rank_ends_the_job_within_the_deadline_and_is_named(
     ("how", "words"),
     [
         ("raise", "sparring: rank 1 of 3 ends the job: ValueError: the batch is bad"),
-        ("leave", "waited for rank 1 in exchange: it left the group"),
+        # Two ranks find out; the second to do so may have it from the first.
+        (
+            "leave",
+            r"waited for rank 1 in exchange: (it|rank \d reports that rank 1) left the group",
+        ),
     ],
+    ids=["raise", "leave"],
 )
 def test_a_rank_that_fails_by_itself_ends_the_job_long_before_the_deadline(
     start: Start, tmp_path: Path, how: str, words: str
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(_FAILS_BY_ITSELF)
-    assert words in last_message(start(str(script), how), 20.0)
+    assert re.search(words, last_message(start(str(script), how), 20.0))
 
 
 @needs_mpi

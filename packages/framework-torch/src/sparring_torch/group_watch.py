@@ -125,10 +125,11 @@ class GroupWatch:
             is_due = self._failure is None and self._inquiry.is_due(limit, now)
         if self._failure is None:
             if left is not None and now > left + _GRACE_SECONDS:
-                self.fail(Failure(peer, "it left the group"))
+                self.fail(Failure.left(peer))
             elif now >= limit:
+                asked = self._others()
                 with self._lock:
-                    failure = self._inquiry.verdict(peer)
+                    failure = self._inquiry.verdict(peer, asked)
                 self.fail(failure)
             elif is_due:
                 self._say(Word(WordKind.QUESTION, round=self._inquiry.round), self._others())
@@ -147,7 +148,7 @@ class GroupWatch:
     def _connection_failure(self, peer: int, error: Exception) -> Failure:
         with self._lock:
             if peer in self._left:
-                return Failure(peer, "it left the group")
+                return Failure.left(peer)
             first = min(self._lost, key=lambda each: self._lost[each], default=peer)
         reason = str(error).partition("\n")[0].partition(". This is typically")[0]
         return Failure(first, f"its connection failed ({reason})")
@@ -160,7 +161,7 @@ class GroupWatch:
             self._failure = failure
         if not self._is_closed:
             listeners = [peer for peer in self._others() if peer != failure.culprit]
-            self._say(Word(WordKind.FAILED, failure.culprit), listeners)
+            self._say(failure.word(), listeners)
 
     def close(self) -> None:
         """Tells all others that this rank leaves, closes all connections, and ends the threads.
@@ -204,7 +205,7 @@ class GroupWatch:
             self._left[peer] = time.monotonic()
         # A rank that others take for dead knows better.
         if word.kind is WordKind.FAILED and word.rank != self._rank:
-            self.fail(Failure(word.rank, f"rank {peer} reports that rank {word.rank} failed"))
+            self.fail(Failure.reported(peer, word))
             self._end_wait_early()
 
     def _converse(self, peer: int, word: Word) -> None:

@@ -94,7 +94,7 @@ class _Receiving(Work):
         if self._is_done or self._error is not None:
             return True
         if self._source in self._owner.group.departed:
-            self._fail(Failure(self._source, "it left the group"))
+            self._fail(Failure.left(self._source))
         elif self._remaining() <= 0:
             inquiry = Inquiry(self._owner.rank, self._owner.deadline_seconds)
             for rank, peer in self._owner.group.waiting.items():

@@ -169,9 +169,9 @@ class MpiCollective(Collective):
         if self._failure is None and not self._is_closed:
             self._hear(peer)
             if peer in self._left and now > self._left[peer] + _GRACE_SECONDS:
-                self._fail(Failure(peer, "it left the group"))
+                self._fail(Failure.left(peer))
             elif now >= limit:
-                self._fail(self._inquiry.verdict(peer))
+                self._fail(self._inquiry.verdict(peer, self._others()))
             elif self._inquiry.is_due(limit, now):
                 self._say(Word(WordKind.QUESTION, round=self._inquiry.round), self._others())
         if self._failure is None:
@@ -232,14 +232,12 @@ class MpiCollective(Collective):
                 self._left[source] = time.monotonic()
             # A rank that others take for dead knows better.
             if word.kind is WordKind.FAILED and word.rank != self.rank:
-                self._fail(
-                    Failure(word.rank, f"rank {source} reports that rank {word.rank} failed")
-                )
+                self._fail(Failure.reported(source, word))
 
     def _fail(self, failure: Failure) -> None:
         self._failure = failure
         self._say(
-            Word(WordKind.FAILED, failure.culprit),
+            failure.word(),
             [peer for peer in self._others() if peer != failure.culprit],
         )
 

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from sparring.collective.witness import WitnessedRank, start_witness
+from sparring.errors import PeerFailure
 
 __all__ = ["install", "note"]
 
@@ -41,6 +42,9 @@ class _JobEnd:
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         _hook_before(kind, error, trace)
+        if isinstance(error, PeerFailure):
+            # It may know more than the collective that noted it first.
+            self.reason = str(error)
         self.reason = self.reason or f"{kind.__name__}: {error}"
 
     def on_exit(self) -> None:

@@ -4,17 +4,18 @@ A rank that notices a failure ends too, and its end looks like a failure to the 
 rank stops, the others wait for each other as well as for it. So ranks tell each other why they end,
 and before the deadline ask each other whom they wait for. All then name the one that failed first.
 
-    (4,) int64, 32 bytes:  kind | rank | round | 0
+    (4,) int64, 32 bytes:  kind | rank | round | has_left
 
-    kind       rank                                            round
-    LEFT       -                                               -
-    FAILED     whose failure the sender met                    -
-    QUESTION   -                                               of the sender's questions
-    ANSWER     whom the sender waits for, -1 is nobody         of the question
+    kind       rank                                   round                       has_left
+    LEFT       -                                      -                           -
+    FAILED     whose failure the sender met           -                           whether that rank left
+    QUESTION   -                                      of the sender's questions   -
+    ANSWER     whom the sender waits for, -1 nobody   of the question             -
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -45,13 +46,15 @@ class Word:
     kind: WordKind
     rank: int = NOBODY
     round: int = 0
+    has_left: bool = False
 
     def encoded(self) -> npt.NDArray[np.int64]:
-        return np.array([self.kind, self.rank, self.round, 0], np.int64)
+        return np.array([self.kind, self.rank, self.round, self.has_left], np.int64)
 
     @classmethod
     def decoded(cls, message: npt.NDArray[np.int64]) -> Word:
-        return cls(WordKind(int(message[0])), int(message[1]), int(message[2]))
+        kind, rank, round_, has_left = message.tolist()
+        return cls(WordKind(kind), rank, round_, bool(has_left))
 
 
 def empty_word() -> npt.NDArray[np.int64]:
@@ -65,6 +68,24 @@ class Failure:
 
     culprit: int
     found: str
+    has_left: bool = False
+
+    @classmethod
+    def left(cls, rank: int) -> Failure:
+        """`rank` said that it goes."""
+        return cls(rank, "it left the group", has_left=True)
+
+    @classmethod
+    def reported(cls, source: int, word: Word) -> Failure:
+        """What `source` said in a word of kind FAILED."""
+        became = "left the group" if word.has_left else "failed"
+        return cls(
+            word.rank, f"rank {source} reports that rank {word.rank} {became}", word.has_left
+        )
+
+    def word(self) -> Word:
+        """With which the others are told."""
+        return Word(WordKind.FAILED, self.culprit, has_left=self.has_left)
 
 
 @dataclass(slots=True)
@@ -73,35 +94,50 @@ class Inquiry:
 
     Args:
         rank: who asks.
-        deadline_seconds: for the words of an error.
+        deadline_seconds: of each wait.
     """
 
     rank: int
     deadline_seconds: float
     round: int = 0
-    _asked_for: float | None = None
+    _asked_at: float = 0.0
     _answers: dict[int, int] = field(default_factory=dict)
 
     def is_due(self, limit: float, now: float) -> bool:
-        """Whether to ask all ranks now, for a wait that ends at `limit`; True once for each wait."""
-        if now < limit - 0.05 * self.deadline_seconds or self._asked_for == limit:
+        """Whether to ask all ranks now, for a wait that ends at `limit`.
+
+        Many waits may be under way, with limits close to each other; one question serves them all.
+        """
+        ahead = 0.05 * self.deadline_seconds
+        if now < limit - ahead or now < self._asked_at + ahead / 2:
             return False
-        self._asked_for = limit
+        if now > self._asked_at + 2 * ahead:
+            self._answers.clear()
+        self._asked_at = now
         self.round += 1
-        self._answers.clear()
         return True
 
     def note(self, source: int, answer: Word) -> None:
         """`source` is alive, and said whom it waits for."""
-        if answer.round == self.round:
+        # The round before this one was a moment ago.
+        if answer.round >= self.round - 1:
             self._answers[source] = answer.rank
 
-    def verdict(self, peer: int) -> Failure:
-        """Who is to blame for a wait for `peer`: the end of the chain of those who wait."""
+    def verdict(self, peer: int, asked: Sequence[int] = ()) -> Failure:
+        """Who is to blame for a wait for `peer`: the end of the chain of those who wait.
+
+        A rank says only one of those that it waits for. Where the chain ends at a rank that is
+        alive, one that says nothing at all is to blame instead, if there is one.
+
+        Args:
+            asked: the ranks that answer if they can.
+        """
         culprit, seen = peer, {self.rank}
         while culprit in self._answers and culprit not in seen:
             seen.add(culprit)
             if self._answers[culprit] in (NOBODY, *seen):
+                silent = [rank for rank in asked if rank not in self._answers]
+                culprit = silent[0] if silent else culprit
                 break
             culprit = self._answers[culprit]
         found = f"nothing came within {self.deadline_seconds:g} s"

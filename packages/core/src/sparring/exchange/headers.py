@@ -40,8 +40,9 @@ __all__ = [
 HEADER_BYTES = 512
 _NUM_FIELDS = 7
 _NUM_COUNTS = HEADER_BYTES // 8 - _NUM_FIELDS
-_FAREWELL_SECONDS = 1.0
-"""The longest that a rank waits for its farewell to leave."""
+_FAREWELL, _MOST_FAREWELL_SECONDS = 0.02, 1.0
+"""How much of a deadline a rank waits at the longest for its farewell to leave. Some transports keep it
+until the receiver asks for it, and one that has given up too never does."""
 
 _ENDED_SECONDS = 0.5
 """How long what a rank sent before it ended may take to arrive."""
@@ -284,6 +285,7 @@ def send_farewell(link: Link, step: int, blamed: int | None) -> None:
             going.append(link.send(MessageKind.HEADERS, message, peer, "farewell"))
         except (PeerFailure, ClosedError):
             continue  # whoever is gone needs no farewell
-    limit = time.monotonic() + _FAREWELL_SECONDS
+    seconds = _FAREWELL * link.collective.deadline_seconds
+    limit = time.monotonic() + min(_MOST_FAREWELL_SECONDS, seconds)
     while not all(each.work.done() for each in going) and time.monotonic() < limit:
         time.sleep(0.001)

@@ -26,6 +26,9 @@ _SPIN_SECONDS = 0.5e-3
 """So long after the last progress the thread only yields: messages of small batches come sooner than
 a thread that sleeps wakes up."""
 
+_SLACK = 1.01
+"""The collective's own deadline comes first: it knows better who is to blame."""
+
 _STALL_SECONDS = 0.02
 """When nothing has moved for so long, it is time to ask why."""
 
@@ -170,7 +173,7 @@ class Link:
         # Whoever has been silent the longest: others may be waiting for that one themselves.
         peer = min(waiting, key=lambda each: self._heard[each])
         deadline = self.collective.deadline_seconds
-        if time.monotonic() - self._heard[peer] <= deadline:
+        if time.monotonic() - self._heard[peer] <= deadline * _SLACK:
             return
         context = self.collective.context
         where = f" of table {context.table!r}" if context.table is not None else ""

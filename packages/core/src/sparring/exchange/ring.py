@@ -49,7 +49,7 @@ from sparring.trace import Trace
 
 __all__ = ["RingExchange"]
 
-_GRACE = 0.08
+_GRACE = 0.06
 """How much of a deadline a rank waits longer for another one to say who failed first."""
 
 _FEW_ROWS = 4096

@@ -1,0 +1,73 @@
+"""One rank of `benchmarks.links`.
+
+    python -m benchmarks.link_rank SCHEDULE,… NUM_KEYS ROUNDS SECONDS_PER_ROW MEETING
+
+Rank 0 prints, in JSON, schedule → what each round took on the slowest rank, in seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import numpy as np
+
+from benchmarks.shaped_links import slow_storage
+from sparring import Columns, TableConfig
+from sparring.collective import Collective, Reduction
+from sparring.exchange import ExchangeOptions, RingExchange
+from sparring.options import checked_options
+from sparring.plugins import make_plugin_manager
+from sparring.rendezvous import EnvironmentOptions, EnvironmentRendezvous, ShardMap
+
+__all__ = ["TABLE", "measure_pulls"]
+
+TABLE = TableConfig("item", 64)
+
+
+def measure_pulls(
+    collective: Collective,
+    schedules: list[str],
+    num_keys: int,
+    num_rounds: int,
+    seconds_per_row: float,
+) -> dict[str, list[float]]:
+    """Pulls by one schedule after the other, round by round."""
+    shard_map = ShardMap.balanced(collective.world_size)
+    storage = slow_storage(TABLE, seconds_per_row)
+    keys = np.arange(num_keys) * 1_000_003
+    # One exchange for all: headers of two would not be told apart.
+    exchange = RingExchange(collective, shard_map)
+    times: dict[str, list[float]] = {schedule: [] for schedule in schedules}
+    # The first round tunes, and is not counted.
+    for number in range(num_rounds + 1):
+        for schedule in schedules:
+            exchange.options = ExchangeOptions(schedule)
+            collective.barrier()
+            begin = time.perf_counter()
+            exchange.pull(storage, TABLE, keys, Columns(0, TABLE.dim))
+            mine = np.array([time.perf_counter() - begin])
+            slowest = float(collective.all_reduce(mine, Reduction.MAX)[0])
+            if number:
+                times[schedule].append(slowest)
+    return times
+
+
+def _main(
+    schedules: str, num_keys: str, num_rounds: str, seconds_per_row: str, meeting: str
+) -> None:
+    membership = EnvironmentRendezvous(EnvironmentOptions()).membership()
+    descriptor = make_plugin_manager().collective("torch")
+    options = checked_options("collective", descriptor, {"init_method": f"file://{meeting}"})
+    with descriptor.factory(membership, options, 60.0) as collective:
+        times = measure_pulls(
+            collective, schedules.split(","), int(num_keys), int(num_rounds), float(seconds_per_row)
+        )
+        if collective.rank == 0:
+            print(json.dumps(times), flush=True)
+        collective.barrier()
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

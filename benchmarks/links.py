@@ -1,0 +1,112 @@
+"""The ring against `sequential` with processes over gloo, on real TCP over links of 1 Gbit/s.
+
+Each rank has a network namespace of its own and a link that the kernel slows down. Storages wait as long
+for rows as the transfer takes. Benchmark `exchange` measures the same with links that are modelled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+from benchmarks.link_rank import TABLE
+from benchmarks.measuring import Figure
+from benchmarks.scale import Scale
+from sparring.testing.isolated_links import (
+    INTERFACE,
+    IsolatedLinks,
+    why_links_cannot_be_isolated,
+)
+
+__all__ = ["measure"]
+
+WORLD_SIZE, NUM_KEYS, ROUNDS = 4, 200_000, 5
+BITS_PER_SECOND = 10**9
+RATIO_BAR, EXCESS_BAR = 1.6, 1.15
+SECONDS = 300
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def measure(scale: Scale) -> list[Figure]:
+    """The median round of the slowest rank; schedules take turns.
+
+    The transfer alone is measured too, as `sequential` with storages that cost nothing, because links
+    carry headers and acknowledgements as well.
+    """
+    what = f"pull over TCP, {WORLD_SIZE} processes, links of 1 Gbit/s, lookup as slow"
+    reason = why_links_cannot_be_isolated()
+    if reason is not None:
+        return [Figure(what=what, value="not measured", detail=reason)]
+    num_keys = scale.rows(NUM_KEYS)
+    rounds = scale.rounds(ROUNDS)
+    transfer = _seconds("sequential", num_keys, rounds, 0.0)["sequential"]
+    # Each rank finds as many rows as it asks for, its own among them.
+    found = _seconds("ring,sequential", num_keys, rounds, transfer / num_keys)
+    ratio, excess = found["sequential"] / found["ring"], found["ring"] / transfer
+    wire_bytes = num_keys * (WORLD_SIZE - 1) // WORLD_SIZE * (8 + TABLE.dim * 4 + 1)
+    return [
+        Figure(
+            what=what,
+            value=f"{ratio:.2f} x sequential",
+            bar=f">= {RATIO_BAR}",
+            is_reached=ratio >= RATIO_BAR,
+            detail=f"ring {found['ring'] * 1e3:.0f} ms, "
+            f"sequential {found['sequential'] * 1e3:.0f} ms; {num_keys:,} rows x {TABLE.dim}",
+            ratio=ratio,
+        ),
+        Figure(
+            what="the same against the slower of lookup and transfer",
+            value=f"{excess:.2f} x max(lookup, transfer)",
+            bar=f"<= {EXCESS_BAR}",
+            is_reached=excess <= EXCESS_BAR,
+            detail=f"{transfer * 1e3:.0f} ms each: the transfer alone, "
+            f"{wire_bytes * 8 / transfer / 1e6:.0f} Mbit/s each way",
+        ),
+    ]
+
+
+def _seconds(
+    schedules: str, num_keys: int, rounds: int, seconds_per_row: float
+) -> dict[str, float]:
+    """Schedule → seconds of a pull."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        IsolatedLinks(WORLD_SIZE, BITS_PER_SECOND) as links,
+    ):
+        arguments = [schedules, str(num_keys), str(rounds), repr(seconds_per_row)]
+        rank_command = [
+            sys.executable,
+            "-m",
+            "benchmarks.link_rank",
+            *arguments,
+            f"{folder}/meeting",
+        ]
+        processes = [
+            subprocess.Popen(
+                links.command(rank, rank_command),
+                cwd=ROOT,
+                env={
+                    **os.environ,
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(WORLD_SIZE),
+                    "GLOO_SOCKET_IFNAME": INTERFACE,
+                    "OMP_NUM_THREADS": "1",
+                },
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(WORLD_SIZE)
+        ]
+        try:
+            said = [process.communicate(timeout=SECONDS)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+    times: dict[str, list[float]] = json.loads(said[0])
+    return {schedule: median(rounds) for schedule, rounds in times.items()}

@@ -1,0 +1,86 @@
+"""Starts ranks as processes: over gloo, or by mpich's mpiexec.
+
+A process of a test's own imports this folder as the test did, so that what it is to run can be pickled.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparring.plugins import DISABLE_VARIABLE
+from sparring.testing import RankProcesses
+
+from .mpi_launcher import MPIEXEC, needs_mpi
+
+__all__ = ["BACKENDS", "gloo_environment", "importing_tests", "needs_gloo", "ranks_over"]
+
+_RANK = [sys.executable, "-m", "sparring.testing.rank_process"]
+
+needs_gloo = pytest.mark.skipif(
+    importlib.util.find_spec("sparring_torch") is None,
+    reason='sparring-torch is not installed: pip install "sparring[torch]"',
+)
+
+BACKENDS = [
+    pytest.param("torch", id="gloo", marks=needs_gloo),
+    pytest.param("mpi", id="mpich", marks=needs_mpi),
+]
+
+
+def importing_tests() -> dict[str, str]:
+    """With which a process finds the modules of this folder under their names here."""
+    root = Path(__file__).parents[len(__name__.split(".")) - 1]
+    known = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(root), *([known] if known else [])])}
+
+
+def gloo_environment(rank: int, world_size: int) -> dict[str, str]:
+    """What one rank needs to know to meet others over gloo, on loopback."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def ranks_over(backend: str, world_size: int) -> RankProcesses:
+    """Processes that start when they are first given a job."""
+    if backend == "mpi":
+        # The processes outlive tests in which ranks fail.
+        return RankProcesses(world_size, "mpi", {"end_job": False}, _mpiexec(world_size))
+    return RankProcesses(
+        world_size, "torch", {"init_method": "file://{meeting}"}, _gloo(world_size)
+    )
+
+
+def _mpiexec(world_size: int) -> Any:
+    def launch(address: str, environment: Mapping[str, str]) -> Sequence[subprocess.Popen[bytes]]:
+        # No plugin that imports a framework is needed.
+        environment = {**environment, **importing_tests(), DISABLE_VARIABLE: "torch"}
+        return [
+            subprocess.Popen([MPIEXEC, "-n", str(world_size), *_RANK, address], env=environment)
+        ]
+
+    return launch
+
+
+def _gloo(world_size: int) -> Any:
+    def launch(address: str, environment: Mapping[str, str]) -> Sequence[subprocess.Popen[bytes]]:
+        environment = {**environment, **importing_tests()}
+        return [
+            subprocess.Popen(
+                [*_RANK, address], env={**environment, **gloo_environment(rank, world_size)}
+            )
+            for rank in range(world_size)
+        ]
+
+    return launch

@@ -1,0 +1,222 @@
+"""A training loop of real processes of which one is killed, stopped or cut off: all others name it in
+time, and their tables are those before or after a step.
+
+``SPARRING_FAILURE_TRIALS`` sets how often a random rank is killed at a random moment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparring.plugins import DISABLE_VARIABLE
+from sparring.testing.isolated_links import (
+    INTERFACE,
+    IsolatedLinks,
+    why_links_cannot_be_isolated,
+)
+
+from . import train_until_failure
+from .mpi_launcher import MPIEXEC, needs_mpi
+from .rank_launchers import gloo_environment, importing_tests, needs_gloo
+from .train_until_failure import STEPS_TO_START, rows_after
+
+WORLD_SIZE = 3
+TRIALS = int(os.environ.get("SPARRING_FAILURE_TRIALS", "3"))
+DEADLINE_SECONDS = 5.0
+
+MODULE = [sys.executable, "-m", train_until_failure.__name__]
+Placed = Callable[[int, Sequence[str]], list[str]]
+
+
+class Ranks:
+    """The processes of one training."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start_gloo(
+        self, deadline_seconds: float, placed: Placed | None = None, interface: str = "lo"
+    ) -> None:
+        """Starts all ranks and waits until they train."""
+        options = json.dumps({"init_method": f"file://{self.folder}/meeting"})
+        for rank in range(WORLD_SIZE):
+            command = [*MODULE, "torch", options, str(deadline_seconds), str(self.folder)]
+            environment = {**os.environ, **importing_tests(), **gloo_environment(rank, WORLD_SIZE)}
+            environment["GLOO_SOCKET_IFNAME"] = interface
+            self._start(command if placed is None else placed(rank, command), environment)
+        self._wait_until_started()
+
+    def start_mpi(self, deadline_seconds: float) -> subprocess.Popen[str]:
+        """Starts mpiexec and waits until its ranks train."""
+        command = [*MODULE, "mpi", "{}", str(deadline_seconds), str(self.folder)]
+        environment = {**os.environ, **importing_tests(), DISABLE_VARIABLE: "*"}
+        self._start([MPIEXEC, "-n", str(WORLD_SIZE), *command], environment)
+        self._wait_until_started()
+        return self.processes[0]
+
+    def send(self, rank: int, number: int) -> float:
+        """Sends a signal to a rank. Returns the time."""
+        os.kill(int((self.folder / f"{rank}.started").read_text()), number)
+        return time.time()
+
+    def failed(self, rank: int, seconds: float) -> dict[str, Any]:
+        """What a rank wrote of its failure."""
+        path = self.folder / f"{rank}.failed"
+        self._wait_for(path, seconds)
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+    def _start(self, command: Sequence[str], environment: dict[str, str]) -> None:
+        self.processes.append(
+            subprocess.Popen(
+                command,
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+
+    def _wait_until_started(self) -> None:
+        for rank in range(WORLD_SIZE):
+            self._wait_for(self.folder / f"{rank}.started", 90)
+
+    def _wait_for(self, path: Path, seconds: float) -> None:
+        limit = time.monotonic() + seconds
+        while not path.exists():
+            for process in self.processes:
+                if path.suffix == ".started" and process.poll() is not None:
+                    raise AssertionError(process.communicate()[1])
+            assert time.monotonic() < limit, f"no {path.name} within {seconds:g} s"
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Ranks]:
+    made = Ranks(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    seed = random.randrange(2**32)
+    print(f"random.Random({seed})")
+    return random.Random(seed)
+
+
+def check_survivors(ranks: Ranks, victim: int, since: float, seconds: float) -> None:
+    """All but `victim` have named it within `seconds`, and hold what so many steps leave."""
+    survivors = [rank for rank in range(WORLD_SIZE) if rank != victim]
+    failures = {rank: ranks.failed(rank, seconds + 20) for rank in survivors}
+    for rank, failed in failures.items():
+        rows = failed.pop("rows")
+        print(rank, round(failed["time"] - since, 3), failed)
+        failures[rank]["rows"] = rows
+        assert failed["rank"] == victim
+        assert failed["operation"] in ("pull", "push", "commit")
+        # Lookups are made table by table; a push and what follows are for all of them.
+        is_of_one = failed["operation"] == "pull"
+        assert (failed["table"] in ("user", "item")) is is_of_one
+        assert failed["step"] == failed["steps_applied"] == failed["counted"] >= STEPS_TO_START
+        message = failed["message"]
+        assert f"rank {victim}" in message
+        assert f"This rank's tables are as {failed['steps_applied']} steps left them" in message
+        assert failed["time"] - since <= seconds
+    steps = {failed["steps_applied"] for failed in failures.values()}
+    assert max(steps) - min(steps) <= 1
+    undisturbed = rows_after(WORLD_SIZE, steps)
+    for rank, failed in failures.items():
+        assert failed["rows"] == undisturbed[failed["steps_applied"]][rank]
+
+
+def last_message(job: subprocess.Popen[str], seconds: float) -> str:
+    """Our last message; mpiexec adds some lines of its own."""
+    _, errors = job.communicate(timeout=seconds)
+    assert job.returncode != 0
+    messages = [line for line in errors.splitlines() if line.startswith("sparring: ")]
+    assert messages, errors
+    return messages[-1]
+
+
+@needs_gloo
+@pytest.mark.parametrize("trial", range(TRIALS))
+def test_survivors_name_a_rank_that_was_killed_in_training(
+    ranks: Ranks, rng: random.Random, trial: int
+) -> None:
+    ranks.start_gloo(60.0)
+    time.sleep(rng.random() * 0.3)
+    victim = rng.randrange(WORLD_SIZE)
+    killed = ranks.send(victim, signal.SIGKILL)
+    check_survivors(ranks, victim, killed, 2.0)
+    for rank in set(range(WORLD_SIZE)) - {victim}:
+        assert ranks.processes[rank].wait(10) == 1, "the survivor ends by itself"
+
+
+@needs_gloo
+def test_survivors_name_a_rank_that_was_stopped_in_training(
+    ranks: Ranks, rng: random.Random
+) -> None:
+    ranks.start_gloo(DEADLINE_SECONDS)
+    victim = rng.randrange(WORLD_SIZE)
+    stopped = ranks.send(victim, signal.SIGSTOP)
+    check_survivors(ranks, victim, stopped, DEADLINE_SECONDS * 1.1)
+
+
+@needs_gloo
+def test_survivors_name_a_rank_whose_link_was_cut(ranks: Ranks, rng: random.Random) -> None:
+    reason = why_links_cannot_be_isolated()
+    if reason is not None:
+        pytest.skip(reason)
+    with IsolatedLinks(WORLD_SIZE) as links:
+        ranks.start_gloo(DEADLINE_SECONDS, links.command, INTERFACE)
+        victim = rng.randrange(WORLD_SIZE)
+        cut = time.time()
+        links.cut(victim)
+        check_survivors(ranks, victim, cut, DEADLINE_SECONDS * 1.1)
+        # Whom the rank itself blames it cannot know, but it ends in time too.
+        assert ranks.failed(victim, 5.0)["time"] - cut <= DEADLINE_SECONDS * 1.1
+
+
+@needs_mpi
+@pytest.mark.parametrize("trial", range(TRIALS))
+def test_a_killed_rank_ends_the_training_of_an_mpi_job_and_is_named(
+    ranks: Ranks, rng: random.Random, trial: int
+) -> None:
+    job = ranks.start_mpi(DEADLINE_SECONDS)
+    time.sleep(rng.random() * 0.3)
+    victim = rng.randrange(WORLD_SIZE)
+    killed = ranks.send(victim, signal.SIGKILL)
+    message = last_message(job, DEADLINE_SECONDS + 10)
+    assert time.time() - killed <= DEADLINE_SECONDS
+    assert f"find out what became of rank {victim}, then restart" in message
+
+
+@needs_mpi
+def test_a_stopped_rank_ends_the_training_of_an_mpi_job_and_is_named(
+    ranks: Ranks, rng: random.Random
+) -> None:
+    job = ranks.start_mpi(DEADLINE_SECONDS)
+    victim = rng.randrange(WORLD_SIZE)
+    stopped = ranks.send(victim, signal.SIGSTOP)
+    message = last_message(job, DEADLINE_SECONDS + 20)
+    # The last moments are the launcher's.
+    assert time.time() - stopped <= DEADLINE_SECONDS * 1.1 + 1.0
+    assert f"find out what became of rank {victim}, then restart" in message
