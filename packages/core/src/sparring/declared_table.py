@@ -14,7 +14,7 @@ from sparring.errors import InvalidArgumentError
 from sparring.storage.contract import Columns, Storage
 from sparring.table import TableConfig
 
-__all__ = ["DeclaredTable", "StorageChoice", "check_declaration"]
+__all__ = ["DeclaredTable", "StorageChoice", "check_declaration", "check_placement"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,21 @@ def check_declaration(table: object, storage: object) -> None:
             f"declare of table {table.name!r}: storage must be a StorageChoice or an open "
             f"Storage, found {type(storage).__name__}; pass StorageChoice(backend, options)",
             table=table.name,
+        )
+
+
+def check_placement(storage: Storage, world_size: int) -> None:
+    """Refuses a storage that would make replicas differ.
+
+    Raises:
+        InvalidArgumentError: it may evict, by times of its own, rows that other replicas keep.
+    """
+    if storage.table.is_replicated and world_size > 1 and storage.capabilities.evicts:
+        raise InvalidArgumentError(
+            f"table {storage.table.name!r} is replicated on {world_size} ranks, but its storage "
+            "may evict rows, each rank's others; choose placement 'sharded', or a storage that "
+            "does not evict",
+            table=storage.table.name,
         )
 
 

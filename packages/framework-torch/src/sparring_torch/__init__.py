@@ -17,6 +17,7 @@ from sparring_torch.table_configs import (
     PoolingType,
 )
 from sparring_torch.train_agent import TrainAgent
+from sparring_torch.train_pipeline import TrainPipeline
 
 __version__ = "0.1.0"
 
@@ -34,5 +35,6 @@ __all__ = [
     "Optimizer",
     "PoolingType",
     "TrainAgent",
+    "TrainPipeline",
     "__version__",
 ]
