@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparring_torch.distributed_model_parallel import DistributedModelParallel
 from sparring_torch.embedding import Embedding
 from sparring_torch.embedding_bag import EmbeddingBag
 from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DataType",
+    "DistributedModelParallel",
     "Embedding",
     "EmbeddingBag",
     "EmbeddingBagCollection",
