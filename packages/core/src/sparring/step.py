@@ -27,7 +27,6 @@ from sparring.errors import (
     ClosedError,
     InvalidArgumentError,
     UnknownTableError,
-    UnsupportedError,
 )
 from sparring.events import EventLoop
 from sparring.exchange import ExchangeOptions, RingExchange
@@ -36,10 +35,10 @@ from sparring.lookup_ahead import Aheads, LookupAhead, looked_up
 from sparring.non_finite import NonFinite
 from sparring.rendezvous import Rendezvous, SingleRendezvous
 from sparring.resources import ResourceManager
+from sparring.state_changing import drop_state, set_state
 from sparring.step_by_hand import Step
 from sparring.step_results import Lookup, StepCounters
-from sparring.storage.contract import Columns, Storage
-from sparring.storage.converting import copy_embeddings
+from sparring.storage.contract import Storage
 from sparring.storage.opening import open_storage
 from sparring.table import TableConfig
 from sparring.trace import Trace
@@ -192,30 +191,7 @@ class StepContainer:
         """
         self.check_open()
         self.join_ahead()
-        entry = self.entry(table)
-        config = entry.config.with_state(len(initial_state), method)
-        storage = entry.storage
-        if storage is not None and storage.table.width != config.width and entry.choice is None:
-            raise InvalidArgumentError(
-                f"table {table!r}: the storage given has {storage.table.state_width} elements of "
-                f"state, {method} needs {config.state_width}; open it for "
-                f"TableConfig.with_state({config.state_width})",
-                table=table,
-            )
-        if storage is not None and storage.table.has_other_state(config):
-            if storage.size and storage.table.state_width:
-                raise InvalidArgumentError(
-                    f"table {table!r} holds {storage.size} rows with {storage.table.state_width} "
-                    f"elements of state of {storage.table.state_method or 'an unknown optimizer'}, "
-                    f"{method or 'the optimizer'} needs {config.state_width} of its own; use the "
-                    f"same kind of optimizer, or call StepContainer.drop_state({table!r}) first: "
-                    "embeddings stay, and their state starts anew",
-                    table=table,
-                )
-            self._replace_storage(entry, config, np.asarray(initial_state))
-        entry.config = config
-        entry.whole = Columns(0, config.width)
-        entry.initial_state = np.array(initial_state, config.computing_dtype)
+        set_state(self, self.entry(table), np.asarray(initial_state), method)
 
     def drop_state(self, table: str) -> None:
         """Takes the optimizer's state off all rows of a table on this rank; embeddings stay.
@@ -228,35 +204,7 @@ class StepContainer:
         """
         self.check_open()
         self.join_ahead()
-        entry = self.entry(table)
-        config = entry.config.with_state(0)
-        if entry.storage is not None:
-            self._replace_storage(entry, config, np.empty(0, config.computing_dtype))
-        entry.config = config
-        entry.whole = Columns(0, config.width)
-        entry.initial_state = None
-
-    def _replace_storage(
-        self, entry: DeclaredTable, config: TableConfig, state: npt.NDArray[Any]
-    ) -> None:
-        """Moves embeddings into a storage whose rows have another state."""
-        old = entry.storage
-        assert old is not None
-        if not old.size and entry.choice is not None:
-            old.close()
-            entry.hold(None)
-            return
-        if entry.choice is None or old.capabilities.persistent:
-            raise UnsupportedError(
-                f"table {config.name!r}: its storage cannot be replaced by one with other state, "
-                "because it was given open, or outlives the process; convert a persistent one with "
-                "the command: sparring convert --help",
-                table=config.name,
-            )
-        new = self._open(entry.choice, config)
-        copy_embeddings(old, new, state)
-        entry.hold(new)
-        old.close()
+        drop_state(self, self.entry(table))
 
     def storage(self, table: str) -> Storage:
         """This rank's shard of a table, opened if it was not."""
@@ -264,12 +212,13 @@ class StepContainer:
         entry = self.entry(table)
         if entry.storage is None:
             assert entry.choice is not None  # a storage that was given is never dropped
-            entry.hold(self._open(entry.choice, entry.config))
+            entry.hold(self.open_storage(entry.choice, entry.config))
         assert entry.storage is not None
         entry.storage._check_open()
         return entry.storage
 
-    def _open(self, choice: StorageChoice, config: TableConfig) -> Storage:
+    def open_storage(self, choice: StorageChoice, config: TableConfig) -> Storage:
+        """Opens a storage for a table's rows on this rank; for parts of the package."""
         opened = open_storage(
             choice.backend,
             config,
