@@ -159,6 +159,18 @@ class PyFusedStep {
     return num_new;
   }
 
+  py::array_t<int64_t> keys(size_t place) const {
+    const int64_t* from = nullptr;
+    int64_t count = 0;
+    each_table([&](const auto& group, size_t table, size_t at) {
+      if (at != place) return;
+      const auto& grouped = group.step->grouped(table);
+      from = grouped.keys.get();
+      count = grouped.num_keys;
+    });
+    return py::array_t<int64_t>(static_cast<py::ssize_t>(count), from);
+  }
+
   // What `outcomes` gives. Raises the first failure; the tables that did not fail have
   // changed then.
   py::list apply() {
@@ -293,6 +305,8 @@ void bind_updates(py::module_& module) {
       .def(py::init<const py::list&, int64_t>(), py::arg("tables"), py::arg("step"))
       .def("doubtful", &PyFusedStep::doubtful)
       .def("count_new", &PyFusedStep::count_new, py::arg("place"))
+      .def("keys", &PyFusedStep::keys, py::arg("place"),
+           "A copy of the keys (u) that have a gradient.")
       .def("apply", &PyFusedStep::apply)
       .def("outcomes", &PyFusedStep::outcomes);
 }

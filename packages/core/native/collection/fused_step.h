@@ -47,6 +47,9 @@ class FusedStep {
   // in doubt where an addition could overflow.
   bool is_certainly_finite(size_t table) const;
 
+  // The keys that have a gradient, (u).
+  const GroupedGradients<T>& grouped(size_t table) const { return grouped_[table]; }
+
   // Keys without a row that will have one. Throws StorageError, std::bad_alloc.
   int64_t count_new(size_t table) const;
 

@@ -91,7 +91,7 @@ def apply_methods(container: StepContainer, choices: Mapping[str, MethodChoice])
     except InvalidArgumentError as error:
         refusal = refusal or error
     step = None
-    if container.reads_directly and refusal is None and _is_fused(waiting, choices):
+    if container.collective.world_size == 1 and refusal is None and _is_fused(waiting, choices):
         step = _fused(container, waiting, choices)
         if step.doubtful():
             step = None
@@ -393,10 +393,13 @@ def _write(container: StepContainer, gathered: _Gathered) -> None:
         try:
             evicted = container.storage(update.table.name)._upsert_impl(update.keys, rows, None)
         except Exception as error:
+            container.aheads.note(update.table.name, None)
             _record(container, gathered, names[:place])
             _raise_interrupted(
                 container, error, names[:place], names[place : place + 1], names[place + 1 :]
             )
+        # What was evicted reads as its initial value again.
+        container.aheads.note(update.table.name, None if len(evicted) else update.keys)
         container.counters.rows_evicted += len(evicted)
         container.counters.rows_updated += len(update.keys)
     _record(container, gathered, list(gathered.decisions))
@@ -418,11 +421,14 @@ def _write_fused(container: StepContainer, step: Any, names: Sequence[str]) -> l
     except Exception as error:
         failure = error
     touched, written, failed = [], [], []
-    for name, outcome in zip(names, step.outcomes(), strict=True):
+    for place, (name, outcome) in enumerate(zip(names, step.outcomes(), strict=True)):
         if outcome is None:
+            container.aheads.note(name, None)
             failed.append(name)
             continue
         updated, _, refused, evicted = outcome
+        if container.aheads.are_any:
+            container.aheads.note(name, None if evicted else step.keys(place))
         container.counters.rows_updated += updated
         container.counters.rows_evicted += evicted
         _count_refused(container, name, refused)

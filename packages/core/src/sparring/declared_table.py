@@ -15,7 +15,13 @@ from sparring.storage.contract import Columns, Storage
 from sparring.storage.converting import conversion_command
 from sparring.table import TableConfig
 
-__all__ = ["DeclaredTable", "StorageChoice", "check_declaration", "check_given"]
+__all__ = [
+    "DeclaredTable",
+    "StorageChoice",
+    "check_declaration",
+    "check_given",
+    "check_placement",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,21 @@ def check_given(storage: Storage, table: TableConfig) -> None:
         "that it was opened for",
         table=table.name,
     )
+
+
+def check_placement(storage: Storage, world_size: int) -> None:
+    """Refuses a storage that would make replicas differ.
+
+    Raises:
+        InvalidArgumentError: it may evict, by times of its own, rows that other replicas keep.
+    """
+    if storage.table.is_replicated and world_size > 1 and storage.capabilities.evicts:
+        raise InvalidArgumentError(
+            f"table {storage.table.name!r} is replicated on {world_size} ranks, but its storage "
+            "may evict rows, each rank's others; choose placement 'sharded', or a storage that "
+            "does not evict",
+            table=storage.table.name,
+        )
 
 
 class DeclaredTable:

@@ -12,7 +12,7 @@ Forward reads; only `apply` writes. It computes all tables' new rows before it w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -27,24 +27,24 @@ from sparring.declared_table import (
     StorageChoice,
     check_declaration,
     check_given,
+    check_placement,
 )
 from sparring.errors import (
     ClosedError,
     InvalidArgumentError,
     UnknownTableError,
-    UnsupportedError,
 )
 from sparring.events import EventLoop
-from sparring.exchange import ExchangeOptions, PullRequest, RingExchange
+from sparring.exchange import ExchangeOptions, RingExchange
 from sparring.job_settings import JobSettings
+from sparring.lookup_ahead import Aheads, LookupAhead, looked_up
 from sparring.non_finite import NonFinite
 from sparring.rendezvous import Rendezvous, SingleRendezvous
 from sparring.resources import ResourceManager
-from sparring.row_parts import computing_embeddings
+from sparring.state_changing import drop_state, set_state
+from sparring.step_by_hand import Step
 from sparring.step_results import Lookup, StepCounters
-from sparring.storage.arguments import as_array, check_keys
-from sparring.storage.contract import Columns, Storage
-from sparring.storage.converting import conversion_command, copy_embeddings
+from sparring.storage.contract import Storage
 from sparring.storage.opening import open_storage
 from sparring.table import TableConfig
 from sparring.trace import Trace
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Lookup",
+    "LookupAhead",
     "NonFinite",
     "Step",
     "StepContainer",
@@ -114,6 +115,7 @@ class StepContainer:
         self._plugin_manager = plugin_manager
         self.counters = StepCounters()
         self._tables: dict[str, DeclaredTable] = {}
+        self.aheads = Aheads(self)
         self._is_closed = False
 
     @property
@@ -152,7 +154,7 @@ class StepContainer:
             InvalidArgumentError: another table of this name exists, or it was declared with
                 another storage, or `storage` is for another.
         """
-        self._check_open()
+        self.check_open()
         check_declaration(table, storage)
         known = self._tables.get(table.name)
         if known is not None:
@@ -166,6 +168,7 @@ class StepContainer:
             )
         if isinstance(storage, Storage):
             check_given(storage, table)
+            check_placement(storage, self.collective.world_size)
             # The storage knows whose state it holds; a declaration need not say.
             table = storage.table
             entry = DeclaredTable(table, None, storage)
@@ -189,18 +192,13 @@ class StepContainer:
         Raises:
             InvalidArgumentError: the table has rows of another width, or another method's rows.
         """
-        self.check_state(table, len(initial_state), method)
-        entry = self.entry(table)
-        config = entry.config.with_state(len(initial_state), method)
-        if entry.storage is not None and entry.storage.table.has_other_state(config):
-            self._replace_storage(entry, config, np.asarray(initial_state))
-        entry.config = config
-        entry.whole = Columns(0, config.width)
-        entry.initial_state = np.array(initial_state, config.computing_dtype)
+        self.check_open()
+        self.join_ahead()
+        set_state(self, self.entry(table), np.asarray(initial_state), method)
 
     def check_state(self, table: str, state_width: int, method: str = "") -> None:
         """Raises what `set_state` would raise; sets nothing."""
-        self._check_open()
+        self.check_open()
         entry = self.entry(table)
         entry.check_state(entry.config.with_state(state_width, method))
 
@@ -213,65 +211,40 @@ class StepContainer:
             UnsupportedError: the storage was given open, or outlives the process; for the latter
                 the message has the ``sparring convert`` command to run.
         """
-        self._check_open()
-        entry = self.entry(table)
-        config = entry.config.with_state(0)
-        if entry.storage is not None:
-            self._replace_storage(entry, config, np.empty(0, config.computing_dtype))
-        entry.config = config
-        entry.whole = Columns(0, config.width)
-        entry.initial_state = None
-
-    def _replace_storage(
-        self, entry: DeclaredTable, config: TableConfig, state: npt.NDArray[Any]
-    ) -> None:
-        """Moves embeddings into a storage whose rows have another state."""
-        old = entry.storage
-        assert old is not None
-        if not old.size and entry.choice is not None:
-            old.close()
-            entry.hold(None)
-            return
-        if entry.choice is None or old.capabilities.persistent:
-            reason = "was given open; give one that was opened for the other state"
-            if entry.choice is not None:
-                command = conversion_command(
-                    entry.choice.backend, entry.choice.options, old.table, config
-                )
-                reason = f"outlives the process; convert it: {command}"
-            raise UnsupportedError(
-                f"table {config.name!r}: its storage cannot be replaced by one with other state, "
-                f"because it {reason}",
-                table=config.name,
-            )
-        new = self._open(entry.choice, config)
-        copy_embeddings(old, new, state)
-        entry.hold(new)
-        old.close()
+        self.check_open()
+        self.join_ahead()
+        drop_state(self, self.entry(table))
 
     def storage(self, table: str) -> Storage:
         """This rank's shard of a table, opened if it was not."""
-        self._check_open()
+        self.check_open()
         entry = self.entry(table)
         if entry.storage is None:
             assert entry.choice is not None  # a storage that was given is never dropped
-            entry.hold(self._open(entry.choice, entry.config))
+            entry.hold(self.open_storage(entry.choice, entry.config))
         assert entry.storage is not None
         entry.storage._check_open()
         return entry.storage
 
-    def _open(self, choice: StorageChoice, config: TableConfig) -> Storage:
-        return open_storage(
+    def open_storage(self, choice: StorageChoice, config: TableConfig) -> Storage:
+        """Opens a storage for a table's rows on this rank; for parts of the package."""
+        opened = open_storage(
             choice.backend,
             config,
             validate=False,
             plugin_manager=self._plugin_manager,
             **choice.options,
         )
+        try:
+            check_placement(opened, self.collective.world_size)
+        except InvalidArgumentError:
+            opened.close()
+            raise
+        return opened
 
     def num_rows(self, table: str) -> int:
         """Rows of a table on this rank."""
-        self._check_open()
+        self.check_open()
         entry = self.entry(table)
         return 0 if entry.storage is None else entry.storage.size
 
@@ -313,30 +286,50 @@ class StepContainer:
             requests: table and ids; the same tables in the same order on all ranks.
             is_registered: gradients will come.
         """
-        self._check_open()
-        entries, pulls, inverses = [], [], []
-        for table, ids in requests:
-            entry = self.entry(table)
-            _check_ids(table, ids)
-            keys, inverse = _native.dedup(ids)
-            entries.append(entry)
-            inverses.append(inverse)
-            pulls.append(PullRequest(entry.storage, entry.config, keys, entry.embedding))
-        lookups = []
-        with self.span("look up"):
-            pulled = self.exchange.pull_all(pulls, is_training=is_registered)
-        for entry, pull, inverse, found in zip(entries, pulls, inverses, pulled, strict=True):
-            _native.initialize(found.rows, pull.keys, found.found, entry.initializer, None)
-            name = entry.config.name
-            shadow_id = self.resources.register(name, pull.keys, inverse) if is_registered else None
-            rows = computing_embeddings(entry.config, found.rows)
-            lookups.append(Lookup(pull.keys, inverse, rows, shadow_id))
+        self.check_open()
+        self.join_ahead()
+        named = [(self.entry(table), _checked_ids(table, ids)) for table, ids in requests]
+        lookups = looked_up(self, named, is_training=is_registered)
+        if is_registered:
+            for (table, _), each in zip(requests, lookups, strict=True):
+                each.shadow_id = self.resources.register(table, each.keys, each.inverse)
         return lookups
 
-    @property
-    def reads_directly(self) -> bool:
-        """Whether batches may be pooled straight from the tables: all rows are on this rank."""
-        return self.collective.world_size == 1
+    def look_up_ahead(self, requests: Sequence[tuple[str, npt.NDArray[np.int64]]]) -> LookupAhead:
+        """Begins a lookup on a thread beside this one; `LookupAhead.finish` gives its results.
+
+        They are those of `lookup_all` called at that time: rows that steps changed meanwhile are
+        read again. On several ranks, steps and other lookups wait until it has pulled.
+
+        What is written to a storage by other ways than steps of this container is not noticed.
+
+        Args:
+            requests: as for `lookup_all`. Ids must not change until it is finished.
+
+        Raises:
+            UnknownTableError, InvalidArgumentError: as `lookup_all`.
+        """
+        self.check_open()
+        self.join_ahead()
+        named = [(self.entry(table), _checked_ids(table, ids)) for table, ids in requests]
+        return self.aheads.begin(named)
+
+    def join_ahead(self) -> None:
+        """Returns when no lookup runs beside this thread, so that exchange and collective are free.
+
+        Raises:
+            SparringError: one failed, and there are other ranks, which go on no further.
+        """
+        error = self.aheads.join()
+        if error is not None and self.collective.world_size > 1:
+            self.discard()
+            raise error
+
+    def reads_directly(self, tables: Iterable[str]) -> bool:
+        """Whether batches may be pooled straight from `tables`: all rows are on this rank."""
+        return self.collective.world_size == 1 or all(
+            self.entry(table).config.is_replicated for table in tables
+        )
 
     def collection(self, features: Sequence[tuple[str, str]]) -> Any:
         """Features that are looked up together, in one native call for all tables.
@@ -353,7 +346,7 @@ class StepContainer:
             UnknownTableError: nobody declared one of the tables.
             InvalidArgumentError: no features, or tables of several dtypes.
         """
-        self._check_open()
+        self.check_open()
         return _native.Collection([(self.entry(table).view, mode) for table, mode in features])
 
     def apply(self, update: Update) -> None:
@@ -375,7 +368,8 @@ class StepContainer:
                 `StorageIOError`. Of a table that failed, each key has its old or its new row. The
                 gradients are dropped.
         """
-        self._check_open()
+        self.check_open()
+        self.join_ahead()
         with self.span("apply"):
             apply_update(self, update)
 
@@ -396,7 +390,8 @@ class StepContainer:
                 width than its method wants. No row has changed.
             NonFiniteGradientError, CapacityError, PartialStepError: as `apply`.
         """
-        self._check_open()
+        self.check_open()
+        self.join_ahead()
         with self.span("apply"):
             return apply_methods(self, choices)
 
@@ -407,7 +402,8 @@ class StepContainer:
 
     def check_readable(self, tables: Sequence[str]) -> None:
         """Raises `ClosedError` if the container, or the storage of a table, was closed."""
-        self._check_open()
+        self.check_open()
+        self.join_ahead()
         for table in tables:
             storage = self.entry(table).storage
             if storage is not None:
@@ -426,7 +422,7 @@ class StepContainer:
                 found = step.lookup("user", ids)
                 step.accumulate(found, gradient)
         """
-        self._check_open()
+        self.check_open()
         try:
             yield Step(self)
         except BaseException:
@@ -441,6 +437,7 @@ class StepContainer:
         self._is_closed = True
         # All of them are closed, whichever raises; the last error is the one that is seen.
         with ExitStack() as closing:
+            self.aheads.close()
             closing.callback(self.rendezvous.close)
             closing.callback(self.collective.close)
             for entry in self._tables.values():
@@ -469,44 +466,13 @@ class StepContainer:
             )
         return entry
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raises `ClosedError` if the container was closed."""
         if self._is_closed:
             raise ClosedError("this StepContainer is closed; make another")
 
 
-class Step:
-    """One step driven by hand; see `StepContainer.step`."""
-
-    def __init__(self, container: StepContainer) -> None:
-        self._container = container
-
-    def lookup(self, table: str, ids: npt.ArrayLike) -> Lookup:
-        """Ids to the rows of a shadow: ``rows[inverse]`` are the embeddings of the ids."""
-        return self._container.lookup(table, check_keys(ids, table, unique=False))
-
-    def accumulate(self, lookup: Lookup, gradient: npt.ArrayLike) -> None:
-        """Adds the gradient of a lookup's rows.
-
-        Args:
-            gradient: ``(u, dim)`` real numbers, converted to the table's computing dtype.
-
-        Raises:
-            InvalidArgumentError: wrong shape, no real numbers, or a lookup without a shadow.
-        """
-        if lookup.shadow_id is None:
-            raise InvalidArgumentError("this lookup was not registered, so it takes no gradient")
-        given = as_array(gradient, "gradient")
-        if given.size and given.dtype.kind not in "fiu" and given.dtype.name != "bfloat16":
-            raise InvalidArgumentError(
-                f"gradient of shadow {lookup.shadow_id}: must be real numbers, found dtype "
-                f"{given.dtype}; convert it to {lookup.rows.dtype}"
-            )
-        self._container.resources.accumulate(
-            lookup.shadow_id, np.ascontiguousarray(given, lookup.rows.dtype)
-        )
-
-
-def _check_ids(table: str, ids: npt.NDArray[np.int64]) -> None:
+def _checked_ids(table: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype != np.int64:
         raise InvalidArgumentError(
             f"ids for table {table!r} must be one-dimensional int64, found "
@@ -514,3 +480,4 @@ def _check_ids(table: str, ids: npt.NDArray[np.int64]) -> None:
             f"{getattr(ids, 'dtype', None)}; pass numpy.asarray(ids, numpy.int64)",
             table=table,
         )
+    return ids

@@ -27,12 +27,14 @@ from sparring.admission import AdmissionLike, admission_from
 from sparring.errors import InvalidArgumentError
 from sparring.initializers import Initializer, Uniform, initializer_from
 
-__all__ = ["CONVERT_HELP", "DTYPES", "TableConfig"]
+__all__ = ["CONVERT_HELP", "DTYPES", "PLACEMENTS", "TableConfig"]
 
 CONVERT_HELP = "sparring convert --help"
 """What messages name where they do not know the whole command."""
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+PLACEMENTS = ("sharded", "replicated")
 
 _HALVES = ("float16", "bfloat16")
 
@@ -65,6 +67,8 @@ class TableConfig:
         state_method: whose state that is, an update method or an optimizer of a framework; empty
             where nobody said. Set by the engine.
         seed: with the name and the key it determines a row's initial value.
+        placement: ``sharded``: each row lies on the rank that owns its key; ``replicated``: every
+            rank keeps all rows, for small tables that every batch reads much of.
 
     Raises:
         InvalidArgumentError: any of these is out of range, or an initial value may lie beyond the
@@ -79,6 +83,7 @@ class TableConfig:
     seed: int = 0
     state_method: str = ""
     admission: AdmissionLike = None
+    placement: str = "sharded"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.match(self.name):
@@ -98,6 +103,12 @@ class TableConfig:
                 dtype=dtype,
             )
         object.__setattr__(self, "dtype", dtype)
+        if self.placement not in PLACEMENTS:
+            raise InvalidArgumentError(
+                f"placement of table {self.name!r}: must be {' or '.join(PLACEMENTS)}, found "
+                f"{self.placement!r}",
+                table=self.name,
+            )
         initializer = initializer_from(self.initializer)
         _check_range(initializer, self.dim, dtype, self.name)
         object.__setattr__(self, "initializer", initializer)
@@ -113,6 +124,11 @@ class TableConfig:
             bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
             return bfloat16
         return np.dtype(self.dtype)
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every rank keeps all rows."""
+        return self.placement == "replicated"
 
     @property
     def is_half(self) -> bool:

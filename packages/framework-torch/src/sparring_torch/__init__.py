@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparring_torch.distributed_model_parallel import DistributedModelParallel
 from sparring_torch.embedding import Embedding
 from sparring_torch.embedding_bag import EmbeddingBag
 from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
@@ -17,11 +18,13 @@ from sparring_torch.table_configs import (
     PoolingType,
 )
 from sparring_torch.train_agent import TrainAgent
+from sparring_torch.train_pipeline import TrainPipeline
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DataType",
+    "DistributedModelParallel",
     "Embedding",
     "EmbeddingBag",
     "EmbeddingBagCollection",
@@ -34,5 +37,6 @@ __all__ = [
     "Optimizer",
     "PoolingType",
     "TrainAgent",
+    "TrainPipeline",
     "__version__",
 ]

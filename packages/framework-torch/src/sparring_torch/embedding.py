@@ -39,6 +39,7 @@ class Embedding(TableModule):
         num_embeddings: the most rows that the storage may hold; None sets no bound.
         admission: which unseen ids earn a row, as in `EmbeddingConfig`; None: all.
         seed: with the name and the id it determines an initial embedding.
+        placement: which ranks keep the rows, as in `EmbeddingConfig`.
         storage: what keeps the rows.
         container: where the table lives; None leaves it to the `Optimizer`.
 
@@ -57,6 +58,7 @@ class Embedding(TableModule):
         num_embeddings: int | None = None,
         admission: AdmissionLike = None,
         seed: int = 0,
+        placement: str = "sharded",
         storage: StorageLike = "hkv",
         container: StepContainer | None = None,
     ) -> None:
@@ -72,6 +74,7 @@ class Embedding(TableModule):
             initializer=initializer,
             admission=admission,
             seed=seed,
+            placement=placement,
         )
         declared = [declaration(config, storage)]
         self.agent = TrainAgent(declared, [(self.name, "sum")], container)
@@ -82,19 +85,26 @@ class Embedding(TableModule):
         Raises:
             InvalidArgumentError: a value is no id.
         """
-        ids = whole_ids(input, f"table {self.name!r}").reshape(-1)
-        kept = None
-        if self.padding_idx is not None:
-            is_kept = ids != self.padding_idx
-            kept = is_kept.nonzero().squeeze(1)
-            ids = ids[kept]
-        looked_up = Ids(ids.contiguous().numpy(), [(0, len(ids))])
-        (embeddings,) = self.agent.gather(looked_up, is_training=self.training)
+        ids, kept = self._kept(input)
+        (embeddings,) = self.agent.gather(ids, is_training=self.training)
         if kept is not None:
             padded = embeddings.new_zeros(input.numel(), self.embedding_dim)
             embeddings = padded.index_copy(0, kept, embeddings)
         embeddings = embeddings.view(*input.shape, self.embedding_dim)
         return embeddings if input.device.type == "cpu" else embeddings.to(input.device)
+
+    def wanted(self, input: Tensor) -> Ids:  # noqa: A002 - as in `forward`
+        """What `forward` looks up."""
+        return self._kept(input)[0]
+
+    def _kept(self, values: Tensor) -> tuple[Ids, Tensor | None]:
+        """What is looked up, and where in `values` it is if not everywhere."""
+        ids = whole_ids(values, f"table {self.name!r}").reshape(-1)
+        kept = None
+        if self.padding_idx is not None:
+            kept = (ids != self.padding_idx).nonzero().squeeze(1)
+            ids = ids[kept]
+        return Ids(ids.contiguous().numpy(), [(0, len(ids))]), kept
 
     def extra_repr(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"

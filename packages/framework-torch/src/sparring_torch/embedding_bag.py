@@ -39,6 +39,7 @@ class EmbeddingBag(TableModule):
         num_embeddings: the most rows that the storage may hold; None sets no bound.
         admission: which unseen ids earn a row, as in `EmbeddingConfig`; None: all.
         seed: with the name and the id it determines an initial embedding.
+        placement: which ranks keep the rows, as in `EmbeddingConfig`.
         storage: what keeps the rows.
         container: where the table lives; None leaves it to the `Optimizer`.
 
@@ -59,6 +60,7 @@ class EmbeddingBag(TableModule):
         num_embeddings: int | None = None,
         admission: AdmissionLike = None,
         seed: int = 0,
+        placement: str = "sharded",
         storage: StorageLike = "hkv",
         container: StepContainer | None = None,
     ) -> None:
@@ -80,6 +82,7 @@ class EmbeddingBag(TableModule):
             initializer=initializer,
             admission=admission,
             seed=seed,
+            placement=placement,
         )
         declared = [declaration(config, storage)]
         self.agent = TrainAgent(declared, [(self.name, mode)], container)
@@ -102,6 +105,17 @@ class EmbeddingBag(TableModule):
             InvalidArgumentError: input and offsets do not fit, weights of another shape or in
                 mode ``mean``, or a value is no id.
         """
+        bags = self.wanted(input, offsets, per_sample_weights)
+        pooled = self.agent.pool(bags, is_training=self.training)
+        return pooled if input.device.type == "cpu" else pooled.to(input.device)
+
+    def wanted(
+        self,
+        input: Tensor,  # noqa: A002 - as in `forward`
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Bags:
+        """What `forward` looks up."""
         self._check_weights(input, per_sample_weights)
         ids = whole_ids(input, f"table {self.name!r}").reshape(-1)
         lengths = self._lengths(input, offsets)
@@ -116,9 +130,7 @@ class EmbeddingBag(TableModule):
             weights = None if weights is None else weights[is_kept]
         ends = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths.numpy(), out=ends[1:])
-        looked_up = Bags(ids.contiguous().numpy(), ends, weights, (0,), len(lengths))
-        pooled = self.agent.pool(looked_up, is_training=self.training)
-        return pooled if input.device.type == "cpu" else pooled.to(input.device)
+        return Bags(ids.contiguous().numpy(), ends, weights, (0,), len(lengths))
 
     def _lengths(self, values: Tensor, offsets: Tensor | None) -> Tensor:
         if values.dim() == 2:

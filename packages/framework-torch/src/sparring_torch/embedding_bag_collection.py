@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from sparring import StepContainer
 from sparring.errors import InvalidArgumentError
+from sparring_torch.batch_lookup import Bags
 from sparring_torch.feature_router import FeatureRouter
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.keyed_tensor import KeyedTensor
@@ -85,11 +86,14 @@ class EmbeddingBagCollection(TableModule):
             InvalidArgumentError: features and tables do not fit, weights are missing, or a value
                 is no id.
         """
-        bags = self._router.route(features, is_weighted=self._is_weighted)
-        values = self.agent.pool(bags, is_training=self.training)
+        values = self.agent.pool(self.wanted(features), is_training=self.training)
         if features.device().type != "cpu":
             values = values.to(features.device())
         return KeyedTensor._trusted(self._names, self._dims, values)
+
+    def wanted(self, features: KeyedJaggedTensor) -> Bags:
+        """What `forward` looks up."""
+        return self._router.route(features, is_weighted=self._is_weighted)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{config.name}: {config.embedding_dim}" for config in self._tables)

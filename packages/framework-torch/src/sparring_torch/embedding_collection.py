@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from sparring import StepContainer
-from sparring_torch.batch_lookup import Ids
+from sparring_torch.batch_lookup import Bags, Ids
 from sparring_torch.feature_router import FeatureRouter
 from sparring_torch.jagged_tensor import JaggedTensor
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
@@ -78,9 +78,7 @@ class EmbeddingCollection(TableModule):
         """
         bags = self._router.route(features, is_weighted=False)
         device, stride = features.device(), features.stride()
-        ends = bags.offsets[::stride].tolist() if stride else [0] * (len(features.keys()) + 1)
-        ids = Ids(bags.ids, [(ends[place], ends[place + 1]) for place in bags.places])
-        parts = self.agent.gather(ids, is_training=self.training)
+        parts = self.agent.gather(_ids_of(bags, len(features.keys())), is_training=self.training)
         lengths = torch.from_numpy(bags.offsets).diff().to(device)
         result: dict[str, JaggedTensor] = {}
         for name, place, part in zip(self._names, bags.places, parts, strict=True):
@@ -89,5 +87,20 @@ class EmbeddingCollection(TableModule):
             result[name] = JaggedTensor._trusted(embeddings, None, own)
         return result
 
+    def wanted(self, features: KeyedJaggedTensor) -> Ids:
+        """What `forward` looks up."""
+        return _ids_of(self._router.route(features, is_weighted=False), len(features.keys()))
+
     def extra_repr(self) -> str:
         return ", ".join(f"{config.name}: {config.embedding_dim}" for config in self._tables)
+
+
+def _ids_of(bags: Bags, num_features: int) -> Ids:
+    """The same ids, one embedding for each.
+
+    Args:
+        num_features: of the batch.
+    """
+    stride = bags.num_bags
+    ends = bags.offsets[::stride].tolist() if stride else [0] * (num_features + 1)
+    return Ids(bags.ids, [(ends[place], ends[place + 1]) for place in bags.places])

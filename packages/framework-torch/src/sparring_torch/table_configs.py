@@ -83,6 +83,8 @@ class EmbeddingConfig:
             ``{"kind": name, parameter: value}``; None: all.
         seed: with the name and the id it determines an initial embedding.
         storage: in place of the collection's.
+        placement: ``sharded``: each row lies on one rank; ``replicated``: every rank keeps all of
+            them, and lookups touch no wire. For small tables.
     """
 
     name: str
@@ -96,6 +98,7 @@ class EmbeddingConfig:
     admission: AdmissionLike = None
     seed: int = 0
     storage: StorageLike | None = None
+    placement: str = "sharded"
 
 
 @dataclass(kw_only=True)
@@ -145,6 +148,7 @@ def declaration(config: EmbeddingConfig, storage: StorageLike) -> TableDeclarati
         initializer,
         seed=config.seed,
         admission=config.admission,
+        placement=config.placement,
     )
     chosen = storage if config.storage is None else config.storage
     if isinstance(chosen, Storage):

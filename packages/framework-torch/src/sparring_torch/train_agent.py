@@ -12,6 +12,7 @@ drives `StepContainer.apply`. Nobody else need know that there are steps.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,21 +24,21 @@ from torch import Tensor, nn
 
 from sparring import ResourceManager, StepContainer
 from sparring.errors import InvalidArgumentError
-from sparring_torch import shadow_pooling
+from sparring.step import Lookup
 from sparring_torch.batch_lookup import Bags, DirectBatch, Ids, with_gradient
+from sparring_torch.shadow_pooling import Plan, Shadow, gathered, plan_bags, plan_ids, pooled
 from sparring_torch.table_configs import TableDeclaration
 
-__all__ = ["Shadow", "TableModule", "TrainAgent", "agents_of"]
+__all__ = ["Ahead", "Shadow", "TableModule", "TrainAgent", "agents_of"]
 
 
-@dataclass(slots=True)
-class Shadow:
-    """What stands in for a table in one forward pass."""
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What was looked up for a forward pass before it began."""
 
-    rows: Tensor
-    """``(u, dim)``: a leaf, which requires a gradient where the lookup was registered."""
-    inverse: npt.NDArray[np.int64]
-    """``(n,)``: the row of each id."""
+    plan: Plan
+    lookups: list[Lookup]
+    """One for each request of the plan; not registered."""
 
 
 class TrainAgent:
@@ -63,6 +64,7 @@ class TrainAgent:
         computing = {each.table.computing_dtype for each in declarations}
         self._dtype = computing.pop() if len(computing) == 1 else None
         self._collection: Any = None
+        self._aheads: deque[Ahead] = deque()
         self.is_container_given = container is not None
         self._container: StepContainer | None = None
         if container is not None:
@@ -121,14 +123,23 @@ class TrainAgent:
         """
         is_registered = is_training and torch.is_grad_enabled()
         wants_rows = bags.weights is not None and bags.weights.requires_grad
-        if not self._is_direct or (wants_rows and torch.is_grad_enabled()):
-            return shadow_pooling.pool_features(self, self._features, bags, is_training)
+        is_direct = self._is_direct and not (wants_rows and torch.is_grad_enabled())
+        ahead = None
+        if not is_direct or (self._aheads and is_registered):
+            plan = plan_bags(self._features, bags)
+            ahead = self._take_ahead(plan, is_registered)
+        if not is_direct:
+            return pooled(plan, bags, self._shadows(plan, ahead, is_training))
         assert self._dtype is not None
-        self.container.check_readable(self.table_names)
+        self._check_readable(ahead)
         collection = self._native_collection()
         weights = bags.numpy_weights(self._dtype)
         places = bags.places
-        out = collection.pool(bags.ids, bags.offsets, places, bags.num_bags, weights)
+        if ahead is None:
+            out = collection.pool(bags.ids, bags.offsets, places, bags.num_bags, weights)
+        else:
+            with torch.no_grad():
+                out = pooled(plan, bags, _still(ahead)).numpy()
         if not is_registered:
             return torch.from_numpy(out)
 
@@ -141,12 +152,21 @@ class TrainAgent:
 
     def gather(self, ids: Ids, *, is_training: bool) -> Sequence[Tensor]:
         """One embedding for each id: ``(ids of the feature, dim)`` of each feature."""
-        if not self._is_direct:
-            return shadow_pooling.gather_features(self, self._features, ids, is_training)
-        self.container.check_readable(self.table_names)
+        is_registered = is_training and torch.is_grad_enabled()
+        is_direct = self._is_direct
+        ahead = None
+        if not is_direct or (self._aheads and is_registered):
+            plan = plan_ids(self._features, ids)
+            ahead = self._take_ahead(plan, is_registered)
+        if not is_direct:
+            return gathered(plan, self._shadows(plan, ahead, is_training))
+        self._check_readable(ahead)
         collection = self._native_collection()
-        outputs = collection.gather(ids.ids, ids.spans)
-        if not (is_training and torch.is_grad_enabled()):
+        if ahead is None:
+            outputs = collection.gather(ids.ids, ids.spans)
+        else:
+            outputs = [each.numpy() for each in gathered(plan, _still(ahead))]
+        if not is_registered:
             return [torch.from_numpy(each) for each in outputs]
 
         def sources(gradients: Sequence[npt.NDArray[Any]]) -> Any:
@@ -154,9 +174,49 @@ class TrainAgent:
 
         return with_gradient(self._direct_batch(sources), outputs)
 
+    # -- lookups ahead
+
+    def plan(self, wanted: Bags | Ids) -> Plan:
+        """What `pool` or `gather` would look up."""
+        make: Any = plan_bags if isinstance(wanted, Bags) else plan_ids
+        plan: Plan = make(self._features, wanted)
+        return plan
+
+    def give_ahead(self, aheads: Iterable[Ahead]) -> None:
+        """What the next forward passes of training will look up, in their order.
+
+        It takes the place of what was given before and not used.
+        """
+        self._aheads = deque(aheads)
+
+    def _take_ahead(self, plan: Plan, is_registered: bool) -> Ahead | None:
+        """What was looked up ahead for this pass; None where it looks up something else."""
+        if not is_registered or not self._aheads:
+            return None
+        ahead = self._aheads.popleft()
+        if not plan.is_same(ahead.plan):
+            self._aheads.clear()
+            return None
+        return ahead
+
+    def _check_readable(self, ahead: Ahead | None) -> None:
+        if ahead is None:
+            self.container.check_readable(self.table_names)
+        else:
+            # Nothing is read, so a lookup beside may go on.
+            self.container.check_open()
+
+    def _shadows(self, plan: Plan, ahead: Ahead | None, is_training: bool) -> list[Shadow]:
+        if ahead is None:
+            return self.lookup_all(plan.requests, is_training=is_training)
+        register = self.container.resources.register
+        for (table, _), each in zip(plan.requests, ahead.lookups, strict=True):
+            each.shadow_id = register(table, each.keys, each.inverse)
+        return self._shadows_of(ahead.lookups)
+
     @property
     def _is_direct(self) -> bool:
-        return self._dtype is not None and self.container.reads_directly
+        return self._dtype is not None and self.container.reads_directly(self.table_names)
 
     def _native_collection(self) -> Any:
         if self._collection is None:
@@ -184,15 +244,23 @@ class TrainAgent:
         """
         container = self._container or self.container
         is_registered = is_training and torch.is_grad_enabled()
+        return self._shadows_of(container.lookup_all(requests, is_registered=is_registered))
+
+    def _shadows_of(self, lookups: Sequence[Lookup]) -> list[Shadow]:
         shadows = []
-        for found in container.lookup_all(requests, is_registered=is_registered):
+        for found in lookups:
             rows = torch.from_numpy(found.rows)
             if found.shadow_id is not None:
                 rows.requires_grad_()
-                hook = _GradientHook(container.resources, found.shadow_id)
+                hook = _GradientHook(self.container.resources, found.shadow_id)
                 rows.register_hook(hook)  # type: ignore[no-untyped-call]
             shadows.append(Shadow(rows, found.inverse))
         return shadows
+
+
+def _still(ahead: Ahead) -> list[Shadow]:
+    """Rows that are only read."""
+    return [Shadow(torch.from_numpy(each.rows), each.inverse) for each in ahead.lookups]
 
 
 class _GradientHook:
@@ -219,6 +287,14 @@ class TableModule(nn.Module):
     """The base of modules that look up in tables."""
 
     agent: TrainAgent
+
+    def wanted(self, *arguments: Any, **named: Any) -> Bags | Ids:
+        """What `forward` looks up for these arguments.
+
+        Raises:
+            InvalidArgumentError: as `forward`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say what it looks up")
 
     def num_rows(self) -> dict[str, int]:
         """Table name → rows held on this rank."""

@@ -256,7 +256,18 @@ class _Run:
 
     def _rows(self) -> dict[str, int]:
         container = self._tables.container
-        return self._ranks.total({name: container.num_rows(name) for name in container.tables})
+        return self._total({name: container.num_rows(name) for name in container.tables})
+
+    def _total(self, counts: dict[str, int]) -> dict[str, int]:
+        """Table → the sum over ranks; a replicated table counts once."""
+        tables = self._tables.container.tables
+        is_first = self._ranks.is_first
+        return self._ranks.total(
+            {
+                name: count if is_first or not tables[name].is_replicated else 0
+                for name, count in counts.items()
+            }
+        )
 
     def _report_path(self) -> dict[str, str]:
         path = self._config.report.path
@@ -264,7 +275,7 @@ class _Run:
 
     def _not_admitted(self) -> dict[str, int]:
         container = self._tables.container
-        return self._ranks.total(
+        return self._total(
             {
                 name: container.num_not_admitted(name)
                 for name, table in container.tables.items()

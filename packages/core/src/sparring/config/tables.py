@@ -28,6 +28,9 @@ class TableOverride(Section):
         description="Which unseen ids earn a row. Null takes what all tables have; `all` admits "
         "every id.",
     )
+    placement: Literal["sharded", "replicated"] | None = Field(
+        None, description="Which ranks keep its rows. Null takes what all tables have."
+    )
 
 
 class TablesConfig(Section):
@@ -52,6 +55,12 @@ class TablesConfig(Section):
     admission: AdmissionConfig | None = Field(
         None, description="Which unseen ids earn a row. Null admits every id."
     )
+    placement: Literal["sharded", "replicated"] = Field(
+        "sharded",
+        description="Which ranks keep the rows. `sharded`: each row lies on one rank. `replicated`: "
+        "every rank keeps all rows, lookups touch no wire, and each rank sends its gradients to "
+        "all others; for small tables. The storage of such a table must not evict.",
+    )
     overrides: dict[str, TableOverride] = Field(
         default_factory=dict,
         description="Table → what it does differently.",
@@ -71,4 +80,5 @@ class TablesConfig(Section):
             dtype=self.dtype,
             initializer=initializer.initializer() if initializer else wanted.initializer,
             admission=admission.admission() if admission else None,
+            placement=override.placement or self.placement,
         )

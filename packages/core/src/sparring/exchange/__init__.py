@@ -2,17 +2,22 @@
 
 from sparring.exchange.counters import ExchangeCounters, MessageKind, WireBytes
 from sparring.exchange.options import ExchangeOptions, Schedule, WireDtype
+from sparring.exchange.record import ChangedKeys, PullRecord
+from sparring.exchange.refreshing import Refreshed
 from sparring.exchange.requests import OwnedGradients, Pulled, PullRequest, PushRequest
 from sparring.exchange.ring import RingExchange
 
 __all__ = [
+    "ChangedKeys",
     "ExchangeCounters",
     "ExchangeOptions",
     "MessageKind",
     "OwnedGradients",
+    "PullRecord",
     "PullRequest",
     "Pulled",
     "PushRequest",
+    "Refreshed",
     "RingExchange",
     "Schedule",
     "WireBytes",

@@ -63,6 +63,8 @@ class Phase(IntEnum):
     """Write: everything that can be refused was looked at."""
     ENDED = 5
     """Nothing more."""
+    REFRESH = 6
+    """Pull anew, of rows that were pulled before, those that a step changed."""
 
     @property
     def verb(self) -> str:
@@ -72,6 +74,7 @@ class Phase(IntEnum):
             Phase.PUSH: "applies a step",
             Phase.COMMIT: "is about to write a step",
             Phase.ENDED: "has ended",
+            Phase.REFRESH: "refreshes rows that it looked up ahead",
         }[self]
 
 

@@ -25,10 +25,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
+from sparring.errors import PeerFailure
 from sparring.exchange.beside import Job, Lane
 from sparring.exchange.buffers import Buffers
 from sparring.exchange.counters import MessageKind
 from sparring.exchange.link import Link, Transfer
+from sparring.exchange.record import PullRecord
 from sparring.exchange.reply import find_into, find_rows, place_reply, refuse_into, reply_bytes
 from sparring.exchange.requests import Pulled, PullRequest
 from sparring.exchange.routing import Routed, Turn, turns_of
@@ -74,6 +76,8 @@ class RingPull:
         served_counts: ``(world_size, tables)``: what each rank asks of this one.
         chunk_rows: the most keys in a message.
         chunks_in_flight: the most chunks under way, each way.
+        buffers: memory for messages.
+        record: where keys that other ranks asked for are kept; None: nowhere.
     """
 
     link: Link
@@ -85,6 +89,7 @@ class RingPull:
     chunk_rows: int
     chunks_in_flight: int
     buffers: Buffers = field(default_factory=Buffers)
+    record: PullRecord | None = None
     results: list[Pulled] = field(default_factory=list)
     _asked: deque[_Asked] = field(default_factory=deque)
     _served: deque[_Served] = field(default_factory=deque)
@@ -118,6 +123,10 @@ class RingPull:
                 if not (moved or self._asked or self._served or self._own):
                     break
                 self.link.pause(self.lane, has_progressed=moved)
+        except PeerFailure:
+            # Whoever was told that this rank failed may have left since; the cause is here.
+            if self._error is None:
+                raise
         finally:
             self.lane.finish()
         if self._error is not None:
@@ -171,6 +180,8 @@ class RingPull:
             if served.keys_coming is not None and served.turn.peer not in silent:
                 if self.link.is_done(served.keys_coming):
                     served.keys_coming, moved = None, True
+                    if self.record is not None:
+                        self.record.add(served.turn.peer, served.keys)
                 else:
                     silent.add(served.turn.peer)
             finding = served.finding

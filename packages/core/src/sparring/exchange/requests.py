@@ -77,7 +77,7 @@ class PushRequest:
 
 @dataclass(slots=True)
 class OwnedGradients:
-    """The gradients that all ranks pushed to this one, added up by key."""
+    """The gradients that all ranks pushed to this one, or to all replicas, added up by key."""
 
     keys: Keys
     gradients: Rows

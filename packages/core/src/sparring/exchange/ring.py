@@ -36,9 +36,12 @@ from sparring.exchange.link import Link
 from sparring.exchange.options import ExchangeOptions, Schedule, WireDtype
 from sparring.exchange.pulling import RingPull
 from sparring.exchange.pushing import RingPush
+from sparring.exchange.record import ChangedKeys, PullRecord
+from sparring.exchange.refreshing import Refreshed, refresh, refresh_own
+from sparring.exchange.replicating import push_to_replicas
 from sparring.exchange.reply import find_rows
 from sparring.exchange.requests import OwnedGradients, Pulled, PullRequest, PushRequest
-from sparring.exchange.routing import route
+from sparring.exchange.routing import Routed, route
 from sparring.exchange.sequential import pull_at_once, push_at_once
 from sparring.exchange.tuning import measure_chunk_rows
 from sparring.exchange.wire import Codec
@@ -111,21 +114,34 @@ class RingExchange:
         return self.pull_all([PullRequest(storage, table, keys, columns)])[0]
 
     def pull_all(
-        self, requests: Sequence[PullRequest], *, is_training: bool = True
+        self,
+        requests: Sequence[PullRequest],
+        *,
+        is_training: bool = True,
+        record: PullRecord | None = None,
     ) -> list[Pulled]:
         """Rows from their owners; all ranks call it for the same tables at the same time.
 
         Args:
             requests: one for each table, in the same order on all ranks.
             is_training: gradients will come. A rank that only reads has ended its training.
+            record: filled with what `refresh_all` needs; None: there will be none.
 
         Raises:
             PeerFailure: a rank is gone, silent, elsewhere, or could not read its rows.
             InvalidArgumentError: ranks were set up differently, or pull other tables.
         """
-        if self._world_size == 1:
+        is_own = [self._is_own(each.table) for each in requests]
+        if any(is_own):
+            others = [each for each, own in zip(requests, is_own, strict=True) if not own]
+            pulled = iter(
+                self.pull_all(others, is_training=is_training, record=record) if others else ()
+            )
             return [
-                find_rows(each.storage, each.table, each.keys, each.columns) for each in requests
+                find_rows(each.storage, each.table, each.keys, each.columns)
+                if own
+                else next(pulled)
+                for each, own in zip(requests, is_own, strict=True)
             ]
         names = [f"{each.table.name}[{each.columns.begin}:{each.columns.end}]" for each in requests]
         phase = Phase.LOOKUP if is_training else Phase.READ
@@ -135,8 +151,10 @@ class RingExchange:
         with self._guarded("pull", [each.table.name for each in requests]):
             routed = route([each.keys for each in requests], self._owners, self._world_size)
             counts = self._agree(phase, routed.counts, names)
+            if record is not None:
+                record.begin(routed, counts)
             if self.options.schedule is Schedule.SEQUENTIAL:
-                return pull_at_once(self._link, requests, codecs, routed, counts)
+                return pull_at_once(self._link, requests, codecs, routed, counts, record)
             num_rows = int(counts.sum()) + len(routed.streams[self._rank])
             lane = self._lane([each.storage for each in requests], num_rows)
             return RingPull(
@@ -149,7 +167,50 @@ class RingExchange:
                 self._rows_of_a_chunk(codecs),
                 self.options.chunks_in_flight,
                 self._buffers,
+                record,
             ).run()
+
+    def refresh_all(
+        self,
+        requests: Sequence[PullRequest],
+        record: PullRecord,
+        changed: Sequence[ChangedKeys],
+    ) -> list[Refreshed]:
+        """Rows pulled before, again: those alone that have changed; all ranks call it together.
+
+        Owners know what has changed, so no key travels again.
+
+        Args:
+            requests: those of the pull, with the storages of now.
+            record: of the pull.
+            changed: of each table, the keys of this rank's shard that have changed since.
+
+        Raises:
+            PeerFailure, InvalidArgumentError: as `pull_all`.
+        """
+        is_own = [self._is_own(each.table) for each in requests]
+        if any(is_own):
+            pairs = list(zip(requests, changed, strict=True))
+            others = [pair for pair, own in zip(pairs, is_own, strict=True) if not own]
+            refreshed = iter(
+                self.refresh_all([one for one, _ in others], record, [keys for _, keys in others])
+                if others
+                else ()
+            )
+            return [
+                refresh_own(*pair) if own else next(refreshed)
+                for pair, own in zip(pairs, is_own, strict=True)
+            ]
+        names = [each.table.name for each in requests]
+        wire_dtype = self.options.row_wire_dtype
+        assert isinstance(wire_dtype, WireDtype)
+        with self._guarded("refresh", names):
+            stale = record.stale(changed, self._rank)
+            coming = self._agree(Phase.REFRESH, stale.counts, names)
+            codecs = [each.codec(wire_dtype) for each in requests]
+            return refresh(
+                self._link, requests, codecs, record, changed=changed, stale=stale, coming=coming
+            )
 
     def push(
         self,
@@ -182,26 +243,54 @@ class RingExchange:
             return [OwnedGradients(each.keys, each.gradients) for each in requests]
         wire_dtype = self.options.gradient_wire_dtype
         assert isinstance(wire_dtype, WireDtype)
-        codecs = [each.codec(wire_dtype) for each in requests]
         names = [each.table.name for each in requests]
+        is_replicated = np.array([each.table.is_replicated for each in requests], np.bool_)
+        replicated = [each for each in requests if each.table.is_replicated]
+        sharded = [each for each in requests if not each.table.is_replicated]
         with self._guarded("push", names):
-            routed = route([each.keys for each in requests], self._owners, self._world_size)
-            counts = self._agree(Phase.PUSH, routed.counts, names, error)
-            if self.options.schedule is Schedule.SEQUENTIAL:
-                return push_at_once(self._link, requests, codecs, routed, counts)
-            num_rows = int(counts.sum()) + len(routed.streams[self._rank])
-            return RingPush(
-                self._link,
-                self._lane([], num_rows),
-                self._lane([each.storage for each in requests], num_rows),
-                requests,
-                codecs,
-                routed,
-                counts,
-                self._rows_of_a_chunk(codecs),
-                self.options.chunks_in_flight,
-                self._buffers,
-            ).run()
+            routed = route([each.keys for each in sharded], self._owners, self._world_size)
+            counts = np.empty((self._world_size, len(requests)), np.int64)
+            counts[:, ~is_replicated] = routed.counts
+            counts[:, is_replicated] = [len(each.keys) for each in replicated]
+            coming = self._agree(Phase.PUSH, counts, names, error)
+            owned = iter(self._push_sharded(sharded, wire_dtype, routed, coming[:, ~is_replicated]))
+            everywhere = iter(
+                push_to_replicas(
+                    self._link,
+                    replicated,
+                    [each.codec(wire_dtype) for each in replicated],
+                    coming[:, is_replicated],
+                )
+            )
+        return [next(everywhere if each.table.is_replicated else owned) for each in requests]
+
+    def _push_sharded(
+        self,
+        requests: Sequence[PushRequest],
+        wire_dtype: WireDtype,
+        routed: Routed,
+        coming: npt.NDArray[np.int64],
+    ) -> list[OwnedGradients]:
+        codecs = [each.codec(wire_dtype) for each in requests]
+        if self.options.schedule is Schedule.SEQUENTIAL:
+            return push_at_once(self._link, requests, codecs, routed, coming)
+        num_rows = int(coming.sum()) + len(routed.streams[self._rank])
+        return RingPush(
+            self._link,
+            self._lane([], num_rows),
+            self._lane([each.storage for each in requests], num_rows),
+            requests,
+            codecs,
+            routed,
+            coming,
+            self._rows_of_a_chunk(codecs),
+            self.options.chunks_in_flight,
+            self._buffers,
+        ).run()
+
+    def _is_own(self, table: TableConfig) -> bool:
+        """Whether all rows of a table are on this rank."""
+        return self._world_size == 1 or table.is_replicated
 
     def commit(self, num_rows: Sequence[int], error: BaseException | None = None) -> list[int]:
         """Returns when all ranks are ready to write the step; all ranks call it.

@@ -21,7 +21,16 @@ import numpy.typing as npt
 from sparring import _native
 from sparring.storage.contract import Keys
 
-__all__ = ["Chunk", "Piece", "Routed", "Turn", "chunks_of", "route", "turns_of"]
+__all__ = [
+    "Chunk",
+    "Piece",
+    "Routed",
+    "Turn",
+    "chunks_of",
+    "route",
+    "turns_of",
+    "whole_stream",
+]
 
 Counts = npt.NDArray[np.int64]
 
@@ -79,6 +88,11 @@ def chunks_of(counts: Counts, chunk_rows: int) -> Iterator[Chunk]:
             pieces.append(Piece(table, at - first, stop - first, at - begin))
             at = stop
         yield Chunk(number, begin, end, tuple(pieces))
+
+
+def whole_stream(counts: Counts) -> Chunk | None:
+    """A whole stream as one chunk; None where it is empty."""
+    return next(chunks_of(counts, max(1, int(counts.sum()))), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +153,21 @@ def route(keys: Sequence[Keys], owners: npt.NDArray[np.int32], world_size: int) 
         order, offset = _native.route(each, owners, world_size)
         orders.append(order)
         offsets.append(offset)
-    counts = np.stack([np.diff(each) for each in offsets], axis=1)
+    counts = (
+        np.stack([np.diff(each) for each in offsets], axis=1)
+        if offsets
+        else (np.empty((world_size, 0), np.int64))
+    )
     grouped = [each[order] for each, order in zip(keys, orders, strict=True)]
     streams = [
         np.concatenate(
-            [each[at[owner] : at[owner + 1]] for each, at in zip(grouped, offsets, strict=True)]
+            [
+                np.empty(0, np.int64),
+                *(
+                    each[at[owner] : at[owner + 1]]
+                    for each, at in zip(grouped, offsets, strict=True)
+                ),
+            ]
         )
         for owner in range(world_size)
     ]

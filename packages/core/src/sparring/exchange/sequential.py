@@ -14,9 +14,10 @@ from sparring import _native
 from sparring.exchange.counters import MessageKind
 from sparring.exchange.link import Link
 from sparring.exchange.pushing import Sums, gradient_bytes, pack_gradients
+from sparring.exchange.record import PullRecord
 from sparring.exchange.reply import find_into, find_rows, place_reply, refuse_into, reply_bytes
 from sparring.exchange.requests import OwnedGradients, Pulled, PullRequest, PushRequest
-from sparring.exchange.routing import Chunk, Routed, chunks_of
+from sparring.exchange.routing import Routed, whole_stream
 from sparring.exchange.wire import Codec
 
 __all__ = ["pull_at_once", "push_at_once"]
@@ -33,6 +34,7 @@ def pull_at_once(
     codecs: Sequence[Codec],
     routed: Routed,
     served_counts: Counts,
+    record: PullRecord | None = None,
 ) -> list[Pulled]:
     """As `RingPull.run`."""
     rank = link.collective.rank
@@ -40,10 +42,12 @@ def pull_at_once(
     error: BaseException | None = None
     replies = []
     for peer, keys in enumerate(asked):
-        chunk = _stream(served_counts[peer])
+        chunk = whole_stream(served_counts[peer])
         if chunk is None or peer == rank:
             replies.append(_NOTHING)
             continue
+        if record is not None:
+            record.add(peer, keys.view(np.int64))
         message = np.empty(reply_bytes(chunk, codecs), np.uint8)
         try:
             with link.span("find", peer):
@@ -72,7 +76,7 @@ def pull_at_once(
         _native.place_rows(found.rows, places, results[table].rows)
         results[table].found[places] = found.found
     for owner, message in enumerate(_all_to_all(link, MessageKind.ROWS, replies)):
-        chunk = _stream(routed.counts[owner])
+        chunk = whole_stream(routed.counts[owner])
         if chunk is None or owner == rank:
             continue
         try:
@@ -95,7 +99,7 @@ def push_at_once(
     rank, world_size = link.collective.rank, link.collective.world_size
     messages = []
     for owner in range(world_size):
-        chunk = _stream(routed.counts[owner])
+        chunk = whole_stream(routed.counts[owner])
         is_sent = chunk is not None and owner != rank
         message = _NOTHING
         if is_sent and chunk is not None:
@@ -107,18 +111,13 @@ def push_at_once(
     sums.add_own(rank, routed)
     for hop in range(1, world_size):
         sender = (rank - hop) % world_size
-        chunk = _stream(coming_counts[sender])
+        chunk = whole_stream(coming_counts[sender])
         if chunk is None:
             continue
         assert received[sender].nbytes == gradient_bytes(chunk, codecs)
         with link.span("add up", sender):
             sums.add_message(received[sender], chunk)
     return sums.take()
-
-
-def _stream(counts: Counts) -> Chunk | None:
-    """A whole stream as one chunk; None where it is empty."""
-    return next(chunks_of(counts, max(1, int(counts.sum()))), None)
 
 
 def _own_places(routed: Routed, table: int, rank: int) -> npt.NDArray[np.int64]:

@@ -1,0 +1,49 @@
+"""One step without an adapter of a framework: `Step`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.errors import InvalidArgumentError
+from sparring.step_results import Lookup
+from sparring.storage.arguments import as_array, check_keys
+
+if TYPE_CHECKING:
+    from sparring.step import StepContainer
+
+__all__ = ["Step"]
+
+
+class Step:
+    """One step driven by hand; see `StepContainer.step`."""
+
+    def __init__(self, container: StepContainer) -> None:
+        self._container = container
+
+    def lookup(self, table: str, ids: npt.ArrayLike) -> Lookup:
+        """Ids to the rows of a shadow: ``rows[inverse]`` are the embeddings of the ids."""
+        return self._container.lookup(table, check_keys(ids, table, unique=False))
+
+    def accumulate(self, lookup: Lookup, gradient: npt.ArrayLike) -> None:
+        """Adds the gradient of a lookup's rows.
+
+        Args:
+            gradient: ``(u, dim)`` real numbers, converted to the table's computing dtype.
+
+        Raises:
+            InvalidArgumentError: wrong shape, no real numbers, or a lookup without a shadow.
+        """
+        if lookup.shadow_id is None:
+            raise InvalidArgumentError("this lookup was not registered, so it takes no gradient")
+        given = as_array(gradient, "gradient")
+        if given.size and given.dtype.kind not in "fiu" and given.dtype.name != "bfloat16":
+            raise InvalidArgumentError(
+                f"gradient of shadow {lookup.shadow_id}: must be real numbers, found dtype "
+                f"{given.dtype}; convert it to {lookup.rows.dtype}"
+            )
+        self._container.resources.accumulate(
+            lookup.shadow_id, np.ascontiguousarray(given, lookup.rows.dtype)
+        )

@@ -1,0 +1,253 @@
+"""Lookups that began before a step end as if they had begun after it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import StepContainer, TableConfig, Uniform
+from sparring.collective import Collective, LocalGroup
+from sparring.errors import (
+    InvalidArgumentError,
+    NonFiniteGradientError,
+    PeerFailure,
+    StorageIOError,
+)
+from sparring.exchange import ExchangeOptions, MessageKind
+from sparring.step import StorageChoice, TableUpdate
+from sparring.storage.memory import MemoryStorage
+from sparring.updates import MethodChoice, resolve_method
+from sparring.updates.resolving import hyper_from
+
+from .exchange_scenario import Job
+
+TABLES = (
+    TableConfig("user", 4, initializer=Uniform(-1, 1)),
+    TableConfig("item", 3, "bfloat16", initializer=Uniform(-1, 1)),
+)
+
+
+def on_ranks(
+    world_size: int, body: Callable[[StepContainer], Any], *, deadline: float = 30, **settings: Any
+) -> list[Any]:
+    group = LocalGroup(world_size, deadline_seconds=deadline)
+
+    def run(collective: Collective) -> Any:
+        made = StepContainer(
+            collective=collective,
+            rendezvous=Job(world_size),
+            exchange=ExchangeOptions(chunk_rows=4, **settings),
+        )
+        with made:
+            return body(made)
+
+    with ThreadPoolExecutor(world_size) as threads:
+        futures = [threads.submit(run, group.join(rank)) for rank in range(world_size)]
+        return [future.result() for future in futures]
+
+
+def declare(made: StepContainer, **options: Any) -> dict[str, Any]:
+    method = resolve_method("adagrad")
+    hyper = hyper_from(method, {"lr": 0.1})
+    for table in TABLES:
+        made.declare(table, StorageChoice("hkv", options))
+        state = method.initial_state(table.dim, hyper, table.computing_dtype)
+        made.set_state(table.name, state, "adagrad")
+    return {table.name: MethodChoice(method, hyper, 1) for table in TABLES}
+
+
+def by_rows(updates: Any) -> None:
+    for each in updates:
+        assert isinstance(each, TableUpdate)
+        each.rows[:, : each.table.dim] -= 0.1 * each.gradients
+
+
+def repeating_ids(step: int, rank: int) -> list[tuple[str, np.ndarray]]:
+    """Much of a batch comes again in the next one."""
+    random = np.random.default_rng((step // 2, rank))
+    some = random.integers(-25, 25, 0 if (step + rank) % 5 == 4 else 30)
+    return [("user", some + step), ("item", some[::2].copy())]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("way", ["fused", "by rows", "evicting", "sequential", "int8"])
+def test_finish_gives_what_a_lookup_after_the_step_gives(world_size: int, way: str) -> None:
+    def body(made: StepContainer) -> tuple[int, int]:
+        is_evicting = way == "evicting"
+        choices = declare(made, **({"capacity": 128, "policy": "lru"} if is_evicting else {}))
+        rank = made.collective.rank
+
+        def ids_of(step: int, rank: int) -> list[tuple[str, np.ndarray]]:
+            (user, some), item = repeating_ids(step, rank)
+            # More new keys with each step than a small table holds, and many of the last one's.
+            new = np.arange(40 * step, 40 * step + 70 * is_evicting)
+            return [(user, np.concatenate([some, new])), item]
+
+        for step in range(12):
+            for found in made.lookup_all(ids_of(step, rank)):
+                made.resources.accumulate(found.shadow_id, np.ones_like(found.rows))
+            ahead = made.look_up_ahead(ids_of(step + 1, rank))
+            if way == "by rows":
+                made.apply(by_rows)
+            else:
+                made.apply_methods(choices)
+            if step % 3 == 0:
+                made.lookup_all(ids_of(step + 7, rank), is_registered=False)
+            early = ahead.finish()
+            now = made.lookup_all(ids_of(step + 1, rank), is_registered=False)
+            for one, other in zip(early, now, strict=True):
+                np.testing.assert_array_equal(one.keys, other.keys)
+                np.testing.assert_array_equal(one.inverse, other.inverse)
+                assert one.rows.tobytes() == other.rows.tobytes()
+        if is_evicting and world_size == 1:
+            assert made.counters.rows_evicted > 0
+        counters = made.aheads.counters
+        assert counters.lookups == 12
+        return counters.rows, counters.rows_refreshed
+
+    wire = {"sequential": {"schedule": "sequential"}, "int8": {"row_wire_dtype": "int8"}}
+    counts = on_ranks(world_size, body, **wire.get(way, {}))
+    if way != "evicting":
+        # Only some were read again.
+        assert 0 < sum(again for _, again in counts) < sum(rows for rows, _ in counts)
+
+
+def test_nothing_is_read_again_where_no_step_lies_between() -> None:
+    def body(made: StepContainer) -> None:
+        declare(made)
+        before = made.exchange.counters.wire_bytes_sent.headers
+        made.look_up_ahead(repeating_ids(0, made.collective.rank)).finish()
+        sent = made.exchange.counters.wire_bytes_sent
+        assert sent.headers - before == 512
+        assert made.aheads.counters.rows_refreshed == 0
+
+    on_ranks(2, body)
+
+
+def test_bytes_of_a_refresh_are_those_of_the_documents() -> None:
+    """Headers, and for each row that changed 8 bytes of place and the row: pad(n (w + 1))."""
+
+    def body(made: StepContainer) -> tuple[int, int]:
+        made.declare(TABLES[0], StorageChoice("hkv"))
+        rank = made.collective.rank
+        keys = np.arange(100) if rank == 0 else np.empty(0, np.int64)
+        found = made.lookup("user", keys)
+        made.resources.accumulate(found.shadow_id, np.ones_like(found.rows))
+        ahead = made.look_up_ahead([("user", np.arange(50, 150) if rank == 0 else keys)])
+        made.apply(by_rows)
+        before = made.exchange.counters.wire_bytes_sent
+        kinds = [MessageKind.HEADERS, MessageKind.KEYS, MessageKind.ROWS]
+        earlier = [getattr(before, kind.value) for kind in kinds]
+        ahead.finish()
+        sent = made.exchange.counters.wire_bytes_sent
+        headers, places, rows = (
+            getattr(sent, kind.value) - value for kind, value in zip(kinds, earlier, strict=True)
+        )
+        assert headers == 512
+        assert rows == (places // 8 * (4 * 4 + 1) + 7) // 8 * 8
+        return rank, places // 8
+
+    sent = dict(on_ranks(2, body))
+    # Of the 50 keys that changed, those that the other rank owns.
+    assert sent[0] == 0
+    assert 0 < sent[1] < 50
+
+
+class SlowStorage(MemoryStorage):
+    """Says which thread reads it, and when it was last written."""
+
+    readers: list[int]
+    fails = False
+
+    def _find_impl(self, *arguments: Any) -> None:
+        self.readers.append(threading.get_ident())
+        time.sleep(0.1)
+        if self.fails:
+            raise StorageIOError("the disk is on fire", table="user")
+        super()._find_impl(*arguments)
+
+
+def slow() -> SlowStorage:
+    made = SlowStorage(TABLES[0])
+    made.readers = []
+    return made
+
+
+def test_this_thread_is_free_while_rows_are_found() -> None:
+    storage = slow()
+    with StepContainer() as made:
+        made.declare(TABLES[0], storage)
+        begin = time.perf_counter()
+        ahead = made.look_up_ahead([("user", np.arange(5))])
+        assert time.perf_counter() - begin < 0.08
+        assert not ahead.is_done
+        ahead.finish()
+        assert made.aheads.counters.wait_seconds > 0.02
+    assert threading.get_ident() not in storage.readers
+
+
+def test_a_failed_lookup_ahead_spoils_no_step_of_one_process() -> None:
+    storage = slow()
+    with StepContainer() as made:
+        made.declare(TABLES[0], storage)
+        found = made.lookup("user", np.arange(5))
+        made.resources.accumulate(found.shadow_id, np.ones_like(found.rows))
+        storage.fails = True
+        ahead = made.look_up_ahead([("user", np.arange(5))])
+        made.join_ahead()
+        storage.fails = False
+        made.apply(by_rows)
+        assert made.counters.steps == 1
+        with pytest.raises(StorageIOError, match="on fire"):
+            ahead.finish()
+        made.look_up_ahead([("user", np.arange(5))]).finish()
+
+
+def test_a_failed_lookup_ahead_ends_the_step_of_all_ranks() -> None:
+    def body(made: StepContainer) -> BaseException:
+        storage = slow()
+        made.declare(TABLES[0], storage)
+        found = made.lookup("user", np.arange(40))
+        made.resources.accumulate(found.shadow_id, np.ones_like(found.rows))
+        storage.fails = made.collective.rank == 1
+        made.look_up_ahead([("user", np.arange(40))])
+        with pytest.raises((StorageIOError, PeerFailure)) as caught:
+            made.apply(by_rows)
+        assert storage.size == 0
+        return caught.value
+
+    first, second = on_ranks(2, body, deadline=10)
+    assert isinstance(second, StorageIOError)
+    assert isinstance(first, PeerFailure)
+    assert first.details["rank"] == 1
+    assert first.details["step"] == 0
+
+
+def test_a_refused_step_changes_nothing_that_was_looked_up() -> None:
+    with StepContainer() as made:
+        declare(made)
+        found = made.lookup("user", np.arange(5))
+        made.resources.accumulate(found.shadow_id, np.full_like(found.rows, np.nan))
+        ahead = made.look_up_ahead([("user", np.arange(5))])
+        with pytest.raises(NonFiniteGradientError):
+            made.apply(by_rows)
+        (early,) = ahead.finish()
+        assert early.rows.tobytes() == found.rows.tobytes()
+        assert made.aheads.counters.rows_refreshed == 0
+
+
+def test_a_lookup_ahead_ends_once() -> None:
+    with StepContainer() as made:
+        declare(made)
+        dropped = made.look_up_ahead(repeating_ids(0, 0))
+        dropped.drop()
+        dropped.drop()
+        with pytest.raises(InvalidArgumentError, match="finished or dropped already"):
+            dropped.finish()
+        assert not made.aheads.are_any

@@ -1,0 +1,170 @@
+"""`DistributedModelParallel`: a model on all ranks of its job.
+
+tables                 sharded over ranks by the container; the exchange moves rows and gradients
+ordinary parameters    alike on all ranks: from rank 0 at first, then by averaged gradients
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sparring import StepContainer
+from sparring.errors import InvalidArgumentError
+from sparring.exchange import ExchangeOptions
+from sparring.joining import AUTO, join_job
+from sparring.plugins import PluginManager, make_plugin_manager
+from sparring_torch.rank_averaging import RankAveraging, broadcast
+from sparring_torch.train_agent import agents_of
+
+__all__ = ["DistributedModelParallel"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """A backend with its defaults."""
+
+    backend: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class DistributedModelParallel(nn.Module):
+    """Wraps a model that holds tables and ordinary parameters, so that it trains on all ranks.
+
+    A script for one process becomes one for many by one line, before optimizers are made::
+
+        model = DistributedModelParallel(Model())
+        sparse = sparring_torch.Optimizer(model, torch.optim.Adagrad, lr=0.05)
+        dense = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    Started by torchrun or mpiexec, it joins the others; started alone, it changes nothing. Each rank
+    trains on its own batches, and gradients are averaged over ranks: with losses that are
+    means, W ranks with batches of b samples take the steps of one process with batches of W · b.
+
+    Tables stay in the container that they share with all ranks. Ordinary parameters and buffers
+    are those of rank 0 at first. Where `torch.distributed` is initialised, or torchrun started the
+    ranks, `torch.nn.parallel.DistributedDataParallel` averages their gradients over the default
+    group; otherwise the collective of the container does.
+
+    `parameters`, `state_dict` and the like are those of the module, without a prefix; rows are no
+    parameters and are not among them.
+
+    Args:
+        module: the model; its tables hold no rows yet, or it was made with `container`.
+        container: where its tables live on this rank; None joins the job.
+        exchange: how rows and gradients travel, if the job is joined.
+        deadline_seconds: the longest that one exchange may take, if the job is joined.
+        find_unused_parameters: for `DistributedDataParallel`: some parameters take part in some
+            batches only.
+        plugin_manager: where backends are looked up; None looks through the installed plugins.
+
+    Raises:
+        InvalidArgumentError: no tables in `module`; its tables live in another container; or the
+            ranks of `torch.distributed` are others than those of the launcher.
+        PluginError: a backend that nobody offers, or that cannot run here.
+        DeadlineError: not all ranks came.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        container: StepContainer | None = None,
+        exchange: ExchangeOptions | None = None,
+        deadline_seconds: float = 60.0,
+        find_unused_parameters: bool = False,
+        plugin_manager: PluginManager | None = None,
+    ) -> None:
+        super().__init__()
+        agents = agents_of(module)
+        given = {id(each.container): each.container for each in agents if each.is_container_given}
+        if container is None and len(given) == 1:
+            (container,) = given.values()
+        if any(each is not container for each in given.values()):
+            raise InvalidArgumentError(
+                f"DistributedModelParallel: the tables of this module were given {len(given)} "
+                "containers; make them with one, or with none: container=None"
+            )
+        manager = plugin_manager or make_plugin_manager()
+        self.container = container or _joined(manager, exchange, deadline_seconds)
+        for agent in agents:
+            agent.join(self.container)
+            agent.is_container_given = True
+        self._wrapped: nn.Module = module
+        collective = self.container.collective
+        has_parameters = any(each.requires_grad for each in module.parameters())
+        if collective.world_size == 1:
+            return
+        if dist.is_available() and dist.is_initialized() and has_parameters:
+            self._wrapped = DistributedDataParallel(
+                module, find_unused_parameters=find_unused_parameters
+            )
+            return
+        self.container.join_ahead()
+        broadcast(module, collective)
+        self._averaging = RankAveraging(module, collective, self.container.join_ahead)
+
+    @property
+    def module(self) -> nn.Module:
+        """The model itself, as it was given."""
+        wrapped = self._wrapped
+        if isinstance(wrapped, DistributedDataParallel):
+            inner: nn.Module = wrapped.module
+            return inner
+        return wrapped
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        """What the model returns."""
+        return self._wrapped(*arguments, **named)
+
+    def close(self) -> None:
+        """Leaves the job and closes the tables' storages. A second call does nothing."""
+        self.container.close()
+
+    def state_dict(self, *arguments: Any, **named: Any) -> Any:
+        """That of the module."""
+        return self.module.state_dict(*arguments, **named)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Into the module; all ranks load the same."""
+        return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Those of the module."""
+        return self.module.named_parameters(prefix, recurse, remove_duplicate)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Those of the module."""
+        return self.module.named_buffers(prefix, recurse, remove_duplicate)
+
+
+def _joined(
+    manager: PluginManager, exchange: ExchangeOptions | None, deadline_seconds: float
+) -> StepContainer:
+    """A container in the job that this process was started for."""
+    # Where torch.distributed is initialised, its ranks are the job's.
+    is_initialized = dist.is_available() and dist.is_initialized()
+    job = join_job(
+        _Chosen("environment" if is_initialized else AUTO),
+        _Chosen("torch" if is_initialized else AUTO),
+        framework="torch",
+        deadline_seconds=deadline_seconds,
+        plugin_manager=manager,
+    )
+    return StepContainer(
+        collective=job.collective,
+        rendezvous=job.rendezvous,
+        exchange=exchange,
+        plugin_manager=manager,
+    )

@@ -1,0 +1,245 @@
+"""A script for one process trains on ranks by one more line."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sparring import StepContainer
+from sparring.collective import Collective, LocalGroup
+from sparring.errors import InvalidArgumentError
+from sparring.rendezvous import ShardMap, SingleRendezvous
+from sparring_torch import DistributedModelParallel, Embedding, Optimizer
+
+PYTHON = Path(sys.executable)
+MPIEXEC = str(PYTHON.parent / "mpiexec") if (PYTHON.parent / "mpiexec").exists() else ""
+MPIEXEC = MPIEXEC or shutil.which("mpiexec") or ""
+
+SCRIPT = """
+import json
+import sys
+
+import torch
+from torch import nn
+
+import sparring_torch as st
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        tables = [
+            st.EmbeddingBagConfig(name="user", embedding_dim=4, feature_names=["a", "b"]),
+            st.EmbeddingBagConfig(
+                name="shop", embedding_dim=2, feature_names=["c"], placement="replicated"
+            ),
+        ]
+        self.bags = st.EmbeddingBagCollection(tables)
+        self.dense = nn.Linear(10, 1)
+
+    def forward(self, batch):
+        output = self.dense(self.bags(batch["features"]).values()).squeeze(1)
+        return ((output - batch["target"]) ** 2).mean(), output.detach()
+
+
+def batches(ranks, size=4):
+    for step in range(12):
+        parts = [torch.Generator().manual_seed(100 * step + rank) for rank in ranks]
+        ids = torch.cat([torch.randint(-9, 9, (3, size), generator=each) for each in parts], 1)
+        lengths = torch.ones(3 * size * len(ranks), dtype=torch.int64)
+        features = st.KeyedJaggedTensor(["a", "b", "c"], ids.reshape(-1), lengths=lengths)
+        yield {"features": features, "target": ids[0].float() / 9}
+
+
+torch.manual_seed(0)
+model = Model()
+rank, world_size = 0, 1
+if "--ranks" in sys.argv:
+    model = st.DistributedModelParallel(model)  # the line
+    collective = model.container.collective
+    rank, world_size = collective.rank, collective.world_size
+mine = [rank] if world_size > 1 else [0, 1]
+optimizers = [
+    st.Optimizer(model, torch.optim.Adagrad, lr=0.1),
+    torch.optim.SGD(model.parameters(), lr=0.1),
+]
+if "--pipeline" in sys.argv:
+    pipeline = st.TrainPipeline(model, optimizers)
+    given = batches(mine)
+    while True:
+        try:
+            pipeline.progress(given)
+        except StopIteration:
+            break
+    assert pipeline.pipelined
+else:
+    for batch in batches(mine):
+        for each in optimizers:
+            each.zero_grad()
+        loss, _ = model(batch)
+        loss.backward()
+        for each in optimizers:
+            each.step()
+
+container = optimizers[0].container
+rows = {
+    name: {
+        str(key): row[:4 if name == "user" else 2].tolist()
+        for chunk in container.storage(name).scan()
+        for key, row in zip(chunk.keys.tolist(), chunk.rows)
+    }
+    for name in container.tables
+}
+state = {name: value.tolist() for name, value in model.state_dict().items()}
+with open(f"result-{rank}.json", "w") as file:
+    json.dump({"rows": rows, "state": state}, file)
+container.close()
+"""
+
+
+def results(command: list[str], folder: Path, num_ranks: int) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [*command, "script.py", *(["--ranks"] if num_ranks > 1 else [])],
+        check=False,  # the assertion below shows what it wrote
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(num_ranks)]
+
+
+def free_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+TORCHRUN = [str(PYTHON), "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+needs_mpi = pytest.mark.skipif(
+    importlib.util.find_spec("mpi4py") is None or not MPIEXEC,
+    reason='needs mpi4py and mpiexec: pip install "sparring[mpi]"',
+)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "options"),
+    [
+        pytest.param("torchrun", [], id="torchrun"),
+        pytest.param("torchrun", ["--pipeline"], id="torchrun, pipelined"),
+        pytest.param("mpiexec", ["--pipeline"], id="mpiexec, pipelined", marks=needs_mpi),
+    ],
+)
+def test_two_processes_train_as_one_on_the_joined_batch(
+    launcher: str, options: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT.replace("sys.argv", f"(sys.argv + {options!r})"))
+    (alone,) = results([str(PYTHON)], tmp_path, 1)
+    command = {
+        "torchrun": [*TORCHRUN, "--master-addr", "127.0.0.1", "--master-port", free_port()],
+        "mpiexec": [MPIEXEC, "-n", "2", str(PYTHON)],
+    }[launcher]
+    both = results(command, tmp_path, 2)
+    users = {**both[0]["rows"]["user"], **both[1]["rows"]["user"]}
+    assert len(users) == len(both[0]["rows"]["user"]) + len(both[1]["rows"]["user"])
+    assert both[0]["rows"]["shop"] == both[1]["rows"]["shop"]
+    assert both[0]["state"] == both[1]["state"]
+    assert both[0]["state"].keys() == {"dense.weight", "dense.bias"}
+    for expected, found in (
+        (alone["rows"]["user"], users),
+        (alone["rows"]["shop"], both[0]["rows"]["shop"]),
+        (alone["state"], both[0]["state"]),
+    ):
+        assert found.keys() == expected.keys()
+        for name, values in expected.items():
+            torch.testing.assert_close(
+                torch.tensor(found[name]), torch.tensor(values), rtol=1e-6, atol=1e-6
+            )
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = Embedding(2, name="small")
+        self.dense = nn.Linear(2, 1)
+        self.unused = nn.Linear(2, 1)
+        self.register_buffer("mark", torch.zeros(3))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.dense(self.table(ids)).sum()
+
+
+class Job(SingleRendezvous):
+    """A rendezvous of threads."""
+
+    def shard_map(self) -> ShardMap:
+        return ShardMap.balanced(2)
+
+
+def test_alone_it_changes_nothing() -> None:
+    model = Small()
+    wrapped = DistributedModelParallel(model)
+    assert wrapped.module is model
+    assert wrapped.state_dict().keys() == model.state_dict().keys()
+    assert [name for name, _ in wrapped.named_parameters()] == [
+        name for name, _ in model.named_parameters()
+    ]
+    assert [name for name, _ in wrapped.named_buffers()] == ["mark"]
+    wrapped.load_state_dict(Small().state_dict())
+    assert wrapped.container.collective.world_size == 1
+    updates = Optimizer(wrapped, "sgd", lr=1.0)
+    assert updates.container is wrapped.container
+    wrapped(torch.arange(3)).backward()
+    updates.step()
+    assert model.table.num_rows() == {"small": 3}
+    wrapped.close()
+
+
+def test_ranks_begin_with_what_rank_0_has_and_average_gradients() -> None:
+    group = LocalGroup(2, deadline_seconds=20)
+
+    def body(collective: Collective) -> tuple[dict[str, Tensor], list[Tensor | None]]:
+        rank = collective.rank
+        with StepContainer(collective=collective, rendezvous=Job()) as container:
+            model = Small()
+            nn.init.constant_(model.dense.weight, rank + 1.0)
+            model.mark.fill_(rank + 7.0)
+            wrapped = DistributedModelParallel(model, container=container)
+            state = {name: value.clone() for name, value in wrapped.state_dict().items()}
+            wrapped(torch.arange(3 * (rank + 1))).backward()
+            return state, [each.grad for each in model.parameters()]
+
+    with ThreadPoolExecutor(2) as threads:
+        futures = [threads.submit(body, group.join(rank)) for rank in range(2)]
+        (first, ours), (second, theirs) = [each.result() for each in futures]
+    assert first["dense.weight"].tolist() == [[1.0, 1.0]]
+    assert first["mark"].tolist() == [7.0] * 3
+    for name, value in first.items():
+        torch.testing.assert_close(second[name], value, rtol=0, atol=0)
+    weight, bias, *unused = ours
+    assert weight is not None
+    assert bias is not None
+    assert bias.tolist() == [(3 + 6) / 2]
+    torch.testing.assert_close(theirs[0], weight, rtol=0, atol=0)
+    assert unused == [None, None]
+
+
+def test_tables_of_another_container_are_refused() -> None:
+    with StepContainer() as container, StepContainer() as other:
+        model = nn.Sequential(Embedding(2, name="there", container=other))
+        with pytest.raises(InvalidArgumentError, match="containers"):
+            DistributedModelParallel(model, container=container)

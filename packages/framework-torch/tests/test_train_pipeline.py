@@ -1,0 +1,366 @@
+"""`TrainPipeline` gives bit for bit what the plain loop gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sparring import StepContainer
+from sparring.collective import Collective, LocalGroup
+from sparring.errors import InvalidArgumentError, PeerFailure
+from sparring.rendezvous import ShardMap, SingleRendezvous
+from sparring_torch import (
+    DataType,
+    Embedding,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+    Optimizer,
+    PoolingType,
+    TrainPipeline,
+)
+
+NUM_BATCHES = 9
+BATCH = 5
+
+
+class Job(SingleRendezvous):
+    """A rendezvous of threads."""
+
+    def __init__(self, world_size: int) -> None:
+        super().__init__()
+        self._world_size = world_size
+
+    def shard_map(self) -> ShardMap:
+        return ShardMap.balanced(self._world_size)
+
+
+@dataclass
+class Batch:
+    features: KeyedJaggedTensor
+    extra: dict[str, Any]
+    fails: bool = False
+
+    def to(self, device: torch.device) -> Batch:
+        return Batch(self.features.to(device), self.extra, self.fails)
+
+
+def batches(rank: int, **fails: int) -> Iterator[Batch]:
+    """Batches of few ids, so that successive ones have most of them alike."""
+    for step in range(NUM_BATCHES):
+        random = np.random.default_rng((step, rank))
+        lengths = random.integers(0, 4, (3, BATCH))
+        if (step + rank) % 4 == 3:
+            lengths[:] = 0
+        ids = random.integers(-12, 12, int(lengths.sum())) + step
+        features = KeyedJaggedTensor.from_lengths_sync(
+            keys=["a", "b", "c"],
+            values=torch.from_numpy(ids),
+            lengths=torch.from_numpy(lengths.reshape(-1)),
+            weights=torch.linspace(0, 1, len(ids)),
+        )
+        pair = [torch.from_numpy(random.integers(0, 9, (BATCH, 2))), torch.zeros(1)]
+        yield Batch(features, {"pair": pair}, fails.get("fails_at") == step)
+
+
+class Model(nn.Module):
+    """All kinds of lookups; one of them with ids that it computes itself."""
+
+    def __init__(self, container: StepContainer | None) -> None:
+        super().__init__()
+        self.bags = EmbeddingBagCollection(
+            [
+                EmbeddingBagConfig(name="first", embedding_dim=4, feature_names=["a", "b"]),
+                EmbeddingBagConfig(
+                    name="second",
+                    embedding_dim=3,
+                    feature_names=["c"],
+                    pooling=PoolingType.MEAN,
+                    data_type=DataType.BF16,
+                ),
+            ],
+            is_weighted=True,
+            container=container,
+        )
+        self.sequences = EmbeddingCollection(
+            [EmbeddingConfig(name="third", embedding_dim=4, feature_names=["a", "b", "c"])],
+            container=container,
+        )
+        self.pair = Embedding(2, padding_idx=3, name="fourth", container=container)
+        self.computed = Embedding(2, name="fifth", container=container)
+        self.dense = nn.Linear(4 + 4 + 3 + 4 + 4 + 2, 1)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        pair = batch.extra["pair"][0]
+        if batch.fails:
+            raise RuntimeError("the model cannot do this batch")
+        bags = self.bags(batch.features).values()
+        sequence = self.sequences(batch.features)["c"].values().sum(0).expand(BATCH, -1)
+        computed = self.computed(pair[:, 0] + 1)
+        joined = torch.cat([bags, sequence, self.pair(pair).reshape(BATCH, 4), computed], 1)
+        output = torch.tanh(self.dense(joined)).squeeze(1)
+        return ((output - 1) ** 2).mean(), output.detach()
+
+
+OPTIMIZERS = {
+    "native adam": torch.optim.Adam,
+    "fused adam": "adam",
+    "rowwise_adagrad": "rowwise_adagrad",
+}
+
+
+@dataclass
+class Result:
+    rows: dict[str, dict[int, bytes]]
+    outputs: list[bytes]
+    dense: bytes
+    refreshed: int
+    looked_up: int
+
+
+Loop = Callable[["Model", list[Any], Iterator[Batch], int], list[Tensor]]
+
+
+def plain(model: Model, optimizers: list[Any], given: Iterator[Batch], micro: int) -> list[Tensor]:
+    outputs = []
+    all_batches = list(given)
+    accumulated = 0
+    for number, batch in enumerate(all_batches):
+        if number % 4 == 3:
+            outputs.append(evaluate(model))
+        if accumulated == 0:
+            for each in optimizers:
+                each.zero_grad()
+        try:
+            loss, output = model(batch)
+        except RuntimeError:
+            accumulated = 0
+            continue
+        loss.backward()
+        outputs.append(output)
+        accumulated += 1
+        if accumulated == micro or number == len(all_batches) - 1:
+            accumulated = 0
+            for each in optimizers:
+                each.step()
+    return outputs
+
+
+def pipelined(
+    model: Model, optimizers: list[Any], given: Iterator[Batch], micro: int
+) -> list[Tensor]:
+    pipeline: TrainPipeline[Batch, Tensor] = TrainPipeline(
+        model, optimizers, torch.device("cpu"), micro_batches=micro
+    )
+    outputs = []
+    number = 0
+    while True:
+        if number % 4 == 3 and number < NUM_BATCHES:
+            outputs.append(evaluate(model))
+        number += 1
+        try:
+            outputs.append(pipeline.progress(given))
+        except StopIteration:
+            break
+        except RuntimeError:
+            continue
+    assert pipeline.pipelined == ["bags", "sequences", "pair"]
+    with pytest.raises(StopIteration):
+        pipeline.progress(given)
+    return outputs
+
+
+def evaluate(model: Model) -> Tensor:
+    model.eval()
+    with torch.no_grad():
+        _, output = model(next(batches(17)))
+    model.train()
+    return output
+
+
+def run(
+    loop: Loop, optimizer: Any, container: StepContainer, micro: int = 1, **fails: int
+) -> Result:
+    torch.manual_seed(0)
+    model = Model(container)
+    for parameter in model.dense.parameters():
+        nn.init.constant_(parameter, 0.1)
+    optimizers = [
+        Optimizer(model, optimizer, lr=0.05),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+    ]
+    outputs = loop(model, optimizers, batches(container.collective.rank, **fails), micro)
+    rows = {
+        name: {
+            key: row.tobytes()
+            for chunk in container.storage(name).scan()
+            for key, row in zip(chunk.keys.tolist(), chunk.rows, strict=True)
+        }
+        for name in container.tables
+    }
+    result = Result(
+        rows,
+        [each.numpy().tobytes() for each in outputs],
+        model.dense.weight.detach().numpy().tobytes(),
+        container.aheads.counters.rows_refreshed,
+        container.aheads.counters.rows,
+    )
+    container.close()
+    return result
+
+
+def on_ranks(world_size: int, *arguments: Any, **fails: int) -> list[Result]:
+    group = LocalGroup(world_size, deadline_seconds=30)
+    loop, *rest = arguments
+
+    def body(collective: Collective) -> Result:
+        made = StepContainer(collective=collective, rendezvous=Job(world_size))
+        optimizer, *micro = rest
+        return run(loop, optimizer, made, *micro, **fails)
+
+    with ThreadPoolExecutor(world_size) as threads:
+        futures = [threads.submit(body, group.join(rank)) for rank in range(world_size)]
+        return [future.result() for future in futures]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("micro", [1, 2])
+def test_results_are_those_of_the_plain_loop(world_size: int, optimizer: str, micro: int) -> None:
+    chosen = OPTIMIZERS[optimizer]
+    for one, other in zip(
+        on_ranks(world_size, plain, chosen, micro),
+        on_ranks(world_size, pipelined, chosen, micro),
+        strict=True,
+    ):
+        assert one.outputs == other.outputs
+        assert one.rows == other.rows
+        assert one.dense == other.dense
+        assert one.looked_up == 0
+        assert 0 < other.refreshed < other.looked_up
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("fails_at", [0, 3, NUM_BATCHES - 1])
+def test_a_batch_that_the_model_cannot_do_costs_that_batch_only(
+    world_size: int, fails_at: int
+) -> None:
+    for one, other in zip(
+        on_ranks(world_size, plain, "adam", fails_at=fails_at),
+        on_ranks(world_size, pipelined, "adam", fails_at=fails_at),
+        strict=True,
+    ):
+        assert one.outputs == other.outputs
+        assert one.rows == other.rows
+
+
+class Small(nn.Module):
+    def __init__(self, container: StepContainer | None = None) -> None:
+        super().__init__()
+        self.table = Embedding(2, name="small", container=container)
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        embeddings = self.table(ids)
+        return embeddings.sum(), embeddings.detach()
+
+
+def small(
+    container: StepContainer | None = None, **options: Any
+) -> tuple[Small, TrainPipeline[Tensor, Tensor]]:
+    model = Small(container)
+    updates = Optimizer(model, torch.optim.SGD, lr=1)
+    return model, TrainPipeline(model, updates, **options)
+
+
+def test_the_next_batch_is_looked_up_while_this_one_is_computed() -> None:
+    model, pipeline = small()
+    given = iter([torch.arange(3), torch.arange(2, 5)])
+    pipeline.progress(given)
+    # One step later, only the key that both have is read again.
+    second = pipeline.progress(given)
+    counters = model.table.agent.container.aheads.counters
+    assert (counters.lookups, counters.rows, counters.rows_refreshed) == (1, 3, 1)
+    assert second.shape == (3, 2)
+
+
+def test_a_bad_batch_is_refused_at_its_own_turn() -> None:
+    _, pipeline = small()
+    given = iter([torch.arange(3), torch.arange(3), torch.tensor([0.5]), torch.arange(3)])
+    pipeline.progress(given)
+    pipeline.progress(given)
+    with pytest.raises(InvalidArgumentError):
+        pipeline.progress(given)
+    pipeline.progress(given)
+    with pytest.raises(StopIteration):
+        pipeline.progress(given)
+
+
+def test_an_error_of_the_loader_comes_after_the_batches_before_it() -> None:
+    def given() -> Iterator[Tensor]:
+        yield torch.arange(3)
+        yield torch.arange(4)
+        raise OSError("the disk is gone")
+
+    model, pipeline = small()
+    loader = given()
+    pipeline.progress(loader)
+    pipeline.progress(loader)
+    assert model.table.num_rows() == {"small": 4}
+    with pytest.raises(OSError, match="the disk is gone"):
+        pipeline.progress(loader)
+    with pytest.raises(StopIteration):
+        pipeline.progress(loader)
+
+
+def test_the_last_batch_may_be_left_undone() -> None:
+    model, pipeline = small(execute_all_batches=False)
+    given = iter([torch.tensor([1]), torch.tensor([2]), torch.tensor([3])])
+    pipeline.progress(given)
+    pipeline.progress(given)
+    with pytest.raises(StopIteration):
+        pipeline.progress(given)
+    assert model.table.num_rows() == {"small": 2}
+    assert not model.table.agent.container.aheads.are_any
+
+
+def test_evaluation_mode_only_calls_the_model() -> None:
+    model, pipeline = small()
+    given = iter([torch.tensor([each]) for each in range(4)])
+    pipeline.progress(given)
+    model.eval()
+    pipeline.progress(given)
+    model.train()
+    pipeline.progress(given)
+    assert model.table.num_rows() == {"small": 2}
+
+
+def test_a_lost_rank_is_named_with_the_step_by_progress() -> None:
+    group = LocalGroup(2, deadline_seconds=10)
+
+    def body(collective: Collective) -> BaseException | None:
+        container = StepContainer(collective=collective, rendezvous=Job(2))
+        _, pipeline = small(container)
+        with container:
+            given = iter([torch.arange(6)] * 5)
+            pipeline.progress(given)
+            if collective.rank == 1:
+                return None
+            with pytest.raises(PeerFailure) as caught:
+                list(iter(lambda: pipeline.progress(given), None))
+            return caught.value
+
+    with ThreadPoolExecutor(2) as threads:
+        found, _ = [each.result() for each in [threads.submit(body, group.join(r)) for r in (0, 1)]]
+    assert isinstance(found, PeerFailure)
+    assert found.details["rank"] == 1
+    assert found.details["step"] == 1
+    assert found.details["steps_applied"] == 1
