@@ -34,6 +34,8 @@ from .train_until_failure import STEPS_TO_START, rows_after
 WORLD_SIZE = 3
 TRIALS = int(os.environ.get("SPARRING_FAILURE_TRIALS", "3"))
 DEADLINE_SECONDS = 5.0
+# The interpreter takes two seconds of processor time to end with torch, and others may use it too.
+END_SECONDS = 60
 
 MODULE = [sys.executable, "-m", train_until_failure.__name__]
 Placed = Callable[[int, Sequence[str]], list[str]]
@@ -127,9 +129,7 @@ def check_survivors(ranks: Ranks, victim: int, since: float, seconds: float) -> 
     survivors = [rank for rank in range(WORLD_SIZE) if rank != victim]
     failures = {rank: ranks.failed(rank, seconds + 20) for rank in survivors}
     for rank, failed in failures.items():
-        rows = failed.pop("rows")
-        print(rank, round(failed["time"] - since, 3), failed)
-        failures[rank]["rows"] = rows
+        print(f"rank {rank}, {failed['time'] - since:.3f} s: {failed['message']}")
         assert failed["rank"] == victim
         assert failed["operation"] in ("pull", "push", "commit")
         # Lookups are made table by table; a push and what follows are for all of them.
@@ -167,7 +167,7 @@ def test_survivors_name_a_rank_that_was_killed_in_training(
     killed = ranks.send(victim, signal.SIGKILL)
     check_survivors(ranks, victim, killed, 2.0)
     for rank in set(range(WORLD_SIZE)) - {victim}:
-        assert ranks.processes[rank].wait(10) == 1, "the survivor ends by itself"
+        assert ranks.processes[rank].wait(END_SECONDS) == 1, "the survivor ends by itself"
 
 
 @needs_gloo

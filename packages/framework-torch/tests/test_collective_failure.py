@@ -21,6 +21,9 @@ import pytest
 WORLD_SIZE = 3
 TRIALS = int(os.environ.get("SPARRING_FAILURE_TRIALS", "2"))
 
+# The interpreter takes two seconds of processor time to end with torch, and others may use it too.
+END_SECONDS = 60
+
 Start = Callable[[float], "list[subprocess.Popen[bytes]]"]
 
 
@@ -87,17 +90,17 @@ def test_all_survivors_name_a_killed_rank_within_two_seconds(
     processes[victim].kill()
     for rank in set(range(WORLD_SIZE)) - {victim}:
         check(tmp_path / f"{rank}.failed", victim, killed, 2.0)
-        assert processes[rank].wait(10) == 1, "the survivor ends by itself"
+        assert processes[rank].wait(END_SECONDS) == 1, "the survivor ends by itself"
 
 
 def test_all_survivors_name_a_stopped_rank_within_the_deadline(
     start: Start, tmp_path: Path
 ) -> None:
-    deadline = 2.0
+    deadline = 5.0
     processes = start(deadline)
     victim = random.randrange(WORLD_SIZE)
     processes[victim].send_signal(signal.SIGSTOP)
     stopped = time.time()
     for rank in set(range(WORLD_SIZE)) - {victim}:
         check(tmp_path / f"{rank}.failed", victim, stopped, deadline * 1.1)
-        assert processes[rank].wait(10) == 1, "the survivor ends by itself"
+        assert processes[rank].wait(END_SECONDS) == 1, "the survivor ends by itself"
