@@ -136,6 +136,14 @@ needs_mpi = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one process gives, without the line."""
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / "script.py").write_text(SCRIPT)
+    return results([str(PYTHON)], folder, 1)[0]
+
+
 @pytest.mark.parametrize(
     ("launcher", "options"),
     [
@@ -145,10 +153,9 @@ needs_mpi = pytest.mark.skipif(
     ],
 )
 def test_two_processes_train_as_one_on_the_joined_batch(
-    launcher: str, options: list[str], tmp_path: Path
+    launcher: str, options: list[str], alone: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.replace("sys.argv", f"(sys.argv + {options!r})"))
-    (alone,) = results([str(PYTHON)], tmp_path, 1)
     command = {
         "torchrun": [*TORCHRUN, "--master-addr", "127.0.0.1", "--master-port", free_port()],
         "mpiexec": [MPIEXEC, "-n", "2", str(PYTHON)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,10 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparring import StepContainer
+from sparring import StepContainer, TableConfig
 from sparring.collective import Collective, LocalGroup
 from sparring.errors import InvalidArgumentError, PeerFailure
 from sparring.rendezvous import ShardMap, SingleRendezvous
+from sparring.storage.memory import MemoryStorage
 from sparring_torch import (
     DataType,
     Embedding,
@@ -364,3 +366,39 @@ def test_a_lost_rank_is_named_with_the_step_by_progress() -> None:
     assert found.details["rank"] == 1
     assert found.details["step"] == 1
     assert found.details["steps_applied"] == 1
+
+
+class WaitingStorage(MemoryStorage):
+    """Finds rows for the third batch only once the model computes the second."""
+
+    def __init__(self, table: TableConfig) -> None:
+        super().__init__(table)
+        self.is_computing = threading.Event()
+        self.num_ahead = 0
+        self.has_waited = False
+
+    def _find_impl(self, *arguments: Any) -> None:
+        if threading.current_thread().name.startswith("sparring-ahead"):
+            self.num_ahead += 1
+            if self.num_ahead == 2:
+                self.has_waited = self.is_computing.wait(10)
+        super()._find_impl(*arguments)
+
+
+@pytest.mark.parametrize("native", [torch.optim.SGD, "sgd"])
+def test_the_dense_part_runs_while_rows_are_found(native: Any) -> None:
+    class Computing(Small):
+        def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+            found = super().forward(ids)
+            if storage.num_ahead:
+                storage.is_computing.set()
+            return found
+
+    storage = WaitingStorage(TableConfig("waiting", 2))
+    model = Computing()
+    model.table = Embedding(2, name="waiting", storage=storage)
+    pipeline: TrainPipeline[Tensor, Tensor] = TrainPipeline(model, Optimizer(model, native, lr=1))
+    given = iter([torch.arange(each, each + 3) for each in range(4)])
+    for _ in range(4):
+        pipeline.progress(given)
+    assert storage.has_waited
