@@ -319,7 +319,8 @@ def test_rows_with_non_finite_gradients_are_skipped_where_asked() -> None:
 def test_sums_that_overflow_are_found_although_each_gradient_is_finite() -> None:
     made = EmbeddingBag(4, mode="sum", name="t")
     optimizer = Optimizer(made, "sgd", lr=1.0)
-    (made(torch.tensor([[5], [5], [6]])) * 3e38).sum().backward()
+    # Of the last key there is one gradient; of the fourth of 5 the sum is infinite.
+    (made(torch.tensor([[5], [5], [5], [5], [6]])) * 1e38).sum().backward()
     with pytest.raises(NonFiniteGradientError, match="key 5 among them"):
         optimizer.step()
     assert made.num_rows() == {"t": 0}
