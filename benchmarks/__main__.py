@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.measuring import Figure
@@ -76,7 +77,7 @@ def _table(name: str, figures: Sequence[Figure]) -> Table:
     table = Table("what", "figure", "to reach", "", "compared with", title=name)
     for figure in figures:
         mark = {None: "", True: "reached", False: "MISSED"}[figure.is_reached]
-        table.add_row(figure.what, figure.value, figure.bar or "", mark, figure.detail)
+        table.add_row(figure.what, figure.value, figure.bar or "", mark, escape(figure.detail))
     return table
 
 

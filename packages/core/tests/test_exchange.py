@@ -10,7 +10,7 @@ import pytest
 
 from sparring import Columns, ResourceManager, TableConfig, kernels, open_storage
 from sparring.collective import Collective
-from sparring.exchange import RingExchange
+from sparring.exchange import ExchangeOptions, RingExchange
 from sparring.exchange.tuning import FEWEST_ROWS, MOST_ROWS, chunk_rows_for, measure_chunk_rows
 from sparring.rendezvous import ShardMap
 
@@ -142,3 +142,25 @@ def test_few_gradients_are_added_up_without_another_thread(num_keys: int, is_inl
         return threads == {threading.get_ident()}
 
     assert run_ranks(2, body) == [is_inline, is_inline]
+
+
+@pytest.mark.parametrize("chunk_rows", [1024, 16])
+def test_rows_are_the_same_whether_or_not_streams_are_cut(chunk_rows: int) -> None:
+    shard_map = ShardMap.balanced(3)
+    stored = np.arange(-50, 30)
+
+    def body(collective: Collective) -> None:
+        with open_storage("hkv", TABLE) as storage:
+            owners = shard_map.owners[kernels.partition(stored)]
+            mine = stored[owners == collective.rank]
+            storage.upsert(mine, rows_for(mine))
+            keys = keys_of_rank(collective.rank, 3)
+            exchange = RingExchange(collective, shard_map, ExchangeOptions(chunk_rows=chunk_rows))
+            for _ in range(3):
+                pulled = exchange.pull(storage, TABLE, keys, Columns(0, 4))
+                expected = np.where((keys < 30)[:, None], rows_for(keys), 0)
+                np.testing.assert_array_equal(pulled.rows, expected)
+                np.testing.assert_array_equal(pulled.found, keys < 30)
+            collective.barrier()
+
+    run_ranks(3, body)

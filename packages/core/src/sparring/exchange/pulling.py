@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring.errors import PeerFailure
-from sparring.exchange.beside import Job, Lane
+from sparring.exchange.beside import InlineLane, Job, Lane
 from sparring.exchange.buffers import Buffers
 from sparring.exchange.counters import MessageKind
 from sparring.exchange.link import Link, Transfer
@@ -115,14 +115,13 @@ class RingPull:
         to_ask = turns_of(asked, self.routed.counts, self.chunk_rows)
         to_serve = turns_of(served, self.served_counts, self.chunk_rows)
         to_find = turns_of([rank], self.routed.counts, self.chunk_rows)
+        counts = np.concatenate([self.routed.counts, self.served_counts])
+        is_short = int(counts.sum(axis=1).max()) <= self.chunk_rows
         try:
-            while True:
-                moved = self._ask(to_ask)
-                moved |= self._serve(to_serve)
-                moved |= self._find(to_find)
-                if not (moved or self._asked or self._served or self._own):
-                    break
-                self.link.pause(self.lane, has_progressed=moved)
+            if is_short and isinstance(self.lane, InlineLane):
+                self._run_in_order(list(to_ask), list(to_serve), list(to_find))
+            else:
+                self._run_as_it_comes(to_ask, to_serve, to_find)
         except PeerFailure:
             # Whoever was told that this rank failed may have left since; the cause is here.
             if self._error is None:
@@ -132,6 +131,61 @@ class RingPull:
         if self._error is not None:
             raise self._error
         return self.results
+
+    def _run_as_it_comes(
+        self, to_ask: Iterator[Turn], to_serve: Iterator[Turn], to_find: Iterator[Turn]
+    ) -> None:
+        while True:
+            moved = self._ask(to_ask)
+            moved |= self._serve(to_serve)
+            moved |= self._find(to_find)
+            if not (moved or self._asked or self._served or self._own):
+                return
+            self.link.pause(self.lane, has_progressed=moved)
+
+    def _run_in_order(
+        self, to_ask: Sequence[Turn], to_serve: Sequence[Turn], to_find: Sequence[Turn]
+    ) -> None:
+        """The same messages where there is one for each rank, and nothing to overlap: to wait for
+        them in the order of hops costs less than to look which of them has come.
+
+        Nobody waits before all its keys are on their way, nor for rows before it has sent all of
+        its own.
+        """
+        link, going = self.link, []
+        messages = [self.buffers.take(reply_bytes(turn.chunk, self.codecs)) for turn in to_ask]
+        rows_coming = [
+            link.receive(_ROWS, message, turn.peer, turn.what)
+            for message, turn in zip(messages, to_ask, strict=True)
+        ]
+        keys_coming = [
+            link.receive(_KEYS, np.empty(turn.chunk.count, np.int64), turn.peer, turn.what)
+            for turn in to_serve
+        ]
+        for turn in to_ask:
+            keys = self.routed.streams[turn.peer][turn.chunk.begin : turn.chunk.end]
+            going.append(link.send(_KEYS, keys, turn.peer, turn.what))
+        for turn in to_find:
+            self._ended(self._submit(partial(self._find_own, turn)), "hop 0")
+        lent = []
+        for turn, coming in zip(to_serve, keys_coming, strict=True):
+            link.wait(coming)
+            message = self.buffers.take(reply_bytes(turn.chunk, self.codecs))
+            lent.append(message)
+            served = _Served(turn, coming.buffer, None, message)
+            find = partial(
+                find_into, message, turn.chunk, coming.buffer, self.requests, self.codecs
+            )
+            self._send(served, self._submit(find))
+            assert served.rows_going is not None
+            going.append(served.rows_going)
+        for turn, coming in zip(to_ask, rows_coming, strict=True):
+            link.wait(coming)
+            self._place(coming.buffer, turn)
+        for transfer in going:
+            link.wait(transfer)
+        for message in [*messages, *lent]:
+            self.buffers.give_back(message)
 
     def _ask(self, waiting: Iterator[Turn]) -> bool:
         """Sends keys, and places rows that came."""

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring.exchange.ahead import FindAhead
-from sparring.exchange.beside import Job, Lane
+from sparring.exchange.beside import InlineLane, Job, Lane
 from sparring.exchange.buffers import Buffers
 from sparring.exchange.counters import MessageKind
 from sparring.exchange.link import Link, Transfer
@@ -163,20 +163,16 @@ class RingPush:
         to_receive = turns_of(senders, self.coming_counts, self.chunk_rows)
         sums = Sums(self.requests, self.codecs)
         ahead = FindAhead(self.requests, sums.accumulators, self.find_lane)
+        counts = np.concatenate([self.routed.counts, self.coming_counts])
+        is_short = int(counts.sum(axis=1).max()) <= self.chunk_rows
+        is_inline = isinstance(self.lane, InlineLane) and isinstance(self.find_lane, InlineLane)
         try:
             own = self.lane.submit(partial(sums.add_own, rank, self.routed))
-            has_own = False
-            while True:
-                moved = self._send(to_send)
-                moved |= self._receive(to_receive, sums)
-                if own.is_done and not has_own:
-                    has_own = moved = True
-                    self._ended(own, "hop 0")
-                if moved:
-                    ahead.advance()
-                elif has_own and not (self._sent or self._received) and ahead.is_done:
-                    break
-                self.link.pause(self.lane, has_progressed=moved)
+            if is_short and is_inline:
+                self._ended(own, "hop 0")
+                self._run_in_order(list(to_send), list(to_receive), sums, ahead)
+            else:
+                self._run_as_it_comes(to_send, to_receive, sums, ahead, own)
         finally:
             self.lane.finish()
             self.find_lane.finish()
@@ -187,6 +183,52 @@ class RingPush:
             result.error = self._error or ahead.error
             result.found = ahead.found(place)
         return results
+
+    def _run_as_it_comes(
+        self,
+        to_send: Iterator[Turn],
+        to_receive: Iterator[Turn],
+        sums: Sums,
+        ahead: FindAhead,
+        own: Job,
+    ) -> None:
+        has_own = False
+        while True:
+            moved = self._send(to_send)
+            moved |= self._receive(to_receive, sums)
+            if own.is_done and not has_own:
+                has_own = moved = True
+                self._ended(own, "hop 0")
+            if moved:
+                ahead.advance()
+            elif has_own and not (self._sent or self._received) and ahead.is_done:
+                return
+            self.link.pause(self.lane, has_progressed=moved)
+
+    def _run_in_order(
+        self, to_send: Sequence[Turn], to_receive: Sequence[Turn], sums: Sums, ahead: FindAhead
+    ) -> None:
+        """The same messages where there is one for each rank; see `RingPull._run_in_order`."""
+        link = self.link
+        coming = []
+        for turn in to_receive:
+            message = self.buffers.take(gradient_bytes(turn.chunk, self.codecs))
+            coming.append(link.receive(_GRADIENTS, message, turn.peer, turn.what))
+        going = []
+        for turn in to_send:
+            message = self.buffers.take(gradient_bytes(turn.chunk, self.codecs))
+            pack_gradients(message, turn.chunk, turn.peer, self.routed, self.requests, self.codecs)
+            going.append(link.send(_GRADIENTS, message, turn.peer, turn.what))
+        ahead.advance()
+        for turn, transfer in zip(to_receive, coming, strict=True):
+            link.wait(transfer)
+            add = partial(sums.add_message, transfer.buffer, turn.chunk)
+            self._ended(self.lane.submit(add), turn.what)
+            ahead.advance()
+        for transfer in going:
+            link.wait(transfer)
+        for transfer in [*coming, *going]:
+            self.buffers.give_back(transfer.buffer)
 
     def _send(self, waiting: Iterator[Turn]) -> bool:
         moved = False
