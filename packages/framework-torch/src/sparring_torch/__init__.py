@@ -1,24 +1,32 @@
-"""The PyTorch adapter of sparring: ids in, embeddings out, torch's own optimizers."""
+"""The PyTorch adapter of sparring: ids in, embeddings out, torch's own optimizers.
+
+Names are imported when they are asked for: whoever lists plugins imports `sparring_torch.plugin`, and
+should not have to wait for torch, nor need it.
+"""
 
 from __future__ import annotations
 
-from sparring_torch.distributed_model_parallel import DistributedModelParallel
-from sparring_torch.embedding import Embedding
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.embedding_collection import EmbeddingCollection
-from sparring_torch.jagged_tensor import JaggedTensor
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
-from sparring_torch.keyed_tensor import KeyedTensor
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.table_configs import (
-    DataType,
-    EmbeddingBagConfig,
-    EmbeddingConfig,
-    PoolingType,
-)
-from sparring_torch.train_agent import TrainAgent
-from sparring_torch.train_pipeline import TrainPipeline
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sparring_torch.distributed_model_parallel import DistributedModelParallel
+    from sparring_torch.embedding import Embedding
+    from sparring_torch.embedding_bag import EmbeddingBag
+    from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
+    from sparring_torch.embedding_collection import EmbeddingCollection
+    from sparring_torch.jagged_tensor import JaggedTensor
+    from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+    from sparring_torch.keyed_tensor import KeyedTensor
+    from sparring_torch.optimizer import Optimizer
+    from sparring_torch.table_configs import (
+        DataType,
+        EmbeddingBagConfig,
+        EmbeddingConfig,
+        PoolingType,
+    )
+    from sparring_torch.train_agent import TrainAgent
+    from sparring_torch.train_pipeline import TrainPipeline
 
 __version__ = "0.1.0"
 
@@ -40,3 +48,33 @@ __all__ = [
     "TrainPipeline",
     "__version__",
 ]
+
+_HOMES = {
+    "DataType": "table_configs",
+    "DistributedModelParallel": "distributed_model_parallel",
+    "Embedding": "embedding",
+    "EmbeddingBag": "embedding_bag",
+    "EmbeddingBagCollection": "embedding_bag_collection",
+    "EmbeddingBagConfig": "table_configs",
+    "EmbeddingCollection": "embedding_collection",
+    "EmbeddingConfig": "table_configs",
+    "JaggedTensor": "jagged_tensor",
+    "KeyedJaggedTensor": "keyed_jagged_tensor",
+    "KeyedTensor": "keyed_tensor",
+    "Optimizer": "optimizer",
+    "PoolingType": "table_configs",
+    "TrainAgent": "train_agent",
+    "TrainPipeline": "train_pipeline",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
