@@ -170,6 +170,8 @@ class RingPull:
         lent = []
         for turn, coming in zip(to_serve, keys_coming, strict=True):
             link.wait(coming)
+            if self.record is not None:
+                self.record.add(turn.peer, coming.buffer)
             message = self.buffers.take(reply_bytes(turn.chunk, self.codecs))
             lent.append(message)
             served = _Served(turn, coming.buffer, None, message)
