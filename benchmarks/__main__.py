@@ -61,14 +61,24 @@ def main(arguments: Sequence[str]) -> int:
         f"{platform.processor() or platform.machine()}, Python {platform.python_version()}"
     )
     results: dict[str, list[Figure]] = {}
+    failed: list[str] = []
     for name in given.names or (QUICK if given.quick else BENCHMARKS):
-        results[name] = importlib.import_module(f"benchmarks.{name}").measure(scale)
+        try:
+            results[name] = importlib.import_module(f"benchmarks.{name}").measure(scale)
+        except Exception:
+            # The others may take minutes: what they measure should not be lost.
+            console.print_exception()
+            failed.append(name)
+            continue
         console.print(_table(name, results[name]))
     given.output.mkdir(parents=True, exist_ok=True)
     figures = {name: [asdict(each) for each in some] for name, some in results.items()}
     (given.output / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
     plot = plot_ratios(results, given.output / "ratios.png")
     console.print(f"written: {given.output / 'figures.json'}" + (f", {plot}" if plot else ""))
+    if failed:
+        console.print(f"FAILED: {', '.join(failed)}")
+        return 1
     missed = sum(each.is_reached is False for some in results.values() for each in some)
     return 1 if missed and not given.quick else 0
 

@@ -33,7 +33,7 @@ def measure(_scale: Scale) -> list[Figure]:
     start = time.perf_counter()
     ran = subprocess.run(
         [sys.executable, "-m", "sparring", "train", str(ROOT / "configs/movielens.yaml"),
-         f"data.path={ratings}", "report=null", "--json"],
+         f"data.path={ratings}", "report.path=null", "--json"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     seconds = time.perf_counter() - start
