@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def plot_ratios(results: Mapping[str, Sequence[Figure]], path: Path) -> Path | N
         each
         for some in results.values()
         for each in some
-        if each.ratio is not None and (each.bar is None or each.bar.startswith(">="))
+        if each.ratio is not None and (each.bar is None or _wanted(each.bar) is not None)
     ]
     if not figures:
         return None
@@ -33,8 +34,8 @@ def plot_ratios(results: Mapping[str, Sequence[Figure]], path: Path) -> Path | N
         colour = {True: "#2a7f62", False: "#b5523b", None: "#7a8794"}[figure.is_reached]
         axes.barh(place, figure.ratio, color=colour, height=0.6)
         axes.text(figure.ratio, place, f" {figure.value}", va="center", fontsize=8)
-        if figure.bar is not None:
-            wanted = float(figure.bar.removeprefix(">=").removesuffix("x"))
+        wanted = None if figure.bar is None else _wanted(figure.bar)
+        if wanted is not None:
             axes.plot([wanted, wanted], [place - 0.4, place + 0.4], color="black", linewidth=1.5)
     axes.set_yticks(range(len(figures)), [each.what for each in reversed(figures)], fontsize=8)
     axes.set_xscale("log")
@@ -43,3 +44,9 @@ def plot_ratios(results: Mapping[str, Sequence[Figure]], path: Path) -> Path | N
     axes.set_xlabel("times as fast as the peer; black: what is to be reached")
     picture.savefig(path, dpi=120)
     return path
+
+
+def _wanted(bar: str) -> float | None:
+    """The ratio of a bar such as ``>= 1.5 x``; None for bars of another kind."""
+    found = re.fullmatch(r">= *([0-9.]+) *x?", bar)
+    return None if found is None else float(found[1])
