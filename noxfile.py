@@ -26,6 +26,8 @@ TORCH = "torch==2.13.0"
 
 # The peers that benchmarks compare with, in the only versions that go with this torch.
 TORCH_PEERS = ("fbgemm-gpu-cpu==1.8.0", "torchrec==1.8.0")
+# Without what torchrec asks for itself: fbgemm-gpu, which would lie over fbgemm-gpu-cpu.
+TORCH_PEERS_NEED = ("iopath", "pyre-extensions", "tensordict", "torchmetrics", "tqdm")
 TFRA = ("tensorflow-cpu==2.16.2", "tf_keras==2.16.0", "tensorflow-recommenders-addons==0.8.1")
 
 
@@ -129,7 +131,8 @@ def benchmarks(session: nox.Session) -> None:
 
     Installs the peers; TFRA gets an environment of its own. Names after ``--`` choose benchmarks.
     """
-    session.install(TORCH, *TORCH_PEERS, silent=True)
+    session.install(TORCH, *TORCH_PEERS_NEED, silent=True)
+    session.install("--no-deps", *TORCH_PEERS, silent=True)
     install_family(session, "backend-hkv", "framework-torch", extras="[report,mpi]")
     env = {"PYTHONPATH": str(ROOT)}
     names = [each for each in session.posargs if not each.startswith("-")]
