@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sparring import StepContainer, TableConfig, Uniform
-from sparring.collective import Collective, Reduction
+from sparring.collective import Collective, LocalCollective, Reduction
 from sparring.errors import (
     CapacityError,
     ClosedError,
@@ -177,6 +177,26 @@ def test_a_rank_that_runs_out_of_batches_is_named_at_the_step_boundary(world_siz
     # Of several survivors one may hear of it from another, whose words are other ones.
     if world_size == 2:
         assert "rank 1 ended training after 2 steps" in str(survivors[0])
+
+
+def test_a_rank_that_ended_and_left_is_known_to_have_ended() -> None:
+    def body(collective: Collective) -> PeerFailure | None:
+        assert isinstance(collective, LocalCollective)
+        made = container_of(collective)
+        step(made, np.arange(5))
+        if collective.rank == 1:
+            made.close()
+            collective.close()
+            return None
+        with collective.group.changed:
+            assert collective.group.changed.wait_for(lambda: 1 in collective.group.departed, 10)
+        error = error_of(lambda: step(made, np.arange(5)))
+        assert isinstance(error, PeerFailure)
+        return error
+
+    error = run_ranks(2, body, 30.0)[0]
+    assert (error.rank, error.step, error.steps_applied) == (1, 1, 1)
+    assert "rank 1 ended training after 1 steps" in str(error)
 
 
 def test_a_rank_that_has_ended_is_not_waited_for_by_what_was_sent_to_it() -> None:

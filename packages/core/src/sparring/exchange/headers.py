@@ -173,6 +173,13 @@ class Mailbox:
             if header.phase is Phase.ENDED and header.blamed >= 0:
                 raise given_up(self._link.collective, peer, header)
 
+    def farewell_of(self, peer: int) -> Header | None:
+        """What a rank said as it ended; None where nothing of the kind has arrived."""
+        if peer not in self._arrived:
+            return None
+        header = Header.unpacked(self._arrived[peer])
+        return header if header.phase is Phase.ENDED else None
+
     def take(self, peer: int) -> Counts:
         """The next header of a rank; waits for it.
 

@@ -30,6 +30,7 @@ from sparring.exchange.headers import (
     Phase,
     exchange_headers,
     exchange_more_counts,
+    given_up,
     send_farewell,
 )
 from sparring.exchange.link import Link
@@ -386,7 +387,8 @@ class RingExchange:
         return Lane(self._threads)
 
     def _root_of(self, failure: PeerFailure) -> PeerFailure:
-        """The failure that a rank told of that gave up before, or `failure` itself.
+        """What the failed rank said as it ended, the failure that a rank told of that gave up
+        before, or `failure` itself.
 
         Deadlines of ranks that wait for each other end at nearly the same time, so that it may take
         a moment until the rank that knows has told.
@@ -399,6 +401,9 @@ class RingExchange:
                 self._mailbox.look()
             except PeerFailure as other:
                 return other
+            farewell = self._mailbox.farewell_of(failure.details["rank"])
+            if farewell is not None:
+                return given_up(self._collective, failure.details["rank"], farewell)
             if time.monotonic() > limit:
                 return failure
             time.sleep(0.001)
