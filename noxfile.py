@@ -24,6 +24,18 @@ BUILD_TOOLS = ("scikit-build-core>=0.10", "pybind11>=2.13", "hatchling", "cmake"
 # themselves declare a range.
 TORCH = "torch==2.13.0"
 
+# The siblings of core that are released with it, in the order in which they are built.
+FAMILY = (
+    "backend-hkv",
+    "framework-torch",
+)
+
+# What the packages with C++ tests call the option that builds them.
+CXX_TESTS = {
+    "core": "SPARRING_TESTS",
+    "backend-hkv": "SPARRING_HKV_TESTS",
+}
+
 # The peers that benchmarks compare with, in the only versions that go with this torch.
 TORCH_PEERS = ("fbgemm-gpu-cpu==1.8.0", "torchrec==1.8.0")
 # Without what torchrec asks for itself: fbgemm-gpu, which would lie over fbgemm-gpu-cpu.
@@ -61,15 +73,9 @@ def quickstart(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Runs all tests: Python, C++, and C++ under the sanitizers. Needs g++."""
     session.install(TORCH, "pytest-xdist", silent=True)
-    install_family(
-        session,
-        "backend-hkv",
-        "framework-torch",
-        "_template",
-        extras="[testing,parquet,report,mpi]",
-    )
+    install_family(session, *FAMILY, "_template", extras="[testing,parquet,report,mpi]")
     if not session.posargs:
-        for package in ("core", "backend-hkv"):
+        for package in CXX_TESTS:
             for sanitizer in ("", "thread", "address,undefined"):
                 cxx_tests(session, package, sanitizer)
     session.run("pytest", *(session.posargs or ["packages", "tests"]))
@@ -77,11 +83,10 @@ def tests(session: nox.Session) -> None:
 
 def cxx_tests(session: nox.Session, package: str, sanitizer: str = "") -> None:
     """Builds a package's C++ tests with cmake and runs them with ctest."""
-    option = {"core": "SPARRING", "backend-hkv": "SPARRING_HKV"}[package]
     folder = Path(session.virtualenv.location) / "build" / f"{package}-tests-{sanitizer or 'plain'}"
     session.run(
         "cmake", "-G", "Ninja", "-S", str(PACKAGES / package), "-B", str(folder),
-        f"-D{option}_TESTS=ON", f"-DSPARRING_SANITIZE={sanitizer}",
+        f"-D{CXX_TESTS[package]}=ON", f"-DSPARRING_SANITIZE={sanitizer}",
         f"-DPython_EXECUTABLE={Path(session.bin) / 'python'}",
         silent=True,
     )  # fmt: skip
@@ -101,9 +106,7 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Checks types of all packages with mypy --strict."""
     session.install("mypy==2.4.1", TORCH, "pytest", "hypothesis", silent=True)
-    install_family(
-        session, "backend-hkv", "framework-torch", "_template", extras="[parquet,report,mpi]"
-    )
+    install_family(session, *FAMILY, "_template", extras="[parquet,report,mpi]")
     for source in sorted(PACKAGES.glob("*/src")):
         session.run("mypy", str(source))
 
@@ -133,7 +136,7 @@ def benchmarks(session: nox.Session) -> None:
     """
     session.install(TORCH, *TORCH_PEERS_NEED, silent=True)
     session.install("--no-deps", *TORCH_PEERS, silent=True)
-    install_family(session, "backend-hkv", "framework-torch", extras="[report,mpi]")
+    install_family(session, *FAMILY, extras="[report,mpi]")
     env = {"PYTHONPATH": str(ROOT)}
     names = [each for each in session.posargs if not each.startswith("-")]
     if not names or "lookups" in names:
@@ -156,7 +159,7 @@ def build(session: nox.Session) -> None:
     """Builds wheels of all packages into dist/."""
     output = ROOT / "dist"
     install_family(session)
-    for package in ("core", "backend-hkv", "framework-torch"):
+    for package in ("core", *FAMILY):
         session.run(
             "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(output),
             str(PACKAGES / package), silent=True,
