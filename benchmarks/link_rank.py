@@ -37,7 +37,7 @@ def measure_pulls(
     shard_map = ShardMap.balanced(collective.world_size)
     storage = slow_storage(TABLE, seconds_per_row)
     keys = np.arange(num_keys) * 1_000_003
-    # One exchange for all: headers of two would not be told apart.
+    # One exchange for all: a collective carries no second one.
     exchange = RingExchange(collective, shard_map)
     times: dict[str, list[float]] = {schedule: [] for schedule in schedules}
     # The first round tunes, and is not counted.

@@ -23,6 +23,9 @@ NUM_KEYS, DIM, CHUNK_ROWS = 12_000, 64, 1024
 BYTES_PER_SECOND, LATENCY, FIND = 40e6, 1e-3, 10e-6
 LEAST, MOST = 0.92, 1.35
 """Measured over predicted: waiting may end late, and computing of this machine comes on top."""
+SLOWER = (1, 1, 4, 16, 64)
+"""Where a run took too long, the next one has links and storages that are so much slower: what a machine
+that is busy with other things adds is then so much smaller a share."""
 
 
 def even_keys(world_size: int) -> Any:
@@ -34,16 +37,16 @@ def even_keys(world_size: int) -> Any:
     return np.concatenate([keys[order[at : at + count]] for at in offsets[:-1]])
 
 
-def measured(world_size: int, schedule: str, shaped_links: Any) -> tuple[float, int]:
+def measured(world_size: int, schedule: str, slower: int, shaped_links: Any) -> tuple[float, int]:
     table = TableConfig("item", DIM)
-    group = shaped_links.ShapedGroup(world_size, BYTES_PER_SECOND, LATENCY)
+    group = shaped_links.ShapedGroup(world_size, BYTES_PER_SECOND / slower, LATENCY * slower)
     keys = even_keys(world_size)
     gradients = np.ones((NUM_KEYS, DIM), np.float32)
     accumulator = partial(_native.GradientAccumulator, DIM, "float32")
     sent = [0] * world_size
 
     def body(collective: Collective) -> float:
-        storage = shaped_links.slow_storage(table, FIND)
+        storage = shaped_links.slow_storage(table, FIND * slower)
         options = ExchangeOptions(schedule, chunk_rows=CHUNK_ROWS)
         exchange = RingExchange(collective, ShardMap.balanced(world_size), options)
         collective.barrier()
@@ -68,15 +71,13 @@ def test_a_prediction_is_what_modelled_links_take(
     for name in [each for each in sys.modules if each.split(".")[0] == "benchmarks"]:
         monkeypatch.delitem(sys.modules, name)
     shaped_links = importlib.import_module("benchmarks.shaped_links")
-    network = Network(LATENCY, BYTES_PER_SECOND, 0.0)
     workload = Workload(NUM_KEYS, 1.0, DIM, chunk_rows=CHUNK_ROWS)
-    predicted = simulate(
-        SimulatedSchedule(schedule), world_size, network, Compute(FIND, 0.0, 0.0), workload
-    )
-    ratio = float("inf")
-    for _ in range(4):  # a machine that is busy with other things can only be too slow
-        seconds, wire_bytes = measured(world_size, schedule, shaped_links)
-        ratio = min(ratio, seconds / predicted.seconds)
+    for slower in SLOWER:
+        network = Network(LATENCY * slower, BYTES_PER_SECOND / slower, 0.0)
+        compute = Compute(FIND * slower, 0.0, 0.0)
+        predicted = simulate(SimulatedSchedule(schedule), world_size, network, compute, workload)
+        seconds, wire_bytes = measured(world_size, schedule, slower, shaped_links)
+        ratio = seconds / predicted.seconds
         if ratio <= MOST:
             break
     assert LEAST <= ratio <= MOST, (

@@ -17,7 +17,7 @@ import pytest
 from sparring.errors import ClosedError, DeadlineError, InvalidArgumentError
 from sparring.events import BackgroundError, EventLoop
 
-WAIT = 20.0  # seconds until a test that hangs is called failed
+WAIT = 60.0  # seconds until a test that hangs is called failed
 
 
 @pytest.fixture
@@ -109,8 +109,8 @@ def test_submit_blocks_while_full_and_goes_on_when_work_ends(loop: EventLoop) ->
     gate = threading.Event()
     for _ in range(4):
         loop.submit(lambda: gate.wait(WAIT))
-    threading.Timer(0.05, gate.set).start()
     begun = time.monotonic()
+    threading.Timer(0.05, gate.set).start()
     assert loop.submit(lambda: 5).result(WAIT) == 5
     assert time.monotonic() - begun >= 0.04
 
@@ -232,9 +232,11 @@ def test_close_reports_a_failure_that_nobody_checked() -> None:
 
 def test_close_gives_up_at_its_deadline_and_cancels_coroutines() -> None:
     gate = threading.Event()
+    has_begun = threading.Event()
     was_cancelled = threading.Event()
 
     async def endless() -> None:
+        has_begun.set()
         try:
             await asyncio.sleep(3600)
         except asyncio.CancelledError:
@@ -243,8 +245,11 @@ def test_close_gives_up_at_its_deadline_and_cancels_coroutines() -> None:
 
     loop = EventLoop(num_threads=1)
     loop.submit(endless(), name="endless")
-    stuck = loop.submit(lambda: gate.wait(WAIT), name="stuck")
+    is_stuck = threading.Event()
+    stuck = loop.submit(lambda: is_stuck.set() or gate.wait(WAIT), name="stuck")
     waiting = loop.submit(lambda: None, name="waiting")
+    assert has_begun.wait(WAIT)
+    assert is_stuck.wait(WAIT)
     with pytest.raises(DeadlineError, match="endless, stuck, waiting"):
         loop.close(0.05)
     assert was_cancelled.is_set()

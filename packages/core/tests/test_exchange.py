@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from sparring import Columns, ResourceManager, TableConfig, kernels, open_storage
-from sparring.collective import Collective
+from sparring.collective import Collective, LocalGroup
+from sparring.errors import InvalidArgumentError
 from sparring.exchange import ExchangeOptions, RingExchange
 from sparring.exchange.tuning import FEWEST_ROWS, MOST_ROWS, chunk_rows_for, measure_chunk_rows
 from sparring.rendezvous import ShardMap
@@ -164,3 +165,21 @@ def test_rows_are_the_same_whether_or_not_streams_are_cut(chunk_rows: int) -> No
             collective.barrier()
 
     run_ranks(3, body)
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_collective_carries_one_exchange(is_closed: bool) -> None:
+    def body(collective: Collective) -> None:
+        shard_map = ShardMap.balanced(2)
+        first = RingExchange(collective, shard_map)
+        if is_closed:
+            first.close()
+        with pytest.raises(InvalidArgumentError, match="put all tables into one StepContainer"):
+            RingExchange(collective, shard_map)
+        if not is_closed:
+            assert len(first.pull(None, TABLE, np.arange(10), Columns(0, 3)).rows) == 10
+
+    run_ranks(2, body)
+    alone = LocalGroup(1).join(0)
+    for _ in range(2):
+        RingExchange(alone, ShardMap.balanced(1)).close()

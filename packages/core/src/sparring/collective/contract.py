@@ -108,6 +108,7 @@ class Collective(ABC):
         self.deadline_seconds = deadline_seconds
         self.context = WorkContext("exchange")
         self._is_closed = False
+        self._has_exchange = False
 
     def send(self, buffer: Any, destination: int, tag: int = 0) -> Work:
         """Starts sending `buffer`; it may be changed only when the `Work` is done."""
@@ -185,6 +186,21 @@ class Collective(ABC):
     def barrier(self) -> None:
         """Returns when every rank has called it."""
         self.all_gather(np.zeros(1, np.uint8))
+
+    def begin_exchange(self) -> None:
+        """Says that a `RingExchange` uses this collective from now on.
+
+        Raises:
+            InvalidArgumentError: another one did before, closed or not. Headers of two could not be
+                told apart, and the first one's farewell would end the second.
+        """
+        if self._has_exchange and self.world_size > 1:
+            raise InvalidArgumentError(
+                f"rank {self.rank}: this collective carries an exchange already, or did until that "
+                "was closed, and carries no second one; put all tables into one StepContainer, or "
+                "join another group for each: collective=…"
+            )
+        self._has_exchange = True
 
     @abstractmethod
     def close(self) -> None:

@@ -68,6 +68,9 @@ class RingExchange:
         shard_map: who owns which partition; the same on all ranks.
         options: schedule, chunks and wire dtypes; the same on all ranks.
         settings: gives what else must be the same on all ranks, compared at each exchange.
+
+    Raises:
+        InvalidArgumentError: `collective` has carried another exchange.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class RingExchange:
         *,
         settings: Callable[[], Settings] = dict,
     ) -> None:
+        collective.begin_exchange()
         self.options = options or ExchangeOptions()
         self.counters = ExchangeCounters()
         self.step = 0

