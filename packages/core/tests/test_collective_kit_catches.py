@@ -162,11 +162,12 @@ def test_break_is_caught(
 
         return run
 
-    # pytest.raises inside a body fails with an exception of its own, which is no Exception.
-    with monkeypatch.context() as shorter, pytest.raises((Exception, pytest.fail.Exception)):
+    with monkeypatch.context() as shorter:
         # A break would only be tried again with the longer ones.
         shorter.setattr(collective_failures, "DEADLINES", collective_failures.DEADLINES[:1])
-        standard_test(run_ranks(broken))
+        # pytest.raises inside a body fails with an exception of its own, which is no Exception.
+        with pytest.raises((Exception, pytest.fail.Exception)):
+            standard_test(run_ranks(broken))
     standard_test(run_ranks(LocalCollective))
 
 
