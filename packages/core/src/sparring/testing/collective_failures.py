@@ -15,8 +15,8 @@ from sparring.errors import ClosedError, PeerFailure
 __all__ = ["FailureTests"]
 
 DEADLINES = (0.7, 3.0, 12.0)
-"""The next one is tried where the one before it was missed: a machine that is busy with other things may be
-late by some hundredths of a second, but not by a tenth of all of them."""
+"""The next one is tried where the one before it was missed: a machine that is busy with other things
+may be late by some hundredths of a second, but not by a tenth of all of them."""
 
 
 class FailureTests:
