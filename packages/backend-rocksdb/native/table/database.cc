@@ -3,18 +3,24 @@
 #include <rocksdb/cache.h>
 #include <rocksdb/utilities/checkpoint.h>
 
-#include <cstring>
+#include <chrono>
 #include <filesystem>
 #include <system_error>
+#include <thread>
 
 #include "database_options.h"
 #include "status.h"
 
 namespace sparring::flash {
+
+using namespace std::chrono_literals;
+
 namespace {
 
 constexpr const char* kFormatKey = "format";
 constexpr const char* kFormat = "sparring-rocksdb 1";
+constexpr auto kPause = 50ms;
+constexpr auto kMostWaiting = 8000ms;
 const std::string kLabelPrefix = "label/";
 const std::string kFamilyPrefix = "table/";
 
@@ -43,10 +49,11 @@ Registry& registry() {
 std::string settle(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  if (!error && !std::filesystem::is_directory(folder, error) && !error) {
+  std::filesystem::path path;
+  if (!error) path = std::filesystem::canonical(folder, error);
+  if (!error && !std::filesystem::is_directory(path, error) && !error) {
     error = std::make_error_code(std::errc::not_a_directory);
   }
-  const auto path = std::filesystem::weakly_canonical(folder, error);
   if (error) {
     throw StatusError(SPARRING_IO, folder + ": the folder cannot be made or read (" +
                                        error.message() +
@@ -226,8 +233,13 @@ int64_t Database::read_num_rows(const std::string& table) const {
 
 rocksdb::Status Database::write(const rocksdb::WriteOptions& options, rocksdb::WriteBatch& batch) {
   if (has_failed_.exchange(false)) {
-    const rocksdb::Status resumed = db_->Resume();
-    if (!resumed.ok()) {
+    rocksdb::Status resumed = db_->Resume();
+    // After a full disk RocksDB looks by itself whether there is room, every few seconds.
+    for (auto waited = 0ms; resumed.IsBusy() && waited < kMostWaiting; waited += kPause) {
+      std::this_thread::sleep_for(kPause);
+      resumed = db_->Resume();
+    }
+    if (!resumed.ok() && !resumed.IsBusy()) {
       has_failed_ = true;
       return resumed;
     }
