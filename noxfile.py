@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -27,13 +28,21 @@ TORCH = "torch==2.13.0"
 # The siblings of core that are released with it, in the order in which they are built.
 FAMILY = (
     "backend-hkv",
+    "backend-rocksdb",
     "framework-torch",
 )
+
+# What the machine must have before a package can be built or tested: a file that tells whether it is
+# there, and the package of Debian and Ubuntu that brings it.
+SYSTEM_PACKAGES = {
+    "backend-rocksdb": {"/usr/include/rocksdb/db.h": "librocksdb-dev"},
+}
 
 # What the packages with C++ tests call the option that builds them.
 CXX_TESTS = {
     "core": "SPARRING_TESTS",
     "backend-hkv": "SPARRING_HKV_TESTS",
+    "backend-rocksdb": "SPARRING_ROCKSDB_TESTS",
 }
 
 # The peers that benchmarks compare with, in the only versions that go with this torch.
@@ -41,6 +50,30 @@ TORCH_PEERS = ("fbgemm-gpu-cpu==1.8.0", "torchrec==1.8.0")
 # Without what torchrec asks for itself: fbgemm-gpu, which would lie over fbgemm-gpu-cpu.
 TORCH_PEERS_NEED = ("iopath", "pyre-extensions", "tensordict", "torchmetrics", "tqdm")
 TFRA = ("tensorflow-cpu==2.16.2", "tf_keras==2.16.0", "tensorflow-recommenders-addons==0.8.1")
+
+
+def system_packages(session: nox.Session, *packages: str) -> list[str]:
+    """Those of our `packages` whose system packages are there; root gets what is missing installed.
+
+    For anybody else it says which command to run, and leaves out what needs it.
+    """
+    missing = {
+        package: [
+            name
+            for file, name in SYSTEM_PACKAGES.get(package, {}).items()
+            if not Path(file).exists()
+        ]
+        for package in packages
+    }
+    names = sorted({name for some in missing.values() for name in some})
+    if names and os.geteuid() == 0 and shutil.which("apt-get"):
+        for command in (["update", "--quiet"], ["install", "--quiet", "--yes", *names]):
+            session.run("apt-get", *command, external=True, silent=True)
+        return list(packages)
+    for package, some in missing.items():
+        if some:
+            session.warn(f"{package} is left out. It needs: sudo apt install {' '.join(some)}")
+    return [package for package in packages if not missing[package]]
 
 
 def install_family(session: nox.Session, *packages: str, extras: str = "") -> None:
@@ -71,14 +104,16 @@ def quickstart(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Runs all tests: Python, C++, and C++ under the sanitizers. Needs g++."""
+    """Runs all tests: Python, C++, and C++ under the sanitizers. Needs g++ and system packages."""
     session.install(TORCH, "pytest-xdist", silent=True)
-    install_family(session, *FAMILY, "_template", extras="[testing,parquet,report,mpi]")
+    family = system_packages(session, *FAMILY)
+    install_family(session, *family, "_template", extras="[testing,parquet,report,mpi]")
     if not session.posargs:
-        for package in CXX_TESTS:
+        for package in (each for each in CXX_TESTS if each in ("core", *family)):
             for sanitizer in ("", "thread", "address,undefined"):
                 cxx_tests(session, package, sanitizer)
-    session.run("pytest", *(session.posargs or ["packages", "tests"]))
+    left_out = [f"--ignore={PACKAGES / each}" for each in FAMILY if each not in family]
+    session.run("pytest", *left_out, *(session.posargs or ["packages", "tests"]))
 
 
 def cxx_tests(session: nox.Session, package: str, sanitizer: str = "") -> None:
@@ -106,7 +141,8 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Checks types of all packages with mypy --strict."""
     session.install("mypy==2.4.1", TORCH, "pytest", "hypothesis", silent=True)
-    install_family(session, *FAMILY, "_template", extras="[parquet,report,mpi]")
+    family = system_packages(session, *FAMILY)
+    install_family(session, *family, "_template", extras="[parquet,report,mpi]")
     for source in sorted(PACKAGES.glob("*/src")):
         session.run("mypy", str(source))
 
@@ -136,7 +172,7 @@ def benchmarks(session: nox.Session) -> None:
     """
     session.install(TORCH, *TORCH_PEERS_NEED, silent=True)
     session.install("--no-deps", *TORCH_PEERS, silent=True)
-    install_family(session, *FAMILY, extras="[report,mpi]")
+    install_family(session, *system_packages(session, *FAMILY), extras="[report,mpi]")
     env = {"PYTHONPATH": str(ROOT)}
     names = [each for each in session.posargs if not each.startswith("-")]
     if not names or "lookups" in names:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import PurePath
 from typing import Any
 
 import numpy.typing as npt
@@ -26,10 +28,32 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class StorageChoice:
-    """Which backend holds a table's rows, and its options."""
+    """Which backend holds a table's rows, and its options.
+
+    In options that are text, ``{rank}``, ``{world_size}`` and ``{table}`` stand for what they say, so
+    that one configuration gives each rank a place of its own: ``path: rows/{rank}-of-{world_size}``.
+    """
 
     backend: str = "hkv"
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def on(self, rank: int, world_size: int, table: str) -> StorageChoice:
+        """The choice with its options filled in for one table on one rank."""
+        words = {"{rank}": str(rank), "{world_size}": str(world_size), "{table}": table}
+        return StorageChoice(self.backend, _filled_in(self.options, words))
+
+
+def _filled_in(value: Any, words: Mapping[str, str]) -> Any:
+    """`value` with words replaced in every text within; other braces are nobody's business here."""
+    if isinstance(value, str):
+        return re.sub("|".join(map(re.escape, words)), lambda found: words[found[0]], value)
+    if isinstance(value, PurePath):
+        return type(value)(_filled_in(str(value), words))
+    if isinstance(value, Mapping):
+        return {name: _filled_in(each, words) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_filled_in(each, words) for each in value]
+    return value
 
 
 def check_declaration(table: object, storage: object) -> None:

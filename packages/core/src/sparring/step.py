@@ -156,6 +156,8 @@ class StepContainer:
         """
         self.check_open()
         check_declaration(table, storage)
+        if isinstance(storage, StorageChoice):
+            storage = storage.on(self.collective.rank, self.collective.world_size, table.name)
         known = self._tables.get(table.name)
         if known is not None:
             if known.config.with_state(0) == table.with_state(0):

@@ -37,7 +37,9 @@ class StorageConfig(Section):
         "hkv", description="A storage that core or a plugin offers; see `sparring plugins`."
     )
     options: dict[str, Any] = Field(
-        default_factory=dict, description="The options of that backend."
+        default_factory=dict,
+        description="The options of that backend. In text, `{rank}`, `{world_size}` and `{table}` "
+        "stand for what they say, so that each rank has a place of its own.",
     )
 
 
@@ -51,7 +53,9 @@ class CollectiveConfig(Section):
         "of torchrun.",
     )
     options: dict[str, Any] = Field(
-        default_factory=dict, description="The options of that backend."
+        default_factory=dict,
+        description="The options of that backend. In text, `{rank}`, `{world_size}` and `{table}` "
+        "stand for what they say, so that each rank has a place of its own.",
     )
 
 
@@ -64,7 +68,9 @@ class RendezvousConfig(Section):
         "`environment` for what torchrun or mpiexec started, and `single` for all else.",
     )
     options: dict[str, Any] = Field(
-        default_factory=dict, description="The options of that backend."
+        default_factory=dict,
+        description="The options of that backend. In text, `{rank}`, `{world_size}` and `{table}` "
+        "stand for what they say, so that each rank has a place of its own.",
     )
 
 

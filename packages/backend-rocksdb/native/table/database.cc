@@ -1,0 +1,281 @@
+#include "database.h"
+
+#include <rocksdb/cache.h>
+#include <rocksdb/utilities/checkpoint.h>
+
+#include <chrono>
+#include <filesystem>
+#include <system_error>
+#include <thread>
+
+#include "database_options.h"
+#include "status.h"
+
+namespace sparring::flash {
+
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr const char* kFormatKey = "format";
+constexpr const char* kFormat = "sparring-rocksdb 1";
+constexpr auto kPause = 50ms;
+constexpr auto kMostWaiting = 8000ms;
+const std::string kLabelPrefix = "label/";
+const std::string kFamilyPrefix = "table/";
+
+// The databases that are open, by folder. Opening and closing happen under the
+// mutex: RocksDB refuses a folder that is still being closed.
+struct Registry {
+  struct Entry {
+    std::unique_ptr<Database> database;
+    int64_t num_users;
+  };
+  std::mutex mutex;
+  std::map<std::string, Entry> entries;
+};
+
+Registry& registry() {
+  // Never destroyed: a storage may outlive static objects when the process ends.
+  static auto* made = new Registry;
+  return *made;
+}
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw StatusError(SPARRING_INVALID_ARGUMENT, message);
+}
+
+// One spelling for one folder. Makes it.
+std::string settle(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  std::filesystem::path path;
+  if (!error) path = std::filesystem::canonical(folder, error);
+  if (!error && !std::filesystem::is_directory(path, error) && !error) {
+    error = std::make_error_code(std::errc::not_a_directory);
+  }
+  if (error) {
+    throw StatusError(SPARRING_IO, folder + ": the folder cannot be made or read (" +
+                                       error.message() +
+                                       "); name one that this process may write to");
+  }
+  return path.string();
+}
+
+}  // namespace
+
+std::shared_ptr<Database> Database::open(const std::string& folder,
+                                         const DatabaseOptions& options) {
+  const std::string place = settle(folder);
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  auto found = all.entries.find(place);
+  if (found == all.entries.end()) {
+    std::unique_ptr<Database> made(new Database(place, options));
+    found = all.entries.emplace(place, Registry::Entry{std::move(made), 0}).first;
+  } else if (!(found->second.database->options_ == options)) {
+    refuse(place + " is open in this process already, with other options: " +
+           found->second.database->options_.difference(options) +
+           "; give all tables of a folder the same, or name another folder");
+  }
+  ++found->second.num_users;
+  return {found->second.database.get(), [place](Database*) {
+            Registry& left = registry();
+            const std::lock_guard leaving(left.mutex);
+            const auto entry = left.entries.find(place);
+            if (--entry->second.num_users == 0) left.entries.erase(entry);
+          }};
+}
+
+Database::Database(std::string folder, const DatabaseOptions& options)
+    : folder_(std::move(folder)),
+      options_(options),
+      cache_(rocksdb::NewLRUCache(options.block_cache_bytes)),
+      family_options_(family_options(options, cache_)) {
+  const rocksdb::DBOptions db_options = database_options(options);
+  std::vector<std::string> names;
+  std::error_code error;
+  if (std::filesystem::exists(folder_ + "/CURRENT", error)) {
+    check(rocksdb::DB::ListColumnFamilies(db_options, folder_, &names), asked("open the tables"));
+  } else {
+    names = {rocksdb::kDefaultColumnFamilyName};
+  }
+  std::vector<rocksdb::ColumnFamilyDescriptor> wanted;
+  for (const std::string& name : names) wanted.emplace_back(name, family_options_);
+  std::vector<rocksdb::ColumnFamilyHandle*> handles;
+  rocksdb::DB* db = nullptr;
+  check(rocksdb::DB::Open(db_options, folder_, wanted, &handles, &db), asked("open the tables"));
+  db_.reset(db);
+  for (size_t i = 0; i < names.size(); ++i) families_[names[i]] = handles[i];
+  try {
+    check_format();
+  } catch (...) {
+    close();
+    throw;
+  }
+}
+
+Database::~Database() { close(); }
+
+void Database::close() noexcept {
+  if (db_ == nullptr) return;
+  // What was acknowledged before a close should not hang on the page cache. Whoever must know
+  // that it succeeded calls flush.
+  db_->FlushWAL(true).PermitUncheckedError();
+  for (const auto& [name, handle] : families_) {
+    db_->DestroyColumnFamilyHandle(handle).PermitUncheckedError();
+  }
+  families_.clear();
+  db_->Close().PermitUncheckedError();
+  db_.reset();
+}
+
+void Database::check_format() {
+  std::string found;
+  const rocksdb::Status status = db_->Get({}, catalogue(), kFormatKey, &found);
+  if (status.IsNotFound()) {
+    const std::unique_ptr<rocksdb::Iterator> records(db_->NewIterator({}, catalogue()));
+    records->SeekToFirst();
+    check(records->status(), asked("read the catalogue"));
+    if (records->Valid() || families_.size() > 1) {
+      refuse(folder_ + " holds a RocksDB database that sparring did not make; name another folder");
+    }
+    rocksdb::WriteOptions durable;
+    durable.sync = true;
+    check(db_->Put(durable, catalogue(), kFormatKey, kFormat), asked("write the catalogue"));
+    return;
+  }
+  check(status, asked("read the catalogue"));
+  if (found != kFormat) {
+    refuse(folder_ + " was written in the format '" + found + "', this is '" + kFormat +
+           "'; open it with the version of sparring-rocksdb that wrote it");
+  }
+}
+
+std::optional<std::string> Database::label(const std::string& table) const {
+  std::string found;
+  const rocksdb::Status status = db_->Get({}, catalogue(), kLabelPrefix + table, &found);
+  if (status.IsNotFound()) return std::nullopt;
+  check(status, asked("read the label of table '" + table + "'"));
+  return found;
+}
+
+std::vector<std::string> Database::tables() const {
+  std::vector<std::string> names;
+  const std::unique_ptr<rocksdb::Iterator> records(db_->NewIterator({}, catalogue()));
+  for (records->Seek(kLabelPrefix); records->Valid() && records->key().starts_with(kLabelPrefix);
+       records->Next()) {
+    names.push_back(records->key().ToString().substr(kLabelPrefix.size()));
+  }
+  check(records->status(), asked("read the catalogue"));
+  return names;
+}
+
+rocksdb::ColumnFamilyHandle* Database::take(const std::string& table, const std::string& label) {
+  const std::lock_guard lock(mutex_);
+  if (taken_.contains(table)) {
+    refuse("table '" + table + "' in " + folder_ +
+           " is open in this process already; close that storage first, or share it");
+  }
+  const std::optional<std::string> found = this->label(table);
+  if (found.has_value() && *found != label) {
+    refuse("table '" + table + "' in " + folder_ + " was made as '" + *found +
+           "' meanwhile, asked was '" + label + "'; open it again");
+  }
+  const std::string name = kFamilyPrefix + table;
+  rocksdb::ColumnFamilyHandle*& family = families_[name];
+  if (family == nullptr) {
+    const rocksdb::Status status = db_->CreateColumnFamily(family_options_, name, &family);
+    if (!status.ok()) families_.erase(name);
+    check(status, asked("make table '" + table + "'"));
+  }
+  if (!found.has_value()) {
+    // The family may be there already, empty, where a process ended before this was written.
+    rocksdb::WriteBatch batch;
+    check(batch.Put(catalogue(), kLabelPrefix + table, label), asked("make table '" + table + "'"));
+    check(batch.Put(catalogue(), rows_key(table), encode_num_rows(0)),
+          asked("make table '" + table + "'"));
+    rocksdb::WriteOptions durable;
+    durable.sync = true;
+    check(db_->Write(durable, &batch), asked("make table '" + table + "'"));
+  }
+  taken_.insert(table);
+  return family;
+}
+
+void Database::give_back(const std::string& table) {
+  const std::lock_guard lock(mutex_);
+  taken_.erase(table);
+}
+
+std::string Database::encode_num_rows(int64_t num_rows) {
+  std::string bytes(8, '\0');
+  for (int i = 0; i < 8; ++i) {
+    bytes[static_cast<size_t>(i)] = static_cast<char>(static_cast<uint64_t>(num_rows) >> (8 * i));
+  }
+  return bytes;
+}
+
+int64_t Database::read_num_rows(const std::string& table) const {
+  std::string found;
+  check(db_->Get({}, catalogue(), rows_key(table), &found),
+        asked("read the number of rows of table '" + table + "'"));
+  uint64_t num_rows = 0;
+  for (size_t i = 0; i < found.size() && i < 8; ++i) {
+    num_rows |= uint64_t{static_cast<unsigned char>(found[i])} << (8 * i);
+  }
+  if (found.size() != 8 || num_rows > INT64_MAX) {
+    throw StatusError(SPARRING_CORRUPT, asked("the number of rows of table '" + table + "'") +
+                                            " is no number; restore a checkpoint or snapshot");
+  }
+  return static_cast<int64_t>(num_rows);
+}
+
+rocksdb::Status Database::write(const rocksdb::WriteOptions& options, rocksdb::WriteBatch& batch) {
+  if (has_failed_.exchange(false)) {
+    rocksdb::Status resumed = db_->Resume();
+    // After a full disk RocksDB looks by itself whether there is room, every few seconds.
+    for (auto waited = 0ms; resumed.IsBusy() && waited < kMostWaiting; waited += kPause) {
+      std::this_thread::sleep_for(kPause);
+      resumed = db_->Resume();
+    }
+    if (!resumed.ok() && !resumed.IsBusy()) {
+      has_failed_ = true;
+      return resumed;
+    }
+  }
+  const rocksdb::Status written = db_->Write(options, &batch);
+  if (!written.ok()) has_failed_ = true;
+  return written;
+}
+
+void Database::checkpoint(const std::string& folder) const {
+  const std::string what = asked("checkpoint") + " to " + folder;
+  std::error_code error;
+  const std::filesystem::path target = std::filesystem::absolute(folder).lexically_normal();
+  if (std::filesystem::exists(target, error)) {
+    refuse(what + ": there is something of this name; name a folder that does not exist yet");
+  }
+  std::filesystem::create_directories(target.parent_path(), error);
+  if (error) {
+    throw StatusError(SPARRING_IO, what + ": the folder above it cannot be made (" +
+                                       error.message() + "); name another place");
+  }
+  rocksdb::Checkpoint* made = nullptr;
+  check(rocksdb::Checkpoint::Create(db_.get(), &made), what);
+  const std::unique_ptr<rocksdb::Checkpoint> owned(made);
+  // It writes beside the target, and renames what is complete.
+  check(owned->CreateCheckpoint(target.string()), what);
+}
+
+uint64_t Database::memory_bytes(rocksdb::ColumnFamilyHandle* family) const {
+  uint64_t buffers = 0;
+  uint64_t readers = 0;
+  db_->GetIntProperty(family, rocksdb::DB::Properties::kSizeAllMemTables, &buffers);
+  db_->GetIntProperty(family, rocksdb::DB::Properties::kEstimateTableReadersMem, &readers);
+  const std::lock_guard lock(mutex_);
+  const uint64_t num_tables = taken_.empty() ? 1 : taken_.size();
+  return buffers + readers + cache_->GetUsage() / num_tables;
+}
+
+}  // namespace sparring::flash

@@ -1,0 +1,20 @@
+// The C border: a Table as a SparringStorage. Here arguments are checked and
+// exceptions become a status and a message; nothing else happens.
+#ifndef SPARRING_ROCKSDB_TABLE_STORAGE_H_
+#define SPARRING_ROCKSDB_TABLE_STORAGE_H_
+
+#include <memory>
+#include <string>
+
+#include "sparring/storage_abi.h"
+#include "table.h"
+
+namespace sparring::flash {
+
+// The struct is freed by its own `release`. `distribution` is who offers it, as
+// "sparring-rocksdb 0.1.0". Throws std::bad_alloc.
+SparringStorage* make_storage(std::shared_ptr<Table> table, const std::string& distribution);
+
+}  // namespace sparring::flash
+
+#endif  // SPARRING_ROCKSDB_TABLE_STORAGE_H_

@@ -1,0 +1,332 @@
+#include "table.h"
+
+#include <rocksdb/convenience.h>
+#include <rocksdb/write_batch.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <mutex>
+#include <optional>
+
+#include "parallel.h"
+#include "status.h"
+
+namespace sparring::flash {
+namespace {
+
+// Keys of one MultiGet. RocksDB works through 32 at a time; more save nothing, and the slices
+// that pin blocks should stay in the near cache.
+constexpr size_t kGroup = 128;
+// What a thread must have to do to be worth waking.
+constexpr int64_t kGrain = 2 * kGroup;
+// Rows of larger calls are written in several batches, so that a call takes little memory
+// beyond its own.
+constexpr uint64_t kBatchBytes = 16 << 20;
+
+// The first error of several threads.
+class FirstError {
+ public:
+  template <class Body>
+  void guard(const Body& body) {
+    try {
+      body();
+    } catch (const StatusError& error) {
+      const std::lock_guard lock(mutex_);
+      if (!error_) error_ = error;
+    } catch (const std::bad_alloc&) {
+      const std::lock_guard lock(mutex_);
+      if (!error_) error_ = StatusError(SPARRING_OUT_OF_MEMORY, "no memory to read rows");
+    }
+  }
+  void raise() const {
+    if (error_) throw *error_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::optional<StatusError> error_;
+};
+
+rocksdb::Slice slice(const KeyBytes& key) { return {key.data(), KeyBytes::size()}; }
+
+}  // namespace
+
+Table::Table(std::shared_ptr<Database> database, const TableOptions& options)
+    : options_(options),
+      database_(std::move(database)),
+      family_(database_->take(options.name, options.label)),
+      num_rows_(0),
+      known_(options.known_keys_bytes, false) {
+  try {
+    num_rows_ = database_->read_num_rows(options_.name);
+  } catch (...) {
+    database_->give_back(options_.name);
+    throw;
+  }
+  known_.clear(num_rows_ == 0);
+}
+
+Table::~Table() { close(); }
+
+std::shared_lock<std::shared_mutex> Table::use() {
+  std::shared_lock<std::shared_mutex> lock;
+  if (!is_closed_.load(std::memory_order_acquire)) lock = std::shared_lock(in_use_);
+  if (is_closed_.load(std::memory_order_acquire)) {
+    throw StatusError(SPARRING_CLOSED, "the storage of table '" + options_.name +
+                                           "' is closed; open it again with sparring.open_storage");
+  }
+  return lock;
+}
+
+void Table::close() {
+  // First the flag, so that callers that keep coming do not keep this waiting.
+  is_closed_.store(true, std::memory_order_release);
+  const std::unique_lock lock(in_use_);
+  if (database_ == nullptr) return;
+  database_->give_back(options_.name);
+  database_.reset();
+  known_.clear(false);
+}
+
+void Table::find(SparringFind& call) {
+  read(in_order(call.keys, call.count), call.call.executor,
+       {static_cast<char*>(call.rows), call.row_stride, call.columns, call.found});
+}
+
+void Table::read(const Codes& codes, const SparringExecutor* executor,
+                 const Destination& to) const {
+  FirstError first;
+  parallel_for(executor, static_cast<int64_t>(codes.size()), kGrain,
+               [&](int64_t begin, int64_t end) {
+                 first.guard([&] {
+                   for (auto at = static_cast<size_t>(begin); at < static_cast<size_t>(end);) {
+                     const size_t count = std::min(kGroup, static_cast<size_t>(end) - at);
+                     read_group(codes.data() + at, count, to);
+                     at += count;
+                   }
+                 });
+               });
+  first.raise();
+}
+
+void Table::read_group(const PlacedCode* codes, size_t count, const Destination& to) const {
+  std::array<KeyBytes, kGroup> bytes;
+  std::array<rocksdb::Slice, kGroup> keys;
+  std::array<rocksdb::PinnableSlice, kGroup> values;
+  std::array<rocksdb::Status, kGroup> statuses;
+  for (size_t i = 0; i < count; ++i) {
+    bytes[i] = KeyBytes(codes[i].code);
+    keys[i] = slice(bytes[i]);
+  }
+  database_->db().MultiGet(rocksdb::ReadOptions(), family_, count, keys.data(), values.data(),
+                           statuses.data(), /*sorted_input=*/true);
+  const uint64_t wanted = to.columns.end - to.columns.begin;
+  for (size_t i = 0; i < count; ++i) {
+    const auto position = static_cast<uint64_t>(codes[i].position);
+    const bool is_found = !statuses[i].IsNotFound();
+    if (is_found) check(statuses[i], asked("find"));
+    to.found[position] = is_found;
+    if (is_found && values[i].size() != options_.row_bytes) {
+      throw StatusError(SPARRING_CORRUPT,
+                        asked("find") + ": the row of key " + std::to_string(key_of(codes[i].code)) +
+                            " has " + std::to_string(values[i].size()) + " bytes instead of " +
+                            std::to_string(options_.row_bytes) +
+                            "; restore a checkpoint or snapshot");
+    }
+    if (to.rows == nullptr) continue;
+    char* row = to.rows + position * to.stride;
+    if (is_found) {
+      std::memcpy(row, values[i].data() + to.columns.begin, wanted);
+    } else {
+      std::memset(row, 0, wanted);
+    }
+  }
+}
+
+std::vector<uint8_t> Table::find_new(const Codes& codes, const SparringExecutor* executor) const {
+  std::vector<uint8_t> is_new(codes.size(), 0);
+  Codes unknown;  // their positions are places in codes
+  for (size_t i = 0; i < codes.size(); ++i) {
+    if (known_.contains(codes[i].code)) continue;
+    is_new[i] = 1;
+    if (!known_.is_complete()) unknown.push_back({codes[i].code, static_cast<int64_t>(i)});
+  }
+  if (unknown.empty()) return is_new;
+  read(unknown, executor, {nullptr, 0, {0, 0}, is_new.data()});
+  for (const PlacedCode& each : unknown) is_new[static_cast<size_t>(each.position)] ^= 1;
+  return is_new;
+}
+
+void Table::upsert(SparringUpsert& call) {
+  const Codes codes = in_order(call.keys, call.count);
+  write(codes, find_new(codes, call.call.executor), static_cast<const char*>(call.rows),
+        call.row_stride);
+}
+
+void Table::write(const Codes& codes, const std::vector<uint8_t>& is_new, const char* rows,
+                  uint64_t stride) {
+  const uint64_t record_bytes = options_.row_bytes + KeyBytes::size() + 16;
+  const size_t most = std::max<uint64_t>(1, kBatchBytes / record_bytes);
+  for (size_t begin = 0; begin < codes.size(); begin += most) {
+    const size_t end = std::min(codes.size(), begin + most);
+    rocksdb::WriteBatch batch((end - begin) * record_bytes + 256);
+    int64_t num_new = 0;
+    for (size_t i = begin; i < end; ++i) {
+      const KeyBytes key(codes[i].code);
+      const char* row = rows + static_cast<uint64_t>(codes[i].position) * stride;
+      check(batch.Put(family_, slice(key), {row, options_.row_bytes}), asked("upsert"));
+      num_new += is_new[i];
+    }
+    commit(batch, num_rows_ + num_new, [&] {
+      for (size_t i = begin; i < end; ++i) known_.insert(codes[i].code);
+    });
+  }
+}
+
+void Table::update(SparringUpdate& call) {
+  const Codes codes = in_order(call.keys, call.count);
+  const auto n = static_cast<size_t>(call.count);
+  // Position by position, as the callbacks count.
+  std::vector<char> rows(n * options_.row_bytes);
+  std::vector<uint8_t> found(n);
+  read(codes, call.call.executor,
+       {rows.data(), options_.row_bytes, {0, options_.row_bytes}, found.data()});
+  std::vector<int64_t> missing;
+  for (size_t i = 0; i < n; ++i) {
+    if (!found[i]) missing.push_back(static_cast<int64_t>(i));
+  }
+  std::vector<uint8_t> is_admitted(missing.size(), 1);
+  if (!missing.empty() && call.admit != nullptr &&
+      call.admit(call.context, static_cast<int64_t>(missing.size()), missing.data(),
+                 is_admitted.data()) != 0) {
+    throw StatusError(SPARRING_INTERNAL, asked("update") + ": admit failed; no row was changed");
+  }
+  std::vector<uint8_t> is_left_out(n, 0);
+  for (size_t i = 0; i < missing.size(); ++i) {
+    is_left_out[static_cast<size_t>(missing[i])] = !is_admitted[i];
+  }
+  Codes changed;
+  std::vector<int64_t> positions;
+  std::vector<uint8_t> is_new;
+  changed.reserve(n);
+  for (const PlacedCode& each : codes) {
+    if (is_left_out[static_cast<size_t>(each.position)]) continue;
+    changed.push_back(each);
+    positions.push_back(each.position);
+    is_new.push_back(!found[static_cast<size_t>(each.position)]);
+  }
+  std::vector<void*> pointers;
+  for (const int64_t position : positions) {
+    pointers.push_back(rows.data() + static_cast<uint64_t>(position) * options_.row_bytes);
+  }
+  parallel_for(call.call.executor, static_cast<int64_t>(changed.size()), kGrain,
+               [&](int64_t begin, int64_t end) {
+                 call.change(call.context, end - begin, positions.data() + begin,
+                             pointers.data() + begin, is_new.data() + begin);
+               });
+  write(changed, is_new, rows.data(), options_.row_bytes);
+  call.inserted = std::count(is_new.begin(), is_new.end(), uint8_t{1});
+}
+
+void Table::erase(SparringErase& call) {
+  const Codes codes = in_order(call.keys, call.count);
+  const std::vector<uint8_t> is_new = find_new(codes, call.call.executor);
+  rocksdb::WriteBatch batch;
+  int64_t num_erased = 0;
+  for (size_t i = 0; i < codes.size(); ++i) {
+    if (is_new[i]) continue;
+    check(batch.Delete(family_, slice(KeyBytes(codes[i].code))), asked("erase"));
+    ++num_erased;
+  }
+  if (num_erased > 0) {
+    commit(batch, num_rows_ - num_erased, [&] {
+      for (const PlacedCode& each : codes) known_.erase(each.code);
+    });
+  }
+  call.erased = num_erased;
+}
+
+void Table::clear() {
+  // Behind the last key, which is 8 bytes of 0xff.
+  const std::string end(9, '\xff');
+  rocksdb::WriteBatch batch;
+  check(batch.DeleteRange(family_, rocksdb::Slice(), end), asked("clear"));
+  commit(batch, 0, [&] { known_.clear(true); });
+  // Before files go, it must be certain that nobody will look for what was in them.
+  flush();
+  // Gives back the space of whole files at once. What it leaves, compaction takes.
+  const rocksdb::Slice last(end);
+  const rocksdb::RangePtr all(nullptr, &last);
+  rocksdb::DeleteFilesInRanges(&database_->db(), family_, &all, 1).PermitUncheckedError();
+}
+
+void Table::commit(rocksdb::WriteBatch& batch, int64_t num_rows,
+                   const std::function<void()>& remember) {
+  check(batch.Put(database_->catalogue(), Database::rows_key(options_.name),
+                  Database::encode_num_rows(num_rows)),
+        asked("write"));
+  rocksdb::WriteOptions options;
+  options.sync = options_.sync_writes;
+  // The batch is in order: where one row went tells where the next one goes.
+  options.memtable_insert_hint_per_batch = true;
+  const rocksdb::Status status = database_->write(options, batch);
+  if (!status.ok()) {
+    // It may be in the log or not; what is read from now on says which.
+    known_.clear(false);
+    num_rows_ = database_->read_num_rows(options_.name);
+    check(status, asked("write"));
+  }
+  num_rows_ = num_rows;
+  remember();
+}
+
+void Table::scan(SparringScan& call) {
+  rocksdb::ReadOptions options;
+  options.fill_cache = false;  // a pass over everything would push out what is read often
+  const std::unique_ptr<rocksdb::Iterator> rows(database_->db().NewIterator(options, family_));
+  // The cursor is the code to go on from, and whether there was a chunk before.
+  const uint64_t first = call.cursor[1] == 0 ? 0 : call.cursor[0];
+  const KeyBytes start(first);
+  const uint64_t wanted = call.columns.end - call.columns.begin;
+  auto* out = static_cast<char*>(call.rows);
+  int64_t count = 0;
+  for (rows->Seek(slice(start)); rows->Valid() && count < call.capacity; rows->Next(), ++count) {
+    const uint64_t code = KeyBytes::code(rows->key().data());
+    if (rows->value().size() != options_.row_bytes) {
+      throw StatusError(SPARRING_CORRUPT,
+                        asked("scan") + ": the row of key " + std::to_string(key_of(code)) +
+                            " has " + std::to_string(rows->value().size()) +
+                            " bytes; restore a checkpoint or snapshot");
+    }
+    call.keys[count] = key_of(code);
+    if (out != nullptr) {
+      std::memcpy(out + static_cast<uint64_t>(count) * wanted,
+                  rows->value().data() + call.columns.begin, wanted);
+    }
+    if (call.scores != nullptr) call.scores[count] = 0;
+  }
+  check(rows->status(), asked("scan"));
+  call.count = count;
+  call.is_done = !rows->Valid();
+  if (rows->Valid()) {
+    call.cursor[0] = KeyBytes::code(rows->key().data());
+    call.cursor[1] = 1;
+  }
+}
+
+void Table::stat(SparringStat& call) {
+  call.capabilities = SPARRING_CONCURRENT_READS | SPARRING_PERSISTENT;
+  call.row_bytes = options_.row_bytes;
+  call.size = num_rows_;
+  call.capacity = -1;
+  call.memory_bytes = database_->memory_bytes(family_) + known_.memory_bytes();
+}
+
+void Table::flush() { check(database_->db().FlushWAL(/*sync=*/true), asked("flush")); }
+
+std::string Table::asked(const char* what) const {
+  return std::string(what) + " in table '" + options_.name + "' of " + database_->folder();
+}
+
+}  // namespace sparring::flash

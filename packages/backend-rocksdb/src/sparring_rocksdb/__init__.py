@@ -1,0 +1,25 @@
+"""RocksDB on flash, as a storage backend of sparring.
+
+``sparring.open_storage("rocksdb", table, path="rows")`` opens, or makes, a table in the folder
+``rows``. Rows outlive the process; tables may be larger than memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sparring_rocksdb.backend import RocksdbOptions, RocksdbStorage
+
+__all__ = ["RocksdbOptions", "RocksdbStorage"]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    # On demand, so that importing the plugin module loads no native library.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from sparring_rocksdb import backend
+
+    return getattr(backend, name)

@@ -1,0 +1,111 @@
+"""The ``rocksdb`` storage: tables in RocksDB behind the contract of core."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparring.errors import PluginError
+from sparring.storage import Capabilities
+from sparring.storage.native import NativeStorage
+from sparring.table import TableConfig
+from sparring_rocksdb.options import RocksdbOptions
+
+if TYPE_CHECKING:
+    from sparring_rocksdb import _native
+
+__all__ = ["RocksdbOptions", "RocksdbStorage"]
+
+
+class RocksdbStorage(NativeStorage):
+    """A table in a folder on flash. It is there again when the folder is opened again.
+
+    Several tables may be open in one folder; they then share one RocksDB database, which the last
+    one to be closed closes. A table can be open once in a process, and a folder in one process.
+
+    Args:
+        table: what the rows are.
+        options: where they lie, and how.
+        validate: see `sparring.storage.Storage`.
+
+    Raises:
+        InvalidArgumentError: the table was made with rows of another kind (dim, dtype, optimizer's
+            state), or is open already; the folder is open with other options, or holds something
+            else.
+        StorageIOError: the folder cannot be made or written to, or another process has it open.
+        CorruptDataError: its files fail their own checks.
+        PluginError: the native library cannot be loaded here.
+    """
+
+    capabilities = Capabilities(persistent=True, native=True, concurrent_reads=True)
+
+    def __init__(
+        self, table: TableConfig, options: RocksdbOptions, *, validate: bool = True
+    ) -> None:
+        self._database = _open_database(options)
+        try:
+            label = self._database.label(table.name)
+            if label is not None:
+                table.check_row_label(label, options.path)
+            self._table = self._database.open_table(
+                table.name,
+                # What is there keeps the label that it was made with.
+                label=table.row_label if label is None else label,
+                row_bytes=table.row_bytes,
+                sync_writes=options.sync_writes,
+                known_keys_bytes=options.known_keys_bytes,
+            )
+            super().__init__(
+                self._table.capsule, table, capabilities=self.capabilities, validate=validate
+            )
+        except BaseException:
+            self._database.close()
+            raise
+        self.options = options
+
+    def checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Writes all tables of the folder, as they are now, into a new folder.
+
+        Files that never change again are linked, not copied, where `path` is on the same file
+        system: it takes little time and no space until the tables change. The new folder can be
+        opened as any other. It appears when it is complete, or not at all.
+
+        Raises:
+            InvalidArgumentError: there is something at `path`.
+            StorageIOError: it cannot be written.
+            ClosedError: the storage was closed.
+        """
+        self._check_open()
+        self._database.checkpoint(os.fspath(Path(path)))
+
+    def _close_impl(self) -> None:
+        super()._close_impl()
+        # Others may hold the capsule still: they find the table closed, and the folder is free.
+        self._table.close()
+        self._database.close()
+
+
+def _open_database(options: RocksdbOptions) -> _native.Database:
+    try:
+        from sparring_rocksdb import _native
+    except ImportError as error:
+        raise PluginError(
+            f"storage 'rocksdb': its native library cannot be loaded ({error}); install it again: "
+            "pip install --force-reinstall sparring-rocksdb, or, where it was built from source, "
+            "the library that it was built with: apt install librocksdb-dev",
+            backend="rocksdb",
+        ) from error
+    return _native.Database(
+        str(options.path),
+        block_cache_bytes=options.block_cache_bytes,
+        write_buffer_bytes=options.write_buffer_bytes,
+        block_bytes=options.block_bytes,
+        bloom_bits_per_key=options.bloom_bits_per_key,
+        compression=options.compression,
+        direct_io=options.direct_io,
+        rate_limit_bytes_per_second=options.rate_limit_bytes_per_second or 0,
+        max_open_files=-1 if options.max_open_files is None else options.max_open_files,
+        background_threads=options.background_threads,
+        recovery=options.recovery,
+    )

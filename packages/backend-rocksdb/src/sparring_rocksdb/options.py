@@ -1,0 +1,59 @@
+"""The options of the ``rocksdb`` storage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from sparring.descriptors import Options, WholeNumber
+
+__all__ = ["Compression", "RocksdbOptions"]
+
+Compression = Literal["none", "snappy", "lz4", "zstd"]
+
+_MOST = 2**63 - 1
+
+
+class RocksdbOptions(Options):
+    """Where tables of ``rocksdb`` lie, what memory they take, and what survives what.
+
+    All tables that are open in one folder share its caches and threads, so all options but
+    `sync_writes` and `known_keys_bytes` must be the same for them.
+    """
+
+    path: Path
+    """The folder, made if it is missing. Several tables may share it; one process at a time may
+    have it open. ``{rank}``, ``{world_size}`` and ``{table}`` stand for what they say."""
+    block_cache_bytes: WholeNumber = Field(default=256 << 20, ge=0, le=_MOST)
+    """Memory for blocks of rows that were read, indexes and bloom filters included; shared by the
+    tables of the folder."""
+    write_buffer_bytes: WholeNumber = Field(default=64 << 20, ge=1 << 16, le=1 << 40)
+    """Memory for rows that were written and are not in files yet, for each table. Up to twice as
+    much while it is being written out."""
+    known_keys_bytes: WholeNumber = Field(default=64 << 20, ge=0, le=_MOST)
+    """Memory, for each table, for keys that are known to be in it: an upsert that knows its keys
+    need not look for them to count rows. It takes 10 to 20 bytes a key, and holds the keys that
+    were written last."""
+    block_bytes: WholeNumber = Field(default=4096, ge=512, le=1 << 28)
+    """Size of a block: what one read from the disk brings, before compression."""
+    bloom_bits_per_key: float = Field(default=10.0, ge=0, le=64)
+    """Size of the filters that spare reads for keys that are not there; 10 let one in a hundred
+    through. 0: no filters."""
+    compression: Compression = "none"
+    """Of the files. Rows of trained floats hardly shrink; ``zstd`` is worth trying for 16 bits."""
+    direct_io: bool = False
+    """Read and write files past the system's page cache, whose memory then stays free."""
+    rate_limit_bytes_per_second: WholeNumber | None = Field(default=None, ge=1, le=_MOST)
+    """The most that flushes and compactions write together; None: no limit."""
+    max_open_files: WholeNumber | None = Field(default=None, ge=16, le=2**31 - 1)
+    """File handles kept open; None: all files."""
+    background_threads: WholeNumber = Field(default=2, ge=1, le=1024)
+    """Threads for flushes and compactions."""
+    sync_writes: bool = False
+    """What an acknowledged write survives. False: the end of the process, however it ends; a power
+    loss only after `flush` or `close`. True: a power loss too; every call then waits for the disk."""
+    recovery: Literal["strict", "point_in_time"] = "strict"
+    """What to do with a log that is damaged before its end. ``strict``: refuse to open.
+    ``point_in_time``: open with what was written before the damage; the rest is lost."""

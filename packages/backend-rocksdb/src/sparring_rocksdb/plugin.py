@@ -1,0 +1,33 @@
+"""What sparring-rocksdb offers to sparring. Importing this loads no native library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sparring.descriptors import StorageDescriptor
+from sparring.hookspecs import hookimpl
+from sparring_rocksdb.options import RocksdbOptions
+
+if TYPE_CHECKING:
+    from sparring.storage import Storage
+    from sparring.table import TableConfig
+
+
+@hookimpl
+def sparring_register_storage() -> Sequence[StorageDescriptor]:
+    return [
+        StorageDescriptor(
+            name="rocksdb",
+            api_version=(1, 0),
+            summary="RocksDB on flash: larger than memory, outlives the process.",
+            options=RocksdbOptions,
+            factory=_open,
+        )
+    ]
+
+
+def _open(table: TableConfig, options: RocksdbOptions) -> Storage:
+    from sparring_rocksdb.backend import RocksdbStorage
+
+    return RocksdbStorage(table, options)

@@ -1,0 +1,53 @@
+"""The kit of core, on tables in folders of their own, and on tables that share one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparring.storage import Storage
+from sparring.table import TableConfig
+from sparring.testing import StorageTests
+from sparring_rocksdb import RocksdbOptions, RocksdbStorage
+
+
+class TestRocksdb(StorageTests):
+    """The defaults, each table in a folder of its own."""
+
+    @pytest.fixture
+    def make_storage(self, tmp_path: Path) -> Callable[..., RocksdbStorage]:
+        numbers = count()
+
+        def make(table: TableConfig, **options: Any) -> RocksdbStorage:
+            folder = tmp_path / str(next(numbers))
+            return RocksdbStorage(table, RocksdbOptions(path=folder, **options))
+
+        return make
+
+    @pytest.fixture
+    def reopen_storage(self) -> Callable[[RocksdbStorage], Storage]:
+        return lambda closed: RocksdbStorage(closed.table, closed.options)
+
+
+class TestRocksdbWithLittleMemory(TestRocksdb):
+    """Buffers that are written out all the time, and hardly a key known by heart."""
+
+    @pytest.fixture
+    def make_storage(self, tmp_path: Path) -> Callable[..., RocksdbStorage]:
+        numbers = count()
+
+        def make(table: TableConfig, **options: Any) -> RocksdbStorage:
+            little = {
+                "path": tmp_path / str(next(numbers)),
+                "write_buffer_bytes": 1 << 16,
+                "block_cache_bytes": 1 << 20,
+                "known_keys_bytes": 1 << 13,
+                "block_bytes": 512,
+            }
+            return RocksdbStorage(table, RocksdbOptions(**{**little, **options}))
+
+        return make
