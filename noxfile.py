@@ -27,6 +27,7 @@ TORCH = "torch==2.13.0"
 # The siblings of core that are released with it, in the order in which they are built.
 FAMILY = (
     "backend-hkv",
+    "backend-redis",
     "framework-torch",
 )
 
