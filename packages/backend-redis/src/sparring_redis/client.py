@@ -94,10 +94,14 @@ class Client:
         call = _Call(commands, operation, is_write, is_repeatable, deadline)
         wait = _SHORTEST_WAIT_SECONDS
         while True:
+            before = call.failure
             try:
                 self._attempt(call)
             except (RedisError, OSError) as error:
                 call.failure = error
+            if deadline.is_over and before is not None and _is_timeout(call.failure):
+                # That the time ran out while trying again says less than why that was needed.
+                call.failure = before
             refusals = [each for each in call.replies if isinstance(each, ResponseError)]
             if refusals:
                 raise self._refused(call, refusals)

@@ -62,6 +62,14 @@ class RedisCluster:
             server.ask("CLUSTER", "SET-CONFIG-EPOCH", i + 1)
         for server in self.servers[1:]:
             self.servers[0].ask("CLUSTER", "MEET", "127.0.0.1", server.port)
+        self.wait()
+
+    def wait(self) -> None:
+        """Returns when all nodes know each other and answer for their slots.
+
+        Raises:
+            RuntimeError: they do not come to that.
+        """
         end_time = time.monotonic() + _MEET_SECONDS
         while not all(self._knows_all(server) for server in self.servers):
             if time.monotonic() > end_time:
@@ -69,8 +77,12 @@ class RedisCluster:
             time.sleep(0.05)
 
     def _knows_all(self, server: RedisServer) -> bool:
-        state = b"cluster_state:ok" in server.ask("CLUSTER", "INFO")
-        return state and len(server.ask("CLUSTER", "SLOTS")) == len(self.servers)
+        is_well = b"cluster_state:ok" in server.ask("CLUSTER", "INFO")
+        return (
+            is_well
+            and b"fail" not in server.ask("CLUSTER", "NODES")
+            and len(server.ask("CLUSTER", "SLOTS")) == len(self.servers)
+        )
 
     def close(self) -> None:
         self._closing.close()
