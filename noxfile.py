@@ -29,6 +29,7 @@ TORCH = "torch==2.13.0"
 FAMILY = (
     "backend-hkv",
     "backend-rocksdb",
+    "backend-redis",
     "framework-torch",
 )
 
@@ -36,6 +37,8 @@ FAMILY = (
 # there, and the package of Debian and Ubuntu that brings it.
 SYSTEM_PACKAGES = {
     "backend-rocksdb": {"/usr/include/rocksdb/db.h": "librocksdb-dev"},
+    # Its tests start a server themselves.
+    "backend-redis": {"/usr/bin/redis-server": "redis-server"},
 }
 
 # What the packages with C++ tests call the option that builds them.

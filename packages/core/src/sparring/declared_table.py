@@ -101,8 +101,16 @@ def check_placement(storage: Storage, world_size: int) -> None:
     """Refuses a storage that would make replicas differ.
 
     Raises:
-        InvalidArgumentError: it may evict, by times of its own, rows that other replicas keep.
+        InvalidArgumentError: it may evict, by times of its own, rows that other replicas keep, or
+            all replicas would be the same rows, changed once by each rank.
     """
+    if storage.table.is_replicated and world_size > 1 and storage.capabilities.shared:
+        raise InvalidArgumentError(
+            f"table {storage.table.name!r} is replicated on {world_size} ranks, but its storage "
+            "keeps one copy for all of them, which each would change; choose placement 'sharded', "
+            "or a storage in each rank's own memory",
+            table=storage.table.name,
+        )
     if storage.table.is_replicated and world_size > 1 and storage.capabilities.evicts:
         raise InvalidArgumentError(
             f"table {storage.table.name!r} is replicated on {world_size} ranks, but its storage "

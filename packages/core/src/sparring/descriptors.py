@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sparring.collective import Collective
     from sparring.config import RunConfig
     from sparring.plugins import PluginManager
-    from sparring.rendezvous import Membership, Rendezvous
+    from sparring.rendezvous import Membership, Rendezvous, Shard
     from sparring.storage import Storage
     from sparring.table import TableConfig
     from sparring.training import Progress, TrainResult
@@ -85,9 +85,15 @@ class Descriptor:
 
 @dataclass(frozen=True, kw_only=True)
 class StorageDescriptor(Descriptor):
-    """A storage backend. `factory(table, options)` opens one shard of one table."""
+    """A storage backend. `factory(table, options)` opens one shard of one table.
+
+    `shard_factory(table, options, shard)` is for backends whose storages of several ranks may lie
+    in one place, as on a server or in a folder: it is called in a world of more than one rank, and
+    opens the part that the rank keeps. Left out, ranks share nothing and `factory` opens any part.
+    """
 
     factory: Callable[[TableConfig, Any], Storage]
+    shard_factory: Callable[[TableConfig, Any, Shard], Storage] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,11 @@ from sparring.descriptors import Descriptor, Options
 from sparring.errors import InvalidArgumentError
 from sparring.names import closest_name
 
-__all__ = ["checked_options"]
+__all__ = ["SECRET_GIVEN", "checked_options"]
+
+SECRET_GIVEN = "secret_given"
+"""The type of the pydantic error by which an options model refuses a secret that was written out
+where options stand. What was found is then never repeated: messages end up in logs."""
 
 
 def checked_options(kind: str, descriptor: Descriptor, options: Mapping[str, Any]) -> Options:
@@ -29,15 +33,17 @@ def checked_options(kind: str, descriptor: Descriptor, options: Mapping[str, Any
         return descriptor.options.model_validate(dict(options))
     except ValidationError as error:
         known = sorted(descriptor.options.model_fields)
+        found = error.errors(include_url=False)
         reasons = [
             _reason(details["type"], details["loc"], details["msg"], details["input"], known)
-            for details in error.errors(include_url=False)
+            for details in found
         ]
+        secret = {details["loc"][0] for details in found if details["type"] == SECRET_GIVEN}
         raise InvalidArgumentError(
             f"options of {kind} {descriptor.name!r}: {'; '.join(reasons)}; it takes "
             f"{', '.join(known) or 'no options'}",
             backend=descriptor.name,
-            options=dict(options),
+            options={name: value for name, value in options.items() if name not in secret},
         ) from None
 
 
@@ -50,7 +56,10 @@ def _reason(
         return f"unknown option {name!r}" + (f", did you mean {meant!r}?" if meant else "")
     if error_type == "missing":
         return f"option {name!r} is missing"
+    what = f"option {name!r}: " if name else ""
+    text = f"{what}{message[:1].lower()}{message[1:]}"
+    if error_type == SECRET_GIVEN or isinstance(value, dict):
+        return text
     found = repr(value)
     shown = found if len(found) <= 60 else found[:60] + "…"
-    what = f"option {name!r}: " if name else ""
-    return f"{what}{message[:1].lower()}{message[1:]}, found {shown}"
+    return f"{text}, found {shown}"

@@ -230,11 +230,17 @@ class StepContainer:
 
     def open_storage(self, choice: StorageChoice, config: TableConfig) -> Storage:
         """Opens a storage for a table's rows on this rank; for parts of the package."""
+        shard = None
+        if self.collective.world_size > 1:
+            shard = self.rendezvous.shard_map().shard_of(
+                self.collective.rank, is_replicated=config.is_replicated
+            )
         opened = open_storage(
             choice.backend,
             config,
             validate=False,
             plugin_manager=self._plugin_manager,
+            shard=shard,
             **choice.options,
         )
         try:

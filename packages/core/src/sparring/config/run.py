@@ -53,9 +53,7 @@ class CollectiveConfig(Section):
         "of torchrun.",
     )
     options: dict[str, Any] = Field(
-        default_factory=dict,
-        description="The options of that backend. In text, `{rank}`, `{world_size}` and `{table}` "
-        "stand for what they say, so that each rank has a place of its own.",
+        default_factory=dict, description="The options of that backend."
     )
 
 
@@ -68,9 +66,7 @@ class RendezvousConfig(Section):
         "`environment` for what torchrun or mpiexec started, and `single` for all else.",
     )
     options: dict[str, Any] = Field(
-        default_factory=dict,
-        description="The options of that backend. In text, `{rank}`, `{world_size}` and `{table}` "
-        "stand for what they say, so that each rank has a place of its own.",
+        default_factory=dict, description="The options of that backend."
     )
 
 

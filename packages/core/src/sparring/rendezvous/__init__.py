@@ -2,7 +2,7 @@
 
 from sparring.rendezvous.contract import Membership, Rendezvous
 from sparring.rendezvous.environment import EnvironmentOptions, EnvironmentRendezvous
-from sparring.rendezvous.shard_map import NUM_PARTITIONS, ShardMap
+from sparring.rendezvous.shard_map import NUM_PARTITIONS, Shard, ShardMap
 from sparring.rendezvous.single import SingleRendezvous
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "EnvironmentRendezvous",
     "Membership",
     "Rendezvous",
+    "Shard",
     "ShardMap",
     "SingleRendezvous",
 ]

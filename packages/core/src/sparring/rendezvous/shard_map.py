@@ -10,10 +10,31 @@ import numpy.typing as npt
 from sparring.errors import InvalidArgumentError
 from sparring.storage.arguments import as_array, is_whole
 
-__all__ = ["NUM_PARTITIONS", "ShardMap"]
+__all__ = ["NUM_PARTITIONS", "Shard", "ShardMap"]
 
 NUM_PARTITIONS = 4096
 """Fixed for ever: snapshots name their files by partition."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Shard:
+    """The part of a table that one rank keeps.
+
+    Args:
+        rank: whose it is.
+        world_size: of how many ranks.
+        partitions: ``(n,)`` int64, ascending: those whose rows it keeps. All 4,096 of a
+            replicated table, and of a table in a world of one.
+    """
+
+    rank: int
+    world_size: int
+    partitions: npt.NDArray[np.int64]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank keeps every row of the table."""
+        return len(self.partitions) == NUM_PARTITIONS
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +109,11 @@ class ShardMap:
     def partitions_of(self, rank: int) -> npt.NDArray[np.int64]:
         """The partitions that `rank` owns, ascending."""
         return np.flatnonzero(self.owners == rank)
+
+    def shard_of(self, rank: int, *, is_replicated: bool = False) -> Shard:
+        """What `rank` keeps of a table."""
+        partitions = np.arange(NUM_PARTITIONS) if is_replicated else self.partitions_of(rank)
+        return Shard(rank, self.world_size, partitions)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ShardMap):

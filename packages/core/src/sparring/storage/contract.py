@@ -72,6 +72,8 @@ class Capabilities:
 
     persistent: bool = False
     """Rows outlive the process: closing and opening again finds them."""
+    shared: bool = False
+    """Ranks of a job, and other processes, reach the same rows in one place."""
     native: bool = False
     """`__sparring_storage__` gives a struct that never calls Python."""
     devices: tuple[str, ...] = ("cpu",)

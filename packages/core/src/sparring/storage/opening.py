@@ -12,6 +12,7 @@ from sparring.table import CONVERT_HELP, TableConfig
 
 if TYPE_CHECKING:
     from sparring.plugins import PluginManager
+    from sparring.rendezvous import Shard
 
 __all__ = ["open_storage"]
 
@@ -22,6 +23,7 @@ def open_storage(
     *,
     validate: bool = True,
     plugin_manager: PluginManager | None = None,
+    shard: Shard | None = None,
     **options: Any,
 ) -> Storage:
     """Opens one shard of one table.
@@ -32,6 +34,7 @@ def open_storage(
         validate: check that keys are unique in each call. The engine, which has just
             deduplicated, leaves it out.
         plugin_manager: where to look; None looks through the installed plugins.
+        shard: the part of the table that this rank keeps; None: all of it, in a world of one.
         **options: the backend's own; see ``sparring plugins``.
 
     Raises:
@@ -60,7 +63,10 @@ def open_storage(
     if reason is not None:
         raise PluginError(f"storage {backend!r} cannot run here: {reason}", backend=backend)
     try:
-        storage = descriptor.factory(table, checked)
+        if shard is None or descriptor.shard_factory is None:
+            storage = descriptor.factory(table, checked)
+        else:
+            storage = descriptor.shard_factory(table, checked, shard)
     except VersionError as error:
         # Whoever wraps a native struct need not know which distribution it came with.
         for offer in plugin_manager.descriptors():

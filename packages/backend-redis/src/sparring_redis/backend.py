@@ -1,0 +1,165 @@
+"""The ``redis`` storage: rows of a table in hashes of a Redis, shared by all ranks of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.rendezvous import NUM_PARTITIONS, Shard
+from sparring.storage import Capabilities, Columns, Evicted, Keys, Rows, ScanChunk, Scores, Storage
+from sparring.table import TableConfig
+from sparring_redis.deadline import Deadline
+from sparring_redis.description import agree_on_buckets
+from sparring_redis.layout import Layout
+from sparring_redis.opening import open_client
+from sparring_redis.options import RedisOptions
+from sparring_redis.ownership import Ownership
+from sparring_redis.scanning import BucketScan
+
+__all__ = ["RedisStorage"]
+
+_MOST_ROWS_AT_ONCE = 65_536
+_MOST_BYTES_AT_ONCE = 32 << 20
+
+
+class RedisStorage(Storage):
+    """The part of a table that one rank keeps, in a Redis that all ranks share.
+
+    All ranks' rows lie in one set of buckets, by their keys alone: a job of another size finds them
+    where they are. `size`, `scan` and `clear` see the partitions of this rank only. `find`,
+    `upsert` and `erase` take any key, as the engine asks only the owner of a key.
+
+    What a retry may do
+        `find` reads. `upsert` assigns whole rows: a second time it assigns the same bytes, and an
+        older assignment cannot come after a newer one (`sparring_redis.server`). So both are sent
+        again, within the deadline, when a reply is lost. `erase` counts what existed, and a second
+        time would count less, so it is not: it raises, and may be called again.
+
+    What holds when a call fails
+        A call is one Redis command for each bucket, and Redis runs each whole or not at all. An
+        upsert that raised `StorageIOError` or `DeadlineError` may have written some buckets and not
+        others: each key has its old or its new row. The same call again makes all of them new.
+
+    Args:
+        table: what the rows are.
+        options: where Redis is.
+        shard: the part that this rank keeps; None: all.
+        validate: see `sparring.storage.Storage`.
+
+    Raises:
+        InvalidArgumentError: the table lies there with other rows; a password cannot be read.
+        DeadlineError, StorageIOError: Redis failed.
+    """
+
+    capabilities = Capabilities(persistent=True, shared=True, concurrent_reads=True)
+
+    def __init__(
+        self,
+        table: TableConfig,
+        options: RedisOptions | None = None,
+        shard: Shard | None = None,
+        *,
+        validate: bool = True,
+    ) -> None:
+        super().__init__(table, validate=validate)
+        self.options = options or RedisOptions()
+        self.shard = shard
+        self._client = open_client(self.options, f"table {table.name!r}")
+        try:
+            num_buckets = agree_on_buckets(
+                self._client, table, self.options.prefix, self.options.num_buckets
+            )
+        except BaseException:
+            self._client.close()
+            raise
+        self._layout = Layout(table, self.options.prefix, num_buckets)
+        partitions = np.arange(NUM_PARTITIONS) if shard is None else shard.partitions
+        self._owned = Ownership(partitions, num_buckets)
+        bytes_per_row = table.row_bytes + 64
+        self._rows_at_once = max(1, min(_MOST_ROWS_AT_ONCE, _MOST_BYTES_AT_ONCE // bytes_per_row))
+
+    # -- reading ------------------------------------------------------------
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that Redis holds for the buckets with rows of this rank, by its own estimate."""
+        self._check_open()
+        commands = [
+            self._layout.memory_command(bucket)
+            for bucket in (*self._owned.whole_buckets, *self._owned.shared_buckets)
+        ]
+        replies = self._client.run(commands, "memory_bytes", is_write=False)
+        return sum(reply or 0 for reply in replies)
+
+    def _find_impl(
+        self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
+    ) -> None:
+        deadline = Deadline(self._client.deadline_seconds)
+        for part in self._parts(len(keys)):
+            deal = self._layout.deal(keys[part])
+            commands = self._layout.find_commands(keys[part], deal)
+            replies = self._client.run(commands, "find", is_write=False, deadline=deadline)
+            self._layout.take_rows(replies, deal, columns, rows[part], found[part])
+
+    def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
+        buckets = (*self._owned.whole_buckets, *self._owned.shared_buckets)
+        for keys, rows in self._scan_buckets(buckets, chunk_rows):
+            self._check_open()
+            part = rows[:, columns.begin : columns.end].copy()
+            yield ScanChunk(keys, part, np.zeros(len(keys), np.uint64))
+            self._check_open()
+
+    def _size_impl(self) -> int:
+        commands = [self._layout.command(each, "HLEN") for each in self._owned.whole_buckets]
+        size = sum(self._client.run(commands, "size", is_write=False)) if commands else 0
+        return size + sum(len(keys) for keys in self._keys_in_shared_buckets())
+
+    # -- writing ------------------------------------------------------------
+
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+        deadline = Deadline(self._client.deadline_seconds)
+        for part in self._parts(len(keys)):
+            deal = self._layout.deal(keys[part])
+            commands = self._layout.upsert_commands(keys[part], rows[part], deal)
+            self._client.run(commands, "upsert", is_write=True, deadline=deadline)
+        return self._nothing_evicted()
+
+    def _erase_impl(self, keys: Keys) -> int:
+        deadline = Deadline(self._client.deadline_seconds)
+        return sum(self._erase(keys[part], deadline) for part in self._parts(len(keys)))
+
+    def _erase(self, keys: Keys, deadline: Deadline) -> int:
+        deal = self._layout.deal(keys)
+        commands = self._layout.erase_commands(keys, deal)
+        replies = self._client.run(
+            commands, "erase", is_write=True, is_repeatable=False, deadline=deadline
+        )
+        return int(sum(replies))
+
+    def _clear_impl(self) -> None:
+        commands = [self._layout.command(each, "UNLINK") for each in self._owned.whole_buckets]
+        if commands:
+            self._client.run(commands, "clear", is_write=True)
+        for keys in self._keys_in_shared_buckets():
+            commands = self._layout.erase_commands(keys, self._layout.deal(keys))
+            self._client.run(commands, "clear", is_write=True)
+
+    def _close_impl(self) -> None:
+        self._client.close()
+
+    # -- parts ----------------------------------------------------------------
+
+    def _parts(self, count: int) -> Iterator[slice]:
+        """Slices of a call, so that neither side holds more than some megabytes of it at once."""
+        for begin in range(0, count, self._rows_at_once):
+            yield slice(begin, min(begin + self._rows_at_once, count))
+
+    def _keys_in_shared_buckets(self) -> Iterator[Keys]:
+        """This rank's keys in buckets where other ranks have some, chunk by chunk."""
+        for keys, _ in self._scan_buckets(self._owned.shared_buckets, _MOST_ROWS_AT_ONCE):
+            yield keys
+
+    def _scan_buckets(self, buckets: Sequence[int], chunk_rows: int) -> Iterator[tuple[Keys, Rows]]:
+        return BucketScan(self._client, self._layout, self._owned, buckets).chunks(chunk_rows)

@@ -1,0 +1,66 @@
+"""One deadline for one call, over everything that the call does."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+__all__ = ["BoundedSocket", "Deadline"]
+
+
+class Deadline:
+    """A moment after which a call gives up."""
+
+    __slots__ = ("_end", "seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._end
+
+    def remaining(self) -> float:
+        """Seconds left.
+
+        Raises:
+            TimeoutError: there are none.
+        """
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the deadline is over")
+        return left
+
+
+class BoundedSocket:
+    """A socket whose reads and writes end at the deadline of the call that uses it.
+
+    The client library bounds each read by itself, so a server that sends a byte now and then would
+    be waited for without end. Here each read gets what is left of the whole call.
+    """
+
+    def __init__(self, sock: Any, deadline: Deadline) -> None:
+        self._sock = sock
+        self.deadline = deadline
+
+    def recv_into(self, buffer: Any, *rest: Any) -> int:
+        self._sock.settimeout(self.deadline.remaining())
+        return int(self._sock.recv_into(buffer, *rest))
+
+    def recv(self, *arguments: Any) -> bytes:
+        self._sock.settimeout(self.deadline.remaining())
+        return bytes(self._sock.recv(*arguments))
+
+    def sendall(self, data: Any) -> None:
+        # Part by part, because sendall of a TLS socket bounds each part only.
+        view = memoryview(data)
+        while view:
+            self._sock.settimeout(self.deadline.remaining())
+            view = view[self._sock.send(view[: 1 << 20]) :]
+
+    def settimeout(self, seconds: float | None) -> None:
+        """Nothing: the deadline decides."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)

@@ -1,0 +1,93 @@
+"""What a table in Redis says of itself, written once by whoever comes first."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from redis.crc import key_slot
+
+from sparring.errors import CorruptDataError, InvalidArgumentError, VersionError
+from sparring.table import TableConfig
+from sparring_redis.client import Client, Command
+from sparring_redis.connection import packed
+
+__all__ = ["FORMAT", "agree_on_buckets"]
+
+FORMAT = 1
+"""The version of `sparring_redis.layout`."""
+
+_DEFAULT_BUCKETS = 256
+
+
+def agree_on_buckets(
+    client: Client, table: TableConfig, prefix: str, num_buckets: int | None
+) -> int:
+    """Creates the table if it does not exist, and refuses it if it is another.
+
+    Ranks may come at the same time: one creates it, all others find it.
+
+    Args:
+        client: to ask.
+        table: what is asked for.
+        prefix: what all names begin with.
+        num_buckets: asked for; None takes what there is.
+
+    Returns:
+        How many buckets it has.
+
+    Raises:
+        InvalidArgumentError: its rows, or its buckets, are not those asked for.
+        VersionError: another version of this package made it.
+        CorruptDataError: something else lies there.
+        DeadlineError, StorageIOError: Redis failed.
+    """
+    name = f"{prefix}:{{{table.name}:about}}"
+    asked = {
+        "format": FORMAT,
+        "table": table.name,
+        "rows": table.row_label,
+        "num_buckets": num_buckets or _DEFAULT_BUCKETS,
+    }
+    slot = key_slot(name.encode())
+
+    def run(*words: Any, is_write: bool) -> Any:
+        return client.run([Command(slot, packed(words))], "opening", is_write=is_write)[0]
+
+    data = run("GET", name, is_write=False)
+    if data is None:
+        run("SET", name, json.dumps(asked), "NX", is_write=True)
+        data = run("GET", name, is_write=False)
+    return _checked(data, table, num_buckets, f"{client.topology.place}, name {name}")
+
+
+def _checked(data: bytes | None, table: TableConfig, num_buckets: int | None, place: str) -> int:
+    try:
+        found = json.loads(data or b"")
+        version, rows, buckets = found["format"], found["rows"], found["num_buckets"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptDataError(
+            f"{place}: is no description of a table ({error!r}); choose another prefix, or remove "
+            "what lies there",
+            table=table.name,
+        ) from None
+    if version != FORMAT:
+        raise VersionError(
+            f"{place}: the table lies there in format {version}, this sparring-redis reads format "
+            f"{FORMAT}; install the sparring-redis that made it, or choose another prefix"
+        )
+    table.check_row_label(str(rows), place)
+    is_legal = isinstance(buckets, int) and 1 <= buckets <= 4096 and not buckets & (buckets - 1)
+    if not is_legal:
+        raise CorruptDataError(
+            f"{place}: num_buckets must be a power of two up to 4096, found {buckets!r}; load the "
+            "table from a snapshot below another prefix",
+            table=table.name,
+        )
+    if num_buckets not in (None, buckets):
+        raise InvalidArgumentError(
+            f"{place}: the table was made with num_buckets {buckets}, asked was {num_buckets}; "
+            "leave the option out, or choose another prefix",
+            table=table.name,
+        )
+    return int(buckets)

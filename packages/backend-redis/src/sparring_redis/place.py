@@ -1,0 +1,123 @@
+"""Where Redis is, as one value: read from a URL and what options add to it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from sparring.errors import InvalidArgumentError
+
+__all__ = ["Address", "Place", "place_of"]
+
+_URL = re.compile(r"(?P<scheme>rediss?|unix)(?:\+(?P<mode>sentinel|cluster))?://(?P<rest>[^?#]*)\Z")
+_HOST = re.compile(
+    r"(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<host>[^:\[\]/,\s@]+))(?::(?P<port>\d{1,5}))?\Z"
+)
+_PORTS = {"sentinel": 26_379}
+_FORMS = (
+    "redis://host:port/database, unix:///path, redis+sentinel://host:port,host:port/service or "
+    "redis+cluster://host:port,host:port, with rediss for TLS"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One server: a host and port, or the path of a Unix socket."""
+
+    host: str
+    port: int = 0
+    is_path: bool = False
+
+    def __str__(self) -> str:
+        if self.is_path:
+            return f"unix://{self.host}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What to connect to. It holds no secret and may be printed."""
+
+    mode: str
+    addresses: tuple[Address, ...]
+    service: str | None = None
+    database: int = 0
+    is_encrypted: bool = False
+
+    def __str__(self) -> str:
+        names = ",".join(map(str, self.addresses))
+        if self.mode == "standalone":
+            return f"Redis at {names}"
+        if self.mode == "sentinel":
+            return f"Redis {self.service!r} of the sentinels at {names}"
+        return f"Redis cluster at {names}"
+
+
+def place_of(
+    url: str,
+    mode: str | None,
+    *,
+    service: str | None = None,
+    database: int = 0,
+    tls: bool = False,
+) -> Place:
+    """Reads a URL; the rest says what it leaves out.
+
+    Raises:
+        InvalidArgumentError: it is no URL of a known form, or an option contradicts it.
+    """
+    matched = _URL.match(url)
+    if matched is None:
+        raise InvalidArgumentError(f"redis: must be {_FORMS}")
+    said, rest = matched["mode"], matched["rest"]
+    if said is not None and mode not in (None, said, "standalone"):
+        raise InvalidArgumentError(
+            f"redis: the URL says {said} and the option mode {mode}; say one"
+        )
+    chosen = said or mode or "standalone"
+    if matched["scheme"] == "unix":
+        return _unix_place(rest, chosen, database)
+    hosts, _, path = rest.partition("/")
+    addresses = tuple(_address(each, _PORTS.get(chosen, 6379)) for each in hosts.split(","))
+    if chosen == "standalone" and len(addresses) > 1:
+        raise InvalidArgumentError(
+            "redis: several hosts make no standalone Redis; say redis+cluster or redis+sentinel"
+        )
+    if chosen == "sentinel":
+        name, _, path = path.partition("/")
+        service = name or service
+        if service is None and mode != "standalone":
+            raise InvalidArgumentError(
+                "redis: Sentinel needs the name of the master, option service"
+            )
+    if path:
+        if not path.isdecimal():
+            raise InvalidArgumentError(
+                f"redis: the database must be a whole number, found {path!r}; give {_FORMS}"
+            )
+        database = int(path)
+    if chosen == "cluster" and database:
+        raise InvalidArgumentError(
+            f"redis: a cluster has only database 0, found {database}; leave it out"
+        )
+    is_encrypted = tls or matched["scheme"] == "rediss"
+    return Place(chosen, addresses, service, database, is_encrypted)
+
+
+def _unix_place(path: str, mode: str, database: int) -> Place:
+    if mode != "standalone" or not path.startswith("/"):
+        raise InvalidArgumentError(
+            "redis: a Unix socket is unix:///path with an absolute path, and leads to a "
+            "standalone Redis"
+        )
+    return Place(mode, (Address(path, is_path=True),), database=database)
+
+
+def _address(text: str, port: int) -> Address:
+    matched = _HOST.match(text)
+    if matched is None:
+        raise InvalidArgumentError(f"redis: {text!r} is no host:port; give {_FORMS}")
+    number = int(matched["port"] or port)
+    if not 1 <= number <= 65_535:
+        raise InvalidArgumentError(f"redis: port {number} must be from 1 to 65535")
+    return Address(matched["six"] or matched["host"], number)

@@ -1,0 +1,68 @@
+"""What sparring-redis offers to sparring. Importing this loads no client library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sparring.descriptors import RendezvousDescriptor, StorageDescriptor
+from sparring.errors import PluginError
+from sparring.hookspecs import hookimpl
+from sparring_redis.options import RedisOptions, RedisRendezvousOptions
+
+if TYPE_CHECKING:
+    from sparring.rendezvous import Rendezvous, Shard
+    from sparring.storage import Storage
+    from sparring.table import TableConfig
+
+
+@hookimpl
+def sparring_register_storage() -> Sequence[StorageDescriptor]:
+    return [
+        StorageDescriptor(
+            name="redis",
+            api_version=(1, 0),
+            summary="Redis, standalone, Sentinel or Cluster: rows that ranks share and that last.",
+            options=RedisOptions,
+            factory=_open,
+            shard_factory=_open,
+            unavailable=_reason,
+        )
+    ]
+
+
+@hookimpl
+def sparring_register_rendezvous() -> Sequence[RendezvousDescriptor]:
+    return [
+        RendezvousDescriptor(
+            name="redis",
+            api_version=(1, 0),
+            summary="Ranks meet in Redis: by the launcher's variables, or in order of arrival.",
+            options=RedisRendezvousOptions,
+            factory=_meet,
+            unavailable=_reason,
+        )
+    ]
+
+
+def _open(table: TableConfig, options: RedisOptions, shard: Shard | None = None) -> Storage:
+    from sparring_redis.backend import RedisStorage
+
+    return RedisStorage(table, options, shard)
+
+
+def _meet(options: RedisRendezvousOptions) -> Rendezvous:
+    if reason := _reason():
+        raise PluginError(f"rendezvous 'redis' cannot run here: {reason}", backend="redis")
+    from sparring_redis.rendezvous import RedisRendezvous
+
+    return RedisRendezvous(options)
+
+
+def _reason() -> str | None:
+    try:
+        import hiredis  # noqa: F401
+        import redis  # noqa: F401
+    except ImportError as error:
+        return f"{error}; run: pip install 'redis[hiredis]'"
+    return None

@@ -1,0 +1,150 @@
+"""Ranks that meet in Redis.
+
+    sparring:{meeting:job}:seat:3         the rank that sits there: its token and its host
+    sparring:{meeting:job}:value:run      what a rank set as 'run'
+
+Without `world_size` the launcher's variables say which rank this is, and Redis is the store. With it
+ranks take seats in the order of arrival. A seat is taken by ``SET … NX`` with a token of the rank's
+own: whoever repeats it after a lost reply finds the token and knows that the seat is his, which a
+counter could not tell.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+import uuid
+from typing import Any
+
+from redis.crc import key_slot
+
+from sparring.errors import DeadlineError, InvalidArgumentError
+from sparring.rendezvous import Membership, Rendezvous, ShardMap
+from sparring.rendezvous.environment import EnvironmentOptions, membership_from
+from sparring_redis.client import Command
+from sparring_redis.connection import packed
+from sparring_redis.deadline import Deadline
+from sparring_redis.opening import open_client
+from sparring_redis.options import RedisRendezvousOptions
+
+__all__ = ["RedisRendezvous"]
+
+_SHORTEST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.002, 0.1
+
+
+class RedisRendezvous(Rendezvous):
+    """A meeting of one job.
+
+    Raises:
+        InvalidArgumentError: the launcher's variables are missing or make no sense, or all seats of
+            this job are taken.
+        DeadlineError: Redis did not answer, or not all ranks came within `start_seconds`.
+        StorageIOError: Redis failed.
+    """
+
+    def __init__(self, options: RedisRendezvousOptions) -> None:
+        self._options = options
+        # A restarted job must not read what the last one set.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        name = options.job if attempt == "0" else f"{options.job}.{attempt}"
+        self._name = f"{options.prefix}:{{meeting:{name}}}"
+        self._slot = key_slot(f"{self._name}:".encode())
+        self._client = open_client(options, f"meeting {options.job!r}")
+        try:
+            if options.world_size is None:
+                self._membership = membership_from(
+                    os.environ, EnvironmentOptions(device=options.device)
+                )
+            else:
+                self._membership = self._take_seat(options.world_size)
+        except BaseException:
+            self._client.close()
+            raise
+
+    def membership(self) -> Membership:
+        return self._membership
+
+    def shard_map(self) -> ShardMap:
+        return ShardMap.balanced(self._membership.world_size)
+
+    def set(self, key: str, value: bytes) -> None:
+        seconds = self._options.time_to_live_seconds
+        self._run("set", "SET", f"{self._name}:value:{key}", bytes(value), "EX", seconds)
+
+    def get(self, key: str, timeout_seconds: float) -> bytes:
+        end = time.monotonic() + timeout_seconds
+        wait = _SHORTEST_WAIT_SECONDS
+        while True:
+            # The first question is asked in any case: what is there needs no waiting.
+            left = max(end - time.monotonic(), _LONGEST_WAIT_SECONDS)
+            deadline = Deadline(min(left, self._client.deadline_seconds))
+            value = self._run("get", "GET", f"{self._name}:value:{key}", deadline=deadline)
+            if value is not None:
+                return bytes(value)
+            left = end - time.monotonic()
+            if left <= 0:
+                raise DeadlineError(
+                    f"rendezvous 'redis': nobody set {key!r} of job {self._options.job!r} within "
+                    f"{timeout_seconds:g} s; see whether all ranks run, with the same job and Redis",
+                    key=key,
+                )
+            time.sleep(min(wait, left))
+            wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
+
+    def close(self) -> None:
+        """Leaves. What was set stays until its time is over: others may still need it."""
+        self._client.close()
+
+    # -- seats ----------------------------------------------------------------
+
+    def _take_seat(self, world_size: int) -> Membership:
+        token = json.dumps({"rank": uuid.uuid4().hex, "host": socket.gethostname()}).encode()
+        seconds = self._options.time_to_live_seconds
+        for rank in range(world_size):
+            seat = self._seat(rank)
+            self._run("take a seat", "SET", seat, token, "EX", seconds, "NX")
+            if self._run("take a seat", "GET", seat) == token:
+                return self._seated(rank, world_size)
+        raise InvalidArgumentError(
+            f"rendezvous 'redis': all {world_size} seats of job {self._options.job!r} are taken; "
+            "give this job a name of its own, or raise world_size"
+        )
+
+    def _seated(self, rank: int, world_size: int) -> Membership:
+        """Waits for all others, because only then is known who shares this machine."""
+        end = time.monotonic() + self._options.start_seconds
+        wait = _SHORTEST_WAIT_SECONDS
+        while True:
+            seats = self._run("look who came", "MGET", *map(self._seat, range(world_size)))
+            num_taken = sum(seat is not None for seat in seats)
+            if num_taken == world_size:
+                break
+            if time.monotonic() >= end:
+                raise DeadlineError(
+                    f"rendezvous 'redis': {num_taken} of {world_size} ranks came to job "
+                    f"{self._options.job!r} within {self._options.start_seconds:g} s; start the "
+                    "others, or raise start_seconds",
+                    job=self._options.job,
+                )
+            time.sleep(wait)
+            wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
+        hosts = [json.loads(seat)["host"] for seat in seats]
+        local_rank = hosts[:rank].count(hosts[rank])
+        return Membership(
+            rank=rank,
+            world_size=world_size,
+            local_rank=local_rank,
+            local_world_size=hosts.count(hosts[rank]),
+            device="cpu" if self._options.device == "cpu" else f"cuda:{local_rank}",
+        )
+
+    def _seat(self, rank: int) -> str:
+        return f"{self._name}:seat:{rank}"
+
+    def _run(self, operation: str, *words: Any, deadline: Deadline | None = None) -> Any:
+        """One command. All that are used here may run twice: they set the same, or read."""
+        command = Command(self._slot, packed(words))
+        is_write = words[0] == "SET"
+        return self._client.run([command], operation, is_write=is_write, deadline=deadline)[0]

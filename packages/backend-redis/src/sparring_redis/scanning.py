@@ -1,0 +1,92 @@
+"""Streams the rows of buckets, some buckets at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparring.storage import Keys, Rows
+from sparring_redis.client import Client
+from sparring_redis.layout import Layout
+from sparring_redis.ownership import Ownership
+
+__all__ = ["BucketScan"]
+
+_MOST_BUCKETS_AT_ONCE = 32
+_MOST_ROWS_AT_ONCE = 16_384
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """How far a bucket was read."""
+
+    bucket: int
+    at: bytes = b"0"
+
+
+class BucketScan:
+    """One walk over some buckets of a table.
+
+    Redis returns from HSCAN each field that is there from the first call to the last, and a little
+    more or less than it was asked for. What is too much waits here for the next chunk; no more is
+    asked for than a chunk has room for.
+
+    Args:
+        client: to ask.
+        layout: of the table.
+        owned: whose rows are wanted.
+        buckets: where to look.
+    """
+
+    def __init__(
+        self, client: Client, layout: Layout, owned: Ownership, buckets: Sequence[int]
+    ) -> None:
+        self._client = client
+        self._layout = layout
+        self._owned = owned
+        self._shared = frozenset(owned.shared_buckets)
+        self._waiting = [_Cursor(bucket) for bucket in reversed(buckets)]  # taken from the end
+        self._active: list[_Cursor] = []
+        self._fields: list[bytes] = []
+        self._values: list[bytes] = []
+
+    def chunks(self, chunk_rows: int) -> Iterator[tuple[Keys, Rows]]:
+        """``(n,)`` keys and ``(n, width)`` rows, read-only, 1 to `chunk_rows` of them.
+
+        Raises:
+            DeadlineError, StorageIOError: one exchange with Redis failed.
+            CorruptDataError: something there is no row of this table.
+        """
+        fields, values = self._fields, self._values
+        while True:
+            while len(fields) < chunk_rows and (self._waiting or self._active):
+                self._advance(min(chunk_rows - len(fields), _MOST_ROWS_AT_ONCE))
+            if not fields:
+                return
+            chunk = fields[:chunk_rows], values[:chunk_rows]
+            del fields[:chunk_rows], values[:chunk_rows]
+            yield self._layout.decode_keys(chunk[0]), self._layout.decode(chunk[1])
+
+    def _advance(self, room: int) -> None:
+        """Reads on in some buckets, about `room` rows in all."""
+        while self._waiting and len(self._active) < min(_MOST_BUCKETS_AT_ONCE, room):
+            self._active.append(self._waiting.pop())
+        count = max(1, room // len(self._active))
+        commands = [
+            self._layout.command(cursor.bucket, "HSCAN", cursor.at, "COUNT", count)
+            for cursor in self._active
+        ]
+        replies = self._client.run(commands, "scan", is_write=False)
+        for cursor, (at, flat) in zip(self._active, replies, strict=True):
+            self._keep(cursor.bucket, flat[::2], flat[1::2])
+            cursor.at = at
+        self._active = [cursor for cursor in self._active if cursor.at != b"0"]
+
+    def _keep(self, bucket: int, fields: list[bytes], values: list[bytes]) -> None:
+        if fields and bucket in self._shared:
+            mine = np.flatnonzero(self._owned.owns(self._layout.decode_keys(fields))).tolist()
+            fields, values = [fields[i] for i in mine], [values[i] for i in mine]
+        self._fields += fields
+        self._values += values

@@ -1,0 +1,99 @@
+"""A cluster of masters without replicas."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+from sparring_redis.connection import Access
+from sparring_redis.testing.server import RedisServer
+from sparring_redis.topology import NUM_SLOTS
+
+__all__ = ["RedisCluster"]
+
+_MEET_SECONDS = 20.0
+
+
+class RedisCluster:
+    """Masters that share the slots evenly. A context manager.
+
+    Args:
+        num_masters: how many.
+        settings: of each server's ``redis.conf``, beside those that are set here.
+        access: by which the starter itself gets in.
+    """
+
+    def __init__(
+        self,
+        num_masters: int = 3,
+        settings: dict[str, Any] | None = None,
+        access: Access | None = None,
+    ) -> None:
+        self._closing = ExitStack()
+        chosen = {
+            "cluster-enabled": "yes",
+            "cluster-config-file": "nodes.conf",
+            "cluster-node-timeout": 2000,
+            **(settings or {}),
+        }
+        try:
+            self.servers = [
+                self._closing.enter_context(RedisServer(chosen, access=access))
+                for _ in range(num_masters)
+            ]
+            self._join()
+        except BaseException:
+            self._closing.close()
+            raise
+
+    @property
+    def url(self) -> str:
+        hosts = ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
+        encrypted = "s" if self.servers[0].access.is_encrypted else ""
+        return f"redis{encrypted}+cluster://{hosts}"
+
+    def _join(self) -> None:
+        num = len(self.servers)
+        for i, server in enumerate(self.servers):
+            first, end = i * NUM_SLOTS // num, (i + 1) * NUM_SLOTS // num
+            server.ask("CLUSTER", "ADDSLOTSRANGE", first, end - 1)
+            server.ask("CLUSTER", "SET-CONFIG-EPOCH", i + 1)
+        for server in self.servers[1:]:
+            self.servers[0].ask("CLUSTER", "MEET", "127.0.0.1", server.port)
+        self.wait()
+
+    def wait(self) -> None:
+        """Returns when all nodes know each other and answer for their slots.
+
+        Raises:
+            RuntimeError: they do not come to that.
+        """
+        end_time = time.monotonic() + _MEET_SECONDS
+        while not all(self._knows_all(server) for server in self.servers):
+            if time.monotonic() > end_time:
+                raise RuntimeError("the nodes of the cluster did not meet")
+            time.sleep(0.05)
+
+    def _knows_all(self, server: RedisServer) -> bool:
+        is_well = b"cluster_state:ok" in server.ask("CLUSTER", "INFO")
+        return (
+            is_well
+            and b"fail" not in server.ask("CLUSTER", "NODES")
+            and len(server.ask("CLUSTER", "SLOTS")) == len(self.servers)
+        )
+
+    def close(self) -> None:
+        self._closing.close()
+
+    def __enter__(self) -> RedisCluster:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

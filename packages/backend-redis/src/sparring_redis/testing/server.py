@@ -1,0 +1,167 @@
+"""One ``redis-server`` process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from sparring_redis.connection import Access, Link
+from sparring_redis.deadline import Deadline
+from sparring_redis.place import Address
+
+__all__ = ["RedisServer", "free_port", "redis_server_missing"]
+
+_START_SECONDS = 15.0
+
+
+def redis_server_missing() -> str | None:
+    """Why no server can be started here, with the command to run; None: one can."""
+    if shutil.which("redis-server") is None:
+        return "needs redis-server: apt-get install -y redis-server"
+    return None
+
+
+def free_port() -> int:
+    """A port that nobody listens on, below 55,536: a cluster node also takes the port 10,000 above."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port < 55_536:
+            return port
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port - 10_000))
+                return port - 10_000
+            except OSError:
+                continue
+
+
+class RedisServer:
+    """A server on a free port of loopback. A context manager; `close` ends it and its folder.
+
+    Args:
+        settings: of ``redis.conf``, beside those that are set here.
+        access: by which the starter itself gets in, where the settings ask for it.
+        arguments: further words of the command line, as ``--sentinel``.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        access: Access | None = None,
+        arguments: tuple[str, ...] = (),
+    ) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="sparring-redis-"))
+        self.port = free_port()
+        self.access = access or Access()
+        self._arguments = arguments
+        chosen: dict[str, Any] = {
+            "bind": "127.0.0.1",
+            "dir": self.folder,
+            "save": '""',
+            "logfile": self.folder / "redis.log",
+            "unixsocket": self.folder / "redis.sock",
+        }
+        chosen["tls-port" if self.access.is_encrypted else "port"] = self.port
+        if self.access.is_encrypted:
+            chosen["port"] = 0
+        if "--sentinel" in arguments:
+            del chosen["save"]
+        chosen.update(settings or {})
+        self._file = self.folder / "redis.conf"
+        self._file.write_text("".join(f"{name} {value}\n" for name, value in chosen.items()))
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def address(self) -> Address:
+        return Address("127.0.0.1", self.port)
+
+    @property
+    def url(self) -> str:
+        return f"redis{'s' if self.access.is_encrypted else ''}://127.0.0.1:{self.port}"
+
+    @property
+    def unix_socket(self) -> Path:
+        return self.folder / "redis.sock"
+
+    def start(self) -> None:
+        """Starts the process, and returns when it answers.
+
+        Raises:
+            RuntimeError: it ended, or did not answer.
+        """
+        command = ["redis-server", str(self._file), *self._arguments]
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        end = time.monotonic() + _START_SECONDS
+        while time.monotonic() < end:
+            if self._process.poll() is not None:
+                break
+            with contextlib.suppress(RedisError, OSError):
+                self.ask("PING")
+                return
+            time.sleep(0.01)
+        log = self.folder / "redis.log"
+        text = log.read_text()[-1000:] if log.exists() else "no log"
+        raise RuntimeError(f"redis-server on port {self.port} did not start: {text}")
+
+    def ask(self, *words: Any, seconds: float = 5.0) -> Any:
+        """One command over a connection of its own."""
+        link = Link(self.address, self.access, Deadline(seconds))
+        try:
+            return link.ask(*words)
+        finally:
+            link.close()
+
+    @property
+    def process_id(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends SIGSTOP, SIGCONT, SIGKILL, … to this process."""
+        if self._process is not None and self._process.poll() is None:
+            os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        """Ends it at once, as a crash would."""
+        if self._process is not None:
+            self.signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        """Ends it and removes its folder. A second call does nothing."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> RedisServer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,48 @@
+"""The kit of core, on a standalone Redis and on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sparring import Storage, TableConfig
+from sparring.testing import StorageTests
+from sparring_redis import RedisOptions, RedisStorage
+from sparring_redis.testing import RedisCluster, RedisServer
+
+
+class _OnRedis(StorageTests):
+    @pytest.fixture
+    def url(self) -> str:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def make_storage(self, url: str, new_prefix: Callable[[], str]) -> Any:
+        def make(table: TableConfig) -> Storage:
+            # Small, so that buckets hold more than one row.
+            options = RedisOptions(url=url, prefix=new_prefix(), num_buckets=16)
+            return RedisStorage(table, options)
+
+        return make
+
+    @pytest.fixture
+    def reopen_storage(self) -> Any:
+        return lambda closed: RedisStorage(closed.table, closed.options)
+
+
+class TestStandalone(_OnRedis):
+    """One server."""
+
+    @pytest.fixture
+    def url(self, server: RedisServer) -> str:
+        return server.url
+
+
+class TestCluster(_OnRedis):
+    """Three masters."""
+
+    @pytest.fixture
+    def url(self, cluster: RedisCluster) -> str:
+        return cluster.url

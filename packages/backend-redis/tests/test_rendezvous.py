@@ -1,0 +1,149 @@
+"""Ranks meet in Redis."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.errors import DeadlineError, InvalidArgumentError, SparringError
+from sparring.options import checked_options
+from sparring.plugins import make_plugin_manager
+from sparring.rendezvous import Membership, Rendezvous, ShardMap
+from sparring_redis import RedisRendezvous, RedisRendezvousOptions
+from sparring_redis.testing import Fault, FaultProxy, RedisCluster, RedisServer
+
+_LAUNCHERS = ("RANK", "WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK")
+
+
+@pytest.fixture
+def meet(server: RedisServer, new_prefix: Callable[[], str]) -> Any:
+    prefix = new_prefix()
+
+    def join(**options: Any) -> RedisRendezvous:
+        given = {"url": server.url, "prefix": prefix, **options}
+        return RedisRendezvous(RedisRendezvousOptions(**given))
+
+    return join
+
+
+def test_it_is_found_by_its_name(server: RedisServer, new_prefix: Callable[[], str]) -> None:
+    descriptor = make_plugin_manager().rendezvous("redis")
+    options = {"url": server.url, "prefix": new_prefix(), "world_size": 1}
+    met = descriptor.factory(checked_options("rendezvous", descriptor, options))
+    assert isinstance(met, Rendezvous)
+    assert met.membership() == Membership(rank=0, world_size=1)
+    assert met.shard_map() == ShardMap.balanced(1)
+    met.close()
+    met.close()
+
+
+@pytest.mark.parametrize("world_size", [2, 5])
+def test_ranks_are_numbered_in_the_order_of_arrival(meet: Any, world_size: int) -> None:
+    with ThreadPoolExecutor(world_size) as threads:
+        met = list(threads.map(lambda _: meet(world_size=world_size), range(world_size)))
+    places = [each.membership() for each in met]
+    assert sorted(each.rank for each in places) == list(range(world_size))
+    assert sorted(each.local_rank for each in places) == list(range(world_size))
+    assert {each.local_world_size for each in places} == {world_size}
+    owned = [
+        each.shard_map().partitions_of(place.rank) for each, place in zip(met, places, strict=True)
+    ]
+    assert sorted(np.concatenate(owned).tolist()) == list(range(4096))
+
+
+def test_one_rank_more_than_there_are_seats_is_refused(meet: Any) -> None:
+    meet(world_size=1)
+    with pytest.raises(InvalidArgumentError, match=r"all 1 seats of job 'job' are taken"):
+        meet(world_size=1)
+    assert meet(world_size=1, job="another").membership().rank == 0
+
+
+def test_ranks_that_do_not_come_are_waited_for_no_longer_than_said(meet: Any) -> None:
+    start = time.monotonic()
+    with pytest.raises(DeadlineError, match="1 of 2 ranks came"):
+        meet(world_size=2, start_seconds=0.3)
+    assert 0.3 <= time.monotonic() - start < 2
+
+
+def test_the_launchers_variables_give_the_membership(
+    meet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in _LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(InvalidArgumentError, match="found none of the variables"):
+        meet()
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert meet().membership() == Membership(rank=2, world_size=3)
+
+
+def test_what_one_rank_sets_another_gets(meet: Any) -> None:
+    first, second = meet(world_size=1, job="a"), meet(world_size=1, job="a2")
+    other = meet(world_size=1, job="b")
+    first.set("run", b"abc")
+    assert first.get("run", 0.0) == b"abc"
+    for stranger in (second, other):
+        with pytest.raises(DeadlineError, match="'run'"):
+            stranger.get("run", 0.01)
+    first.set("run", b"")
+    assert first.get("run", 0.0) == b""
+
+
+def test_get_waits_until_some_rank_sets_it(meet: Any) -> None:
+    met = meet(world_size=1)
+    setting = threading.Timer(0.2, met.set, ("late", b"\x00\xff"))
+    setting.start()
+    start = time.monotonic()
+    assert met.get("late", 5.0) == b"\x00\xff"
+    assert 0.1 < time.monotonic() - start < 2
+    setting.join()
+    start = time.monotonic()
+    with pytest.raises(DeadlineError, match=r"nobody set 'never'.*within 0\.2 s"):
+        met.get("never", 0.2)
+    assert 0.2 <= time.monotonic() - start < 1
+
+
+def test_redis_forgets_what_was_set(meet: Any, server: RedisServer) -> None:
+    met = meet(world_size=1, time_to_live_seconds=100, job="forgotten")
+    met.set("run", b"abc")
+    names = server.ask("KEYS", "*{meeting:forgotten}*")
+    assert len(names) == 2
+    assert all(0 < server.ask("TTL", name) <= 100 for name in names)
+
+
+def test_it_meets_in_a_cluster_too(cluster: RedisCluster, new_prefix: Callable[[], str]) -> None:
+    met = RedisRendezvous(
+        RedisRendezvousOptions(url=cluster.url, prefix=new_prefix(), world_size=1)
+    )
+    met.set("run", b"abc")
+    assert met.get("run", 1.0) == b"abc"
+
+
+def test_a_seat_whose_reply_was_lost_is_taken_once(
+    server: RedisServer, new_prefix: Callable[[], str]
+) -> None:
+    with FaultProxy(server.port) as proxy:
+        proxy.arm(Fault(cut_reply_at=300), num_connections=1)
+        options = RedisRendezvousOptions(url=proxy.url, prefix=new_prefix(), world_size=1)
+        assert RedisRendezvous(options).membership().rank == 0
+
+
+def test_a_redis_that_stopped_is_waited_for_no_longer_than_the_deadline(
+    own_server: RedisServer,
+) -> None:
+    met = RedisRendezvous(
+        RedisRendezvousOptions(url=own_server.url, world_size=1, deadline_seconds=0.5)
+    )
+    own_server.kill()
+    start = time.monotonic()
+    with pytest.raises(SparringError, match=r"127\.0\.0\.1"):
+        met.set("run", b"abc")
+    with pytest.raises(SparringError, match=r"127\.0\.0\.1"):
+        met.get("run", 0.5)
+    assert time.monotonic() - start < 2

@@ -1,0 +1,425 @@
+"""Redis stopped, killed, paused, slow, half a reply: `python -m reliability.redis_faults --trials 300`.
+
+Each trial breaks something while one call of a storage runs, and looks at four promises:
+
+late      the call ended within its deadline and a little slack
+untyped   it returned, or raised DeadlineError or StorageIOError; nothing else
+silent    what it returned was true: rows as they were written, none missing, none of zeros
+twice     afterwards each row is the old or the new one, the same call again makes all new, and what
+          the first call left on its way does not come later than what was written after it
+
+It prints one line for each kind of fault and a sum, and ends with 1 if any promise was broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sparring import Storage, TableConfig, open_storage
+from sparring.errors import DeadlineError, StorageIOError
+from sparring_redis.testing import (
+    Fault,
+    FaultProxy,
+    RedisCluster,
+    RedisServer,
+    redis_server_missing,
+)
+
+if TYPE_CHECKING:
+    from reliability.report import Report
+
+__all__ = ["KINDS", "TRIALS", "Counts", "run", "run_trials"]
+
+TRIALS = 300
+
+_NUM_KEYS = 600
+_DIM = 16
+_SLACK_SECONDS = 0.5
+_NEXT = 0.5
+"""What the version of a second upsert is above that of the row before the first."""
+_PROMISES = ("late", "untyped", "silent", "twice")
+
+
+@dataclass
+class Counts:
+    """What happened in all trials."""
+
+    num_trials: Counter[str] = field(default_factory=Counter)
+    num_returned: Counter[str] = field(default_factory=Counter)
+    num_raised: Counter[str] = field(default_factory=Counter)
+    broken: list[str] = field(default_factory=list)
+    """One line for each promise that was broken."""
+    longest_seconds: float = 0.0
+
+
+class _World:
+    """A server behind a proxy, a cluster, and a storage on each; rows outlive the processes."""
+
+    def __init__(self, deadline_seconds: float, draw: random.Random) -> None:
+        self.deadline_seconds = deadline_seconds
+        self.draw = draw
+        self._closing = ExitStack()
+        try:
+            settings = {"appendonly": "yes", "appendfsync": "always", "enable-debug-command": "yes"}
+            self.server = self._closing.enter_context(RedisServer(settings))
+            self.proxy = self._closing.enter_context(FaultProxy(self.server.port))
+            self.cluster = self._closing.enter_context(
+                RedisCluster(3, {**settings, "cluster-require-full-coverage": "no"})
+            )
+            self.single = self._open(self.proxy.url)
+            self.spread = self._open(self.cluster.url)
+        except BaseException:
+            self._closing.close()
+            raise
+
+    def _open(self, url: str) -> Storage:
+        return self._closing.enter_context(
+            open_storage(
+                "redis",
+                TableConfig("rows", _DIM),
+                url=url,
+                deadline_seconds=self.deadline_seconds,
+                num_buckets=32,
+            )
+        )
+
+    def close(self) -> None:
+        self._closing.close()
+
+    # -- faults: each is there inside of its block, or until it ends by itself ------------
+
+    def _some_seconds(self) -> float:
+        """Shorter than the deadline two times of three, longer otherwise."""
+        share = self.draw.choice([0.1, 0.4, 1.3])
+        return share * self.deadline_seconds
+
+    @contextmanager
+    def stopped(self, server: RedisServer) -> Iterator[None]:
+        server.signal(signal.SIGSTOP)
+        going_on = threading.Timer(self._some_seconds(), server.signal, (signal.SIGCONT,))
+        going_on.start()
+        try:
+            yield
+        finally:
+            going_on.join()
+
+    @contextmanager
+    def killed(self, server: RedisServer) -> Iterator[None]:
+        """Before the call or while it runs; it comes back later."""
+        seconds, delay = self._some_seconds(), self.draw.choice([0.0, 0.002 * self.draw.random()])
+
+        def kill_and_start() -> None:
+            time.sleep(delay)
+            server.kill()
+            is_killed.set()
+            time.sleep(seconds)
+            server.start()
+
+        is_killed = threading.Event()
+        thread = threading.Thread(target=kill_and_start)
+        thread.start()
+        if not delay:
+            is_killed.wait()
+        try:
+            yield
+        finally:
+            thread.join()
+            if server in self.cluster.servers:
+                self.cluster.wait()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        seconds = self._some_seconds()
+        what = self.draw.choice(["ALL", "WRITE"])
+        self.server.ask("CLIENT", "PAUSE", int(seconds * 1000), what)
+        end = time.monotonic() + seconds
+        try:
+            yield
+        finally:
+            time.sleep(max(0.0, end - time.monotonic()) + 0.02)
+
+    @contextmanager
+    def sleeping(self) -> Iterator[None]:
+        """The server computes something long, and answers nobody meanwhile."""
+        seconds = self._some_seconds()
+        thread = threading.Thread(
+            target=self.server.ask, args=("DEBUG", "SLEEP", seconds), kwargs={"seconds": 60.0}
+        )
+        thread.start()
+        time.sleep(0.01)
+        try:
+            yield
+        finally:
+            thread.join()
+
+    @contextmanager
+    def proxied(self, fault: Fault, most_connections: int = 3) -> Iterator[None]:
+        """Open connections, and some new ones, suffer it."""
+        self.proxy.arm(fault, self.draw.randint(0, most_connections))
+        try:
+            yield
+        finally:
+            self.proxy.arm(Fault())
+
+    @contextmanager
+    def late(self) -> Iterator[None]:
+        """What open connections send reaches Redis when its caller has long given up."""
+        delay = 1.2 * self.deadline_seconds
+        with self.proxied(Fault(delay_seconds=delay), most_connections=0):
+            start = time.monotonic()
+            yield
+            time.sleep(max(0.0, start + delay + 0.1 - time.monotonic()))
+
+    def some_bytes(self, most: int) -> int:
+        return int(most * self.draw.random() ** 2)
+
+
+KINDS = (
+    "stopped",
+    "killed",
+    "paused",
+    "busy",
+    "slow",
+    "trickle",
+    "half a reply",
+    "half a request",
+    "a reply that stalls",
+    "a request that comes late",
+    "a cluster's node stopped",
+    "a cluster's node killed",
+)
+
+
+@contextmanager
+def _broken(world: _World, kind: str) -> Iterator[Storage]:
+    """The fault, and the storage that suffers from it."""
+    draw = world.draw
+    node = draw.choice(world.cluster.servers)
+    size = world.some_bytes(_NUM_KEYS * 4 * _DIM)
+    faults = {
+        "stopped": lambda: world.stopped(world.server),
+        "killed": lambda: world.killed(world.server),
+        "paused": world.paused,
+        "busy": world.sleeping,
+        "slow": lambda: world.proxied(Fault(delay_seconds=draw.random() * 0.2)),
+        "trickle": lambda: world.proxied(Fault(trickle_seconds=0.01)),
+        "half a reply": lambda: world.proxied(Fault(cut_reply_at=size)),
+        "half a request": lambda: world.proxied(Fault(cut_request_at=size)),
+        "a reply that stalls": lambda: world.proxied(Fault(stall_reply_at=size)),
+        "a request that comes late": world.late,
+        "a cluster's node stopped": lambda: world.stopped(node),
+        "a cluster's node killed": lambda: world.killed(node),
+    }
+    storage = world.spread if kind.startswith("a cluster") else world.single
+    with faults[kind]():
+        yield storage
+
+
+class _Book:
+    """What one storage holds: row `i` is all ``versions[i]``, or is missing."""
+
+    def __init__(self) -> None:
+        self.keys = np.arange(_NUM_KEYS, dtype=np.int64) * 7_919 - 1_000_000
+        self.versions = np.zeros(_NUM_KEYS, np.float32)
+
+    def rows(self, version: float) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+        return np.full((_NUM_KEYS, _DIM), version, np.float32)
+
+
+def _trial(world: _World, kind: str, books: dict[int, _Book], counts: Counts) -> None:
+    operation = world.draw.choice(["upsert", "upsert", "find", "erase", "size", "scan"])
+    label = f"{kind}, {operation}"
+
+    def broke(promise: str, what: object) -> None:
+        counts.broken.append(f"{promise}: {label}: {what}")
+
+    result: object = None
+    failure: BaseException | None = None
+    with _broken(world, kind) as storage:
+        book = books.setdefault(id(storage), _Book())
+        old = float(book.versions[0])
+        new = old + 1
+        start = time.monotonic()
+        try:
+            if operation == "upsert":
+                storage.upsert(book.keys, book.rows(new))
+            elif operation == "find":
+                result = storage.find(book.keys)
+            elif operation == "erase":
+                result = storage.erase(book.keys[::3])
+            elif operation == "size":
+                result = storage.size
+            else:
+                result = sum(len(chunk) for chunk in storage.scan(200))
+        except (DeadlineError, StorageIOError) as error:
+            failure = error
+        except Exception as error:
+            failure = error
+            broke("untyped", repr(error))
+        seconds = time.monotonic() - start
+        counts.longest_seconds = max(counts.longest_seconds, seconds)
+        if operation == "upsert" and failure is not None:
+            # While what the first call sent may still lie before the server.
+            with suppress(DeadlineError, StorageIOError):
+                storage.upsert(book.keys, book.rows(old + _NEXT))
+                operation, failure = "upsert after upsert", None
+        # A scan is many calls; each has the deadline.
+        if seconds > world.deadline_seconds + _SLACK_SECONDS and operation != "scan":
+            broke("late", f"{seconds:.2f} s")
+
+    counts.num_trials[kind] += 1
+    (counts.num_returned if failure is None else counts.num_raised)[kind] += 1
+    if failure is None:
+        _check_result(operation, result, old, broke)
+    _check_rows(storage, book, operation, failure is None, broke)
+
+
+def _check_result(
+    operation: str, result: object, old: float, broke: Callable[[str, object], None]
+) -> None:
+    if operation == "find":
+        found = result
+        if not (found.found.all() and (found.rows == old).all()):  # type: ignore[attr-defined]
+            broke("silent", "find gave other rows than were written")
+    elif operation == "erase" and result != len(range(0, _NUM_KEYS, 3)):
+        broke("silent", f"erase counted {result}")
+    elif operation in ("size", "scan") and result != _NUM_KEYS:
+        broke("silent", f"{operation} counted {result}")
+
+
+def _check_rows(
+    storage: Storage,
+    book: _Book,
+    operation: str,
+    has_returned: bool,
+    broke: Callable[[str, object], None],
+) -> None:
+    """After the fault: what is there, and what the next writes make of it."""
+    old = float(book.versions[0])
+    new = old + 1
+    found = storage.find(book.keys)
+    is_old = (found.rows == old).all(axis=1) & found.found
+    is_new = (found.rows == new).all(axis=1) & found.found
+    is_next = (found.rows == old + _NEXT).all(axis=1) & found.found
+    if operation == "upsert after upsert":
+        is_right = is_next
+    elif operation == "upsert":
+        is_right = is_new if has_returned else is_old | is_new | is_next
+    elif operation == "erase":
+        is_right = is_old.copy()
+        gone = ~found.found[::3]
+        is_right[::3] = gone if has_returned else gone | is_old[::3]
+    else:
+        is_right = is_old
+    if not is_right.all():
+        broke("twice", f"{int((~is_right).sum())} rows are neither old nor new")
+    # The same rows again heal; the next version must then stand against whatever comes late.
+    storage.upsert(book.keys, book.rows(new))
+    if not (storage.find(book.keys).rows == new).all():
+        broke("twice", "the same call again did not set it right")
+    storage.upsert(book.keys, book.rows(new + 1))
+    time.sleep(0.01)
+    last = storage.find(book.keys)
+    if not (last.found.all() and (last.rows == new + 1).all()):
+        broke("twice", "an older write came after a newer one")
+    book.versions[:] = new + 1
+
+
+def run_trials(
+    num_trials: int,
+    *,
+    deadline_seconds: float = 2.0,
+    seed: int = 0,
+    kinds: Sequence[str] = KINDS,
+    report: Callable[[str], None] = lambda _: None,
+) -> Counts:
+    """Runs trials, the kinds in turn.
+
+    Args:
+        num_trials: how many.
+        deadline_seconds: of each call.
+        seed: of all that is drawn.
+        kinds: which faults.
+        report: told of each broken promise as it is found.
+    """
+    counts = Counts()
+    world = _World(deadline_seconds, random.Random(seed))
+    books: dict[int, _Book] = {}
+    try:
+        for storage in (world.single, world.spread):
+            books[id(storage)] = _Book()
+            storage.upsert(books[id(storage)].keys, books[id(storage)].rows(0.0))
+        for i in range(num_trials):
+            before = len(counts.broken)
+            try:
+                _trial(world, kinds[i % len(kinds)], books, counts)
+            except Exception as error:
+                counts.broken.append(f"untyped: {kinds[i % len(kinds)]}, afterwards: {error!r}")
+            for line in counts.broken[before:]:
+                report(f"trial {i}: {line}")
+    finally:
+        world.close()
+    return counts
+
+
+def run(trials: int) -> Report:
+    """The trials that ``python -m reliability`` runs among others."""
+    from reliability.report import Report
+
+    if reason := redis_server_missing():
+        return Report(0, skipped=reason)
+    counts = run_trials(trials)
+    happened = {f"{kind}: returned": counts.num_returned[kind] for kind in KINDS}
+    happened |= {f"{kind}: raised a typed error": counts.num_raised[kind] for kind in KINDS}
+    return Report(trials, dict(sorted(happened.items())), counts.broken)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns 1 where a promise was broken."""
+    parser = argparse.ArgumentParser(prog="python -m reliability.redis_faults")
+    parser.add_argument("--trials", type=int, default=TRIALS)
+    parser.add_argument("--deadline-seconds", type=float, default=2.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="print the counts as JSON, last")
+    given = parser.parse_args(arguments)
+    if reason := redis_server_missing():
+        print(f"skipped: {reason}")
+        return 0
+    counts = run_trials(
+        given.trials,
+        deadline_seconds=given.deadline_seconds,
+        seed=given.seed,
+        report=lambda line: print(line, flush=True),
+    )
+    for kind in KINDS:
+        print(
+            f"{kind:26} {counts.num_trials[kind]:4} trials: {counts.num_returned[kind]:4} returned, "
+            f"{counts.num_raised[kind]:4} raised"
+        )
+    broken = Counter(line.partition(":")[0] for line in counts.broken)
+    summary = {"trials": counts.num_trials.total(), **{each: broken[each] for each in _PROMISES}}
+    print(
+        f"redis faults: {summary['trials']} trials, "
+        + ", ".join(f"{broken[each]} {each}" for each in _PROMISES)
+        + f"; longest call {counts.longest_seconds:.2f} s, deadline {given.deadline_seconds:g} s"
+    )
+    if given.json:
+        print(json.dumps(summary))
+    return 1 if counts.broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
