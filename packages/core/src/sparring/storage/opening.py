@@ -60,7 +60,10 @@ def open_storage(
     if reason is not None:
         raise PluginError(f"storage {backend!r} cannot run here: {reason}", backend=backend)
     try:
-        storage = descriptor.factory(table, checked)
+        if descriptor.inner is None:
+            storage = descriptor.factory(table, checked)
+        else:
+            storage = descriptor.factory(table, checked, plugin_manager)
     except VersionError as error:
         # Whoever wraps a native struct need not know which distribution it came with.
         for offer in plugin_manager.descriptors():
