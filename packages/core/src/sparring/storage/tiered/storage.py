@@ -48,7 +48,7 @@ from sparring.storage.tiered.locking import ReaderWriterLock
 from sparring.storage.tiered.options import TieredOptions
 from sparring.storage.tiered.scanning import scan_tiers
 from sparring.storage.tiered.staging import Staged, Staging
-from sparring.storage.tiered.tier import Tier
+from sparring.storage.tiered.tier import PROBE, Tier
 from sparring.table import TableConfig
 
 __all__ = ["TieredStorage"]
@@ -216,7 +216,7 @@ class TieredStorage(Storage):
         """Distinct keys: those of the last tier, and those above that it lacks."""
         above = [tier.holding.held.keys for tier in self._tiers]
         for tier in self._tiers[:-1]:
-            above += [chunk.keys for chunk in tier.storage.scan(columns=Columns(0, 1))]
+            above += [chunk.keys for chunk in tier.storage.scan(columns=PROBE)]
         keys = np.unique(np.concatenate(above)) if above else np.empty(0, np.int64)
         return self._last.storage.size + int(np.count_nonzero(~self._last.has(keys)))
 
@@ -306,34 +306,43 @@ class TieredStorage(Storage):
         rest = keys[~is_first]
         num_known = int(np.count_nonzero(is_first))
         num_known += int(np.count_nonzero(self._exists_below(rest, known)))
-        with self._lock.writing(), self._counting_anew_on_failure():
+        with self._lock.writing():
             self._staging.clear()
             self._num_writes += 1
-            # From the bottom, so that no older row comes to light where a tier fails.
-            for tier in reversed(self._tiers):
-                tier.erase(keys)
+            try:
+                # From the bottom, so that no older row comes to light where a tier fails.
+                for tier in reversed(self._tiers):
+                    tier.erase(keys)
+            except BaseException:
+                self._expect_holes(lambda tier: keys)
+                raise
             self._add_rows(-num_known)
         for tier in self._tiers:
             tier.refresh_filter()
         return num_known
 
     def _clear_impl(self) -> None:
-        with self._lock.writing(), self._counting_anew_on_failure():
+        with self._lock.writing():
             self._staging.clear()
             self._num_writes += 1
-            for tier in reversed(self._tiers):
-                tier.clear()
+            try:
+                for tier in reversed(self._tiers):
+                    tier.clear()
+            except BaseException:
+                self._expect_holes(_keys_of)
+                raise
             self._num_rows = 0
             self._is_failure_told = True
 
     def _touch_impl(self, keys: Keys, scores: Scores | None) -> None:
         self._first.storage._touch_impl(keys, None)
 
-    def _counting_anew_on_failure(self) -> _CountAnew:
-        return _CountAnew(self._forget_count)
-
-    def _forget_count(self) -> None:
+    def _expect_holes(self, keys_of: Callable[[Tier], Keys]) -> None:
+        """A removal failed, and nobody knows how far it came. Rows that are still here may be
+        the last of their kind, so they must go down again; and rows are counted anew."""
         self._num_rows = None
+        for tier in self._tiers[:-1]:
+            tier.note_dirty(keys_of(tier))
 
     # -- down -----------------------------------------------------------------
 
@@ -454,17 +463,9 @@ class TieredStorage(Storage):
             raise failure
 
 
-class _CountAnew:
-    """Has the rows counted again where the block raises: nobody knows how far it came."""
-
-    def __init__(self, forget: Callable[[], None]) -> None:
-        self._forget = forget
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is not None:
-            self._forget()
+def _keys_of(tier: Tier) -> Keys:
+    parts = [chunk.keys for chunk in tier.storage.scan(columns=PROBE)]
+    return np.concatenate([np.empty(0, np.int64), *parts])
 
 
 def _is_in(keys: Keys, ascending: Keys) -> npt.NDArray[np.bool_]:
