@@ -249,11 +249,23 @@ struct HalfKernels {
   double (*widened)(uint16_t bits);  // of a finite number
 };
 
+// See blocked_bloom.h.
+struct BloomArguments {
+  const int64_t* keys;  // (count)
+  int64_t count;
+  void* blocks;         // (num_blocks, 64) bytes, each at an address that 64 divides
+  int64_t num_blocks;
+  uint64_t seed;
+  uint8_t* found;       // (count), or NULL where nothing is asked
+};
+
 struct LevelKernels {
   RowKernels<float> float32;
   RowKernels<double> float64;
   HalfKernels float16;
   HalfKernels bfloat16;
+  void (*bloom_contains)(const BloomArguments&, int64_t begin, int64_t end);  // over count
+  void (*bloom_add)(const BloomArguments&);
 };
 
 extern const LevelKernels kPortableKernels;

@@ -10,6 +10,7 @@
 // clang-format off
 #include "kernels/level_vectors.inc"
 #include "kernels/level_rows.inc"
+#include "kernels/level_bloom.inc"
 #include "kernels/level_philox.inc"
 #include "kernels/level_halves.inc"
 #include "kernels/level_normal.inc"

@@ -9,7 +9,12 @@
 namespace sparring::kernels {
 namespace {
 
-constexpr std::string_view kMagic = "SPRADMIT";
+constexpr size_t kMagicBytes = 8;
+
+std::string_view magic_of(SavedKind kind) {
+  return kind == SavedKind::key_filter ? "SPRBLOOM" : "SPRADMIT";
+}
+
 constexpr uint32_t kVersion = 1;
 constexpr size_t kHeaderBytes = 16;
 constexpr size_t kWord = 8;
@@ -34,6 +39,8 @@ const char* kind_name(uint32_t kind) {
       return "probability";
     case SavedKind::bloom:
       return "bloom";
+    case SavedKind::key_filter:
+      return "key filter";
   }
   return "unknown";
 }
@@ -42,7 +49,7 @@ const char* kind_name(uint32_t kind) {
 
 SavedWriter::SavedWriter(SavedKind kind, size_t bytes) {
   bytes_.reserve(kHeaderBytes + bytes + 2 * kWord);
-  bytes_.append(kMagic);
+  bytes_.append(magic_of(kind));
   const uint32_t header[2] = {kVersion, static_cast<uint32_t>(kind)};
   add(header, 2);
 }
@@ -54,12 +61,12 @@ std::string SavedWriter::finish() {
 }
 
 SavedReader::SavedReader(std::string_view saved, SavedKind kind) {
-  if (saved.substr(0, kMagic.size()) != kMagic) {
-    throw std::invalid_argument("they do not begin with " + std::string(kMagic));
+  if (saved.substr(0, kMagicBytes) != magic_of(kind)) {
+    throw std::invalid_argument("they do not begin with " + std::string(magic_of(kind)));
   }
   if (saved.size() < kHeaderBytes + kWord) refuse_short();
   uint32_t header[2];
-  std::memcpy(header, saved.data() + kMagic.size(), sizeof header);
+  std::memcpy(header, saved.data() + kMagicBytes, sizeof header);
   if (header[0] != kVersion) {
     throw std::invalid_argument("they are of format version " + std::to_string(header[0]) +
                                 ", this program knows " + std::to_string(kVersion));

@@ -1,4 +1,5 @@
-// The frame of saved counters, as docs/format/admission.md has it:
+// The frame of saved counters and filters, as docs/format/admission.md and
+// docs/format/bloom.md have it; the latter begins with "SPRBLOOM":
 //
 //   ┌────────────┬─────────┬──────┬───────────────────────────┬──────────┐
 //   │ "SPRADMIT" │ version │ kind │ payload, filled up to 8 k │ checksum │
@@ -22,7 +23,8 @@ namespace sparring::kernels {
 static_assert(std::endian::native == std::endian::little,
               "saved counters are copied as they lie in memory");
 
-enum class SavedKind : uint32_t { frequency = 1, probability = 2, bloom = 3 };
+// `bloom` counts for an admission filter; `key_filter` is a BlockedBloom.
+enum class SavedKind : uint32_t { frequency = 1, probability = 2, bloom = 3, key_filter = 4 };
 
 class SavedWriter {
  public:

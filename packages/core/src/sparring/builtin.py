@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     import typer
 
     from sparring.collective import Collective
-    from sparring.rendezvous import Membership, Rendezvous
+    from sparring.plugins import PluginManager
+    from sparring.rendezvous import Membership, Rendezvous, Shard
     from sparring.storage import Storage
     from sparring.table import TableConfig
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 @hookimpl
 def sparring_register_storage() -> Sequence[StorageDescriptor]:
     from sparring.storage.memory import MemoryOptions
+    from sparring.storage.tiered.options import TieredOptions, inner_storages, tier_problems
 
     return [
         StorageDescriptor(
@@ -40,7 +42,16 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
             summary="Rows in plain Python and NumPy: slow, and obviously correct.",
             options=MemoryOptions,
             factory=_open_memory,
-        )
+        ),
+        StorageDescriptor(
+            name="tiered",
+            api_version=API_VERSION,
+            summary="A stack of storages: hot rows in the first, all others further down.",
+            options=TieredOptions,
+            factory=_open_tiered,
+            inner=inner_storages,
+            check=tier_problems,
+        ),
     ]
 
 
@@ -172,6 +183,14 @@ def _open_memory(table: TableConfig, options: Any) -> Storage:
     from sparring.storage.memory import MemoryStorage
 
     return MemoryStorage(table, options)
+
+
+def _open_tiered(
+    table: TableConfig, options: Any, manager: PluginManager, shard: Shard | None
+) -> Storage:
+    from sparring.storage.tiered.opening import open_tiers
+
+    return open_tiers(table, options, manager, shard)
 
 
 def _join_local(membership: Membership, _options: Any, deadline_seconds: float) -> Collective:

@@ -7,7 +7,7 @@ Core refuses another major version, and a larger minor version than its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from sparring.plugins import PluginManager
     from sparring.rendezvous import Membership, Rendezvous, Shard
     from sparring.storage import Storage
-    from sparring.table import TableConfig
     from sparring.training import Progress, TrainResult
     from sparring.updates import UpdateMethod
 
@@ -32,8 +31,10 @@ __all__ = [
     "CommandDescriptor",
     "Descriptor",
     "FrameworkDescriptor",
+    "InnerStorage",
     "KernelsDescriptor",
     "NoOptions",
+    "OptionProblem",
     "Options",
     "RendezvousDescriptor",
     "StorageDescriptor",
@@ -83,6 +84,26 @@ class Descriptor:
     unavailable: Callable[[], str | None] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class InnerStorage:
+    """A storage that the options of another one name."""
+
+    path: tuple[str | int, ...]
+    """Where in the options: below it are ``backend`` and ``options``."""
+    backend: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OptionProblem:
+    """What is wrong with options, beyond what their model knows."""
+
+    path: tuple[str | int, ...]
+    """Where in the options."""
+    message: str
+    """What was found, and what to do."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StorageDescriptor(Descriptor):
     """A storage backend. `factory(table, options)` opens one shard of one table.
@@ -90,10 +111,17 @@ class StorageDescriptor(Descriptor):
     `shard_factory(table, options, shard)` is for backends whose storages of several ranks may lie
     in one place, as on a server or in a folder: it is called in a world of more than one rank, and
     opens the part that the rank keeps. Left out, ranks share nothing and `factory` opens any part.
+
+    A storage that is made of others says which its options name, by `inner`; its factory is then
+    `factory(table, options, plugin_manager, shard)`, to open them with; the shard is None in a
+    world of one. Backends and options of inner storages are checked with those of the outer one;
+    `check` finds what else is wrong.
     """
 
-    factory: Callable[[TableConfig, Any], Storage]
+    factory: Callable[..., Storage]
     shard_factory: Callable[[TableConfig, Any, Shard], Storage] | None = None
+    inner: Callable[[Any], Sequence[InnerStorage]] | None = None
+    check: Callable[[Any, PluginManager], Sequence[OptionProblem]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from sparring.config.explanations import explain
 from sparring.config.places import Places
-from sparring.config.problems import ConfigPath, Problem
+from sparring.config.problems import ConfigPath, Problem, dotted
 from sparring.config.run import RunConfig
-from sparring.descriptors import Descriptor
+from sparring.descriptors import Descriptor, StorageDescriptor
 from sparring.errors import PluginError
 from sparring.joining import resolved_backends
 
@@ -57,8 +57,37 @@ def check_backends(config: RunConfig, places: Places, manager: PluginManager) ->
         if path == ("framework",):
             continue
         at = (path[0], "options")
+        problems += _option_problems(descriptor, options, at, places, manager)
+    return problems
+
+
+def _option_problems(
+    descriptor: Descriptor,
+    options: Mapping[str, Any],
+    at: ConfigPath,
+    places: Places,
+    manager: PluginManager,
+) -> list[Problem]:
+    """What is wrong with the options at `at`, and with those of storages that they name."""
+    try:
+        checked = descriptor.options.model_validate(options)
+    except ValidationError as error:
+        return explain(error, options, places, model=descriptor.options, at=at)
+    if not isinstance(descriptor, StorageDescriptor) or descriptor.inner is None:
+        return []
+    problems: list[Problem] = []
+    for inner in descriptor.inner(checked):
+        below = (*at, *inner.path)
         try:
-            descriptor.options.model_validate(options)
-        except ValidationError as error:
-            problems += explain(error, options, places, model=descriptor.options, at=at)
+            found = manager.storage(inner.backend)
+        except PluginError as error:
+            path = (*below, "backend")
+            at_name = path if places.is_known(path) else below  # a name alone stands for a mapping
+            problems.append(Problem(places.of_value(at_name), str(error), at_name))
+            continue
+        problems += _option_problems(found, inner.options, (*below, "options"), places, manager)
+    if not problems and descriptor.check is not None:
+        for each in descriptor.check(checked, manager):
+            path = (*at, *each.path)
+            problems.append(Problem(places.of_value(path), f"{dotted(path)}: {each.message}", path))
     return problems

@@ -63,7 +63,9 @@ def open_storage(
     if reason is not None:
         raise PluginError(f"storage {backend!r} cannot run here: {reason}", backend=backend)
     try:
-        if shard is None or descriptor.shard_factory is None:
+        if descriptor.inner is not None:
+            storage = descriptor.factory(table, checked, plugin_manager, shard)
+        elif shard is None or descriptor.shard_factory is None:
             storage = descriptor.factory(table, checked)
         else:
             storage = descriptor.shard_factory(table, checked, shard)

@@ -1,0 +1,21 @@
+"""A stack of storages that is a storage: the hottest rows lie in the first tier.
+
+    storage.py    the stack: find falls through, writes go to the first tier and down from there
+    tier.py       one tier, with its Bloom filter, and what it knows of its rows
+    holding.py    rows on their way from one tier to the next
+    staging.py    rows that were found below and may come up with the next write
+    scanning.py   all rows, each key once
+    fronting.py   the first tier's native update and visit, with the stack around them
+    options.py    what users may set; budgets in bytes
+    counters.py   what is counted of each tier
+
+``docs/decisions/tiers.md`` says why.
+"""
+
+from __future__ import annotations
+
+from sparring.storage.tiered.counters import TierCounters
+from sparring.storage.tiered.options import TieredOptions, TierOptions
+from sparring.storage.tiered.storage import TieredStorage
+
+__all__ = ["TierCounters", "TierOptions", "TieredOptions", "TieredStorage"]

@@ -1,0 +1,84 @@
+"""What is counted of each tier of a stack."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+__all__ = ["TierCounters", "TierMeter"]
+
+
+@dataclass(slots=True)
+class TierCounters:
+    """One tier since its storage was opened. Keys that never reach a tier count as neither hit
+    nor miss there."""
+
+    backend: str
+    """Whose storage it is."""
+    rows: int = 0
+    """Rows in it now; a row may lie in several tiers."""
+    hits: int = 0
+    """Keys that `find` had from this tier, those on their way to it included."""
+    misses: int = 0
+    """Keys that this tier was asked for and did not have."""
+    bloom_skips: int = 0
+    """Keys that the tier was not asked for, as its Bloom filter ruled them out."""
+    bloom_false_positives: int = 0
+    """Keys that the filter let pass and the tier did not have."""
+    promotions: int = 0
+    """Rows that were copied from this tier into the first one."""
+    evictions: int = 0
+    """Rows that left this tier to make room."""
+    write_failures: int = 0
+    """Attempts to write to this tier that raised; what was to be written waited."""
+    read_bytes: int = 0
+    """Bytes of rows that were read from it."""
+    written_bytes: int = 0
+    """Bytes of rows that were written to it."""
+    read_seconds: float = 0.0
+    """Time spent in its find."""
+    write_seconds: float = 0.0
+    """Time spent in its upsert, update and erase."""
+
+    def as_dict(self) -> dict[str, int | float | str]:
+        """For JSON."""
+        return asdict(self)
+
+
+class TierMeter:
+    """Adds to the counters of one tier, from any thread."""
+
+    def __init__(self, backend: str) -> None:
+        self.counters = TierCounters(backend)
+        self._lock = threading.Lock()
+
+    def found(self, hits: int, misses: int, *, read_bytes: int, seconds: float) -> None:
+        """The tier was asked for `hits + misses` keys."""
+        with self._lock:
+            self.counters.hits += hits
+            self.counters.misses += misses
+            self.counters.read_bytes += read_bytes
+            self.counters.read_seconds += seconds
+
+    def filtered(self, skips: int, false_positives: int) -> None:
+        """The filter ruled out `skips` keys, and let pass some that were not there."""
+        with self._lock:
+            self.counters.bloom_skips += skips
+            self.counters.bloom_false_positives += false_positives
+
+    @contextmanager
+    def writing(self, written_bytes: int) -> Iterator[None]:
+        """Times a write; one that raises counts as failed and writes no bytes."""
+        start = time.perf_counter()
+        try:
+            yield
+        except Exception:
+            self.counters.write_failures += 1
+            raise
+        else:
+            self.counters.written_bytes += written_bytes
+        finally:
+            self.counters.write_seconds += time.perf_counter() - start

@@ -1,0 +1,67 @@
+"""Many readers, or one writer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["ReaderWriterLock"]
+
+
+class ReaderWriterLock:
+    """Readers beside each other, a writer alone. Who waits to write goes before new readers.
+
+    It is not reentrant: who holds it in either way must not ask for it again.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self._num_readers = 0
+        self._num_waiting = 0
+        self._is_writing = False
+
+    def begin_reading(self) -> None:
+        """Returns when nobody writes. `end_reading` must follow, on any thread."""
+        with self._changed:
+            while self._is_writing or self._num_waiting:
+                self._changed.wait()
+            self._num_readers += 1
+
+    def end_reading(self) -> None:
+        with self._changed:
+            self._num_readers -= 1
+            if not self._num_readers and self._num_waiting:
+                self._changed.notify_all()
+
+    def begin_writing(self) -> None:
+        """Returns when nobody reads or writes. `end_writing` must follow, on any thread."""
+        with self._changed:
+            self._num_waiting += 1
+            try:
+                while self._is_writing or self._num_readers:
+                    self._changed.wait()
+            finally:
+                self._num_waiting -= 1
+            self._is_writing = True
+
+    def end_writing(self) -> None:
+        with self._changed:
+            self._is_writing = False
+            self._changed.notify_all()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        self.begin_reading()
+        try:
+            yield
+        finally:
+            self.end_reading()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        self.begin_writing()
+        try:
+            yield
+        finally:
+            self.end_writing()

@@ -1,0 +1,170 @@
+"""What users may set on a stack, and what a budget in bytes means to a backend."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from sparring.descriptors import InnerStorage, OptionProblem, Options
+from sparring.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from sparring.descriptors import StorageDescriptor
+    from sparring.plugins import PluginManager
+
+__all__ = ["TierOptions", "TieredOptions", "backend_options", "inner_storages", "tier_problems"]
+
+_UNITS = {"": 1, "B": 1} | {
+    f"{letter}{binary}B": (1024 if binary else 1000) ** power
+    for power, letter in enumerate("KMGT", 1)
+    for binary in ("i", "")
+}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*\Z")
+_KEY_BYTES = 8
+_MOST_BYTES = 2**63 - 1
+
+
+def _as_bytes(value: object) -> object:
+    """``"512 MiB"`` → bytes; numbers are left alone."""
+    if not isinstance(value, str):
+        return value
+    units = {name.lower(): factor for name, factor in _UNITS.items()}
+    matched = _SIZE.match(value)
+    if matched is None or matched[2].lower() not in units:
+        raise PydanticCustomError(
+            "byte_count", "must be a number of bytes, as 536870912, or one with a unit, as 512 MiB"
+        )
+    return int(float(matched[1]) * units[matched[2].lower()])
+
+
+ByteCount = Annotated[int, Field(strict=True, ge=1, le=_MOST_BYTES), BeforeValidator(_as_bytes)]
+"""Bytes, as a whole number or as text with a unit: KB, MB, GB, TB, KiB, MiB, GiB, TiB."""
+
+
+class TierOptions(Options):
+    """One tier of a stack."""
+
+    backend: str
+    """A storage that core or a plugin offers."""
+    budget_bytes: ByteCount | None = None
+    """The most memory of this tier: a number of bytes, or text such as ``512 MiB``. None leaves
+    the bound to the backend's own options."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The options of that backend."""
+
+
+def _named(value: object) -> object:
+    """A name stands for the tier of that backend with its defaults."""
+    return {"backend": value} if isinstance(value, str) else value
+
+
+class TieredOptions(Options):
+    """What users may set on a stack of storages."""
+
+    tiers: tuple[Annotated[TierOptions, BeforeValidator(_named)], ...] = Field(min_length=2)
+    """From the hottest to the last. An item is a mapping, or the name of a backend."""
+    write: Literal["back", "through"] = "back"
+    """When written rows go down: ``back``: when the first tier lets them go, and at a flush;
+    ``through``: before the write returns."""
+    promote: Literal["always", "second_touch", "never"] = "always"
+    """Which rows that were read below come into the first tier: all, those that were read there
+    once before, or none. Rows that are written always do."""
+    false_positive_rate: float = Field(default=0.01, ge=2e-6, le=0.5)
+    """The share of unseen keys that a tier below the first may be asked for in vain."""
+    holding_bytes: ByteCount = 64 << 20
+    """The most memory for rows that wait for a lower tier which fails, and for rows that wait to
+    be promoted."""
+
+
+def inner_storages(options: TieredOptions) -> Sequence[InnerStorage]:
+    """The storages that a stack names."""
+    return [
+        InnerStorage(("tiers", place), tier.backend, tier.options)
+        for place, tier in enumerate(options.tiers)
+    ]
+
+
+def tier_problems(options: TieredOptions, manager: PluginManager) -> Sequence[OptionProblem]:
+    """What is wrong with budgets and bounds, as far as no table need be known."""
+    problems = []
+    for place in range(len(options.tiers)):
+        try:
+            backend_options(options, place, manager, row_bytes=1)
+        except _TierError as error:
+            problems.append(OptionProblem(("tiers", place, *error.below), str(error)))
+    return problems
+
+
+class _TierError(InvalidArgumentError):
+    """A tier cannot be what its options say; `below` is where in them."""
+
+    def __init__(self, message: str, *below: str) -> None:
+        super().__init__(message)
+        self.below = below
+
+
+def backend_options(
+    options: TieredOptions, place: int, manager: PluginManager, *, row_bytes: int
+) -> Mapping[str, Any]:
+    """The options that a tier's backend is opened with.
+
+    A budget becomes the backend's ``memory_bytes``, or the ``capacity`` in rows that fit. A
+    bounded tier above the last gets the policy ``lru`` where its backend has policies and the
+    user chose none.
+
+    Raises:
+        InvalidArgumentError: a budget for a backend that takes no bound, besides a bound of its
+            own, or a bounded tier above the last that would refuse rows.
+    """
+    tier = options.tiers[place]
+    descriptor = manager.storage(tier.backend)
+    fields = descriptor.options.model_fields
+    result = dict(tier.options)
+    if tier.budget_bytes is not None:
+        bounds = _bounds(descriptor)
+        if not bounds:
+            raise _TierError(
+                f"backend {tier.backend!r} cannot be bounded, so it takes no budget_bytes; leave "
+                f"it out, or choose one that can: {', '.join(_bounded_backends(manager))}",
+                "budget_bytes",
+            )
+        given = [name for name in bounds if name in result]
+        if given:
+            raise _TierError(
+                f"budget_bytes and options.{given[0]} both bound this tier; give one of them",
+                "budget_bytes",
+            )
+        budget = tier.budget_bytes
+        is_rows = bounds[0] == "capacity"
+        result[bounds[0]] = max(1, budget // (row_bytes + _KEY_BYTES)) if is_rows else budget
+    is_last = place == len(options.tiers) - 1
+    if not is_last and "policy" in fields and any(name in result for name in _bounds(descriptor)):
+        policy = result.setdefault("policy", "lru")
+        if policy == "none":
+            raise _TierError(
+                "policy 'none' makes a full tier refuse rows, and those above the last must let "
+                "rows go down; choose another policy, as lru, or leave the bound out",
+                "options",
+                "policy",
+            )
+    return result
+
+
+def _bounds(descriptor: StorageDescriptor) -> list[str]:
+    return [
+        name for name in ("memory_bytes", "capacity") if name in descriptor.options.model_fields
+    ]
+
+
+def _bounded_backends(manager: PluginManager) -> list[str]:
+    from sparring.descriptors import StorageDescriptor
+
+    return sorted(
+        offer.descriptor.name
+        for offer in manager.descriptors()
+        if isinstance(offer.descriptor, StorageDescriptor) and _bounds(offer.descriptor)
+    )

@@ -1,0 +1,515 @@
+"""A stack of storages that is a storage.
+
+    find      first tier ──missing──► on its way to the second ──► second tier ──► …
+    upsert    first tier ──what leaves──► holding ──► second tier ──what leaves──► holding ──► …
+
+INVARIANTS
+  1. The newest row of a key is in the topmost place that has one. Places, from the top: the first
+     tier, what is on its way to the second, the second tier, and so on.
+  2. A row leaves a place only when the same row, or a newer one, lies in another: a row that is
+     evicted goes into the holding buffer before any reader may look again, and stays there until
+     the tier below has taken it.
+  3. A row is dropped without being written only where the tiers below hold it already: the filter
+     of dirty keys of its tier rules it out.
+  4. A tier's filter contains every key that the tier has.
+  5. What waits in `Staging` is what the tiers hold: every write takes it before it changes a row.
+
+Thread rule: as `Storage`; readers share a lock, which the one writer holds alone while rows move
+between places, and not while a last tier that bears readers takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.errors import (
+    CapacityError,
+    CorruptDataError,
+    DeadlineError,
+    InvalidArgumentError,
+    SparringError,
+    StorageIOError,
+)
+from sparring.storage.contract import (
+    Capabilities,
+    Columns,
+    Evicted,
+    Keys,
+    Rows,
+    ScanChunk,
+    Scores,
+    Storage,
+)
+from sparring.storage.tiered.counters import TierCounters
+from sparring.storage.tiered.locking import ReaderWriterLock
+from sparring.storage.tiered.options import TieredOptions
+from sparring.storage.tiered.scanning import scan_tiers
+from sparring.storage.tiered.staging import Staged, Staging
+from sparring.storage.tiered.tier import PROBE, Tier
+from sparring.table import TableConfig
+
+__all__ = ["TieredStorage"]
+
+_FLUSH_ROWS = 65_536
+_TYPED = (DeadlineError, CorruptDataError, CapacityError)
+
+
+class TieredStorage(Storage):
+    """Storages of one table, hottest first, as one storage.
+
+    Scores stay with their tier: the stack takes none, and shows those of its last tier where that
+    one evicts.
+
+    Args:
+        table: what the rows are.
+        options: how rows move; its `tiers` are not looked at.
+        tiers: backend → open storage of `table`, from the hottest to the last. They belong to
+            the stack from now on.
+        validate: see `Storage`.
+
+    Raises:
+        InvalidArgumentError: fewer than two tiers, one for another table, or one above the last
+            that refuses rows when it is full.
+    """
+
+    def __init__(
+        self,
+        table: TableConfig,
+        options: TieredOptions,
+        tiers: Sequence[tuple[str, Storage]],
+        *,
+        validate: bool = True,
+    ) -> None:
+        super().__init__(table, validate=validate)
+        _check_tiers(table, tiers)
+        self.options = options
+        last = len(tiers) - 1
+        self._tiers = [
+            Tier(
+                backend,
+                storage,
+                is_first=place == 0,
+                is_last=place == last,
+                rate=options.false_positive_rate,
+            )
+            for place, (backend, storage) in enumerate(tiers)
+        ]
+        self._first, self._last = self._tiers[0], self._tiers[-1]
+        self._lock = ReaderWriterLock()
+        first_capacity = self._first.storage.capacity
+        self._staging = Staging(
+            options.promote,
+            options.holding_bytes,
+            2**62 if first_capacity is None else max(1, first_capacity // 2),
+            np.empty((0, table.width), table.numpy_dtype),
+        )
+        self._is_through = options.write == "through"
+        self._is_failure_told = True
+        self._gone: list[Evicted] = []
+        self._num_writes = 0
+        is_fresh = not any(tier.storage.size for tier in self._tiers[:-1])
+        self._num_rows = self._last.storage.size if is_fresh else None
+        self.capabilities = _capabilities(self._tiers)
+
+    @property
+    def tiers(self) -> tuple[Storage, ...]:
+        """The storages, hottest first; to look at, not to write to."""
+        return tuple(tier.storage for tier in self._tiers)
+
+    def tier_counters(self) -> list[TierCounters]:
+        """What was counted of each tier since this storage was opened, hottest first."""
+        self._check_open()
+        for tier in self._tiers:
+            tier.meter.counters.rows = tier.storage.size
+        return [tier.meter.counters for tier in self._tiers]
+
+    @property
+    def num_held(self) -> int:
+        """Rows that wait for a lower tier to take them."""
+        self._check_open()
+        return sum(len(tier.holding) for tier in self._tiers)
+
+    @property
+    def capacity(self) -> int | None:
+        self._check_open()
+        total = 0
+        for tier in self._tiers:
+            capacity = tier.storage.capacity
+            if capacity is None:
+                return None
+            total += capacity
+        return total if self._last.storage.capacity is not None else None
+
+    @property
+    def memory_bytes(self) -> int:
+        self._check_open()
+        return sum(tier.memory_bytes for tier in self._tiers) + self._staging.memory_bytes
+
+    # -- reading ------------------------------------------------------------
+
+    def _find_impl(
+        self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
+    ) -> None:
+        with self._lock.reading():
+            self._first.find(keys, columns, rows, found)
+            if not found.all():
+                self._find_below(keys, columns, rows, found)
+
+    def _find_below(
+        self,
+        keys: Keys,
+        columns: Columns,
+        rows: Rows,
+        found: npt.NDArray[np.bool_],
+        *,
+        is_staged: bool = True,
+    ) -> None:
+        """Fills in what the first tier does not have; the lock is held."""
+        wants_rows = is_staged and self._staging.wants_rows
+        span = Columns(0, self.table.width) if wants_rows else columns
+        for place, tier in enumerate(self._tiers[1:], 1):
+            if num_held := tier.holding.find(keys, columns, rows, found):
+                tier.meter.found(num_held, 0, read_bytes=0, seconds=0.0)
+            missing = np.flatnonzero(~found)
+            if not len(missing):
+                return
+            below = tier.find_missing(keys, missing, columns, span)
+            if len(below.places):
+                below.place_into(rows, columns, span)
+                found[below.places] = True
+                if is_staged:
+                    self._staging.add(below.keys, below.rows if wants_rows else None, place)
+
+    def _exists_below(self, keys: Keys, known: Keys) -> npt.NDArray[np.bool_]:
+        """Which keys that the first tier lacks have a row below it; `known` is sorted."""
+        exists = _is_in(keys, known)
+        for tier in self._tiers[1:]:
+            exists |= _is_in(keys, tier.holding.held.keys)
+            missing = np.flatnonzero(~exists)
+            if not len(missing):
+                break
+            exists[missing] = tier.has(keys[missing])
+        return exists
+
+    def newest(self, keys: Keys, rows: Rows, columns: Columns) -> Rows:
+        """The rows of now, and those of `rows` for keys that have none; for parts of the stack."""
+        found = np.empty(len(keys), np.bool_)
+        now = np.empty_like(rows)
+        with self._lock.reading():
+            self._first.find(keys, columns, now, found)
+            self._find_below(keys, columns, now, found, is_staged=False)
+        now[~found] = rows[~found]
+        return now
+
+    def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
+        return scan_tiers(self, self._tiers, chunk_rows, columns)
+
+    def _size_impl(self) -> int:
+        if self._num_rows is None:
+            self._num_rows = self._counted()
+        return self._num_rows
+
+    def _counted(self) -> int:
+        """Distinct keys: those of the last tier, and those above that it lacks."""
+        above = [tier.holding.held.keys for tier in self._tiers]
+        for tier in self._tiers[:-1]:
+            above += [chunk.keys for chunk in tier.storage.scan(columns=PROBE)]
+        keys = np.unique(np.concatenate(above)) if above else np.empty(0, np.int64)
+        return self._last.storage.size + int(np.count_nonzero(~self._last.has(keys)))
+
+    # -- writing ------------------------------------------------------------
+
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+        self._settle(len(keys))
+        staged = self._staging.take()
+        num_new = self._count_new(keys, staged)
+        with self._lock.writing():
+            self._promote(staged, keys)
+            self._staging.clear()
+            self._num_writes += 1
+            if not self._is_through:
+                self._first.note_dirty(keys)
+            self._hand_down(0, self._first.upsert(keys, rows, None))
+            if self._is_through:
+                self._hold_all(1, keys, rows)
+            self._add_rows(num_new)
+        self._send_down()
+        return self._take_gone()
+
+    def _count_new(self, keys: Keys, staged: Staged) -> int:
+        """How many of `keys` no tier has. What raises here has changed nothing."""
+        missing = keys[~self._first.has(keys)]
+        if not len(missing):
+            return 0
+        return int(np.count_nonzero(~self._exists_below(missing, staged.known)))
+
+    def _promote(self, staged: Staged, but: Keys) -> None:
+        """Copies staged rows into the first tier, but for keys that are about to be written."""
+        is_wanted = ~_is_in(staged.keys, np.sort(but))
+        if not is_wanted.any():
+            return
+        for place in np.unique(staged.origins[is_wanted]).tolist():
+            counters = self._tiers[place].meter.counters
+            counters.promotions += int(np.count_nonzero(staged.origins[is_wanted] == place))
+        self._hand_down(0, self._first.upsert(staged.keys[is_wanted], staged.rows[is_wanted], None))
+
+    def _hand_down(self, place: int, evicted: Evicted) -> None:
+        """Puts what left a tier on its way to the next; the lock is held for writing."""
+        if not len(evicted):
+            return
+        if place == len(self._tiers) - 1:
+            self._let_go(evicted)
+            return
+        is_dirty = self._tiers[place].dirty_of(evicted.keys)
+        self._tiers[place + 1].holding.add(
+            evicted.keys[is_dirty], evicted.rows[is_dirty], evicted.scores[is_dirty]
+        )
+
+    def _hold_all(self, place: int, keys: Keys, rows: Rows) -> None:
+        self._tiers[place].holding.add(keys, rows, np.zeros(len(keys), np.uint64))
+
+    def _let_go(self, evicted: Evicted) -> None:
+        """Rows left the last tier. Where a tier above has the key it stays, and must go down
+        again one day."""
+        is_gone = np.ones(len(evicted), np.bool_)
+        for tier in self._tiers[:-1]:
+            is_above = tier.has(evicted.keys)
+            tier.note_dirty(evicted.keys[is_above])
+            is_gone &= ~is_above
+        for tier in self._tiers:
+            is_gone &= ~np.isin(evicted.keys, tier.holding.held.keys)
+        if is_gone.any():
+            gone = Evicted(evicted.keys[is_gone], evicted.rows[is_gone], evicted.scores[is_gone])
+            self._gone.append(gone)
+            self._add_rows(-len(gone))
+
+    def _take_gone(self) -> Evicted:
+        gone, self._gone = self._gone, []
+        if not gone:
+            return self._nothing_evicted()
+        return Evicted(
+            np.concatenate([each.keys for each in gone]),
+            np.concatenate([each.rows for each in gone]),
+            np.concatenate([each.scores for each in gone]),
+        )
+
+    def _add_rows(self, count: int) -> None:
+        if self._num_rows is not None:
+            self._num_rows += count
+
+    def _erase_impl(self, keys: Keys) -> int:
+        known = self._staging.take().known
+        is_first = self._first.has(keys)
+        rest = keys[~is_first]
+        num_known = int(np.count_nonzero(is_first))
+        num_known += int(np.count_nonzero(self._exists_below(rest, known)))
+        with self._lock.writing():
+            self._staging.clear()
+            self._num_writes += 1
+            try:
+                # From the bottom, so that no older row comes to light where a tier fails.
+                for tier in reversed(self._tiers):
+                    tier.erase(keys)
+            except BaseException:
+                self._expect_holes(lambda tier: keys)
+                raise
+            self._add_rows(-num_known)
+        for tier in self._tiers:
+            tier.refresh_filter()
+        return num_known
+
+    def _clear_impl(self) -> None:
+        with self._lock.writing():
+            self._staging.clear()
+            self._num_writes += 1
+            try:
+                for tier in reversed(self._tiers):
+                    tier.clear()
+            except BaseException:
+                self._expect_holes(_keys_of)
+                raise
+            self._num_rows = 0
+            self._is_failure_told = True
+
+    def _touch_impl(self, keys: Keys, scores: Scores | None) -> None:
+        self._first.storage._touch_impl(keys, None)
+
+    def _expect_holes(self, keys_of: Callable[[Tier], Keys]) -> None:
+        """A removal failed, and nobody knows how far it came. Rows that are still here may be
+        the last of their kind, so they must go down again; and rows are counted anew."""
+        self._num_rows = None
+        for tier in self._tiers[:-1]:
+            tier.note_dirty(keys_of(tier))
+
+    # -- down -----------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Writes all rows that are newer above to the last tier, and has it make them durable.
+
+        Raises:
+            StorageIOError: a tier failed; what did not arrive stays where it is, and is found.
+        """
+        super().flush()
+
+    def _flush_impl(self) -> None:
+        self._drain_or_raise()
+        for place, tier in enumerate(self._tiers[:-1]):
+            if tier.dirty is None or (not tier.dirty.num_added):
+                continue
+            for chunk in tier.storage.scan(_FLUSH_ROWS):
+                is_dirty = tier.dirty_of(chunk.keys)
+                with self._lock.writing():
+                    self._tiers[place + 1].holding.add(
+                        chunk.keys[is_dirty], chunk.rows[is_dirty], chunk.scores[is_dirty]
+                    )
+                self._drain_or_raise()
+            tier.dirty.clear()
+        for tier in self._tiers:
+            tier.storage._flush_impl()
+
+    def _send_down(self) -> None:
+        """Lets the tiers below take what was handed down. What fails waits, and is told of at
+        the next write; who writes through is told at once."""
+        try:
+            self._drain()
+        except Exception as error:
+            if self._is_through:
+                self._is_failure_told = True
+                raise self._failure(error, "the rows are kept in memory") from error
+            self._is_failure_told = False
+
+    def _settle(self, num_rows: int) -> None:
+        """Before a write: tries again what failed, and refuses the write where that must be."""
+        for tier in self._tiers:
+            tier.trim_dirty()
+        if not any(len(tier.holding) for tier in self._tiers):
+            return
+        try:
+            self._drain()
+        except Exception as error:
+            if not self._is_failure_told:
+                self._is_failure_told = True
+                raise self._failure(error, "this write changed nothing") from error
+            held = sum(tier.holding.num_bytes for tier in self._tiers)
+            if held + num_rows * (self.table.row_bytes + 16) > self.options.holding_bytes:
+                raise CapacityError(
+                    f"table {self.table.name!r}: {self.num_held} rows wait in {held} bytes for a "
+                    f"lower tier that fails ({type(error).__name__}: {error}), and {num_rows} more "
+                    f"might not fit into holding_bytes={self.options.holding_bytes}. This write "
+                    "changed nothing. Mend that tier, or raise holding_bytes",
+                    table=self.table.name,
+                    num_held=self.num_held,
+                ) from error
+
+    def _drain_or_raise(self) -> None:
+        try:
+            self._drain()
+        except Exception as error:
+            self._is_failure_told = True
+            raise self._failure(error, "nothing is durable yet that was not before") from error
+
+    def _drain(self) -> None:
+        """Moves what is held into the tiers, from the top; what a tier lets go goes on down."""
+        for place, tier in enumerate(self._tiers[1:], 1):
+            held = tier.holding.held
+            if not len(held):
+                continue
+            if tier.serves_readers_alone:
+                with self._lock.writing():
+                    self._arrive(place)
+            else:
+                self._arrive(place)
+
+    def _arrive(self, place: int) -> None:
+        tier = self._tiers[place]
+        held = tier.holding.held
+        takes_scores = tier.storage.capabilities.scores == "given"
+        if not self._is_through:
+            tier.note_dirty(held.keys)
+        evicted = tier.upsert(held.keys, held.rows, held.scores if takes_scores else None)
+        self._hand_down(place, evicted)
+        if self._is_through and not tier.is_last:
+            self._tiers[place + 1].holding.add(held.keys, held.rows, held.scores)
+        tier.holding.clear()
+
+    def _failure(self, cause: Exception, state: str) -> SparringError:
+        kind = next((each for each in _TYPED if isinstance(cause, each)), StorageIOError)
+        failing = next(tier.backend for tier in self._tiers if len(tier.holding))
+        return kind(
+            f"table {self.table.name!r}: tier {failing!r} did not take rows from above "
+            f"({type(cause).__name__}: {cause}); {self.num_held} rows wait in memory and are found "
+            f"there, {state}. Mend that tier; the rows go down with the next write or flush",
+            table=self.table.name,
+            backend=failing,
+            num_held=self.num_held,
+        )
+
+    def _close_impl(self) -> None:
+        failure: Exception | None = None
+        if self._last.storage.capabilities.persistent:
+            try:
+                self._flush_impl()
+            except Exception as error:
+                failure = error
+        for tier in self._tiers:
+            try:
+                tier.storage.close()
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+
+def _keys_of(tier: Tier) -> Keys:
+    parts = [chunk.keys for chunk in tier.storage.scan(columns=PROBE)]
+    return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+def _is_in(keys: Keys, ascending: Keys) -> npt.NDArray[np.bool_]:
+    if not len(ascending):
+        return np.zeros(len(keys), np.bool_)
+    places = np.minimum(np.searchsorted(ascending, keys), len(ascending) - 1)
+    found: npt.NDArray[np.bool_] = ascending[places] == keys
+    return found
+
+
+def _check_tiers(table: TableConfig, tiers: Sequence[tuple[str, Storage]]) -> None:
+    if len(tiers) < 2:
+        raise InvalidArgumentError(
+            f"stack of table {table.name!r}: found {len(tiers)} tiers, there must be two or more; "
+            "open a single storage by itself",
+            table=table.name,
+        )
+    for place, (backend, storage) in enumerate(tiers):
+        if storage.table != table:
+            raise InvalidArgumentError(
+                f"stack of table {table.name!r}: tier {place} ({backend}) was opened for "
+                f"{storage.table}; open it for {table}",
+                table=table.name,
+            )
+        offered = storage.capabilities
+        if place < len(tiers) - 1 and offered.bounded and not offered.evicts:
+            raise InvalidArgumentError(
+                f"stack of table {table.name!r}: tier {place} ({backend}) holds "
+                f"{storage.capacity} rows and refuses more, but tiers above the last must let rows "
+                "go down; choose a policy that evicts, as lru",
+                table=table.name,
+            )
+
+
+def _capabilities(tiers: Sequence[Tier]) -> Capabilities:
+    first, last = tiers[0].storage.capabilities, tiers[-1].storage.capabilities
+    is_bounded = all(tier.storage.capabilities.bounded for tier in tiers)
+    return Capabilities(
+        shared=last.shared,
+        persistent=last.persistent,
+        concurrent_reads=True,
+        bounded=is_bounded,
+        evicts=is_bounded and last.evicts,
+        touch=first.touch,
+        scores="policy" if is_bounded and last.evicts else "none",
+        eviction_scope="bucket",
+    )

@@ -1,0 +1,224 @@
+"""One tier of a stack: a storage, and what the stack knows of its rows."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import _native
+from sparring.bloom import GrowingBloomFilter
+from sparring.storage.contract import Columns, Evicted, Keys, Rows, Scores, Storage
+from sparring.storage.tiered.counters import TierMeter
+from sparring.storage.tiered.holding import HoldingBuffer
+
+__all__ = ["PROBE", "Tier"]
+
+PROBE = Columns(0, 1)
+"""The least that can be read of a row, for who only asks whether there is one."""
+
+_PLANNED_KEYS = 65_536
+_LEAST_ERASED = 1_024
+_MOST_ERASED_SHARE = 0.25
+_MOST_DIRTY_SHARE = 4
+
+
+class Tier:
+    """A storage with a Bloom filter before it, and a buffer of rows on their way to it.
+
+    Args:
+        backend: the name of the storage's backend.
+        storage: what keeps the rows; it belongs to the tier from now on.
+        false_positive_rate: of the filter.
+
+    Attributes:
+        keys_filter: which keys the storage may have; None for a first tier, which is always asked.
+        holding: rows that were handed down and have not arrived; they are newer than those of
+            the storage.
+        dirty: which keys may have a newer row here than below; a superset. None for a last tier.
+    """
+
+    def __init__(
+        self, backend: str, storage: Storage, *, is_first: bool, is_last: bool, rate: float
+    ) -> None:
+        self.backend = backend
+        self.storage = storage
+        self.is_last = is_last
+        self.rate = rate
+        self.meter = TierMeter(backend)
+        self.holding = HoldingBuffer(storage.table.width, storage.table.numpy_dtype)
+        self.num_erased = 0
+        self.dirty = None if is_last else GrowingBloomFilter(_PLANNED_KEYS)
+        self.keys_filter: GrowingBloomFilter | None = None
+        if not is_first:
+            self.keys_filter = self._filter_of_all()
+        if self.dirty is not None and storage.size:
+            # Rows of an earlier process: nobody knows what lies below.
+            for chunk in storage.scan(columns=PROBE):
+                self.dirty.add(chunk.keys)
+
+    @property
+    def serves_readers_alone(self) -> bool:
+        """Whether readers must keep away while rows are written to it.
+
+        They must where a written row could push out another, which is nowhere for a moment.
+        """
+        offered = self.storage.capabilities
+        return not self.is_last or offered.evicts or not offered.concurrent_reads
+
+    @property
+    def memory_bytes(self) -> int:
+        filters = sum(each.memory_bytes for each in (self.dirty, self.keys_filter) if each)
+        return self.storage.memory_bytes + self.holding.num_bytes + filters
+
+    # -- reading ----------------------------------------------------------------
+
+    def find(self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]) -> None:
+        """As the storage's twin, and counts. `found` and `rows` are written throughout."""
+        start = time.perf_counter()
+        self.storage._find_impl(keys, columns, rows, found)
+        seconds = time.perf_counter() - start
+        hits = int(np.count_nonzero(found))
+        itemsize = rows.itemsize
+        self.meter.found(
+            hits,
+            len(keys) - hits,
+            read_bytes=hits * (columns.end - columns.begin) * itemsize,
+            seconds=seconds,
+        )
+
+    def find_missing(self, keys: Keys, missing: Keys, columns: Columns, span: Columns) -> _Found:
+        """Looks for keys that no tier above has.
+
+        Args:
+            keys: those asked for, ``(n,)``.
+            missing: the places of those not found yet.
+            columns: the part of each row that is wanted.
+            span: the part that is read.
+
+        Returns:
+            The places that are in the storage, with what was read of them.
+        """
+        assert self.keys_filter is not None
+        may_have = self.keys_filter.contains(keys[missing])
+        asked = missing[may_have]
+        table = self.storage.table
+        part = np.empty((len(asked), span.end - span.begin), table.numpy_dtype)
+        found = np.empty(len(asked), np.bool_)
+        asked_keys = keys[asked]
+        if len(asked):
+            self.find(asked_keys, span, part, found)
+        hits = int(np.count_nonzero(found))
+        self.meter.filtered(len(missing) - len(asked), len(asked) - hits)
+        if hits == len(asked):
+            return _Found(asked, asked_keys, part)
+        return _Found(asked[found], asked_keys[found], part[found])
+
+    def has(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Which keys have a row in the storage. Counts nothing but what the filter spares."""
+        found = np.zeros(len(keys), np.bool_)
+        asked: npt.NDArray[np.bool_] | slice = slice(None)
+        if self.keys_filter is not None:
+            asked = self.keys_filter.contains(keys)
+        asked_keys = np.ascontiguousarray(keys[asked])
+        if len(asked_keys):
+            rows = np.empty((len(asked_keys), 1), self.storage.table.numpy_dtype)
+            is_there = np.empty(len(asked_keys), np.bool_)
+            self.storage._find_impl(asked_keys, PROBE, rows, is_there)
+            found[asked] = is_there
+        if self.keys_filter is not None:
+            num_found = int(np.count_nonzero(found))
+            self.meter.filtered(len(keys) - len(asked_keys), len(asked_keys) - num_found)
+        return found
+
+    # -- writing ----------------------------------------------------------------
+
+    def upsert(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+        """Writes rows, and gives what had to leave."""
+        if self.keys_filter is not None:
+            self.keys_filter.add(keys)
+        with self.meter.writing(rows.nbytes):
+            evicted = self.storage._upsert_impl(keys, rows, scores)
+        self.meter.counters.evictions += len(evicted)
+        return evicted
+
+    def erase(self, keys: Keys) -> None:
+        """Removes keys from the storage and from what is on its way there."""
+        asked = keys
+        if self.keys_filter is not None:
+            asked = keys[self.keys_filter.contains(keys)]
+        if len(asked):
+            with self.meter.writing(0):
+                self.num_erased += self.storage._erase_impl(asked)
+        self.holding.remove(keys)
+
+    def clear(self) -> None:
+        self.storage._clear_impl()
+        self.holding.clear()
+        self.num_erased = 0
+        for each in (self.keys_filter, self.dirty):
+            if each is not None:
+                each.clear()
+
+    # -- what is known of the rows ------------------------------------------------
+
+    def note_dirty(self, keys: Keys) -> None:
+        """The rows of `keys` are newer than those below, or will be in a moment."""
+        if self.dirty is not None:
+            self.dirty.add(keys)
+
+    def dirty_of(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Which of `keys` may have newer rows here than below."""
+        if self.dirty is None:
+            return np.ones(len(keys), np.bool_)
+        return self.dirty.contains(keys)
+
+    def refresh_filter(self) -> None:
+        """Makes the filter anew where many of its keys were erased: it cannot forget them."""
+        if self.keys_filter is None:
+            return
+        limit = max(_LEAST_ERASED, _MOST_ERASED_SHARE * self.keys_filter.num_added)
+        if self.num_erased > limit:
+            self.keys_filter = self._filter_of_all()
+            self.num_erased = 0
+
+    def _filter_of_all(self) -> GrowingBloomFilter:
+        size = self.storage.size
+        made = GrowingBloomFilter(
+            max(_PLANNED_KEYS, size + size // 4), false_positive_rate=self.rate
+        )
+        if size:
+            for chunk in self.storage.scan(columns=PROBE):
+                made.add(chunk.keys)
+        return made
+
+    def trim_dirty(self) -> None:
+        """Between writes: forgets dirty keys whose rows have left, where there are many."""
+        if self.dirty is None:
+            return
+        if self.dirty.num_added <= max(_PLANNED_KEYS, _MOST_DIRTY_SHARE * self.storage.size):
+            return
+        staying = GrowingBloomFilter(max(_PLANNED_KEYS, 2 * self.storage.size))
+        for chunk in self.storage.scan(columns=PROBE):
+            staying.add(chunk.keys[self.dirty.contains(chunk.keys)])
+        self.dirty = staying
+
+
+class _Found:
+    """Places among the keys asked for, their keys, and what was read of their rows."""
+
+    __slots__ = ("keys", "places", "rows")
+
+    def __init__(self, places: Keys, keys: Keys, rows: Rows) -> None:
+        self.places = places
+        self.keys = keys
+        self.rows = rows
+
+    def place_into(self, rows: Rows, columns: Columns, span: Columns) -> None:
+        """Puts the wanted columns where they belong."""
+        if columns == span and rows.flags.c_contiguous:
+            _native.place_rows(self.rows, self.places, rows)
+        else:
+            begin = columns.begin - span.begin
+            rows[self.places] = self.rows[:, begin : begin + columns.end - columns.begin]

@@ -1,0 +1,69 @@
+"""The kit of core on stacks of several backends: a stack of storages is a storage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from sparring import Storage, TableConfig, open_storage
+from sparring.testing import StorageTests
+
+pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
+pytest.importorskip("sparring_sqlite", reason="the template backend is not installed")
+
+SMALL = {"backend": "hkv", "options": {"capacity": 480}}
+SMALLER = {"backend": "hkv", "options": {"capacity": 120, "policy": "lfu"}}
+
+MakeStorage = Callable[..., Storage]
+
+
+def stack_of(table: TableConfig, *tiers: Any, **options: Any) -> Storage:
+    return open_storage("tiered", table, tiers=list(tiers), **options)
+
+
+class TestHkvOverMemory(StorageTests):
+    @pytest.fixture
+    def make_storage(self) -> MakeStorage:
+        return lambda table, **options: stack_of(table, SMALL, "memory", **options)
+
+
+class PersistentTests(StorageTests):
+    """Stacks over sqlite; `above` are the tiers before it."""
+
+    above: ClassVar[tuple[Any, ...]]
+    settings: ClassVar[dict[str, Any]]
+
+    @pytest.fixture
+    def make_storage(self, tmp_path: Path) -> MakeStorage:
+        numbers = count()
+
+        def make(table: TableConfig, **options: Any) -> Storage:
+            folder = tmp_path / str(next(numbers))
+            return self.open(table, folder)
+
+        return make
+
+    @pytest.fixture
+    def reopen_storage(self) -> Callable[[Storage], Storage]:
+        def reopen(closed: Any) -> Storage:
+            return self.open(closed.table, closed.tiers[-1].options.folder)
+
+        return reopen
+
+    def open(self, table: TableConfig, folder: Path) -> Storage:
+        last = {"backend": "sqlite", "options": {"folder": str(folder)}}
+        return stack_of(table, *self.above, last, **self.settings)
+
+
+class TestHkvOverSqlite(PersistentTests):
+    above: ClassVar[tuple[Any, ...]] = (SMALL,)
+    settings: ClassVar[dict[str, Any]] = {"promote": "second_touch"}
+
+
+class TestTwoHkvOverSqlite(PersistentTests):
+    above: ClassVar[tuple[Any, ...]] = (SMALLER, SMALL)
+    settings: ClassVar[dict[str, Any]] = {}
