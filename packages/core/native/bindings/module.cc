@@ -9,6 +9,7 @@ void bind_collection(pybind11::module_& module);
 void bind_updates(pybind11::module_& module);
 void bind_admission(pybind11::module_& module);
 void bind_exchange(pybind11::module_& module);
+void bind_key_set(pybind11::module_& module);
 
 PYBIND11_MODULE(_native, module) {
   module.doc() = "The native core of sparring. Use the Python modules that wrap it.";
@@ -20,4 +21,5 @@ PYBIND11_MODULE(_native, module) {
   bind_collection(module);
   bind_updates(module);
   bind_exchange(module);
+  bind_key_set(module);
 }
