@@ -76,8 +76,9 @@ class FrozenTable:
         self._shift = (NUM_PARTITIONS // self._num_groups).bit_length() - 1
         self._whole = Columns(0, table.width)
         # Rows of other keys leave by a write, or nobody may read beside one.
+        offered = storage.capabilities
         self._is_locked_by_writes = (
-            storage.capabilities.evicts or not storage.capabilities.concurrent_reads
+            offered.evicts or offered.evict or not offered.concurrent_reads
         )
         self._lock = threading.Lock()  # guards what follows
         self._touched = _native.KeySet()
