@@ -120,6 +120,8 @@ def _warn_of_other_initial_values(saved: TableDescription, table: TableConfig) -
 def _load_table(container: StepContainer, entry: DeclaredTable, snapshot: Snapshot) -> int:
     table = entry.config
     storage = container.storage(table.name)
+    # What is being looked up ahead is read again.
+    container.aheads.note(table.name, None)
     storage.clear()
     collective = container.collective
     partitions = None
