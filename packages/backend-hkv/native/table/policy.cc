@@ -39,6 +39,7 @@ const char* Policy::name() const {
 }
 
 uint64_t Policy::initial(const uint64_t* given) const {
+  if (is_restoring_ && given != nullptr) return kind_ == PolicyKind::kNone ? 0 : *given;
   const uint64_t high = uint64_t{epoch_} << 32;
   switch (kind_) {
     case PolicyKind::kNone:
@@ -58,6 +59,7 @@ uint64_t Policy::initial(const uint64_t* given) const {
 }
 
 uint64_t Policy::updated(uint64_t score, const uint64_t* given) const {
+  if (is_restoring_ && given != nullptr) return initial(given);
   switch (kind_) {
     case PolicyKind::kLfu:
       return add_up_to(kMost, score, given ? *given : 1);

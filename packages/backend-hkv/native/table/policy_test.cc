@@ -26,6 +26,24 @@ void lfu_adds_up_and_stops_at_the_top() {
   CHECK(policy.updated(kMost, &kMost) == kMost);
 }
 
+void restoring_takes_scores_as_they_are() {
+  for (const PolicyKind kind : {PolicyKind::kLru, PolicyKind::kLfu, PolicyKind::kEpochLru,
+                                PolicyKind::kEpochLfu, PolicyKind::kCustom}) {
+    Policy policy(kind);
+    policy.set_restoring(true);
+    policy.begin_call();
+    CHECK(policy.takes_scores());
+    CHECK(policy.initial(&kFive) == 5 && policy.updated(10, &kFive) == 5);
+  }
+  Policy lru(PolicyKind::kLru);
+  lru.set_restoring(true);
+  lru.begin_call();
+  lru.count_calls_up_to(7);
+  lru.set_restoring(false);
+  lru.begin_call();
+  CHECK(lru.initial(nullptr) == 8 && !lru.takes_scores());
+}
+
 void epochs_come_before_what_is_counted() {
   Policy lru(PolicyKind::kEpochLru);
   lru.begin_call();

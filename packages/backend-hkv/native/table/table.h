@@ -51,7 +51,8 @@ class Table {
   // REQUIRES: keeps_scores().
   void touch(SparringTouch& call);
   void evict(SparringEvict& call);
-  // The only option is `epoch`.
+  // `epoch`: a whole number. `scores`: `given` while rows of a snapshot are put back with
+  // their scores, else `policy`. `calls`: how many calls these rows have seen.
   void set_option(const char* name, const char* value);
 
  private:

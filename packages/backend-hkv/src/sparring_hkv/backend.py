@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from sparring.errors import PluginError
-from sparring.storage import Capabilities
+from sparring.storage import Capabilities, Evicted, Keys, Rows, Scores
 from sparring.storage.native import NativeStorage
 from sparring.table import TableConfig
 from sparring_hkv.options import HkvOptions
 
 __all__ = ["HkvOptions", "HkvStorage"]
+
+_MOST_32 = 2**32 - 1
 
 
 class HkvStorage(NativeStorage):
@@ -49,7 +51,31 @@ class HkvStorage(NativeStorage):
             hash_seed=options.hash_seed,
         )
         super().__init__(capsule, table, capabilities=_capabilities_of(options), validate=validate)
+        self._epoch = 0
         self.options = options
+
+    def _restore_impl(self, keys: Keys, rows: Rows, scores: Scores) -> Evicted:
+        if self.capabilities.scores == "none":
+            return self._upsert_impl(keys, rows, None)
+        self.set_option("scores", "given")
+        try:
+            evicted = self._upsert_impl(keys, rows, scores)
+        finally:
+            self.set_option("scores", "policy")
+        newest = int(scores.max())
+        if self.options.policy in ("epoch_lru", "epoch_lfu"):
+            # Both counts of a score only ever grow, but an epoch counts its calls anew.
+            self._epoch = max(self._epoch, newest >> 32)
+            self.set_option("epoch", self._epoch)
+            newest = newest & _MOST_32 if newest >> 32 == self._epoch else 0
+        if self.options.policy in ("lru", "epoch_lru"):
+            self.set_option("calls", newest)
+        return evicted
+
+    def set_option(self, name: str, value: object) -> None:
+        super().set_option(name, value)
+        if name == "epoch":
+            self._epoch = int(str(value))
 
 
 def _capabilities_of(options: HkvOptions) -> Capabilities:

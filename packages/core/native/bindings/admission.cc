@@ -106,17 +106,27 @@ py::bytes save(const AdmissionFilter& self) {
   return py::bytes(saved);
 }
 
-void load(AdmissionFilter& self, const py::bytes& saved) {
+using Take = void (AdmissionFilter::*)(std::string_view);
+
+void take_over(AdmissionFilter& self, const py::bytes& saved, Take take) {
   const auto view = static_cast<std::string_view>(saved);
   std::string reason;
   try {
     const GilRelease release;
-    self.load(view);
+    (self.*take)(view);
     return;
   } catch (const std::invalid_argument& error) {
     reason = error.what();
   }
   refuse("saved counters of an admission filter: " + reason + "; nothing was changed");
+}
+
+void load(AdmissionFilter& self, const py::bytes& saved) {
+  take_over(self, saved, &AdmissionFilter::load);
+}
+
+void join(AdmissionFilter& self, const py::bytes& saved) {
+  take_over(self, saved, &AdmissionFilter::join);
 }
 
 }  // namespace
@@ -141,6 +151,8 @@ void bind_admission(py::module_& module) {
            "Both: decides and counts.")
       .def("save", &save, "All that was counted; docs/format/admission.md.")
       .def("load", &load, py::arg("saved"), "Takes over what an equal filter has saved.")
+      .def("join", &join, py::arg("saved"),
+           "Adds what an equal bloom filter of another rank has saved.")
       .def_property_readonly("memory_bytes", &AdmissionFilter::memory_bytes, "Of counters.")
       .def_property_readonly("num_forgotten", &AdmissionFilter::num_forgotten,
                              "Keys whose counter was dropped, or never made, for want of room.");

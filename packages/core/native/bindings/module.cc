@@ -10,6 +10,7 @@ void bind_updates(pybind11::module_& module);
 void bind_admission(pybind11::module_& module);
 void bind_exchange(pybind11::module_& module);
 void bind_bloom(pybind11::module_& module);
+void bind_key_set(pybind11::module_& module);
 
 PYBIND11_MODULE(_native, module) {
   module.doc() = "The native core of sparring. Use the Python modules that wrap it.";
@@ -22,4 +23,5 @@ PYBIND11_MODULE(_native, module) {
   bind_updates(module);
   bind_exchange(module);
   bind_bloom(module);
+  bind_key_set(module);
 }

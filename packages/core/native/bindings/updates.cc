@@ -186,6 +186,19 @@ class PyFusedStep {
     return outcomes();
   }
 
+  // What left the table at `place` to make room: keys (n), rows (n, row_bytes) uint8, scores (n).
+  // REQUIRES: apply() was called.
+  py::tuple evicted(size_t place) const {
+    if (place >= outcomes_.size()) refuse("no step was applied to a table at this place");
+    const abi::EvictedRows& left = outcomes_[place].evicted;
+    const auto count = static_cast<py::ssize_t>(left.keys.size());
+    const auto bytes = static_cast<py::ssize_t>(parts_[place].table->view().layout.row_bytes);
+    return py::make_tuple(
+        py::array_t<int64_t>(count, left.keys.data()),
+        py::array_t<uint8_t>({count, bytes}, reinterpret_cast<const uint8_t*>(left.rows.data())),
+        py::array_t<uint64_t>(count, left.scores.data()));
+  }
+
   // (rows updated, inserted, refused, evicted) of each table, None of one that failed.
   py::list outcomes() const {
     py::list result;
@@ -194,7 +207,7 @@ class PyFusedStep {
         result.append(py::none());
       } else {
         result.append(py::make_tuple(each.num_updated, each.num_inserted, each.num_refused,
-                                     each.num_evicted));
+                                     each.evicted.keys.size()));
       }
     }
     return result;
@@ -260,8 +273,8 @@ class PyFusedStep {
 
   template <class T>
   static void apply_to(Group<T>& group, std::vector<collection::TableOutcome>& outcomes) {
-    const std::vector<collection::TableOutcome> found = group.step->apply();
-    for (size_t i = 0; i < found.size(); ++i) outcomes[group.places[i]] = found[i];
+    std::vector<collection::TableOutcome> found = group.step->apply();
+    for (size_t i = 0; i < found.size(); ++i) outcomes[group.places[i]] = std::move(found[i]);
   }
 
   int64_t step_;
@@ -308,5 +321,7 @@ void bind_updates(py::module_& module) {
       .def("keys", &PyFusedStep::keys, py::arg("place"),
            "A copy of the keys (u) that have a gradient.")
       .def("apply", &PyFusedStep::apply)
+      .def("evicted", &PyFusedStep::evicted, py::arg("place"),
+           "What left the table to make room: keys (n), rows (n, row_bytes) uint8, scores (n).")
       .def("outcomes", &PyFusedStep::outcomes);
 }

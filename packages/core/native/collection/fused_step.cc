@@ -147,19 +147,17 @@ TableOutcome apply_to(const FusedUpdate<T>& update, const GroupedGradients<T>& g
   TableOutcome outcome;
   if (grouped.num_keys == 0) return outcome;
   Changer<T> changer(update, grouped);
-  abi::EvictedRows evicted;
   SparringUpdate call{};
   call.count = grouped.num_keys;
   call.keys = grouped.keys.get();
   call.admit = update.filter != nullptr ? &Changer<T>::admit : nullptr;
   call.change = &Changer<T>::change;
   call.context = &changer;
-  update.table->storage->update(call, &evicted);
+  update.table->storage->update(call, &outcome.evicted);
   outcome.num_inserted = call.inserted;
   decision = std::move(changer.decision);
   outcome.num_refused = decision.num_refused();
   outcome.num_updated = grouped.num_keys - outcome.num_refused;
-  outcome.num_evicted = static_cast<int64_t>(evicted.keys.size());
   return outcome;
 }
 

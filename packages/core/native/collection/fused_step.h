@@ -10,6 +10,7 @@
 #include <exception>
 #include <vector>
 
+#include "abi/storage_handle.h"
 #include "collection/gradients.h"
 #include "kernels/admission.h"
 #include "kernels/update.h"
@@ -32,7 +33,7 @@ struct TableOutcome {
   int64_t num_updated = 0;   // rows, new ones included
   int64_t num_inserted = 0;  // of these, new
   int64_t num_refused = 0;   // keys that were not admitted
-  int64_t num_evicted = 0;
+  abi::EvictedRows evicted;
   std::exception_ptr failure;  // or NULL; then each key has its old or its new row
 };
 

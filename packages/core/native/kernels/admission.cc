@@ -1,5 +1,7 @@
 #include "kernels/admission.h"
 
+#include <stdexcept>
+
 namespace sparring::kernels {
 
 void AdmissionFilter::decide(const int64_t* keys, int64_t count, int64_t step,
@@ -38,6 +40,15 @@ std::string AdmissionFilter::save() const {
 void AdmissionFilter::load(std::string_view saved) {
   const std::lock_guard<std::mutex> lock(mutex_);
   load_impl(saved);
+}
+
+void AdmissionFilter::join(std::string_view saved) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  join_impl(saved);
+}
+
+void AdmissionFilter::join_impl(std::string_view) {
+  throw std::invalid_argument("this kind of filter joins none");
 }
 
 }  // namespace sparring::kernels

@@ -50,6 +50,10 @@ class AdmissionFilter {
   // Throws std::invalid_argument for bytes that save() of an equal filter did not
   // give; then the filter is as before.
   void load(std::string_view saved);
+  // Adds what an equal filter of another rank has saved, so that every key was counted at
+  // least as often as there. Throws as load(), and where a filter cannot say so: frequency
+  // is joined key by key instead, by record().
+  void join(std::string_view saved);
 
  private:
   // The twins, called under the lock.
@@ -60,6 +64,7 @@ class AdmissionFilter {
   virtual int64_t num_forgotten_impl() const { return 0; }
   virtual std::string save_impl() const = 0;
   virtual void load_impl(std::string_view saved) = 0;
+  virtual void join_impl(std::string_view saved);
 
   mutable std::mutex mutex_;
 };

@@ -128,13 +128,13 @@ std::string BloomFilter::save_impl() const {
   return writer.finish();
 }
 
-void BloomFilter::load_impl(std::string_view saved) {
+std::vector<uint8_t> BloomFilter::read(std::string_view saved) const {
   SavedReader reader(saved, SavedKind::bloom);
   reader.expect(static_cast<uint64_t>(k_), "k");
   reader.expect(seed_, "the table's seed");
   reader.expect(static_cast<uint64_t>(shape_.num_blocks), "the number of blocks");
   reader.expect(static_cast<uint64_t>(shape_.num_hashes), "the number of hashes");
-  const auto bytes = reader.take_many<uint8_t>(static_cast<uint64_t>(num_bytes_));
+  auto bytes = reader.take_many<uint8_t>(static_cast<uint64_t>(num_bytes_));
   reader.expect_end();
   const auto most = static_cast<int>(k_ - 1);
   const bool is_wide = k_ > 16;
@@ -143,7 +143,25 @@ void BloomFilter::load_impl(std::string_view saved) {
       throw std::invalid_argument("a counter in them is above k - 1");
     }
   }
+  return bytes;
+}
+
+void BloomFilter::load_impl(std::string_view saved) {
+  const std::vector<uint8_t> bytes = read(saved);
   if (num_bytes_ > 0) std::memcpy(counters_, bytes.data(), bytes.size());
+}
+
+// Invariant 1 holds for the keys of both, and the others of a filter only grow.
+void BloomFilter::join_impl(std::string_view saved) {
+  const std::vector<uint8_t> bytes = read(saved);
+  const bool is_wide = k_ > 16;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    const uint8_t mine = counters_[i];
+    const uint8_t other = bytes[i];
+    counters_[i] = is_wide ? std::max(mine, other)
+                           : static_cast<uint8_t>(std::max(mine & 15, other & 15) |
+                                                  std::max(mine & 0xf0, other & 0xf0));
+  }
 }
 
 }  // namespace sparring::kernels

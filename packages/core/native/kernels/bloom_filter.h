@@ -31,6 +31,7 @@
 #define SPARRING_KERNELS_BLOOM_FILTER_H_
 
 #include <memory>
+#include <vector>
 
 #include "kernels/admission.h"
 #include "kernels/bloom_shape.h"
@@ -60,6 +61,9 @@ class BloomFilter final : public AdmissionFilter {
   int64_t memory_bytes_impl() const override { return num_bytes_; }
   std::string save_impl() const override;
   void load_impl(std::string_view saved) override;
+  void join_impl(std::string_view saved) override;
+  // The counters, which are those of an equal filter.
+  std::vector<uint8_t> read(std::string_view saved) const;
 
   const int64_t k_;
   const BloomShape shape_;

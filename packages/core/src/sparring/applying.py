@@ -13,7 +13,7 @@ some tables took and others did not: `PartialStepError` names them. There are tw
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -30,6 +30,7 @@ from sparring.non_finite import finite_only
 from sparring.resources import Accumulated
 from sparring.row_parts import computing_rows, stored_rows
 from sparring.storage.contract import Keys, Rows, Storage
+from sparring.storage.updating import fused_evicted
 from sparring.table import TableConfig
 from sparring.updates.builtin import NativeMethod
 from sparring.updates.clipping import clip_gradients
@@ -385,13 +386,16 @@ def _apply_by_rows(
 
 
 def _write(container: StepContainer, gathered: _Gathered) -> None:
+    container.saves.wait_for_room()
     names = [update.table.name for update in gathered.updates]
     for place, update in enumerate(gathered.updates):
         entry = container.entry(update.table.name)
         rounding = Rounding(update.keys, entry.initializer.rounding_seed, update.step)
         rows = stored_rows(update.table, update.rows, rounding)
         try:
-            evicted = container.storage(update.table.name)._upsert_impl(update.keys, rows, None)
+            with entry.watch.writing(update.keys) as write:
+                evicted = container.storage(update.table.name)._upsert_impl(update.keys, rows, None)
+                write.note_evicted(evicted)
         except Exception as error:
             container.aheads.note(update.table.name, None)
             _record(container, gathered, names[:place])
@@ -414,12 +418,8 @@ def _record(container: StepContainer, gathered: _Gathered, names: Sequence[str])
 
 def _write_fused(container: StepContainer, step: Any, names: Sequence[str]) -> list[str]:
     """Returns the tables that had gradients: a batch may have no id for a table that it holds."""
-    failure: Exception | None = None
-    try:
-        with container.span("update"):
-            step.apply()
-    except Exception as error:
-        failure = error
+    container.saves.wait_for_room()
+    failure = _applied_fused(container, step, names)
     touched, written, failed = [], [], []
     for place, (name, outcome) in enumerate(zip(names, step.outcomes(), strict=True)):
         if outcome is None:
@@ -440,6 +440,28 @@ def _write_fused(container: StepContainer, step: Any, names: Sequence[str]) -> l
         _raise_interrupted(container, failure, written, failed)
     container.end_step()
     return touched
+
+
+def _applied_fused(
+    container: StepContainer, step: Any, names: Sequence[str]
+) -> Exception | None:
+    """Writes; returns what went wrong."""
+    with ExitStack() as watched:
+        writes = {}
+        for place, name in enumerate(names):
+            watch = container.entry(name).watch
+            if watch.is_active:
+                writes[place] = watched.enter_context(watch.writing(step.keys(place)))
+        try:
+            with container.span("update"):
+                step.apply()
+        except Exception as error:
+            return error
+        finally:
+            for place, write in writes.items():
+                table = container.entry(names[place]).config
+                write.note_evicted(fused_evicted(step, place, table))
+    return None
 
 
 def _raise_interrupted(

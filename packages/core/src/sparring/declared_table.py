@@ -13,6 +13,7 @@ import numpy.typing as npt
 from sparring import _native, kernels
 from sparring.admission import admission_from, make_filter
 from sparring.errors import InvalidArgumentError
+from sparring.saving.table_watch import TableWatch
 from sparring.storage.contract import Columns, Storage
 from sparring.storage.converting import conversion_command
 from sparring.table import TableConfig
@@ -133,6 +134,7 @@ class DeclaredTable:
         "num_not_admitted",
         "storage",
         "view",
+        "watch",
         "whole",
     )
 
@@ -149,7 +151,12 @@ class DeclaredTable:
         self.view = _native.TableView(config.dtype, self.initializer)
         self.embedding = Columns(0, config.dim)
         self.whole = Columns(0, config.width)
+        self.watch = TableWatch(config.name)
         self.hold(storage)
+
+    def forget_admission(self) -> None:
+        """Begins to count anew which ids came."""
+        self.admission_filter = make_filter(admission_from(self.config.admission), self.config)
 
     def check_same_storage(self, storage: StorageChoice | Storage | None) -> None:
         """Refuses a second declaration that would put the rows elsewhere; None says nothing.
@@ -204,7 +211,12 @@ class DeclaredTable:
 
     def hold(self, storage: Storage | None) -> None:
         """Reads from `storage` from now on, natively too; None: no key has a row."""
+        if self.storage is not None and storage is not self.storage:
+            self.storage.watch(None)
+            self.watch.clearing()
         self.storage = storage
+        if storage is not None:
+            storage.watch(self.watch)
         if storage is None:
             self.view.detach()
         else:

@@ -19,6 +19,9 @@ __all__ = [
     "PartialStepError",
     "PeerFailure",
     "PluginError",
+    "SnapshotDamagedError",
+    "SnapshotError",
+    "SnapshotIOError",
     "SparringError",
     "StorageIOError",
     "UnknownTableError",
@@ -84,6 +87,21 @@ class PartialStepError(SparringError):
 
 class CorruptDataError(SparringError):
     """Stored data fails its own check: restore it from elsewhere."""
+
+
+class SnapshotError(SparringError):
+    """A snapshot cannot be written or read as asked: name another, or mend what is named."""
+
+
+class SnapshotDamagedError(SnapshotError, CorruptDataError):
+    """A file of a snapshot is missing or not what was written: load an older snapshot.
+
+    `file` names it; `offset` is where the damage was found, in bytes, to a block of 1 MiB.
+    """
+
+
+class SnapshotIOError(SnapshotError, StorageIOError):
+    """Disk or network failed underneath a snapshot: look there, then save or load again."""
 
 
 class ConfigError(SparringError, ValueError):

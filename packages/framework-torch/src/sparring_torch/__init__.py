@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
     from sparring_torch.keyed_tensor import KeyedTensor
     from sparring_torch.optimizer import Optimizer
+    from sparring_torch.saved_state import (
+        gather_random_state,
+        gather_state,
+        restore_random_state,
+        restore_state,
+    )
     from sparring_torch.table_configs import (
         DataType,
         EmbeddingBagConfig,
@@ -47,6 +53,10 @@ __all__ = [
     "TrainAgent",
     "TrainPipeline",
     "__version__",
+    "gather_random_state",
+    "gather_state",
+    "restore_random_state",
+    "restore_state",
 ]
 
 _HOMES = {
@@ -65,6 +75,10 @@ _HOMES = {
     "PoolingType": "table_configs",
     "TrainAgent": "train_agent",
     "TrainPipeline": "train_pipeline",
+    "gather_random_state": "saved_state",
+    "gather_state": "saved_state",
+    "restore_random_state": "saved_state",
+    "restore_state": "saved_state",
 }
 
 

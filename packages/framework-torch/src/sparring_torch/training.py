@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
+from dataclasses import asdict, dataclass
+from itertools import islice, pairwise
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -20,6 +21,8 @@ from sparring.errors import ConfigError, DataError, NonFiniteGradientError
 from sparring.joining import join_job
 from sparring.plugins import PluginManager
 from sparring.ranks import Ranks
+from sparring.saving.requests import State
+from sparring.saving.run_snapshots import RunSnapshots
 from sparring.trace import Trace
 from sparring.training import Progress, SilentProgress, TrainResult
 from sparring_torch.click_task import ClickTask
@@ -27,6 +30,12 @@ from sparring_torch.native_optimizers import native_optimizer, row_optimizer
 from sparring_torch.optimizer import Optimizer
 from sparring_torch.rating_task import RatingTask
 from sparring_torch.run_report import RunReport
+from sparring_torch.saved_state import (
+    gather_random_state,
+    gather_state,
+    restore_random_state,
+    restore_state,
+)
 
 __all__ = ["train"]
 
@@ -111,6 +120,29 @@ def _traced(container: StepContainer, path: str | None) -> Iterator[None]:
     container.trace.write_together(path, container.collective)
 
 
+@dataclass(slots=True)
+class Position:
+    """How far a run has come."""
+
+    step: int = 0
+    """Steps taken."""
+    epoch: int = 0
+    """That is under way."""
+    batch: int = 0
+    """Batches of it that were trained on."""
+
+    def begin_epoch(self, epoch: int) -> int:
+        """Returns how many of its batches were trained on already."""
+        if epoch != self.epoch:
+            self.epoch, self.batch = epoch, 0
+        return self.batch
+
+    def advance(self) -> None:
+        """A step was taken."""
+        self.step += 1
+        self.batch += 1
+
+
 class _Run:
     """The loop over steps, and what it needs."""
 
@@ -139,29 +171,35 @@ class _Run:
         self._dense = _dense_optimizer(config, task.model)
         self._is_skipping = config.training.non_finite_gradients == "skip"
         self._num_dense_skipped = 0
-        self._step = 0
+        self._at = Position()
         self._metrics: dict[str, float] = {}
         self._metrics_step = -1
+        self._snapshots = RunSnapshots(container, config, self._progress.on_message)
 
     def to_end(self) -> TrainResult:
         """Trains for as long as the configuration says, and evaluates."""
         start = time.perf_counter()
         self._progress.on_start(self._total_steps())
         interval = self._config.training.evaluation_interval_steps
+        self._resume()
         for batch in self._batches():
             self._report.on_ids(self._task.ids(batch))
+            self._snapshots.check()
             loss = self._train_on(batch)
-            self._step += 1
+            self._at.advance()
             self._progress.on_step(self._step, loss, len(batch))
             if self._report.wants_rows(self._step):
                 self._report.on_rows(self._step, self._rows())
             if interval is not None and self._step % interval == 0:
                 self._evaluate()
+            if self._snapshots.is_due(self._step):
+                self._snapshots.save(self._step, self._states())
         if not self._step:
             raise DataError("the data has no sample to train on; give more, or hold out less")
         if self._metrics_step != self._step:
             self._evaluate()
         self._report.on_rows(self._step, self._rows())
+        self._snapshots.end(self._step, self._states)
         result = TrainResult(
             metrics=self._metrics,
             rows=self._rows(),
@@ -182,11 +220,46 @@ class _Run:
 
     def _batches(self) -> Iterator[Any]:
         limit = self._config.training.steps
-        for epoch in range(self._config.training.epochs):
-            for batch in self._task.batches(epoch):
-                if self._step == limit:
+        for epoch in range(self._at.epoch, self._config.training.epochs):
+            skipped = self._at.begin_epoch(epoch)
+            for batch in islice(self._task.batches(epoch), skipped, None):
+                # A run that was resumed may be beyond a limit that was lowered since.
+                if limit is not None and self._step >= limit:
                     return
                 yield batch
+
+    @property
+    def _step(self) -> int:
+        return self._at.step
+
+    def _parts_with_state(self) -> dict[str, Any]:
+        parts: dict[str, Any] = {"model": self._task.model, "tables": self._tables}
+        return parts if self._dense is None else parts | {"dense": self._dense}
+
+    def _states(self) -> dict[str, State]:
+        """What the run needs to go on from here, but for what the container saves itself."""
+        counted = {
+            "metrics": self._metrics,
+            "metrics_step": self._metrics_step,
+            "num_dense_skipped": self._num_dense_skipped,
+        }
+        return {
+            "torch": gather_state(**self._parts_with_state()),
+            "random": gather_random_state(),
+            "position": State(asdict(self._at) | counted),
+        }
+
+    def _resume(self) -> None:
+        """Goes on where a snapshot says, if so chosen."""
+        loaded = self._snapshots.resume()
+        if loaded is None:
+            return
+        restore_state(loaded.states["torch"], **self._parts_with_state())
+        restore_random_state(loaded.states["random"])
+        values = loaded.states["position"].values
+        self._at = Position(values["step"], values["epoch"], values["batch"])
+        self._metrics, self._metrics_step = values["metrics"], values["metrics_step"]
+        self._num_dense_skipped = values["num_dense_skipped"]
 
     def _train_on(self, batch: Any) -> float:
         """One step of all ranks. Returns the mean loss over the batch."""

@@ -44,6 +44,13 @@ def train(
     json: Annotated[
         bool, typer.Option("--json", help="Print the results as one line of JSON, last.")
     ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on from the newest snapshot in snapshots.url; start anew if there is none.",
+        ),
+    ] = False,
     trace: Annotated[
         str | None,
         typer.Option(
@@ -55,7 +62,8 @@ def train(
 ) -> None:
     """Train and evaluate what a configuration describes."""
     manager = context_of(context).plugin_manager
-    run_config = load_config(config, overrides or (), plugin_manager=manager)
+    given = [*(overrides or ()), *(["snapshots.resume=true"] if resume else [])]
+    run_config = load_config(config, given, plugin_manager=manager)
     if trace is not None:
         report = run_config.report.model_copy(update={"trace_path": trace})
         run_config = run_config.model_copy(update={"report": report})

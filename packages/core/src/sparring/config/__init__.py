@@ -22,6 +22,7 @@ from sparring.config.run import (
     RunConfig,
     StorageConfig,
 )
+from sparring.config.snapshots import SnapshotsConfig
 from sparring.config.tables import TableOverride, TablesConfig
 from sparring.config.training import TrainingConfig
 from sparring.config.writing import config_as_yaml
@@ -44,6 +45,7 @@ __all__ = [
     "RendezvousConfig",
     "ReportConfig",
     "RunConfig",
+    "SnapshotsConfig",
     "SparseOptimizer",
     "StorageConfig",
     "SyntheticCriteoData",

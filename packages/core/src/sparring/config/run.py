@@ -12,6 +12,7 @@ from sparring.config.exchange import ExchangeConfig
 from sparring.config.model import ModelConfig
 from sparring.config.optimizer import OptimizerConfig
 from sparring.config.section import PositiveFloat, Section
+from sparring.config.snapshots import SnapshotsConfig
 from sparring.config.tables import TablesConfig
 from sparring.config.training import TrainingConfig
 from sparring.names import closest_name
@@ -117,6 +118,9 @@ class RunConfig(Section):
     training: TrainingConfig = Field(
         TrainingConfig(), description="How long and how carefully to train."
     )
+    snapshots: SnapshotsConfig = Field(
+        SnapshotsConfig(), description="Where and how often the run is saved."
+    )
     collective: CollectiveConfig = Field(
         CollectiveConfig(), description="How ranks exchange keys, rows and gradients."
     )
@@ -142,6 +146,7 @@ class RunConfig(Section):
         self._check_data()
         self._check_micro_batches()
         self._check_table_names()
+        self._check_snapshots()
         return self
 
     def _check_data(self) -> None:
@@ -169,6 +174,23 @@ class RunConfig(Section):
                     "expected": f"at most data.batch_size, {self.data.batch_size}",
                 },
             )
+
+    def _check_snapshots(self) -> None:
+        chosen = self.snapshots
+        if chosen.url is not None:
+            return
+        for name in ("every_steps", "every_minutes", "resume"):
+            if getattr(chosen, name):
+                raise PydanticCustomError(
+                    "snapshots_url",
+                    "snapshots.{name} needs the folder that snapshots lie in",
+                    {
+                        "path": ("snapshots", name),
+                        "name": name,
+                        "found": "snapshots.url: null",
+                        "expected": "snapshots.url to name a folder",
+                    },
+                )
 
     def _check_table_names(self) -> None:
         if not self.tables.overrides:

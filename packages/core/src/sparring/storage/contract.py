@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,6 +35,7 @@ import numpy.typing as npt
 
 from sparring.errors import ClosedError, UnsupportedError
 from sparring.storage import arguments
+from sparring.storage.watching import UNWATCHED, Watcher, Write
 from sparring.table import TableConfig
 
 if TYPE_CHECKING:
@@ -131,6 +133,7 @@ class ScanChunk:
 @dataclass(slots=True)
 class _State:
     closed: bool = field(default=False)
+    watcher: Watcher | None = field(default=None)
 
 
 class Storage(ABC):
@@ -240,13 +243,38 @@ class Storage(ABC):
             CapacityError: full, and the policy may not evict.
             ClosedError: the storage was closed.
         """
+        if self._state.watcher is None:
+            return self._upsert_unwatched(keys, rows, scores)
+        checked = arguments.check_keys(keys, self.table.name, unique=self.validate)
+        with self._writing(checked) as write:
+            evicted = self._upsert_unwatched(checked, rows, scores)
+            write.note_evicted(evicted)
+        return evicted
+
+    def restore(self, keys: npt.ArrayLike, rows: npt.ArrayLike, scores: npt.ArrayLike) -> Evicted:
+        """As `upsert`, for rows of a snapshot: they get back the scores that a scan gave.
+
+        A storage with a policy of its own goes on as if it had never stopped, where its backend
+        offers that (`memory` and `hkv` do); elsewhere it starts its scores anew.
+
+        Args:
+            keys: ``(n,)`` unique int64.
+            rows: ``(n, width)`` of the table's dtype.
+            scores: ``(n,)`` uint64, whatever `Capabilities.scores` is.
+
+        Raises:
+            InvalidArgumentError, CapacityError, ClosedError: as `upsert`.
+        """
         self._check_open()
         checked = arguments.check_keys(keys, self.table.name, unique=self.validate)
         checked_rows = arguments.check_rows(rows, len(checked), self.table)
-        checked_scores = self._check_scores(scores, len(checked))
+        checked_scores = arguments.check_scores(scores, len(checked), self.table.name)
         if not len(checked):
             return self._nothing_evicted()
-        return self._upsert_impl(checked, checked_rows, checked_scores)
+        with self._writing(checked) as write:
+            evicted = self._restore_impl(checked, checked_rows, checked_scores)
+            write.note_evicted(evicted)
+        return evicted
 
     def update(self, keys: npt.ArrayLike, gradients: npt.ArrayLike, choice: MethodChoice) -> int:
         """Changes rows, embedding and state, by an update method; missing keys get their rows.
@@ -272,13 +300,17 @@ class Storage(ABC):
 
         self._check_open()
         checked = arguments.check_keys(keys, self.table.name, unique=self.validate)
-        return update_storage(self, checked, gradients, choice)
+        with self._writing(checked) as write:
+            return update_storage(self, checked, gradients, choice, write)
 
     def erase(self, keys: npt.ArrayLike) -> int:
         """Removes keys; unknown ones are no error. Returns how many existed."""
         self._check_open()
         checked = arguments.check_keys(keys, self.table.name, unique=self.validate)
-        return self._erase_impl(checked) if len(checked) else 0
+        if not len(checked):
+            return 0
+        with self._writing(checked):
+            return self._erase_impl(checked)
 
     def touch(self, keys: npt.ArrayLike, scores: npt.ArrayLike | None = None) -> None:
         """Tells the policy that keys were read. Unknown keys are no error.
@@ -291,7 +323,8 @@ class Storage(ABC):
         checked = arguments.check_keys(keys, self.table.name, unique=self.validate)
         checked_scores = self._check_scores(scores, len(checked))
         if len(checked):
-            self._touch_impl(checked, checked_scores)
+            with self._writing(checked):
+                self._touch_impl(checked, checked_scores)
 
     def evict(self, count: int) -> Evicted:
         """Makes room: removes up to `count` rows, the lowest scores first.
@@ -304,11 +337,18 @@ class Storage(ABC):
         self._check_offered("evict", self.capabilities.evict)
         name = self.table.name
         most = arguments.check_count(f"evict from table {name!r}: count", count, 0, name)
-        return self._evict_impl(most) if most else self._nothing_evicted()
+        if not most:
+            return self._nothing_evicted()
+        with self._writing(np.empty(0, np.int64)) as write:
+            evicted = self._evict_impl(most)
+            write.note_evicted(evicted)
+        return evicted
 
     def clear(self) -> None:
         """Removes all rows."""
         self._check_open()
+        if self._state.watcher is not None:
+            self._state.watcher.clearing()
         self._clear_impl()
 
     def flush(self) -> None:
@@ -373,6 +413,12 @@ class Storage(ABC):
     @abstractmethod
     def _close_impl(self) -> None: ...
 
+    def _restore_impl(self, keys: Keys, rows: Rows, scores: Scores) -> Evicted:
+        """Override it where the policy is the storage's own."""
+        return self._upsert_impl(
+            keys, rows, scores if self.capabilities.scores == "given" else None
+        )
+
     def _flush_impl(self) -> None:  # noqa: B027 - nothing to flush is the rule
         """Nothing to do unless the backend is persistent or buffers writes."""
 
@@ -381,6 +427,30 @@ class Storage(ABC):
 
     def _evict_impl(self, count: int) -> Evicted:
         raise NotImplementedError(f"{type(self).__name__} declares evict and must implement it")
+
+    # -- for parts of the package -------------------------------------------------
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """Tells `watcher` of every write by the public methods from now on; None: nobody.
+
+        Who calls a twin, or the native struct, tells it himself.
+        """
+        self._state.watcher = watcher
+
+    def _writing(self, keys: Keys) -> AbstractContextManager[Write]:
+        watcher = self._state.watcher
+        return UNWATCHED if watcher is None else watcher.writing(keys)
+
+    def _upsert_unwatched(
+        self, keys: npt.ArrayLike, rows: npt.ArrayLike, scores: npt.ArrayLike | None
+    ) -> Evicted:
+        self._check_open()
+        checked = arguments.check_keys(keys, self.table.name, unique=self.validate)
+        checked_rows = arguments.check_rows(rows, len(checked), self.table)
+        checked_scores = self._check_scores(scores, len(checked))
+        if not len(checked):
+            return self._nothing_evicted()
+        return self._upsert_impl(checked, checked_rows, checked_scores)
 
     # -- for subclasses ---------------------------------------------------------
 

@@ -77,6 +77,7 @@ class MemoryStorage(Storage):
         self._options = options or MemoryOptions()
         self._entries: dict[int, _Entry] = {}
         self._num_calls = 0
+        self._is_restoring = False
         self.capabilities = _capabilities(self._options)
 
     # -- reading ------------------------------------------------------------
@@ -137,7 +138,19 @@ class MemoryStorage(Storage):
             self._entries.pop(key, None)
             new.pop(key, None)
         self._entries.update(new)
-        self._num_calls += 1
+        self._num_calls += not self._is_restoring
+        return evicted
+
+    def _restore_impl(self, keys: Keys, rows: Rows, scores: Scores) -> Evicted:
+        if self._options.policy == "none":
+            return self._upsert_impl(keys, rows, None)
+        self._is_restoring = True
+        try:
+            evicted = self._upsert_impl(keys, rows, scores)
+        finally:
+            self._is_restoring = False
+        if self._options.policy == "lru":
+            self._num_calls = max(self._num_calls, int(scores.max()))
         return evicted
 
     def _erase_impl(self, keys: Keys) -> int:
@@ -168,6 +181,8 @@ class MemoryStorage(Storage):
     def _score(self, key: int, given: int | None) -> int:
         """The score of a key that is being written or touched now."""
         policy = self._options.policy
+        if self._is_restoring and given is not None:
+            return given
         if policy == "none":
             return 0
         if policy == "lru":

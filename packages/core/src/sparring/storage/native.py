@@ -247,7 +247,8 @@ class ExportAdapter:
         self, keys: Keys, rows: npt.NDArray[np.uint8], scores: Scores | None
     ) -> _Evicted | None:
         typed = np.ascontiguousarray(rows).view(self._storage.table.numpy_dtype)
-        return _bytes_of(self._storage.upsert(keys, typed, scores))
+        # Who writes by way of the struct tells those who watch the storage himself.
+        return _bytes_of(self._storage._upsert_unwatched(keys, typed, scores))
 
     def erase(self, keys: Keys) -> int:
         return self._storage.erase(keys)

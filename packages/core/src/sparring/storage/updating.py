@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,16 +10,18 @@ import numpy.typing as npt
 from sparring import _native, kernels
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError
 from sparring.storage.arguments import as_array
-from sparring.storage.contract import Keys, Storage
+from sparring.storage.contract import Evicted, Keys, Storage
+from sparring.storage.watching import Write
+from sparring.table import TableConfig
 
 if TYPE_CHECKING:
     from sparring.updates import MethodChoice
 
-__all__ = ["update_storage"]
+__all__ = ["fused_evicted", "update_storage"]
 
 
 def update_storage(
-    storage: Storage, keys: Keys, gradients: npt.ArrayLike, choice: MethodChoice
+    storage: Storage, keys: Keys, gradients: npt.ArrayLike, choice: MethodChoice, write: Write
 ) -> int:
     """As `Storage.update`; `keys` have been checked."""
     from sparring.updates import NativeMethod
@@ -62,5 +64,13 @@ def update_storage(
             table=table.name,
             step=choice.step,
         )
-    ((updated, _, _, _),) = step.apply()
+    ((updated, _, _, num_evicted),) = step.apply()
+    if num_evicted:
+        write.note_evicted(fused_evicted(step, 0, table))
     return updated
+
+
+def fused_evicted(step: Any, place: int, table: TableConfig) -> Evicted:
+    """What left the table at `place` of a native `FusedStep` that was applied."""
+    keys, rows, scores = step.evicted(place)
+    return Evicted(keys, rows.view(table.numpy_dtype), scores)

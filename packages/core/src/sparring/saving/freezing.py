@@ -1,0 +1,259 @@
+"""The rows of one table as they were at one moment, while steps change them.
+
+Copy on write. The saver reads one group of partitions after another; a step that is about to write
+reads the old rows of the keys that the saver still needs, and keeps them for it:
+
+    step     keys of groups to come, not kept yet ──► find old rows ──► kept ──► write
+    saver    find the rows of group g ──► without those that a step touched ──► file
+             what was kept since ──► file
+
+Why that is exact. A step enters its keys into `touched` before it writes the first of them. The
+saver reads rows first and looks at `touched` afterwards: of a key that is not in it, no write had
+begun when the row was read. Where a write may remove rows of other keys, as a storage that evicts
+does, the lock is held for as long as it lasts, so that no row is missing that is yet to be handed
+over. A group is given in the moment in which the saver looks; from then on steps ignore its keys.
+So each key is given once, also by a storage whose scan gives some twice.
+
+The keys come from a scan, which promises those that are there from its beginning to its end; all
+others were written to, and so kept. Scores change with every write and no storage can be asked for
+them by key: where a storage has scores, they are copied with the keys when the table is frozen.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+
+from sparring import _native
+from sparring.errors import InvalidArgumentError
+from sparring.kernels import partition
+from sparring.rendezvous.shard_map import NUM_PARTITIONS
+from sparring.saving.frozen_scores import FrozenScores, Groups, split_by_group
+from sparring.saving.kept_rows import Kept, KeptBudget
+from sparring.storage.contract import Columns, Evicted, Keys, Rows, ScanChunk, Scores, Storage
+from sparring.table import TableConfig
+
+__all__ = ["FrozenTable", "cleared"]
+
+_GROUP_BYTES = 8 << 20
+"""Of the rows of a group, about: what the saver holds at a time."""
+_WINDOW_KEYS = 4 << 20
+"""About how many keys the saver collects in one scan."""
+_SCAN_ROWS = 65_536
+_PIECE_KEYS = 1024
+"""So few that a storage does not spread the call over threads, which the steps need."""
+
+
+class FrozenTable:
+    """One storage at the moment in which this is made: no step may be under way then.
+
+    `chunks` is for the saver's thread, all else for the thread that writes.
+
+    Args:
+        table: what the rows are.
+        storage: that holds them.
+        budget: for old rows, shared with other tables of the save.
+        changed: a set of keys: only these are given; None: all.
+    """
+
+    def __init__(
+        self,
+        table: TableConfig,
+        storage: Storage,
+        budget: KeptBudget,
+        changed: _native.KeySet | None = None,
+    ) -> None:
+        self.table = table
+        self.num_keys = storage.size if changed is None else len(changed)
+        self.erased: list[Keys] = []
+        """Of `changed`, those that had no row; complete when `chunks` has ended."""
+        self._storage, self._budget, self._changed = storage, budget, changed
+        bits = (max(1, self.num_keys * table.row_bytes) // _GROUP_BYTES).bit_length()
+        self._num_groups = min(1 << bits, NUM_PARTITIONS)
+        self._shift = (NUM_PARTITIONS // self._num_groups).bit_length() - 1
+        self._whole = Columns(0, table.width)
+        # Rows of other keys leave by a write, or nobody may read beside one.
+        offered = storage.capabilities
+        self._is_locked_by_writes = (
+            offered.evicts or offered.evict or not offered.concurrent_reads
+        )
+        self._lock = threading.Lock()  # guards what follows
+        self._touched = _native.KeySet()
+        self._kept: list[Kept] = []
+        self._is_given = np.zeros(self._num_groups, np.bool_)
+        self._failure: BaseException | None = None
+        self._scores: FrozenScores | None = None
+        if storage.capabilities.scores != "none":
+            self._scores = FrozenScores(storage, self._groups_of, self._num_groups)
+
+    # -- for the thread that writes ------------------------------------------------
+
+    def before_write(self, keys: Keys) -> None:
+        """Keeps the rows of `keys` that the saver still needs. `after_write` must follow."""
+        self._lock.acquire()
+        try:
+            if self._failure is None:
+                self._keep(keys, None)
+        except Exception as error:  # the step goes on; the save does not
+            self._failure = error
+        finally:
+            if not self._is_locked_by_writes:
+                self._lock.release()
+
+    def after_write(self, evicted: Evicted | None) -> None:
+        """The write is over; `evicted` left by it."""
+        if not self._is_locked_by_writes:
+            return
+        try:
+            if evicted is not None and self._failure is None:
+                self._keep(evicted.keys, evicted.rows)
+        except Exception as error:
+            self._failure = error
+        finally:
+            self._lock.release()
+
+    def fail(self, error: BaseException) -> None:
+        """The rows are no longer to be had; `chunks` raises `error`."""
+        with self._lock:
+            self._failure = self._failure or error
+
+    def _keep(self, keys: Keys, rows: Rows | None) -> None:
+        """Keeps rows of keys that nobody has touched yet; None: as the storage has them now."""
+        wanted = ~self._is_given[self._groups_of(keys)]
+        if self._changed is not None:
+            wanted &= self._changed.contains(keys)
+        if not wanted.all():
+            keys = keys[wanted]
+            rows = None if rows is None else rows[wanted]
+        is_new = self._touched.add(keys)
+        if not is_new.all():
+            keys = keys[is_new]
+            rows = None if rows is None else rows[is_new]
+        if not len(keys):
+            return
+        found = np.ones(len(keys), np.bool_)
+        if rows is None:
+            rows = np.empty((len(keys), self.table.width), self.table.numpy_dtype)
+            self._storage._find_impl(keys, self._whole, rows, found)
+        kept = Kept(keys, rows, found)
+        self._kept.append(kept)
+        self._budget.take(kept)
+
+    def _groups_of(self, keys: Keys) -> Groups:
+        groups: Groups = partition(keys) >> self._shift
+        return groups
+
+    # -- for the saver ---------------------------------------------------------------
+
+    def chunks(self) -> Iterator[ScanChunk]:
+        """All rows as they were, each key once. What is given must not be changed.
+
+        Raises:
+            SparringError: the rows are no longer to be had.
+        """
+        for groups in self._windows():
+            keys = self._collected(groups)
+            for group in groups:
+                yield from self._group(group, keys.pop(group, []))
+        yield from self._old()
+
+    def _windows(self) -> Iterator[range]:
+        num_windows = max(1, -(-self.num_keys // _WINDOW_KEYS))
+        size = max(1, self._num_groups // num_windows)
+        for first in range(0, self._num_groups, size):
+            yield range(first, min(first + size, self._num_groups))
+
+    def _collected(self, groups: range) -> dict[int, list[Keys]]:
+        """The keys of each group that has any, perhaps with repeats."""
+        if self._changed is not None:
+            source: Iterable[Keys] = [self._changed.keys()]
+        elif self._scores is not None:
+            return {group: [self._scores.keys(group)] for group in groups}
+        else:
+            source = self._scanned()
+        collected: dict[int, list[Keys]] = {}
+        for keys in source:
+            for group, places in split_by_group(self._groups_of(keys), groups).items():
+                collected.setdefault(group, []).append(keys[places])
+        return collected
+
+    def _scanned(self) -> Iterator[Keys]:
+        chunks = self._storage.scan(_SCAN_ROWS, Columns(0, 1))
+        while True:
+            with self._reading():
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
+            yield chunk.keys
+
+    def _reading(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._storage.capabilities.concurrent_reads else self._lock
+
+    def _group(self, group: int, parts: list[Keys]) -> Iterator[ScanChunk]:
+        keys = np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
+        rows = np.empty((len(keys), self.table.width), self.table.numpy_dtype)
+        found = np.empty(len(keys), np.bool_)
+        for begin in range(0, len(keys), _PIECE_KEYS):
+            piece = slice(begin, begin + _PIECE_KEYS)
+            with self._reading():
+                self._storage._find_impl(keys[piece], self._whole, rows[piece], found[piece])
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            is_touched = self._touched.contains(keys)
+            self._is_given[group] = True
+        if self._changed is not None:
+            self.erased.append(keys[~found & ~is_touched])
+        is_old = found & ~is_touched
+        if not is_old.all():
+            keys, rows = keys[is_old], rows[is_old]
+        if len(keys):
+            yield ScanChunk(keys, rows, self._scores_of(keys))
+        del rows
+        yield from self._old()
+
+    def _old(self) -> Iterator[ScanChunk]:
+        """What steps kept since the last call."""
+        with self._lock:
+            kept, self._kept = self._kept, []
+        while kept:
+            each = kept.pop()
+            if self._changed is not None:
+                self.erased.append(each.keys[~each.found])
+            keys, rows = each.keys, each.rows
+            if not each.found.all():
+                keys, rows = keys[each.found], rows[each.found]
+            if len(keys):
+                yield ScanChunk(keys, rows, self._scores_of(keys))
+            self._budget.give_back(each.num_bytes)
+
+    def _scores_of(self, keys: Keys) -> Scores:
+        return np.zeros(len(keys), np.uint64) if self._scores is None else self._scores.of(keys)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Old rows that wait for the saver."""
+        with self._lock:
+            return sum(each.num_bytes for each in self._kept)
+
+    def check_whole(self) -> None:
+        """Raises what happened to the rows since, if anything did.
+
+        Raises:
+            SparringError: as `chunks`.
+        """
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+
+
+def cleared(table: str) -> InvalidArgumentError:
+    """Why a table cannot be saved any more."""
+    return InvalidArgumentError(
+        f"table {table!r} was cleared, or its rows were moved to another storage, while it was "
+        "being saved; save again",
+        table=table,
+    )

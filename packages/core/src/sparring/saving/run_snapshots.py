@@ -1,0 +1,221 @@
+"""The snapshots of a run: when one is due, how they are called, and which one to go on from."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparring.collective import Collective, Reduction
+from sparring.config import RunConfig
+from sparring.errors import ConfigError, SnapshotDamagedError, SnapshotError
+from sparring.events import BackgroundError
+from sparring.saving.requests import Loaded, Retention, State
+from sparring.saving.saves import SaveOptions
+from sparring.snapshot import open_snapshot
+from sparring.snapshot.opening import open_place
+
+if TYPE_CHECKING:
+    from sparring.step import StepContainer
+
+__all__ = ["RunSnapshots"]
+
+RUN = "run"
+"""The name of the state that says what run a snapshot is of."""
+
+_EXACT = ("seed", "data", "model", "tables")
+"""Sections of the configuration without which a run cannot be gone on with."""
+
+
+class RunSnapshots:
+    """Saves a run as its configuration says. All ranks make one and call it alike.
+
+    Args:
+        container: where the tables live.
+        config: of the run.
+        tell: shows one line to a person.
+    """
+
+    def __init__(
+        self, container: StepContainer, config: RunConfig, tell: Callable[[str], None]
+    ) -> None:
+        self._container = container
+        self._config = config
+        self._chosen = config.snapshots
+        self._tell = tell
+        self._last_save = time.monotonic()
+        self._since_full = 0
+        self._saved_step = -1
+        self.num_failed = 0
+        """Saves that failed beside steps."""
+
+    @property
+    def is_asked_for(self) -> bool:
+        return self._chosen.url is not None
+
+    def is_due(self, step: int) -> bool:
+        """Whether to save after `step`; all ranks get one answer."""
+        chosen = self._chosen
+        if chosen.url is None:
+            return False
+        if chosen.every_steps is not None and step % chosen.every_steps == 0:
+            return True
+        if chosen.every_minutes is None:
+            return False
+        is_time = time.monotonic() - self._last_save >= 60 * chosen.every_minutes
+        return _first_says(self._container.collective, is_time)
+
+    def check(self) -> None:
+        """Tells of a save that failed; the run goes on, and the next one is tried."""
+        if self._chosen.url is None:
+            return
+        try:
+            self._container.events.check()
+        except BackgroundError as error:
+            self.num_failed += error.num_failed if isinstance(error.num_failed, int) else 1
+            self._tell(f"{error}; training goes on, and the next snapshot is tried")
+
+    def save(self, step: int, states: Mapping[str, State], *, is_last: bool = False) -> None:
+        """Saves the state after `step`, beside the steps that follow unless it is the last.
+
+        Raises:
+            SnapshotError: the last one failed.
+            DeadlineError: the save before does not come to an end.
+        """
+        chosen = self._chosen
+        assert chosen.url is not None
+        self._container.saves.join(chosen.deadline_seconds)
+        self.check()
+        if self._saved_step == step:
+            return
+        has_deltas = chosen.full_every > 1
+        is_delta = has_deltas and self._since_full % chosen.full_every != 0
+        self._container.save(
+            _free_url(chosen.url, f"step-{step:012d}"),
+            blocking=is_last,
+            base=self._container.saves.base if is_delta else None,
+            states={RUN: State(_described(self._config)), **states},
+            options=SaveOptions(
+                deadline_seconds=chosen.deadline_seconds,
+                retention=Retention(chosen.url, chosen.keep),
+                is_base=has_deltas,
+            ),
+        )
+        self._since_full += 1
+        self._saved_step = step
+        self._last_save = time.monotonic()
+
+    def end(self, step: int, states: Callable[[], Mapping[str, State]]) -> None:
+        """Training has ended: waits for the save that runs, and saves once more if so chosen."""
+        if self._chosen.url is None:
+            return
+        if self._chosen.at_end:
+            self.save(step, states(), is_last=True)
+        else:
+            self._container.saves.join(self._chosen.deadline_seconds)
+            self.check()
+
+    def resume(self) -> Loaded | None:
+        """Loads the newest snapshot that can be read, and says which; None: there is none.
+
+        Raises:
+            SnapshotError: there are some, and none can be read.
+            ConfigError: it is of another run: other data, model, tables or seed.
+            InvalidArgumentError: its tables are others.
+        """
+        chosen = self._chosen
+        if chosen.url is None or not chosen.resume:
+            return None
+        damaged: SnapshotError | None = None
+        for url, reason in self._candidates(chosen.url):
+            if reason:
+                self._tell(f"snapshot {url} cannot be read ({reason}); the one before it is tried")
+                damaged = SnapshotDamagedError(reason)
+                continue
+            try:
+                loaded = self._container.load(url, is_base=chosen.full_every > 1)
+            except SnapshotError as error:
+                self._tell(f"snapshot {url} cannot be read ({error}); the one before it is tried")
+                damaged = error
+                continue
+            self._check_same_run(loaded)
+            self._since_full = len(open_snapshot(url).chain)
+            self._saved_step = loaded.step
+            self._tell(f"resumed from {url}, after step {loaded.step}")
+            return loaded
+        if damaged is not None:
+            raise SnapshotError(
+                f"no snapshot in {chosen.url} can be read; mend or remove them, or train anew into "
+                "another folder",
+                url=chosen.url,
+            ) from damaged
+        self._tell(f"there is no snapshot in {chosen.url} yet; training starts anew")
+        return None
+
+    def _candidates(self, root: str) -> list[tuple[str, str]]:
+        """URLs, the newest first, with the reason why one cannot be read: the first rank's."""
+        collective = self._container.collective
+        found = _snapshots_in(root) if collective.rank == 0 else []
+        if collective.world_size == 1:
+            return found
+        text = "\n".join("\t".join((url, " ".join(why.split()))) for url, why in found).encode()
+        first = collective.all_gather(np.frombuffer(text, np.uint8))[0].tobytes().decode()
+        return [
+            (url, why) for url, _, why in (line.partition("\t") for line in first.splitlines())
+        ]
+
+    def _check_same_run(self, loaded: Loaded) -> None:
+        state = loaded.states.get(RUN)
+        saved: dict[str, Any] = {} if state is None else state.values
+        now = _described(self._config)
+        for name in _EXACT:
+            if name in saved and saved[name] != now[name]:
+                raise ConfigError(
+                    f"snapshot {loaded.url} is of a run with {name}: {saved[name]}, this one has "
+                    f"{now[name]}; resume with the configuration that the run began with, or "
+                    "choose another folder: snapshots.url",
+                    setting=name,
+                )
+
+
+def _snapshots_in(root: str) -> list[tuple[str, str]]:
+    """URLs of committed snapshots, the newest first, with the reason why one cannot be read."""
+    place = open_place(root)
+    try:
+        names = [name for name in place.names() if place.is_committed(name)]
+    except FileNotFoundError:
+        return []
+    found = []
+    for name in names:
+        url, reason = place.url_of(name), ""
+        try:
+            step = open_snapshot(url).step
+        except SnapshotError as error:
+            reason = str(error)
+            # As `RunSnapshots.save` names them.
+            numbers = re.findall(r"[0-9]+", name)
+            step = int(numbers[0]) if numbers else -1
+        found.append((step, name, url, reason))
+    return [(url, reason) for _, _, url, reason in sorted(found, reverse=True)]
+
+
+def _free_url(root: str, name: str) -> str:
+    """Of a snapshot that can be written: one that could not be read may have the name already."""
+    place = open_place(root)
+    names = [name, *(f"{name}-{again}" for again in range(2, 1000))]
+    return place.url_of(next(each for each in names if not place.exists(each)))
+
+
+def _described(config: RunConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json", include=set(_EXACT))
+
+
+def _first_says(collective: Collective, answer: bool) -> bool:
+    """The first rank's answer, on all ranks."""
+    if collective.world_size == 1:
+        return answer
+    mine = np.array([answer and collective.rank == 0], np.int64)
+    return bool(collective.all_reduce(mine, Reduction.MAX)[0])

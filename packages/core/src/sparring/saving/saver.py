@@ -1,0 +1,151 @@
+"""What one rank writes of one snapshot, beside the steps that follow it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from sparring import _native
+from sparring.saving.freezing import FrozenTable
+from sparring.saving.kept_rows import KeptBudget
+from sparring.saving.requests import Retention, Saved, State
+from sparring.saving.table_watch import TableWatch
+from sparring.snapshot import SnapshotWriter, TableDescription
+from sparring.storage.contract import Keys, ScanChunk
+
+__all__ = ["Saver", "SavingTable", "run_nicely"]
+
+_log = logging.getLogger(__name__)
+
+_NICENESS = 10
+"""Of the thread that saves, where the system has such per thread: steps come first."""
+
+
+@dataclass(slots=True)
+class SavingTable:
+    """One table of a save."""
+
+    description: TableDescription
+    frozen: FrozenTable | None
+    """None: this rank has no rows of it to write."""
+    watch: TableWatch
+    is_delta: bool
+    counted: _native.KeySet | None = None
+    """The keys that had changed since the last base, if this snapshot is to be the next."""
+    num_rows: int = 0
+
+    def chunks(self) -> Iterator[ScanChunk]:
+        if self.frozen is None:
+            return
+        for chunk in self.frozen.chunks():
+            self.num_rows += len(chunk)
+            yield chunk
+
+    def erased(self) -> Iterator[Keys]:
+        """To be read after all chunks."""
+        if self.frozen is not None and self.is_delta:
+            yield from self.frozen.erased
+
+    def thaw(self) -> None:
+        """Steps keep no more rows for it."""
+        self.watch.frozen = None
+
+
+@dataclass(slots=True)
+class Saver:
+    """A save between its freeze and its end."""
+
+    url: str
+    step: int
+    base: str | None
+    writer: SnapshotWriter
+    tables: list[SavingTable]
+    states: Mapping[str, State]
+    budget: KeptBudget
+    retention: Retention | None
+    begin: float
+    failure: BaseException | None = None
+    is_over: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> Saved:
+        """Writes, and commits where this is the first rank. Whatever happens, tables are thawed.
+
+        Raises:
+            SnapshotError: the file system, or another rank, failed.
+            SparringError: rows were no longer to be had.
+        """
+        try:
+            return self._run()
+        except BaseException as error:
+            self.failure = error
+            self.writer.abandon()
+            raise
+        finally:
+            self.thaw()
+            self.is_over.set()
+
+    def thaw(self) -> None:
+        """No step keeps rows or waits for this save any more."""
+        for table in self.tables:
+            table.thaw()
+        self.budget.end()
+
+    def fail(self, error: BaseException) -> None:
+        """Gives the save up, as soon as its thread sees it."""
+        for table in self.tables:
+            if table.frozen is not None:
+                table.frozen.fail(error)
+        self.budget.end()
+
+    def _run(self) -> Saved:
+        waiting = list(self.tables)
+        while waiting:
+            # The one that most old rows wait for, so that steps need not wait.
+            table = max(waiting, key=_urgency)
+            waiting.remove(table)
+            self.writer.write_table(table.description, table.chunks(), table.erased())
+            if table.frozen is not None:
+                table.frozen.check_whole()
+            table.thaw()
+        for name, state in self.states.items():
+            self.writer.write_state(name, state.values, dict(state.arrays))
+        self.writer.finish()
+        if self.writer.rank == 0:
+            self.writer.commit()
+            self._retain()
+        rows = {table.description.name: table.num_rows for table in self.tables}
+        seconds = time.perf_counter() - self.begin
+        return Saved(self.url, self.step, self.base, rows, seconds)
+
+    def _retain(self) -> None:
+        """Removes old snapshots. That it fails harms nothing that was saved."""
+        if self.retention is None:
+            return
+        from sparring.snapshot import retain
+
+        try:
+            retain(self.retention.root, self.retention.keep)
+        except Exception as error:
+            _log.warning("snapshots beside %s could not be removed: %s", self.url, error)
+
+
+def _urgency(table: SavingTable) -> tuple[int, int]:
+    if table.frozen is None:
+        return 0, 0
+    return table.frozen.kept_bytes, table.frozen.num_keys
+
+
+def run_nicely(saver: Saver) -> Saved:
+    """`Saver.run` on a thread that gives way to others; the thread stays so."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        if os.getpriority(os.PRIO_PROCESS, thread) < _NICENESS:
+            os.setpriority(os.PRIO_PROCESS, thread, _NICENESS)
+    return saver.run()
+
+

@@ -1,0 +1,303 @@
+"""The saves of a container: at most one at a time, beside its steps."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sparring import _native
+from sparring.collective import Collective
+from sparring.declared_table import DeclaredTable
+from sparring.errors import DeadlineError, InvalidArgumentError, SnapshotError
+from sparring.saving.container_state import OWN_STATES, container_states
+from sparring.saving.freezing import FrozenTable
+from sparring.saving.kept_rows import KeptBudget
+from sparring.saving.requests import Retention, SaveCounters, Saved, State
+from sparring.saving.saver import Saver, SavingTable, run_nicely
+from sparring.snapshot import SnapshotWriter, TableDescription
+
+if TYPE_CHECKING:
+    from sparring.execution import Task
+    from sparring.step import StepContainer
+
+__all__ = ["KEPT_BYTES", "SaveOptions", "Saves", "agree"]
+
+KEPT_BYTES = 64 << 20
+"""Old rows that a save holds before steps wait for it."""
+
+_WAIT_SECONDS = 30.0
+_TOKEN_BYTES = 16
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOptions:
+    """How a snapshot is written.
+
+    Args:
+        kept_bytes: old rows that are held in memory before steps wait for the save.
+        deadline_seconds: how long the first rank waits for the parts of the others.
+        retention: which snapshots stay when this one was committed; None: all.
+        is_base: count from now on which keys change, so that a later save can name this one as
+            its base. It costs at most 64 MiB a table and some time in each step.
+    """
+
+    kept_bytes: int = KEPT_BYTES
+    deadline_seconds: float = 600.0
+    retention: Retention | None = None
+    is_base: bool = False
+
+
+class Saves:
+    """See `StepContainer.save`."""
+
+    def __init__(self, container: StepContainer) -> None:
+        self.counters = SaveCounters()
+        self._container = container
+        self._running: Saver | None = None
+        self._base: str | None = None
+
+    @property
+    def base(self) -> str | None:
+        """The snapshot since which changed keys are counted, which a delta may name."""
+        return self._base
+
+    def wait_for_room(self) -> None:
+        """Called before a step writes: returns when a running save has room for old rows."""
+        running = self._running
+        if running is None:
+            return
+        if running.is_over.is_set():
+            self._account(running)
+            return
+        if not running.budget.wait_for_room(_WAIT_SECONDS):
+            running.fail(
+                DeadlineError(
+                    f"save of {running.url}: a step waited {_WAIT_SECONDS} s for room for old rows, "
+                    "and the save wrote none meanwhile; find out what holds it up. The save is "
+                    "given up, the step goes on",
+                    url=running.url,
+                    timeout=_WAIT_SECONDS,
+                )
+            )
+
+    def join(self, timeout: float | None = None) -> None:
+        """Returns when no save runs.
+
+        Raises:
+            DeadlineError: it still does.
+        """
+        running = self._running
+        if running is None:
+            return
+        seconds = self._container.events.deadline_seconds if timeout is None else timeout
+        if not running.is_over.wait(seconds):
+            raise DeadlineError(
+                f"the save of {running.url} has not ended within {seconds} s; wait longer, or find "
+                "out what holds it up",
+                url=running.url,
+                timeout=seconds,
+            )
+        self._account(running)
+
+    def save(
+        self,
+        url: str,
+        *,
+        blocking: bool,
+        base: str | None,
+        states: Mapping[str, State],
+        options: SaveOptions,
+    ) -> Task[Saved] | Saved:
+        """As `StepContainer.save`."""
+        for name in states:
+            if name in OWN_STATES:
+                raise InvalidArgumentError(
+                    f"save: state {name!r} is the container's own; give yours another name"
+                )
+        container = self._container
+        container.join_ahead()
+        self.join(options.deadline_seconds)
+        begin = time.perf_counter()
+        saver = self._frozen(url, base, states, options, begin)
+        self.counters.freeze_seconds += time.perf_counter() - begin
+        self._running = saver
+        if not blocking:
+            name = f"save of {url}"
+            return container.events.submit(partial(self._run, saver, options, True), name=name)
+        error: Exception | None = None
+        saved: Saved | None = None
+        try:
+            saved = self._run(saver, options, False)
+        except Exception as failure:
+            error = failure
+        self.join()
+        agree(container.collective, f"save of {url}", error)
+        assert saved is not None
+        return saved
+
+    # -- parts
+
+    def _frozen(
+        self,
+        url: str,
+        base: str | None,
+        states: Mapping[str, State],
+        options: SaveOptions,
+        begin: float,
+    ) -> Saver:
+        """All tables as they are now, and a writer that nothing was given yet."""
+        container = self._container
+        rank = container.collective.rank
+        entries = [
+            (entry, entry.storage is not None and not (entry.config.is_replicated and rank))
+            for entry in container.entries()
+        ]
+        token, base = self._agreed(url, base, [entry for entry, is_mine in entries if is_mine])
+        own = container_states(container)
+        given = {name: each for name, each in states.items() if each.is_of_rank or not rank}
+        writer = SnapshotWriter(
+            url,
+            step=container.counters.steps,
+            rank=rank,
+            world_size=container.collective.world_size,
+            base=base,
+            deadline_seconds=options.deadline_seconds,
+            token=token,
+        )
+        budget = KeptBudget(options.kept_bytes)
+        tables = []
+        try:
+            for entry, is_mine in entries:
+                tables.append(_saving_table(entry, budget if is_mine else None, base is not None))
+        except BaseException:
+            writer.abandon()
+            raise
+        for table in tables:
+            table.watch.frozen = table.frozen
+            if options.is_base:
+                table.counted = table.watch.changed
+                table.watch.changed = _native.KeySet()
+        return Saver(
+            writer.url,
+            container.counters.steps,
+            base,
+            writer,
+            tables,
+            own | given,
+            budget,
+            options.retention,
+            begin,
+        )
+
+    def _agreed(
+        self, url: str, base: str | None, entries: list[DeclaredTable]
+    ) -> tuple[str, str | None]:
+        """The token of this save and its base: the same on all ranks."""
+        collective = self._container.collective
+        is_known = base is None or base == self._base
+        are_counted = all(entry.watch.changed is not None for entry in entries)
+        token = secrets.token_bytes(_TOKEN_BYTES)
+        if collective.world_size > 1:
+            mine = np.frombuffer(token + bytes([is_known, are_counted]), np.uint8)
+            every = collective.all_gather(mine)
+            token = every[0][:_TOKEN_BYTES].tobytes()
+            is_known = all(bool(each[-2]) for each in every)
+            are_counted = all(bool(each[-1]) for each in every)
+        if not is_known:
+            raise InvalidArgumentError(
+                f"save of {url}: a delta over {base} was asked for, but changed keys are counted "
+                f"since {self._base or 'no snapshot'}; save a full snapshot with is_base=True "
+                "first, and name that one",
+                url=url,
+                base=base,
+            )
+        if base is not None and not are_counted:
+            _log.warning(
+                "save of %s: more keys changed since %s than are counted, or all rows of a table "
+                "were replaced; a full snapshot is written",
+                url,
+                base,
+            )
+            base = None
+        return token.hex(), base
+
+    def _run(self, saver: Saver, options: SaveOptions, is_beside: bool) -> Saved:
+        """On the thread that saves."""
+        try:
+            saved = run_nicely(saver) if is_beside else saver.run()
+        except BaseException:
+            if options.is_base:
+                for table in saver.tables:
+                    _count_on(table)
+            raise
+        if options.is_base:
+            self._base = saver.url
+        return saved
+
+    def _account(self, saver: Saver) -> None:
+        """Counts a save that is over."""
+        if self._running is saver:
+            self._running = None
+            self.counters.saves += saver.failure is None
+            self.counters.wait_seconds += saver.budget.wait_seconds
+            self.counters.rows_kept += saver.budget.num_rows
+            self.counters.most_kept_bytes = max(
+                self.counters.most_kept_bytes, saver.budget.most_bytes
+            )
+
+    def rebase(self, url: str | None) -> None:
+        """Changed keys are counted from now on, since `url`; None: no longer."""
+        self._base = url
+        for entry in self._container.entries():
+            entry.watch.changed = None if url is None else _native.KeySet()
+
+
+def _saving_table(entry: DeclaredTable, budget: KeptBudget | None, is_delta: bool) -> SavingTable:
+    """Freezes a table; without a budget this rank has no rows of it."""
+    storage = entry.storage
+    has_scores = storage is not None and storage.capabilities.scores != "none"
+    description = TableDescription.of(entry.config, has_scores=has_scores)
+    frozen = None
+    if storage is not None and budget is not None:
+        changed = entry.watch.changed if is_delta else None
+        frozen = FrozenTable(entry.config, storage, budget, changed)
+    return SavingTable(description, frozen, entry.watch, is_delta)
+
+
+def _count_on(table: SavingTable) -> None:
+    """After a save that failed: what was counted before it counts again."""
+    before, since = table.counted, table.watch.changed
+    if before is None or since is None:
+        table.watch.changed = None
+    else:
+        since.add(before.keys())
+
+
+def agree(collective: Collective, what: str, error: Exception | None) -> None:
+    """Raises on all ranks what went wrong on any.
+
+    Raises:
+        SnapshotError: another rank failed; its own error tells why.
+    """
+    if collective.world_size > 1:
+        flag = np.array([error is not None], np.uint8)
+        failed = [
+            rank for rank, each in enumerate(collective.all_gather(flag)) if bool(each[0])
+        ]
+        if failed and error is None:
+            ranks = ", ".join(map(str, failed))
+            raise SnapshotError(
+                f"{what} failed on rank {ranks}, whose error tells why; on this rank it did not",
+                ranks=tuple(failed),
+            )
+    if error is not None:
+        raise error

@@ -1,0 +1,115 @@
+"""Reads a file of a snapshot, and hands out only bytes whose blocks hash to what they should."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.snapshot.hashing import BLOCK_DIGITS, block_hash
+from sparring.snapshot.limits import BLOCK_BYTES
+from sparring.snapshot.manifest import FileEntry
+from sparring.snapshot.places import ReadFile, ReadFolder
+from sparring.snapshot.reporting import damaged, reading
+from sparring.snapshot.tensors import Header, decode_header
+
+__all__ = ["BlockReader"]
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class BlockReader:
+    """One data file, open.
+
+    Args:
+        url: of the snapshot, for messages.
+        folder: of the snapshot.
+        entry: what the manifest says of the file.
+
+    Raises:
+        SnapshotDamagedError: the file is missing, no regular file, or of another size.
+    """
+
+    def __init__(self, url: str, folder: ReadFolder, entry: FileEntry) -> None:
+        self.url = url
+        self.entry = entry
+        with reading(url, entry.name):
+            self._file: ReadFile = folder.open(entry.name)
+        if self._file.size_bytes != entry.size_bytes:
+            found = self._file.size_bytes
+            self.close()
+            raise damaged(
+                url,
+                entry.name,
+                min(found, entry.size_bytes),
+                f"it has {found:,} bytes, the manifest says {entry.size_bytes:,}",
+            )
+        # The block that the last read ended in: the next one mostly begins there.
+        self._kept_block = -1
+        self._kept: Bytes = np.empty(0, np.uint8)
+
+    def __enter__(self) -> BlockReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def read(self, begin: int, end: int) -> Bytes:
+        """Verified bytes; the array is new, or a part of one.
+
+        Raises:
+            SnapshotDamagedError: a block that they lie in is not what was written.
+            SnapshotIOError: the file system failed.
+        """
+        first, last = begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)
+        start, stop = first * BLOCK_BYTES, min(last * BLOCK_BYTES, self.entry.size_bytes)
+        buffer: Bytes = np.empty(stop - start, np.uint8)
+        unread = first
+        if self._kept_block == first and len(self._kept):
+            buffer[: len(self._kept)] = self._kept
+            unread += 1
+        offset = unread * BLOCK_BYTES
+        if offset < stop:
+            with reading(self.url, self.entry.name, offset):
+                self._file.read_into(offset, buffer.data[offset - start :])
+        for block in range(unread, last):
+            self._check(block, buffer[block * BLOCK_BYTES - start :][:BLOCK_BYTES])
+        if last > first:
+            self._kept_block = last - 1
+            self._kept = buffer[(last - 1) * BLOCK_BYTES - start :]
+        return buffer[begin - start : end - start]
+
+    def header(self, most_bytes: int) -> tuple[Header, int]:
+        """What the file says of itself, and where its data begin.
+
+        Raises:
+            SnapshotDamagedError: it is no safetensors file, or its header has more than
+                `most_bytes`.
+        """
+        size = self.entry.size_bytes
+        if size < 8:
+            raise self.damaged(0, f"{size} bytes are too few for a safetensors file")
+        length = int(self.read(0, 8).view("<u8")[0])
+        if length > min(most_bytes, size - 8):
+            raise self.damaged(0, f"its header says that it has {length:,} bytes")
+        text = self.read(8, 8 + length).tobytes()
+        try:
+            return decode_header(text, size - 8 - length), 8 + length
+        except ValueError as error:
+            raise self.damaged(8, str(error)) from error
+
+    def damaged(self, offset: int, reason: str) -> Exception:
+        """The error that this file is not what was written."""
+        return damaged(self.url, self.entry.name, offset, reason)
+
+    def _check(self, block: int, data: Bytes) -> None:
+        found = block_hash(data.data)
+        expected = self.entry.blocks[block * BLOCK_DIGITS : (block + 1) * BLOCK_DIGITS]
+        if found != expected:
+            raise self.damaged(
+                block * BLOCK_BYTES,
+                f"the block of {len(data):,} bytes there hashes to {found}, the manifest says "
+                f"{expected}",
+            )

@@ -1,0 +1,102 @@
+"""Which snapshots there are, and which may go."""
+
+from __future__ import annotations
+
+import os
+
+from sparring.errors import InvalidArgumentError, SnapshotError
+from sparring.snapshot.opening import locate, open_place
+from sparring.snapshot.places import Place
+from sparring.snapshot.reading import Snapshot, open_snapshot
+from sparring.snapshot.reporting import reading, writing
+
+__all__ = ["latest_snapshot", "list_snapshots", "retain"]
+
+_STALE_SECONDS = 86_400.0
+
+
+def list_snapshots(root_url: str | os.PathLike[str]) -> list[str]:
+    """The URLs of the committed snapshots in a folder, by step, then by name.
+
+    A snapshot whose manifest cannot be read is left out; `open_snapshot` says why.
+
+    Returns:
+        An empty list where there is no such folder.
+
+    Raises:
+        SnapshotIOError: the file system failed.
+    """
+    return [snapshot.url for snapshot in _readable(open_place(root_url))]
+
+
+def latest_snapshot(root_url: str | os.PathLike[str]) -> Snapshot | None:
+    """The readable snapshot of the highest step in a folder, or None.
+
+    Manifests are checked, data files are not.
+
+    Raises:
+        SnapshotIOError: the file system failed.
+    """
+    found = _readable(open_place(root_url))
+    return found[-1] if found else None
+
+
+def retain(
+    root_url: str | os.PathLike[str], keep: int, *, stale_seconds: float = _STALE_SECONDS
+) -> list[str]:
+    """Removes all but the newest snapshots, and what dead attempts left behind.
+
+    Kept are the `keep` newest readable ones, and every base that one of these is over. One that
+    cannot be read is neither counted nor removed: somebody should look at it.
+
+    Args:
+        root_url: the folder that they lie in.
+        keep: how many; at least 2.
+        stale_seconds: an attempt that wrote nothing for so long is dead.
+
+    Returns:
+        The URLs of the snapshots that were removed.
+
+    Raises:
+        InvalidArgumentError: fewer than 2 are to be kept.
+        SnapshotIOError: the file system failed.
+    """
+    if keep < 2:
+        raise InvalidArgumentError(
+            f"keep must be at least 2, found {keep}: if the newest cannot be read, there must be "
+            "another"
+        )
+    place = open_place(root_url)
+    found = _readable(place)
+    needed = {each.name for snapshot in found[-keep:] for each in snapshot.chain}
+    removed = []
+    # The newest first: no delta is ever seen without its base.
+    for snapshot in reversed(found):
+        if snapshot.name not in needed:
+            with writing(snapshot.url, "the snapshot"):
+                place.remove(snapshot.name)
+            removed.append(snapshot.url)
+    if found:
+        with writing(place.url, "staging folders"):
+            place.remove_stale(stale_seconds)
+    return removed
+
+
+def _readable(place: Place) -> list[Snapshot]:
+    try:
+        with reading(place.url, "the folder"):
+            names = [name for name in place.names() if place.is_committed(name)]
+    except SnapshotError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return []
+        raise
+    found = []
+    for name in names:
+        try:
+            snapshot = open_snapshot(place.url_of(name))
+        except SnapshotError:
+            continue
+        # A URL resolves links; what lies elsewhere is not of this folder.
+        if locate(snapshot.url)[0].url == place.url:
+            found.append(snapshot)
+    return sorted(found, key=lambda each: (each.step, each.name))

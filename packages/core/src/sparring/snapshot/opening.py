@@ -1,0 +1,51 @@
+"""Finds the place and the name that a URL means."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sparring.errors import InvalidArgumentError
+from sparring.snapshot.places import Place
+
+__all__ = ["locate", "open_place"]
+
+
+def open_place(root_url: str | os.PathLike[str]) -> Place:
+    """The folder that snapshots lie in.
+
+    Raises:
+        InvalidArgumentError: no file system goes by that URL.
+    """
+    from sparring.snapshot.local_place import LocalPlace
+
+    text = os.fspath(root_url)
+    scheme, is_url, path = text.partition("://")
+    if not is_url:
+        return LocalPlace(Path(os.path.realpath(text)))
+    if scheme == "file":
+        return LocalPlace(Path(os.path.realpath(path)))
+    from sparring.snapshot.remote_place import open_remote_place
+
+    return open_remote_place(text)
+
+
+def locate(url: str | os.PathLike[str]) -> tuple[Place, str]:
+    """The place that a snapshot lies in, and its name there.
+
+    Raises:
+        InvalidArgumentError: the URL names no folder within another.
+    """
+    given = os.fspath(url)
+    text = given.rstrip("/") or given
+    scheme, is_url, path = text.partition("://")
+    if not is_url or scheme == "file":
+        local = Path(os.path.realpath(path if is_url else text))
+        parent, name = str(local.parent), local.name
+    else:
+        parent, _, name = text.rpartition("/")
+    if not name or parent.endswith(":/"):
+        raise InvalidArgumentError(
+            f"snapshot {url}: names no folder within another; give one like runs/step-000000123"
+        )
+    return open_place(parent), name

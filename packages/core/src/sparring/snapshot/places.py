@@ -1,0 +1,153 @@
+"""Where snapshots lie: the little that they need of a file system.
+
+A place is a folder in which snapshots lie side by side. `sparring.snapshot.local_place` and
+`remote_place` implement it; tests put one around it that fails or kills at any call. Names are
+single path components. Methods raise OSError as the file system gives it; who calls them adds
+what was asked.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TypeVar
+
+from sparring.snapshot.hashing import FileHashes
+
+__all__ = ["Place", "ReadFile", "ReadFolder", "WriteFile", "WriteFolder"]
+
+_Closing = TypeVar("_Closing", bound="_Closes")
+
+
+class _Closes(ABC):
+    @abstractmethod
+    def close(self) -> None:
+        """Frees what the system holds for it. A second call does nothing."""
+
+    def __enter__(self: _Closing) -> _Closing:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class ReadFile(_Closes):
+    """A regular file, open for reading."""
+
+    size_bytes: int
+
+    @abstractmethod
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from `offset` on; EOFError where the file ends before."""
+
+
+class ReadFolder(_Closes):
+    """A committed snapshot's folder."""
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """All entries, of whatever kind."""
+
+    @abstractmethod
+    def open(self, name: str) -> ReadFile:
+        """Opens a regular file, through no link. Never waits, as for a FIFO."""
+
+
+class WriteFile(_Closes):
+    """A new file that only its writer knows of."""
+
+    size_bytes: int
+
+    @abstractmethod
+    def append(self, pieces: Iterable[memoryview]) -> None: ...
+
+    @abstractmethod
+    def rewrite(self, data: bytes) -> None:
+        """Replaces the first bytes of the file."""
+
+    @abstractmethod
+    def seal(self) -> FileHashes:
+        """Returns when the file is durable. Nothing is written to it afterwards."""
+
+
+class WriteFolder(_Closes):
+    """The staging folder of one attempt, which the ranks share."""
+
+    @abstractmethod
+    def stored_name(self, name: str) -> str:
+        """What a file called `name` is called in the snapshot."""
+
+    @abstractmethod
+    def create(self, name: str) -> WriteFile:
+        """A new file; FileExistsError where there is one."""
+
+    @abstractmethod
+    def put(self, name: str, data: bytes) -> None:
+        """Writes a small file that others see whole or not at all, and returns when it is durable."""
+
+    @abstractmethod
+    def read(self, name: str, most: int) -> bytes | None:
+        """A small file, or None where there is none; ValueError if longer than `most` bytes."""
+
+    @abstractmethod
+    def discard(self, names: Iterable[str]) -> None:
+        """Removes files; unknown ones are no error."""
+
+
+class Place(ABC):
+    """A folder in which snapshots lie side by side.
+
+    Args:
+        url: of the folder.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    @abstractmethod
+    def url_of(self, name: str) -> str:
+        """The URL of a snapshot."""
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """The folders that lie here, committed or not, staging left out."""
+
+    @abstractmethod
+    def is_committed(self, name: str) -> bool:
+        """Whether a folder of this name has a manifest."""
+
+    @abstractmethod
+    def exists(self, name: str) -> bool:
+        """Whether a snapshot of this name cannot be written any more."""
+
+    @abstractmethod
+    def open(self, name: str) -> ReadFolder: ...
+
+    @abstractmethod
+    def stage(self, name: str, token: str) -> WriteFolder:
+        """The staging folder of an attempt; the first rank makes it."""
+
+    @abstractmethod
+    def publish(self, staging: WriteFolder, name: str, manifest: bytes) -> None:
+        """Writes the manifest last and makes the snapshot visible; returns when that is durable.
+
+        FileExistsError where there is one of that name.
+        """
+
+    @abstractmethod
+    def abandon(self, name: str, token: str) -> None:
+        """Removes what an attempt has staged that was not published."""
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Removes a snapshot, its visibility first."""
+
+    @abstractmethod
+    def remove_stale(self, older_than_seconds: float) -> list[str]:
+        """Removes staging folders that nobody has written to for so long; returns their names."""

@@ -1,0 +1,309 @@
+"""Reads a committed snapshot, alone or with the chain that it is a delta over."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.errors import InvalidArgumentError, SnapshotError, UnknownTableError
+from sparring.snapshot.blocks import BlockReader
+from sparring.snapshot.description import TableDescription
+from sparring.snapshot.limits import (
+    MANIFEST_BYTES,
+    MANIFEST_NAME,
+    MAX_CHAIN,
+    NUM_PARTITIONS,
+    STATE_HEADER_BYTES,
+)
+from sparring.snapshot.manifest import Base, FileEntry, Manifest, decode_text
+from sparring.snapshot.merging import merged_chunks
+from sparring.snapshot.opening import locate
+from sparring.snapshot.places import Place
+from sparring.snapshot.reporting import damaged, reading
+from sparring.snapshot.rows_file import read_segments
+from sparring.snapshot.state_file import SnapshotState, state_values
+from sparring.snapshot.tensors import dtype_of_code
+from sparring.storage.contract import ScanChunk
+
+__all__ = ["Snapshot", "open_snapshot"]
+
+
+def open_snapshot(url: str | os.PathLike[str]) -> Snapshot:
+    """Opens a committed snapshot, and the chain that it is a delta over.
+
+    Reads and checks manifests, no data file.
+
+    Raises:
+        InvalidArgumentError: the URL names no folder within another.
+        SnapshotError: there is none, or it is a delta whose base is missing or another one.
+        SnapshotDamagedError: a manifest is not what was written.
+        SnapshotIOError: the file system failed.
+    """
+    place, name = locate(url)
+    return _open_chain(place, name)
+
+
+class Snapshot:
+    """A committed snapshot. It never changes, so it may be read by many at once.
+
+    Made by `open_snapshot`.
+    """
+
+    def __init__(
+        self, place: Place, name: str, manifest: Manifest, manifest_hash: str, base: Snapshot | None
+    ) -> None:
+        self._place = place
+        self._manifest = manifest
+        self.name = name
+        self.url = place.url_of(name)
+        self.step: int = manifest.step
+        """The number of the step whose state this is."""
+        self.world_size: int = manifest.world_size
+        """How many ranks wrote it; any number may read it."""
+        self.base = base
+        """The snapshot that this is a delta over; None: it is full."""
+        self.manifest_hash = manifest_hash
+        """What a delta names its base by."""
+        self.own_tables: Mapping[str, TableDescription] = {
+            table.name: table.description for table in manifest.tables
+        }
+        """The tables that this snapshot itself says something of."""
+        self._files = {entry.name: entry for entry in manifest.files}
+
+    def __repr__(self) -> str:
+        return f"<Snapshot {self.url} of step {self.step}>"
+
+    @property
+    def tables(self) -> Mapping[str, TableDescription]:
+        """Name → table, over the whole chain."""
+        older = {} if self.base is None else dict(self.base.tables)
+        return older | dict(self.own_tables)
+
+    @property
+    def chain(self) -> tuple[Snapshot, ...]:
+        """This snapshot, its base, the base's base, …; the last one is full."""
+        found = [self]
+        while found[-1].base is not None:
+            found.append(found[-1].base)
+        return tuple(found)
+
+    def num_rows(self, table: str) -> int:
+        """The rows of a table. Of a delta, all keys of its chain are read to count them.
+
+        Raises:
+            UnknownTableError: no such table.
+            SnapshotDamagedError: of a delta: a file is not what was written.
+        """
+        self._check_table(table)
+        if self.base is None:
+            return sum(entry.num_keys for entry in self.files(table, "rows"))
+        every = np.ones(NUM_PARTITIONS, np.bool_)
+        return sum(map(len, merged_chunks(self.chain, table, every)))
+
+    def files(self, table: str | None = None, kind: str | None = None) -> list[FileEntry]:
+        """What the manifest says of this snapshot's own files, of one table or kind, or all."""
+        return [
+            entry
+            for entry in self._files.values()
+            if table in {None, entry.table} and kind in {None, entry.kind}
+        ]
+
+    def chunks(
+        self,
+        table: str,
+        partitions: Iterable[int] | None = None,
+        chunk_rows: int = 65_536,
+    ) -> Iterator[ScanChunk]:
+        """Streams the rows of a table: of each key the newest over the chain, none that is erased.
+
+        Only files that may hold wanted partitions are read, and each block is verified before any
+        byte of it is used. Keys given twice show only after the rows around them, so do not keep
+        what was read before the iterator has ended.
+
+        Args:
+            table: its name.
+            partitions: those wanted, 0 to 4,095; None: all.
+            chunk_rows: the most rows of a chunk.
+
+        Raises:
+            UnknownTableError: no such table.
+            InvalidArgumentError: a partition or `chunk_rows` out of range.
+            SnapshotDamagedError: a file is not what was written; named with the offset.
+            SnapshotIOError: the file system failed.
+        """
+        self._check_table(table)
+        wanted = _wanted(partitions)
+        if chunk_rows < 1:
+            raise InvalidArgumentError(f"chunk_rows must be at least 1, found {chunk_rows}")
+        return _cut(merged_chunks(self.chain, table, wanted), chunk_rows)
+
+    def segments(self, entry: FileEntry) -> Iterator[ScanChunk]:
+        """The rows or erased keys of one of this snapshot's own files, verified.
+
+        Raises:
+            SnapshotDamagedError: the file is not what was written.
+            SnapshotIOError: the file system failed.
+        """
+        with reading(self.url, entry.name):
+            folder = self._place.open(self.name)
+        with folder:
+            yield from read_segments(self.url, folder, entry, self.own_tables[entry.table])
+
+    def state_names(self, rank: int | None = None) -> list[str]:
+        """The names of state that a rank wrote, or any rank; sorted."""
+        return sorted(
+            {entry.state for entry in self.files(kind="state") if rank in {None, entry.rank}}
+        )
+
+    def state(self, name: str, rank: int = 0) -> SnapshotState:
+        """What a rank wrote under a name; a delta has all its state itself.
+
+        Raises:
+            SnapshotError: the rank wrote no such state.
+            SnapshotDamagedError: the file is not what was written.
+            SnapshotIOError: the file system failed.
+        """
+        for entry in self.files(kind="state"):
+            if (entry.state, entry.rank) == (name, rank):
+                return self._read_state(entry)
+        raise SnapshotError(
+            f"snapshot {self.url} has no state {name!r} of rank {rank}; rank {rank} wrote "
+            f"{', '.join(self.state_names(rank)) or 'none'}, all ranks "
+            f"{', '.join(self.state_names()) or 'none'}",
+            url=self.url,
+        )
+
+    def _read_state(self, entry: FileEntry) -> SnapshotState:
+        with reading(self.url, entry.name):
+            folder = self._place.open(self.name)
+        with folder, BlockReader(self.url, folder, entry) as reader:
+            header, begin = reader.header(STATE_HEADER_BYTES)
+            try:
+                values = state_values(header)
+            except ValueError as error:
+                raise reader.damaged(8, str(error)) from error
+            arrays: dict[str, npt.NDArray[Any]] = {}
+            for tensor in header.tensors:
+                data = reader.read(begin + tensor.begin, begin + tensor.end)
+                # A copy, because blocks are shared with the arrays beside it.
+                array = data.copy().view(dtype_of_code(tensor.code))
+                arrays[tensor.name] = array.reshape(tensor.shape)
+            return SnapshotState(values, arrays)
+
+    def _check_table(self, table: str) -> None:
+        if table not in self.tables:
+            raise UnknownTableError(
+                f"snapshot {self.url} has no table {table!r}; it has "
+                f"{', '.join(sorted(self.tables)) or 'none'}",
+                table=table,
+            )
+
+
+def _open_chain(place: Place, name: str) -> Snapshot:
+    """Opens the newest of a chain, and all below it, without recursion."""
+    opened: list[tuple[str, Manifest, str]] = []
+    expected: Base | None = None
+    while True:
+        manifest, found = _read_manifest(place, name, expected, opened[-1][0] if opened else "")
+        opened.append((name, manifest, found))
+        expected = manifest.base
+        if expected is None:
+            break
+        if len(opened) > MAX_CHAIN or any(expected.name == each[0] for each in opened):
+            raise SnapshotError(
+                f"snapshot {place.url_of(opened[0][0])}: its chain of bases does not end within "
+                f"{MAX_CHAIN} snapshots; load another",
+                url=place.url_of(opened[0][0]),
+            )
+        name = expected.name
+    snapshot: Snapshot | None = None
+    for each, manifest, found in reversed(opened):
+        older = snapshot
+        snapshot = Snapshot(place, each, manifest, found, older)
+        if older is not None:
+            _check_same_tables(snapshot, older)
+    assert snapshot is not None
+    return snapshot
+
+
+def _check_same_tables(snapshot: Snapshot, base: Snapshot) -> None:
+    known = base.tables
+    for name, table in snapshot.own_tables.items():
+        other = known.get(name)
+        if other is not None and (other.config, other.has_scores) != (
+            table.config,
+            table.has_scores,
+        ):
+            raise SnapshotError(
+                f"snapshot {snapshot.url}: table {name!r} is {table}, in its base {base.url} it is "
+                f"{other}; a delta must be over a base of the same tables"
+            )
+
+
+def _read_manifest(
+    place: Place, name: str, expected: Base | None, delta: str
+) -> tuple[Manifest, str]:
+    url = place.url_of(name)
+    of_delta = f", the base of {place.url_of(delta)}" if delta else ""
+    try:
+        folder = place.open(name)
+    except OSError as error:
+        raise SnapshotError(
+            f"there is no snapshot {url}{of_delta} ({error}); see `sparring snapshots "
+            f"{place.url}` for those that there are",
+            url=url,
+        ) from error
+    with folder, reading(url, MANIFEST_NAME):
+        try:
+            file = folder.open(MANIFEST_NAME)
+        except FileNotFoundError as error:
+            raise SnapshotError(
+                f"{url}{of_delta} is no committed snapshot: it has no {MANIFEST_NAME}", url=url
+            ) from error
+        with file:
+            if file.size_bytes > MANIFEST_BYTES:
+                raise damaged(url, MANIFEST_NAME, 0, f"it has {file.size_bytes:,} bytes")
+            text = bytearray(file.size_bytes)
+            file.read_into(0, memoryview(text))
+    try:
+        manifest, found = decode_text(bytes(text), Manifest)
+    except ValueError as error:
+        raise damaged(url, MANIFEST_NAME, 0, str(error)) from error
+    if expected is not None and found != expected.hash:
+        raise SnapshotError(
+            f"snapshot {url} has a manifest of hash {found}, its delta {place.url_of(delta)} was "
+            f"made over {expected.hash}; the base is another snapshot than that",
+            url=url,
+        )
+    return manifest, found
+
+
+def _wanted(partitions: Iterable[int] | None) -> npt.NDArray[np.bool_]:
+    if partitions is None:
+        return np.ones(NUM_PARTITIONS, np.bool_)
+    given = np.asarray(
+        partitions if isinstance(partitions, np.ndarray) else list(partitions)
+    ).reshape(-1)
+    if len(given) and (
+        given.dtype.kind not in "iu" or given.min() < 0 or given.max() >= NUM_PARTITIONS
+    ):
+        raise InvalidArgumentError(
+            f"partitions must be whole numbers from 0 to {NUM_PARTITIONS - 1}, found {given}"
+        )
+    wanted = np.zeros(NUM_PARTITIONS, np.bool_)
+    wanted[given.astype(np.int64)] = True
+    return wanted
+
+
+def _cut(chunks: Iterator[ScanChunk], chunk_rows: int) -> Iterator[ScanChunk]:
+    for chunk in chunks:
+        if len(chunk) <= chunk_rows:
+            yield chunk
+            continue
+        for begin in range(0, len(chunk), chunk_rows):
+            part = slice(begin, begin + chunk_rows)
+            yield ScanChunk(chunk.keys[part], chunk.rows[part], chunk.scores[part])

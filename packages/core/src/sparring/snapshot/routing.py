@@ -1,0 +1,198 @@
+"""Writes a stream of rows into files by ranges of partitions, in bounded memory.
+
+Rows come in the storage's order, which knows nothing of partitions. So each chunk is dealt out to
+a buffer for each range, and a full buffer becomes a segment of that range's file. Until it is clear
+that a table is not small, its rows wait in one buffer: a small table is one file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import _native
+from sparring.snapshot.data_file import DataFile, Segment
+from sparring.snapshot.limits import NUM_PARTITIONS
+from sparring.snapshot.options import SnapshotOptions
+from sparring.storage.contract import Keys, Rows, Scores
+
+__all__ = ["RowLayout", "RowRouter"]
+
+_SLICE_ROWS = 65_536
+"""Rows that are dealt out at once, so that a huge chunk needs no huge index."""
+
+_UNIT_ROWS = 64
+"""A segment has a multiple of so many rows, so that the next one is aligned."""
+
+CreateFile = Callable[[tuple[int, int]], DataFile]
+SealFile = Callable[[DataFile, bool], None]
+
+
+class RowLayout:
+    """What one key of the stream takes.
+
+    Args:
+        width: elements of a row; 0 for erased keys.
+        dtype: of rows.
+        has_scores: whether scores come too.
+    """
+
+    __slots__ = ("dtype", "has_scores", "width")
+
+    def __init__(self, width: int, dtype: np.dtype[Any], has_scores: bool) -> None:
+        self.width = width
+        self.dtype = dtype
+        self.has_scores = has_scores
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes that one key takes, its row and score included."""
+        return 8 + 8 * self.has_scores + self.width * self.dtype.itemsize
+
+
+class _Buffer:
+    """Rows of one range that wait for the others of their segment."""
+
+    __slots__ = ("capacity", "count", "keys", "rows", "scores")
+
+    def __init__(self, layout: RowLayout, capacity: int) -> None:
+        self.capacity = capacity
+        self.count = 0
+        self.keys = np.empty(capacity, np.int64)
+        self.scores = np.empty(capacity, np.uint64) if layout.has_scores else None
+        self.rows = np.empty((capacity, layout.width), layout.dtype) if layout.width else None
+
+    def take(self, keys: Keys, rows: Rows | None, scores: Scores | None, order: Keys) -> None:
+        """Appends those at the places of `order`, which must fit."""
+        begin, end = self.count, self.count + len(order)
+        # A mode other than `raise` writes into `out` without another copy.
+        np.take(keys, order, out=self.keys[begin:end], mode="clip")
+        if self.scores is not None and scores is not None:
+            np.take(scores, order, out=self.scores[begin:end], mode="clip")
+        if self.rows is not None:
+            assert rows is not None
+            np.take(rows, order, axis=0, out=self.rows[begin:end], mode="clip")
+        self.count = end
+
+    @property
+    def segment(self) -> Segment:
+        keep = slice(0, self.count)
+        return Segment(
+            self.keys[keep],
+            None if self.scores is None else self.scores[keep],
+            None if self.rows is None else self.rows[keep],
+        )
+
+
+class RowRouter:
+    """Takes rows, and hands files over to be sealed.
+
+    Args:
+        layout: of what comes.
+        options: how files are cut.
+        create: makes the next file of a range.
+        seal: takes a file that is complete, and whether it has one segment and a fitting header.
+    """
+
+    def __init__(
+        self, layout: RowLayout, options: SnapshotOptions, create: CreateFile, seal: SealFile
+    ) -> None:
+        self._layout = layout
+        self._options = options
+        self._create = create
+        self._seal = seal
+        ranges = options.num_ranges
+        self._range_partitions = NUM_PARTITIONS // ranges
+        self._owners: npt.NDArray[np.int32] = np.repeat(
+            np.arange(ranges, dtype=np.int32), self._range_partitions
+        )
+        self._small: _Buffer | None = _Buffer(
+            layout, max(1, options.small_bytes // layout.key_bytes)
+        )
+        self._buffers: list[_Buffer] = []
+        self._files: list[DataFile | None] = [None] * ranges
+
+    def add(self, keys: Keys, rows: Rows | None, scores: Scores | None) -> None:
+        """Takes rows in any order; what is passed may be changed afterwards.
+
+        Raises:
+            SnapshotIOError: the file system failed.
+        """
+        for begin in range(0, len(keys), _SLICE_ROWS):
+            part = slice(begin, begin + _SLICE_ROWS)
+            self._add_slice(
+                keys[part],
+                None if rows is None else rows[part],
+                None if scores is None else scores[part],
+            )
+
+    def finish(self) -> None:
+        """Writes what waits, and hands all files over.
+
+        Raises:
+            SnapshotIOError: the file system failed.
+        """
+        if self._small is not None:
+            if self._small.count:
+                file = self._create((0, NUM_PARTITIONS))
+                file.write_alone(self._small.segment)
+                self._seal(file, True)
+            return
+        for place, buffer in enumerate(self._buffers):
+            if buffer.count:
+                self._flush(place)
+            file_of_range = self._files[place]
+            if file_of_range is not None:
+                self._files[place] = None
+                self._seal(file_of_range, False)
+
+    def close(self) -> None:
+        """Gives up files that were not handed over."""
+        for file in self._files:
+            if file is not None:
+                file.close()
+
+    def _add_slice(self, keys: Keys, rows: Rows | None, scores: Scores | None) -> None:
+        if self._small is not None:
+            if self._small.count + len(keys) <= self._small.capacity:
+                self._small.take(keys, rows, scores, np.arange(len(keys)))
+                return
+            waiting, self._small = self._small, None
+            self._make_buffers()
+            self._deal(
+                waiting.keys[: waiting.count],
+                None if waiting.rows is None else waiting.rows[: waiting.count],
+                None if waiting.scores is None else waiting.scores[: waiting.count],
+            )
+        self._deal(keys, rows, scores)
+
+    def _make_buffers(self) -> None:
+        ranges = self._options.num_ranges
+        share = self._options.buffer_bytes // ranges // self._layout.key_bytes
+        capacity = max(_UNIT_ROWS, share // _UNIT_ROWS * _UNIT_ROWS)
+        self._buffers = [_Buffer(self._layout, capacity) for _ in range(ranges)]
+
+    def _deal(self, keys: Keys, rows: Rows | None, scores: Scores | None) -> None:
+        order, offsets = _native.route(keys, self._owners, self._options.num_ranges)
+        for place, buffer in enumerate(self._buffers):
+            places = order[offsets[place] : offsets[place + 1]]
+            while len(places):
+                count = min(len(places), buffer.capacity - buffer.count)
+                buffer.take(keys, rows, scores, places[:count])
+                places = places[count:]
+                if buffer.count == buffer.capacity:
+                    self._flush(place)
+
+    def _flush(self, place: int) -> None:
+        file, buffer = self._files[place], self._buffers[place]
+        if file is None:
+            begin = place * self._range_partitions
+            file = self._files[place] = self._create((begin, begin + self._range_partitions))
+        file.append(buffer.segment)
+        buffer.count = 0
+        if file.is_full or file.size_bytes >= self._options.file_bytes:
+            self._files[place] = None
+            self._seal(file, False)

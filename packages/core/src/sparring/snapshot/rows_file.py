@@ -1,0 +1,109 @@
+"""Reads the rows, or the erased keys, of one data file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import _native
+from sparring.snapshot.blocks import BlockReader
+from sparring.snapshot.description import TableDescription
+from sparring.snapshot.limits import HEADER_BYTES, SEGMENT_BYTES
+from sparring.snapshot.manifest import FileEntry
+from sparring.snapshot.places import ReadFolder
+from sparring.snapshot.tensors import DTYPE_CODES, Header, Tensor
+from sparring.storage.contract import Keys, ScanChunk
+
+__all__ = ["read_segments"]
+
+
+def read_segments(
+    url: str, folder: ReadFolder, entry: FileEntry, table: TableDescription
+) -> Iterator[ScanChunk]:
+    """The segments of a file, each verified before it is given.
+
+    Args:
+        url: of the snapshot, for messages.
+        folder: of the snapshot.
+        entry: of kind `rows` or `erased`; for erased keys rows have no width, and scores are 0.
+        table: whose rows they are.
+
+    Raises:
+        SnapshotDamagedError: the file is not what was written, or not what the table needs.
+        SnapshotIOError: the file system failed.
+    """
+    config = table.config
+    names = ["keys"]
+    shapes: dict[str, tuple[int, ...]] = {"keys": (), "scores": (), "rows": (config.width,)}
+    codes = {"keys": "I64", "scores": "U64", "rows": DTYPE_CODES[config.dtype]}
+    if entry.kind == "rows":
+        names = ["keys", *(["scores"] if table.has_scores else []), "rows"]
+    with BlockReader(url, folder, entry) as reader:
+        header, data_begin = reader.header(HEADER_BYTES)
+        segments = _segments(reader, header, names)
+        counts = [segment[0].shape[0] if segment[0].shape else 0 for segment in segments]
+        for segment, count in zip(segments, counts, strict=True):
+            for tensor, name in zip(segment, names, strict=True):
+                if (tensor.code, tensor.shape) != (codes[name], (count, *shapes[name])):
+                    raise reader.damaged(
+                        8,
+                        f"tensor {tensor.name!r} is {tensor.code} {tensor.shape}, table "
+                        f"{table.name!r} needs {codes[name]} {(count, *shapes[name])}",
+                    )
+            if segment[-1].end - segment[0].begin > SEGMENT_BYTES:
+                raise reader.damaged(8, f"a segment has more than {SEGMENT_BYTES:,} bytes")
+        if sum(counts) != entry.num_keys:
+            raise reader.damaged(
+                8, f"it has {sum(counts):,} keys, the manifest says {entry.num_keys:,}"
+            )
+        for segment in segments:
+            yield _chunk(reader, segment, data_begin, config.numpy_dtype)
+
+
+def _segments(reader: BlockReader, header: Header, names: list[str]) -> list[tuple[Tensor, ...]]:
+    tensors, size = header.tensors, len(names)
+    for place, tensor in enumerate(tensors):
+        expected = f"{names[place % size]}.{place // size}"
+        if tensor.name != expected:
+            raise reader.damaged(8, f"tensor {tensor.name!r} lies where {expected!r} must")
+    if len(tensors) % size:
+        raise reader.damaged(8, f"{len(tensors)} tensors are not {size} for each segment")
+    return [tensors[begin : begin + size] for begin in range(0, len(tensors), size)]
+
+
+def _chunk(
+    reader: BlockReader,
+    segment: tuple[Tensor, ...],
+    data_begin: int,
+    dtype: np.dtype[Any],
+) -> ScanChunk:
+    begin, end = segment[0].begin, segment[-1].end
+    data = reader.read(data_begin + begin, data_begin + end)
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for tensor in segment:
+        part = data[tensor.begin - begin : tensor.end - begin]
+        name = tensor.name.partition(".")[0]
+        element = dtype if name == "rows" else np.dtype(np.uint64 if name == "scores" else np.int64)
+        # Aligned as our writer makes them; other writers' are copied.
+        arrays[name] = np.require(part.view(element), requirements="A").reshape(tensor.shape)
+    keys: Keys = arrays["keys"]
+    _check_partitions(reader, keys, data_begin + begin)
+    rows = arrays.get("rows")
+    scores = arrays.get("scores")
+    return ScanChunk(
+        keys,
+        np.empty((len(keys), 0), dtype) if rows is None else rows,
+        np.zeros(len(keys), np.uint64) if scores is None else scores,
+    )
+
+
+def _check_partitions(reader: BlockReader, keys: Keys, offset: int) -> None:
+    low, high = reader.entry.partitions
+    if not len(keys) or (low, high) == (0, 4096):
+        return
+    partitions = _native.partition(keys)
+    if int(partitions.min()) < low or int(partitions.max()) >= high:
+        raise reader.damaged(offset, f"it has keys beyond its partitions {low} to {high - 1}")

@@ -1,0 +1,449 @@
+"""Writes one rank's part of a snapshot, and commits the whole.
+
+    write_table, write_state …   data files, each synced and hashed
+    finish                       the rank's part: its files, with their hashes
+    commit (rank 0)              all parts → the manifest → rename → sync of the folder above
+
+Until the last line nobody sees the snapshot; after it, nobody changes it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.errors import ClosedError, DeadlineError, InvalidArgumentError, SnapshotError
+from sparring.snapshot.data_file import DataFile
+from sparring.snapshot.description import JSON, TableDescription
+from sparring.snapshot.hashing import FileHashes
+from sparring.snapshot.limits import MANIFEST_BYTES
+from sparring.snapshot.manifest import (
+    Base,
+    FileEntry,
+    Manifest,
+    Part,
+    TableEntry,
+    decode_text,
+    encode_text,
+)
+from sparring.snapshot.opening import locate
+from sparring.snapshot.options import SnapshotOptions
+from sparring.snapshot.reading import Snapshot, open_snapshot
+from sparring.snapshot.reporting import writing
+from sparring.snapshot.routing import RowLayout, RowRouter
+from sparring.snapshot.state_file import write_state_file
+from sparring.storage.arguments import check_keys, check_rows, check_scores, is_whole
+from sparring.storage.contract import Keys, ScanChunk
+
+__all__ = ["SnapshotWriter"]
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,199}\Z")
+_TOKEN = re.compile(r"[A-Za-z0-9_\-]{1,64}\Z")
+_SEALING_THREADS = 2
+_POLL_SECONDS = 0.01
+
+
+class SnapshotWriter:
+    """One rank's part of one snapshot. Used by one thread.
+
+    Args:
+        url: of the snapshot itself, as ``…/step-000000123``; all ranks give the same.
+        step: the number of the step whose state this is.
+        rank: that writes this part.
+        world_size: ranks that write parts.
+        base: the URL of the snapshot that this is a delta over, beside it; None: a full snapshot.
+        deadline_seconds: how long `commit` waits for the parts of other ranks.
+        token: names this attempt to save; all its ranks give the same one, and no other attempt
+            does. None draws one, which only a single rank can.
+        options: how files are cut.
+
+    Raises:
+        InvalidArgumentError: any of these is out of range.
+        SnapshotError: the snapshot exists already, or the base is none.
+        SnapshotIOError: the file system failed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        step: int,
+        rank: int = 0,
+        world_size: int = 1,
+        base: str | None = None,
+        deadline_seconds: float = 60.0,
+        token: str | None = None,
+        options: SnapshotOptions | None = None,
+    ) -> None:
+        _check_place(step, rank, world_size)
+        self._place, self._name = locate(url)
+        if not _NAME.match(self._name):
+            raise InvalidArgumentError(
+                f"snapshot {url}: its name {self._name!r} must start with a letter or underscore "
+                "and hold only letters, digits, '_', '.', '-'; name it like step-000000123"
+            )
+        self.url = self._place.url_of(self._name)
+        self.step, self.rank, self.world_size = step, rank, world_size
+        self.token = _checked_token(token, world_size)
+        self._deadline_seconds = deadline_seconds
+        self._options = options or SnapshotOptions()
+        self._base = _base_entry(self._place.url, base)
+        self._tables: dict[str, TableEntry] = {}
+        self._entries: list[FileEntry] = []
+        self._names: set[str] = set()
+        self._sealing: list[Future[FileEntry]] = []
+        self._state = "writing"
+        with writing(self.url, "the staging folder"):
+            if self._place.exists(self._name):
+                raise SnapshotError(
+                    f"snapshot {self.url} exists already, and a snapshot is never written twice; "
+                    "choose another name, or remove it first",
+                    url=self.url,
+                )
+            self._folder = self._place.stage(self._name, self.token)
+        self._pool = ThreadPoolExecutor(_SEALING_THREADS, "sparring-snapshot")
+
+    def write_table(
+        self,
+        table: TableDescription,
+        chunks: Iterable[ScanChunk],
+        erased: Iterable[Keys] = (),
+    ) -> None:
+        """Writes this rank's rows of a table, in bounded memory.
+
+        Args:
+            table: the same on all ranks.
+            chunks: rows of unique keys, in any order; their arrays may be used again by the
+                iterator. Scores are read where `table.has_scores`.
+            erased: of a delta: keys that had rows in the base and have none now.
+
+        Raises:
+            InvalidArgumentError: the table was written already, chunks do not fit it, or a full
+                snapshot is to have erased keys.
+            SnapshotIOError: the file system failed.
+        """
+        self._check_state("writing")
+        config = table.config
+        if table.name in self._tables:
+            raise InvalidArgumentError(
+                f"snapshot {self.url}: table {table.name!r} was written already; write each once",
+                table=table.name,
+            )
+        self._tables[table.name] = TableEntry.of(table)
+        layout = RowLayout(config.width, config.numpy_dtype, table.has_scores)
+        router = self._router("rows", table.name, layout)
+        try:
+            for chunk in chunks:
+                keys = check_keys(chunk.keys, table.name, unique=False)
+                rows = check_rows(chunk.rows, len(keys), config)
+                scores = (
+                    check_scores(chunk.scores, len(keys), table.name) if table.has_scores else None
+                )
+                router.add(keys, rows, scores)
+            router.finish()
+        finally:
+            router.close()
+        self._write_erased(table, erased)
+
+    def write_state(
+        self, name: str, values: JSON = None, arrays: Mapping[str, npt.ArrayLike] | None = None
+    ) -> None:
+        """Writes what is no table: step counts, counters, random state, parameters of the model.
+
+        Args:
+            name: unique within the rank; letters, digits, ``_``, ``.``, ``-``.
+            values: JSON, infinity and NaN included.
+            arrays: name → array of booleans, integers or floats.
+
+        Raises:
+            InvalidArgumentError: a name given twice, or something that cannot be saved exactly.
+            SnapshotIOError: the file system failed.
+        """
+        self._check_state("writing")
+        if not isinstance(name, str) or not _NAME.match(name):
+            raise InvalidArgumentError(
+                f"state {name!r}: its name must start with a letter or underscore and hold only "
+                "letters, digits, '_', '.', '-', at most 200 of them"
+            )
+        stored = self._new_name(f"state.{name}.{self.rank:05d}.safetensors")
+        given = {key: np.asarray(value) for key, value in (arrays or {}).items()}
+        try:
+            text = json.dumps(values)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidArgumentError(
+                f"state {name!r}: values must be JSON ({error}); pass arrays as arrays"
+            ) from error
+        with writing(self.url, stored):
+            file = self._folder.create(stored)
+        try:
+            write_state_file(self.url, name, stored, file, text, given)
+        except BaseException:
+            file.close()
+            raise
+        with writing(self.url, stored), file:
+            hashes = file.seal()
+        self._entries.append(
+            FileEntry(
+                name=stored,
+                kind="state",
+                rank=self.rank,
+                state=name,
+                size_bytes=hashes.size_bytes,
+                hash=hashes.whole,
+                blocks=hashes.blocks,
+            )
+        )
+
+    def finish(self) -> None:
+        """Returns when this rank's part is durable and listed in the staging folder.
+
+        Raises:
+            SnapshotIOError: the file system failed.
+        """
+        self._check_state("writing")
+        self._collect(0)
+        part = Part(
+            step=self.step,
+            world_size=self.world_size,
+            base=self._base,
+            tables=list(self._tables.values()),
+            files=self._entries,
+            token=self.token,
+            rank=self.rank,
+        )
+        name = _part_name(self.rank)
+        with writing(self.url, name):
+            self._folder.put(name, encode_text(part))
+        self._state = "finished"
+
+    def commit(self) -> Snapshot:
+        """Makes the snapshot visible, once all ranks have finished. Only rank 0 calls it.
+
+        Raises:
+            DeadlineError: a rank's part did not come in time.
+            SnapshotError: parts do not go together, or another attempt was committed meanwhile.
+            SnapshotIOError: the file system failed.
+        """
+        self._check_state("finished")
+        if self.rank:
+            raise InvalidArgumentError(
+                f"snapshot {self.url}: rank {self.rank} called commit; only rank 0 does"
+            )
+        parts = self._await_parts()
+        manifest = encode_text(self._merged(parts))
+        if len(manifest) > MANIFEST_BYTES:
+            raise SnapshotError(
+                f"snapshot {self.url}: its manifest has {len(manifest)} bytes, at most "
+                f"{MANIFEST_BYTES} are read; save fewer rows into one snapshot"
+            )
+        with writing(self.url, "the manifest"):
+            self._folder.discard([_part_name(rank) for rank in range(self.world_size)])
+            try:
+                self._place.publish(self._folder, self._name, manifest)
+            except FileExistsError as error:
+                raise SnapshotError(
+                    f"snapshot {self.url} was committed by another attempt meanwhile, and a "
+                    "snapshot is never written twice; this attempt is given up",
+                    url=self.url,
+                ) from error
+        self._state = "committed"
+        self._release()
+        return open_snapshot(self.url)
+
+    def abandon(self) -> None:
+        """Gives the attempt up, and removes what it staged. A second call does nothing.
+
+        A rank other than 0 that has finished leaves its files: rank 0 may just be committing.
+        `retain` removes what is left behind.
+        """
+        if self._state in {"committed", "abandoned"}:
+            return
+        was_finished, self._state = self._state == "finished", "abandoned"
+        self._release()
+        if self.rank == 0 or not was_finished:
+            with writing(self.url, "the staging folder"):
+                self._place.abandon(self._name, self.token)
+
+    def _release(self) -> None:
+        self._pool.shutdown(wait=True)
+        self._folder.close()
+
+    def _check_state(self, expected: str) -> None:
+        if self._state != expected:
+            raise ClosedError(
+                f"snapshot {self.url}: this part is {self._state}, the call needs it {expected}; "
+                "call finish once, after all tables and state, and then commit on rank 0"
+            )
+
+    def _write_erased(self, table: TableDescription, erased: Iterable[Keys]) -> None:
+        router = self._router("erased", table.name, RowLayout(0, np.dtype(np.uint8), False))
+        try:
+            for given in erased:
+                keys = check_keys(given, table.name, unique=False)
+                if len(keys) and self._base is None:
+                    raise InvalidArgumentError(
+                        f"snapshot {self.url}: table {table.name!r} has erased keys, but a full "
+                        "snapshot has no base that could hold them; name the base",
+                        table=table.name,
+                    )
+                router.add(keys, None, None)
+            router.finish()
+        finally:
+            router.close()
+
+    def _router(self, kind: str, table: str, layout: RowLayout) -> RowRouter:
+        return RowRouter(
+            layout,
+            self._options,
+            create=partial(self._create, kind, table),
+            seal=partial(self._seal, kind, table),
+        )
+
+    def _create(self, kind: str, table: str, partitions: tuple[int, int]) -> DataFile:
+        stem = f"{kind}.{table}.{partitions[0]:04d}-{partitions[1]:04d}.{self.rank:05d}"
+        number = 0
+        while self._folder.stored_name(f"{stem}.{number}.safetensors") in self._names:
+            number += 1
+        name = self._new_name(f"{stem}.{number}.safetensors")
+        with writing(self.url, name):
+            return DataFile(self.url, name, self._folder.create(name), partitions)
+
+    def _new_name(self, name: str) -> str:
+        stored = self._folder.stored_name(name)
+        if stored in self._names:
+            raise InvalidArgumentError(
+                f"snapshot {self.url}: {name} was written already; give each state a name of its own"
+            )
+        self._names.add(stored)
+        return stored
+
+    def _seal(self, kind: Any, table: str, file: DataFile, is_alone: bool) -> None:
+        self._collect(_SEALING_THREADS)
+
+        def entry(hashes: FileHashes) -> FileEntry:
+            return FileEntry(
+                name=file.name,
+                kind=kind,
+                rank=self.rank,
+                table=table,
+                partitions=file.partitions,
+                num_keys=file.num_keys,
+                size_bytes=hashes.size_bytes,
+                hash=hashes.whole,
+                blocks=hashes.blocks,
+            )
+
+        self._sealing.append(self._pool.submit(lambda: entry(file.seal(is_alone=is_alone))))
+
+    def _collect(self, most: int) -> None:
+        """Waits until at most `most` files are being sealed."""
+        while len(self._sealing) > most:
+            self._entries.append(self._sealing.pop(0).result())
+
+    def _await_parts(self) -> list[Part]:
+        end = time.monotonic() + self._deadline_seconds
+        parts: dict[int, Part] = {}
+        while True:
+            for rank in sorted(set(range(self.world_size)) - set(parts)):
+                part = self._read_part(rank)
+                if part is not None:
+                    parts[rank] = part
+            if len(parts) == self.world_size:
+                return [parts[rank] for rank in range(self.world_size)]
+            if time.monotonic() > end:
+                missing = sorted(set(range(self.world_size)) - set(parts))
+                raise DeadlineError(
+                    f"snapshot {self.url}: the parts of ranks {missing} did not come within "
+                    f"{self._deadline_seconds} s; nothing was committed. See why they failed, or "
+                    "allow more time",
+                    ranks=tuple(missing),
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _read_part(self, rank: int) -> Part | None:
+        name = _part_name(rank)
+        with writing(self.url, name):
+            try:
+                text = self._folder.read(name, MANIFEST_BYTES)
+                part = None if text is None else decode_text(text, Part)[0]
+            except ValueError as error:
+                raise SnapshotError(
+                    f"snapshot {self.url}: {name} cannot be read: {error}; nothing was committed",
+                    file=name,
+                ) from error
+        if part is None:
+            return None
+        found = (part.token, part.rank, part.step, part.world_size, part.base)
+        asked = (self.token, rank, self.step, self.world_size, self._base)
+        if found != asked:
+            raise SnapshotError(
+                f"snapshot {self.url}: {name} is of (token, rank, step, world_size, base) {found}, "
+                f"expected {asked}; ranks of one attempt must give the same"
+            )
+        return part
+
+    def _merged(self, parts: list[Part]) -> Manifest:
+        tables: dict[str, TableEntry] = {}
+        for part in parts:
+            for table in part.tables:
+                known = tables.setdefault(table.name, table)
+                if known != table:
+                    raise SnapshotError(
+                        f"snapshot {self.url}: rank {part.rank} describes table {table.name!r} as "
+                        f"{table.description}, another rank as {known.description}; nothing was "
+                        "committed"
+                    )
+        return Manifest(
+            step=self.step,
+            world_size=self.world_size,
+            base=self._base,
+            tables=list(tables.values()),
+            files=[file for part in parts for file in part.files],
+        )
+
+
+def _part_name(rank: int) -> str:
+    return f"part-{rank:05d}.json"
+
+
+def _check_place(step: int, rank: int, world_size: int) -> None:
+    if not is_whole(step) or not 0 <= step < 2**62:
+        raise InvalidArgumentError(f"step must be a whole number from 0, found {step!r}")
+    if not is_whole(world_size) or world_size < 1:
+        raise InvalidArgumentError(
+            f"world_size must be a whole number from 1, found {world_size!r}"
+        )
+    if not is_whole(rank) or not 0 <= rank < world_size:
+        raise InvalidArgumentError(f"rank must be from 0 to {world_size - 1}, found {rank!r}")
+
+
+def _checked_token(token: str | None, world_size: int) -> str:
+    if token is None and world_size == 1:
+        return secrets.token_hex(8)
+    if not isinstance(token, str) or not _TOKEN.match(token):
+        raise InvalidArgumentError(
+            f"token must be 1 to 64 letters, digits, '_' or '-', the same on all {world_size} ranks "
+            f"of an attempt, found {token!r}; let rank 0 draw one and send it to the others"
+        )
+    return token
+
+
+def _base_entry(root: str, base: str | None) -> Base | None:
+    if base is None:
+        return None
+    place, name = locate(base)
+    if place.url != root:
+        raise InvalidArgumentError(
+            f"base {base} must lie beside its delta, in {root}; copy it there, or save a full "
+            "snapshot"
+        )
+    return Base(name=name, hash=open_snapshot(base).manifest_hash)

@@ -1,0 +1,285 @@
+"""Saving and loading a container: one rank, beside steps, and what fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import StepContainer, TableConfig, Uniform
+from sparring.admission import Bloom, Frequency, Probability
+from sparring.errors import InvalidArgumentError, SnapshotError
+from sparring.events import BackgroundError
+from sparring.saving.requests import State
+from sparring.saving.saves import SaveOptions
+from sparring.step import StorageChoice
+from sparring.updates import MethodChoice, resolve_method
+from sparring.updates.resolving import hyper_from
+
+METHOD = resolve_method("adagrad")
+HYPER = hyper_from(METHOD, {"lr": 0.1})
+
+TABLES = [
+    TableConfig("user", 4, "float32", Uniform(-1, 1), seed=3),
+    TableConfig("item", 2, "bfloat16", Uniform(-1, 1), admission=Frequency(2)),
+    TableConfig("tag", 3, "float64", Uniform(-1, 1), admission=Bloom(2, expected_keys=1000)),
+    TableConfig("word", 1, "float32", Uniform(-1, 1), admission=Probability(0.5)),
+]
+
+
+def make(backend: str = "hkv", **options: Any) -> StepContainer:
+    container = StepContainer()
+    for table in TABLES:
+        container.declare(table, StorageChoice(backend, options))
+        state = METHOD.initial_state(table.dim, HYPER, table.computing_dtype)
+        container.set_state(table.name, state, METHOD.name)
+        container.storage(table.name)
+    return container
+
+
+def step(container: StepContainer, number: int, size: int = 400) -> None:
+    """Step `number` of a training, the same wherever it runs."""
+    random = np.random.default_rng(number)
+    for table in TABLES:
+        ids = random.zipf(1.3, size).astype(np.int64) % 5000
+        found = container.lookup(table.name, ids)
+        gradient = random.normal(size=found.rows.shape).astype(found.rows.dtype)
+        assert found.shadow_id is not None
+        container.resources.accumulate(found.shadow_id, gradient)
+    choice = MethodChoice(METHOD, HYPER, container.counters.steps + 1)
+    container.apply_methods({table.name: choice for table in TABLES})
+
+
+def contents(container: StepContainer) -> dict[str, dict[int, tuple[bytes, int]]]:
+    return {
+        table.name: {
+            int(key): (row.tobytes(), int(score))
+            for chunk in container.storage(table.name).scan()
+            for key, row, score in zip(chunk.keys, chunk.rows, chunk.scores, strict=True)
+        }
+        for table in TABLES
+    }
+
+
+def counted(container: StepContainer) -> list[Any]:
+    """All that is no row."""
+    return [
+        container.counters,
+        [
+            entry.admission_filter and entry.admission_filter.save()
+            for entry in container.entries()
+        ],
+        [container.num_not_admitted(table.name) for table in TABLES],
+    ]
+
+
+STACKS: list[tuple[str, dict[str, Any]]] = [
+    ("memory", {}),
+    ("hkv", {}),
+    ("hkv", {"capacity": 500, "policy": "lru"}),
+    ("hkv", {"capacity": 500, "policy": "lfu"}),
+    ("memory", {"capacity": 500, "policy": "lru"}),
+]
+
+
+@pytest.fixture(params=STACKS, ids=lambda stack: "-".join(map(str, [stack[0], *stack[1].values()])))
+def stack(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    chosen: tuple[str, dict[str, Any]] = request.param
+    return chosen
+
+
+def test_a_training_goes_on_from_a_snapshot_as_if_it_had_never_stopped(
+    stack: tuple[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    if stack == STACKS[-1]:
+        pytest.skip("memory breaks ties of scores by order of arrival, which is not saved")
+    url = str(tmp_path / "step-5")
+    with make(stack[0], **stack[1]) as container:
+        for number in range(5):
+            step(container, number)
+        container.save(url)
+        saved = contents(container)
+        for number in range(5, 9):
+            step(container, number)
+        expected, expected_counts = contents(container), counted(container)
+    with make(stack[0], **stack[1]) as container:
+        step(container, 77)  # lost
+        loaded = container.load(url)
+        assert loaded.step == container.counters.steps == 5
+        assert contents(container) == saved
+        for number in range(5, 9):
+            step(container, number)
+        assert contents(container) == expected
+        assert counted(container) == expected_counts
+
+
+def test_what_is_saved_beside_steps_is_one_step_of_all_tables(
+    stack: tuple[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    with make(stack[0], **stack[1]) as container:
+        for number in range(5):
+            step(container, number)
+        urls = {}
+        for number in range(5, 35):
+            if number % 6 == 5:
+                container.saves.join()
+                urls[str(tmp_path / f"step-{number}")] = contents(container)
+                container.save(str(tmp_path / f"step-{number}"), blocking=False)
+            step(container, number)
+        container.saves.join()
+        assert container.saves.counters.saves == len(urls) == 5
+    for url, expected in urls.items():
+        with make(stack[0], **stack[1]) as container:
+            container.load(url)
+            assert contents(container) == expected
+
+
+def test_saving_changes_nothing_of_the_training(tmp_path: Path) -> None:
+    with make() as saving, make() as plain:
+        for number in range(12):
+            if number == 4:
+                saving.save(str(tmp_path / "one"), blocking=False, options=SaveOptions(is_base=True))
+            step(saving, number)
+            step(plain, number)
+        assert contents(saving) == contents(plain)
+
+
+def test_deltas_lead_to_the_rows_of_their_step(
+    stack: tuple[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    options = SaveOptions(is_base=True)
+    with make(stack[0], **stack[1]) as container:
+        base = None
+        for number in range(20):
+            if number % 5 == 4:
+                url = str(tmp_path / f"step-{number}")
+                container.save(url, base=base, options=options, blocking=number % 2 == 0)
+                expected = contents(container)
+                base = url
+            step(container, number, 100)
+            if number % 5 == 1:
+                container.storage("user").erase(np.arange(0, 5000, 3))
+        container.saves.join()
+        assert base is not None
+        with make() as other:
+            other.load(base)
+            strip = (lambda rows: {key: row for key, (row, _) in rows.items()})
+            for name, rows in contents(other).items():
+                assert strip(rows) == strip(expected[name])
+
+
+def test_a_delta_needs_its_base_to_be_the_last_one(tmp_path: Path) -> None:
+    with make() as container:
+        step(container, 0)
+        container.save(str(tmp_path / "full"))
+        with pytest.raises(InvalidArgumentError, match="counted since no snapshot"):
+            container.save(str(tmp_path / "delta"), base=str(tmp_path / "full"))
+
+
+def test_a_full_snapshot_is_written_where_too_many_keys_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with make() as container:
+        step(container, 0)
+        full = str(tmp_path / "full")
+        container.save(full, options=SaveOptions(is_base=True))
+        monkeypatch.setattr("sparring.saving.table_watch.CHANGED_BYTES", 100)
+        step(container, 1)
+        saved = container.save(str(tmp_path / "next"), base=full)
+        assert not hasattr(saved, "result") and saved.base is None
+        assert "a full snapshot is written" in caplog.text
+
+
+def test_a_save_that_fails_is_told_by_the_next_step_and_training_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with make() as container, make() as plain:
+        step(container, 0)
+        step(plain, 0)
+        with pytest.raises((SnapshotError, OSError)):
+            container.save(str(tmp_path / "file" / "snapshot"))
+        container.save(str(tmp_path / "taken"))
+        step(container, 1)
+        step(plain, 1)
+        _break_next_save(container)
+        container.save(str(tmp_path / "broken"), blocking=False)
+        container.saves.join()
+        with pytest.raises(BackgroundError, match=r"save of .*broken.*disk gone"):
+            step(container, 2)
+        step(container, 2)
+        step(plain, 2)
+        assert contents(container) == contents(plain)
+        container.save(str(tmp_path / "again"))
+
+
+def _break_next_save(container: StepContainer) -> None:
+    storage = container.storage("user")
+    find = storage._find_impl
+
+    def broken(*arguments: Any) -> None:
+        storage._find_impl = find  # type: ignore[method-assign]
+        raise OSError("disk gone")
+
+    storage._find_impl = broken  # type: ignore[method-assign]
+
+
+def test_state_comes_back_and_names_of_the_container_are_refused(tmp_path: Path) -> None:
+    url = str(tmp_path / "one")
+    with make() as container:
+        states = {"mine": State({"epoch": 2}, {"weights": np.arange(5.0)})}
+        container.save(url, states=states)
+        with pytest.raises(InvalidArgumentError, match="the container's own"):
+            container.save(str(tmp_path / "two"), states={"admission": State()})
+        loaded = container.load(url)
+    assert loaded.states["mine"].values == {"epoch": 2}
+    np.testing.assert_array_equal(loaded.states["mine"].arrays["weights"], np.arange(5.0))
+
+
+def test_closing_waits_for_a_save(tmp_path: Path) -> None:
+    url = str(tmp_path / "one")
+    container = make()
+    step(container, 0)
+    expected = contents(container)
+    container.save(url, blocking=False)
+    container.close()
+    with make() as again:
+        again.load(url)
+        assert contents(again) == expected
+
+
+def test_embeddings_alone_are_loaded_where_there_is_no_optimizer(tmp_path: Path) -> None:
+    url = str(tmp_path / "one")
+    with make() as container:
+        step(container, 0)
+        container.save(url)
+        ids = np.arange(300)
+        expected = container.lookup("user", ids, is_registered=False)
+        with StepContainer() as serving:
+            serving.declare(TABLES[0], StorageChoice("memory"))
+            serving.load(url, tables=["user"])
+            assert serving.tables["user"].state_width == 0
+            found = serving.lookup("user", ids, is_registered=False)
+            np.testing.assert_array_equal(found.rows, expected.rows)
+
+
+def test_other_tables_are_refused_before_anything_changes(tmp_path: Path) -> None:
+    url = str(tmp_path / "one")
+    with make() as container:
+        step(container, 0)
+        container.save(url)
+    with StepContainer() as other:
+        other.declare(TableConfig("user", 5), StorageChoice("memory"))
+        other.storage("user").upsert([1], np.ones((1, 5), np.float32))
+        with pytest.raises(InvalidArgumentError, match="not declared: item, tag, word"):
+            other.load(url)
+        with pytest.raises(InvalidArgumentError, match="dim 4 in the snapshot, 5 declared"):
+            other.load(url, tables=["user"])
+        assert other.num_rows("user") == 1
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("sparring.saving.freezing._GROUP_BYTES", 1 << 11)
+    yield

@@ -1,0 +1,228 @@
+"""Several ranks save together; any number of ranks loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import StepContainer, TableConfig, Uniform
+from sparring.admission import Bloom, Frequency
+from sparring.collective import Collective
+from sparring.errors import SnapshotError, SparringError
+from sparring.rendezvous import ShardMap, SingleRendezvous
+from sparring.saving.requests import State
+from sparring.saving.saves import SaveOptions
+from sparring.step import StorageChoice
+from sparring.updates import MethodChoice, resolve_method
+from sparring.updates.resolving import hyper_from
+
+from .test_collective import run_ranks
+
+METHOD = resolve_method("adagrad")
+HYPER = hyper_from(METHOD, {"lr": 0.1})
+K = 4
+
+TABLES = [
+    TableConfig("user", 4, "float32", Uniform(-1, 1), seed=3),
+    TableConfig("item", 2, "float32", Uniform(-1, 1), admission=Frequency(K)),
+    TableConfig("tag", 2, "float32", Uniform(-1, 1), admission=Bloom(K, expected_keys=10_000)),
+    TableConfig("day", 3, "float32", Uniform(-1, 1), placement="replicated"),
+]
+
+
+class Job(SingleRendezvous):
+    """A rendezvous of threads."""
+
+    def __init__(self, owners: ShardMap) -> None:
+        super().__init__()
+        self._owners = owners
+
+    def shard_map(self) -> ShardMap:
+        return self._owners
+
+
+def make(collective: Collective, owners: ShardMap | None = None) -> StepContainer:
+    owners = owners or ShardMap.balanced(collective.world_size)
+    container = StepContainer(collective=collective, rendezvous=Job(owners))
+    for table in TABLES:
+        container.declare(table, StorageChoice("memory"))
+        state = METHOD.initial_state(table.dim, HYPER, table.computing_dtype)
+        container.set_state(table.name, state, METHOD.name)
+        container.storage(table.name)
+    return container
+
+
+def step(container: StepContainer, number: int) -> None:
+    """Step `number`: every rank has the same batch, so that any number of them trains alike."""
+    random = np.random.default_rng(number)
+    requests = [(table.name, random.integers(0, 400, 60)) for table in TABLES]
+    for found in container.lookup_all(requests):
+        assert found.shadow_id is not None
+        gradient = np.ones(found.rows.shape, found.rows.dtype) * (found.keys[:, None] % 7 - 3)
+        container.resources.accumulate(found.shadow_id, gradient.astype(found.rows.dtype))
+    choice = MethodChoice(METHOD, HYPER, container.counters.steps + 1)
+    container.apply_methods({table.name: choice for table in TABLES})
+
+
+def contents(container: StepContainer) -> dict[str, dict[int, bytes]]:
+    return {
+        table.name: {
+            int(key): row.tobytes()
+            for chunk in container.storage(table.name).scan()
+            for key, row in zip(chunk.keys, chunk.rows, strict=True)
+        }
+        for table in TABLES
+    }
+
+
+def joined(parts: list[dict[str, dict[int, bytes]]]) -> dict[str, dict[int, bytes]]:
+    """The rows of all ranks; replicated rows must be alike."""
+    result: dict[str, dict[int, bytes]] = {table.name: {} for table in TABLES}
+    for part in parts:
+        for name, rows in part.items():
+            for key in rows.keys() & result[name].keys():
+                assert name == "day" and rows[key] == result[name][key]
+            result[name] |= rows
+    return result
+
+
+def train(world_size: int, first: int, last: int, load: str | None, save: str | None) -> Any:
+    """Rows of all ranks after some steps, and the sum of what was not admitted."""
+
+    def body(collective: Collective) -> tuple[Any, int]:
+        with make(collective) as container:
+            if load is not None:
+                container.load(load)
+            for number in range(first, last):
+                step(container, number)
+            if save is not None:
+                container.save(save)
+            return contents(container), container.num_not_admitted("item")
+
+    found = run_ranks(world_size, body)
+    return joined([rows for rows, _ in found]), sum(dropped for _, dropped in found)
+
+
+@pytest.mark.parametrize("before", [1, 2, 3])
+@pytest.mark.parametrize("after", [1, 2, 4])
+def test_any_number_of_ranks_goes_on(before: int, after: int, tmp_path: Path) -> None:
+    expected, expected_dropped = train(before, 0, 20, None, None)
+    url = str(tmp_path / "step-10")
+    saved, _ = train(before, 0, 10, None, url)
+    loaded, _ = train(after, 10, 10, url, None)
+    assert loaded == saved
+    went_on, dropped = train(after, 10, 20, url, None)
+    # Sums over other numbers of ranks differ in their last bits; which rows there are does not.
+    for name, rows in went_on.items():
+        assert rows.keys() == expected[name].keys(), name
+    assert dropped == expected_dropped
+    if before == after:
+        assert went_on == expected
+
+
+def test_ranks_that_own_other_partitions_take_over_what_they_own(tmp_path: Path) -> None:
+    url = str(tmp_path / "step-10")
+    saved, _ = train(2, 0, 10, None, url)
+    moved = ShardMap.balanced(3).resized(2)
+
+    def body(collective: Collective) -> tuple[Any, Any]:
+        with make(collective, moved) as container:
+            container.load(url)
+            entry = container.entry("item")
+            return contents(container), entry.admission_filter.save()
+
+    assert joined([rows for rows, _ in run_ranks(2, body)]) == saved
+
+
+def test_ranks_save_deltas_beside_steps(tmp_path: Path) -> None:
+    full, delta = str(tmp_path / "full"), str(tmp_path / "delta")
+    options = SaveOptions(is_base=True)
+
+    def body(collective: Collective) -> Any:
+        with make(collective) as container:
+            for number in range(5):
+                step(container, number)
+            container.save(full, options=options)
+            for number in range(5, 8):
+                step(container, number)
+            expected = contents(container)
+            container.save(delta, base=full, options=options, blocking=False)
+            for number in range(8, 14):
+                step(container, number)
+            return expected
+
+    expected = joined(run_ranks(2, body))
+    loaded, _ = train(3, 0, 0, delta, None)
+    assert loaded == expected
+
+
+def test_state_of_ranks_comes_back_to_each(tmp_path: Path) -> None:
+    url = str(tmp_path / "one")
+
+    def save(collective: Collective) -> None:
+        rank = collective.rank
+        states = {"all": State(rank), "mine": State(rank, is_of_rank=True)}
+        with make(collective) as container:
+            container.save(url, states=states)
+
+    def load(collective: Collective) -> list[Any]:
+        with make(collective) as container:
+            states = container.load(url).states
+            return [states["all"].values, states["mine"].values]
+
+    run_ranks(2, save)
+    assert run_ranks(3, load) == [[0, 0], [0, 1], [0, 0]]
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_rank_that_fails_fails_the_save_of_all(broken: int, tmp_path: Path) -> None:
+    url = str(tmp_path / "one")
+
+    def body(collective: Collective) -> str:
+        with make(collective) as container:
+            step(container, 0)
+            if collective.rank == broken:
+                storage = container.storage("user")
+                storage._find_impl = _fail  # type: ignore[method-assign]
+            try:
+                container.save(url, options=SaveOptions(deadline_seconds=2.0))
+            except (SparringError, OSError) as error:
+                return f"{type(error).__name__}: {error}"
+            return "saved"
+
+    errors = run_ranks(2, body)
+    assert "disk gone" in errors[broken]
+    assert "saved" not in errors
+    with pytest.raises(SnapshotError):
+        train(1, 0, 0, url, None)
+
+
+def _fail(*_: object) -> None:
+    raise OSError("disk gone")
+
+
+def test_a_rank_that_cannot_load_stops_all_before_anything_changes(tmp_path: Path) -> None:
+    url = str(tmp_path / "one")
+    train(2, 0, 3, None, url)
+
+    def body(collective: Collective) -> tuple[str, int]:
+        with make(collective) as container:
+            step(container, 0)
+            before = contents(container)
+            if collective.rank == 1:
+                container.declare(TableConfig("more", 1), StorageChoice("memory"))
+            try:
+                container.load(url)
+            except SparringError as error:
+                assert contents(container) == before
+                return str(error)
+            return "loaded"
+
+    errors = run_ranks(2, body)
+    assert "failed on rank 1" in errors[0]
+    assert "no table 'more'" in errors[1]
+
+

@@ -1,0 +1,205 @@
+"""A run that is interrupted and resumed ends as one that never was."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import make_plugin_manager
+from sparring.config import RunConfig
+from sparring.errors import ConfigError, SnapshotError
+from sparring.snapshot import latest_snapshot, list_snapshots, open_snapshot
+from sparring.training import SilentProgress, TrainResult
+from sparring_torch.training import train
+
+CLICKS: dict[str, Any] = {
+    "seed": 1,
+    "threads": 1,
+    "data": {
+        "kind": "synthetic_criteo",
+        "samples": 2000,
+        "test_samples": 300,
+        "batch_size": 40,
+        "max_ids": 300,
+    },
+    "model": {"kind": "dlrm", "embedding_dim": 4, "bottom_mlp": [8], "top_mlp": [8]},
+    "training": {"epochs": 2, "evaluation_interval_steps": 30, "micro_batches": 2},
+}
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "native adam": {"sparse": {"name": "torch.optim.Adam", "lr": 0.01}},
+    "native nadam, momentum": {
+        "sparse": {"name": "nadam", "lr": 0.01},
+        "dense": {"name": "sgd", "lr": 0.01, "momentum": 0.9},
+    },
+    "fused adam, frequency": {"sparse": {"name": "adam", "lr": 0.01}},
+    "fused rowwise adagrad, bloom": {"sparse": {"name": "rowwise_adagrad", "lr": 0.05}},
+}
+
+ADMISSIONS: dict[str, dict[str, Any] | None] = {
+    "fused adam, frequency": {"kind": "frequency", "k": 3},
+    "fused rowwise adagrad, bloom": {"kind": "bloom", "k": 2, "expected_keys": 5000},
+}
+
+
+class Interrupting(SilentProgress):
+    """Ends a run by an error after a step."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.messages: list[str] = []
+
+    def on_step(self, step: int, loss: float, samples: int) -> None:
+        if step == self.at:
+            raise KeyboardInterrupt
+
+    def on_message(self, message: str) -> None:
+        self.messages.append(message)
+
+
+def config(folder: Path, optimizer: str = "native adam", **snapshots: Any) -> RunConfig:
+    chosen = CLICKS | {
+        "optimizer": OPTIMIZERS[optimizer],
+        "tables": {"admission": ADMISSIONS.get(optimizer)},
+        "snapshots": {"url": str(folder), **snapshots},
+    }
+    return RunConfig.model_validate(chosen)
+
+
+def run(chosen: RunConfig, interrupt_at: int = -1) -> tuple[TrainResult | None, list[str]]:
+    progress = Interrupting(interrupt_at)
+    try:
+        return train(chosen, make_plugin_manager(), progress), progress.messages
+    except KeyboardInterrupt:
+        return None, progress.messages
+
+
+def everything(folder: Path) -> dict[str, Any]:
+    """All that the newest snapshot holds, but for the order of rows."""
+    snapshot = latest_snapshot(str(folder))
+    assert snapshot is not None
+    found: dict[str, Any] = {"step": snapshot.step}
+    for name in snapshot.tables:
+        rows = {
+            int(key): (row.tobytes(), int(score))
+            for chunk in snapshot.chunks(name)
+            for key, row, score in zip(chunk.keys, chunk.rows, chunk.scores, strict=True)
+        }
+        found[name] = rows
+    for name in snapshot.state_names():
+        state = snapshot.state(name)
+        found[f"state {name}"] = json.dumps(state.values), {
+            each: (array.dtype, array.shape, array.tobytes())
+            for each, array in state.arrays.items()
+        }
+    return found
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_run_interrupted_at_random_steps_ends_with_the_same_bits(
+    optimizer: str, tmp_path: Path
+) -> None:
+    expected, _ = run(config(tmp_path / "whole", optimizer))
+    assert expected is not None and expected.steps == 100
+    steps = np.sort(np.random.default_rng(len(optimizer)).integers(1, 100, 5))
+    chosen = config(tmp_path / "parts", optimizer, every_steps=6, full_every=3, resume=True)
+    for at in steps.tolist():
+        ended, _ = run(chosen, at)
+        assert ended is None
+    result, messages = run(chosen)
+    assert any(message.startswith("resumed from") for message in messages)
+    assert result is not None
+    assert result.metrics == expected.metrics
+    assert (result.rows, result.steps) == (expected.rows, expected.steps)
+    assert result.not_admitted == expected.not_admitted
+    assert everything(tmp_path / "parts") == everything(tmp_path / "whole")
+
+
+def test_a_run_that_is_over_is_evaluated_again_and_changes_nothing(tmp_path: Path) -> None:
+    first, _ = run(config(tmp_path / "run"))
+    before = everything(tmp_path / "run")
+    again, _ = run(config(tmp_path / "run", resume=True))
+    assert first is not None and again is not None
+    assert again.metrics == first.metrics and again.steps == first.steps
+    assert everything(tmp_path / "run") == before
+    assert len(list_snapshots(str(tmp_path / "run"))) == 1
+
+
+def test_a_damaged_snapshot_is_told_of_and_the_one_before_it_taken(tmp_path: Path) -> None:
+    expected, _ = run(config(tmp_path / "run", every_steps=40))
+    newest = latest_snapshot(str(tmp_path / "run"))
+    assert newest is not None and expected is not None
+    damaged = next(Path(newest.url).glob("rows.*"))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
+    result, messages = run(config(tmp_path / "run", every_steps=40, resume=True))
+    assert "cannot be read" in messages[0] and damaged.name in messages[0]
+    assert "step-000000000080" in messages[1]
+    assert result is not None and result.metrics == expected.metrics
+    # The damaged one stays for somebody to look at; the new one has another name.
+    assert open_snapshot(f"{newest.url}-2").step == 100
+
+
+def test_no_readable_snapshot_is_an_error_and_none_at_all_is_a_beginning(tmp_path: Path) -> None:
+    _, messages = run(config(tmp_path / "run", resume=True))
+    assert "training starts anew" in messages[0]
+    newest = latest_snapshot(str(tmp_path / "run"))
+    assert newest is not None
+    (Path(newest.url) / "manifest.json").write_text("{}")
+    with pytest.raises(SnapshotError, match="no snapshot in .* can be read"):
+        run(config(tmp_path / "run", resume=True))
+
+
+def test_a_run_with_other_data_is_refused(tmp_path: Path) -> None:
+    run(config(tmp_path / "run"))
+    chosen = config(tmp_path / "run", resume=True)
+    other = chosen.model_copy(update={"seed": 2})
+    with pytest.raises(ConfigError, match="seed: 1, this one has 2"):
+        run(other)
+
+
+def test_old_snapshots_go(tmp_path: Path) -> None:
+    run(config(tmp_path / "run", every_steps=10, keep=2))
+    assert [Path(url).name for url in list_snapshots(str(tmp_path / "run"))] == [
+        "step-000000000090",
+        "step-000000000100",
+    ]
+
+
+def test_saving_by_the_clock(tmp_path: Path) -> None:
+    chosen = config(tmp_path / "run", every_minutes=1e-9, keep=1000, at_end=False)
+    training = chosen.training.model_copy(update={"steps": 7})
+    run(chosen.model_copy(update={"training": training}))
+    assert len(list_snapshots(str(tmp_path / "run"))) == 7
+
+
+def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    expected, _ = run(config(tmp_path / "whole"))
+    assert expected is not None
+    chosen = config(tmp_path / "killed", every_steps=3, keep=2)
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps(chosen.model_dump(mode="json", exclude_none=True)))
+    command = [sys.executable, "-m", "sparring", "train", str(path), "--json", "--resume"]
+    random = np.random.default_rng(4)
+    killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 60
+        while not list_snapshots(str(tmp_path / "killed")):
+            assert time.monotonic() < end and killed.poll() is None
+            time.sleep(0.002)
+        time.sleep(random.uniform(0, 0.2))
+    finally:
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.wait()
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert json.loads(ended.stdout.splitlines()[-1])["metrics"] == expected.metrics
+    assert "resumed from" in ended.stderr
+    assert everything(tmp_path / "killed") == everything(tmp_path / "whole")
