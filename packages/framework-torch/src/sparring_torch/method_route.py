@@ -10,10 +10,10 @@ from torch import nn
 
 from sparring import StepContainer, Storage
 from sparring.errors import InvalidArgumentError
+from sparring.names import suggestion
 from sparring.updates import HyperParameters, MethodChoice, UpdateMethod
 from sparring.updates.resolving import hyper_from
 from sparring_torch.native_route import check_width
-from sparring_torch.suggestions import suggestion
 
 __all__ = ["MethodRoute"]
 
