@@ -1,12 +1,15 @@
 // The ops SparringGather and SparringPool: ids to embeddings, by core's native lookup.
 //
-//   SparringGather  ids (…), anchor (0, dim), collection ()           → embeddings (…, dim)
+//   SparringGather  ids (…), anchor (0, dim), guard, collection ()    → embeddings (…, dim)
 //   SparringPool    ids (n), lengths (features, b), weights (n or 0),
-//                   anchors (0, dim) of each feature, collection ()   → embeddings (b, sum of dims)
+//                   anchors (0, dim) of each feature, guard,
+//                   collection ()                                     → embeddings (b, sum of dims)
+//   SparringAttach  embeddings (n, dim), ids (n), anchor (0, dim)     → embeddings (n, dim)
 //
-// An anchor holds nothing. It says how wide embeddings are before the graph runs, the
-// gradient flows to it, and a step that changes the table writes to it, so that
-// TensorFlow runs lookups and steps in their order.
+// An anchor holds nothing. It says how wide embeddings are before the graph runs, and the
+// gradient flows to it. SparringAttach passes on what was found by other means, and gives
+// it that gradient. A guard is a variable that every step writes to: by it TensorFlow
+// knows that lookups and steps run in the order in which they stand.
 //
 // `collection` is a number that core gave: see sparring/lookup_abi.h. Here is no lock
 // of Python's; a storage that is written in Python takes it by itself.
@@ -59,6 +62,11 @@ class Run {
                                     num_bytes, status_.get()));
   }
 
+  void set_output(const Tensor& tensor) {
+    TF_SetOutput(context_, 0, tensor.get(), status_.get());
+    if (!is_ok()) fail();
+  }
+
   TF_DataType type() const { return TF_ExpectedOutputDataType(context_, 0); }
   bool is_ok() const { return tf::is_ok(status_); }
   void fail() { TF_OpKernelContext_Failure(context_, status_.get()); }
@@ -90,7 +98,7 @@ const int64_t* integers(const Tensor& tensor) {
 
 void gather(void*, TF_OpKernelContext* context) {
   Run run(context);
-  const Tensor ids = run.input(0), anchor = run.input(1), collection = run.input(2);
+  const Tensor ids = run.input(0), anchor = run.input(1), collection = run.input(3);
   if (!run.is_ok()) return run.fail();
   if (TF_NumDims(anchor.get()) != 2 || TF_TensorElementCount(collection.get()) != 1) {
     return run.refuse("SparringGather: anchor must be (0, dim), and collection one number");
@@ -115,9 +123,9 @@ void gather(void*, TF_OpKernelContext* context) {
 
 void pool(void*, TF_OpKernelContext* context) {
   Run run(context);
-  const int num_features = TF_NumInputs(context) - 4;
+  const int num_features = TF_NumInputs(context) - 5;
   const Tensor ids = run.input(0), lengths = run.input(1), weights = run.input(2);
-  const Tensor collection = run.input(3 + num_features);
+  const Tensor collection = run.input(4 + num_features);
   if (!run.is_ok()) return run.fail();
   int64_t width = 0;
   for (int feature = 0; feature < num_features; ++feature) {
@@ -155,6 +163,14 @@ void pool(void*, TF_OpKernelContext* context) {
   if (status != SPARRING_OK) run.fail(status, asked.error);
 }
 
+// No copy: the output is the input's memory.
+void attach(void*, TF_OpKernelContext* context) {
+  Run run(context);
+  const Tensor embeddings = run.input(0);
+  if (!run.is_ok()) return run.fail();
+  run.set_output(embeddings);
+}
+
 // ---- shapes, before the graph runs ----------------------------------------------
 
 // (…) of ids and (dim) of the anchor, joined.
@@ -180,7 +196,7 @@ void infer_pool(TF_ShapeInferenceContext* context, TF_Status* status) {
   const auto is_failed = [&] { return TF_GetCode(status) != TF_OK; };
   const auto num_inputs = static_cast<int>(TF_ShapeInferenceContextNumInputs(context));
   int64_t width = 0;
-  for (int place = 3; place + 1 < num_inputs; ++place) {
+  for (int place = 3; place + 2 < num_inputs; ++place) {
     const Shape anchor(TF_NewShapeHandle()), checked(TF_NewShapeHandle());
     TF_ShapeInferenceContextGetInput(context, place, anchor.get(), status);
     if (is_failed()) return;
@@ -208,6 +224,13 @@ void infer_pool(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeInferenceContextSetOutput(context, 0, out.get(), status);
 }
 
+void infer_attach(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const Shape embeddings(TF_NewShapeHandle());
+  TF_ShapeInferenceContextGetInput(context, 0, embeddings.get(), status);
+  if (TF_GetCode(status) != TF_OK) return;
+  TF_ShapeInferenceContextSetOutput(context, 0, embeddings.get(), status);
+}
+
 // ---- registration, when TensorFlow loads the library ------------------------------
 
 void register_op(const char* name, const std::vector<const char*>& inputs,
@@ -216,7 +239,7 @@ void register_op(const char* name, const std::vector<const char*>& inputs,
                  void (*compute)(void*, TF_OpKernelContext*)) {
   TF_OpDefinitionBuilder* const op = TF_NewOpDefinitionBuilder(name);
   for (const char* each : inputs) TF_OpDefinitionBuilderAddInput(op, each);
-  TF_OpDefinitionBuilderAddOutput(op, "embeddings: T");
+  TF_OpDefinitionBuilderAddOutput(op, "found: T");
   for (const char* each : attributes) TF_OpDefinitionBuilderAddAttr(op, each);
   // Rows change from step to step: nothing may be folded into a constant.
   TF_OpDefinitionBuilderSetIsStateful(op, true);
@@ -231,11 +254,14 @@ void register_op(const char* name, const std::vector<const char*>& inputs,
 }
 
 const bool is_registered = [] {
-  register_op("SparringGather", {"ids: int64", "anchor: T", "collection: int64"},
+  register_op("SparringGather", {"ids: int64", "anchor: T", "guard: resource", "collection: int64"},
               {"T: {float, double}"}, &infer_gather, &gather);
   register_op("SparringPool",
-              {"ids: int64", "lengths: int64", "weights: T", "anchors: F * T", "collection: int64"},
+              {"ids: int64", "lengths: int64", "weights: T", "anchors: F * T", "guard: resource",
+               "collection: int64"},
               {"F: int >= 1", "T: {float, double}"}, &infer_pool, &pool);
+  register_op("SparringAttach", {"embeddings: T", "ids: int64", "anchor: T"},
+              {"T: {float, double}"}, &infer_attach, &attach);
   return true;
 }();
 

@@ -99,6 +99,8 @@ void TF_GetInput(TF_OpKernelContext* context, int place, TF_Tensor** tensor, TF_
 TF_Tensor* TF_AllocateOutput(TF_OpKernelContext* context, int place, TF_DataType type,
                              const int64_t* dims, int num_dims, size_t num_bytes,
                              TF_Status* status);
+void TF_SetOutput(TF_OpKernelContext* context, int place, const TF_Tensor* tensor,
+                  TF_Status* status);
 TF_DataType TF_ExpectedOutputDataType(TF_OpKernelContext* context, int place);
 void TF_OpKernelContext_Failure(TF_OpKernelContext* context, TF_Status* status);
 

@@ -21,7 +21,9 @@ __all__ = [
     "StorageLike",
     "TableDeclaration",
     "TableHolder",
+    "check_given_width",
     "declared",
+    "given_storages",
     "joined_container",
     "non_finite_policy",
 ]
@@ -148,6 +150,32 @@ class TableHolder:
 
     def _on_joined(self) -> None:
         """The tables are in another container than before."""
+
+
+def check_given_width(storage: Storage | None, state_width: int, optimizer: str) -> None:
+    """Refuses an open storage whose rows have another width than an optimizer wants.
+
+    Raises:
+        InvalidArgumentError: naming the width to open it with.
+    """
+    if storage is not None and storage.table.state_width != state_width:
+        raise InvalidArgumentError(
+            f"the storage given for table {storage.table.name!r} has rows with "
+            f"{storage.table.state_width} elements of state, but {optimizer} keeps "
+            f"{state_width}; open it with state_width={state_width} in its TableConfig",
+            table=storage.table.name,
+            state_width=state_width,
+        )
+
+
+def given_storages(holders: Sequence[TableHolder]) -> dict[str, Storage]:
+    """The storages that were given open, by table."""
+    return {
+        each.table.name: each.storage
+        for holder in holders
+        for each in holder.declarations
+        if isinstance(each.storage, Storage)
+    }
 
 
 def joined_container(holders: Sequence[TableHolder]) -> StepContainer:

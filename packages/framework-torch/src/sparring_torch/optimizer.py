@@ -8,10 +8,9 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import nn
 
-from sparring import Storage
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.names import suggestion
-from sparring.table_holder import joined_container, non_finite_policy
+from sparring.table_holder import given_storages, joined_container, non_finite_policy
 from sparring.updates import UpdateMethod, resolve_method
 from sparring_torch.method_route import MethodRoute
 from sparring_torch.native_route import NativeRoute
@@ -91,12 +90,7 @@ class Optimizer(torch.optim.Optimizer):
         if non_finite_gradients is not None:
             self.container.non_finite = non_finite_policy(non_finite_gradients)
         self._names = list(dict.fromkeys(name for agent in agents for name in agent.table_names))
-        given = {
-            each.table.name: each.storage
-            for agent in agents
-            for each in agent.declarations
-            if isinstance(each.storage, Storage)
-        }
+        given = given_storages(agents)
         self._route: NativeRoute | MethodRoute
         if isinstance(native, type):
             if tables is not None:
