@@ -4,6 +4,8 @@
 //   SparringPool    ids (n), lengths (features, b), weights (n or 0),
 //                   anchors (0, dim) of each feature, guard,
 //                   collection ()                                     → embeddings (b, sum of dims)
+//   SparringSpread  gradient (b, sum of dims), and ids, lengths, weights and anchors as of
+//                   SparringPool                   → of each feature: ids (k), gradients (k, dim)
 //   SparringAttach  embeddings (n, dim), ids (n), anchor (0, dim)     → embeddings (n, dim)
 //
 // An anchor holds nothing. It says how wide embeddings are before the graph runs, and the
@@ -14,6 +16,7 @@
 // `collection` is a number that core gave: see sparring/lookup_abi.h. Here is no lock
 // of Python's; a storage that is written in Python takes it by itself.
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -55,11 +58,11 @@ class Run {
     return Tensor(tensor);
   }
 
-  Tensor output(const std::vector<int64_t>& dims, TF_DataType type) {
-    size_t num_bytes = type == TF_DOUBLE ? 8 : 4;
+  Tensor output(const std::vector<int64_t>& dims, TF_DataType type, int place = 0) {
+    size_t num_bytes = type == TF_FLOAT ? 4 : 8;
     for (const int64_t dim : dims) num_bytes *= static_cast<size_t>(dim);
-    return Tensor(TF_AllocateOutput(context_, 0, type, dims.data(), static_cast<int>(dims.size()),
-                                    num_bytes, status_.get()));
+    return Tensor(TF_AllocateOutput(context_, place, type, dims.data(),
+                                    static_cast<int>(dims.size()), num_bytes, status_.get()));
   }
 
   void set_output(const Tensor& tensor) {
@@ -67,7 +70,7 @@ class Run {
     if (!is_ok()) fail();
   }
 
-  TF_DataType type() const { return TF_ExpectedOutputDataType(context_, 0); }
+  TF_DataType type(int place = 0) const { return TF_ExpectedOutputDataType(context_, place); }
   bool is_ok() const { return tf::is_ok(status_); }
   void fail() { TF_OpKernelContext_Failure(context_, status_.get()); }
 
@@ -163,6 +166,60 @@ void pool(void*, TF_OpKernelContext* context) {
   if (status != SPARRING_OK) run.fail(status, asked.error);
 }
 
+// The gradient of a bag is that of each of its ids, times the id's weight.
+template <class T>
+void spread(const T* gradient, int64_t stride, int64_t dim, const int64_t* lengths,
+            int64_t num_bags, const T* weights, T* out) {
+  for (int64_t bag = 0; bag < num_bags; ++bag, gradient += stride) {
+    for (int64_t left = lengths[bag]; left > 0; --left, out += dim) {
+      if (weights == nullptr) {
+        std::copy(gradient, gradient + dim, out);
+        continue;
+      }
+      const T weight = *weights++;
+      for (int64_t place = 0; place < dim; ++place) out[place] = weight * gradient[place];
+    }
+  }
+}
+
+template <class T>
+void spread_as(Run& run, TF_OpKernelContext* context) {
+  const Tensor gradient = run.input(0), ids = run.input(1), lengths = run.input(2);
+  const Tensor weights = run.input(3);
+  const int num_features = TF_NumInputs(context) - 4;
+  if (!run.is_ok()) return run.fail();
+  const int64_t num_bags = TF_Dim(lengths.get(), 1), width = TF_Dim(gradient.get(), 1);
+  const int64_t* length = integers(lengths);
+  const int64_t* id = integers(ids);
+  const T* from = static_cast<const T*>(TF_TensorData(gradient.get()));
+  const bool is_weighted = TF_TensorElementCount(weights.get()) != 0;
+  const T* weight = is_weighted ? static_cast<const T*>(TF_TensorData(weights.get())) : nullptr;
+  for (int feature = 0; feature < num_features; ++feature) {
+    const Tensor anchor = run.input(4 + feature);
+    if (!run.is_ok()) return run.fail();
+    const int64_t dim = TF_Dim(anchor.get(), 1);
+    const int64_t count = std::accumulate(length, length + num_bags, int64_t{0});
+    const Tensor own_ids = run.output({count}, TF_INT64, feature);
+    const Tensor values = run.output({count, dim}, run.type(num_features), num_features + feature);
+    if (!run.is_ok()) return run.fail();
+    std::copy(id, id + count, static_cast<int64_t*>(TF_TensorData(own_ids.get())));
+    spread(from, width, dim, length, num_bags, weight,
+           static_cast<T*>(TF_TensorData(values.get())));
+    from += dim;
+    length += num_bags;
+    id += count;
+    if (is_weighted) weight += count;
+  }
+}
+
+// The lookup that this is the gradient of has checked all shapes but the gradient's.
+void spread(void*, TF_OpKernelContext* context) {
+  Run run(context);
+  const int num_features = TF_NumInputs(context) - 4;
+  run.type(num_features) == TF_DOUBLE ? spread_as<double>(run, context)
+                                      : spread_as<float>(run, context);
+}
+
 // No copy: the output is the input's memory.
 void attach(void*, TF_OpKernelContext* context) {
   Run run(context);
@@ -224,6 +281,9 @@ void infer_pool(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeInferenceContextSetOutput(context, 0, out.get(), status);
 }
 
+// TensorFlow's own code for a dimension that is not known.
+constexpr auto kUnknownSize = static_cast<size_t>(-1);
+
 void infer_attach(TF_ShapeInferenceContext* context, TF_Status* status) {
   const Shape embeddings(TF_NewShapeHandle());
   TF_ShapeInferenceContextGetInput(context, 0, embeddings.get(), status);
@@ -231,15 +291,38 @@ void infer_attach(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeInferenceContextSetOutput(context, 0, embeddings.get(), status);
 }
 
+// (k) and (k, dim) of each feature, where k is not known before.
+void infer_spread(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const auto num_inputs = static_cast<int>(TF_ShapeInferenceContextNumInputs(context));
+  const int num_features = num_inputs - 4;
+  const auto is_failed = [&] { return TF_GetCode(status) != TF_OK; };
+  for (int feature = 0; feature < num_features; ++feature) {
+    // An unknown number of ids, whatever the shape of all of them is.
+    const Shape ids(TF_ShapeInferenceContextVectorFromSize(context, kUnknownSize));
+    TF_ShapeInferenceContextSetOutput(context, feature, ids.get(), status);
+    if (is_failed()) return;
+    const Shape anchor(TF_NewShapeHandle()), dim(TF_NewShapeHandle()), out(TF_NewShapeHandle());
+    TF_ShapeInferenceContextGetInput(context, 4 + feature, anchor.get(), status);
+    if (is_failed()) return;
+    TF_ShapeInferenceContextSubshape(context, anchor.get(), 1, 2, dim.get(), status);
+    if (is_failed()) return;
+    TF_ShapeInferenceContextConcatenateShapes(context, ids.get(), dim.get(), out.get(), status);
+    if (is_failed()) return;
+    TF_ShapeInferenceContextSetOutput(context, num_features + feature, out.get(), status);
+    if (is_failed()) return;
+  }
+}
+
 // ---- registration, when TensorFlow loads the library ------------------------------
 
 void register_op(const char* name, const std::vector<const char*>& inputs,
+                 const std::vector<const char*>& outputs,
                  const std::vector<const char*>& attributes,
                  void (*infer)(TF_ShapeInferenceContext*, TF_Status*),
                  void (*compute)(void*, TF_OpKernelContext*)) {
   TF_OpDefinitionBuilder* const op = TF_NewOpDefinitionBuilder(name);
   for (const char* each : inputs) TF_OpDefinitionBuilderAddInput(op, each);
-  TF_OpDefinitionBuilderAddOutput(op, "found: T");
+  for (const char* each : outputs) TF_OpDefinitionBuilderAddOutput(op, each);
   for (const char* each : attributes) TF_OpDefinitionBuilderAddAttr(op, each);
   // Rows change from step to step: nothing may be folded into a constant.
   TF_OpDefinitionBuilderSetIsStateful(op, true);
@@ -255,13 +338,17 @@ void register_op(const char* name, const std::vector<const char*>& inputs,
 
 const bool is_registered = [] {
   register_op("SparringGather", {"ids: int64", "anchor: T", "guard: resource", "collection: int64"},
-              {"T: {float, double}"}, &infer_gather, &gather);
+              {"found: T"}, {"T: {float, double}"}, &infer_gather, &gather);
   register_op("SparringPool",
               {"ids: int64", "lengths: int64", "weights: T", "anchors: F * T", "guard: resource",
                "collection: int64"},
-              {"F: int >= 1", "T: {float, double}"}, &infer_pool, &pool);
+              {"found: T"}, {"F: int >= 1", "T: {float, double}"}, &infer_pool, &pool);
+  register_op("SparringSpread",
+              {"gradient: T", "ids: int64", "lengths: int64", "weights: T", "anchors: F * T"},
+              {"own_ids: F * int64", "values: F * T"}, {"F: int >= 1", "T: {float, double}"},
+              &infer_spread, &spread);
   register_op("SparringAttach", {"embeddings: T", "ids: int64", "anchor: T"},
-              {"T: {float, double}"}, &infer_attach, &attach);
+              {"found: T"}, {"T: {float, double}"}, &infer_attach, &attach);
   return true;
 }();
 

@@ -7,7 +7,9 @@ them in the order in which they were traced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,22 @@ import tensorflow as tf
 from sparring import StepContainer, _native
 from sparring_tf import lookup_ops
 
-__all__ = ["gather", "in_order"]
+__all__ = ["gather", "in_order", "own_errors"]
 
 _order: list[Any] = []
+_failed: list[BaseException] = []
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Raises errors of this package as they are, where a graph made TensorFlow's of them."""
+    _failed.clear()
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if not _failed:
+            raise
+        raise _failed.pop() from error
 
 
 def gather(
@@ -51,7 +66,7 @@ def gather(
         flat = tf.reshape(ids, [-1])
         found = tf.ensure_shape(each, [None, anchor.shape[1]])
         found = lookup_ops.attach(found, flat, anchor)
-        shape = tf.concat([tf.shape(ids), tf.constant(anchor.shape[1:])], 0)
+        shape = tf.concat([tf.shape(ids), tf.constant(anchor.shape.as_list()[1:])], 0)
         shaped = tf.reshape(found, shape)
         shaped.set_shape(ids.shape.concatenate(anchor.shape[1:]))
         result.append(shaped)
@@ -77,8 +92,16 @@ def in_order(
             _order.append(tf.Variable(0, dtype=tf.int64, trainable=False, name="sparring_order"))
     order = _order[0]
     results = tf.numpy_function(
-        lambda _, *arrays: function(*arrays), [order.read_value(), *inputs], list(dtypes)
+        partial(_called, function), [order.read_value(), *inputs], list(dtypes)
     )
     with tf.control_dependencies(results):
         order.assign_add(1)
     return list(results)
+
+
+def _called(function: Callable[..., Any], _: Any, *arrays: Any) -> Any:
+    try:
+        return function(*arrays)
+    except BaseException as error:
+        _failed[:] = [error]
+        raise

@@ -10,6 +10,7 @@ the variable and its slots, the optimizer updates them, and they come back: one 
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import keras
@@ -70,7 +71,8 @@ class KerasShadow:
         iterations: int,
     ) -> npt.NDArray[Any]:
         """The rows ``(u, width)`` after a step with gradients ``(u, dim)``."""
-        after = self._step(
+        step = self._step if _may_nest() else self._plain_step
+        after = step(
             tf.convert_to_tensor(rows),
             tf.convert_to_tensor(gradients),
             tf.constant(learning_rate, tf.float32),
@@ -117,6 +119,7 @@ class KerasShadow:
             optimizer.update_step(gradients, variables[0], learning_rate)
             return tf.concat([each.read_value() for each in variables], axis=1)
 
+        self._plain_step = step
         self._step = tf.function(
             step,
             input_signature=[
@@ -157,6 +160,12 @@ class KerasShadow:
             raise refused(
                 self.name, "rows that are stepped together move differently from rows stepped apart"
             )
+
+
+def _may_nest() -> bool:
+    """Whether a graph may run inside a graph that waits for it: that takes a second thread."""
+    threads = tf.config.threading.get_inter_op_parallelism_threads()
+    return (threads or len(os.sched_getaffinity(0))) > 1
 
 
 def _open(variable: Any, dim: int) -> None:

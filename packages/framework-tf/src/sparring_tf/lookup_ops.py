@@ -103,11 +103,10 @@ def attach(embeddings: Any, ids: Any, anchor: Any) -> Any:
 
 
 def _slices(gradient: Any, ids: Any, anchor: Any) -> Any:
-    dim = tf.shape(anchor)[1]
     return tf.IndexedSlices(
-        tf.reshape(gradient, tf.stack([-1, dim])),
-        tf.reshape(ids, [-1]),
-        tf.shape(anchor, out_type=tf.int64),
+        gradient if gradient.shape.rank == 2 else tf.reshape(gradient, [-1, anchor.shape[1]]),
+        ids if ids.shape.rank == 1 else tf.reshape(ids, [-1]),
+        tf.constant(anchor.shape.as_list(), tf.int64),
     )
 
 
@@ -126,23 +125,11 @@ def _attach_gradient(op: Any, gradient: Any) -> list[Any]:
 @tf.RegisterGradient("SparringPool")
 def _pool_gradient(op: Any, gradient: Any) -> list[Any]:
     ids, lengths, weights, *anchors, _, _ = op.inputs
-    num_features = len(anchors)
-    num_bags = tf.shape(lengths)[1]
-    bags = tf.repeat(tf.tile(tf.range(num_bags), [num_features]), tf.reshape(lengths, [-1]))
-    ends = tf.cumsum(tf.reduce_sum(lengths, axis=1))
-    slices, column = [], 0
-    for feature, anchor in enumerate(anchors):
-        dim = anchor.shape[1]
-        begin = ends[feature - 1] if feature else tf.zeros([], tf.int64)
-        end = ends[feature]
-        values = tf.gather(gradient[:, column : column + dim], bags[begin:end])
-        scales = weights[begin:end]
-        # Without weights this multiplies nothing: TensorFlow compares sizes, not values.
-        values = tf.cond(
-            tf.equal(tf.size(weights), 0),
-            lambda values=values: values,
-            lambda values=values, scales=scales: values * scales[:, tf.newaxis],
-        )
-        slices.append(_slices(values, ids[begin:end], anchor))
-        column += dim
+    spread = _ops().sparring_spread(
+        gradient=gradient, ids=ids, lengths=lengths, weights=weights, anchors=anchors
+    )
+    slices = [
+        _slices(values, own_ids, anchor)
+        for own_ids, values, anchor in zip(spread.own_ids, spread.values, anchors, strict=True)
+    ]
     return [None, None, None, *slices, None, None]

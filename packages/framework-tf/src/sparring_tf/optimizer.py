@@ -265,7 +265,7 @@ class Optimizer(keras.optimizers.Optimizer):
         return config
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Optimizer:
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Optimizer:  # noqa: ARG003 - Keras gives it
         """The optimizer that `get_config` described, without its tables."""
         config = dict(config)
         for key in ("sparse", "dense"):

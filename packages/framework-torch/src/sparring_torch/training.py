@@ -2,132 +2,56 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import pairwise
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sparring import StepContainer, execution
 from sparring.config import MatrixFactorizationModel, RunConfig
-from sparring.data import ClickBatch, RatingBatch, take
-from sparring.errors import ConfigError, DataError, NonFiniteGradientError
-from sparring.joining import join_job
+from sparring.errors import ConfigError, NonFiniteGradientError
 from sparring.plugins import PluginManager
 from sparring.ranks import Ranks
-from sparring.trace import Trace
-from sparring.training import Progress, SilentProgress, TrainResult
+from sparring.training import Progress, TrainResult
+from sparring.training_loop import Source, micro_batches, run_training
 from sparring_torch.click_task import ClickTask
 from sparring_torch.native_optimizers import native_optimizer, row_optimizer
 from sparring_torch.optimizer import Optimizer
 from sparring_torch.rating_task import RatingTask
-from sparring_torch.run_report import RunReport
 
 __all__ = ["train"]
 
-Batch = TypeVar("Batch", ClickBatch, RatingBatch)
-
-
-class _Task(Protocol[Batch]):
-    """What is trained, and on what."""
-
-    @property
-    def model(self) -> nn.Module: ...
-
-    @property
-    def steps_per_epoch(self) -> int | None: ...
-
-    def batches(self, epoch: int) -> Iterator[Batch]: ...
-
-    def loss(self, batch: Batch) -> Tensor: ...
-
-    def evaluate(self, ranks: Ranks) -> dict[str, float]: ...
-
-    def ids(self, batch: Batch) -> dict[str, npt.NDArray[np.int64]]: ...
-
-    def extra(self) -> dict[str, Any]: ...
-
 
 def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) -> TrainResult:
-    """Reads the data, trains, evaluates on the test part.
-
-    Writes the report that the configuration asks for.
-    The configuration's seed determines everything: the split, the order of samples, all initial
-    values. Its threads go to the execution pool and to torch. Every rank of the job calls it; a
-    batch is divided among them, and the first rank alone tells of the progress.
+    """See `sparring.training_loop.run_training`; threads go to torch too.
 
     Raises:
-        ConfigError: an optimizer that does not exist.
-        DataError: data that is missing or malformed.
-        NonFiniteGradientError: a gradient holds NaN or infinity, and the policy is to raise.
-        PluginError: a storage or the report cannot be had.
+        ConfigError, DataError, NonFiniteGradientError, PluginError: as there.
     """
-    job = join_job(
-        config.rendezvous,
-        config.collective,
-        framework=config.framework,
-        deadline_seconds=config.deadline_seconds,
-        plugin_manager=plugin_manager,
-    )
     threads_before = torch.get_num_threads()
+
+    def make(container: StepContainer) -> tuple[Source[Any], _Trainer]:
+        torch.set_num_threads(execution.num_threads())
+        torch.manual_seed(config.seed % 2**63)
+        is_rating = isinstance(config.model, MatrixFactorizationModel)
+        task = (RatingTask if is_rating else ClickTask)(config, container)
+        return task.source, _Trainer(config, task, plugin_manager)
+
     try:
-        with (
-            job,
-            torch.random.fork_rng(devices=[]),
-            StepContainer(
-                collective=job.collective,
-                rendezvous=job.rendezvous,
-                exchange=config.exchange.options(),
-                config=config.shared(),
-                plugin_manager=plugin_manager,
-            ) as container,
-            _traced(container, config.report.trace_path),
-        ):
-            execution.configure(config.threads, sharing=job.membership.local_world_size)
-            torch.set_num_threads(execution.num_threads())
-            torch.manual_seed(config.seed % 2**63)
-            is_rating = isinstance(config.model, MatrixFactorizationModel)
-            task = (RatingTask if is_rating else ClickTask)(config, container)
-            if job.membership.rank > 0:
-                progress = SilentProgress()
-            return _Run(config, task, progress, plugin_manager, container).to_end()
+        with torch.random.fork_rng(devices=[]):
+            return run_training(config, plugin_manager, progress, make)
     finally:
         torch.set_num_threads(threads_before)
 
 
-@contextmanager
-def _traced(container: StepContainer, path: str | None) -> Iterator[None]:
-    """Writes what all ranks did in the block, if it ends well."""
-    if path is None:
-        yield
-        return
-    container.trace = Trace(container.collective.rank)
-    yield
-    container.trace.write_together(path, container.collective)
-
-
-class _Run:
-    """The loop over steps, and what it needs."""
+class _Trainer:
+    """A model and its optimizers."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        task: _Task[Any],
-        progress: Progress,
-        plugin_manager: PluginManager,
-        container: StepContainer,
+        self, config: RunConfig, task: RatingTask | ClickTask, plugin_manager: PluginManager
     ) -> None:
-        self._config, self._task = config, task
-        self._ranks = Ranks(container.collective)
-        self._report = RunReport(
-            config, progress, self._total_steps(), is_written=self._ranks.is_first
-        )
-        self._progress = self._report.progress
+        self._task: Any = task
         choice = config.optimizer.sparse
         self._tables = Optimizer(
             task.model,
@@ -136,64 +60,19 @@ class _Run:
             tables=choice.tables or None,
             **choice.hyperparameters,
         )
+        self.container = self._tables.container
+        self._ranks = Ranks(self.container.collective)
         self._dense = _dense_optimizer(config, task.model)
+        self._num_parts = config.training.micro_batches
         self._is_skipping = config.training.non_finite_gradients == "skip"
         self._num_dense_skipped = 0
-        self._step = 0
-        self._metrics: dict[str, float] = {}
-        self._metrics_step = -1
 
-    def to_end(self) -> TrainResult:
-        """Trains for as long as the configuration says, and evaluates."""
-        start = time.perf_counter()
-        self._progress.on_start(self._total_steps())
-        interval = self._config.training.evaluation_interval_steps
-        for batch in self._batches():
-            self._report.on_ids(self._task.ids(batch))
-            loss = self._train_on(batch)
-            self._step += 1
-            self._progress.on_step(self._step, loss, len(batch))
-            if self._report.wants_rows(self._step):
-                self._report.on_rows(self._step, self._rows())
-            if interval is not None and self._step % interval == 0:
-                self._evaluate()
-        if not self._step:
-            raise DataError("the data has no sample to train on; give more, or hold out less")
-        if self._metrics_step != self._step:
-            self._evaluate()
-        self._report.on_rows(self._step, self._rows())
-        result = TrainResult(
-            metrics=self._metrics,
-            rows=self._rows(),
-            steps=self._step,
-            seconds=time.perf_counter() - start,
-            not_admitted=self._not_admitted(),
-            extra=self._task.extra() | self._skipped() | self._report_path(),
-            rank=self._ranks.rank,
-        )
-        self._report.write(result)
-        return result
-
-    def _total_steps(self) -> int | None:
-        training, per_epoch = self._config.training, self._task.steps_per_epoch
-        if per_epoch is None:
-            return training.steps
-        return min(per_epoch * training.epochs, training.steps or per_epoch * training.epochs)
-
-    def _batches(self) -> Iterator[Any]:
-        limit = self._config.training.steps
-        for epoch in range(self._config.training.epochs):
-            for batch in self._task.batches(epoch):
-                if self._step == limit:
-                    return
-                yield batch
-
-    def _train_on(self, batch: Any) -> float:
-        """One step of all ranks. Returns the mean loss over the batch."""
+    def train_on(self, batch: Any, step: int) -> float:
+        """See `sparring.training_loop.Trainer`."""
         if self._dense is not None:
             self._dense.zero_grad()
         total = 0.0
-        for part in _parts(batch, self._config.training.micro_batches):
+        for part in micro_batches(batch, self._num_parts):
             # Gradients are averaged over ranks: the sum over the batch is W times their mean.
             share = self._ranks.world_size / len(batch)
             with self._tables.container.span("forward"):
@@ -207,11 +86,11 @@ class _Run:
         if broken is not None and not self._is_skipping:
             self._tables.zero_grad()
             raise NonFiniteGradientError(
-                f"step {self._step}: the gradient of parameter {broken!r} holds NaN or infinity; "
+                f"step {step}: the gradient of parameter {broken!r} holds NaN or infinity; "
                 "nothing was changed. Lower the learning rate, or choose "
                 "training.non_finite_gradients=skip",
                 parameter=broken,
-                step=self._step,
+                step=step,
             )
         self._tables.step()
         if broken is not None:
@@ -245,52 +124,21 @@ class _Run:
                 return name
         return None
 
-    def _evaluate(self) -> None:
+    def predict(self, batch: Any) -> npt.NDArray[Any]:
+        """See `sparring.training_loop.Trainer`."""
         model = self._task.model
         model.eval()
         with torch.no_grad():
-            self._metrics = self._task.evaluate(self._ranks)
+            predicted: npt.NDArray[Any] = self._task.predict(batch)
         model.train()
-        self._metrics_step = self._step
-        self._progress.on_metrics(self._step, self._metrics)
+        return predicted
 
-    def _rows(self) -> dict[str, int]:
-        container = self._tables.container
-        return self._total({name: container.num_rows(name) for name in container.tables})
+    def skipped(self) -> dict[str, int]:
+        """Steps of ordinary parameters."""
+        return {"dense_steps_skipped_non_finite": self._num_dense_skipped}
 
-    def _total(self, counts: dict[str, int]) -> dict[str, int]:
-        """Table → the sum over ranks; a replicated table counts once."""
-        tables = self._tables.container.tables
-        is_first = self._ranks.is_first
-        return self._ranks.total(
-            {
-                name: count if is_first or not tables[name].is_replicated else 0
-                for name, count in counts.items()
-            }
-        )
-
-    def _report_path(self) -> dict[str, str]:
-        path = self._config.report.path
-        return {} if path is None else {"report_path": path}
-
-    def _not_admitted(self) -> dict[str, int]:
-        container = self._tables.container
-        return self._total(
-            {
-                name: container.num_not_admitted(name)
-                for name, table in container.tables.items()
-                if table.admission is not None
-            }
-        )
-
-    def _skipped(self) -> dict[str, int]:
-        if not self._is_skipping:
-            return {}
-        num_rows = self._tables.container.counters.rows_skipped_non_finite
-        return {
-            **self._ranks.total({"rows_skipped_non_finite": num_rows}),
-            "dense_steps_skipped_non_finite": self._num_dense_skipped,
-        }
+    def versions(self) -> dict[str, str]:
+        return {"torch": torch.__version__}
 
 
 def _dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer | None:
@@ -307,11 +155,3 @@ def _dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimiz
             setting="optimizer.dense",
         ) from error
     return optimizer
-
-
-def _parts(batch: Batch, count: int) -> Iterator[Batch]:
-    """Up to `count` micro-batches of nearly one size, none of them empty."""
-    ends = [len(batch) * each // count for each in range(count + 1)]
-    for begin, end in pairwise(ends):
-        if begin < end:
-            yield take(batch, slice(begin, end))
