@@ -12,6 +12,7 @@
 #include "bindings/arrays.h"
 #include "bindings/gil.h"
 #include "collection/lookup.h"
+#include "collection/published.h"
 #include "execution/pool.h"
 #include "kernels/dedup.h"
 #include "kernels/parallel.h"
@@ -67,6 +68,20 @@ class PyCollection {
   }
 
   int64_t width() const { return width_; }
+
+  collection::Published published() const {
+    collection::Published published{{}, width_};
+    for (const Feature& each : features_) {
+      published.features.push_back({&each.table->view(), each.column, each.is_mean});
+    }
+    return published;
+  }
+
+  std::vector<SharedView> tables() const {
+    std::vector<SharedView> tables;
+    for (const Feature& each : features_) tables.push_back(each.table);
+    return tables;
+  }
 
   py::array pool(const py::array& ids, const py::array& offsets, const std::vector<int64_t>& places,
                  int64_t num_bags, const py::object& weights) const {
@@ -224,6 +239,35 @@ class PyCollection {
   int64_t width_ = 0;
 };
 
+// A number by which native callers look up in a collection, for the life of this object.
+class PyPublication {
+ public:
+  PyPublication() : number_(collection::new_number()) {}
+  PyPublication(const PyPublication&) = delete;
+  PyPublication& operator=(const PyPublication&) = delete;
+
+  ~PyPublication() {
+    const GilRelease release;
+    collection::withdraw(number_);
+  }
+
+  int64_t number() const { return number_; }
+
+  // Who looks up by the number looks up in `shown` from now on.
+  void show(const PyCollection& shown) {
+    auto published = shown.published();
+    {
+      const GilRelease release;
+      collection::publish(number_, std::move(published));
+    }
+    tables_ = shown.tables();
+  }
+
+ private:
+  const int64_t number_;
+  std::vector<SharedView> tables_;
+};
+
 template <class T>
 PyGradientSources key_gradients_as(const SharedView& table, const py::array& keys,
                                    const py::array& gradients) {
@@ -301,6 +345,11 @@ void PyTableView::detach() {
   capsule_ = py::object();
 }
 
+void PyTableView::close() {
+  detach();
+  view_.is_closed = true;
+}
+
 double PyGradientSources::largest_gradient() const {
   if (!largest_) {
     largest_ = std::visit([](const auto& part) { return largest_of(part); }, parts_);
@@ -320,7 +369,8 @@ void bind_collection(py::module_& module) {
       .def(py::init<const std::string&, const sparring::kernels::InitializerSpec&>(),
            py::arg("dtype"), py::arg("initializer"))
       .def("attach", &PyTableView::attach, py::arg("capsule"), py::arg("state_width"))
-      .def("detach", &PyTableView::detach);
+      .def("detach", &PyTableView::detach)
+      .def("close", &PyTableView::close);
   py::class_<PyGradientSources>(module, "GradientSources")
       .def("summed", &PyGradientSources::summed, py::arg("table"))
       .def_property_readonly("is_finite", [](const PyGradientSources& self) {
@@ -337,6 +387,13 @@ void bind_collection(py::module_& module) {
            py::arg("places"), py::arg("num_bags"), py::arg("weights"), py::arg("gradient"))
       .def("id_gradients", &PyCollection::id_gradients, py::arg("ids"), py::arg("spans"),
            py::arg("gradients"));
+  py::class_<PyPublication>(module, "Publication")
+      .def(py::init<>())
+      .def_property_readonly("number", &PyPublication::number)
+      .def("show", &PyPublication::show, py::arg("collection"));
+  module.def("lookups", [] {
+    return py::capsule(sparring::collection::lookups(), SPARRING_LOOKUPS_CAPSULE);
+  });
   module.def("key_gradients", &key_gradients, py::arg("table"), py::arg("keys"),
              py::arg("gradients"));
 }

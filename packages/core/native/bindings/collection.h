@@ -29,6 +29,8 @@ class PyTableView {
   // Rows are as `state_width` says, and lie in the storage of `capsule` from now on.
   void attach(pybind11::capsule capsule, int64_t state_width);
   void detach();
+  // As detach, for ever.
+  void close();
 
   const collection::TableView& view() const { return view_; }
   bool is_double() const { return view_.layout.type == kernels::RowType::float64; }

@@ -13,6 +13,8 @@ struct TableView {
   kernels::InitializerSpec initializer;
   // NULL while the table has no storage: then no key has a row.
   const abi::StorageHandle* storage = nullptr;
+  // The container was closed: nothing may be looked up by number any more.
+  bool is_closed = false;
 };
 
 }  // namespace sparring::collection

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["closest_name"]
+__all__ = ["closest_name", "suggestion"]
+
+_MOST_SHOWN = 20
 
 
 def closest_name(name: str, known: Iterable[str]) -> str | None:
@@ -14,3 +16,16 @@ def closest_name(name: str, known: Iterable[str]) -> str | None:
     # Bounded, because the time grows with the square of the length and names come from users.
     matches = difflib.get_close_matches(name.lower()[:200], by_lower_case, n=1, cutoff=0.6)
     return by_lower_case[matches[0]] if matches else None
+
+
+def suggestion(name: object, known: Iterable[str]) -> str:
+    """The tail of a message about a name that is not among `known`.
+
+    ``did you mean 'x'? known: …``
+    """
+    names = list(known)
+    meant = closest_name(str(name), names)
+    listed = ", ".join(repr(each) for each in names[:_MOST_SHOWN]) or "none"
+    if len(names) > _MOST_SHOWN:
+        listed += f", … ({len(names)} in all)"
+    return (f"did you mean {meant!r}? " if meant else "") + f"known: {listed}"

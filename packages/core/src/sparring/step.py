@@ -522,8 +522,8 @@ class StepContainer:
             closing.callback(self.rendezvous.close)
             closing.callback(self.collective.close)
             for entry in self._tables.values():
+                entry.view.close()
                 if entry.storage is not None:
-                    entry.view.detach()
                     closing.callback(entry.storage.close)
             closing.callback(self.events.close)
             closing.callback(self.exchange.close)

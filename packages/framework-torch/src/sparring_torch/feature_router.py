@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from sparring.errors import InvalidArgumentError
+from sparring.names import suggestion
 from sparring_torch.batch_lookup import Bags
 from sparring_torch.ids import ids_from
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
-from sparring_torch.suggestions import suggestion
 
 __all__ = ["FeatureRouter"]
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from sparring.errors import InvalidArgumentError
+from sparring.names import suggestion
 from sparring_torch.jagged_tensor import JaggedTensor, check_weights
 from sparring_torch.jaggedness import Counts, lengths_of, lengths_to_offsets, values_from
-from sparring_torch.suggestions import suggestion
 
 __all__ = ["KeyedJaggedTensor"]
 

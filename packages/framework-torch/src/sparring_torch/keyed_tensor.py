@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparring.errors import InvalidArgumentError
-from sparring_torch.suggestions import suggestion
+from sparring.names import suggestion
 
 __all__ = ["KeyedTensor"]
 

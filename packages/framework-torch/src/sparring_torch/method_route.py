@@ -10,10 +10,10 @@ from torch import nn
 
 from sparring import StepContainer, Storage
 from sparring.errors import InvalidArgumentError
+from sparring.names import suggestion
+from sparring.table_holder import check_given_width
 from sparring.updates import HyperParameters, MethodChoice, UpdateMethod
 from sparring.updates.resolving import hyper_from
-from sparring_torch.native_route import check_width
-from sparring_torch.suggestions import suggestion
 
 __all__ = ["MethodRoute"]
 
@@ -64,7 +64,7 @@ class MethodRoute:
         for name in tables:
             hypers[name] = hyper_from(method, {**hyperparameters, **by_table.get(name, {})})
             width = method.state_width(container.tables[name].dim)
-            check_width(given.get(name), width, f"update method {method.name!r}")
+            check_given_width(given.get(name), width, f"update method {method.name!r}")
             container.check_state(name, width, method.name)
         for name, parameter in zip(tables, self.parameters, strict=True):
             hyper = hypers[name]

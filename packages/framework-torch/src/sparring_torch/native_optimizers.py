@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from sparring.errors import ConfigError, PluginError
+from sparring.names import suggestion
 from sparring.plugins import PluginManager
 from sparring.updates import UpdateMethod, resolve_method
-from sparring_torch.suggestions import suggestion
 
 __all__ = ["native_optimizer", "row_optimizer"]
 

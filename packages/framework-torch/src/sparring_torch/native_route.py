@@ -12,6 +12,7 @@ import torch
 from sparring import StepContainer, Storage
 from sparring.errors import InvalidArgumentError
 from sparring.step import TableUpdate
+from sparring.table_holder import check_given_width
 from sparring_torch.block_stepping import BLOCK_BYTES, step_in_blocks
 from sparring_torch.probing import probe
 from sparring_torch.row_state import RowState
@@ -111,7 +112,7 @@ def _make_shadows(
         if dtype not in layouts:
             layouts[dtype] = probe(native, hyperparameters, dtype)
         width = layouts[dtype].width(table.dim)
-        check_width(given.get(name), width, native.__name__)
+        check_given_width(given.get(name), width, native.__name__)
         container.check_state(name, width, native.__name__)
     for name in tables:
         table = container.tables[name]
@@ -123,18 +124,6 @@ def _make_shadows(
         container.storage(name)
         shadows[name] = ShadowParameter(table.dim, dtype, layout)
     return shadows
-
-
-def check_width(storage: Storage | None, state_width: int, optimizer: str) -> None:
-    """Refuses an open storage whose rows have another width than an optimizer wants."""
-    if storage is not None and storage.table.state_width != state_width:
-        raise InvalidArgumentError(
-            f"the storage given for table {storage.table.name!r} has rows with "
-            f"{storage.table.state_width} elements of state, but {optimizer} keeps "
-            f"{state_width}; open it with state_width={state_width} in its TableConfig",
-            table=storage.table.name,
-            state_width=state_width,
-        )
 
 
 def _unhooked(native: type[torch.optim.Optimizer]) -> Callable[..., Any]:

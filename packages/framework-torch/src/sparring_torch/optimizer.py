@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
 
-from sparring import StepContainer, Storage
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring.step import NonFinite
+from sparring.names import suggestion
+from sparring.table_holder import given_storages, joined_container, non_finite_policy
 from sparring.updates import UpdateMethod, resolve_method
 from sparring_torch.method_route import MethodRoute
 from sparring_torch.native_route import NativeRoute
-from sparring_torch.suggestions import suggestion
-from sparring_torch.train_agent import TrainAgent, agents_of
+from sparring_torch.train_agent import agents_of
 
 __all__ = ["Optimizer"]
 
@@ -87,16 +86,11 @@ class Optimizer(torch.optim.Optimizer):
                 f"update method, as 'rowwise_adagrad'; found {native!r}"
             )
         agents = agents_of(modules)
-        self.container = _joined(agents)
+        self.container = joined_container(agents)
         if non_finite_gradients is not None:
-            self.container.non_finite = _policy(non_finite_gradients)
+            self.container.non_finite = non_finite_policy(non_finite_gradients)
         self._names = list(dict.fromkeys(name for agent in agents for name in agent.table_names))
-        given = {
-            each.table.name: each.storage
-            for agent in agents
-            for each in agent.declarations
-            if isinstance(each.storage, Storage)
-        }
+        given = given_storages(agents)
         self._route: NativeRoute | MethodRoute
         if isinstance(native, type):
             if tables is not None:
@@ -230,33 +224,3 @@ class Optimizer(torch.optim.Optimizer):
 
 def _is_native(native: object) -> bool:
     return isinstance(native, type) and issubclass(native, torch.optim.Optimizer)
-
-
-def _policy(name: str) -> NonFinite:
-    try:
-        return NonFinite(name)
-    except ValueError as error:
-        raise InvalidArgumentError(
-            f"non_finite_gradients must be 'raise' or 'skip', found {name!r}"
-        ) from error
-
-
-def _joined(agents: Sequence[TrainAgent]) -> StepContainer:
-    """The one container of all agents; those that are free join it."""
-    bound = [agent for agent in agents if agent.is_container_given or agent.holds_rows]
-    containers = {id(agent.container): agent.container for agent in bound}
-    if len(containers) > 1:
-        names = sorted(name for agent in bound for name in agent.table_names)
-        raise InvalidArgumentError(
-            f"tables {names} live in {len(containers)} containers, and one step must change all "
-            "of them; give all modules one container=… when making them",
-            tables=names,
-        )
-    if containers:
-        container = next(iter(containers.values()))
-    else:
-        made = [agent for agent in agents if agent.has_container]
-        container = made[0].container if made else StepContainer()
-    for agent in agents:
-        agent.join(container)
-    return container

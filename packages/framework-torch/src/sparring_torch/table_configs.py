@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 import torch
 
-from sparring import Initializer, Storage, TableConfig, Uniform
+from sparring import Initializer, TableConfig, Uniform
 from sparring.admission import AdmissionLike
 from sparring.errors import InvalidArgumentError
-from sparring.step import StorageChoice
+from sparring.table_holder import StorageLike, TableDeclaration, declared
 
 __all__ = [
     "DataType",
@@ -24,10 +24,6 @@ __all__ = [
     "declaration",
     "feature_outputs",
 ]
-
-StorageLike = str | StorageChoice | Storage | Mapping[str, Any]
-"""Which storage keeps a table: the name of a backend; that with options, as a `StorageChoice` or
-as ``{"backend": "hkv", "capacity": 1000}``; or an open storage."""
 
 
 class PoolingType(Enum):
@@ -113,14 +109,6 @@ class EmbeddingBagConfig(EmbeddingConfig):
     pooling: PoolingType = PoolingType.SUM
 
 
-@dataclass(frozen=True, slots=True)
-class TableDeclaration:
-    """A table as the engine wants it."""
-
-    table: TableConfig
-    storage: StorageChoice | Storage
-
-
 def declaration(config: EmbeddingConfig, storage: StorageLike) -> TableDeclaration:
     """What a configuration declares.
 
@@ -150,43 +138,12 @@ def declaration(config: EmbeddingConfig, storage: StorageLike) -> TableDeclarati
         admission=config.admission,
         placement=config.placement,
     )
-    chosen = storage if config.storage is None else config.storage
-    if isinstance(chosen, Storage):
-        # The optimizer will see to it that this is the state that it keeps.
-        table = table.with_state(chosen.table.state_width)
-    return TableDeclaration(table, _with_capacity(chosen, config))
-
-
-def _with_capacity(storage: StorageLike, config: EmbeddingConfig) -> StorageChoice | Storage:
-    capacity = config.num_embeddings
-    if isinstance(storage, Storage):
-        if capacity is not None and storage.capacity != capacity:
-            raise InvalidArgumentError(
-                f"num_embeddings of table {config.name!r} is {capacity}, but the open storage "
-                f"has capacity {storage.capacity}; leave num_embeddings out",
-                table=config.name,
-            )
-        return storage
-    if isinstance(storage, str):
-        storage = StorageChoice(storage)
-    elif isinstance(storage, Mapping):
-        options = dict(storage)
-        storage = StorageChoice(str(options.pop("backend", "hkv")), options)
-    elif not isinstance(storage, StorageChoice):
-        raise InvalidArgumentError(
-            f"storage of table {config.name!r}: must be the name of a backend, a StorageChoice, a "
-            f"mapping or an open storage, found {type(storage).__name__}",
-            table=config.name,
-        )
-    if capacity is None:
-        return storage
-    if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
-        raise InvalidArgumentError(
-            f"num_embeddings of table {config.name!r}: must be a whole number from 1, or None for "
-            f"no bound, found {capacity!r}",
-            table=config.name,
-        )
-    return StorageChoice(storage.backend, {"capacity": capacity, **storage.options})
+    return declared(
+        table,
+        storage if config.storage is None else config.storage,
+        capacity=config.num_embeddings,
+        setting="num_embeddings",
+    )
 
 
 def feature_outputs(tables: Sequence[EmbeddingConfig]) -> list[list[str]]:

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from sparring import ResourceManager, StepContainer
 from sparring.errors import InvalidArgumentError
 from sparring.step import Lookup
+from sparring.table_holder import TableDeclaration, TableHolder
 from sparring_torch.batch_lookup import Bags, DirectBatch, Ids, with_gradient
 from sparring_torch.shadow_pooling import Plan, Shadow, gathered, plan_bags, plan_ids, pooled
-from sparring_torch.table_configs import TableDeclaration
 
 __all__ = ["Ahead", "Shadow", "TableModule", "TrainAgent", "agents_of"]
 
@@ -41,7 +41,7 @@ class Ahead:
     """One for each request of the plan; not registered."""
 
 
-class TrainAgent:
+class TrainAgent(TableHolder):
     """The tables of a module, and the container that they live in.
 
     Args:
@@ -59,56 +59,14 @@ class TrainAgent:
         features: Sequence[tuple[str, str]],
         container: StepContainer | None = None,
     ) -> None:
-        self.declarations = list(declarations)
         self._features = list(features)
         computing = {each.table.computing_dtype for each in declarations}
         self._dtype = computing.pop() if len(computing) == 1 else None
         self._collection: Any = None
         self._aheads: deque[Ahead] = deque()
-        self.is_container_given = container is not None
-        self._container: StepContainer | None = None
-        if container is not None:
-            self.join(container)
+        super().__init__(declarations, container)
 
-    @property
-    def container(self) -> StepContainer:
-        """Where the tables live."""
-        if self._container is None:
-            self.join(StepContainer())
-            assert self._container is not None
-        return self._container
-
-    @property
-    def has_container(self) -> bool:
-        return self._container is not None
-
-    @property
-    def table_names(self) -> list[str]:
-        return [each.table.name for each in self.declarations]
-
-    @property
-    def holds_rows(self) -> bool:
-        """Whether any of the tables has a row on this rank."""
-        container = self._container
-        return container is not None and any(map(container.num_rows, self.table_names))
-
-    def join(self, container: StepContainer) -> None:
-        """Declares the tables in `container` and stays there.
-
-        Raises:
-            InvalidArgumentError: rows exist elsewhere already, or the container knows another
-                table of one of these names.
-        """
-        if self._container is container:
-            return
-        if self.holds_rows:
-            raise InvalidArgumentError(
-                f"tables {self.table_names} hold rows in another container already; give all "
-                "modules one container=… when making them"
-            )
-        for each in self.declarations:
-            container.declare(each.table, each.storage)
-        self._container = container
+    def _on_joined(self) -> None:
         self._collection = None
 
     def pool(self, bags: Bags, *, is_training: bool) -> Tensor:

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from itertools import islice, pairwise
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sparring import StepContainer, execution
 from sparring.config import MatrixFactorizationModel, RunConfig
-from sparring.data import ClickBatch, RatingBatch, take
-from sparring.errors import ConfigError, DataError, NonFiniteGradientError
-from sparring.joining import join_job
+from sparring.errors import ConfigError, NonFiniteGradientError
 from sparring.plugins import PluginManager
 from sparring.ranks import Ranks
 from sparring.saving.requests import State
-from sparring.saving.run_snapshots import RunSnapshots
-from sparring.trace import Trace
-from sparring.training import Progress, SilentProgress, TrainResult
+from sparring.training import Progress, TrainResult
+from sparring.training_loop import Source, Trained, micro_batches, run_training
 from sparring_torch.click_task import ClickTask
 from sparring_torch.native_optimizers import native_optimizer, row_optimizer
 from sparring_torch.optimizer import Optimizer
 from sparring_torch.rating_task import RatingTask
-from sparring_torch.run_report import RunReport
 from sparring_torch.saved_state import (
     gather_random_state,
     gather_state,
@@ -39,127 +30,36 @@ from sparring_torch.saved_state import (
 
 __all__ = ["train"]
 
-Batch = TypeVar("Batch", ClickBatch, RatingBatch)
-
-
-class _Task(Protocol[Batch]):
-    """What is trained, and on what."""
-
-    @property
-    def model(self) -> nn.Module: ...
-
-    @property
-    def steps_per_epoch(self) -> int | None: ...
-
-    def batches(self, epoch: int) -> Iterator[Batch]: ...
-
-    def loss(self, batch: Batch) -> Tensor: ...
-
-    def evaluate(self, ranks: Ranks) -> dict[str, float]: ...
-
-    def ids(self, batch: Batch) -> dict[str, npt.NDArray[np.int64]]: ...
-
-    def extra(self) -> dict[str, Any]: ...
-
 
 def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) -> TrainResult:
-    """Reads the data, trains, evaluates on the test part.
-
-    Writes the report that the configuration asks for.
-    The configuration's seed determines everything: the split, the order of samples, all initial
-    values. Its threads go to the execution pool and to torch. Every rank of the job calls it; a
-    batch is divided among them, and the first rank alone tells of the progress.
+    """See `sparring.training_loop.run_training`; threads go to torch too.
 
     Raises:
-        ConfigError: an optimizer that does not exist.
-        DataError: data that is missing or malformed.
-        NonFiniteGradientError: a gradient holds NaN or infinity, and the policy is to raise.
-        PluginError: a storage or the report cannot be had.
+        ConfigError, DataError, NonFiniteGradientError, PluginError: as there.
     """
-    job = join_job(
-        config.rendezvous,
-        config.collective,
-        framework=config.framework,
-        deadline_seconds=config.deadline_seconds,
-        plugin_manager=plugin_manager,
-    )
     threads_before = torch.get_num_threads()
+
+    def make(container: StepContainer) -> tuple[Source[Any], _Trainer]:
+        torch.set_num_threads(execution.num_threads())
+        torch.manual_seed(config.seed % 2**63)
+        is_rating = isinstance(config.model, MatrixFactorizationModel)
+        task = (RatingTask if is_rating else ClickTask)(config, container)
+        return task.source, _Trainer(config, task, plugin_manager)
+
     try:
-        with (
-            job,
-            torch.random.fork_rng(devices=[]),
-            StepContainer(
-                collective=job.collective,
-                rendezvous=job.rendezvous,
-                exchange=config.exchange.options(),
-                config=config.shared(),
-                plugin_manager=plugin_manager,
-            ) as container,
-            _traced(container, config.report.trace_path),
-        ):
-            execution.configure(config.threads, sharing=job.membership.local_world_size)
-            torch.set_num_threads(execution.num_threads())
-            torch.manual_seed(config.seed % 2**63)
-            is_rating = isinstance(config.model, MatrixFactorizationModel)
-            task = (RatingTask if is_rating else ClickTask)(config, container)
-            if job.membership.rank > 0:
-                progress = SilentProgress()
-            return _Run(config, task, progress, plugin_manager, container).to_end()
+        with torch.random.fork_rng(devices=[]):
+            return run_training(config, plugin_manager, progress, make)
     finally:
         torch.set_num_threads(threads_before)
 
 
-@contextmanager
-def _traced(container: StepContainer, path: str | None) -> Iterator[None]:
-    """Writes what all ranks did in the block, if it ends well."""
-    if path is None:
-        yield
-        return
-    container.trace = Trace(container.collective.rank)
-    yield
-    container.trace.write_together(path, container.collective)
-
-
-@dataclass(slots=True)
-class Position:
-    """How far a run has come."""
-
-    step: int = 0
-    """Steps taken."""
-    epoch: int = 0
-    """That is under way."""
-    batch: int = 0
-    """Batches of it that were trained on."""
-
-    def begin_epoch(self, epoch: int) -> int:
-        """Returns how many of its batches were trained on already."""
-        if epoch != self.epoch:
-            self.epoch, self.batch = epoch, 0
-        return self.batch
-
-    def advance(self) -> None:
-        """A step was taken."""
-        self.step += 1
-        self.batch += 1
-
-
-class _Run:
-    """The loop over steps, and what it needs."""
+class _Trainer:
+    """A model and its optimizers."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        task: _Task[Any],
-        progress: Progress,
-        plugin_manager: PluginManager,
-        container: StepContainer,
+        self, config: RunConfig, task: RatingTask | ClickTask, plugin_manager: PluginManager
     ) -> None:
-        self._config, self._task = config, task
-        self._ranks = Ranks(container.collective)
-        self._report = RunReport(
-            config, progress, self._total_steps(), is_written=self._ranks.is_first
-        )
-        self._progress = self._report.progress
+        self._task: Any = task
         choice = config.optimizer.sparse
         self._tables = Optimizer(
             task.model,
@@ -168,105 +68,23 @@ class _Run:
             tables=choice.tables or None,
             **choice.hyperparameters,
         )
+        self.container = self._tables.container
+        self._ranks = Ranks(self.container.collective)
         self._dense = _dense_optimizer(config, task.model)
+        self._num_parts = config.training.micro_batches
         self._is_skipping = config.training.non_finite_gradients == "skip"
         self._num_dense_skipped = 0
-        self._at = Position()
-        self._metrics: dict[str, float] = {}
-        self._metrics_step = -1
-        self._snapshots = RunSnapshots(container, config, self._progress.on_message)
 
-    def to_end(self) -> TrainResult:
-        """Trains for as long as the configuration says, and evaluates."""
-        start = time.perf_counter()
-        self._progress.on_start(self._total_steps())
-        interval = self._config.training.evaluation_interval_steps
-        self._resume()
-        for batch in self._batches():
-            self._report.on_ids(self._task.ids(batch))
-            self._snapshots.check()
-            loss = self._train_on(batch)
-            self._at.advance()
-            self._progress.on_step(self._step, loss, len(batch))
-            if self._report.wants_rows(self._step):
-                self._report.on_rows(self._step, self._rows())
-            if interval is not None and self._step % interval == 0:
-                self._evaluate()
-            if self._snapshots.is_due(self._step):
-                self._snapshots.save(self._step, self._states())
-        if not self._step:
-            raise DataError("the data has no sample to train on; give more, or hold out less")
-        if self._metrics_step != self._step:
-            self._evaluate()
-        self._report.on_rows(self._step, self._rows())
-        self._snapshots.end(self._step, self._states)
-        result = TrainResult(
-            metrics=self._metrics,
-            rows=self._rows(),
-            steps=self._step,
-            seconds=time.perf_counter() - start,
-            not_admitted=self._not_admitted(),
-            extra=self._task.extra() | self._skipped() | self._report_path(),
-            rank=self._ranks.rank,
-        )
-        self._report.write(result)
-        return result
-
-    def _total_steps(self) -> int | None:
-        training, per_epoch = self._config.training, self._task.steps_per_epoch
-        if per_epoch is None:
-            return training.steps
-        return min(per_epoch * training.epochs, training.steps or per_epoch * training.epochs)
-
-    def _batches(self) -> Iterator[Any]:
-        limit = self._config.training.steps
-        for epoch in range(self._at.epoch, self._config.training.epochs):
-            skipped = self._at.begin_epoch(epoch)
-            for batch in islice(self._task.batches(epoch), skipped, None):
-                # A run that was resumed may be beyond a limit that was lowered since.
-                if limit is not None and self._step >= limit:
-                    return
-                yield batch
-
-    @property
-    def _step(self) -> int:
-        return self._at.step
-
-    def _parts_with_state(self) -> dict[str, Any]:
-        parts: dict[str, Any] = {"model": self._task.model, "tables": self._tables}
-        return parts if self._dense is None else parts | {"dense": self._dense}
-
-    def _states(self) -> dict[str, State]:
-        """What the run needs to go on from here, but for what the container saves itself."""
-        counted = {
-            "metrics": self._metrics,
-            "metrics_step": self._metrics_step,
-            "num_dense_skipped": self._num_dense_skipped,
-        }
-        return {
-            "torch": gather_state(**self._parts_with_state()),
-            "random": gather_random_state(),
-            "position": State(asdict(self._at) | counted),
-        }
-
-    def _resume(self) -> None:
-        """Goes on where a snapshot says, if so chosen."""
-        loaded = self._snapshots.resume()
-        if loaded is None:
-            return
-        restore_state(loaded.states["torch"], **self._parts_with_state())
-        restore_random_state(loaded.states["random"])
-        values = loaded.states["position"].values
-        self._at = Position(values["step"], values["epoch"], values["batch"])
-        self._metrics, self._metrics_step = values["metrics"], values["metrics_step"]
-        self._num_dense_skipped = values["num_dense_skipped"]
+    def steps(self, batches: Iterator[Any]) -> Iterator[Trained]:
+        """See `sparring.training_loop.Trainer`."""
+        for batch in batches:
+            yield Trained(batch, self._train_on(batch))
 
     def _train_on(self, batch: Any) -> float:
-        """One step of all ranks. Returns the mean loss over the batch."""
         if self._dense is not None:
             self._dense.zero_grad()
         total = 0.0
-        for part in _parts(batch, self._config.training.micro_batches):
+        for part in micro_batches(batch, self._num_parts):
             # Gradients are averaged over ranks: the sum over the batch is W times their mean.
             share = self._ranks.world_size / len(batch)
             with self._tables.container.span("forward"):
@@ -279,12 +97,13 @@ class _Run:
         broken = self._broken_parameter()
         if broken is not None and not self._is_skipping:
             self._tables.zero_grad()
+            step = self.container.counters.steps
             raise NonFiniteGradientError(
-                f"step {self._step}: the gradient of parameter {broken!r} holds NaN or infinity; "
+                f"step {step}: the gradient of parameter {broken!r} holds NaN or infinity; "
                 "nothing was changed. Lower the learning rate, or choose "
                 "training.non_finite_gradients=skip",
                 parameter=broken,
-                step=self._step,
+                step=step,
             )
         self._tables.step()
         if broken is not None:
@@ -318,52 +137,39 @@ class _Run:
                 return name
         return None
 
-    def _evaluate(self) -> None:
+    def predict(self, batch: Any) -> npt.NDArray[Any]:
+        """See `sparring.training_loop.Trainer`."""
         model = self._task.model
         model.eval()
         with torch.no_grad():
-            self._metrics = self._task.evaluate(self._ranks)
+            predicted: npt.NDArray[Any] = self._task.predict(batch)
         model.train()
-        self._metrics_step = self._step
-        self._progress.on_metrics(self._step, self._metrics)
+        return predicted
 
-    def _rows(self) -> dict[str, int]:
-        container = self._tables.container
-        return self._total({name: container.num_rows(name) for name in container.tables})
-
-    def _total(self, counts: dict[str, int]) -> dict[str, int]:
-        """Table → the sum over ranks; a replicated table counts once."""
-        tables = self._tables.container.tables
-        is_first = self._ranks.is_first
-        return self._ranks.total(
-            {
-                name: count if is_first or not tables[name].is_replicated else 0
-                for name, count in counts.items()
-            }
-        )
-
-    def _report_path(self) -> dict[str, str]:
-        path = self._config.report.path
-        return {} if path is None else {"report_path": path}
-
-    def _not_admitted(self) -> dict[str, int]:
-        container = self._tables.container
-        return self._total(
-            {
-                name: container.num_not_admitted(name)
-                for name, table in container.tables.items()
-                if table.admission is not None
-            }
-        )
-
-    def _skipped(self) -> dict[str, int]:
-        if not self._is_skipping:
-            return {}
-        num_rows = self._tables.container.counters.rows_skipped_non_finite
+    def states(self) -> dict[str, State]:
+        """See `sparring.training_loop.Trainer`."""
         return {
-            **self._ranks.total({"rows_skipped_non_finite": num_rows}),
-            "dense_steps_skipped_non_finite": self._num_dense_skipped,
+            "torch": gather_state(**self._parts_with_state()),
+            "random": gather_random_state(),
+            "skipped": State({"num_dense": self._num_dense_skipped}),
         }
+
+    def restore(self, states: Mapping[str, State]) -> None:
+        """See `sparring.training_loop.Trainer`."""
+        restore_state(states["torch"], **self._parts_with_state())
+        restore_random_state(states["random"])
+        self._num_dense_skipped = states["skipped"].values["num_dense"]
+
+    def _parts_with_state(self) -> dict[str, Any]:
+        parts: dict[str, Any] = {"model": self._task.model, "tables": self._tables}
+        return parts if self._dense is None else parts | {"dense": self._dense}
+
+    def skipped(self) -> dict[str, int]:
+        """Steps of ordinary parameters."""
+        return {"dense_steps_skipped_non_finite": self._num_dense_skipped}
+
+    def versions(self) -> dict[str, str]:
+        return {"torch": torch.__version__}
 
 
 def _dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer | None:
@@ -380,11 +186,3 @@ def _dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimiz
             setting="optimizer.dense",
         ) from error
     return optimizer
-
-
-def _parts(batch: Batch, count: int) -> Iterator[Batch]:
-    """Up to `count` micro-batches of nearly one size, none of them empty."""
-    ends = [len(batch) * each // count for each in range(count + 1)]
-    for begin, end in pairwise(ends):
-        if begin < end:
-            yield take(batch, slice(begin, end))

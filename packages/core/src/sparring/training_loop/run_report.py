@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 import sparring
 from sparring import execution
@@ -73,8 +72,12 @@ class RunReport:
             for feature, each in ids.items():
                 self._recording.on_ids(feature, each)
 
-    def write(self, result: TrainResult) -> None:
+    def write(self, result: TrainResult, versions: Mapping[str, str]) -> None:
         """Writes the file.
+
+        Args:
+            result: of the run.
+            versions: of the framework.
 
         Raises:
             DataError: it cannot be written.
@@ -88,7 +91,7 @@ class RunReport:
             config_text=config_as_yaml(self._config),
             environment={
                 "sparring": sparring.__version__,
-                "torch": torch.__version__,
+                **versions,
                 "python": platform.python_version(),
                 "machine": f"{platform.machine()}, {platform.system()}",
                 "threads": str(execution.num_threads()),

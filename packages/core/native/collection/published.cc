@@ -1,0 +1,197 @@
+#include "collection/published.h"
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <new>
+#include <shared_mutex>
+#include <string>
+
+#include "collection/lookup.h"
+#include "execution/pool.h"
+
+namespace sparring::collection {
+namespace {
+
+struct Registry {
+  std::shared_mutex mutex;
+  std::map<int64_t, Published> collections;
+  int64_t next = 1;
+};
+
+// Never destroyed: a thread of the framework may look up while the process ends.
+Registry& registry() {
+  static auto* const made = new Registry;
+  return *made;
+}
+
+[[noreturn]] void refuse(SparringStatus status, const std::string& message) {
+  throw abi::StorageError(status, message);
+}
+
+void check_equal(const char* what, int64_t wanted, int64_t found) {
+  if (wanted == found) return;
+  refuse(SPARRING_INVALID_ARGUMENT, std::string(what) + " must be " + std::to_string(wanted) +
+                                        ", found " + std::to_string(found));
+}
+
+void release_message(SparringError* error) {
+  delete[] error->message;
+  error->message = nullptr;
+}
+
+void set_error(SparringError& error, const char* message) {
+  const size_t size = std::strlen(message) + 1;
+  auto* const copy = new (std::nothrow) char[size];
+  if (copy != nullptr) std::memcpy(copy, message, size);
+  error = {copy, &release_message, nullptr};
+}
+
+// No exception crosses the border.
+template <class Function>
+SparringStatus guarded(SparringError& error, Function&& function) {
+  try {
+    function();
+    return SPARRING_OK;
+  } catch (const abi::StorageError& refused) {
+    set_error(error, refused.what());
+    return refused.status;
+  } catch (const std::bad_alloc&) {
+    set_error(error, "no memory is left for a lookup");
+    return SPARRING_OUT_OF_MEMORY;
+  } catch (const std::exception& failed) {
+    set_error(error, failed.what());
+    return SPARRING_INTERNAL;
+  }
+}
+
+// Calls function(collection), which nobody withdraws meanwhile.
+template <class Function>
+void with_collection(int64_t number, Function&& function) {
+  Registry& known = registry();
+  const std::shared_lock<std::shared_mutex> lock(known.mutex);
+  const auto found = known.collections.find(number);
+  if (found == known.collections.end()) {
+    refuse(SPARRING_CLOSED,
+           "the tables that are looked up in are gone: the layer that held them was dropped, or "
+           "made in another process; make the layer anew, or load the model again");
+  }
+  for (const PublishedFeature& feature : found->second.features) {
+    if (feature.table->is_closed) {
+      refuse(SPARRING_CLOSED,
+             "the container of the tables that are looked up in is closed; make another");
+    }
+  }
+  function(found->second);
+}
+
+void check_type(const TableView& table, int32_t type) {
+  const bool is_double = table.layout.type == kernels::RowType::float64;
+  check_equal("the type of embeddings", is_double ? SPARRING_FLOAT64 : SPARRING_FLOAT32, type);
+}
+
+template <class T>
+void gather_as(const Published& collection, const SparringGather& asked) {
+  FeatureLookup<T> lookup{};
+  lookup.input = {collection.features.front().table, asked.ids, nullptr, asked.count, nullptr,
+                  false};
+  lookup.out = static_cast<T*>(asked.out);
+  lookup.stride = asked.dim;
+  look_up<T>(execution::process_executor(), {lookup});
+}
+
+SparringStatus gather(int64_t number, SparringGather* asked) {
+  return guarded(asked->error, [&] {
+    with_collection(number, [&](const Published& collection) {
+      check_equal("features of a collection whose ids are looked up one by one", 1,
+                  static_cast<int64_t>(collection.features.size()));
+      const TableView& table = *collection.features.front().table;
+      check_equal("dim", table.layout.dim, asked->dim);
+      check_type(table, asked->type);
+      if (asked->type == SPARRING_FLOAT64) {
+        gather_as<double>(collection, *asked);
+      } else {
+        gather_as<float>(collection, *asked);
+      }
+    });
+  });
+}
+
+// Where bags begin and end in the ids: (num_features * num_bags + 1).
+std::vector<int64_t> offsets_of(const SparringPool& asked) {
+  const int64_t num_bags = asked.num_features * asked.num_bags;
+  std::vector<int64_t> offsets(static_cast<size_t>(num_bags + 1));
+  int64_t end = 0;
+  for (int64_t bag = 0; bag < num_bags; ++bag) {
+    const int64_t length = asked.lengths[bag];
+    if (length < 0 || length > asked.count - end) {
+      refuse(SPARRING_INVALID_ARGUMENT,
+             "bag " + std::to_string(bag) + " has length " + std::to_string(length) + ", where " +
+                 std::to_string(asked.count - end) + " ids are left of " +
+                 std::to_string(asked.count));
+    }
+    end += length;
+    offsets[static_cast<size_t>(bag + 1)] = end;
+  }
+  check_equal("the sum of the lengths of bags", asked.count, end);
+  return offsets;
+}
+
+template <class T>
+void pool_as(const Published& collection, const SparringPool& asked) {
+  const std::vector<int64_t> offsets = offsets_of(asked);
+  std::vector<FeatureLookup<T>> wanted;
+  const int64_t* from = offsets.data();
+  for (const PublishedFeature& feature : collection.features) {
+    wanted.push_back({{feature.table, asked.ids, from, asked.num_bags,
+                       static_cast<const T*>(asked.weights), feature.is_mean},
+                      static_cast<T*>(asked.out) + feature.column, asked.width});
+    from += asked.num_bags;
+  }
+  look_up<T>(execution::process_executor(), wanted);
+}
+
+SparringStatus pool(int64_t number, SparringPool* asked) {
+  return guarded(asked->error, [&] {
+    with_collection(number, [&](const Published& collection) {
+      check_equal("the number of features", static_cast<int64_t>(collection.features.size()),
+                  asked->num_features);
+      check_equal("the sum of dims", collection.width, asked->width);
+      check_type(*collection.features.front().table, asked->type);
+      if (asked->type == SPARRING_FLOAT64) {
+        pool_as<double>(collection, *asked);
+      } else {
+        pool_as<float>(collection, *asked);
+      }
+    });
+  });
+}
+
+}  // namespace
+
+int64_t new_number() {
+  Registry& known = registry();
+  const std::unique_lock<std::shared_mutex> lock(known.mutex);
+  return known.next++;
+}
+
+void publish(int64_t number, Published collection) {
+  Registry& known = registry();
+  const std::unique_lock<std::shared_mutex> lock(known.mutex);
+  known.collections.insert_or_assign(number, std::move(collection));
+}
+
+void withdraw(int64_t number) {
+  Registry& known = registry();
+  const std::unique_lock<std::shared_mutex> lock(known.mutex);
+  known.collections.erase(number);
+}
+
+const SparringLookups* lookups() {
+  static const SparringLookups made{
+      {SPARRING_LOOKUPS_ABI_MAJOR, SPARRING_LOOKUPS_ABI_MINOR}, sizeof(SparringLookups), &gather,
+      &pool};
+  return &made;
+}
+
+}  // namespace sparring::collection

@@ -1,0 +1,40 @@
+// Collections that native callers look up in by number; see sparring/lookup_abi.h.
+#ifndef SPARRING_COLLECTION_PUBLISHED_H_
+#define SPARRING_COLLECTION_PUBLISHED_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "collection/table_view.h"
+#include "sparring/lookup_abi.h"
+
+namespace sparring::collection {
+
+struct PublishedFeature {
+  const TableView* table;
+  int64_t column;  // in the output of a pooled lookup
+  bool is_mean;
+};
+
+struct Published {
+  std::vector<PublishedFeature> features;
+  int64_t width;
+};
+
+// One that was never given before.
+int64_t new_number();
+
+// `number` finds `collection` from now on, until another takes its place or `withdraw`.
+// REQUIRES: its tables live until then. As `withdraw`, it waits for lookups.
+void publish(int64_t number, Published collection);
+
+// Returns when no lookup uses the collection any more. A lookup in a storage that is
+// written in Python waits for the GIL: call it without.
+void withdraw(int64_t number);
+
+// What callers are given; lives as long as the process.
+const SparringLookups* lookups();
+
+}  // namespace sparring::collection
+
+#endif  // SPARRING_COLLECTION_PUBLISHED_H_

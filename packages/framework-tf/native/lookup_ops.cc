@@ -1,0 +1,365 @@
+// The ops SparringGather and SparringPool: ids to embeddings, by core's native lookup.
+//
+//   SparringGather  ids (…), anchor (0, dim), guard, collection ()    → embeddings (…, dim)
+//   SparringPool    ids (n), lengths (features, b), weights (n or 0),
+//                   anchors (0, dim) of each feature, guard,
+//                   collection ()                                     → embeddings (b, sum of dims)
+//   SparringSpread  gradient (b, sum of dims), and ids, lengths, weights and anchors as of
+//                   SparringPool                   → of each feature: ids (k), gradients (k, dim)
+//   SparringAttach  embeddings (n, dim), ids (n), anchor (0, dim)     → embeddings (n, dim)
+//
+// An anchor holds nothing. It says how wide embeddings are before the graph runs, and the
+// gradient flows to it. SparringAttach passes on what was found by other means, and gives
+// it that gradient. A guard is a variable that every step writes to: by it TensorFlow
+// knows that lookups and steps run in the order in which they stand.
+//
+// `collection` is a number that core gave: see sparring/lookup_abi.h. Here is no lock
+// of Python's; a storage that is written in Python takes it by itself.
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "owned.h"
+#include "sparring/lookup_abi.h"
+#include "tensorflow_c_api.h"
+
+namespace sparring::tf {
+namespace {
+
+// Set once, before any op runs.
+const SparringLookups* lookups = nullptr;
+
+bool is_ok(const Status& status) { return TF_GetCode(status.get()) == TF_OK; }
+
+TF_Code code_of(SparringStatus status) {
+  switch (status) {
+    case SPARRING_INVALID_ARGUMENT: return TF_INVALID_ARGUMENT;
+    case SPARRING_UNSUPPORTED: return TF_UNIMPLEMENTED;
+    case SPARRING_CLOSED: return TF_FAILED_PRECONDITION;
+    case SPARRING_CAPACITY:
+    case SPARRING_OUT_OF_MEMORY: return TF_RESOURCE_EXHAUSTED;
+    case SPARRING_IO: return TF_UNAVAILABLE;
+    case SPARRING_DEADLINE: return TF_DEADLINE_EXCEEDED;
+    case SPARRING_CORRUPT: return TF_DATA_LOSS;
+    default: return TF_INTERNAL;
+  }
+}
+
+// ---- one run of a kernel ------------------------------------------------------
+
+class Run {
+ public:
+  explicit Run(TF_OpKernelContext* context) : context_(context), status_(TF_NewStatus()) {}
+
+  Tensor input(int place) {
+    TF_Tensor* tensor = nullptr;
+    TF_GetInput(context_, place, &tensor, status_.get());
+    return Tensor(tensor);
+  }
+
+  Tensor output(const std::vector<int64_t>& dims, TF_DataType type, int place = 0) {
+    size_t num_bytes = type == TF_FLOAT ? 4 : 8;
+    for (const int64_t dim : dims) num_bytes *= static_cast<size_t>(dim);
+    return Tensor(TF_AllocateOutput(context_, place, type, dims.data(),
+                                    static_cast<int>(dims.size()), num_bytes, status_.get()));
+  }
+
+  void set_output(const Tensor& tensor) {
+    TF_SetOutput(context_, 0, tensor.get(), status_.get());
+    if (!is_ok()) fail();
+  }
+
+  TF_DataType type(int place = 0) const { return TF_ExpectedOutputDataType(context_, place); }
+  bool is_ok() const { return tf::is_ok(status_); }
+  void fail() { TF_OpKernelContext_Failure(context_, status_.get()); }
+
+  void refuse(const std::string& message) {
+    TF_SetStatus(status_.get(), TF_INVALID_ARGUMENT, message.c_str());
+    fail();
+  }
+
+  void fail(SparringStatus code, SparringError& error) {
+    const char* message = error.message != nullptr ? error.message : "a lookup failed";
+    TF_SetStatus(status_.get(), code_of(code), message);
+    if (error.release != nullptr) error.release(&error);
+    fail();
+  }
+
+ private:
+  TF_OpKernelContext* context_;
+  Status status_;
+};
+
+int32_t type_code(TF_DataType type) {
+  return type == TF_DOUBLE ? SPARRING_FLOAT64 : SPARRING_FLOAT32;
+}
+
+const int64_t* integers(const Tensor& tensor) {
+  return static_cast<const int64_t*>(TF_TensorData(tensor.get()));
+}
+
+void gather(void*, TF_OpKernelContext* context) {
+  Run run(context);
+  const Tensor ids = run.input(0), anchor = run.input(1), collection = run.input(3);
+  if (!run.is_ok()) return run.fail();
+  if (TF_NumDims(anchor.get()) != 2 || TF_TensorElementCount(collection.get()) != 1) {
+    return run.refuse("SparringGather: anchor must be (0, dim), and collection one number");
+  }
+  std::vector<int64_t> dims;
+  for (int place = 0; place < TF_NumDims(ids.get()); ++place) {
+    dims.push_back(TF_Dim(ids.get(), place));
+  }
+  dims.push_back(TF_Dim(anchor.get(), 1));
+  const Tensor out = run.output(dims, run.type());
+  if (!run.is_ok()) return run.fail();
+  SparringGather asked{};
+  asked.struct_bytes = sizeof asked;
+  asked.count = TF_TensorElementCount(ids.get());
+  asked.ids = integers(ids);
+  asked.dim = dims.back();
+  asked.type = type_code(run.type());
+  asked.out = TF_TensorData(out.get());
+  const SparringStatus status = lookups->gather(*integers(collection), &asked);
+  if (status != SPARRING_OK) run.fail(status, asked.error);
+}
+
+void pool(void*, TF_OpKernelContext* context) {
+  Run run(context);
+  const int num_features = TF_NumInputs(context) - 5;
+  const Tensor ids = run.input(0), lengths = run.input(1), weights = run.input(2);
+  const Tensor collection = run.input(4 + num_features);
+  if (!run.is_ok()) return run.fail();
+  int64_t width = 0;
+  for (int feature = 0; feature < num_features; ++feature) {
+    const Tensor anchor = run.input(3 + feature);
+    if (!run.is_ok()) return run.fail();
+    if (TF_NumDims(anchor.get()) != 2) return run.refuse("SparringPool: anchors must be (0, dim)");
+    width += TF_Dim(anchor.get(), 1);
+  }
+  if (TF_NumDims(ids.get()) != 1 || TF_NumDims(lengths.get()) != 2 ||
+      TF_Dim(lengths.get(), 0) != num_features || TF_TensorElementCount(collection.get()) != 1) {
+    return run.refuse("SparringPool: ids must be (n), lengths (features, bags), for " +
+                      std::to_string(num_features) + " features");
+  }
+  const int64_t count = TF_Dim(ids.get(), 0);
+  const int64_t num_weights = TF_TensorElementCount(weights.get());
+  if (num_weights != 0 && num_weights != count) {
+    return run.refuse("SparringPool: found " + std::to_string(num_weights) + " weights for " +
+                      std::to_string(count) + " ids");
+  }
+  const int64_t num_bags = TF_Dim(lengths.get(), 1);
+  const Tensor out = run.output({num_bags, width}, run.type());
+  if (!run.is_ok()) return run.fail();
+  SparringPool asked{};
+  asked.struct_bytes = sizeof asked;
+  asked.num_features = num_features;
+  asked.num_bags = num_bags;
+  asked.count = count;
+  asked.ids = integers(ids);
+  asked.lengths = integers(lengths);
+  asked.weights = num_weights == 0 ? nullptr : TF_TensorData(weights.get());
+  asked.width = width;
+  asked.type = type_code(run.type());
+  asked.out = TF_TensorData(out.get());
+  const SparringStatus status = lookups->pool(*integers(collection), &asked);
+  if (status != SPARRING_OK) run.fail(status, asked.error);
+}
+
+// The gradient of a bag is that of each of its ids, times the id's weight.
+template <class T>
+void spread(const T* gradient, int64_t stride, int64_t dim, const int64_t* lengths,
+            int64_t num_bags, const T* weights, T* out) {
+  for (int64_t bag = 0; bag < num_bags; ++bag, gradient += stride) {
+    for (int64_t left = lengths[bag]; left > 0; --left, out += dim) {
+      if (weights == nullptr) {
+        std::copy(gradient, gradient + dim, out);
+        continue;
+      }
+      const T weight = *weights++;
+      for (int64_t place = 0; place < dim; ++place) out[place] = weight * gradient[place];
+    }
+  }
+}
+
+template <class T>
+void spread_as(Run& run, TF_OpKernelContext* context) {
+  const Tensor gradient = run.input(0), ids = run.input(1), lengths = run.input(2);
+  const Tensor weights = run.input(3);
+  const int num_features = TF_NumInputs(context) - 4;
+  if (!run.is_ok()) return run.fail();
+  const int64_t num_bags = TF_Dim(lengths.get(), 1), width = TF_Dim(gradient.get(), 1);
+  const int64_t* length = integers(lengths);
+  const int64_t* id = integers(ids);
+  const T* from = static_cast<const T*>(TF_TensorData(gradient.get()));
+  const bool is_weighted = TF_TensorElementCount(weights.get()) != 0;
+  const T* weight = is_weighted ? static_cast<const T*>(TF_TensorData(weights.get())) : nullptr;
+  for (int feature = 0; feature < num_features; ++feature) {
+    const Tensor anchor = run.input(4 + feature);
+    if (!run.is_ok()) return run.fail();
+    const int64_t dim = TF_Dim(anchor.get(), 1);
+    const int64_t count = std::accumulate(length, length + num_bags, int64_t{0});
+    const Tensor own_ids = run.output({count}, TF_INT64, feature);
+    const Tensor values = run.output({count, dim}, run.type(num_features), num_features + feature);
+    if (!run.is_ok()) return run.fail();
+    std::copy(id, id + count, static_cast<int64_t*>(TF_TensorData(own_ids.get())));
+    spread(from, width, dim, length, num_bags, weight,
+           static_cast<T*>(TF_TensorData(values.get())));
+    from += dim;
+    length += num_bags;
+    id += count;
+    if (is_weighted) weight += count;
+  }
+}
+
+// The lookup that this is the gradient of has checked all shapes but the gradient's.
+void spread(void*, TF_OpKernelContext* context) {
+  Run run(context);
+  const int num_features = TF_NumInputs(context) - 4;
+  run.type(num_features) == TF_DOUBLE ? spread_as<double>(run, context)
+                                      : spread_as<float>(run, context);
+}
+
+// No copy: the output is the input's memory.
+void attach(void*, TF_OpKernelContext* context) {
+  Run run(context);
+  const Tensor embeddings = run.input(0);
+  if (!run.is_ok()) return run.fail();
+  run.set_output(embeddings);
+}
+
+// ---- shapes, before the graph runs ----------------------------------------------
+
+// (…) of ids and (dim) of the anchor, joined.
+void infer_gather(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const Shape ids(TF_NewShapeHandle()), anchor(TF_NewShapeHandle()), checked(TF_NewShapeHandle());
+  const Shape dim(TF_NewShapeHandle()), out(TF_NewShapeHandle());
+  const auto is_failed = [&] { return TF_GetCode(status) != TF_OK; };
+  TF_ShapeInferenceContextGetInput(context, 0, ids.get(), status);
+  if (is_failed()) return;
+  TF_ShapeInferenceContextGetInput(context, 1, anchor.get(), status);
+  if (is_failed()) return;
+  TF_ShapeInferenceContextWithRank(context, anchor.get(), 2, checked.get(), status);
+  if (is_failed()) return;
+  TF_ShapeInferenceContextSubshape(context, checked.get(), 1, 2, dim.get(), status);
+  if (is_failed()) return;
+  TF_ShapeInferenceContextConcatenateShapes(context, ids.get(), dim.get(), out.get(), status);
+  if (is_failed()) return;
+  TF_ShapeInferenceContextSetOutput(context, 0, out.get(), status);
+}
+
+// (b) of lengths and the sum of the anchors' dims, joined; unknown if one of these is.
+void infer_pool(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const auto is_failed = [&] { return TF_GetCode(status) != TF_OK; };
+  const auto num_inputs = static_cast<int>(TF_ShapeInferenceContextNumInputs(context));
+  int64_t width = 0;
+  for (int place = 3; place + 2 < num_inputs; ++place) {
+    const Shape anchor(TF_NewShapeHandle()), checked(TF_NewShapeHandle());
+    TF_ShapeInferenceContextGetInput(context, place, anchor.get(), status);
+    if (is_failed()) return;
+    TF_ShapeInferenceContextWithRank(context, anchor.get(), 2, checked.get(), status);
+    if (is_failed()) return;
+    const Dimension dim(TF_NewDimensionHandle());
+    TF_ShapeInferenceContextDim(context, checked.get(), 1, dim.get());
+    if (!TF_DimensionHandleValueKnown(dim.get())) {
+      return TF_ShapeInferenceContextSetUnknownShape(context, status);
+    }
+    width += TF_DimensionHandleValue(dim.get());
+  }
+  const Shape lengths(TF_NewShapeHandle()), checked(TF_NewShapeHandle());
+  const Shape bags(TF_NewShapeHandle()), out(TF_NewShapeHandle());
+  TF_ShapeInferenceContextGetInput(context, 1, lengths.get(), status);
+  if (is_failed()) return;
+  TF_ShapeInferenceContextWithRank(context, lengths.get(), 2, checked.get(), status);
+  if (is_failed()) return;
+  TF_ShapeInferenceContextSubshape(context, checked.get(), 1, 2, bags.get(), status);
+  if (is_failed()) return;
+  const Shape columns(
+      TF_ShapeInferenceContextVectorFromSize(context, static_cast<size_t>(width)));
+  TF_ShapeInferenceContextConcatenateShapes(context, bags.get(), columns.get(), out.get(), status);
+  if (is_failed()) return;
+  TF_ShapeInferenceContextSetOutput(context, 0, out.get(), status);
+}
+
+// TensorFlow's own code for a dimension that is not known.
+constexpr auto kUnknownSize = static_cast<size_t>(-1);
+
+void infer_attach(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const Shape embeddings(TF_NewShapeHandle());
+  TF_ShapeInferenceContextGetInput(context, 0, embeddings.get(), status);
+  if (TF_GetCode(status) != TF_OK) return;
+  TF_ShapeInferenceContextSetOutput(context, 0, embeddings.get(), status);
+}
+
+// (k) and (k, dim) of each feature, where k is not known before.
+void infer_spread(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const auto num_inputs = static_cast<int>(TF_ShapeInferenceContextNumInputs(context));
+  const int num_features = num_inputs - 4;
+  const auto is_failed = [&] { return TF_GetCode(status) != TF_OK; };
+  for (int feature = 0; feature < num_features; ++feature) {
+    // An unknown number of ids, whatever the shape of all of them is.
+    const Shape ids(TF_ShapeInferenceContextVectorFromSize(context, kUnknownSize));
+    TF_ShapeInferenceContextSetOutput(context, feature, ids.get(), status);
+    if (is_failed()) return;
+    const Shape anchor(TF_NewShapeHandle()), dim(TF_NewShapeHandle()), out(TF_NewShapeHandle());
+    TF_ShapeInferenceContextGetInput(context, 4 + feature, anchor.get(), status);
+    if (is_failed()) return;
+    TF_ShapeInferenceContextSubshape(context, anchor.get(), 1, 2, dim.get(), status);
+    if (is_failed()) return;
+    TF_ShapeInferenceContextConcatenateShapes(context, ids.get(), dim.get(), out.get(), status);
+    if (is_failed()) return;
+    TF_ShapeInferenceContextSetOutput(context, num_features + feature, out.get(), status);
+    if (is_failed()) return;
+  }
+}
+
+// ---- registration, when TensorFlow loads the library ------------------------------
+
+void register_op(const char* name, const std::vector<const char*>& inputs,
+                 const std::vector<const char*>& outputs,
+                 const std::vector<const char*>& attributes,
+                 void (*infer)(TF_ShapeInferenceContext*, TF_Status*),
+                 void (*compute)(void*, TF_OpKernelContext*)) {
+  TF_OpDefinitionBuilder* const op = TF_NewOpDefinitionBuilder(name);
+  for (const char* each : inputs) TF_OpDefinitionBuilderAddInput(op, each);
+  for (const char* each : outputs) TF_OpDefinitionBuilderAddOutput(op, each);
+  for (const char* each : attributes) TF_OpDefinitionBuilderAddAttr(op, each);
+  // Rows change from step to step: nothing may be folded into a constant.
+  TF_OpDefinitionBuilderSetIsStateful(op, true);
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(op, infer);
+  const Status status(TF_NewStatus());
+  TF_RegisterOpDefinition(op, status.get());
+  for (const TF_DataType type : {TF_FLOAT, TF_DOUBLE}) {
+    TF_KernelBuilder* const kernel = TF_NewKernelBuilder(name, "CPU", nullptr, compute, nullptr);
+    TF_KernelBuilder_TypeConstraint(kernel, "T", type, status.get());
+    TF_RegisterKernelBuilder(name, kernel, status.get());
+  }
+}
+
+const bool is_registered = [] {
+  register_op("SparringGather", {"ids: int64", "anchor: T", "guard: resource", "collection: int64"},
+              {"found: T"}, {"T: {float, double}"}, &infer_gather, &gather);
+  register_op("SparringPool",
+              {"ids: int64", "lengths: int64", "weights: T", "anchors: F * T", "guard: resource",
+               "collection: int64"},
+              {"found: T"}, {"F: int >= 1", "T: {float, double}"}, &infer_pool, &pool);
+  register_op("SparringSpread",
+              {"gradient: T", "ids: int64", "lengths: int64", "weights: T", "anchors: F * T"},
+              {"own_ids: F * int64", "values: F * T"}, {"F: int >= 1", "T: {float, double}"},
+              &infer_spread, &spread);
+  register_op("SparringAttach", {"embeddings: T", "ids: int64", "anchor: T"},
+              {"found: T"}, {"T: {float, double}"}, &infer_attach, &attach);
+  return true;
+}();
+
+}  // namespace
+}  // namespace sparring::tf
+
+// Says where lookups are; called once, before any op runs. Returns whether they are of
+// a version that this library understands.
+extern "C" __attribute__((visibility("default"))) int32_t sparring_tf_connect(
+    const SparringLookups* offered) {
+  if (offered->version.major != SPARRING_LOOKUPS_ABI_MAJOR) return 0;
+  sparring::tf::lookups = offered;
+  return 1;
+}

@@ -1,0 +1,53 @@
+"""The TensorFlow adapter of sparring: ids in, embeddings out, Keras 3's own optimizers.
+
+Names are imported when they are asked for: whoever lists plugins imports `sparring_tf.plugin`, and
+should not have to wait for TensorFlow, nor need it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sparring_tf.embedding import Embedding
+    from sparring_tf.embedding_bag import EmbeddingBag
+    from sparring_tf.embedding_collection import EmbeddingCollection
+    from sparring_tf.optimizer import Optimizer
+    from sparring_tf.table_configs import FeatureConfig, TableConfig
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Embedding",
+    "EmbeddingBag",
+    "EmbeddingCollection",
+    "FeatureConfig",
+    "Optimizer",
+    "TableConfig",
+    "__version__",
+]
+
+_HOMES = {
+    "Embedding": "embedding",
+    "EmbeddingBag": "embedding_bag",
+    "EmbeddingCollection": "embedding_collection",
+    "FeatureConfig": "table_configs",
+    "Optimizer": "optimizer",
+    "TableConfig": "table_configs",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from sparring_tf.versions import check_tensorflow
+
+    check_tensorflow()
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

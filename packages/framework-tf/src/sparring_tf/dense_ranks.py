@@ -1,0 +1,54 @@
+"""Ordinary variables on several ranks: equal at the start, and by mean gradients ever after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from sparring.collective import Collective, Reduction
+from sparring_tf.exchanged_lookup import in_order
+
+__all__ = ["averaged", "broadcast"]
+
+
+def broadcast(variables: Sequence[Any], collective: Collective) -> None:
+    """Gives the values of rank 0 to all ranks; all call it with the same variables."""
+    if collective.world_size == 1:
+        return
+    with tf.init_scope():
+        for variable in variables:
+            mine = np.ascontiguousarray(variable.numpy())
+            sent = (
+                mine.reshape(-1).view(np.uint8) if collective.rank == 0 else np.empty(0, np.uint8)
+            )
+            first = collective.all_gather(sent)[0]
+            variable.assign(np.frombuffer(first.tobytes(), mine.dtype).reshape(mine.shape))
+
+
+def averaged(gradients: Sequence[Any], collective: Collective) -> list[Any]:
+    """Pairs of gradient and variable with each gradient's mean over all ranks.
+
+    Args:
+        gradients: such pairs; the same variables on all ranks, with None for the same of them.
+        collective: this rank's place in the group.
+    """
+    pairs = list(gradients)
+    known = [place for place, (gradient, _) in enumerate(pairs) if gradient is not None]
+    if collective.world_size == 1 or not known:
+        return pairs
+    dense = [tf.convert_to_tensor(pairs[place][0]) for place in known]
+    # float64 holds every gradient exactly, so one exchange does for all dtypes.
+    joined = tf.concat([tf.reshape(tf.cast(each, tf.float64), [-1]) for each in dense], 0)
+
+    def mean(values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        return [collective.all_reduce(np.ascontiguousarray(values), Reduction.MEAN)]
+
+    (found,) = in_order(mean, [joined], [tf.float64])
+    parts = tf.split(found, [each.shape.num_elements() for each in dense])
+    for place, own, part in zip(known, dense, parts, strict=True):
+        pairs[place] = (tf.reshape(tf.cast(part, own.dtype), own.shape), pairs[place][1])
+    return pairs

@@ -1,0 +1,120 @@
+"""`Embedding`: the drop-in for `keras.layers.Embedding` that needs no number of embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from sparring import Initializer, StepContainer
+from sparring.admission import AdmissionLike
+from sparring.table_holder import StorageLike
+from sparring_tf.ids import whole_ids
+from sparring_tf.layer_configs import plain_options
+from sparring_tf.table_configs import TableConfig, declaration
+from sparring_tf.table_layer import TableAgent, TableLayer
+
+__all__ = ["Embedding"]
+
+
+@keras.saving.register_keras_serializable("sparring_tf")
+class Embedding(TableLayer):
+    """Ids of any shape to embeddings: ``(…)`` → ``(…, embedding_dim)``; ragged ids to ragged ones.
+
+    Ids may be any int64, and none of them is declared beforehand. Rows come into being when
+    `sparring_tf.Optimizer` applies their first gradient; until then an id reads as its initial
+    value, a function of table name, seed and id alone.
+
+    Args:
+        embedding_dim: elements of an embedding.
+        padding_id: this id reads as zeros, gets no gradient and no row; and the layer's Keras mask
+            is false where it stands.
+        vocabulary_size: the most rows that the storage may hold; None sets no bound.
+        initializer: what an id reads as before it was trained; None means uniform in ±0.05.
+        table_dtype: of rows, as they are stored: float32, float64, float16 or bfloat16.
+        admission: which unseen ids earn a row, as in `TableConfig`; None: all.
+        seed: with the table's name and the id it determines an initial embedding.
+        placement: which ranks keep the rows, as in `TableConfig`.
+        storage: what keeps the rows.
+        container: where the table lives; None leaves it to the `Optimizer`.
+        **options: of `keras.layers.Layer`; `name` is the table's name too.
+
+    Raises:
+        InvalidArgumentError: a number out of range, an unknown dtype or initializer.
+    """
+
+    def __init__(  # noqa: PLR0913 - keras.layers.Embedding is made by keywords too
+        self,
+        embedding_dim: int,
+        *,
+        padding_id: int | None = None,
+        vocabulary_size: int | None = None,
+        initializer: Initializer | str | dict[str, Any] | None = None,
+        table_dtype: str = "float32",
+        admission: AdmissionLike = None,
+        seed: int = 0,
+        placement: str = "sharded",
+        storage: StorageLike = "hkv",
+        container: StepContainer | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.embedding_dim = embedding_dim
+        self.padding_id = padding_id
+        self.table = TableConfig(
+            name=self.name,
+            embedding_dim=embedding_dim,
+            vocabulary_size=vocabulary_size,
+            initializer=initializer,
+            combiner=None,
+            dtype=table_dtype,
+            admission=admission,
+            seed=seed,
+            placement=placement,
+        )
+        self._storage = storage
+        self._hold(TableAgent([declaration(self.table, storage)], container=container))
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Embeddings ``(…, embedding_dim)`` of ids ``(…)``.
+
+        Raises:
+            InvalidArgumentError: the inputs are no ids.
+            UnsupportedError: they are sparse, and only bags may be.
+        """
+        ids = whole_ids(inputs, f"table {self.name!r}", is_sparse_ok=False)
+        if isinstance(ids, tf.RaggedTensor):
+            return tf.ragged.map_flat_values(lambda flat: self._embedded(flat, training), ids)
+        return self._embedded(ids, training)
+
+    def _embedded(self, ids: Any, training: bool | None) -> Any:
+        if self.padding_id is None:
+            (found,) = self._gathered([(self.name, ids)], training)
+            return tf.cast(found, self.compute_dtype)
+        kept = tf.not_equal(ids, self.padding_id)
+        (found,) = self._gathered([(self.name, tf.boolean_mask(ids, kept))], training)
+        shape = tf.concat([tf.shape(ids, out_type=tf.int64), [self.embedding_dim]], 0)
+        padded = tf.scatter_nd(tf.where(kept), found, shape)
+        padded.set_shape(ids.shape.concatenate([self.embedding_dim]))
+        return tf.cast(padded, self.compute_dtype)
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """False where the padding id stands; None without one."""
+        return None if self.padding_id is None else tf.not_equal(inputs, self.padding_id)
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
+        return (*input_shape, self.embedding_dim)
+
+    def get_config(self) -> dict[str, Any]:
+        """What makes the layer anew; its rows are no part of it.
+
+        Raises:
+            UnsupportedError: the storage was given open.
+        """
+        return {
+            **super().get_config(),
+            "embedding_dim": self.embedding_dim,
+            "padding_id": self.padding_id,
+            **plain_options(self.table, self._storage),
+        }

@@ -1,0 +1,106 @@
+"""`EmbeddingBag`: one embedding for each bag of ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from sparring import Initializer, StepContainer
+from sparring.admission import AdmissionLike
+from sparring.table_holder import StorageLike
+from sparring_tf.bags import bags_from
+from sparring_tf.layer_configs import plain_options
+from sparring_tf.pooled_lookup import PooledFeature, pooled
+from sparring_tf.table_configs import TableConfig, check_combiner, declaration
+from sparring_tf.table_layer import TableAgent, TableLayer
+
+__all__ = ["EmbeddingBag"]
+
+
+@keras.saving.register_keras_serializable("sparring_tf")
+class EmbeddingBag(TableLayer):
+    """Bags of ids to one embedding each: ``(b, n)``, ragged or sparse → ``(b, embedding_dim)``.
+
+    An empty bag is zeros. For ids, rows and training see `Embedding`.
+
+    Args:
+        embedding_dim: elements of an embedding.
+        combiner: ``sum``, ``mean`` or ``sqrtn``; with weights as `tf.nn.embedding_lookup_sparse`.
+        vocabulary_size, initializer, table_dtype, admission, seed, placement: as in `Embedding`.
+        storage: what keeps the rows.
+        container: where the table lives; None leaves it to the `Optimizer`.
+        **options: of `keras.layers.Layer`; `name` is the table's name too.
+
+    Raises:
+        InvalidArgumentError: a number out of range, an unknown combiner, dtype or initializer.
+    """
+
+    def __init__(  # noqa: PLR0913 - as Embedding
+        self,
+        embedding_dim: int,
+        *,
+        combiner: str = "mean",
+        vocabulary_size: int | None = None,
+        initializer: Initializer | str | dict[str, Any] | None = None,
+        table_dtype: str = "float32",
+        admission: AdmissionLike = None,
+        seed: int = 0,
+        placement: str = "sharded",
+        storage: StorageLike = "hkv",
+        container: StepContainer | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.embedding_dim = embedding_dim
+        self.combiner = combiner
+        check_combiner(combiner, self.name)
+        self.table = TableConfig(
+            name=self.name,
+            embedding_dim=embedding_dim,
+            vocabulary_size=vocabulary_size,
+            initializer=initializer,
+            combiner=combiner,
+            dtype=table_dtype,
+            admission=admission,
+            seed=seed,
+            placement=placement,
+        )
+        self._storage = storage
+        declared = [declaration(self.table, storage)]
+        self._hold(TableAgent(declared, [[(self.name, "sum")]], container))
+
+    def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
+        """One embedding for each bag, ``(b, embedding_dim)``.
+
+        Args:
+            inputs: dense ``(b,)`` or ``(b, n)``, ragged ``(b, None)`` or sparse ``(b, m)`` ids.
+            weights: of the same kind and shape; each embedding is multiplied by its own.
+            training: whether a gradient will come.
+
+        Raises:
+            InvalidArgumentError: the inputs are no ids, or weights do not fit them.
+        """
+        bags = bags_from(inputs, weights, f"table {self.name!r}")
+        feature = PooledFeature(self.name, self.combiner, bags)
+        (found,) = pooled(self, 0, [feature], training)
+        return tf.cast(found, self.compute_dtype)
+
+    def compute_output_shape(
+        self, input_shape: Any, weights_shape: Any = None
+    ) -> tuple[int | None, ...]:
+        return (input_shape[0], self.embedding_dim)
+
+    def get_config(self) -> dict[str, Any]:
+        """What makes the layer anew; its rows are no part of it.
+
+        Raises:
+            UnsupportedError: the storage was given open.
+        """
+        return {
+            **super().get_config(),
+            "embedding_dim": self.embedding_dim,
+            "combiner": self.combiner,
+            **plain_options(self.table, self._storage),
+        }

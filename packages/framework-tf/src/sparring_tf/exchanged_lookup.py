@@ -1,0 +1,107 @@
+"""Lookups in tables whose rows lie on several ranks.
+
+The exchange between ranks is core's, in Python, so a graph calls it by `tf.numpy_function`. All ranks
+make the same calls in the same order: in a graph, one variable that each call reads and writes keeps
+them in the order in which they were traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from sparring import StepContainer, _native
+from sparring_tf import lookup_ops
+
+__all__ = ["gather", "in_order", "own_errors"]
+
+_order: list[Any] = []
+_failed: list[BaseException] = []
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Raises errors of this package as they are, where a graph made TensorFlow's of them."""
+    _failed.clear()
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if not _failed:
+            raise
+        raise _failed.pop() from error
+
+
+def gather(
+    container: StepContainer,
+    requests: Sequence[tuple[str, Any]],
+    anchors: Mapping[str, Any],
+    is_training: bool,
+) -> list[Any]:
+    """One embedding for each id, as `TableLayer._gathered`, in one exchange."""
+    tables = [table for table, _ in requests]
+
+    def look_up(*all_ids: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
+        asked = [
+            (table, np.ascontiguousarray(ids.reshape(-1)))
+            for table, ids in zip(tables, all_ids, strict=True)
+        ]
+        found = container.lookup_all(asked, is_registered=is_training)
+        for each in found:
+            if each.shadow_id is not None:
+                # A gradient brings its own ids.
+                container.resources.release(each.shadow_id)
+        return [_native.gather(each.rows, each.inverse) for each in found]
+
+    dtypes = [tf.as_dtype(container.tables[table].computing_dtype) for table in tables]
+    rows = in_order(look_up, [ids for _, ids in requests], dtypes)
+    result = []
+    for (table, ids), each in zip(requests, rows, strict=True):
+        anchor = anchors[table].value
+        flat = tf.reshape(ids, [-1])
+        found = tf.ensure_shape(each, [None, anchor.shape[1]])
+        found = lookup_ops.attach(found, flat, anchor)
+        shape = tf.concat([tf.shape(ids), tf.constant(anchor.shape.as_list()[1:])], 0)
+        shaped = tf.reshape(found, shape)
+        shaped.set_shape(ids.shape.concatenate(anchor.shape[1:]))
+        result.append(shaped)
+    return result
+
+
+def in_order(
+    function: Callable[..., Sequence[npt.NDArray[Any]]],
+    inputs: Sequence[Any],
+    dtypes: Sequence[Any],
+) -> list[Any]:
+    """Calls a function of arrays, after all calls that were traced before it.
+
+    Args:
+        function: returns one array for each of `dtypes`.
+        inputs: tensors.
+        dtypes: of the results.
+    """
+    if tf.executing_eagerly():
+        return [tf.convert_to_tensor(each) for each in function(*(each.numpy() for each in inputs))]
+    if not _order:
+        with tf.init_scope():
+            _order.append(tf.Variable(0, dtype=tf.int64, trainable=False, name="sparring_order"))
+    order = _order[0]
+    results = tf.numpy_function(
+        partial(_called, function), [order.read_value(), *inputs], list(dtypes)
+    )
+    with tf.control_dependencies(results):
+        order.assign_add(1)
+    return list(results)
+
+
+def _called(function: Callable[..., Any], _: Any, *arrays: Any) -> Any:
+    try:
+        return function(*arrays)
+    except BaseException as error:
+        _failed[:] = [error]
+        raise

@@ -1,0 +1,72 @@
+"""Tables as Keras saves them: plain values that JSON has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sparring import Initializer, Storage
+from sparring.admission import admission_from
+from sparring.errors import UnsupportedError
+from sparring.step import StorageChoice
+from sparring.table_holder import StorageLike
+from sparring_tf.table_configs import TableConfig
+
+__all__ = ["plain_options", "plain_storage", "plain_table", "table_from_plain"]
+
+
+def plain_storage(storage: StorageLike | None, table: str) -> Any:
+    """A storage as ``{"backend": …, option: …}`` or a name.
+
+    Raises:
+        UnsupportedError: it was given open.
+    """
+    if isinstance(storage, Storage):
+        raise UnsupportedError(
+            f"the storage of table {table!r} was given open, and a saved layer could not open it "
+            "again; name a backend with its options: storage={'backend': 'hkv', …}",
+            table=table,
+        )
+    if isinstance(storage, StorageChoice):
+        return {"backend": storage.backend, **storage.options}
+    return dict(storage) if isinstance(storage, Mapping) else storage
+
+
+def plain_table(table: TableConfig) -> dict[str, Any]:
+    """All settings of a table.
+
+    Raises:
+        UnsupportedError: its storage was given open.
+    """
+    initializer = table.initializer
+    if isinstance(initializer, Initializer):
+        initializer = initializer.as_dict()
+    admission = admission_from(table.admission)
+    return {
+        "name": table.name,
+        "embedding_dim": table.embedding_dim,
+        "vocabulary_size": table.vocabulary_size,
+        "initializer": initializer,
+        "combiner": table.combiner,
+        "dtype": table.dtype,
+        "admission": None if admission is None else admission.as_dict(),
+        "seed": table.seed,
+        "storage": plain_storage(table.storage, table.name),
+        "placement": table.placement,
+    }
+
+
+def table_from_plain(plain: Mapping[str, Any]) -> TableConfig:
+    """What `plain_table` gave."""
+    return TableConfig(**plain)
+
+
+def plain_options(table: TableConfig, storage: StorageLike) -> dict[str, Any]:
+    """The settings of a layer with one table, under the names of its arguments."""
+    plain = plain_table(table)
+    kept = ("vocabulary_size", "initializer", "admission", "seed", "placement")
+    return {
+        **{name: plain[name] for name in kept},
+        "table_dtype": table.dtype,
+        "storage": plain_storage(storage, table.name),
+    }

@@ -1,0 +1,135 @@
+"""The ops of ``native/lookup_ops.cc`` and their gradients.
+
+The gradient of a lookup is the gradient of each id's embedding, as `tf.IndexedSlices` of the layer's
+anchor. So it goes wherever a gradient of Keras goes, through tapes, loss scaling and clipping by value,
+and nothing need remember what was looked up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+import sparring_tf
+from sparring import _native
+from sparring.errors import PluginError, VersionError
+
+__all__ = ["attach", "gather", "pool"]
+
+_LIBRARY = "libsparring_lookup_ops.so"
+_CAPSULE = b"sparring.lookups"
+
+
+@lru_cache(maxsize=1)
+def _ops() -> Any:
+    """The library, loaded and connected to core."""
+    path = next(
+        (
+            candidate
+            for folder in sparring_tf.__path__
+            if (candidate := Path(folder) / _LIBRARY).exists()
+        ),
+        None,
+    )
+    if path is None:
+        raise PluginError(
+            f"sparring-tf was installed without its library {_LIBRARY}; install it again: "
+            "pip install --force-reinstall sparring-tf"
+        )
+    try:
+        ops = tf.load_op_library(str(path))
+    except tf.errors.OpError as error:
+        raise PluginError(
+            f"sparring-tf: TensorFlow {tf.__version__} cannot load {path}: {error}; install a "
+            "TensorFlow that sparring-tf was tested with, 2.16 to 2.21"
+        ) from error
+    connect = ctypes.CDLL(str(path)).sparring_tf_connect
+    connect.argtypes, connect.restype = [ctypes.c_void_p], ctypes.c_int32
+    pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer_of.argtypes, pointer_of.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
+    if not connect(pointer_of(_native.lookups(), _CAPSULE)):
+        raise VersionError(
+            "sparring and sparring-tf speak different versions of lookup_abi.h; upgrade both"
+        )
+    return ops
+
+
+def gather(ids: Any, anchor: Any, guard: Any, collection: Any) -> Any:
+    """One embedding for each id: ``(…)`` int64 → ``(…, dim)``.
+
+    Args:
+        ids: any number of dimensions.
+        anchor: ``(0, dim)``, to which the gradient goes.
+        guard: the handle of a variable that steps write to.
+        collection: the number of a `Publication` that shows one table.
+    """
+    return _ops().sparring_gather(ids=ids, anchor=anchor, guard=guard, collection=collection)
+
+
+def pool(ids: Any, lengths: Any, weights: Any, anchors: Any, guard: Any, collection: Any) -> Any:
+    """One embedding for each bag of each feature, side by side: ``(b, sum of dims)``.
+
+    Args:
+        ids: ``(n,)``, feature after feature, bag after bag.
+        lengths: ``(features, b)``: ids in each bag.
+        weights: ``(n,)``, or ``(0,)`` for none. They get no gradient.
+        anchors: ``(0, dim)`` of each feature.
+        guard: as in `gather`.
+        collection: the number of a `Publication` that shows a collection of sums.
+    """
+    return _ops().sparring_pool(
+        ids=ids,
+        lengths=lengths,
+        weights=weights,
+        anchors=anchors,
+        guard=guard,
+        collection=collection,
+    )
+
+
+def attach(embeddings: Any, ids: Any, anchor: Any) -> Any:
+    """`embeddings` as they are; their gradient goes to `anchor` as that of a `gather`.
+
+    Args:
+        embeddings: ``(n, dim)``, found by other means.
+        ids: ``(n,)``.
+        anchor: ``(0, dim)``.
+    """
+    return _ops().sparring_attach(embeddings=embeddings, ids=ids, anchor=anchor)
+
+
+def _slices(gradient: Any, ids: Any, anchor: Any) -> Any:
+    return tf.IndexedSlices(
+        gradient if gradient.shape.rank == 2 else tf.reshape(gradient, [-1, anchor.shape[1]]),
+        ids if ids.shape.rank == 1 else tf.reshape(ids, [-1]),
+        tf.constant(anchor.shape.as_list(), tf.int64),
+    )
+
+
+@tf.RegisterGradient("SparringGather")
+def _gather_gradient(op: Any, gradient: Any) -> list[Any]:
+    ids, anchor, _, _ = op.inputs
+    return [None, _slices(gradient, ids, anchor), None, None]
+
+
+@tf.RegisterGradient("SparringAttach")
+def _attach_gradient(op: Any, gradient: Any) -> list[Any]:
+    _, ids, anchor = op.inputs
+    return [None, None, _slices(gradient, ids, anchor)]
+
+
+@tf.RegisterGradient("SparringPool")
+def _pool_gradient(op: Any, gradient: Any) -> list[Any]:
+    ids, lengths, weights, *anchors, _, _ = op.inputs
+    spread = _ops().sparring_spread(
+        gradient=gradient, ids=ids, lengths=lengths, weights=weights, anchors=anchors
+    )
+    slices = [
+        _slices(values, own_ids, anchor)
+        for own_ids, values, anchor in zip(spread.own_ids, spread.values, anchors, strict=True)
+    ]
+    return [None, None, None, *slices, None, None]

@@ -1,0 +1,195 @@
+"""The models that `sparring train` knows: `Dlrm` and `MatrixFactorization`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import sparring
+from sparring import StepContainer
+from sparring.errors import InvalidArgumentError
+from sparring.table_holder import StorageLike
+from sparring_tf.embedding import Embedding
+from sparring_tf.embedding_collection import EmbeddingCollection
+from sparring_tf.table_configs import FeatureConfig, TableConfig
+
+__all__ = ["Dlrm", "MatrixFactorization"]
+
+
+class MatrixFactorization(keras.Model):
+    """Biased matrix factorisation: mean + user bias + item bias + user · item.
+
+    Koren, Bell, Volinsky: "Matrix factorization techniques for recommender systems", Computer
+    42(8), 2009. The bias is the first column of a row, so each table has one row an id.
+
+    Args:
+        users, items: the two tables, of one dim: 1 for the bias and the elements of a vector.
+        mean: of the ratings that will be trained on.
+        storage: what keeps the tables.
+        container: where they live; None leaves it to the `Optimizer`.
+
+    Raises:
+        InvalidArgumentError: the tables differ in dim or dtype, or have no room for a vector.
+    """
+
+    def __init__(
+        self,
+        users: sparring.TableConfig,
+        items: sparring.TableConfig,
+        *,
+        mean: float,
+        storage: StorageLike = "hkv",
+        container: StepContainer | None = None,
+    ) -> None:
+        super().__init__()
+        if users.dim != items.dim or users.dtype != items.dtype or users.dim < 2:
+            raise InvalidArgumentError(
+                "matrix factorisation needs two tables of one dtype and one dim of at least 2 "
+                f"(bias and vector), found {users.dim} {users.dtype} and {items.dim} {items.dtype}"
+            )
+        self.users = _embedding(users, storage, container)
+        self.items = _embedding(items, storage, container)
+        self.mean = mean
+
+    def call(self, inputs: tuple[Any, Any], training: bool | None = None) -> Any:
+        """Predicted ratings ``(b,)`` for ids of users and of items, ``(b,)`` each."""
+        users, items = inputs
+        return self._predicted(self.users(users), self.items(items))
+
+    def loss_of(
+        self, users: Any, items: Any, ratings: Any, *, embedding_l2: float, bias_l2: float
+    ) -> Any:
+        """Sum over the ratings of the squared error and of the penalties on what it met.
+
+        Args:
+            users, items: ids ``(b,)`` each.
+            ratings: ``(b,)``.
+            embedding_l2: weight of the squared vectors of a rating's user and item.
+            bias_l2: weight of their squared biases.
+        """
+        user_rows = self.users(users, training=True)
+        item_rows = self.items(items, training=True)
+        error = self._predicted(user_rows, item_rows) - tf.cast(ratings, user_rows.dtype)
+        squares = tf.square(user_rows) + tf.square(item_rows)
+        vectors = tf.reduce_sum(squares[:, 1:], axis=1)
+        return tf.reduce_sum(tf.square(error) + bias_l2 * squares[:, 0] + embedding_l2 * vectors)
+
+    def _predicted(self, user_rows: Any, item_rows: Any) -> Any:
+        biases = user_rows[:, 0] + item_rows[:, 0]
+        return self.mean + biases + tf.reduce_sum(user_rows[:, 1:] * item_rows[:, 1:], axis=1)
+
+
+class Dlrm(keras.Model):
+    """Deep learning recommendation model: Naumov et al., arXiv 1906.00091 (2019).
+
+    ::
+
+        integers (b, k) ──► bottom MLP ──► (b, dim) ──┬─► dot products ─┬─► top MLP ──► logit
+        ids of f features ──► tables ──► (b, f, dim) ─┘   of all pairs  │
+                              bottom MLP's output ──────────────────────┘
+
+    Args:
+        tables: one for each feature, all of one dim.
+        bottom_mlp: widths of the hidden layers over the integers; a last one of `dim` is added.
+        top_mlp: widths of the hidden layers over the products; a last one of 1 is added.
+        seed: of the initial values of the layers.
+        storage: what keeps the tables.
+        container: where they live; None leaves it to the `Optimizer`.
+
+    Raises:
+        InvalidArgumentError: the tables differ in dim.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[sparring.TableConfig],
+        *,
+        bottom_mlp: Sequence[int],
+        top_mlp: Sequence[int],
+        seed: int = 0,
+        storage: StorageLike = "hkv",
+        container: StepContainer | None = None,
+    ) -> None:
+        super().__init__()
+        dims = sorted({table.dim for table in tables})
+        if len(dims) != 1:
+            raise InvalidArgumentError(
+                f"DLRM takes dot products, so all tables need one dim, found {dims}"
+            )
+        self._dim = dims[0]
+        self._features = tuple(table.name for table in tables)
+        features = {
+            table.name: FeatureConfig(name=table.name, table=_table_config(table))
+            for table in tables
+        }
+        self.embeddings = EmbeddingCollection(features, storage=storage, container=container)
+        self.bottom = _mlp((*bottom_mlp, self._dim), is_last_activated=True, seed=seed)
+        self.top = _mlp((*top_mlp, 1), is_last_activated=False, seed=seed + 1000)
+        num_vectors = len(tables) + 1
+        rows, columns = np.tril_indices(num_vectors, -1)
+        self._pairs = tuple((rows * num_vectors + columns).tolist())
+
+    def call(self, inputs: tuple[Any, Any], training: bool | None = None) -> Any:
+        """Logits ``(b,)``.
+
+        Args:
+            inputs: integers ``(b, k)``, scaled to the order of 1, and ids ``(b, features)``.
+            training: whether a gradient will come.
+        """
+        integers, ids = inputs
+        bottom = self.bottom(integers)
+        batch = dict(zip(self._features, tf.unstack(ids, axis=1), strict=True))
+        found = self.embeddings(batch, training=training)
+        vectors = tf.stack([bottom, *(found[name] for name in self._features)], axis=1)
+        products = tf.matmul(vectors, vectors, transpose_b=True)
+        flat = tf.reshape(products, [-1, vectors.shape[1] ** 2])
+        pairs = tf.gather(flat, self._pairs, axis=1)
+        return tf.squeeze(self.top(tf.concat([bottom, pairs], axis=1)), 1)
+
+
+def _embedding(
+    table: sparring.TableConfig, storage: StorageLike, container: StepContainer | None
+) -> Embedding:
+    return Embedding(
+        table.dim,
+        name=table.name,
+        table_dtype=table.dtype,
+        initializer=table.initializer,
+        admission=table.admission,
+        seed=table.seed,
+        placement=table.placement,
+        storage=storage,
+        container=container,
+        dtype=table.computing_dtype.name,
+    )
+
+
+def _table_config(table: sparring.TableConfig) -> TableConfig:
+    return TableConfig(
+        name=table.name,
+        embedding_dim=table.dim,
+        combiner="sum",
+        dtype=table.dtype,
+        initializer=table.initializer,
+        admission=table.admission,
+        seed=table.seed,
+        placement=table.placement,
+    )
+
+
+def _mlp(widths: Sequence[int], *, is_last_activated: bool, seed: int) -> Any:
+    layers = []
+    for place, width in enumerate(widths):
+        is_last = place == len(widths) - 1
+        layers.append(
+            keras.layers.Dense(
+                width,
+                activation=None if is_last and not is_last_activated else "relu",
+                kernel_initializer=keras.initializers.GlorotUniform(seed=seed + place),
+            )
+        )
+    return keras.Sequential(layers)

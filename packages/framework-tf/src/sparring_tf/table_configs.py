@@ -1,0 +1,105 @@
+"""How tables and features are declared, with the names of keras-rs: `TableConfig`, `FeatureConfig`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sparring
+from sparring import Initializer
+from sparring.admission import AdmissionLike
+from sparring.errors import InvalidArgumentError
+from sparring.table_holder import StorageLike, TableDeclaration, declared
+
+__all__ = ["COMBINERS", "FeatureConfig", "TableConfig", "check_combiner", "declaration"]
+
+COMBINERS = ("sum", "mean", "sqrtn")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableConfig:
+    """One table: a named set of rows, one for each id that was trained.
+
+    Args:
+        name: of the table; with `seed` and the id it determines an initial embedding.
+        embedding_dim: elements of an embedding.
+        vocabulary_size: the most rows that the storage may hold; None sets no bound. It is no
+            range: ids may be any int64.
+        initializer: what an id reads as before it was trained: a `sparring.Initializer`, its
+            name, or ``{"kind": name, parameter: value}``. None means uniform in ±0.05, as Keras.
+        combiner: how the embeddings of a bag become one: ``sum``, ``mean``, ``sqrtn``; None: one
+            embedding for each id.
+        dtype: of embeddings, as they are stored: float32, float64, float16 or bfloat16. Outputs
+            are computed in float32 for 16-bit tables, and so are gradients and optimizer state.
+        admission: which unseen ids earn a row, a `sparring.admission.Admission` or
+            ``{"kind": name, parameter: value}``; None: all.
+        seed: see `name`.
+        storage: in place of the collection's.
+        placement: ``sharded``: each row lies on one rank; ``replicated``: every rank keeps all.
+    """
+
+    name: str
+    embedding_dim: int
+    vocabulary_size: int | None = None
+    initializer: Initializer | str | dict[str, Any] | None = None
+    combiner: str | None = "mean"
+    dtype: str = "float32"
+    admission: AdmissionLike = None
+    seed: int = 0
+    storage: StorageLike | None = None
+    placement: str = "sharded"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureConfig:
+    """A feature that looks up in a table. Several features may share one table.
+
+    Args:
+        name: of the feature, for messages.
+        table: where it looks up.
+    """
+
+    name: str
+    table: TableConfig
+
+
+def check_combiner(combiner: object, table: str) -> None:
+    """Refuses what is no combiner.
+
+    Raises:
+        InvalidArgumentError: naming those that there are.
+    """
+    if combiner not in COMBINERS:
+        raise InvalidArgumentError(
+            f"combiner of table {table!r}: must be one of {', '.join(COMBINERS)}, found "
+            f"{combiner!r}",
+            table=table,
+        )
+
+
+def declaration(config: TableConfig, storage: StorageLike) -> TableDeclaration:
+    """What a configuration declares.
+
+    Args:
+        config: of one table.
+        storage: for tables that name none of their own.
+
+    Raises:
+        InvalidArgumentError: an unknown dtype or initializer, or a number out of range.
+    """
+    initializer = config.initializer
+    table = sparring.TableConfig(
+        config.name,
+        config.embedding_dim,
+        config.dtype,
+        sparring.Uniform(-0.05, 0.05) if initializer is None else initializer,
+        seed=config.seed,
+        admission=config.admission,
+        placement=config.placement,
+    )
+    return declared(
+        table,
+        storage if config.storage is None else config.storage,
+        capacity=config.vocabulary_size,
+        setting="vocabulary_size",
+    )

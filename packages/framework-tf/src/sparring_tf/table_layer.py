@@ -1,0 +1,147 @@
+"""The base of layers that look up in tables.
+
+    ids ──► op: core's native lookup ──► embeddings ──► model, loss
+                                                           │
+    Optimizer.apply  ◄── tf.IndexedSlices(gradients, ids) of the anchor ◄┘
+
+Rows are no weights. Each table has an anchor in their place, a trainable weight of shape (0, dim) that
+stands for all of its rows: the gradient flows to it, and who trains the anchor trains the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from sparring import StepContainer, _native
+from sparring.table_holder import TableDeclaration, TableHolder
+from sparring_tf import exchanged_lookup, lookup_ops
+
+__all__ = ["TableAgent", "TableLayer", "TrainedTable", "trained_table"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedTable:
+    """What an anchor stands for."""
+
+    agent: TableAgent
+    name: str
+
+
+class TableAgent(TableHolder):
+    """The tables of a layer, the container that they live in, and the numbers that ops know them by.
+
+    Args:
+        declarations: the layer's tables.
+        pooled: of each group of features that are pooled in one call: their tables and poolings.
+        container: where they live; None leaves it to the `Optimizer`.
+    """
+
+    def __init__(
+        self,
+        declarations: Sequence[TableDeclaration],
+        pooled: Sequence[Sequence[tuple[str, str]]] = (),
+        container: StepContainer | None = None,
+    ) -> None:
+        self._single = {each.table.name: _native.Publication() for each in declarations}
+        self._pooled = [(list(features), _native.Publication()) for features in pooled]
+        self._is_shown = False
+        super().__init__(declarations, container)
+
+    def _on_joined(self) -> None:
+        self._is_shown = False
+
+    def is_direct(self, tables: Sequence[str]) -> bool:
+        """Whether ops may read `tables` without asking other ranks.
+
+        Raises:
+            ClosedError: the container, or the storage of a table, was closed.
+        """
+        container = self.container
+        container.check_readable(tables)
+        if not self._is_shown:
+            for name, publication in self._single.items():
+                publication.show(container.collection([(name, "sum")]))
+            for features, publication in self._pooled:
+                publication.show(container.collection(features))
+            self._is_shown = True
+        return container.reads_directly(tables)
+
+    def number(self, table: str) -> int:
+        """By which `lookup_ops.gather` knows a table."""
+        return int(self._single[table].number)
+
+    def pooled_number(self, group: int) -> int:
+        """By which `lookup_ops.pool` knows a group of features."""
+        return int(self._pooled[group][1].number)
+
+
+def trained_table(variable: Any) -> TrainedTable | None:
+    """What a variable stands for, if it is an anchor."""
+    return getattr(variable, "sparring_table", None)
+
+
+class TableLayer(keras.layers.Layer):
+    """The base of layers that look up in tables."""
+
+    agent: TableAgent
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # XLA knows nothing of tables; `jit_compile="auto"` asks.
+        self.supports_jit = False
+
+    def _hold(self, agent: TableAgent) -> None:
+        """Takes the tables of `agent` as this layer's."""
+        self.agent = agent
+        for each in agent.declarations:
+            self._add_anchor(each.table.name, each.table.dim, each.table.computing_dtype.name)
+
+    def _add_anchor(self, table: str, dim: int, dtype: str) -> None:
+        anchor = self.add_weight(
+            name=f"{table}_anchor",
+            shape=(0, dim),
+            dtype=dtype,
+            initializer="zeros",
+            trainable=True,
+            # Mixed precision converts what is looked up, not what gradients flow to.
+            autocast=False,
+        )
+        anchor.sparring_table = TrainedTable(self.agent, table)
+
+    def build(self, *_: Any) -> None:
+        """Nothing is left to be made: no shape of an input matters."""
+
+    @property
+    def anchors(self) -> dict[str, Any]:
+        """Table name → the weight that stands for its rows."""
+        found = {}
+        for weight in self.weights:
+            trained = trained_table(weight)
+            if trained is not None:
+                found[trained.name] = weight
+        return found
+
+    def num_rows(self) -> dict[str, int]:
+        """Table name → rows held on this rank."""
+        return {name: self.agent.container.num_rows(name) for name in self.agent.table_names}
+
+    def _gathered(self, requests: Sequence[tuple[str, Any]], training: bool | None) -> list[Any]:
+        """One embedding for each id: of ``(…)`` int64 of a table, ``(…, dim)``."""
+        anchors = self.anchors
+        if not self.agent.is_direct([table for table, _ in requests]):
+            container = self.agent.container
+            return exchanged_lookup.gather(container, requests, anchors, bool(training))
+        return [
+            lookup_ops.gather(
+                ids,
+                anchors[table].value,
+                anchors[table].value.handle,
+                tf.constant(self.agent.number(table), tf.int64),
+            )
+            for table, ids in requests
+        ]

@@ -1,0 +1,180 @@
+"""One training run, as `sparring train` asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from sparring import StepContainer, execution
+from sparring.config import MatrixFactorizationModel, RunConfig
+from sparring.errors import NonFiniteGradientError
+from sparring.plugins import PluginManager
+from sparring.ranks import Ranks
+from sparring.training import Progress, TrainResult
+from sparring.training_loop import Source, Trained, micro_batches, run_training
+from sparring.updates import UpdateMethod
+from sparring_tf.dense_ranks import broadcast
+from sparring_tf.exchanged_lookup import own_errors
+from sparring_tf.keras_optimizers import keras_optimizer, row_optimizer
+from sparring_tf.optimizer import Optimizer
+from sparring_tf.table_layer import trained_table
+from sparring_tf.tasks import ClickTask, RatingTask, Task
+
+__all__ = ["train"]
+
+
+def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) -> TrainResult:
+    """See `sparring.training_loop.run_training`; threads go to TensorFlow too.
+
+    Raises:
+        ConfigError, DataError, NonFiniteGradientError, PluginError: as there.
+    """
+
+    def make(container: StepContainer) -> tuple[Source[Any], _Trainer]:
+        # TensorFlow's threads cannot be changed once it has begun.
+        with suppress(RuntimeError):
+            tf.config.threading.set_intra_op_parallelism_threads(execution.num_threads())
+        is_rating = isinstance(config.model, MatrixFactorizationModel)
+        task = (RatingTask if is_rating else ClickTask)(config, container)
+        return task.source, _Trainer(config, task, plugin_manager)
+
+    with own_errors():
+        return run_training(config, plugin_manager, progress, make)
+
+
+class _Trainer:
+    """A model and its optimizers: forward and backward in one graph, then the step."""
+
+    def __init__(self, config: RunConfig, task: Task, plugin_manager: PluginManager) -> None:
+        self._task = task
+        choice = config.optimizer.sparse
+        row = row_optimizer(choice.name, choice.hyperparameters, "optimizer.sparse", plugin_manager)
+        options: dict[str, Any] = {}
+        if isinstance(row, UpdateMethod):
+            options = {**choice.hyperparameters, "tables": choice.tables or None}
+            options["learning_rate"] = options.pop("lr")
+        policy = config.training.non_finite_gradients
+        self._rows = Optimizer(task.model, row, non_finite_gradients=policy, **options)
+        self.container = self._rows.container
+        self._ranks = Ranks(self.container.collective)
+        self._num_parts = config.training.micro_batches
+        self._is_skipping = policy == "skip"
+        self._num_dense_skipped = 0
+        self._loss_and_gradients = tf.function(
+            self._differentiated, input_signature=[*task.signature, tf.TensorSpec([], tf.float64)]
+        )
+        self._predicted = tf.function(task.predicted, input_signature=task.signature)
+        with tf.init_scope():
+            # Layers are made by their first batch, which may be empty.
+            task.predicted(*(_empty(spec) for spec in task.signature))
+        variables = task.model.trainable_variables
+        self._anchors = [each for each in variables if trained_table(each) is not None]
+        self._ordinary = [each for each in variables if trained_table(each) is None]
+        dense = config.optimizer.dense
+        self._dense = keras_optimizer(dense.name, dense.hyperparameters, "optimizer.dense")
+        self._dense_step: Callable[..., Any] = tf.function(self._apply_dense)
+        if self._ordinary:
+            self._dense.build(self._ordinary)
+            broadcast(self._ordinary, self.container.collective)
+
+    def steps(self, batches: Iterator[Any]) -> Iterator[Trained]:
+        """See `sparring.training_loop.Trainer`."""
+        for batch in batches:
+            yield Trained(batch, self._train_on(batch))
+
+    def _train_on(self, batch: Any) -> float:
+        share = tf.constant(self._ranks.world_size / len(batch), tf.float64)
+        loss, rows, dense = 0.0, [], []
+        for part in micro_batches(batch, self._num_parts):
+            with self.container.span("forward and backward"):
+                tensors = self._task.tensors(self._ranks.part(part))
+                found, row_gradients, gradients = self._loss_and_gradients(*tensors, share)
+            loss += float(found)
+            rows.append(row_gradients)
+            dense.append(gradients)
+        summed = [tf.add_n(each) for each in zip(*dense, strict=True)]
+        loss, summed = self._averaged(loss, summed)
+        # Looked at before the tables change, so that a step is taken as a whole or not at all.
+        broken = self._broken(summed)
+        if broken is not None and not self._is_skipping:
+            step = self.container.counters.steps
+            raise NonFiniteGradientError(
+                f"step {step}: the gradient of variable {broken!r} holds NaN or infinity; "
+                "nothing was changed. Lower the learning rate, or choose "
+                "training.non_finite_gradients=skip",
+                parameter=broken,
+                step=step,
+            )
+        joined = [_joined(each) for each in zip(*rows, strict=True)]
+        self._rows.apply(joined, self._anchors)
+        if broken is not None:
+            self._num_dense_skipped += 1
+        elif summed:
+            self._dense_step(summed)
+        return loss
+
+    def predict(self, batch: Any) -> npt.NDArray[Any]:
+        """See `sparring.training_loop.Trainer`."""
+        predicted: npt.NDArray[Any] = self._predicted(*self._task.tensors(batch)).numpy()
+        return predicted
+
+    def skipped(self) -> dict[str, int]:
+        """Steps of ordinary variables."""
+        return {"dense_steps_skipped_non_finite": self._num_dense_skipped}
+
+    def versions(self) -> dict[str, str]:
+        return {"tensorflow": tf.__version__, "keras": keras.__version__}
+
+    def _differentiated(self, *tensors_and_share: Any) -> tuple[Any, list[Any], list[Any]]:
+        *tensors, share = tensors_and_share
+        with tf.GradientTape() as tape:
+            loss = self._task.loss(*tensors)
+            loss = loss * tf.cast(share, loss.dtype)
+        rows, dense = tape.gradient(loss, [self._anchors, self._ordinary])
+        return loss, rows, [tf.convert_to_tensor(each) for each in dense]
+
+    def _apply_dense(self, gradients: list[Any]) -> None:
+        self._dense.apply(gradients, self._ordinary)
+
+    def _averaged(self, loss: float, gradients: list[Any]) -> tuple[float, list[Any]]:
+        """Over ranks, loss and gradients in one exchange."""
+        if self._ranks.world_size == 1:
+            return loss, gradients
+        # float64 holds every gradient, and the loss beside them, without another exchange.
+        arrays = [each.numpy() for each in gradients]
+        flat = np.concatenate([*(each.reshape(-1).astype(np.float64) for each in arrays), [loss]])
+        mean = self._ranks.mean(flat)
+        ends = np.cumsum([each.size for each in arrays])
+        parts = np.split(mean[:-1], ends[:-1]) if arrays else []
+        averaged = [
+            tf.convert_to_tensor(part.reshape(own.shape).astype(own.dtype))
+            for part, own in zip(parts, arrays, strict=True)
+        ]
+        return float(mean[-1]), averaged
+
+    def _broken(self, gradients: list[Any]) -> str | None:
+        for gradient, variable in zip(gradients, self._ordinary, strict=True):
+            if not np.isfinite(gradient.numpy()).all():
+                return str(variable.path)
+        return None
+
+
+def _empty(spec: Any) -> Any:
+    return tf.zeros([0, *spec.shape[1:]], spec.dtype)
+
+
+def _joined(parts: tuple[Any, ...]) -> Any:
+    """Gradients of one anchor in several micro-batches: they add up by id."""
+    if len(parts) == 1:
+        return parts[0]
+    return tf.IndexedSlices(
+        tf.concat([each.values for each in parts], 0),
+        tf.concat([each.indices for each in parts], 0),
+        parts[0].dense_shape,
+    )
