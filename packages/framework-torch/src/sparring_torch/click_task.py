@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -34,6 +35,17 @@ _FEATURES = list(COLUMNS[-NUM_FEATURES:])
 _EVALUATION_BATCH_SIZE = 8192
 
 Batches = Callable[[], Iterator[ClickBatch]]
+
+
+@dataclass(frozen=True, slots=True)
+class ClickInputs:
+    """A batch of clicks as tensors."""
+
+    dense: Tensor
+    """``(b, 13)``"""
+    features: KeyedJaggedTensor
+    labels: Tensor
+    """``(b,)``"""
 
 
 class ClickTask:
@@ -72,18 +84,30 @@ class ClickTask:
         """The training part of the log, once."""
         return self._train()
 
-    def loss(self, batch: ClickBatch) -> Tensor:
+    def inputs(self, batch: ClickBatch) -> ClickInputs:
+        """A batch as `loss` wants it."""
+        # Feature after feature, as the collection wants it; each bag holds one id.
+        ids = torch.from_numpy(np.ascontiguousarray(batch.ids.T).reshape(-1))
+        return ClickInputs(
+            torch.from_numpy(batch.dense),
+            KeyedJaggedTensor(_FEATURES, ids, lengths=torch.ones(len(ids), dtype=torch.int64)),
+            torch.from_numpy(batch.labels),
+        )
+
+    def loss(self, inputs: ClickInputs) -> Tensor:
         """Log loss summed over the batch, which may be empty."""
-        logits = self._logits(batch)
+        logits: Tensor = self.model(inputs.dense, inputs.features)
         return binary_cross_entropy_with_logits(
-            logits, torch.from_numpy(batch.labels).to(logits.dtype), reduction="sum"
+            logits, inputs.labels.to(logits.dtype), reduction="sum"
         )
 
     def evaluate(self, ranks: Ranks) -> dict[str, float]:
         """AUC and log loss on the test part."""
         predictions, mean_log_loss = CollectedPredictions(), MeanLogLoss()
         for batch in self._test():
-            probabilities = ranks.gathered(self._logits(ranks.part(batch)).sigmoid().numpy())
+            inputs = self.inputs(ranks.part(batch))
+            logits = self.model(inputs.dense, inputs.features)
+            probabilities = ranks.gathered(logits.sigmoid().numpy())
             predictions.update(probabilities, batch.labels)
             mean_log_loss.update(probabilities, batch.labels)
         return {"auc": predictions.auc(), "log_loss": mean_log_loss.value}
@@ -95,15 +119,6 @@ class ClickTask:
     def extra(self) -> dict[str, Any]:
         """``best_auc`` and ``best_log_loss`` where the log is synthetic."""
         return self._extra
-
-    def _logits(self, batch: ClickBatch) -> Tensor:
-        # Feature after feature, as the collection wants it; each bag holds one id.
-        ids = torch.from_numpy(np.ascontiguousarray(batch.ids.T).reshape(-1))
-        features = KeyedJaggedTensor(
-            _FEATURES, ids, lengths=torch.ones(len(ids), dtype=torch.int64)
-        )
-        logits: Tensor = self.model(torch.from_numpy(batch.dense), features)
-        return logits
 
     def _synthetic(self, data: SyntheticCriteoData, seed: int) -> tuple[Batches, Batches]:
         planted = PlantedModel(

@@ -75,9 +75,13 @@ class RatingTask:
         """All training ratings once, in an order of the epoch's own."""
         return shuffled_batches(self._train, self._batch_size, seed=self._seed, epoch=epoch)
 
-    def loss(self, batch: RatingBatch) -> Tensor:
+    def inputs(self, batch: RatingBatch) -> tuple[Tensor, ...]:
+        """A batch as `loss` wants it."""
+        return _tensors(batch)
+
+    def loss(self, inputs: tuple[Tensor, ...]) -> Tensor:
         """Sum over the batch, which may be empty."""
-        users, items, ratings = _tensors(batch)
+        users, items, ratings = inputs
         return self.model.loss(users, items, ratings, **self._penalties)
 
     def evaluate(self, ranks: Ranks) -> dict[str, float]:

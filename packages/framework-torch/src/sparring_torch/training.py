@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -25,6 +26,7 @@ from sparring.training import Progress, SilentProgress, TrainResult
 from sparring_torch.click_task import ClickTask
 from sparring_torch.native_optimizers import native_optimizer, row_optimizer
 from sparring_torch.optimizer import Optimizer
+from sparring_torch.pipelined_steps import Piece, pipelined_steps
 from sparring_torch.rating_task import RatingTask
 from sparring_torch.run_report import RunReport
 
@@ -44,7 +46,9 @@ class _Task(Protocol[Batch]):
 
     def batches(self, epoch: int) -> Iterator[Batch]: ...
 
-    def loss(self, batch: Batch) -> Tensor: ...
+    def inputs(self, batch: Batch) -> Any: ...
+
+    def loss(self, inputs: Any) -> Tensor: ...
 
     def evaluate(self, ranks: Ranks) -> dict[str, float]: ...
 
@@ -83,6 +87,7 @@ def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) 
                 collective=job.collective,
                 rendezvous=job.rendezvous,
                 exchange=config.exchange.options(),
+                memory_bytes=config.tables.memory_bytes,
                 config=config.shared(),
                 plugin_manager=plugin_manager,
             ) as container,
@@ -123,7 +128,7 @@ class _Run:
         container: StepContainer,
     ) -> None:
         self._config, self._task = config, task
-        self._ranks = Ranks(container.collective)
+        self._ranks = Ranks(container.collective, container.join_ahead)
         self._report = RunReport(
             config, progress, self._total_steps(), is_written=self._ranks.is_first
         )
@@ -140,6 +145,7 @@ class _Run:
         self._is_skipping = config.training.non_finite_gradients == "skip"
         self._num_dense_skipped = 0
         self._step = 0
+        self._loss = 0.0
         self._metrics: dict[str, float] = {}
         self._metrics_step = -1
 
@@ -148,9 +154,10 @@ class _Run:
         start = time.perf_counter()
         self._progress.on_start(self._total_steps())
         interval = self._config.training.evaluation_interval_steps
-        for batch in self._batches():
+        is_pipelined = self._config.training.pipeline
+        for batch in self._pipelined() if is_pipelined else self._one_by_one():
             self._report.on_ids(self._task.ids(batch))
-            loss = self._train_on(batch)
+            loss = self._loss
             self._step += 1
             self._progress.on_step(self._step, loss, len(batch))
             if self._report.wants_rows(self._step):
@@ -168,7 +175,8 @@ class _Run:
             steps=self._step,
             seconds=time.perf_counter() - start,
             not_admitted=self._not_admitted(),
-            extra=self._task.extra() | self._skipped() | self._report_path(),
+            extra=self._task.extra() | self._report_path(),
+            skipped=self._skipped(),
             rank=self._ranks.rank,
         )
         self._report.write(result)
@@ -181,27 +189,63 @@ class _Run:
         return min(per_epoch * training.epochs, training.steps or per_epoch * training.epochs)
 
     def _batches(self) -> Iterator[Any]:
-        limit = self._config.training.steps
+        limit, num_given = self._config.training.steps, 0
         for epoch in range(self._config.training.epochs):
             for batch in self._task.batches(epoch):
-                if self._step == limit:
+                if num_given == limit:
                     return
+                num_given += 1
                 yield batch
 
-    def _train_on(self, batch: Any) -> float:
-        """One step of all ranks. Returns the mean loss over the batch."""
+    def _one_by_one(self) -> Iterator[Any]:
+        """Trains, one step of all ranks after the other. Gives each batch when its step is made."""
+        for batch in self._batches():
+            self.zero_grad()
+            for piece in self._pieces(batch):
+                if not piece.num_samples:
+                    continue
+                with self._tables.container.span("forward"):
+                    loss = self.loss(piece)
+                with self._tables.container.span("backward"):
+                    loss.backward()  # type: ignore[no-untyped-call]
+            self.step()
+            yield batch
+
+    def _pipelined(self) -> Iterator[Any]:
+        """The same, while the next batch is looked up."""
+        count = self._config.training.micro_batches
+        begun: deque[Any] = deque()
+
+        def pieces() -> Iterator[Piece]:
+            for batch in self._batches():
+                begun.append(batch)
+                yield from self._pieces(batch)
+
+        for _ in pipelined_steps(self, self._task.model, pieces(), micro_batches=count):
+            yield begun.popleft()
+
+    def _pieces(self, batch: Any) -> Iterator[Piece]:
+        """This rank's part of each micro-batch."""
+        # Gradients are averaged over ranks: the sum over the batch is W times their mean.
+        share = self._ranks.world_size / len(batch)
+        for part in _parts(batch, self._config.training.micro_batches):
+            yield Piece(self._task.inputs(self._ranks.part(part)), share, len(part))
+
+    def loss(self, piece: Piece) -> Tensor:
+        """This rank's share of the loss of a step; adds it to the step's."""
+        loss = self._task.loss(piece.inputs) * piece.share
+        self._loss += loss.item()
+        return loss
+
+    def zero_grad(self) -> None:
+        """A step begins."""
         if self._dense is not None:
             self._dense.zero_grad()
-        total = 0.0
-        for part in _parts(batch, self._config.training.micro_batches):
-            # Gradients are averaged over ranks: the sum over the batch is W times their mean.
-            share = self._ranks.world_size / len(batch)
-            with self._tables.container.span("forward"):
-                loss = self._task.loss(self._ranks.part(part)) * share
-            with self._tables.container.span("backward"):
-                loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
-        total = self._average_gradients(total)
+        self._loss = 0.0
+
+    def step(self) -> None:
+        """Applies what all micro-batches gave, on all ranks."""
+        self._loss = self._average_gradients(self._loss)
         # Looked at before the tables change, so that a step is taken as a whole or not at all.
         broken = self._broken_parameter()
         if broken is not None and not self._is_skipping:
@@ -218,7 +262,6 @@ class _Run:
             self._num_dense_skipped += 1
         elif self._dense is not None:
             self._dense.step()
-        return total
 
     def _average_gradients(self, loss: float) -> float:
         """Of ordinary parameters, over ranks, together with the loss."""
@@ -310,8 +353,7 @@ def _dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimiz
 
 
 def _parts(batch: Batch, count: int) -> Iterator[Batch]:
-    """Up to `count` micro-batches of nearly one size, none of them empty."""
+    """`count` micro-batches of nearly one size, which may be 0."""
     ends = [len(batch) * each // count for each in range(count + 1)]
     for begin, end in pairwise(ends):
-        if begin < end:
-            yield take(batch, slice(begin, end))
+        yield take(batch, slice(begin, end))
