@@ -150,6 +150,15 @@ def test_train_json_is_the_last_line_of_standard_output(run: Run) -> None:
     assert len(ending.out.splitlines()) == 1
 
 
+def test_what_was_skipped_is_told(site: Site, run: Run) -> None:
+    skipped = 'skipped={"rows_skipped_non_finite": 7},\n            seconds=1.5'
+    (site.folder / "acme_frame_plugin.py").write_text(
+        dedent(FRAMEWORK.replace("seconds=1.5", skipped))
+    )
+    assert "rows skipped non finite: 7" in run("train", "run.yaml").out
+    assert run("train", "run.yaml", "--json").last_json["rows_skipped_non_finite"] == 7
+
+
 def test_gradients_that_were_not_admitted_are_told(site: Site, run: Run) -> None:
     dropped = 'not_admitted={"user": 1200, "item": 34567},\n            seconds=1.5'
     (site.folder / "acme_frame_plugin.py").write_text(

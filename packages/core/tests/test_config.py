@@ -78,6 +78,11 @@ def test_a_byte_order_mark_and_windows_lines_are_read(tmp_path: Path) -> None:
     assert load_config(path).data.kind == "movielens"
 
 
+def hyper(config: Any) -> dict[str, Any]:
+    found: dict[str, Any] = config.optimizer.sparse.hyperparameters
+    return found
+
+
 OVERRIDES: list[tuple[str, str, Any]] = [
     (RATINGS, "data.path=a/b.csv", lambda c: c.data.path == "a/b.csv"),
     (RATINGS, "data.path=", None),
@@ -86,6 +91,10 @@ OVERRIDES: list[tuple[str, str, Any]] = [
     (RATINGS, "data.path=2020-01-01", lambda c: c.data.path == "2020-01-01"),
     (RATINGS, "optimizer.sparse.lr=1e-3", lambda c: c.optimizer.sparse.lr == 0.001),
     (RATINGS, "optimizer.sparse.lr=1", lambda c: c.optimizer.sparse.lr == 1.0),
+    (RATINGS, "optimizer.sparse.name=lion", lambda c: "lr" not in hyper(c)),
+    (RATINGS, "optimizer.sparse.name=adagrad", lambda c: hyper(c)["lr"] == 0.05),
+    (RATINGS, "optimizer.sparse.name=torch.optim.Adagrad", lambda c: hyper(c)["lr"] == 0.05),
+    (RATINGS, "optimizer.sparse={name: lion, lr: 0.01}", lambda c: hyper(c)["lr"] == 0.01),
     (RATINGS, "training.steps=null", lambda c: c.training.steps is None),
     (RATINGS, "storage.options={capacity: 10}", lambda c: c.storage.options == {"capacity": 10}),
     (RATINGS, "storage.options.capacity=10", lambda c: c.storage.options == {"capacity": 10}),

@@ -196,7 +196,7 @@ def test_a_rank_that_ended_and_left_is_known_to_have_ended() -> None:
 
     error = run_ranks(2, body, 30.0)[0]
     assert (error.rank, error.step, error.steps_applied) == (1, 1, 1)
-    assert "rank 1 ended training after 1 steps" in str(error)
+    assert "rank 1 ended training after 1 step," in str(error)
 
 
 def test_a_rank_that_has_ended_is_not_waited_for_by_what_was_sent_to_it() -> None:
@@ -269,7 +269,7 @@ def test_a_rank_that_goes_on_to_evaluate_is_named_too() -> None:
         return str(error_of(lambda: step(made, np.arange(5))))
 
     trainer, evaluator = run_ranks(2, body, 30.0)
-    assert "rank 1 ended training after 1 steps" in trainer
+    assert "rank 1 ended training after 1 step," in trainer
     assert "rank 0 looks rows up to train on, step 1" in evaluator
 
 

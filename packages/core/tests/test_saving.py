@@ -68,10 +68,7 @@ def counted(container: StepContainer) -> list[Any]:
     """All that is no row."""
     return [
         container.counters,
-        [
-            entry.admission_filter and entry.admission_filter.save()
-            for entry in container.entries()
-        ],
+        [entry.admission_filter and entry.admission_filter.save() for entry in container.entries()],
         [container.num_not_admitted(table.name) for table in TABLES],
     ]
 
@@ -141,7 +138,9 @@ def test_saving_changes_nothing_of_the_training(tmp_path: Path) -> None:
     with make() as saving, make() as plain:
         for number in range(12):
             if number == 4:
-                saving.save(str(tmp_path / "one"), blocking=False, options=SaveOptions(is_base=True))
+                saving.save(
+                    str(tmp_path / "one"), blocking=False, options=SaveOptions(is_base=True)
+                )
             step(saving, number)
             step(plain, number)
         assert contents(saving) == contents(plain)
@@ -166,7 +165,7 @@ def test_deltas_lead_to_the_rows_of_their_step(
         assert base is not None
         with make() as other:
             other.load(base)
-            strip = (lambda rows: {key: row for key, (row, _) in rows.items()})
+            strip = lambda rows: {key: row for key, (row, _) in rows.items()}
             for name, rows in contents(other).items():
                 assert strip(rows) == strip(expected[name])
 

@@ -224,5 +224,3 @@ def test_a_rank_that_cannot_load_stops_all_before_anything_changes(tmp_path: Pat
     errors = run_ranks(2, body)
     assert "failed on rank 1" in errors[0]
     assert "no table 'more'" in errors[1]
-
-

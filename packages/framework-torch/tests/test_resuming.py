@@ -97,10 +97,13 @@ def everything(folder: Path) -> dict[str, Any]:
         found[name] = rows
     for name in snapshot.state_names():
         state = snapshot.state(name)
-        found[f"state {name}"] = json.dumps(state.values), {
-            each: (array.dtype, array.shape, array.tobytes())
-            for each, array in state.arrays.items()
-        }
+        found[f"state {name}"] = (
+            json.dumps(state.values),
+            {
+                each: (array.dtype, array.shape, array.tobytes())
+                for each, array in state.arrays.items()
+            },
+        )
     return found
 
 

@@ -110,6 +110,43 @@ def run(config: dict[str, Any], told: Told | None = None) -> TrainResult:
     return train(RunConfig.model_validate(config), make_plugin_manager(), told or Told())
 
 
+@pytest.mark.parametrize("kind", ["ratings", "clicks"])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_a_pipelined_run_gives_the_same_bits(
+    kind: str, micro_batches: int, ratings: Path, tmp_path: Path
+) -> None:
+    """The last batch of each epoch has fewer samples than micro-batches."""
+    results, losses = [], []
+    for is_pipelined in (False, True):
+        trace_path = tmp_path / f"{is_pipelined}.json"
+        training = {"epochs": 2, "micro_batches": micro_batches, "pipeline": is_pipelined}
+        more = {
+            "training": {**training, "evaluation_interval_steps": 3},
+            "report": {"trace_path": str(trace_path)},
+        }
+        if kind == "ratings":
+            config = rating_config(ratings, **more)
+            config["data"]["batch_size"] = 77  # seven of them, and one sample
+        else:
+            config = click_config(**more)
+            config["data"] |= {"samples": 514, "test_samples": 100}
+        told = Told()
+        results.append(run(config, told))
+        losses.append(told.losses)
+        names = {each["name"] for each in json.loads(trace_path.read_text())["traceEvents"]}
+        assert ("look up ahead" in names) is is_pipelined
+    plain, pipelined = results
+    assert losses[0] == losses[1]
+    assert plain.metrics == pipelined.metrics
+    assert plain.rows == pipelined.rows
+    assert plain.steps == pipelined.steps == 2 * (8 if kind == "ratings" else 3)
+
+
+def test_a_pipelined_run_ends_after_the_steps_that_were_asked_for(ratings: Path) -> None:
+    found = run(rating_config(ratings, training={"steps": 5, "epochs": 3, "pipeline": True}))
+    assert found.steps == 5
+
+
 def test_ratings_are_learned_and_each_id_has_one_row(ratings: Path) -> None:
     told = Told()
     result = run(rating_config(ratings), told)
@@ -237,8 +274,8 @@ def test_bad_gradients_can_be_skipped_and_are_counted() -> None:
     config = click_config(training=training, optimizer=optimizer)
     result = run(config)
     assert result.steps == 12
-    assert 0 < result.extra["dense_steps_skipped_non_finite"] < 12
-    assert result.extra["rows_skipped_non_finite"] > 0
+    assert 0 < result.skipped["dense_steps_skipped_non_finite"] < 12
+    assert result.skipped["rows_skipped_non_finite"] > 0
     # Predictions that are NaN have no AUC, and that is said rather than guessed.
     assert math.isnan(result.metrics["auc"])
 

@@ -26,6 +26,7 @@ from sparring.collective import Reduction
 from sparring.errors import CapacityError, InvalidArgumentError, PartialStepError
 from sparring.exchange import OwnedGradients, PushRequest
 from sparring.kernels import Rounding
+from sparring.memory_budget import check_memory
 from sparring.non_finite import finite_only
 from sparring.resources import Accumulated
 from sparring.row_parts import computing_rows, stored_rows
@@ -99,6 +100,7 @@ def apply_methods(container: StepContainer, choices: Mapping[str, MethodChoice])
     if step is None:
         return _apply_owned(container, sources, choices, refusal)
     _check_rooms(container, waiting, step)
+    check_memory(container)
     return _write_fused(container, step, list(waiting))
 
 
@@ -170,6 +172,7 @@ def _committing(container: StepContainer) -> Iterator[_Commit]:
     refusal: BaseException | None = None
     try:
         yield commit
+        check_memory(container)
     except Exception as error:
         if container.collective.world_size == 1:
             raise
@@ -442,9 +445,7 @@ def _write_fused(container: StepContainer, step: Any, names: Sequence[str]) -> l
     return touched
 
 
-def _applied_fused(
-    container: StepContainer, step: Any, names: Sequence[str]
-) -> Exception | None:
+def _applied_fused(container: StepContainer, step: Any, names: Sequence[str]) -> Exception | None:
     """Writes; returns what went wrong."""
     with ExitStack() as watched:
         writes = {}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sparring.plugins import PluginManager
     from sparring.rendezvous import Membership, Rendezvous, Shard
     from sparring.storage import Storage
+    from sparring.table import TableConfig
     from sparring.training import Progress, TrainResult
     from sparring.updates import UpdateMethod
 

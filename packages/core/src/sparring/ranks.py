@@ -6,7 +6,7 @@ W ranks take the steps that one process takes, whatever W is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,10 +26,12 @@ class Ranks:
     Args:
         collective: this rank's place in the group. All ranks call `gathered`, `mean` and `total` at
             the same time.
+        wait: returns when nothing else uses the collective; called before each use.
     """
 
-    def __init__(self, collective: Collective) -> None:
+    def __init__(self, collective: Collective, wait: Callable[[], None] = lambda: None) -> None:
         self._collective = collective
+        self._wait = wait
         self.rank = collective.rank
         self.world_size = collective.world_size
 
@@ -53,6 +55,7 @@ class Ranks:
         """
         if self.world_size == 1:
             return values
+        self._wait()
         return np.concatenate(self._collective.all_gather(values))
 
     def mean(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -63,12 +66,14 @@ class Ranks:
         """
         if self.world_size == 1 or not len(values):
             return values
+        self._wait()
         return self._collective.all_reduce(values, Reduction.MEAN)
 
     def total(self, counts: Mapping[str, int]) -> dict[str, int]:
         """The sums over ranks of counts of the same names."""
         if self.world_size == 1 or not counts:
             return dict(counts)
+        self._wait()
         mine = np.array(list(counts.values()), np.int64)
         sums = self._collective.all_reduce(mine, Reduction.SUM)
         return dict(zip(counts, sums.tolist(), strict=True))

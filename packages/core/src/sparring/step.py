@@ -82,6 +82,9 @@ class StepContainer:
         reduction: how gradients of several ranks combine; the mean makes W ranks equal to one
             process on the joined batch.
         exchange: how rows and gradients travel; the same on all ranks.
+        memory_bytes: the most memory that the tables of this rank may hold together. It is looked
+            at before each step is written, so they may be past it by what one step adds; then all
+            ranks refuse the next one. None sets no limit.
         config: the run's configuration, JSON values only: ranks compare it when they begin.
         plugin_manager: where storage backends are looked up; None looks through the installed
             plugins.
@@ -95,6 +98,7 @@ class StepContainer:
         non_finite: NonFinite | str = NonFinite.RAISE,
         reduction: Reduction = Reduction.MEAN,
         exchange: ExchangeOptions | None = None,
+        memory_bytes: int | None = None,
         config: Mapping[str, Any] | None = None,
         plugin_manager: PluginManager | None = None,
     ) -> None:
@@ -108,6 +112,12 @@ class StepContainer:
             )
         if reduction is Reduction.MAX:
             raise InvalidArgumentError("container: gradients combine by SUM or MEAN, found MAX")
+        if memory_bytes is not None and memory_bytes < 1:
+            raise InvalidArgumentError(
+                f"container: memory_bytes must be at least 1, or None for no limit, found "
+                f"{memory_bytes}"
+            )
+        self.memory_bytes = memory_bytes
         self._settings = JobSettings(config or {})
         self.exchange = RingExchange(
             self.collective, shard_map, exchange, settings=self._describe_settings
@@ -260,6 +270,12 @@ class StepContainer:
         self.check_open()
         entry = self.entry(table)
         return 0 if entry.storage is None else entry.storage.size
+
+    def table_bytes(self, table: str) -> int:
+        """Memory that a table holds on this rank."""
+        self.check_open()
+        entry = self.entry(table)
+        return 0 if entry.storage is None else entry.storage.memory_bytes
 
     def num_not_admitted(self, table: str) -> int:
         """Gradients that the table's admission filter dropped on this rank."""

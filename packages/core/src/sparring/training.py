@@ -25,6 +25,9 @@ class TrainResult:
     """What else is worth showing a person, JSON types only: ``best_auc``, ``report_path``, …"""
     not_admitted: Mapping[str, int] = field(default_factory=dict)
     """Table name → gradients that its admission filter dropped; tables with a filter only."""
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """What was left out because it was not finite, where that is the policy:
+    ``rows_skipped_non_finite``, ``dense_steps_skipped_non_finite``."""
     rank: int = 0
     """Whose result this is; all ranks have the same, and the first one shows it."""
 

@@ -92,6 +92,8 @@ class _Trainer:
         share = tf.constant(self._ranks.world_size / len(batch), tf.float64)
         loss, rows, dense = 0.0, [], []
         for part in micro_batches(batch, self._num_parts):
+            if not len(part):
+                continue
             with self.container.span("forward and backward"):
                 tensors = self._task.tensors(self._ranks.part(part))
                 found, row_gradients, gradients = self._loss_and_gradients(*tensors, share)

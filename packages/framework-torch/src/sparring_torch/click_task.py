@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,17 @@ __all__ = ["ClickTask"]
 _FEATURES = list(FEATURES)
 
 
+@dataclass(frozen=True, slots=True)
+class ClickInputs:
+    """A batch of clicks as tensors."""
+
+    dense: Tensor
+    """``(b, 13)``"""
+    features: KeyedJaggedTensor
+    labels: Tensor
+    """``(b,)``"""
+
+
 class ClickTask:
     """The model of clicks, and its loss.
 
@@ -43,23 +55,27 @@ class ClickTask:
             container=container,
         )
 
-    def loss(self, batch: ClickBatch) -> Tensor:
+    def inputs(self, batch: ClickBatch) -> ClickInputs:
+        """A batch as `loss` wants it."""
+        # Feature after feature, as the collection wants it; each bag holds one id.
+        ids = torch.from_numpy(np.ascontiguousarray(batch.ids.T).reshape(-1))
+        return ClickInputs(
+            torch.from_numpy(batch.dense),
+            KeyedJaggedTensor(_FEATURES, ids, lengths=torch.ones(len(ids), dtype=torch.int64)),
+            torch.from_numpy(batch.labels),
+        )
+
+    def loss(self, inputs: ClickInputs) -> Tensor:
         """Log loss summed over the batch, which may be empty."""
-        logits = self._logits(batch)
+        logits: Tensor = self.model(inputs.dense, inputs.features)
         return binary_cross_entropy_with_logits(
-            logits, torch.from_numpy(batch.labels).to(logits.dtype), reduction="sum"
+            logits, inputs.labels.to(logits.dtype), reduction="sum"
         )
 
     def predict(self, batch: ClickBatch) -> npt.NDArray[Any]:
         """Probabilities of a click."""
-        probabilities: npt.NDArray[Any] = self._logits(batch).sigmoid().numpy()
-        return probabilities
-
-    def _logits(self, batch: ClickBatch) -> Tensor:
-        # Feature after feature, as the collection wants it; each bag holds one id.
-        ids = torch.from_numpy(np.ascontiguousarray(batch.ids.T).reshape(-1))
-        features = KeyedJaggedTensor(
-            _FEATURES, ids, lengths=torch.ones(len(ids), dtype=torch.int64)
+        inputs = self.inputs(batch)
+        probabilities: npt.NDArray[Any] = (
+            self.model(inputs.dense, inputs.features).sigmoid().numpy()
         )
-        logits: Tensor = self.model(torch.from_numpy(batch.dense), features)
-        return logits
+        return probabilities

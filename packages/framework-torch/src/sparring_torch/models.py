@@ -155,7 +155,9 @@ class Dlrm(nn.Module):
         """
         bottom = self.bottom(integers)
         pooled = self.embeddings(ids).values().to(bottom.dtype)
-        vectors = torch.cat([bottom, pooled], dim=1).view(len(bottom), -1, self._dim)
+        joined = torch.cat([bottom, pooled], dim=1)
+        # The number is given, because a batch may be empty on this rank.
+        vectors = joined.view(len(bottom), joined.shape[1] // self._dim, self._dim)
         products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
         assert isinstance(self._pairs, Tensor)
         logits: Tensor = self.top(torch.cat([bottom, products[:, self._pairs]], dim=1))

@@ -39,9 +39,13 @@ class RatingTask:
             container=container,
         )
 
-    def loss(self, batch: RatingBatch) -> Tensor:
+    def inputs(self, batch: RatingBatch) -> tuple[Tensor, ...]:
+        """A batch as `loss` wants it."""
+        return tuple(map(torch.from_numpy, (batch.users, batch.items, batch.ratings)))
+
+    def loss(self, inputs: tuple[Tensor, ...]) -> Tensor:
         """Sum over the batch, which may be empty."""
-        users, items, ratings = map(torch.from_numpy, (batch.users, batch.items, batch.ratings))
+        users, items, ratings = inputs
         source = self.source
         return self.model.loss(
             users, items, ratings, embedding_l2=source.embedding_l2, bias_l2=source.bias_l2

@@ -83,7 +83,9 @@ def pooled(plan: Plan, bags: Bags, shadows: Sequence[Shadow]) -> Tensor:
         if weights is not None:
             weights = torch.cat([weights[span] for span in spans]).to("cpu", shadow.rows.dtype)
         result = pool(shadow.rows, shadow.inverse, offsets, weights, mode=mode)
-        parts.update(zip(members, result.view(len(members), bags.num_bags, -1), strict=True))
+        # Where there is no bag, torch cannot tell the last dimension by itself.
+        dim = result.shape[1]
+        parts.update(zip(members, result.view(len(members), bags.num_bags, dim), strict=True))
     return torch.cat([parts[member] for member in range(len(parts))], dim=1)
 
 

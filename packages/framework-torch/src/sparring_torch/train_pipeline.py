@@ -150,11 +150,13 @@ class TrainPipeline(Generic[In, Out]):
             for optimizer in self._optimizers:
                 optimizer.zero_grad()
         try:
-            loss, output = self._forward(batch, following)
+            with self._container.span("forward"):
+                loss, output = self._forward(batch, following)
         finally:
             if current.ahead is not None:
                 current.ahead.withdraw()
-        loss.sum().backward()
+        with self._container.span("backward"):
+            loss.sum().backward()
         self._num_accumulated += 1
         if following is None or self._num_accumulated == self._micro_batches:
             self._num_accumulated = 0

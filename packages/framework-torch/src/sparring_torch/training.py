@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sparring import StepContainer, execution
 from sparring.config import MatrixFactorizationModel, RunConfig
@@ -20,6 +21,7 @@ from sparring.training_loop import Source, Trained, micro_batches, run_training
 from sparring_torch.click_task import ClickTask
 from sparring_torch.native_optimizers import native_optimizer, row_optimizer
 from sparring_torch.optimizer import Optimizer
+from sparring_torch.pipelined_steps import Piece, pipelined_steps
 from sparring_torch.rating_task import RatingTask
 from sparring_torch.saved_state import (
     gather_random_state,
@@ -73,26 +75,61 @@ class _Trainer:
         self._dense = _dense_optimizer(config, task.model)
         self._num_parts = config.training.micro_batches
         self._is_skipping = config.training.non_finite_gradients == "skip"
+        self._is_pipelined = config.training.pipeline
         self._num_dense_skipped = 0
+        self._loss = 0.0
 
     def steps(self, batches: Iterator[Any]) -> Iterator[Trained]:
         """See `sparring.training_loop.Trainer`."""
-        for batch in batches:
-            yield Trained(batch, self._train_on(batch))
+        return self._pipelined(batches) if self._is_pipelined else self._one_by_one(batches)
 
-    def _train_on(self, batch: Any) -> float:
+    def _one_by_one(self, batches: Iterator[Any]) -> Iterator[Trained]:
+        for batch in batches:
+            self.zero_grad()
+            for piece in self._pieces(batch):
+                if not piece.num_samples:
+                    continue
+                with self.container.span("forward"):
+                    loss = self.loss(piece)
+                with self.container.span("backward"):
+                    loss.backward()  # type: ignore[no-untyped-call]
+            self.step()
+            yield Trained(batch, self._loss)
+
+    def _pipelined(self, batches: Iterator[Any]) -> Iterator[Trained]:
+        """The same, while the next batch is looked up."""
+        begun: deque[Any] = deque()
+
+        def pieces() -> Iterator[Piece]:
+            for batch in batches:
+                begun.append(batch)
+                yield from self._pieces(batch)
+
+        for _ in pipelined_steps(self, self._task.model, pieces(), micro_batches=self._num_parts):
+            yield Trained(begun.popleft(), self._loss)
+
+    def _pieces(self, batch: Any) -> Iterator[Piece]:
+        """This rank's part of each micro-batch."""
+        # Gradients are averaged over ranks: the sum over the batch is W times their mean.
+        share = self._ranks.world_size / len(batch)
+        for part in micro_batches(batch, self._num_parts):
+            yield Piece(self._task.inputs(self._ranks.part(part)), share, len(part))
+
+    def loss(self, piece: Piece) -> Tensor:
+        """This rank's share of the loss of a step; adds it to the step's."""
+        loss: Tensor = self._task.loss(piece.inputs) * piece.share
+        self._loss += loss.item()
+        return loss
+
+    def zero_grad(self) -> None:
+        """A step begins."""
         if self._dense is not None:
             self._dense.zero_grad()
-        total = 0.0
-        for part in micro_batches(batch, self._num_parts):
-            # Gradients are averaged over ranks: the sum over the batch is W times their mean.
-            share = self._ranks.world_size / len(batch)
-            with self._tables.container.span("forward"):
-                loss = self._task.loss(self._ranks.part(part)) * share
-            with self._tables.container.span("backward"):
-                loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
-        total = self._average_gradients(total)
+        self._loss = 0.0
+
+    def step(self) -> None:
+        """Applies what all micro-batches gave, on all ranks."""
+        self._loss = self._average_gradients(self._loss)
         # Looked at before the tables change, so that a step is taken as a whole or not at all.
         broken = self._broken_parameter()
         if broken is not None and not self._is_skipping:
@@ -110,7 +147,6 @@ class _Trainer:
             self._num_dense_skipped += 1
         elif self._dense is not None:
             self._dense.step()
-        return total
 
     def _average_gradients(self, loss: float) -> float:
         """Of ordinary parameters, over ranks, together with the loss."""

@@ -92,6 +92,7 @@ def train(
                 "metrics": result.metrics,
                 "rows": result.rows,
                 **not_admitted,
+                **result.skipped,
                 "steps": result.steps,
                 "seconds": result.seconds,
             }
@@ -132,6 +133,6 @@ def _print_result(console: Console, result: TrainResult) -> None:
     table.add_row("steps", f"{result.steps:,}", rate)
     table.add_row("seconds", f"{result.seconds:.1f}", "")
     console.print(table)
-    for name, value in result.extra.items():
+    for name, value in {**result.skipped, **result.extra}.items():
         if name not in shown and value is not None:
             console.print(f"{name.replace('_', ' ')}: {value}", markup=False, soft_wrap=True)

@@ -16,6 +16,9 @@ _NAME_DESCRIPTION = (
 )
 
 
+_SHRINKING, _LR_OF_SHRINKING = ("adagrad", "rowwise_adagrad"), 0.05
+
+
 class OptimizerChoice(Section):
     """A native optimizer of the framework, and its hyper-parameters.
 
@@ -26,12 +29,13 @@ class OptimizerChoice(Section):
     model_config = ConfigDict(extra="allow")
 
     name: str = Field(pattern=_NAME, description=_NAME_DESCRIPTION)
-    lr: PositiveFloat = Field(description="The learning rate.")
+    lr: PositiveFloat | None = Field(description="The learning rate.")
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """All keyword arguments of the optimizer, the learning rate included."""
-        return {"lr": self.lr, **(self.model_extra or {})}
+        """All keyword arguments of the optimizer, the learning rate included if there is one."""
+        given = {} if self.lr is None else {"lr": self.lr}
+        return {**given, **(self.model_extra or {})}
 
 
 class SparseOptimizer(OptimizerChoice):
@@ -49,11 +53,26 @@ class SparseOptimizer(OptimizerChoice):
             "`adagrad`, is the update method."
         ),
     )
-    lr: PositiveFloat = Field(0.05, description="The learning rate.")
+    lr: PositiveFloat | None = Field(
+        None,
+        description=(
+            "The learning rate. null: 0.05 for `adagrad` and `rowwise_adagrad`, whose steps shrink "
+            "by themselves; for all others the default of the method or class, as 0.001 for `adam` "
+            "and 0.0001 for `lion`."
+        ),
+    )
     tables: dict[str, dict[str, Any]] = Field(
         default_factory=dict,
         description="Hyper-parameters of single tables, for update methods.",
     )
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """As those of `OptimizerChoice`, with a learning rate that suits the method."""
+        given = super().hyperparameters
+        if self.lr is None and self.name.rpartition(".")[2].lower() in _SHRINKING:
+            return {"lr": _LR_OF_SHRINKING, **given}
+        return given
 
 
 class DenseOptimizer(OptimizerChoice):

@@ -100,6 +100,8 @@ def _code(value: Any) -> str:
         return "see below"
     if value is None:
         return "null"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
     if isinstance(value, tuple):
         return f"`[{', '.join(str(each) for each in value)}]`"
     return f"`{value}`"
@@ -125,6 +127,8 @@ def _type_name(annotation: Any, metadata: list[Any]) -> str:
         return "a list of: " + _type_name(get_args(annotation)[0], [])
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "a mapping"
+    if annotation is bool:
+        return "`true` or `false`"
     name = {int: "whole number", float: "number", str: "text"}[annotation]
     return name + _bounds(metadata)
 

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from sparring.config.admission import AdmissionConfig
 from sparring.config.initializer import InitializerConfig
 from sparring.config.section import Section
+from sparring.errors import InvalidArgumentError
+from sparring.memory_budget import MOST_BYTES, bytes_from_text
 from sparring.table import TableConfig
 
 __all__ = ["TableOverride", "TablesConfig"]
+
+
+def _number_of_bytes(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return bytes_from_text(value)
+    except InvalidArgumentError as error:
+        raise PydanticCustomError(
+            "number_of_bytes", "{words}", {"words": str(error).partition(", ")[2]}
+        ) from error
 
 
 class TableOverride(Section):
@@ -60,6 +74,14 @@ class TablesConfig(Section):
         description="Which ranks keep the rows. `sharded`: each row lies on one rank. `replicated`: "
         "every rank keeps all rows, lookups touch no wire, and each rank sends its gradients to "
         "all others; for small tables. The storage of such a table must not evict.",
+    )
+    memory_bytes: Annotated[
+        Annotated[int, Field(ge=1, le=MOST_BYTES)] | None, BeforeValidator(_number_of_bytes)
+    ] = Field(
+        None,
+        description="The most memory that all tables of one rank may hold together: a number of "
+        "bytes, or text with a unit, as `4 GiB`. It is looked at before each step is written: past "
+        "it training ends with an error before any row changes. Null sets no limit.",
     )
     overrides: dict[str, TableOverride] = Field(
         default_factory=dict,

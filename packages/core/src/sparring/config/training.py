@@ -21,6 +21,12 @@ class TrainingConfig(Section):
     micro_batches: PositiveInt = Field(
         1, description="Parts that a batch is split into; their gradients add up to one step."
     )
+    pipeline: bool = Field(
+        False,
+        description="Look each batch up while the one before it is computed, and read again only "
+        "what that one changed: the results are the same. It gains where a lookup waits for other "
+        "ranks or for a slow storage, and costs where it does not.",
+    )
     evaluation_interval_steps: PositiveInt | None = Field(
         None,
         description="Evaluate after every so many steps; null evaluates at the end only, which "

@@ -35,6 +35,7 @@ __all__ = [
     "given_up",
     "header_bytes",
     "send_farewell",
+    "steps_text",
 ]
 
 HEADER_BYTES = 512
@@ -199,19 +200,24 @@ class Mailbox:
         return buffer
 
 
+def steps_text(count: int) -> str:
+    """``1 step``, ``2 steps``."""
+    return f"{count} step{'' if count == 1 else 's'}"
+
+
 def given_up(collective: Collective, peer: int, theirs: Header) -> PeerFailure:
     """What a rank raises that finds another one ended."""
     context = collective.context
     here = f"rank {collective.rank} was in {context.operation} at step {context.step}"
     if theirs.blamed >= 0:
         text = (
-            f"rank {theirs.blamed} failed: rank {peer} gave up because of it after {theirs.step} "
-            f"steps, while {here}; find out what became of rank {theirs.blamed}, then restart all "
-            "ranks from the last snapshot"
+            f"rank {theirs.blamed} failed: rank {peer} gave up because of it after "
+            f"{steps_text(theirs.step)}, while {here}; find out what became of rank "
+            f"{theirs.blamed}, then restart all ranks from the last snapshot"
         )
     else:
         text = (
-            f"rank {peer} ended training after {theirs.step} steps, while {here}; give all ranks "
+            f"rank {peer} ended training after {steps_text(theirs.step)}, while {here}; give all ranks "
             "the same number of batches, empty ones where a rank has no more samples, or end all "
             "of them together"
         )

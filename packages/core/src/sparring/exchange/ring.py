@@ -32,6 +32,7 @@ from sparring.exchange.headers import (
     exchange_more_counts,
     given_up,
     send_farewell,
+    steps_text,
 )
 from sparring.exchange.link import Link
 from sparring.exchange.options import ExchangeOptions, Schedule, WireDtype
@@ -397,6 +398,8 @@ class RingExchange:
         Deadlines of ranks that wait for each other end at nearly the same time, so that it may take
         a moment until the rank that knows has told.
         """
+        failed = failure.details["rank"]
+        assert isinstance(failed, int)
         if failure.details.get("is_certain"):
             return failure
         limit = time.monotonic() + min(1.0, _GRACE * self._collective.deadline_seconds)
@@ -405,9 +408,9 @@ class RingExchange:
                 self._mailbox.look()
             except PeerFailure as other:
                 return other
-            farewell = self._mailbox.farewell_of(failure.details["rank"])
+            farewell = self._mailbox.farewell_of(failed)
             if farewell is not None:
-                return given_up(self._collective, failure.details["rank"], farewell)
+                return given_up(self._collective, failed, farewell)
             if time.monotonic() > limit:
                 return failure
             time.sleep(0.001)
@@ -440,7 +443,7 @@ class RingExchange:
                 "step": self.step,
                 "steps_applied": self.step,
             }
-            text = f"{failure}. This rank's tables are as {self.step} steps left them"
+            text = f"{failure}. This rank's tables are as {steps_text(self.step)} left them"
             self._failure = PeerFailure(text, **details)
             self._say_farewell()
             raise self._failure from failure

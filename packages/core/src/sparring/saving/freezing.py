@@ -77,9 +77,7 @@ class FrozenTable:
         self._whole = Columns(0, table.width)
         # Rows of other keys leave by a write, or nobody may read beside one.
         offered = storage.capabilities
-        self._is_locked_by_writes = (
-            offered.evicts or offered.evict or not offered.concurrent_reads
-        )
+        self._is_locked_by_writes = offered.evicts or offered.evict or not offered.concurrent_reads
         self._lock = threading.Lock()  # guards what follows
         self._touched = _native.KeySet()
         self._kept: list[Kept] = []

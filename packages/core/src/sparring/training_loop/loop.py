@@ -148,7 +148,8 @@ class _Run:
             steps=self._step,
             seconds=time.perf_counter() - start,
             not_admitted=self._not_admitted(),
-            extra=self._source.extra() | self._skipped() | self._report_path(),
+            extra=self._source.extra() | self._report_path(),
+            skipped=self._skipped(),
             rank=self._ranks.rank,
         )
         self._report.write(result, self._trainer.versions())
@@ -240,8 +241,7 @@ class _Run:
 
 
 def micro_batches(batch: Batch, count: int) -> Iterator[Batch]:
-    """Up to `count` parts of a batch of nearly one size, none of them empty."""
+    """`count` parts of a batch, of nearly one size, which may be 0."""
     ends = [len(batch) * each // count for each in range(count + 1)]
     for begin, end in pairwise(ends):
-        if begin < end:
-            yield take(batch, slice(begin, end))
+        yield take(batch, slice(begin, end))

@@ -1,0 +1,143 @@
+"""Tables of one rank hold no more memory than they may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import StepContainer, TableConfig
+from sparring.collective import Collective
+from sparring.config import parse_config
+from sparring.errors import CapacityError, ConfigError, InvalidArgumentError
+from sparring.memory_budget import bytes_from_text, bytes_text
+from sparring.step import StorageChoice
+from sparring.updates import MethodChoice, resolve_method
+from sparring.updates.resolving import hyper_from
+
+from .exchange_scenario import Job
+from .test_collective import run_ranks
+
+TABLES = TableConfig("small", 4), TableConfig("large", 16)
+BUDGET = 200_000
+
+
+def descend(updates: Any) -> None:
+    for each in updates:
+        each.rows[:, : each.table.dim] -= 0.1 * each.gradients
+
+
+def declare(container: StepContainer) -> dict[str, MethodChoice]:
+    method = resolve_method("sgd")
+    for table in TABLES:
+        container.declare(table, StorageChoice("memory"))
+        container.set_state(table.name, np.empty(0, np.float32), "sgd")
+    hyper = hyper_from(method, {"lr": 0.1})
+    return {table.name: MethodChoice(method, hyper, 1) for table in TABLES}
+
+
+def train(container: StepContainer, is_fused: bool) -> CapacityError:
+    """New keys with each step, until one is refused."""
+    choices = declare(container)
+    for step in range(100):
+        keys = np.arange(300 * step, 300 * step + 300)
+        for found in container.lookup_all([("small", keys[:20].copy()), ("large", keys)]):
+            assert found.shadow_id is not None
+            container.resources.accumulate(found.shadow_id, np.ones_like(found.rows))
+        before = container.num_rows("large"), container.table_bytes("large")
+        try:
+            if is_fused:
+                container.apply_methods(choices)
+            else:
+                container.apply(descend)
+        except CapacityError as error:
+            assert (container.num_rows("large"), container.table_bytes("large")) == before
+            assert container.counters.steps == step > 0
+            return error
+    raise AssertionError("no step was refused")
+
+
+def check(error: CapacityError) -> None:
+    found = error.details["memory_bytes"]
+    assert BUDGET < found < 2 * BUDGET
+    for part in (f"{found:,} bytes", "200,000 bytes (195 KiB)", "table 'large'", "rank 0"):
+        assert part in str(error)
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_a_step_past_the_budget_is_refused_before_a_row_changes(is_fused: bool) -> None:
+    with StepContainer(memory_bytes=BUDGET) as container:
+        check(train(container, is_fused))
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_where_one_rank_is_past_its_budget_all_refuse_the_step(is_fused: bool) -> None:
+    def body(collective: Collective) -> CapacityError:
+        budget = BUDGET if collective.rank == 0 else None
+        rendezvous = Job(2)
+        with StepContainer(
+            collective=collective, rendezvous=rendezvous, memory_bytes=budget
+        ) as container:
+            error = train(container, is_fused)
+            collective.barrier()
+            return error
+
+    mine, theirs = run_ranks(2, body)
+    check(mine)
+    assert "rank 0 cannot apply it, so no rank does: the tables of rank 0 hold" in str(theirs)
+
+
+def test_without_a_budget_tables_grow() -> None:
+    with StepContainer() as container, pytest.raises(AssertionError, match="no step was refused"):
+        train(container, True)
+
+
+def test_a_budget_of_nothing_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="memory_bytes must be at least 1"):
+        StepContainer(memory_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("4 GiB", 4 << 30), ("512MB", 512_000_000), (" 1.5 tib ", 3 << 39), ("7 b", 7)],
+)
+def test_bytes_have_units(text: str, expected: int) -> None:
+    assert bytes_from_text(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "4", "GiB", "4 Gigs", "-1 GiB", "4 Gi B", "1e3 MB"])
+def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"as 4 GiB, 512 MB or 1\.5 TiB"):
+        bytes_from_text(text)
+
+
+def test_bytes_are_shown_exactly_and_in_a_unit() -> None:
+    assert bytes_text(1000) == "1,000 bytes"
+    assert bytes_text(5 << 30) == "5,368,709,120 bytes (5 GiB)"
+
+
+CONFIG = """
+data: {kind: movielens, path: ratings.csv}
+model: {kind: matrix_factorization}
+"""
+
+Read = Callable[[str], int | None]
+
+
+@pytest.fixture
+def read() -> Read:
+    return lambda value: parse_config(CONFIG, [f"tables.memory_bytes={value}"]).tables.memory_bytes
+
+
+def test_a_configuration_takes_numbers_and_text(read: Read) -> None:
+    assert read("4 GiB") == 4 << 30
+    assert read("1000") == 1000
+    assert read("null") is None
+
+
+@pytest.mark.parametrize("value", ["0", "4 Gigs", "true", "9999999 TiB", "0 GiB"])
+def test_a_configuration_refuses_what_is_no_budget(value: str, read: Read) -> None:
+    with pytest.raises(ConfigError, match="memory_bytes"):
+        read(value)
