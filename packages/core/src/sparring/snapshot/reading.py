@@ -27,6 +27,7 @@ from sparring.snapshot.reporting import damaged, reading
 from sparring.snapshot.rows_file import read_segments
 from sparring.snapshot.state_file import SnapshotState, state_values
 from sparring.snapshot.tensors import dtype_of_code
+from sparring.snapshot.verifying import VerifyReport, verify
 from sparring.storage.contract import ScanChunk
 
 __all__ = ["Snapshot", "open_snapshot"]
@@ -176,6 +177,14 @@ class Snapshot:
             f"{', '.join(self.state_names()) or 'none'}",
             url=self.url,
         )
+
+    def verify(self) -> VerifyReport:
+        """Reads all files of this snapshot and of its chain, and says all that is wrong.
+
+        Hashes of files and blocks, headers, keys given twice or in the wrong file, state, and files
+        that the manifest does not list.
+        """
+        return verify(self, self._place)
 
     def _read_state(self, entry: FileEntry) -> SnapshotState:
         with reading(self.url, entry.name):
