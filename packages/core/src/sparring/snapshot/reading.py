@@ -284,9 +284,11 @@ def _read_manifest(
         raise damaged(url, MANIFEST_NAME, 0, str(error)) from error
     if expected is not None and found != expected.hash:
         raise SnapshotError(
-            f"snapshot {url} has a manifest of hash {found}, its delta {place.url_of(delta)} was "
-            f"made over {expected.hash}; the base is another snapshot than that",
+            f"snapshot {url}: {MANIFEST_NAME} has the hash {found}, its delta {place.url_of(delta)} "
+            f"was made over {expected.hash}; the base is another snapshot than that",
             url=url,
+            file=MANIFEST_NAME,
+            offset=0,
         )
     return manifest, found
 
