@@ -38,7 +38,17 @@ BENCHMARKS = (
     "links",
     "saving",
 )
-QUICK = ("pooled", "tables", "dlrm", "lookups", "techniques", "sweeps", "exchange", "ranks", "saving")
+QUICK = (
+    "pooled",
+    "tables",
+    "dlrm",
+    "lookups",
+    "techniques",
+    "sweeps",
+    "exchange",
+    "ranks",
+    "saving",
+)
 """Those that a quick run shrinks."""
 
 

@@ -68,10 +68,7 @@ def counted(container: StepContainer) -> list[Any]:
     """All that is no row."""
     return [
         container.counters,
-        [
-            entry.admission_filter and entry.admission_filter.save()
-            for entry in container.entries()
-        ],
+        [entry.admission_filter and entry.admission_filter.save() for entry in container.entries()],
         [container.num_not_admitted(table.name) for table in TABLES],
     ]
 
@@ -141,7 +138,9 @@ def test_saving_changes_nothing_of_the_training(tmp_path: Path) -> None:
     with make() as saving, make() as plain:
         for number in range(12):
             if number == 4:
-                saving.save(str(tmp_path / "one"), blocking=False, options=SaveOptions(is_base=True))
+                saving.save(
+                    str(tmp_path / "one"), blocking=False, options=SaveOptions(is_base=True)
+                )
             step(saving, number)
             step(plain, number)
         assert contents(saving) == contents(plain)
@@ -166,7 +165,10 @@ def test_deltas_lead_to_the_rows_of_their_step(
         assert base is not None
         with make() as other:
             other.load(base)
-            strip = (lambda rows: {key: row for key, (row, _) in rows.items()})
+
+            def strip(rows):
+                return {key: row for key, (row, _) in rows.items()}
+
             for name, rows in contents(other).items():
                 assert strip(rows) == strip(expected[name])
 
@@ -189,7 +191,8 @@ def test_a_full_snapshot_is_written_where_too_many_keys_changed(
         monkeypatch.setattr("sparring.saving.table_watch.CHANGED_BYTES", 100)
         step(container, 1)
         saved = container.save(str(tmp_path / "next"), base=full)
-        assert not hasattr(saved, "result") and saved.base is None
+        assert not hasattr(saved, "result")
+        assert saved.base is None
         assert "a full snapshot is written" in caplog.text
 
 
@@ -282,4 +285,4 @@ def test_other_tables_are_refused_before_anything_changes(tmp_path: Path) -> Non
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("sparring.saving.freezing._GROUP_BYTES", 1 << 11)
-    yield
+    return

@@ -84,7 +84,8 @@ def joined(parts: list[dict[str, dict[int, bytes]]]) -> dict[str, dict[int, byte
     for part in parts:
         for name, rows in part.items():
             for key in rows.keys() & result[name].keys():
-                assert name == "day" and rows[key] == result[name][key]
+                assert name == "day"
+                assert rows[key] == result[name][key]
             result[name] |= rows
     return result
 
@@ -224,5 +225,3 @@ def test_a_rank_that_cannot_load_stops_all_before_anything_changes(tmp_path: Pat
     errors = run_ranks(2, body)
     assert "failed on rank 1" in errors[0]
     assert "no table 'more'" in errors[1]
-
-

@@ -442,9 +442,7 @@ def _write_fused(container: StepContainer, step: Any, names: Sequence[str]) -> l
     return touched
 
 
-def _applied_fused(
-    container: StepContainer, step: Any, names: Sequence[str]
-) -> Exception | None:
+def _applied_fused(container: StepContainer, step: Any, names: Sequence[str]) -> Exception | None:
     """Writes; returns what went wrong."""
     with ExitStack() as watched:
         writes = {}

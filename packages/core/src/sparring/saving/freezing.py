@@ -77,9 +77,7 @@ class FrozenTable:
         self._whole = Columns(0, table.width)
         # Rows of other keys leave by a write, or nobody may read beside one.
         offered = storage.capabilities
-        self._is_locked_by_writes = (
-            offered.evicts or offered.evict or not offered.concurrent_reads
-        )
+        self._is_locked_by_writes = offered.evicts or offered.evict or not offered.concurrent_reads
         self._lock = threading.Lock()  # guards what follows
         self._touched = _native.KeySet()
         self._kept: list[Kept] = []
@@ -143,7 +141,7 @@ class FrozenTable:
         self._budget.take(kept)
 
     def _groups_of(self, keys: Keys) -> Groups:
-        groups: Groups = partition(keys) >> self._shift
+        groups: Groups = np.right_shift(partition(keys), np.uint16(self._shift))
         return groups
 
     # -- for the saver ---------------------------------------------------------------

@@ -60,9 +60,7 @@ class FrozenScores:
     def of(self, keys: Keys) -> Scores:
         """``(n,)``: the score of each key; 0 where it had no row."""
         scores = np.zeros(len(keys), np.uint64)
-        for group, places in split_by_group(
-            self._groups_of(keys), range(len(self._parts))
-        ).items():
+        for group, places in split_by_group(self._groups_of(keys), range(len(self._parts))).items():
             known, its_scores = self._group(group)
             if not len(known):
                 continue

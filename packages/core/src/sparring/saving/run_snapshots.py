@@ -163,9 +163,7 @@ class RunSnapshots:
             return found
         text = "\n".join("\t".join((url, " ".join(why.split()))) for url, why in found).encode()
         first = collective.all_gather(np.frombuffer(text, np.uint8))[0].tobytes().decode()
-        return [
-            (url, why) for url, _, why in (line.partition("\t") for line in first.splitlines())
-        ]
+        return [(url, why) for url, _, why in (line.partition("\t") for line in first.splitlines())]
 
     def _check_same_run(self, loaded: Loaded) -> None:
         state = loaded.states.get(RUN)

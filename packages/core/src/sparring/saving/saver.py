@@ -147,5 +147,3 @@ def run_nicely(saver: Saver) -> Saved:
         if os.getpriority(os.PRIO_PROCESS, thread) < _NICENESS:
             os.setpriority(os.PRIO_PROCESS, thread, _NICENESS)
     return saver.run()
-
-

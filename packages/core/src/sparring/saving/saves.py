@@ -290,9 +290,7 @@ def agree(collective: Collective, what: str, error: Exception | None) -> None:
     """
     if collective.world_size > 1:
         flag = np.array([error is not None], np.uint8)
-        failed = [
-            rank for rank, each in enumerate(collective.all_gather(flag)) if bool(each[0])
-        ]
+        failed = [rank for rank, each in enumerate(collective.all_gather(flag)) if bool(each[0])]
         if failed and error is None:
             ranks = ", ".join(map(str, failed))
             raise SnapshotError(
