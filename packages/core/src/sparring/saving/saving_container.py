@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast, overload
 
 from sparring.saving.loading import load_snapshot
 from sparring.saving.requests import Loaded, Saved, State
@@ -18,6 +18,39 @@ __all__ = ["SavingContainer"]
 
 class SavingContainer:
     """The part of a `StepContainer` that saves and loads it."""
+
+    @overload
+    def save(
+        self,
+        url: str,
+        *,
+        blocking: Literal[True] = True,
+        base: str | None = None,
+        states: Mapping[str, State] | None = None,
+        options: SaveOptions | None = None,
+    ) -> Saved: ...
+
+    @overload
+    def save(
+        self,
+        url: str,
+        *,
+        blocking: Literal[False],
+        base: str | None = None,
+        states: Mapping[str, State] | None = None,
+        options: SaveOptions | None = None,
+    ) -> Task[Saved]: ...
+
+    @overload
+    def save(
+        self,
+        url: str,
+        *,
+        blocking: bool,
+        base: str | None = None,
+        states: Mapping[str, State] | None = None,
+        options: SaveOptions | None = None,
+    ) -> Saved | Task[Saved]: ...
 
     def save(
         self,
