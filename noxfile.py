@@ -183,6 +183,17 @@ def benchmarks(session: nox.Session) -> None:
     session.run("python", "-m", "benchmarks", *session.posargs, env=env)
 
 
+@nox.session
+def reliability(session: nox.Session) -> None:
+    """Breaks things for real, thousands of times, and prints counts; some minutes.
+
+    Kills processes that save snapshots, damages files, fills a disk (mounting needs root). Names
+    after ``--`` choose trials, ``--trials N`` how many of each.
+    """
+    install_family(session, *FAMILY)
+    session.run("python", "-m", "reliability", *session.posargs, env={"PYTHONPATH": str(ROOT)})
+
+
 def tfra_python(session: nox.Session) -> str:
     """The Python of an environment with TFRA, whose TensorFlow goes with nothing else here."""
     folder = Path(session.virtualenv.location) / "tfra"

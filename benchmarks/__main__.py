@@ -36,8 +36,19 @@ BENCHMARKS = (
     "exchange",
     "ranks",
     "links",
+    "saving",
 )
-QUICK = ("pooled", "tables", "dlrm", "lookups", "techniques", "sweeps", "exchange", "ranks")
+QUICK = (
+    "pooled",
+    "tables",
+    "dlrm",
+    "lookups",
+    "techniques",
+    "sweeps",
+    "exchange",
+    "ranks",
+    "saving",
+)
 """Those that a quick run shrinks."""
 
 

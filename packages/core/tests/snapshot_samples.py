@@ -77,7 +77,8 @@ def save(
 def rows_by_key(snapshot: Snapshot, table: str = "item", **options: Any) -> Contents:
     """All rows; fails where a key comes twice."""
     found: Contents = {}
-    for chunk in snapshot.chunks(table, **options):
+    # All of them first: a snapshot may say only at the end that it gave a key twice.
+    for chunk in list(snapshot.chunks(table, **options)):
         for key, row, score in zip(chunk.keys, chunk.rows, chunk.scores, strict=True):
             assert int(key) not in found, f"key {key} comes twice"
             found[int(key)] = (row.tobytes(), int(score))

@@ -165,7 +165,10 @@ def test_deltas_lead_to_the_rows_of_their_step(
         assert base is not None
         with make() as other:
             other.load(base)
-            strip = lambda rows: {key: row for key, (row, _) in rows.items()}
+
+            def strip(rows):
+                return {key: row for key, (row, _) in rows.items()}
+
             for name, rows in contents(other).items():
                 assert strip(rows) == strip(expected[name])
 
@@ -188,7 +191,8 @@ def test_a_full_snapshot_is_written_where_too_many_keys_changed(
         monkeypatch.setattr("sparring.saving.table_watch.CHANGED_BYTES", 100)
         step(container, 1)
         saved = container.save(str(tmp_path / "next"), base=full)
-        assert not hasattr(saved, "result") and saved.base is None
+
+        assert saved.base is None
         assert "a full snapshot is written" in caplog.text
 
 
@@ -281,4 +285,4 @@ def test_other_tables_are_refused_before_anything_changes(tmp_path: Path) -> Non
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("sparring.saving.freezing._GROUP_BYTES", 1 << 11)
-    yield
+    return

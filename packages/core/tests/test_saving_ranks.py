@@ -84,7 +84,8 @@ def joined(parts: list[dict[str, dict[int, bytes]]]) -> dict[str, dict[int, byte
     for part in parts:
         for name, rows in part.items():
             for key in rows.keys() & result[name].keys():
-                assert name == "day" and rows[key] == result[name][key]
+                assert name == "day"
+                assert rows[key] == result[name][key]
             result[name] |= rows
     return result
 

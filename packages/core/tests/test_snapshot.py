@@ -54,7 +54,8 @@ def test_rows_and_scores_come_back_bit_for_bit(
     snapshot = save(tmp_path, 7, chunk, table=table, options=options)
     assert rows_by_key(snapshot) == expected(chunk)
     assert snapshot.num_rows("item") == len(keys)
-    assert len(snapshot.files("item")) == 1 if options is None else len(snapshot.files("item")) > 8
+    num_files = len(snapshot.files("item"))
+    assert num_files == 1 if options is None else num_files >= 4
     assert (snapshot.step, snapshot.world_size, snapshot.base) == (7, 1, None)
 
 

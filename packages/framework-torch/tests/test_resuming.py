@@ -112,7 +112,8 @@ def test_a_run_interrupted_at_random_steps_ends_with_the_same_bits(
     optimizer: str, tmp_path: Path
 ) -> None:
     expected, _ = run(config(tmp_path / "whole", optimizer))
-    assert expected is not None and expected.steps == 100
+    assert expected is not None
+    assert expected.steps == 100
     steps = np.sort(np.random.default_rng(len(optimizer)).integers(1, 100, 5))
     chosen = config(tmp_path / "parts", optimizer, every_steps=6, full_every=3, resume=True)
     for at in steps.tolist():
@@ -131,8 +132,10 @@ def test_a_run_that_is_over_is_evaluated_again_and_changes_nothing(tmp_path: Pat
     first, _ = run(config(tmp_path / "run"))
     before = everything(tmp_path / "run")
     again, _ = run(config(tmp_path / "run", resume=True))
-    assert first is not None and again is not None
-    assert again.metrics == first.metrics and again.steps == first.steps
+    assert first is not None
+    assert again is not None
+    assert again.metrics == first.metrics
+    assert again.steps == first.steps
     assert everything(tmp_path / "run") == before
     assert len(list_snapshots(str(tmp_path / "run"))) == 1
 
@@ -140,13 +143,16 @@ def test_a_run_that_is_over_is_evaluated_again_and_changes_nothing(tmp_path: Pat
 def test_a_damaged_snapshot_is_told_of_and_the_one_before_it_taken(tmp_path: Path) -> None:
     expected, _ = run(config(tmp_path / "run", every_steps=40))
     newest = latest_snapshot(str(tmp_path / "run"))
-    assert newest is not None and expected is not None
+    assert newest is not None
+    assert expected is not None
     damaged = next(Path(newest.url).glob("rows.*"))
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
     result, messages = run(config(tmp_path / "run", every_steps=40, resume=True))
-    assert "cannot be read" in messages[0] and damaged.name in messages[0]
+    assert "cannot be read" in messages[0]
+    assert damaged.name in messages[0]
     assert "step-000000000080" in messages[1]
-    assert result is not None and result.metrics == expected.metrics
+    assert result is not None
+    assert result.metrics == expected.metrics
     # The damaged one stays for somebody to look at; the new one has another name.
     assert open_snapshot(f"{newest.url}-2").step == 100
 
@@ -157,7 +163,7 @@ def test_no_readable_snapshot_is_an_error_and_none_at_all_is_a_beginning(tmp_pat
     newest = latest_snapshot(str(tmp_path / "run"))
     assert newest is not None
     (Path(newest.url) / "manifest.json").write_text("{}")
-    with pytest.raises(SnapshotError, match="no snapshot in .* can be read"):
+    with pytest.raises(SnapshotError, match=r"no snapshot in .* can be read"):
         run(config(tmp_path / "run", resume=True))
 
 
@@ -196,7 +202,8 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     try:
         end = time.monotonic() + 60
         while not list_snapshots(str(tmp_path / "killed")):
-            assert time.monotonic() < end and killed.poll() is None
+            assert time.monotonic() < end
+            assert killed.poll() is None
             time.sleep(0.002)
         time.sleep(random.uniform(0, 0.2))
     finally:

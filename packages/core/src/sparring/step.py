@@ -41,9 +41,9 @@ from sparring.lookup_ahead import Aheads, LookupAhead, looked_up
 from sparring.non_finite import NonFinite
 from sparring.rendezvous import Rendezvous, SingleRendezvous
 from sparring.resources import ResourceManager
-from sparring.saving.loading import load_snapshot
-from sparring.saving.requests import Loaded, Saved, State
+from sparring.saving.requests import Loaded, Retention, Saved, State
 from sparring.saving.saves import SaveOptions, Saves
+from sparring.saving.saving_container import SavingContainer
 from sparring.state_changing import drop_state, set_state
 from sparring.step_by_hand import Step
 from sparring.step_results import Lookup, StepCounters
@@ -54,13 +54,17 @@ from sparring.trace import Trace
 from sparring.updates.contract import MethodChoice
 
 if TYPE_CHECKING:
-    from sparring.execution import Task
     from sparring.plugins import PluginManager
 
 __all__ = [
+    "Loaded",
     "Lookup",
     "LookupAhead",
     "NonFinite",
+    "Retention",
+    "SaveOptions",
+    "Saved",
+    "State",
     "Step",
     "StepContainer",
     "StepCounters",
@@ -70,7 +74,7 @@ __all__ = [
 ]
 
 
-class StepContainer:
+class StepContainer(SavingContainer):
     """Holds what a training needs: resources, collective, rendezvous, storages, pool, events.
 
     One thread drives lookups and steps; gradients may come from any thread.
@@ -442,69 +446,6 @@ class StepContainer:
             storage = self.entry(table).storage
             if storage is not None:
                 storage._check_open()
-
-    def save(
-        self,
-        url: str,
-        *,
-        blocking: bool = True,
-        base: str | None = None,
-        states: Mapping[str, State] | None = None,
-        options: SaveOptions | None = None,
-    ) -> Saved | Task[Saved]:
-        """Saves all tables as they are after the last step, and what else a training needs.
-
-        All ranks call it after the same step with the same `url`, which they all reach; each writes
-        its own rows, and rank 0 commits. Other ways of writing to a storage than steps and the
-        methods of `Storage` are not noticed while a save runs.
-
-        Args:
-            url: of the snapshot itself, as ``runs/a/step-000000123``: a path, or any URL of fsspec.
-            blocking: return when it is committed. Otherwise steps go on meanwhile: rows that they
-                change are kept for the save first. A failure then raises `BackgroundError` at the
-                next step, which can be taken again; `close` waits for the save.
-            base: write a delta over this snapshot, which must be `saves.base`. Where more changed
-                than is counted, a full snapshot is written, and a warning logged.
-            states: by name, what else is to be saved.
-            options: how.
-
-        Returns:
-            What was saved; if not blocking, a task that gives it.
-
-        Raises:
-            InvalidArgumentError: a base since which changes are not counted.
-            SnapshotError: it exists already, or the file system failed, here or on another rank.
-            DeadlineError: the save before it, or another rank, does not come to an end.
-        """
-        self.check_open()
-        return self.saves.save(
-            url,
-            blocking=blocking,
-            base=base,
-            states=states or {},
-            options=options or SaveOptions(),
-        )
-
-    def load(
-        self, url: str, *, tables: Iterable[str] | None = None, is_base: bool = False
-    ) -> Loaded:
-        """Takes over a snapshot: rows, with state and scores, counters, admission, steps.
-
-        All ranks call it, as many as there are now; each reads the partitions that it owns. What
-        tables held before is lost. What was accumulated for the next step is dropped.
-
-        Args:
-            url: of the snapshot.
-            tables: load the rows of these only, and no counters; None: everything.
-            is_base: count from now on which keys change, for a delta over this snapshot.
-
-        Raises:
-            InvalidArgumentError: the snapshot has other tables. Nothing was changed.
-            SnapshotError: there is no such snapshot, or it is damaged: tables may hold parts of it
-                then.
-        """
-        self.check_open()
-        return load_snapshot(self, url, tables, is_base)
 
     def discard(self) -> None:
         """Drops what was looked up and accumulated since the last step."""

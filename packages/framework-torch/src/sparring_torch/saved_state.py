@@ -120,7 +120,7 @@ def _unpacked(value: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
         return {key: _unpacked(each, arrays) for key, each in value["map"]}
     if "tuple" in value:
         return tuple(_unpacked(each, arrays) for each in value["tuple"])
-    name, dtype = value.get("tensor"), getattr(torch, str(value.get("dtype")), None)
+    name, dtype = str(value.get("tensor")), getattr(torch, str(value.get("dtype")), None)
     if name not in arrays or not isinstance(dtype, torch.dtype):
         raise InvalidArgumentError(
             f"this state has no tensor {name!r} of {value.get('dtype')}; it was not written by "

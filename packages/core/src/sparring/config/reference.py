@@ -96,6 +96,8 @@ def _kind_meaning(name: str) -> str:
 
 
 def _code(value: Any) -> str:
+    if isinstance(value, bool):
+        return "`true`" if value else "`false`"
     if isinstance(value, BaseModel):
         return "see below"
     if value is None:
@@ -127,9 +129,12 @@ def _type_name(annotation: Any, metadata: list[Any]) -> str:
         return "a list of: " + _type_name(get_args(annotation)[0], [])
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "a mapping"
-    if annotation is bool:
-        return "`true` or `false`"
-    name = {int: "whole number", float: "number", str: "text"}[annotation]
+    name = {
+        int: "whole number",
+        float: "number",
+        str: "text",
+        bool: "`true` or `false`",
+    }[annotation]
     return name + _bounds(metadata)
 
 

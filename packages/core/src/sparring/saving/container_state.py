@@ -76,11 +76,13 @@ def take_container_states(container: StepContainer, snapshot: Snapshot) -> None:
 
 
 def _take_filter(entry: DeclaredTable, parts: list[bytes], shards: ShardMap, rank: int) -> None:
-    if len(parts) == 1:
-        entry.admission_filter.load(parts[0])
-        return
     entry.forget_admission()
-    join_filters(entry.admission_filter, entry.config, parts, shards, rank)
+    made = entry.admission_filter
+    assert made is not None  # a snapshot has counters of tables that have a filter only
+    if len(parts) == 1:
+        made.load(parts[0])
+        return
+    join_filters(made, entry.config, parts, shards, rank)
 
 
 def _take_counters(

@@ -141,7 +141,7 @@ class FrozenTable:
         self._budget.take(kept)
 
     def _groups_of(self, keys: Keys) -> Groups:
-        groups: Groups = partition(keys) >> self._shift
+        groups: Groups = np.right_shift(partition(keys), np.uint16(self._shift))
         return groups
 
     # -- for the saver ---------------------------------------------------------------

@@ -53,7 +53,6 @@ def load_snapshot(
         states = _states(snapshot, collective.rank)
     except Exception as failure:
         error = failure
-        error.add_note(_HALF_LOADED) if hasattr(error, "add_note") else None
     agree(collective, f"load of {url}: {_HALF_LOADED}. It", error)
     if is_base and tables is None:
         container.saves.rebase(snapshot.url)

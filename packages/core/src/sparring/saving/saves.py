@@ -22,6 +22,7 @@ from sparring.saving.kept_rows import KeptBudget
 from sparring.saving.requests import Retention, SaveCounters, Saved, State
 from sparring.saving.saver import Saver, SavingTable, run_nicely
 from sparring.snapshot import SnapshotWriter, TableDescription
+from sparring.snapshot.opening import locate
 
 if TYPE_CHECKING:
     from sparring.execution import Task
@@ -203,6 +204,9 @@ class Saves:
     ) -> tuple[str, str | None]:
         """The token of this save and its base: the same on all ranks."""
         collective = self._container.collective
+        if base is not None:
+            place, name = locate(base)
+            base = place.url_of(name)
         is_known = base is None or base == self._base
         are_counted = all(entry.watch.changed is not None for entry in entries)
         token = secrets.token_bytes(_TOKEN_BYTES)

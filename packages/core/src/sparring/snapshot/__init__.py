@@ -10,6 +10,7 @@ from sparring.snapshot.listing import latest_snapshot, list_snapshots, retain
 from sparring.snapshot.options import SnapshotOptions
 from sparring.snapshot.reading import Snapshot, open_snapshot
 from sparring.snapshot.state_file import SnapshotState
+from sparring.snapshot.verifying import VerifyReport
 from sparring.snapshot.writing import SnapshotWriter
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "SnapshotState",
     "SnapshotWriter",
     "TableDescription",
+    "VerifyReport",
     "compact",
     "latest_snapshot",
     "list_snapshots",

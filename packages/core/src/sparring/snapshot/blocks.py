@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import numpy.typing as npt
 
@@ -15,6 +17,36 @@ from sparring.snapshot.tensors import Header, decode_header
 __all__ = ["BlockReader"]
 
 Bytes = npt.NDArray[np.uint8]
+
+_MOST_BUFFERS = 3
+
+
+def _references(arrays: list[Bytes], place: int) -> int:
+    return sys.getrefcount(arrays[place])
+
+
+# What this Python counts for an array that only a list holds.
+_REFERENCES_OF_NOBODY = _references([np.empty(0, np.uint8)], 0)
+
+
+class _Buffers:
+    """Memory for reads. New memory costs more than reading into it: each page is a fault."""
+
+    def __init__(self) -> None:
+        self._buffers: list[Bytes] = []
+
+    def take(self, size_bytes: int) -> Bytes:
+        """Memory that no array is a view of."""
+        for place in range(len(self._buffers)):
+            # A view holds the array that it is of.
+            if _references(self._buffers, place) == _REFERENCES_OF_NOBODY:
+                if len(self._buffers[place]) < size_bytes:
+                    self._buffers[place] = np.empty(size_bytes, np.uint8)
+                return self._buffers[place][:size_bytes]
+        made: Bytes = np.empty(size_bytes, np.uint8)
+        if len(self._buffers) < _MOST_BUFFERS:
+            self._buffers.append(made)
+        return made[:]
 
 
 class BlockReader:
@@ -46,6 +78,7 @@ class BlockReader:
         # The block that the last read ended in: the next one mostly begins there.
         self._kept_block = -1
         self._kept: Bytes = np.empty(0, np.uint8)
+        self._buffers = _Buffers()
 
     def __enter__(self) -> BlockReader:
         return self
@@ -57,7 +90,7 @@ class BlockReader:
         self._file.close()
 
     def read(self, begin: int, end: int) -> Bytes:
-        """Verified bytes; the array is new, or a part of one.
+        """Verified bytes, in memory that is used again once nobody holds them.
 
         Raises:
             SnapshotDamagedError: a block that they lie in is not what was written.
@@ -65,10 +98,11 @@ class BlockReader:
         """
         first, last = begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)
         start, stop = first * BLOCK_BYTES, min(last * BLOCK_BYTES, self.entry.size_bytes)
-        buffer: Bytes = np.empty(stop - start, np.uint8)
+        buffer = self._buffers.take(stop - start)
         unread = first
-        if self._kept_block == first and len(self._kept):
-            buffer[: len(self._kept)] = self._kept
+        if self._kept_block == first and last > first:
+            # Verified already; only what is asked for is copied, so the rest is of no use.
+            buffer[begin - start : len(self._kept)] = self._kept[begin - start :]
             unread += 1
         offset = unread * BLOCK_BYTES
         if offset < stop:
@@ -76,7 +110,7 @@ class BlockReader:
                 self._file.read_into(offset, buffer.data[offset - start :])
         for block in range(unread, last):
             self._check(block, buffer[block * BLOCK_BYTES - start :][:BLOCK_BYTES])
-        if last > first:
+        if last > unread:
             self._kept_block = last - 1
             self._kept = buffer[(last - 1) * BLOCK_BYTES - start :]
         return buffer[begin - start : end - start]

@@ -61,7 +61,7 @@ class DataFile:
         self._url = url
         self._file = file
         self._tensors: list[Tensor] = []
-        self._data_bytes = 0
+        self.data_bytes = 0
         self._num_segments = 0
 
     @property
@@ -69,9 +69,19 @@ class DataFile:
         """Whether the header has no room for another segment."""
         return self._num_segments == _MAX_SEGMENTS
 
-    @property
-    def size_bytes(self) -> int:
-        return self._file.size_bytes
+    def describe(self, segment: Segment) -> None:
+        """Notes that `segment` comes next; `append`, on another thread, writes it."""
+        for name, array in segment.arrays:
+            tensor = Tensor(
+                f"{name}.{self._num_segments}",
+                DTYPE_CODES[array.dtype.name],
+                array.shape,
+                self.data_bytes,
+            )
+            self._tensors.append(tensor)
+            self.data_bytes = tensor.end
+        self.num_keys += segment.num_keys
+        self._num_segments += 1
 
     def append(self, segment: Segment) -> None:
         """Writes a segment.
@@ -79,10 +89,9 @@ class DataFile:
         Raises:
             SnapshotIOError: the file system failed.
         """
-        with writing(self._url, self.name, self.size_bytes):
-            if not self._num_segments:
+        with writing(self._url, self.name, self._file.size_bytes):
+            if not self._file.size_bytes:
                 self._file.append([memoryview(bytes(_RESERVED_BYTES))])
-            self._describe(segment)
             self._file.append(_bytes_of(array) for _, array in segment.arrays)
 
     def write_alone(self, segment: Segment) -> None:
@@ -91,7 +100,7 @@ class DataFile:
         Raises:
             SnapshotIOError: the file system failed.
         """
-        self._describe(segment)
+        self.describe(segment)
         with writing(self._url, self.name):
             self._file.append([memoryview(encode_header(self._tensors))])
             self._file.append(_bytes_of(array) for _, array in segment.arrays)
@@ -102,7 +111,7 @@ class DataFile:
         Raises:
             SnapshotIOError: the file system failed.
         """
-        with writing(self._url, self.name, self.size_bytes), self._file:
+        with writing(self._url, self.name, self._file.size_bytes), self._file:
             if not is_alone:
                 self._file.rewrite(encode_header(self._tensors, reserved=_RESERVED_BYTES))
             return self._file.seal()
@@ -110,19 +119,6 @@ class DataFile:
     def close(self) -> None:
         """Gives the file up."""
         self._file.close()
-
-    def _describe(self, segment: Segment) -> None:
-        for name, array in segment.arrays:
-            tensor = Tensor(
-                f"{name}.{self._num_segments}",
-                DTYPE_CODES[array.dtype.name],
-                array.shape,
-                self._data_bytes,
-            )
-            self._tensors.append(tensor)
-            self._data_bytes = tensor.end
-        self.num_keys += segment.num_keys
-        self._num_segments += 1
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:

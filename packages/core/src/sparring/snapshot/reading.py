@@ -27,6 +27,7 @@ from sparring.snapshot.reporting import damaged, reading
 from sparring.snapshot.rows_file import read_segments
 from sparring.snapshot.state_file import SnapshotState, state_values
 from sparring.snapshot.tensors import dtype_of_code
+from sparring.snapshot.verifying import VerifyReport, verify
 from sparring.storage.contract import ScanChunk
 
 __all__ = ["Snapshot", "open_snapshot"]
@@ -177,6 +178,14 @@ class Snapshot:
             url=self.url,
         )
 
+    def verify(self) -> VerifyReport:
+        """Reads all files of this snapshot and of its chain, and says all that is wrong.
+
+        Hashes of files and blocks, headers, keys given twice or in the wrong file, state, and files
+        that the manifest does not list.
+        """
+        return verify(self, self._place)
+
     def _read_state(self, entry: FileEntry) -> SnapshotState:
         with reading(self.url, entry.name):
             folder = self._place.open(self.name)
@@ -275,9 +284,11 @@ def _read_manifest(
         raise damaged(url, MANIFEST_NAME, 0, str(error)) from error
     if expected is not None and found != expected.hash:
         raise SnapshotError(
-            f"snapshot {url} has a manifest of hash {found}, its delta {place.url_of(delta)} was "
-            f"made over {expected.hash}; the base is another snapshot than that",
+            f"snapshot {url}: {MANIFEST_NAME} has the hash {found}, its delta {place.url_of(delta)} "
+            f"was made over {expected.hash}; the base is another snapshot than that",
             url=url,
+            file=MANIFEST_NAME,
+            offset=0,
         )
     return manifest, found
 

@@ -1,13 +1,16 @@
 """Writes a stream of rows into files by ranges of partitions, in bounded memory.
 
 Rows come in the storage's order, which knows nothing of partitions. So each chunk is dealt out to
-a buffer for each range, and a full buffer becomes a segment of that range's file. Until it is clear
-that a table is not small, its rows wait in one buffer: a small table is one file.
+a buffer for each range, and a full buffer becomes a segment of that range's file; another thread
+writes it, while this one goes on with a spare buffer. Until it is clear that a table is not small, its
+rows wait in one buffer: a small table is one file.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -26,6 +29,8 @@ _SLICE_ROWS = 65_536
 
 _UNIT_ROWS = 64
 """A segment has a multiple of so many rows, so that the next one is aligned."""
+
+_SPARE_BUFFERS = 4
 
 CreateFile = Callable[[tuple[int, int]], DataFile]
 SealFile = Callable[[DataFile, bool], None]
@@ -113,6 +118,9 @@ class RowRouter:
             layout, max(1, options.small_bytes // layout.key_bytes)
         )
         self._buffers: list[_Buffer] = []
+        self._spare: list[_Buffer] = []
+        self._writing: deque[tuple[Future[None], _Buffer]] = deque()
+        self._writer = ThreadPoolExecutor(1, "sparring-snapshot-rows")
         self._files: list[DataFile | None] = [None] * ranges
 
     def add(self, keys: Keys, rows: Rows | None, scores: Scores | None) -> None:
@@ -141,16 +149,19 @@ class RowRouter:
                 file.write_alone(self._small.segment)
                 self._seal(file, True)
             return
-        for place, buffer in enumerate(self._buffers):
-            if buffer.count:
+        for place in range(len(self._buffers)):
+            if self._buffers[place].count:
                 self._flush(place)
-            file_of_range = self._files[place]
+        while self._writing:
+            self._await_oldest()
+        for place, file_of_range in enumerate(self._files):
             if file_of_range is not None:
                 self._files[place] = None
                 self._seal(file_of_range, False)
 
     def close(self) -> None:
         """Gives up files that were not handed over."""
+        self._writer.shutdown(wait=True)
         for file in self._files:
             if file is not None:
                 file.close()
@@ -171,13 +182,15 @@ class RowRouter:
 
     def _make_buffers(self) -> None:
         ranges = self._options.num_ranges
-        share = self._options.buffer_bytes // ranges // self._layout.key_bytes
-        capacity = max(_UNIT_ROWS, share // _UNIT_ROWS * _UNIT_ROWS)
+        share = self._options.buffer_bytes // (ranges + _SPARE_BUFFERS) // self._layout.key_bytes
+        capacity = share // _UNIT_ROWS * _UNIT_ROWS or max(1, share)
         self._buffers = [_Buffer(self._layout, capacity) for _ in range(ranges)]
+        self._spare = [_Buffer(self._layout, capacity) for _ in range(_SPARE_BUFFERS)]
 
     def _deal(self, keys: Keys, rows: Rows | None, scores: Scores | None) -> None:
         order, offsets = _native.route(keys, self._owners, self._options.num_ranges)
-        for place, buffer in enumerate(self._buffers):
+        for place in range(len(self._buffers)):
+            buffer = self._buffers[place]
             places = order[offsets[place] : offsets[place + 1]]
             while len(places):
                 count = min(len(places), buffer.capacity - buffer.count)
@@ -185,14 +198,28 @@ class RowRouter:
                 places = places[count:]
                 if buffer.count == buffer.capacity:
                     self._flush(place)
+                    buffer = self._buffers[place]
 
     def _flush(self, place: int) -> None:
         file, buffer = self._files[place], self._buffers[place]
         if file is None:
             begin = place * self._range_partitions
             file = self._files[place] = self._create((begin, begin + self._range_partitions))
-        file.append(buffer.segment)
-        buffer.count = 0
-        if file.is_full or file.size_bytes >= self._options.file_bytes:
+        if not self._spare:
+            self._await_oldest()
+        segment = buffer.segment
+        file.describe(segment)
+        self._writing.append((self._writer.submit(file.append, segment), buffer))
+        self._buffers[place] = self._spare.pop()
+        if file.is_full or file.data_bytes >= self._options.file_bytes:
+            while self._writing:
+                self._await_oldest()
             self._files[place] = None
             self._seal(file, False)
+
+    def _await_oldest(self) -> None:
+        """Waits until a buffer is written and may be filled again."""
+        future, buffer = self._writing.popleft()
+        future.result()
+        buffer.count = 0
+        self._spare.append(buffer)

@@ -1,0 +1,121 @@
+"""`StepContainer.save` and `load`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Literal, cast, overload
+
+from sparring.saving.loading import load_snapshot
+from sparring.saving.requests import Loaded, Saved, State
+from sparring.saving.saves import SaveOptions
+
+if TYPE_CHECKING:
+    from sparring.execution import Task
+    from sparring.step import StepContainer
+
+__all__ = ["SavingContainer"]
+
+
+class SavingContainer:
+    """The part of a `StepContainer` that saves and loads it."""
+
+    @overload
+    def save(
+        self,
+        url: str,
+        *,
+        blocking: Literal[True] = True,
+        base: str | None = None,
+        states: Mapping[str, State] | None = None,
+        options: SaveOptions | None = None,
+    ) -> Saved: ...
+
+    @overload
+    def save(
+        self,
+        url: str,
+        *,
+        blocking: Literal[False],
+        base: str | None = None,
+        states: Mapping[str, State] | None = None,
+        options: SaveOptions | None = None,
+    ) -> Task[Saved]: ...
+
+    @overload
+    def save(
+        self,
+        url: str,
+        *,
+        blocking: bool,
+        base: str | None = None,
+        states: Mapping[str, State] | None = None,
+        options: SaveOptions | None = None,
+    ) -> Saved | Task[Saved]: ...
+
+    def save(
+        self,
+        url: str,
+        *,
+        blocking: bool = True,
+        base: str | None = None,
+        states: Mapping[str, State] | None = None,
+        options: SaveOptions | None = None,
+    ) -> Saved | Task[Saved]:
+        """Saves all tables as they are after the last step, and what else a training needs.
+
+        All ranks call it after the same step with the same `url`, which they all reach; each writes
+        its own rows, and rank 0 commits. Other ways of writing to a storage than steps and the
+        methods of `Storage` are not noticed while a save runs.
+
+        Args:
+            url: of the snapshot itself, as ``runs/a/step-000000123``: a path, or any URL of fsspec.
+            blocking: return when it is committed. Otherwise steps go on meanwhile: rows that they
+                change are kept for the save first. A failure then raises `BackgroundError` at the
+                next step, which can be taken again; `close` waits for the save.
+            base: write a delta over this snapshot, which must be `saves.base`. Where more changed
+                than is counted, a full snapshot is written, and a warning logged.
+            states: by name, what else is to be saved.
+            options: how.
+
+        Returns:
+            What was saved; if not blocking, a task that gives it.
+
+        Raises:
+            InvalidArgumentError: a base since which changes are not counted.
+            SnapshotError: it exists already, or the file system failed, here or on another rank.
+            DeadlineError: the save before it, or another rank, does not come to an end.
+        """
+        container = self._container()
+        container.check_open()
+        return container.saves.save(
+            url,
+            blocking=blocking,
+            base=base,
+            states=states or {},
+            options=options or SaveOptions(),
+        )
+
+    def load(
+        self, url: str, *, tables: Iterable[str] | None = None, is_base: bool = False
+    ) -> Loaded:
+        """Takes over a snapshot: rows, with state and scores, counters, admission, steps.
+
+        All ranks call it, as many as there are now; each reads the partitions that it owns. What
+        tables held before is lost. What was accumulated for the next step is dropped.
+
+        Args:
+            url: of the snapshot.
+            tables: load the rows of these only, and no counters; None: everything.
+            is_base: count from now on which keys change, for a delta over this snapshot.
+
+        Raises:
+            InvalidArgumentError: the snapshot has other tables. Nothing was changed.
+            SnapshotError: there is no such snapshot, or it is damaged: tables may hold parts of it
+                then.
+        """
+        container = self._container()
+        container.check_open()
+        return load_snapshot(container, url, tables, is_base)
+
+    def _container(self) -> StepContainer:
+        return cast("StepContainer", self)

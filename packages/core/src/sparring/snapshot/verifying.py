@@ -1,0 +1,162 @@
+"""Reads a whole snapshot, and says all that is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sparring.errors import SnapshotError
+from sparring.snapshot.hashing import BLOCK_DIGITS, hash_blocks
+from sparring.snapshot.limits import BLOCK_BYTES, MANIFEST_NAME, NUM_PARTITIONS
+from sparring.snapshot.manifest import FileEntry
+from sparring.snapshot.merging import merged_chunks
+from sparring.snapshot.places import Place
+from sparring.snapshot.reporting import damaged, reading
+
+if TYPE_CHECKING:
+    from sparring.snapshot.reading import Snapshot
+
+__all__ = ["Problem", "VerifyReport", "verify"]
+
+_MOST_PROBLEMS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong.
+
+    Args:
+        snapshot: its URL; one of the chain.
+        file: its name, or what else is wrong.
+        offset: in bytes, to a block of 1 MiB.
+        message: all of it, for people.
+    """
+
+    snapshot: str
+    file: str
+    offset: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What came of reading everything.
+
+    Args:
+        num_snapshots: of the chain.
+        num_files: that were read, manifests left out.
+        num_bytes: that were read.
+        num_rows: table → rows, of tables that could be read.
+        problems: what is wrong; the first 100.
+    """
+
+    num_snapshots: int
+    num_files: int
+    num_bytes: int
+    num_rows: dict[str, int]
+    problems: tuple[Problem, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.problems
+
+
+def verify(snapshot: Snapshot, place: Place) -> VerifyReport:
+    """Reads all files of a snapshot and of its chain: bytes first, then what they mean.
+
+    All that is wrong is reported, not raised; a file that cannot be read included.
+    """
+    problems: list[Problem] = []
+    num_files = num_bytes = 0
+    for each in snapshot.chain:
+        for entry in each.files():
+            _note(problems, each.url, entry.name, partial(_check_bytes, each, place, entry))
+            num_files, num_bytes = num_files + 1, num_bytes + entry.size_bytes
+        _note(problems, each.url, "the folder", partial(_note_unlisted, problems, each, place))
+    num_rows: dict[str, int] = {}
+    for table in snapshot.tables:
+        # Bytes that are wrong have been reported; what they mean is then of no interest.
+        if not problems:
+            count = partial(_count, snapshot, table, num_rows)
+            _note(problems, snapshot.url, f"table {table!r}", count)
+    for rank in range(snapshot.world_size):
+        for name in snapshot.state_names(rank):
+            if not problems:
+                read = partial(snapshot.state, name, rank)
+                _note(problems, snapshot.url, f"state {name!r}", read)
+    return VerifyReport(
+        len(snapshot.chain), num_files, num_bytes, num_rows, tuple(problems[:_MOST_PROBLEMS])
+    )
+
+
+def _note(problems: list[Problem], url: str, file: str, check: Callable[[], object]) -> None:
+    try:
+        check()
+    except SnapshotError as error:
+        details = error.details
+        problems.append(
+            Problem(
+                str(details.get("url", url)),
+                str(details.get("file", file)),
+                int(str(details.get("offset", 0))),
+                str(error),
+            )
+        )
+
+
+def _check_bytes(snapshot: Snapshot, place: Place, entry: FileEntry) -> None:
+    url = snapshot.url
+    with (
+        reading(url, entry.name),
+        place.open(snapshot.name) as folder,
+        folder.open(entry.name) as file,
+    ):
+        if file.size_bytes != entry.size_bytes:
+            raise damaged(
+                url,
+                entry.name,
+                min(file.size_bytes, entry.size_bytes),
+                f"it has {file.size_bytes:,} bytes, the manifest says {entry.size_bytes:,}",
+            )
+        hashes = hash_blocks(file.read_into, file.size_bytes)
+    for block in range(len(entry.blocks) // BLOCK_DIGITS):
+        part = slice(block * BLOCK_DIGITS, (block + 1) * BLOCK_DIGITS)
+        if hashes.blocks[part] != entry.blocks[part]:
+            raise damaged(
+                url,
+                entry.name,
+                block * BLOCK_BYTES,
+                f"the block there hashes to {hashes.blocks[part]}, the manifest says "
+                f"{entry.blocks[part]}",
+            )
+    if hashes.whole != entry.hash:
+        raise damaged(
+            url,
+            entry.name,
+            0,
+            f"the file hashes to {hashes.whole}, the manifest says {entry.hash}",
+        )
+
+
+def _note_unlisted(problems: list[Problem], snapshot: Snapshot, place: Place) -> None:
+    with reading(snapshot.url, "the folder"), place.open(snapshot.name) as folder:
+        found = set(folder.names())
+    for name in sorted(found - {entry.name for entry in snapshot.files()} - {MANIFEST_NAME}):
+        problems.append(
+            Problem(
+                snapshot.url,
+                name,
+                0,
+                f"snapshot {snapshot.url}: {name!r} is there, but the manifest does not list it; "
+                "nothing reads it. Remove it",
+            )
+        )
+
+
+def _count(snapshot: Snapshot, table: str, num_rows: dict[str, int]) -> None:
+    every = np.ones(NUM_PARTITIONS, np.bool_)
+    num_rows[table] = sum(map(len, merged_chunks(snapshot.chain, table, every)))

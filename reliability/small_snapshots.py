@@ -1,0 +1,119 @@
+"""Small snapshots that take a few milliseconds to save, and tell what they should hold."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from sparring import TableConfig
+from sparring.snapshot import (
+    Snapshot,
+    SnapshotOptions,
+    SnapshotWriter,
+    TableDescription,
+    latest_snapshot,
+)
+from sparring.storage import ScanChunk
+
+__all__ = ["check", "check_latest", "save", "scratch_folder"]
+
+TABLE = TableDescription.of(
+    TableConfig("item", 4, state_width=1, state_method="rowwise_adagrad"), has_scores=True
+)
+NUM_KEYS = 240
+_CHUNK_ROWS = 80
+_OPTIONS = SnapshotOptions(num_ranges=2, file_bytes=4_000, buffer_bytes=6_000, small_bytes=1_000)
+
+
+@contextmanager
+def scratch_folder(*, in_memory: bool = False) -> Iterator[Path]:
+    """A folder that goes with its contents.
+
+    Args:
+        in_memory: on a file system in memory, where there is one. A killed process loses nothing
+            that it has written to either, and memory saves the time that a disk takes to sync.
+    """
+    memory = Path("/dev/shm")
+    parent = memory if in_memory and memory.is_dir() else None
+    path = Path(tempfile.mkdtemp(prefix="sparring-reliability-", dir=parent))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _rows_of(step: int, keys: np.ndarray) -> np.ndarray:
+    return ((keys[:, None] * 31 + np.arange(TABLE.width) + step * 7) % 1009).astype(np.float32)
+
+
+def save(folder: Path, step: int, *, base: str | None = None) -> Snapshot:
+    """Saves all keys as of `step`; of a delta, those of even number, and key 1 is erased.
+
+    Gives the attempt up where something fails.
+    """
+    writer = SnapshotWriter(
+        str(folder / f"step-{step:09d}"), step=step, base=base, options=_OPTIONS
+    )
+    try:
+        keys = np.arange(0, NUM_KEYS, 1 if base is None else 2, dtype=np.int64)
+        chunks = (
+            ScanChunk(part, _rows_of(step, part), np.full(len(part), step, np.uint64))
+            for part in np.array_split(keys, -(-len(keys) // _CHUNK_ROWS))
+        )
+        writer.write_table(TABLE, chunks, [] if base is None else [np.array([1])])
+        writer.write_state("optimizer", {"step": step}, {"moment": np.arange(4) + step})
+        writer.finish()
+        return writer.commit()
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+def check(snapshot: Snapshot) -> None:
+    """Reads all of a snapshot.
+
+    Raises:
+        AssertionError: it does not hold what `save` was given.
+        SnapshotError: it cannot be read.
+    """
+    steps = {0: snapshot.step, 1: snapshot.step}
+    expected = set(range(NUM_KEYS))
+    if snapshot.base is not None:
+        steps[1] = snapshot.base.step
+        expected -= {1}
+    found: set[int] = set()
+    for chunk in snapshot.chunks("item"):
+        for parity, step in steps.items():
+            part = chunk.keys % 2 == parity
+            assert (chunk.rows[part] == _rows_of(step, chunk.keys[part])).all(), "other rows"
+            assert (chunk.scores[part] == step).all(), "other scores"
+        found |= set(chunk.keys.tolist())
+    assert found == expected, f"{len(found)} keys"
+    state = snapshot.state("optimizer")
+    assert state.values == {"step": snapshot.step}, "other state"
+    assert (state.arrays["moment"] == np.arange(4) + snapshot.step).all(), "other state"
+
+
+def check_latest(folder: Path, acknowledged: int) -> str:
+    """What is wrong with the latest snapshot of a folder; empty where nothing is.
+
+    Args:
+        folder: of snapshots.
+        acknowledged: the last step whose `commit` returned; 0 for none.
+    """
+    try:
+        latest = latest_snapshot(folder)
+        found = 0 if latest is None else latest.step
+        if found < acknowledged:
+            return f"step {acknowledged} was acknowledged, the latest snapshot is of {found}"
+        if latest is not None:
+            check(latest)
+    # Whatever it raises is what the report should say.
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

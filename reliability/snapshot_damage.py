@@ -1,0 +1,110 @@
+"""Damage of every file of a snapshot: flipped bits, and files cut off, swapped or missing.
+
+A full snapshot and a delta over it lie in one folder. Each trial damages one file, reads everything,
+expects an error that names that file and the block, and mends the file again. One file is larger
+than a block, so that offsets are put to the test too.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+
+from reliability.report import Report
+from reliability.small_snapshots import check, save, scratch_folder
+from sparring.errors import SnapshotDamagedError, SnapshotError
+from sparring.snapshot import SnapshotWriter, open_snapshot
+from sparring.snapshot.limits import BLOCK_BYTES, MANIFEST_NAME
+
+__all__ = ["TRIALS", "run"]
+
+TRIALS = 22_000
+_BITS_PER_OTHER = 10
+"""Flipped bits for each cut, swap or removal."""
+
+
+def run(trials: int) -> Report:
+    """Of eleven trials ten flip a bit; the others cut, swap or remove in turn."""
+    counts = {"bits flipped": 0, "files cut off": 0, "files swapped": 0, "files missing": 0}
+    detected = located = 0
+    failures: list[str] = []
+    with scratch_folder(in_memory=True) as folder:
+        urls = _make(folder)
+        files = sorted(path for url in urls for path in Path(url).iterdir())
+        intact = {path: path.read_bytes() for path in files}
+        for trial in range(trials):
+            seed = random.Random(trial)
+            path = seed.choice(files)
+            kind, offset = _damage(seed, trial, path, files, intact)
+            counts[kind] += 1
+            found = _read(urls)
+            path.write_bytes(intact[path])
+            what = f"trial {trial}: {kind}, {path.parent.name}/{path.name} at {offset}"
+            if found is None:
+                failures.append(f"{what}: not detected")
+                continue
+            detected += 1
+            if path.name not in str(found):
+                failures.append(f"{what}: the error names another file: {found}")
+            elif offset is not None and not _names_block(found, path, offset):
+                failures.append(f"{what}: the error names another offset: {found}")
+            else:
+                located += 1
+        if _read(urls) is not None:
+            failures.append("the mended snapshot cannot be read")
+    counts |= {"detected": detected, "named with file and offset": located}
+    return Report(trials, counts, failures)
+
+
+def _make(folder: Path) -> list[str]:
+    first = save(folder, 1)
+    second = save(folder, 2, base=first.url)
+    writer = SnapshotWriter(str(folder / "large"), step=3)
+    writer.write_state("model", None, {"weights": np.arange(300_000, dtype=np.float64)})
+    writer.finish()
+    large = writer.commit()
+    return [second.url, first.url, large.url]
+
+
+def _damage(
+    seed: random.Random, trial: int, path: Path, files: list[Path], intact: dict[Path, bytes]
+) -> tuple[str, int | None]:
+    """Does one kind of damage; returns it, and where, if that is one place."""
+    data = intact[path]
+    other = trial // (_BITS_PER_OTHER + 1) % 3
+    if trial % (_BITS_PER_OTHER + 1):
+        bit = seed.randrange(8 * len(data))
+        with path.open("r+b") as file:
+            file.seek(bit // 8)
+            file.write(bytes([data[bit // 8] ^ 1 << bit % 8]))
+        return "bits flipped", bit // 8
+    if other == 0:
+        path.write_bytes(data[: seed.randrange(len(data))])
+        return "files cut off", None
+    if other == 1:
+        another = seed.choice([each for each in files if intact[each] != data])
+        path.write_bytes(intact[another])
+        return "files swapped", None
+    path.unlink()
+    return "files missing", None
+
+
+def _names_block(error: SnapshotError, path: Path, offset: int) -> bool:
+    if not isinstance(error, SnapshotDamagedError):
+        return False
+    # The manifest is read whole, and hashed whole.
+    expected = 0 if path.name == MANIFEST_NAME else offset // BLOCK_BYTES * BLOCK_BYTES
+    return bool(error.offset == expected)
+
+
+def _read(urls: list[str]) -> SnapshotError | None:
+    """Reads everything that the snapshots hold; returns what is wrong with them."""
+    try:
+        check(open_snapshot(urls[0]))
+        open_snapshot(urls[1]).state("optimizer")
+        open_snapshot(urls[2]).state("model")
+    except SnapshotError as error:
+        return error
+    return None

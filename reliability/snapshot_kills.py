@@ -1,0 +1,147 @@
+"""SIGKILL of a process that saves: at random moments, and at every call that it makes of the disk.
+
+A child saves one snapshot after another, deltas among them, and tells each one whose `commit`
+returned. It is killed; then each snapshot that can be seen must be whole, and none that was
+acknowledged may be missing. The next child goes on in the same folder.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from reliability.report import Report
+from reliability.small_snapshots import check, check_latest, save, scratch_folder
+from sparring.errors import SnapshotError
+from sparring.snapshot import list_snapshots, open_snapshot, retain
+from sparring.testing.faulty_disk import faulty_disk
+
+__all__ = ["TRIALS", "run"]
+
+TRIALS = 1_000
+_SAVES = 4
+"""Of a child that nobody kills."""
+
+
+def run(trials: int) -> Report:
+    """Kills at each fault point in turn, and, every other time, at a random moment."""
+    with scratch_folder(in_memory=True) as folder:
+        points = _points(folder / "dry")
+        begin = time.monotonic()
+        _in_child(folder / "timed", 1, lambda _: None)[1]
+        whole_seconds = time.monotonic() - begin
+    counts = {
+        "killed at a named fault point": 0,
+        "killed at a random moment": 0,
+        "ended before the kill": 0,
+        "different fault points": len(set(points)),
+        "snapshots acknowledged": 0,
+        "snapshots read back and compared": 0,
+    }
+    failures: list[str] = []
+    named = itertools.cycle(sorted(set(points)))
+    with scratch_folder(in_memory=True) as folder:
+        acknowledged = 0
+        for trial in range(trials):
+            seed = random.Random(trial)
+            if trial % 2:
+                kill_after, why = seed.uniform(0, whole_seconds), "at a random moment"
+                status, steps = _in_child(folder, acknowledged + 1, lambda _: None, kill_after)
+            else:
+                point = next(named)
+                skipped = seed.randrange(3)
+                why = f"at {point!r}, skipping {skipped}"
+                status, steps = _in_child(folder, acknowledged + 1, _killer(point, skipped))
+            is_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+            if is_killed:
+                kind = "a random moment" if trial % 2 else "a named fault point"
+                counts[f"killed at {kind}"] += 1
+            else:
+                counts["ended before the kill"] += 1
+                if status:
+                    failures.append(f"trial {trial}: the child failed, killed {why}: {status}")
+            counts["snapshots acknowledged"] += len(steps)
+            acknowledged = max([acknowledged, *steps])
+            wrong = check_latest(folder, acknowledged) or _check_all(folder, counts)
+            if wrong:
+                failures.append(f"trial {trial}, killed {why}: {wrong}")
+            # A snapshot may be whole although the child died before it could say so.
+            acknowledged = max([acknowledged, *map(_step, list_snapshots(folder))])
+            retain(folder, 2, stale_seconds=0)
+    return Report(trials, counts, failures)
+
+
+def _check_all(folder: Path, counts: dict[str, int]) -> str:
+    for path in folder.iterdir():
+        if path.name.startswith("."):
+            continue
+        try:
+            check(open_snapshot(path))
+        except (SnapshotError, AssertionError) as error:
+            return f"{path.name} is visible but not whole: {error}"
+        counts["snapshots read back and compared"] += 1
+    return ""
+
+
+def _step(url: str) -> int:
+    return open_snapshot(url).step
+
+
+def _points(folder: Path) -> list[str]:
+    points: list[str] = []
+    with faulty_disk(points.append):
+        _save_some(folder, 1, lambda _: None)
+    return points
+
+
+def _killer(point: str, skipped: int) -> Callable[[str], None]:
+    seen = itertools.count()
+
+    def kill(found: str) -> None:
+        if found == point and next(seen) == skipped:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return kill
+
+
+def _save_some(folder: Path, first: int, acknowledge: Callable[[int], None]) -> None:
+    base = None
+    for step in range(first, first + _SAVES):
+        snapshot = save(folder, step, base=base)
+        acknowledge(step)
+        # Every other one is a delta over the one before.
+        base = None if base else snapshot.url
+
+
+def _in_child(
+    folder: Path, first: int, hook: Callable[[str], None], kill_after: float | None = None
+) -> tuple[int, list[int]]:
+    """How a child ended, and the steps that it acknowledged."""
+    readable, writable = os.pipe()
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            with faulty_disk(hook):
+                _save_some(folder, first, lambda step: _tell(writable, step))
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writable)
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(child, signal.SIGKILL)
+    told = b""
+    while piece := os.read(readable, 4096):
+        told += piece
+    os.close(readable)
+    return os.waitpid(child, 0)[1], [int(line) for line in told.split()]
+
+
+def _tell(writable: int, step: int) -> None:
+    os.write(writable, b"%d\n" % step)

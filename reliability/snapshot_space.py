@@ -1,0 +1,158 @@
+"""A disk without room, and a disk that fails at any call.
+
+First a small file system in memory is filled to random degrees before each save, so that it runs out
+of room at random places; then each call that a save makes of the disk fails in turn. Each time the
+error must be one of sparring's, the older snapshot must load, and the next save, with room, must work.
+Mounting needs root; without it, only failing calls are tried.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from reliability.report import Report
+from reliability.small_snapshots import check_latest, save, scratch_folder
+from sparring.errors import SnapshotIOError
+from sparring.snapshot import retain
+from sparring.testing.faulty_disk import faulty_disk
+
+__all__ = ["TRIALS", "run"]
+
+TRIALS = 600
+_DISK_BYTES = 2 << 20
+
+
+class _Outcomes:
+    """What came of the trials so far."""
+
+    def __init__(self) -> None:
+        self.counts = {
+            "no space left on a small disk": 0,
+            "a call that failed": 0,
+            "saved all the same": 0,
+            "typed errors": 0,
+            "older snapshots loaded": 0,
+            "saves after the failure": 0,
+        }
+        self.failures: list[str] = []
+        self.acknowledged = 0
+        self.step = 0
+
+
+def run(trials: int) -> Report:
+    """Half of the trials fill a disk, half fail a call; all of them fail calls without a mount."""
+    outcomes = _Outcomes()
+    with scratch_folder() as parent:
+        try:
+            with _small_disk(parent / "disk") as disk:
+                for trial in range(trials // 2):
+                    _fill_and_save(disk, random.Random(trial), outcomes)
+            rest = trials - trials // 2
+        except PermissionError as error:
+            outcomes.counts[f"small disk left out: {error}"] = 0
+            rest = trials
+    outcomes.acknowledged = 0
+    with scratch_folder(in_memory=True) as folder:
+        _save_acknowledged(folder, outcomes)
+        calls: list[str] = []
+        with faulty_disk(calls.append):
+            save(folder / "dry", 1)
+        for trial in range(rest):
+            number = errno.EIO if trial // len(calls) % 2 else errno.ENOSPC
+            _fail_and_save(folder, trial % len(calls), number, outcomes)
+    return Report(trials, outcomes.counts, outcomes.failures)
+
+
+def _fill_and_save(disk: Path, seed: random.Random, outcomes: _Outcomes) -> None:
+    folder, ballast = disk / "runs", disk / "ballast"
+    if not outcomes.acknowledged:
+        _save_acknowledged(folder, outcomes)
+    # What is left is from nothing to a little more than a save takes.
+    free = _free_bytes(disk)
+    ballast.write_bytes(bytes(max(0, free - seed.randrange(300 << 10))))
+    _try_save(folder, "no space left on a small disk", outcomes)
+    ballast.unlink()
+    _go_on(folder, f"no space left, seed {seed}", outcomes)
+
+
+def _fail_and_save(folder: Path, failing: int, number: int, outcomes: _Outcomes) -> None:
+    counter = itertools.count()
+
+    def fail(point: str) -> None:
+        if next(counter) == failing:
+            raise OSError(number, "injected", point)
+
+    with faulty_disk(fail):
+        _try_save(folder, "a call that failed", outcomes)
+    _go_on(folder, f"call {failing} failed with {errno.errorcode[number]}", outcomes)
+
+
+def _try_save(folder: Path, kind: str, outcomes: _Outcomes) -> None:
+    outcomes.step += 1
+    try:
+        save(folder, outcomes.step)
+        outcomes.acknowledged = outcomes.step
+        outcomes.counts["saved all the same"] += 1
+    except SnapshotIOError:
+        outcomes.counts[kind] += 1
+        outcomes.counts["typed errors"] += 1
+    # Any other error is what must not happen.
+    except Exception as error:
+        outcomes.failures.append(f"{kind}: {type(error).__name__}: {error}")
+
+
+def _go_on(folder: Path, what: str, outcomes: _Outcomes) -> None:
+    wrong = check_latest(folder, outcomes.acknowledged)
+    if wrong:
+        outcomes.failures.append(f"{what}: {wrong}")
+    else:
+        outcomes.counts["older snapshots loaded"] += 1
+    try:
+        _save_acknowledged(folder, outcomes)
+        outcomes.counts["saves after the failure"] += 1
+    except Exception as error:
+        outcomes.failures.append(f"after {what}: {type(error).__name__}: {error}")
+    retain(folder, 2, stale_seconds=0)
+
+
+def _save_acknowledged(folder: Path, outcomes: _Outcomes) -> None:
+    outcomes.step += 1
+    save(folder, outcomes.step)
+    outcomes.acknowledged = outcomes.step
+
+
+def _free_bytes(disk: Path) -> int:
+    found = os.statvfs(disk)
+    return found.f_bavail * found.f_frsize
+
+
+@contextmanager
+def _small_disk(path: Path) -> Iterator[Path]:
+    """A file system in memory of two megabytes.
+
+    Raises:
+        PermissionError: nothing may be mounted here.
+    """
+    path.mkdir()
+    try:
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "tmpfs", path],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise PermissionError(f"there is no program 'mount': {error}") from error
+    if mounted.returncode:
+        raise PermissionError(mounted.stderr.strip() or "mount failed")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", path], check=True)

@@ -1,0 +1,50 @@
+"""A few reliability trials of each kind run and find nothing; a found failure fails the run."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT))
+    for name in [each for each in sys.modules if each.split(".")[0] == "reliability"]:
+        monkeypatch.delitem(sys.modules, name)
+    return importlib.import_module("reliability.__main__")
+
+
+@pytest.mark.parametrize(
+    ("name", "trials"), [("snapshot_kills", 12), ("snapshot_damage", 110), ("snapshot_space", 30)]
+)
+def test_a_few_trials_find_nothing(
+    program: Any, name: str, trials: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = program.main([name, "--trials", str(trials)])
+    assert code == 0, capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"{trials} │" in out
+    assert "failures" in out
+
+
+def test_what_must_not_happen_fails_the_run(
+    program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    modules = program.find_modules()
+    assert {"snapshot_kills", "snapshot_damage", "snapshot_space"} <= set(modules)
+    report = program.Report(3, {"killed": 3}, ["trial 2: lost"])
+    monkeypatch.setattr(modules["snapshot_kills"], "run", lambda trials: report)
+    assert program.main(["snapshot_kills"]) == 1
+    assert "trial 2: lost" in capsys.readouterr().out
+    skipped = program.Report(0, skipped="no server")
+    monkeypatch.setattr(modules["snapshot_kills"], "run", lambda trials: skipped)
+    assert program.main(["snapshot_kills"]) == 0
+    assert "not run: no server" in capsys.readouterr().out
+    assert program.main(["snapshot_kils"]) == 2
+    assert "no trials 'snapshot_kils'" in capsys.readouterr().err
