@@ -36,8 +36,19 @@ BENCHMARKS = (
     "exchange",
     "ranks",
     "links",
+    "snapshots",
 )
-QUICK = ("pooled", "tables", "dlrm", "lookups", "techniques", "sweeps", "exchange", "ranks")
+QUICK = (
+    "pooled",
+    "tables",
+    "dlrm",
+    "lookups",
+    "techniques",
+    "sweeps",
+    "exchange",
+    "ranks",
+    "snapshots",
+)
 """Those that a quick run shrinks."""
 
 
