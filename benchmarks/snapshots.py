@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -68,14 +69,14 @@ def _measure(table: _Table, folder: Path, rounds: int) -> list[Figure]:
     for number in range(rounds + 1):
         plain, snapshot = folder / f"plain-{number}", folder / f"step-{number}"
         took = {
-            "write": _timed(lambda: _write(table, plain)),
-            "save": _timed(lambda: _save(table, snapshot), memory),
+            "write": _timed(partial(_write, table, plain)),
+            "save": _timed(partial(_save, table, snapshot), memory),
         }
         if not number:
             _check(table, snapshot)
         _drop_from_cache([plain, *snapshot.iterdir()])
-        took["read"] = _timed(lambda: _read(plain))
-        took["load"] = _timed(lambda: _load(table, snapshot), memory)
+        took["read"] = _timed(partial(_read, plain))
+        took["load"] = _timed(partial(_load, table, snapshot), memory)
         # The first round meets memory and disk as nobody else does.
         if number or rounds == 1:
             for name, each in took.items():
