@@ -65,18 +65,22 @@ def measure(scale: Scale) -> list[Figure]:
 
 def _measure(table: _Table, folder: Path, rounds: int) -> list[Figure]:
     seconds: dict[str, list[float]] = {"write": [], "save": [], "read": [], "load": []}
-    memory: dict[str, int] = {"save": 0, "load": 0}
+    memory = dict.fromkeys(seconds, 0)
     for number in range(rounds + 1):
         plain, snapshot = folder / f"plain-{number}", folder / f"step-{number}"
-        took = {
-            "write": _timed(partial(_write, table, plain)),
-            "save": _timed(partial(_save, table, snapshot), memory),
-        }
+        took: dict[str, float] = {}
+        writes = [partial(_write, table, plain), partial(_save, table, snapshot)]
+        reads = [partial(_read, plain), partial(_load, table, snapshot)]
+        # Each is first in turn: the second meets memory that the first has left cold, or warm.
+        for run in writes[:: 1 - 2 * (number % 2)]:
+            _timed(run, took, memory)
+            _drop_from_cache(folder)
         if not number:
             _check(table, snapshot)
-        _drop_from_cache([plain, *snapshot.iterdir()])
-        took["read"] = _timed(partial(_read, plain))
-        took["load"] = _timed(partial(_load, table, snapshot), memory)
+            _drop_from_cache(folder)
+        for run in reads[:: 1 - 2 * (number % 2)]:
+            _timed(run, took, memory)
+            _drop_from_cache(folder)
         # The first round meets memory and disk as nobody else does.
         if number or rounds == 1:
             for name, each in took.items():
@@ -111,8 +115,8 @@ def _measure(table: _Table, folder: Path, rounds: int) -> list[Figure]:
     return figures
 
 
-def _timed(run: Callable[[], str], memory: dict[str, int] | None = None) -> float:
-    """Seconds; notes the memory that it took under the name that it returns."""
+def _timed(run: Callable[[], str], took: dict[str, float], memory: dict[str, int]) -> None:
+    """Notes seconds, and the memory above what was there, under the name that `run` returns."""
     before = peak = _resident_bytes()
     ended = threading.Event()
 
@@ -125,12 +129,10 @@ def _timed(run: Callable[[], str], memory: dict[str, int] | None = None) -> floa
     watcher.start()
     begin = time.perf_counter()
     name = run()
-    took = time.perf_counter() - begin
+    took[name] = time.perf_counter() - begin
     ended.set()
     watcher.join()
-    if memory is not None:
-        memory[name] = max(memory[name], peak - before)
-    return took
+    memory[name] = max(memory[name], peak - before)
 
 
 def _write(table: _Table, path: Path) -> str:
@@ -176,8 +178,10 @@ def _check(table: _Table, path: Path) -> None:
     assert count == len(table.keys)
 
 
-def _drop_from_cache(paths: list[Path]) -> None:
-    for path in paths:
+def _drop_from_cache(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            continue
         with path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
