@@ -18,7 +18,7 @@ __all__ = ["BlockReader"]
 
 Bytes = npt.NDArray[np.uint8]
 
-_MOST_BUFFERS = 3
+_MOST_BUFFERS = 4
 
 
 def _references(arrays: list[Bytes], place: int) -> int:

@@ -32,6 +32,8 @@ from sparring.storage.contract import ScanChunk
 
 __all__ = ["Snapshot", "open_snapshot"]
 
+_PIECE_BYTES = 4 << 20
+
 
 def open_snapshot(url: str | os.PathLike[str]) -> Snapshot:
     """Opens a committed snapshot, and the chain that it is a delta over.
@@ -73,16 +75,15 @@ class Snapshot:
             table.name: table.description for table in manifest.tables
         }
         """The tables that this snapshot itself says something of."""
+        self.tables: Mapping[str, TableDescription] = {
+            **({} if base is None else base.tables),
+            **self.own_tables,
+        }
+        """Name → table, over the whole chain."""
         self._files = {entry.name: entry for entry in manifest.files}
 
     def __repr__(self) -> str:
         return f"<Snapshot {self.url} of step {self.step}>"
-
-    @property
-    def tables(self) -> Mapping[str, TableDescription]:
-        """Name → table, over the whole chain."""
-        older = {} if self.base is None else dict(self.base.tables)
-        return older | dict(self.own_tables)
 
     @property
     def chain(self) -> tuple[Snapshot, ...]:
@@ -197,10 +198,12 @@ class Snapshot:
                 raise reader.damaged(8, str(error)) from error
             arrays: dict[str, npt.NDArray[Any]] = {}
             for tensor in header.tensors:
-                data = reader.read(begin + tensor.begin, begin + tensor.end)
-                # A copy, because blocks are shared with the arrays beside it.
-                array = data.copy().view(dtype_of_code(tensor.code))
-                arrays[tensor.name] = array.reshape(tensor.shape)
+                data = np.empty(tensor.end - tensor.begin, np.uint8)
+                for at in range(0, len(data), _PIECE_BYTES):
+                    piece = data[at : at + _PIECE_BYTES]
+                    first = begin + tensor.begin + at
+                    piece[...] = reader.read(first, first + len(piece))
+                arrays[tensor.name] = data.view(dtype_of_code(tensor.code)).reshape(tensor.shape)
             return SnapshotState(values, arrays)
 
     def _check_table(self, table: str) -> None:
