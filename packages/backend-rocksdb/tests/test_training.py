@@ -31,6 +31,7 @@ def trained(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]
     return train
 
 
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
 def test_ratings_are_learnt_as_with_a_table_in_memory(
     tmp_path: Path, optimizer: str, trained: Callable[..., dict[str, Any]]
 ) -> None:
