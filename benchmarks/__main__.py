@@ -36,8 +36,19 @@ BENCHMARKS = (
     "exchange",
     "ranks",
     "links",
+    "rocksdb",
 )
-QUICK = ("pooled", "tables", "dlrm", "lookups", "techniques", "sweeps", "exchange", "ranks")
+QUICK = (
+    "pooled",
+    "tables",
+    "dlrm",
+    "lookups",
+    "techniques",
+    "sweeps",
+    "exchange",
+    "ranks",
+    "rocksdb",
+)
 """Those that a quick run shrinks."""
 
 
