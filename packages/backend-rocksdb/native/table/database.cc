@@ -208,6 +208,11 @@ void Database::give_back(const std::string& table) {
   taken_.erase(table);
 }
 
+rocksdb::ColumnFamilyHandle* Database::family(const std::string& table) const {
+  const std::lock_guard lock(mutex_);
+  return families_.at(kFamilyPrefix + table);
+}
+
 std::string Database::encode_num_rows(int64_t num_rows) {
   std::string bytes(8, '\0');
   for (int i = 0; i < 8; ++i) {

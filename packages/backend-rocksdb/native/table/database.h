@@ -74,6 +74,8 @@ class Database {
   // is taken.
   rocksdb::ColumnFamilyHandle* take(const std::string& table, const std::string& label);
   void give_back(const std::string& table);
+  // Of a table that was taken before.
+  rocksdb::ColumnFamilyHandle* family(const std::string& table) const;
   int64_t read_num_rows(const std::string& table) const;
   static std::string rows_key(const std::string& table) { return "rows/" + table; }
   static std::string encode_num_rows(int64_t num_rows);

@@ -48,9 +48,25 @@ class FirstError {
   std::optional<StatusError> error_;
 };
 
+// Rows lie anywhere in the cache and go anywhere in the output: some are on their way while others
+// are copied.
+constexpr size_t kRowsAhead = 8;
+
+template <bool is_written>
+void prefetch(const char* begin, uint64_t num_bytes) {
+  for (uint64_t at = 0; at < num_bytes; at += 64) __builtin_prefetch(begin + at, is_written, 2);
+}
+
 rocksdb::Slice slice(const KeyBytes& key) { return {key.data(), KeyBytes::size()}; }
 
 }  // namespace
+
+struct Table::Group {
+  std::array<KeyBytes, kGroup> bytes;
+  std::array<rocksdb::Slice, kGroup> keys;
+  std::array<rocksdb::PinnableSlice, kGroup> values;
+  std::array<rocksdb::Status, kGroup> statuses;
+};
 
 Table::Table(std::shared_ptr<Database> database, const TableOptions& options)
     : options_(options),
@@ -100,9 +116,10 @@ void Table::read(const Codes& codes, const SparringExecutor* executor,
   parallel_for(executor, static_cast<int64_t>(codes.size()), kGrain,
                [&](int64_t begin, int64_t end) {
                  first.guard([&] {
+                   Group group;
                    for (auto at = static_cast<size_t>(begin); at < static_cast<size_t>(end);) {
                      const size_t count = std::min(kGroup, static_cast<size_t>(end) - at);
-                     read_group(codes.data() + at, count, to);
+                     read_group(codes.data() + at, count, group, to);
                      at += count;
                    }
                  });
@@ -110,11 +127,9 @@ void Table::read(const Codes& codes, const SparringExecutor* executor,
   first.raise();
 }
 
-void Table::read_group(const PlacedCode* codes, size_t count, const Destination& to) const {
-  std::array<KeyBytes, kGroup> bytes;
-  std::array<rocksdb::Slice, kGroup> keys;
-  std::array<rocksdb::PinnableSlice, kGroup> values;
-  std::array<rocksdb::Status, kGroup> statuses;
+void Table::read_group(const PlacedCode* codes, size_t count, Group& group,
+                       const Destination& to) const {
+  auto& [bytes, keys, values, statuses] = group;
   for (size_t i = 0; i < count; ++i) {
     bytes[i] = KeyBytes(codes[i].code);
     keys[i] = slice(bytes[i]);
@@ -122,7 +137,14 @@ void Table::read_group(const PlacedCode* codes, size_t count, const Destination&
   database_->db().MultiGet(rocksdb::ReadOptions(), family_, count, keys.data(), values.data(),
                            statuses.data(), /*sorted_input=*/true);
   const uint64_t wanted = to.columns.end - to.columns.begin;
+  const auto prefetch_row = [&](size_t i) {
+    if (to.rows == nullptr || i >= count || values[i].size() != options_.row_bytes) return;
+    prefetch<false>(values[i].data() + to.columns.begin, wanted);
+    prefetch<true>(to.rows + static_cast<uint64_t>(codes[i].position) * to.stride, wanted);
+  };
+  for (size_t i = 0; i < kRowsAhead; ++i) prefetch_row(i);
   for (size_t i = 0; i < count; ++i) {
+    prefetch_row(i + kRowsAhead);
     const auto position = static_cast<uint64_t>(codes[i].position);
     const bool is_found = !statuses[i].IsNotFound();
     if (is_found) check(statuses[i], asked("find"));
@@ -134,13 +156,13 @@ void Table::read_group(const PlacedCode* codes, size_t count, const Destination&
                             std::to_string(options_.row_bytes) +
                             "; restore a checkpoint or snapshot");
     }
-    if (to.rows == nullptr) continue;
-    char* row = to.rows + position * to.stride;
-    if (is_found) {
+    char* row = to.rows == nullptr ? nullptr : to.rows + position * to.stride;
+    if (row != nullptr && is_found) {
       std::memcpy(row, values[i].data() + to.columns.begin, wanted);
-    } else {
+    } else if (row != nullptr) {
       std::memset(row, 0, wanted);
     }
+    values[i].Reset();  // lets the block go
   }
 }
 

@@ -73,7 +73,8 @@ class Table {
   };
 
   void read(const Codes& codes, const SparringExecutor* executor, const Destination& to) const;
-  void read_group(const PlacedCode* codes, size_t count, const Destination& to) const;
+  struct Group;  // what one MultiGet works with; used again for the next one
+  void read_group(const PlacedCode* codes, size_t count, Group& group, const Destination& to) const;
   // is_new[i]: whether codes[i] has no row yet.
   std::vector<uint8_t> find_new(const Codes& codes, const SparringExecutor* executor) const;
   // Writes rows[position * stride] for each of codes; is_new as from find_new.

@@ -1,0 +1,46 @@
+// An executor as a host would lend it, of plain threads: each parallel_for
+// starts its own, which is slow and obviously correct.
+#ifndef SPARRING_ROCKSDB_TESTING_THREAD_EXECUTOR_H_
+#define SPARRING_ROCKSDB_TESTING_THREAD_EXECUTOR_H_
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "sparring/storage_abi.h"
+
+namespace sparring::flash::testing {
+
+class ThreadExecutor {
+ public:
+  explicit ThreadExecutor(int num_threads)
+      : executor_{sizeof(SparringExecutor), this, num_threads, &ThreadExecutor::parallel_for} {}
+
+  const SparringExecutor* get() const { return &executor_; }
+
+ private:
+  static void parallel_for(void* self, int64_t count, int64_t grain,
+                           void (*body)(void*, int64_t, int64_t), void* context) {
+    std::atomic<int64_t> next{0};
+    const auto work = [&] {
+      for (;;) {
+        const int64_t begin = next.fetch_add(grain);
+        if (begin >= count) return;
+        body(context, begin, std::min(begin + grain, count));
+      }
+    };
+    std::vector<std::thread> threads;
+    const int num_threads = static_cast<ThreadExecutor*>(self)->executor_.concurrency;
+    for (int thread = 1; thread < num_threads; ++thread) threads.emplace_back(work);
+    work();
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  SparringExecutor executor_;
+};
+
+}  // namespace sparring::flash::testing
+
+#endif  // SPARRING_ROCKSDB_TESTING_THREAD_EXECUTOR_H_
