@@ -36,8 +36,19 @@ BENCHMARKS = (
     "exchange",
     "ranks",
     "links",
+    "redis",
 )
-QUICK = ("pooled", "tables", "dlrm", "lookups", "techniques", "sweeps", "exchange", "ranks")
+QUICK = (
+    "pooled",
+    "tables",
+    "dlrm",
+    "lookups",
+    "techniques",
+    "sweeps",
+    "exchange",
+    "ranks",
+    "redis",
+)
 """Those that a quick run shrinks."""
 
 

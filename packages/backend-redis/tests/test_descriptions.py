@@ -38,7 +38,7 @@ def test_rows_of_another_making_are_refused_with_a_command_that_works(
     prefix = new_prefix()
     filled(server.url, prefix)
     with pytest.raises(InvalidArgumentError, match=r"float32 x 4 \+ 4 adagrad") as refused:
-        open_storage("redis", other, url=server.url, prefix=prefix)
+        open_storage("redis", other, host="127.0.0.1", port=server.port, prefix=prefix)
     assert other.row_label in str(refused.value)
     program, *arguments = shlex.split(str(refused.value).partition("in another place: ")[2])
     assert program == "sparring"

@@ -58,7 +58,9 @@ def test_importing_the_plugin_loads_no_client_library() -> None:
     ],
 )
 def test_redis_is_found_by_options(options: dict[str, Any], place: str) -> None:
-    assert str(RedisOptions(**options).place()) == place
+    found = RedisOptions(**options).place()
+    assert str(found) == place
+    assert RedisOptions(url=found.url).place() == found
 
 
 def test_url_says_database_and_encryption() -> None:

@@ -22,6 +22,11 @@ FORMAT = 1
 
 _DEFAULT_BUCKETS = 256
 
+_IN_THE_URL = {
+    *("url", "host", "port", "unix_socket", "mode", "service", "database", "tls"),
+    "num_buckets",  # of the new place, which gets the default
+}
+
 
 def agree_on_buckets(client: Client, table: TableConfig, options: RedisOptions) -> int:
     """Creates the table if it does not exist, and refuses it if it is another.
@@ -73,7 +78,9 @@ def agree_on_buckets(client: Client, table: TableConfig, options: RedisOptions) 
 
 def _conversion(found: TableConfig, asked: TableConfig, options: RedisOptions) -> str:
     """The command that writes the rows of `found` as those of `asked` below another prefix."""
-    given = options.model_dump(mode="json", exclude_unset=True) | {"prefix": options.prefix}
+    # A command line gives text only, and numbers are strict: the URL has them all.
+    stated = options.model_dump(mode="json", exclude_unset=True, exclude=_IN_THE_URL)
+    given = {"url": options.place().url} | stated | {"prefix": options.prefix}
     command = conversion_command("redis", {}, found, asked)
     words = command.removesuffix(" --into PLACE=ELSEWHERE").split(" ")
     for name, value in given.items():
