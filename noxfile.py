@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -36,6 +37,9 @@ CXX_TESTS = {
     "core": "SPARRING_TESTS",
     "backend-hkv": "SPARRING_HKV_TESTS",
 }
+
+# Programs that tests start, and the package of Debian and Ubuntu that brings each.
+TEST_PROGRAMS = {"openssl": "openssl", "redis-server": "redis-server"}
 
 # The peers that benchmarks compare with, in the only versions that go with this torch.
 TORCH_PEERS = ("fbgemm-gpu-cpu==1.8.0", "torchrec==1.8.0")
@@ -79,7 +83,26 @@ def tests(session: nox.Session) -> None:
         for package in CXX_TESTS:
             for sanitizer in ("", "thread", "address,undefined"):
                 cxx_tests(session, package, sanitizer)
+    install_programs(session)
     session.run("pytest", *(session.posargs or ["packages", "tests"]))
+
+
+def install_programs(session: nox.Session) -> None:
+    """Sees to the programs that tests start. Root gets them installed, others are told how.
+
+    Where one is missing all the same, the tests that need it skip and say so.
+    """
+    missing = [name for program, name in TEST_PROGRAMS.items() if shutil.which(program) is None]
+    if not missing:
+        return
+    command = ["apt-get", "install", "--quiet", "--yes", *missing]
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        session.warn(f"tests are skipped that need {', '.join(missing)}: sudo {' '.join(command)}")
+        return
+    # Debian would also start a server of its own, which nobody asked for.
+    env = {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    for each in (["apt-get", "update", "--quiet"], command):
+        session.run(*each, external=True, silent=True, env=env)
 
 
 def cxx_tests(session: nox.Session, package: str, sanitizer: str = "") -> None:
@@ -138,6 +161,7 @@ def benchmarks(session: nox.Session) -> None:
     session.install(TORCH, *TORCH_PEERS_NEED, silent=True)
     session.install("--no-deps", *TORCH_PEERS, silent=True)
     install_family(session, *FAMILY, extras="[report,mpi]")
+    install_programs(session)
     env = {"PYTHONPATH": str(ROOT)}
     names = [each for each in session.posargs if not each.startswith("-")]
     if not names or "lookups" in names:
