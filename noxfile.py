@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import nox
@@ -37,8 +38,6 @@ FAMILY = (
 # there, and the package of Debian and Ubuntu that brings it.
 SYSTEM_PACKAGES = {
     "backend-rocksdb": {"/usr/include/rocksdb/db.h": "librocksdb-dev"},
-    # Its tests start a server themselves.
-    "backend-redis": {"/usr/bin/redis-server": "redis-server"},
 }
 
 # What the packages with C++ tests call the option that builds them.
@@ -48,11 +47,25 @@ CXX_TESTS = {
     "backend-rocksdb": "SPARRING_ROCKSDB_TESTS",
 }
 
+# Programs that tests start, and the package of Debian and Ubuntu that brings each.
+TEST_PROGRAMS = {"openssl": "openssl", "redis-server": "redis-server"}
+
 # The peers that benchmarks compare with, in the only versions that go with this torch.
 TORCH_PEERS = ("fbgemm-gpu-cpu==1.8.0", "torchrec==1.8.0")
 # Without what torchrec asks for itself: fbgemm-gpu, which would lie over fbgemm-gpu-cpu.
 TORCH_PEERS_NEED = ("iopath", "pyre-extensions", "tensordict", "torchmetrics", "tqdm")
 TFRA = ("tensorflow-cpu==2.16.2", "tf_keras==2.16.0", "tensorflow-recommenders-addons==0.8.1")
+
+
+def apt_install(session: nox.Session, names: Iterable[str]) -> bool:
+    """Installs system packages, where root may; returns whether it did."""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        return False
+    # Debian would also start servers of its own, which nobody asked for.
+    env = {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    for command in (["update", "--quiet"], ["install", "--quiet", "--yes", *names]):
+        session.run("apt-get", *command, external=True, silent=True, env=env)
+    return True
 
 
 def system_packages(session: nox.Session, *packages: str) -> list[str]:
@@ -69,14 +82,23 @@ def system_packages(session: nox.Session, *packages: str) -> list[str]:
         for package in packages
     }
     names = sorted({name for some in missing.values() for name in some})
-    if names and os.geteuid() == 0 and shutil.which("apt-get"):
-        for command in (["update", "--quiet"], ["install", "--quiet", "--yes", *names]):
-            session.run("apt-get", *command, external=True, silent=True)
+    if names and apt_install(session, names):
         return list(packages)
     for package, some in missing.items():
         if some:
             session.warn(f"{package} is left out. It needs: sudo apt install {' '.join(some)}")
     return [package for package in packages if not missing[package]]
+
+
+def install_programs(session: nox.Session) -> None:
+    """Sees to the programs that tests start. Root gets them installed, others are told how.
+
+    Where one is missing all the same, the tests that need it skip and say so.
+    """
+    missing = [name for program, name in TEST_PROGRAMS.items() if shutil.which(program) is None]
+    if missing and not apt_install(session, missing):
+        names = " ".join(missing)
+        session.warn(f"tests that need {names} are skipped; to run them: sudo apt install {names}")
 
 
 def install_family(session: nox.Session, *packages: str, extras: str = "") -> None:
@@ -116,6 +138,7 @@ def tests(session: nox.Session) -> None:
             for sanitizer in ("", "thread", "address,undefined"):
                 cxx_tests(session, package, sanitizer)
     left_out = [f"--ignore={PACKAGES / each}" for each in FAMILY if each not in family]
+    install_programs(session)
     session.run("pytest", *left_out, *(session.posargs or ["packages", "tests"]))
 
 
@@ -176,6 +199,7 @@ def benchmarks(session: nox.Session) -> None:
     session.install(TORCH, *TORCH_PEERS_NEED, silent=True)
     session.install("--no-deps", *TORCH_PEERS, silent=True)
     install_family(session, *system_packages(session, *FAMILY), extras="[report,mpi]")
+    install_programs(session)
     env = {"PYTHONPATH": str(ROOT)}
     names = [each for each in session.posargs if not each.startswith("-")]
     if not names or "lookups" in names:

@@ -39,6 +39,7 @@ BENCHMARKS = (
     "saving",
     "snapshots",
     "rocksdb",
+    "redis",
 )
 QUICK = (
     "pooled",
@@ -52,6 +53,7 @@ QUICK = (
     "saving",
     "snapshots",
     "rocksdb",
+    "redis",
 )
 """Those that a quick run shrinks."""
 

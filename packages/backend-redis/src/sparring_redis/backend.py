@@ -68,9 +68,7 @@ class RedisStorage(Storage):
         self.shard = shard
         self._client = open_client(self.options, f"table {table.name!r}")
         try:
-            num_buckets = agree_on_buckets(
-                self._client, table, self.options.prefix, self.options.num_buckets
-            )
+            num_buckets = agree_on_buckets(self._client, table, self.options)
         except BaseException:
             self._client.close()
             raise

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
 from redis.crc import key_slot
 
 from sparring.errors import CorruptDataError, InvalidArgumentError, VersionError
-from sparring.table import TableConfig
+from sparring.storage.converting import conversion_command
+from sparring.table import CONVERT_HELP, TableConfig
 from sparring_redis.client import Client, Command
 from sparring_redis.connection import packed
+from sparring_redis.options import RedisOptions
 
 __all__ = ["FORMAT", "agree_on_buckets"]
 
@@ -19,10 +22,13 @@ FORMAT = 1
 
 _DEFAULT_BUCKETS = 256
 
+_IN_THE_URL = {
+    *("url", "host", "port", "unix_socket", "mode", "service", "database", "tls"),
+    "num_buckets",  # of the new place, which gets the default
+}
 
-def agree_on_buckets(
-    client: Client, table: TableConfig, prefix: str, num_buckets: int | None
-) -> int:
+
+def agree_on_buckets(client: Client, table: TableConfig, options: RedisOptions) -> int:
     """Creates the table if it does not exist, and refuses it if it is another.
 
     Ranks may come at the same time: one creates it, all others find it.
@@ -30,8 +36,7 @@ def agree_on_buckets(
     Args:
         client: to ask.
         table: what is asked for.
-        prefix: what all names begin with.
-        num_buckets: asked for; None takes what there is.
+        options: `prefix` and `num_buckets`, where None takes what there is.
 
     Returns:
         How many buckets it has.
@@ -42,7 +47,8 @@ def agree_on_buckets(
         CorruptDataError: something else lies there.
         DeadlineError, StorageIOError: Redis failed.
     """
-    name = f"{prefix}:{{{table.name}:about}}"
+    num_buckets = options.num_buckets
+    name = f"{options.prefix}:{{{table.name}:about}}"
     asked = {
         "format": FORMAT,
         "table": table.name,
@@ -58,7 +64,30 @@ def agree_on_buckets(
     if data is None:
         run("SET", name, json.dumps(asked), "NX", is_write=True)
         data = run("GET", name, is_write=False)
-    return _checked(data, table, num_buckets, f"{client.topology.place}, name {name}")
+    place = f"{client.topology.place}, name {name}"
+    try:
+        return _checked(data, table, num_buckets, place)
+    except InvalidArgumentError as error:
+        found = error.details.pop("found_table", None)
+        if not isinstance(found, TableConfig):
+            raise
+        # Here it is known that another prefix is another place.
+        text = str(error).replace(CONVERT_HELP, _conversion(found, table, options))
+        raise InvalidArgumentError(text, **error.details) from error
+
+
+def _conversion(found: TableConfig, asked: TableConfig, options: RedisOptions) -> str:
+    """The command that writes the rows of `found` as those of `asked` below another prefix."""
+    # A command line gives text only, and numbers are strict: the URL has them all.
+    stated = options.model_dump(mode="json", exclude_unset=True, exclude=_IN_THE_URL)
+    given = {"url": options.place().url} | stated | {"prefix": options.prefix}
+    command = conversion_command("redis", {}, found, asked)
+    words = command.removesuffix(" --into PLACE=ELSEWHERE").split(" ")
+    for name, value in given.items():
+        words += ["--option", shlex.quote(f"{name}={value}")]
+    for name, value in (given | {"prefix": f"{options.prefix}-converted"}).items():
+        words += ["--into", shlex.quote(f"{name}={value}")]
+    return " ".join(words)
 
 
 def _checked(data: bytes | None, table: TableConfig, num_buckets: int | None, place: str) -> int:

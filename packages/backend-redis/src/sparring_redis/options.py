@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from sparring.descriptors import Options, WholeNumber
 from sparring.errors import InvalidArgumentError
+from sparring.options import SECRET_GIVEN
 from sparring_redis.place import Place, place_of
 
 __all__ = ["Mode", "RedisOptions", "RedisRendezvousOptions", "RedisServerOptions"]
@@ -24,22 +25,14 @@ def _without_password(url: Any) -> Any:
     """Refuses a URL with a password in it, and never repeats it: configurations are printed."""
     if isinstance(url, str) and "@" in url:
         raise PydanticCustomError(
-            "secret_given",
+            SECRET_GIVEN,
             "must hold no user and no password, because configurations are printed; give the user "
             "as username, and the password by password_environment or password_file",
         )
     return url
 
 
-def _readable(url: str) -> str:
-    try:
-        place_of(url, "standalone")
-    except InvalidArgumentError as error:
-        raise PydanticCustomError("redis_url", "{reason}", {"reason": str(error)}) from error
-    return url
-
-
-Url = Annotated[str, BeforeValidator(_without_password), AfterValidator(_readable)]
+Url = Annotated[str, BeforeValidator(_without_password)]
 
 
 class RedisServerOptions(Options):

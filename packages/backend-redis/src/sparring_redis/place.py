@@ -44,6 +44,17 @@ class Place:
     database: int = 0
     is_encrypted: bool = False
 
+    @property
+    def url(self) -> str:
+        """All of it in one text, which `place_of` reads back."""
+        names = ",".join(map(str, self.addresses))
+        if self.addresses[0].is_path:
+            return names
+        scheme = "rediss" if self.is_encrypted else "redis"
+        mode = "" if self.mode == "standalone" else f"+{self.mode}"
+        path = [each for each in (self.service, self.database or None) if each is not None]
+        return f"{scheme}{mode}://{'/'.join([names, *map(str, path)])}"
+
     def __str__(self) -> str:
         names = ",".join(map(str, self.addresses))
         if self.mode == "standalone":

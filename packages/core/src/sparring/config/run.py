@@ -11,7 +11,7 @@ from sparring.config.data import DataConfig
 from sparring.config.exchange import ExchangeConfig
 from sparring.config.model import ModelConfig
 from sparring.config.optimizer import OptimizerConfig
-from sparring.config.section import PositiveFloat, Section
+from sparring.config.section import BackendOptions, PositiveFloat, Section
 from sparring.config.snapshots import SnapshotsConfig
 from sparring.config.tables import TablesConfig
 from sparring.config.training import TrainingConfig
@@ -37,7 +37,7 @@ class StorageConfig(Section):
     backend: str = Field(
         "hkv", description="A storage that core or a plugin offers; see `sparring plugins`."
     )
-    options: dict[str, Any] = Field(
+    options: BackendOptions = Field(
         default_factory=dict,
         description="The options of that backend. In text, `{rank}`, `{world_size}` and `{table}` "
         "stand for what they say, so that each rank has a place of its own.",
@@ -53,7 +53,7 @@ class CollectiveConfig(Section):
         "`local` for one process, `mpi` for ranks of mpiexec, and that of the framework for ranks "
         "of torchrun.",
     )
-    options: dict[str, Any] = Field(
+    options: BackendOptions = Field(
         default_factory=dict, description="The options of that backend."
     )
 
@@ -66,7 +66,7 @@ class RendezvousConfig(Section):
         description="A rendezvous that core or a plugin offers; see `sparring plugins`. `auto` is "
         "`environment` for what torchrun or mpiexec started, and `single` for all else.",
     )
-    options: dict[str, Any] = Field(
+    options: BackendOptions = Field(
         default_factory=dict, description="The options of that backend."
     )
 

@@ -1,0 +1,203 @@
+"""Servers of every kind: encrypted, guarded, behind a socket, watched by Sentinel, in a cluster."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import TableConfig, open_storage
+from sparring.errors import DeadlineError, StorageIOError
+from sparring_redis.connection import Access
+from sparring_redis.testing import (
+    RedisCluster,
+    RedisSentinel,
+    RedisServer,
+    make_certificates,
+    redis_server_missing,
+)
+
+TABLE = TableConfig("films", 4)
+KEYS = np.arange(-500, 500, dtype=np.int64)
+ROWS = np.random.default_rng(0).random((1_000, 4), np.float32)
+SECRET = "hunter2-hunter2"
+
+pytestmark = pytest.mark.skipif(
+    redis_server_missing() is not None, reason=redis_server_missing() or ""
+)
+
+
+def check(**options: Any) -> None:
+    """Fails unless rows come back as they went in."""
+    with open_storage("redis", TABLE, **options) as storage:
+        storage.upsert(KEYS, ROWS)
+        found = storage.find(KEYS)
+        assert found.found.all()
+        assert (found.rows == ROWS).all()
+        assert storage.size == len(KEYS)
+
+
+def test_a_unix_socket(own_server: RedisServer) -> None:
+    check(unix_socket=own_server.unix_socket, database=3)
+    assert own_server.ask("INFO", "keyspace").count(b"db3:") == 1
+
+
+def test_an_encrypted_server_whose_certificate_is_trusted(tmp_path: Path) -> None:
+    made = make_certificates(tmp_path)
+    tls = {"ssl_ca_certs": str(made.authority), "ssl_check_hostname": True}
+    access = Access(is_encrypted=True, tls=tls)
+    with RedisServer(made.server_settings, access=access) as server:
+        check(url=server.url, tls_ca_file=made.authority)
+        check(host="127.0.0.1", port=server.port, tls=True, tls_ca_file=made.authority)
+        with pytest.raises(StorageIOError, match=r"(?i)certificate"):
+            check(url=server.url, deadline_seconds=0.3)
+        other = tmp_path / "other"
+        other.mkdir()
+        authority = make_certificates(other).authority
+        with pytest.raises(StorageIOError, match=r"(?i)certificate"):
+            check(url=server.url, tls_ca_file=authority, deadline_seconds=0.3)
+        # In the clear nothing is understood.
+        with pytest.raises((StorageIOError, DeadlineError)):
+            check(port=server.port, deadline_seconds=0.3)
+
+
+def test_a_certificate_for_another_host_is_refused(tmp_path: Path) -> None:
+    made = make_certificates(tmp_path, host="127.0.0.9")
+    tls = {"ssl_ca_certs": str(made.authority), "ssl_check_hostname": False}
+    with RedisServer(made.server_settings, access=Access(is_encrypted=True, tls=tls)) as server:
+        with pytest.raises(StorageIOError, match=r"127\.0\.0\.1"):
+            check(url=server.url, tls_ca_file=made.authority, deadline_seconds=0.3)
+        check(url=server.url, tls_ca_file=made.authority, tls_check_hostname=False)
+
+
+# What docs/how-to/keep-rows-in-redis.md gives to a user.
+PERMISSIONS = (
+    "~sparring:* +hmget +hset +hdel +hlen +hscan +get +set +unlink +memory|usage "
+    "+client|info +client|kill +cluster|slots +select"
+)
+
+
+def test_an_acl_user_with_the_documented_permissions(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_server.ask("ACL", "SETUSER", "trainer", "on", f">{SECRET}", *PERMISSIONS.split())
+    own_server.ask("ACL", "SETUSER", "default", "off")
+    monkeypatch.setenv("FILMS_PASSWORD", SECRET)
+    options = {"url": own_server.url, "username": "trainer", "deadline_seconds": 2.0}
+    check(**options, password_environment="FILMS_PASSWORD")
+    with open_storage("redis", TABLE, **options, password_environment="FILMS_PASSWORD") as storage:
+        assert sum(len(chunk) for chunk in storage.scan()) == len(KEYS)
+        assert storage.memory_bytes > 0
+        assert storage.erase(KEYS[:3]) == 3
+        storage.clear()
+
+
+@pytest.mark.parametrize("missing", ["hset", "client|kill", "client|info"])
+def test_a_permission_that_is_missing_is_named(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    """Also those that only a retry needs, before one does."""
+    permissions = PERMISSIONS.replace(f"+{missing}", "").split()
+    own_server.ask("ACL", "SETUSER", "trainer", "on", f">{SECRET}", *permissions)
+    monkeypatch.setenv("FILMS_PASSWORD", SECRET)
+    start = time.monotonic()
+    with pytest.raises(StorageIOError, match=rf"permission.*'{re.escape(missing)}'") as refused:
+        check(url=own_server.url, username="trainer", password_environment="FILMS_PASSWORD")
+    assert time.monotonic() - start < 2, "what is refused is not tried again and again"
+    assert SECRET not in str(refused.value)
+
+
+def test_a_wrong_password_is_refused_at_once_and_not_printed(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_server.ask("CONFIG", "SET", "requirepass", "right")
+    monkeypatch.setenv("FILMS_PASSWORD", SECRET)
+    for options in ({"password_environment": "FILMS_PASSWORD"}, {}):
+        start = time.monotonic()
+        with pytest.raises(StorageIOError, match=r"(?i)password|authentication") as refused:
+            check(url=own_server.url, **options)
+        assert time.monotonic() - start < 2
+        assert SECRET not in str(refused.value) + repr(refused.value.details)
+
+
+def test_rows_outlive_the_server_where_it_keeps_a_log() -> None:
+    with RedisServer({"appendonly": "yes"}) as server:
+        check(url=server.url)
+        with open_storage("redis", TABLE, url=server.url) as storage:
+            server.kill()
+            server.start()
+            # The connection that the storage still has leads nowhere.
+            assert (storage.find(KEYS).rows == ROWS).all()
+            storage.upsert(KEYS[:1], ROWS[1:2])
+            assert storage.erase(KEYS[:1]) == 1
+
+
+def test_a_failover_is_followed() -> None:
+    with RedisSentinel() as watched:
+        unknown = f"redis+sentinel://127.0.0.1:{watched.sentinel.port}/books"
+        with pytest.raises(StorageIOError, match="'books'"):
+            check(url=unknown, deadline_seconds=0.3)
+        with open_storage("redis", TABLE, url=watched.url) as storage:
+            storage.upsert(KEYS, ROWS)
+            watched.master.ask("WAIT", 1, 2000)
+            watched.master.kill()
+            # Until the replica is master the calls wait, within their deadline.
+            assert (storage.find(KEYS).rows == ROWS).all()
+            storage.upsert(KEYS, ROWS[::-1].copy())
+            assert (storage.find(KEYS).rows == ROWS[::-1]).all()
+        address = watched.sentinel.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", watched.service)
+        assert int(address[1]) == watched.replica.port
+
+
+def test_slots_that_move_are_followed(cluster: RedisCluster, new_prefix: Any) -> None:
+    """A bucket's slot goes to another node while calls run: ASK first, then MOVED."""
+    options = {"url": cluster.url, "prefix": new_prefix(), "num_buckets": 1}
+    with open_storage("redis", TABLE, **options) as storage:
+        storage.upsert(KEYS, ROWS)
+        layout = storage._layout  # type: ignore[attr-defined]
+        slot, name = layout.command(0, "HLEN").slot, b"%s" % layout._names[0]
+        old = next(each for each in cluster.servers if _owns(each, slot))
+        new = next(each for each in cluster.servers if each is not old)
+        ids = {each: each.ask("CLUSTER", "MYID") for each in (old, new)}
+        new.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[old])
+        old.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[new])
+        assert (storage.find(KEYS).rows == ROWS).all()
+        old.ask("MIGRATE", "127.0.0.1", new.port, name, 0, 5000)
+        assert (storage.find(KEYS).rows == ROWS).all()
+        storage.upsert(KEYS, ROWS[::-1].copy())
+        assert storage.erase(KEYS[:7]) == 7
+        for each in (new, old):
+            each.ask("CLUSTER", "SETSLOT", slot, "NODE", ids[new])
+        assert (storage.find(KEYS[7:]).rows == ROWS[::-1][7:]).all()
+        assert storage.erase(KEYS[7:]) == len(KEYS) - 7
+
+
+def _owns(server: RedisServer, slot: int) -> bool:
+    return any(
+        first <= slot <= last and master[1] == server.port
+        for first, last, master, *_ in server.ask("CLUSTER", "SLOTS")
+    )
+
+
+def test_a_stopped_node_does_not_hide_the_others(new_prefix: Any) -> None:
+    with (
+        RedisCluster(3, {"cluster-require-full-coverage": "no"}) as nodes,
+        open_storage("redis", TABLE, url=nodes.url, deadline_seconds=0.3) as storage,
+    ):
+        storage.upsert(KEYS, ROWS)
+        nodes.servers[0].signal(signal.SIGSTOP)
+        num_found = 0
+        for key in KEYS[:8]:
+            try:
+                num_found += int(storage.find([key]).found.sum())
+            except DeadlineError:
+                continue
+        nodes.servers[0].signal(signal.SIGCONT)
+        assert num_found > 0
+        nodes.wait()
+        assert (storage.find(KEYS).rows == ROWS).all()

@@ -1,0 +1,154 @@
+"""Ranks share one Redis, and each sees its own part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import pytest
+
+from sparring import StepContainer, Storage, TableConfig, open_storage
+from sparring.collective.local import LocalGroup
+from sparring.errors import InvalidArgumentError
+from sparring.kernels import partition
+from sparring.rendezvous import ShardMap, SingleRendezvous
+from sparring.step import StorageChoice
+from sparring_redis.testing import RedisCluster, RedisServer
+
+TABLE = TableConfig("item", 4)
+KEYS = np.arange(-2_000, 2_000, dtype=np.int64)
+ROWS = np.random.default_rng(0).random((4_000, 4), np.float32)
+
+
+class _Meeting(SingleRendezvous):
+    """The shard map of a job whose ranks are threads."""
+
+    def __init__(self, world_size: int) -> None:
+        super().__init__()
+        self._world_size = world_size
+
+    def shard_map(self) -> ShardMap:
+        return ShardMap.balanced(self._world_size)
+
+
+@contextmanager
+def opened(shard_map: ShardMap, url: str, prefix: str, num_buckets: int) -> Iterator[list[Storage]]:
+    """The storage of each rank."""
+    with ExitStack() as closing:
+        yield [
+            closing.enter_context(
+                open_storage(
+                    "redis",
+                    TABLE,
+                    shard=shard_map.shard_of(rank),
+                    url=url,
+                    prefix=prefix,
+                    num_buckets=num_buckets,
+                )
+            )
+            for rank in range(shard_map.world_size)
+        ]
+
+
+def scanned(storage: Storage) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    for chunk in storage.scan(97):
+        assert 0 < len(chunk) <= 97
+        for key, row in zip(chunk.keys.tolist(), chunk.rows, strict=True):
+            assert key not in found
+            found[key] = row.tobytes()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["standalone", "cluster"])
+@pytest.mark.parametrize(
+    "shard_map",
+    [ShardMap.balanced(4), ShardMap.balanced(3), ShardMap.balanced(2).resized(5)],
+    ids=["4", "3", "2 resized to 5"],
+)
+def test_each_rank_sees_exactly_its_own_rows(
+    server: RedisServer,
+    cluster: RedisCluster,
+    new_prefix: Callable[[], str],
+    shard_map: ShardMap,
+    kind: str,
+) -> None:
+    url = server.url if kind == "standalone" else cluster.url
+    owners = shard_map.owners[partition(KEYS)]
+    whole = {key: row.tobytes() for key, row in zip(KEYS.tolist(), ROWS, strict=True)}
+    prefix = new_prefix()
+    with opened(shard_map, url, prefix, 16) as storages:
+        for rank, storage in enumerate(storages):
+            storage.upsert(KEYS[owners == rank], ROWS[owners == rank])
+        for rank, storage in enumerate(storages):
+            mine = KEYS[owners == rank].tolist()
+            assert storage.size == len(mine)
+            assert scanned(storage) == {key: whole[key] for key in mine}
+        storages[1].clear()
+        for rank, storage in enumerate(storages):
+            assert storage.size == (0 if rank == 1 else (owners == rank).sum())
+    with open_storage("redis", TABLE, url=url, prefix=prefix) as storage:
+        assert storage.size == (owners != 1).sum()
+
+
+def test_a_job_of_another_size_finds_the_rows(
+    server: RedisServer, new_prefix: Callable[[], str]
+) -> None:
+    prefix = new_prefix()
+    whole = {key: row.tobytes() for key, row in zip(KEYS.tolist(), ROWS, strict=True)}
+    for world_size in (2, 3, 1):
+        shard_map = ShardMap.balanced(world_size)
+        owners = shard_map.owners[partition(KEYS)]
+        with opened(shard_map, server.url, prefix, 32) as storages:
+            if world_size == 2:
+                for rank, storage in enumerate(storages):
+                    storage.upsert(KEYS[owners == rank], ROWS[owners == rank])
+            found: dict[int, bytes] = {}
+            for rank, storage in enumerate(storages):
+                assert storage.find(KEYS[owners == rank]).found.all()
+                found |= scanned(storage)
+            assert found == whole
+            assert sum(storage.size for storage in storages) == len(KEYS)
+
+
+def test_the_ranks_of_a_job_open_their_own_parts(
+    server: RedisServer, new_prefix: Callable[[], str]
+) -> None:
+    choice = StorageChoice("redis", {"url": server.url, "prefix": new_prefix()})
+    group = LocalGroup(3)
+
+    def train(rank: int) -> int:
+        with StepContainer(collective=group.join(rank), rendezvous=_Meeting(3)) as container:
+            container.declare(TABLE, choice)
+            owners = ShardMap.balanced(3).owners[partition(KEYS)]
+            container.storage("item").upsert(KEYS[owners == rank], ROWS[owners == rank])
+            container.collective.barrier()
+            return container.num_rows("item")
+
+    with ThreadPoolExecutor(3) as threads:
+        sizes = list(threads.map(train, range(3)))
+    assert sum(sizes) == len(KEYS)
+    assert min(sizes) > 1_000
+
+
+def test_a_replicated_table_is_refused_on_many_ranks(
+    server: RedisServer, new_prefix: Callable[[], str]
+) -> None:
+    choice = StorageChoice("redis", {"url": server.url, "prefix": new_prefix()})
+    table = TableConfig("item", 4, placement="replicated")
+    group = LocalGroup(2)
+
+    def declare(rank: int) -> None:
+        with StepContainer(collective=group.join(rank), rendezvous=_Meeting(2)) as container:
+            container.declare(table, choice)
+            container.storage("item")
+
+    with ThreadPoolExecutor(2) as threads:
+        for each in [threads.submit(declare, rank) for rank in range(2)]:
+            with pytest.raises(InvalidArgumentError, match="one copy for all of them"):
+                each.result()
+    with StepContainer() as container:
+        container.declare(table, choice)
+        assert container.storage("item").size == 0
