@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,6 +25,9 @@ class TrainResult:
     """What else is worth showing a person, JSON types only: ``best_auc``, ``report_path``, …"""
     not_admitted: Mapping[str, int] = field(default_factory=dict)
     """Table name → gradients that its admission filter dropped; tables with a filter only."""
+    tiers: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """Table name → the counters of each of its tiers, hottest first, summed over ranks; tables in
+    stacks of storages only. See ``docs/reference/metrics.md``."""
     rank: int = 0
     """Whose result this is; all ranks have the same, and the first one shows it."""
 

@@ -20,6 +20,7 @@ from sparring.errors import ConfigError, DataError, NonFiniteGradientError
 from sparring.joining import join_job
 from sparring.plugins import PluginManager
 from sparring.ranks import Ranks
+from sparring.storage.tiered.counters import sum_over_ranks
 from sparring.trace import Trace
 from sparring.training import Progress, SilentProgress, TrainResult
 from sparring_torch.click_task import ClickTask
@@ -168,6 +169,7 @@ class _Run:
             steps=self._step,
             seconds=time.perf_counter() - start,
             not_admitted=self._not_admitted(),
+            tiers=self._tiers(),
             extra=self._task.extra() | self._skipped() | self._report_path(),
             rank=self._ranks.rank,
         )
@@ -282,6 +284,16 @@ class _Run:
                 if table.admission is not None
             }
         )
+
+    def _tiers(self) -> dict[str, list[dict[str, Any]]]:
+        """Table → counters of its tiers, summed over ranks."""
+        container = self._tables.container
+        counted = {name: container.tier_counters(name) for name in container.tables}
+        return {
+            name: [each.as_dict() for each in sum_over_ranks(tiers, self._ranks)]
+            for name, tiers in counted.items()
+            if tiers
+        }
 
     def _skipped(self) -> dict[str, int]:
         if not self._is_skipping:

@@ -248,12 +248,12 @@ class TieredStorage(Storage):
 
     def _promote(self, staged: Staged, but: Keys) -> None:
         """Copies staged rows into the first tier, but for keys that are about to be written."""
+        for place in np.unique(staged.origins).tolist():
+            num_rows = int(np.count_nonzero(staged.origins == place))
+            self._tiers[place].meter.counters.promotions += num_rows
         is_wanted = ~_is_in(staged.keys, np.sort(but))
         if not is_wanted.any():
             return
-        for place in np.unique(staged.origins[is_wanted]).tolist():
-            counters = self._tiers[place].meter.counters
-            counters.promotions += int(np.count_nonzero(staged.origins[is_wanted] == place))
         self._hand_down(0, self._first.upsert(staged.keys[is_wanted], staged.rows[is_wanted], None))
 
     def _hand_down(self, place: int, evicted: Evicted) -> None:
@@ -314,7 +314,7 @@ class TieredStorage(Storage):
                 for tier in reversed(self._tiers):
                     tier.erase(keys)
             except BaseException:
-                self._expect_holes(lambda tier: keys)
+                self._expect_holes(lambda _tier: keys)
                 raise
             self._add_rows(-num_known)
         for tier in self._tiers:
