@@ -36,8 +36,19 @@ BENCHMARKS = (
     "exchange",
     "ranks",
     "links",
+    "tiers",
 )
-QUICK = ("pooled", "tables", "dlrm", "lookups", "techniques", "sweeps", "exchange", "ranks")
+QUICK = (
+    "pooled",
+    "tables",
+    "dlrm",
+    "lookups",
+    "techniques",
+    "sweeps",
+    "exchange",
+    "ranks",
+    "tiers",
+)
 """Those that a quick run shrinks."""
 
 

@@ -88,7 +88,7 @@ def test_errors_of_tiers_have_their_places() -> None:
       - {backend: memori}
 """
     )
-    assert "run.yaml:7:35: unknown key 'capacitty' in storage.options.tiers.0.options" in message
+    assert "run.yaml:7:37: unknown key 'capacitty' in storage.options.tiers.0.options" in message
     assert "did you mean capacity?" in message
     assert "run.yaml:8:9: " in message
     assert "run.yaml:9:19: " in message

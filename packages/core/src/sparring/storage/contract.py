@@ -37,6 +37,7 @@ from sparring.storage import arguments
 from sparring.table import TableConfig
 
 if TYPE_CHECKING:
+    from sparring.storage.tiered.fronting import Fronting
     from sparring.updates import MethodChoice
 
 __all__ = [
@@ -379,6 +380,11 @@ class Storage(ABC):
 
     def _evict_impl(self, count: int) -> Evicted:
         raise NotImplementedError(f"{type(self).__name__} declares evict and must implement it")
+
+    def front(self) -> Fronting | None:
+        """For a stack whose first tier is native: what native code tells it, so that it may work
+        on that tier's rows where they lie. None for all others."""
+        return None
 
     # -- for subclasses ---------------------------------------------------------
 

@@ -44,6 +44,7 @@ from sparring.storage.contract import (
     Storage,
 )
 from sparring.storage.tiered.counters import TierCounters
+from sparring.storage.tiered.fronting import Fronting
 from sparring.storage.tiered.locking import ReaderWriterLock
 from sparring.storage.tiered.options import TieredOptions
 from sparring.storage.tiered.scanning import scan_tiers
@@ -118,6 +119,9 @@ class TieredStorage(Storage):
     def tiers(self) -> tuple[Storage, ...]:
         """The storages, hottest first; to look at, not to write to."""
         return tuple(tier.storage for tier in self._tiers)
+
+    def front(self) -> Fronting | None:
+        return Fronting(self) if self._first.storage.capabilities.native else None
 
     def tier_counters(self) -> list[TierCounters]:
         """What was counted of each tier since this storage was opened, hottest first."""
