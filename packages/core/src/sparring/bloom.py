@@ -155,6 +155,11 @@ class GrowingBloomFilter:
         self._parts = [self._part(self.planned_keys, 0)]
 
     @property
+    def num_parts(self) -> int:
+        """Filters that a question goes to."""
+        return len(self._parts)
+
+    @property
     def num_added(self) -> int:
         """Distinct keys that were added, but for those taken for members before."""
         return sum(part.num_added for part in self._parts)

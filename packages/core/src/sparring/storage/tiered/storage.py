@@ -372,6 +372,7 @@ class TieredStorage(Storage):
                 self._drain_or_raise()
             tier.dirty.clear()
         for tier in self._tiers:
+            tier.join_filter()
             tier.storage._flush_impl()
 
     def _send_down(self) -> None:
