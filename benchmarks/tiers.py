@@ -101,7 +101,7 @@ def _falling_through(stack: TieredStorage, batches: list[Keys], backend: str) ->
     # A second table in memory answers so fast that it is no tier anybody would want.
     has_bar = backend != "hkv"
     return Figure(
-        f"find in {stack.size:,} rows in [hkv, {backend}], a tenth of them in the first tier, "
+        f"find in {stack.size:,} rows, hkv over {backend}, a tenth of them in the first tier, "
         f"Zipf {EXPONENT}",
         f"{ratio:.2f} x the prediction",
         f"<= {BAR_COST} x" if has_bar else None,

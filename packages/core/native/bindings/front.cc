@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
+#include <vector>
 
 #include "bindings/export.h"
 #include "bindings/gil.h"
@@ -57,6 +59,30 @@ struct Watch {
   }
 };
 
+// Refuses an update in which the first tier lacks a row, before anything changes, and
+// notes which keys these are.
+struct Missing {
+  const SparringUpdate* asked = nullptr;
+  std::vector<int64_t> keys{};
+
+  static int32_t admit(void* context, int64_t count, const int64_t* positions, uint8_t*) {
+    auto& self = *static_cast<Missing*>(context);
+    try {
+      self.keys.reserve(static_cast<size_t>(count));
+      for (int64_t i = 0; i < count; ++i) self.keys.push_back(self.asked->keys[positions[i]]);
+    } catch (const std::bad_alloc&) {
+      self.keys.clear();
+    }
+    return 1;
+  }
+
+  static void change(void* context, int64_t count, const int64_t* positions, void* const* rows,
+                     const uint8_t* is_new) {
+    const SparringUpdate& asked = *static_cast<const Missing*>(context)->asked;
+    asked.change(asked.context, count, positions, rows, is_new);
+  }
+};
+
 // The rest of a visit, whose positions begin elsewhere.
 struct Rest {
   const SparringVisit* asked;
@@ -108,23 +134,45 @@ void Front::visit(py::object& adapter, const SparringStorage& stack, SparringVis
 
 void Front::update(py::object& adapter, const SparringStorage& stack, SparringUpdate* a) const {
   const auto keys = copy_of(a->keys, a->count);
-  SparringUpdate inner = *a;
+  adapter.attr("begin_update")(keys);
   EvictedRows evicted;
-  if (!adapter.attr("begin_update")(keys).cast<bool>()) {
+  SparringUpdate inner = *a;
+  bool fits = true;
+  try {
+    Missing missing;
+    inner.admit = &Missing::admit;
+    inner.context = &missing;
+    missing.asked = a;
+    inner.change = &Missing::change;
+    try {
+      const GilRelease release;
+      first_.update(inner, &evicted);
+    } catch (const StorageError&) {
+      if (missing.keys.empty()) throw;
+    }
+    if (!missing.keys.empty()) {
+      const auto count = static_cast<int64_t>(missing.keys.size());
+      fits = adapter.attr("bring_up")(keys, copy_of(missing.keys.data(), count)).cast<bool>();
+      if (fits) {
+        inner = *a;
+        const GilRelease release;
+        first_.update(inner, &evicted);
+      }
+    }
+  } catch (...) {
+    adapter.attr("abort_update")();
+    throw;
+  }
+  if (!fits) {
+    adapter.attr("abort_update")();
     SparringStorage plain = stack;
     plain.update = nullptr;
+    inner = *a;
     const GilRelease release;
     StorageHandle(&plain).update(inner, &evicted);
     a->inserted = inner.inserted;
     send(a->evicted, evicted);
     return;
-  }
-  try {
-    const GilRelease release;
-    first_.update(inner, &evicted);
-  } catch (...) {
-    adapter.attr("abort_update")();
-    throw;
   }
   a->inserted = inner.inserted;
   const py::object gone =

@@ -4,9 +4,12 @@
 // copied where that tier has them. The stack's Python side is told before and after:
 //
 //   begin_visit()              readers' lock; end_visit(num_served) lets go
-//   begin_update(keys)         brings all rows that exist below up, and takes the writer's
-//                              lock; False where they do not fit: then copies are changed
-//   end_update(keys, inserted, evicted)   hands down what left; abort_update() on an error
+//   begin_update(keys)         takes up what was staged, and the writer's lock
+//   bring_up(keys, missing)    only where the first tier lacks some: brings up those of them
+//                              that exist below; False where they do not fit: then copies are
+//                              changed
+//   end_update(keys, inserted, evicted)   hands down what left, and lets the lock go;
+//                              abort_update() where nothing has changed
 #ifndef SPARRING_BINDINGS_FRONT_H_
 #define SPARRING_BINDINGS_FRONT_H_
 

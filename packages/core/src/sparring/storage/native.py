@@ -233,6 +233,7 @@ class ExportAdapter:
         if front is not None:
             self.begin_visit, self.end_visit = front.begin_visit, front.end_visit
             self.begin_update, self.end_update = front.begin_update, front.end_update
+            self.bring_up = front.bring_up
             self.abort_update = front.abort_update
         self.offers_touch = storage.capabilities.touch
         self.offers_evict = storage.capabilities.evict

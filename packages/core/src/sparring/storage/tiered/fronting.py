@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparring.storage.contract import Columns, Evicted, Keys, Rows, Scores
-from sparring.storage.tiered.staging import Staged
 
 if TYPE_CHECKING:
     from sparring.storage.tiered.storage import TieredStorage
@@ -44,12 +43,8 @@ class Fronting:
             num_served, 0, read_bytes=num_served * row_bytes, seconds=0.0
         )
 
-    def begin_update(self, keys: Keys) -> bool:
-        """Brings up all rows of `keys` that exist below.
-
-        Returns:
-            Whether they are all in the first tier now. Then the stack is locked until `end_update`
-            or `abort_update`; otherwise the rows must be found and upserted.
+    def begin_update(self, keys: Keys) -> None:
+        """Takes up what was staged. The stack is locked until `end_update` or `abort_update`.
 
         Raises:
             SparringError: a lower tier failed; no row has changed.
@@ -57,22 +52,39 @@ class Fronting:
         stack = self._stack
         stack._check_open()
         stack._settle(len(keys))
-        staged = stack._staging.take()
-        missing = keys[~stack._first.has(keys)]
-        below = self._rows_below(missing, staged)
         stack._lock.begin_writing()
         try:
-            stack._promote(staged, keys)
-            stack._staging.clear()
-            fits = self._bring_up(keys, below)
-            if fits and not stack._is_through:
+            # All of it: rows that a step looked up below are those that it changes now.
+            stack._promote(stack._staging.take(), keys[:0])
+            if not stack._is_through:
                 stack._first.note_dirty(keys)
         except BaseException:
             stack._lock.end_writing()
             raise
-        if not fits:
-            stack._lock.end_writing()
-        return fits
+
+    def bring_up(self, keys: Keys, missing: Keys) -> bool:
+        """Copies rows that exist below into the first tier.
+
+        Args:
+            keys: of the update.
+            missing: those that the first tier lacks.
+
+        Returns:
+            Whether all of `keys` that exist are in the first tier now.
+
+        Raises:
+            SparringError: a lower tier failed; no row has changed.
+        """
+        stack = self._stack
+        whole = Columns(0, stack.table.width)
+        rows = np.empty((len(missing), stack.table.width), stack.table.numpy_dtype)
+        found = np.zeros(len(missing), np.bool_)
+        stack._find_below(missing, whole, rows, found, is_staged=False)
+        if not found.any():
+            return True
+        evicted = stack._first.upsert(missing[found], rows[found], None)
+        stack._hand_down(0, evicted)
+        return not np.isin(evicted.keys, keys).any()
 
     def end_update(
         self, keys: Keys, num_inserted: int, evicted: tuple[Keys, Rows, Scores] | None
@@ -103,33 +115,8 @@ class Fronting:
         return gone.keys, gone.rows.view(np.uint8), gone.scores
 
     def abort_update(self) -> None:
-        """The first tier refused; its rows are as they were."""
+        """No row has changed."""
         self._stack._lock.end_writing()
-
-    def _rows_below(self, missing: Keys, staged: Staged) -> tuple[Keys, Rows]:
-        """Keys of `missing` that exist below, and their rows."""
-        stack = self._stack
-        rows = np.empty((len(missing), stack.table.width), stack.table.numpy_dtype)
-        found = np.zeros(len(missing), np.bool_)
-        if not len(missing):
-            return missing, rows
-        if len(staged.keys):
-            places = np.minimum(np.searchsorted(staged.keys, missing), len(staged.keys) - 1)
-            found = staged.keys[places] == missing
-            rows[found] = staged.rows[places[found]]
-        whole = Columns(0, stack.table.width)
-        stack._find_below(missing, whole, rows, found, is_staged=False)
-        return missing[found], rows[found]
-
-    def _bring_up(self, keys: Keys, below: tuple[Keys, Rows]) -> bool:
-        """Whether all of `keys` that exist are in the first tier now."""
-        stack = self._stack
-        below_keys, rows = below
-        if not len(below_keys):
-            return True
-        evicted = stack._first.upsert(below_keys, rows, None)
-        stack._hand_down(0, evicted)
-        return not np.isin(evicted.keys, keys).any()
 
     def _hold_changed(self, keys: Keys, left: Evicted) -> None:
         """Who writes through sends the changed rows down too."""
