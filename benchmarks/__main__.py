@@ -40,6 +40,7 @@ BENCHMARKS = (
     "snapshots",
     "rocksdb",
     "redis",
+    "tiers",
 )
 QUICK = (
     "pooled",
@@ -54,6 +55,7 @@ QUICK = (
     "snapshots",
     "rocksdb",
     "redis",
+    "tiers",
 )
 """Those that a quick run shrinks."""
 

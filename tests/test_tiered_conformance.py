@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from sparring import Storage, TableConfig, open_storage
-from sparring.testing import StorageTests
+from sparring.testing import StorageTests, overrides_kit
 
 pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
 pytest.importorskip("sparring_sqlite", reason="the template backend is not installed")
@@ -65,5 +65,8 @@ class TestHkvOverSqlite(PersistentTests):
 
 
 class TestTwoHkvOverSqlite(PersistentTests):
+    @overrides_kit(reason="a million rows in sqlite take long; the stack of two proves them")
+    def test_call_of_a_million_rows(self) -> None: ...
+
     above: ClassVar[tuple[Any, ...]] = (SMALLER, SMALL)
     settings: ClassVar[dict[str, Any]] = {}

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 
+#include "bindings/front.h"
 #include "sparring/storage_abi.h"
 
 namespace py = pybind11;
@@ -19,6 +20,7 @@ struct Exported {
   SparringStorage storage;  // first, so that release can find the rest
   py::object adapter;
   std::string distribution;
+  std::unique_ptr<Front> front;  // or NULL
 };
 
 void release_message(SparringError* error) {
@@ -55,6 +57,9 @@ SparringStatus guarded(void* self, SparringCall* call, Body body) {
     }
     set_error(call, message);
     return status;
+  } catch (const abi::StorageError& error) {
+    set_error(call, error.what());
+    return error.status;
   } catch (const std::exception& error) {
     set_error(call, error.what());
     return SPARRING_INTERNAL;
@@ -91,18 +96,6 @@ py::object optional_scores(const uint64_t* scores, int64_t count) {
   return scores != nullptr ? py::object(flat(scores, count)) : py::object(py::none());
 }
 
-// `evicted` is the adapter's (keys, rows as bytes, scores) or None.
-void send(const SparringEvictionSink& sink, const py::object& evicted) {
-  if (evicted.is_none() || sink.receive == nullptr) return;
-  auto parts = evicted.cast<py::tuple>();
-  auto keys = parts[0].cast<py::array_t<int64_t, py::array::c_style>>();
-  auto rows = parts[1].cast<py::array_t<uint8_t, py::array::c_style>>();
-  auto scores = parts[2].cast<py::array_t<uint64_t, py::array::c_style>>();
-  if (sink.receive(sink.context, keys.size(), keys.data(), rows.data(), scores.data()) != 0) {
-    throw std::runtime_error("the receiver of evicted rows failed");
-  }
-}
-
 SparringStatus find(void* self, SparringFind* a) {
   return guarded(self, &a->call, [&](py::object& adapter) {
     const uint64_t bytes = a->columns.end - a->columns.begin;
@@ -115,7 +108,7 @@ SparringStatus find(void* self, SparringFind* a) {
 SparringStatus upsert(void* self, SparringUpsert* a) {
   return guarded(self, &a->call, [&](py::object& adapter) {
     const auto bytes = adapter.attr("row_bytes").cast<uint64_t>();
-    send(a->evicted, adapter.attr("upsert")(
+    send_evicted(a->evicted, adapter.attr("upsert")(
                          flat(a->keys, a->count),
                          matrix(a->rows, a->count, bytes, a->row_stride, false),
                          optional_scores(a->scores, a->count)));
@@ -138,7 +131,7 @@ SparringStatus evict(void* self, SparringEvict* a) {
   return guarded(self, &a->call, [&](py::object& adapter) {
     py::object evicted = adapter.attr("evict")(a->wanted);
     a->evicted = evicted.is_none() ? 0 : py::len(evicted.cast<py::tuple>()[0]);
-    send(a->sink, evicted);
+    send_evicted(a->sink, evicted);
   });
 }
 
@@ -160,6 +153,20 @@ SparringStatus scan(void* self, SparringScan* a) {
     std::memcpy(a->keys, keys.data(), keys.nbytes());
     if (a->rows != nullptr) std::memcpy(a->rows, rows.data(), rows.nbytes());
     if (a->scores != nullptr) std::memcpy(a->scores, scores.data(), scores.nbytes());
+  });
+}
+
+SparringStatus visit(void* self, SparringVisit* a) {
+  return guarded(self, &a->call, [&](py::object& adapter) {
+    const auto* exported = static_cast<Exported*>(self);
+    exported->front->visit(adapter, exported->storage, a);
+  });
+}
+
+SparringStatus update(void* self, SparringUpdate* a) {
+  return guarded(self, &a->call, [&](py::object& adapter) {
+    const auto* exported = static_cast<Exported*>(self);
+    exported->front->update(adapter, exported->storage, a);
   });
 }
 
@@ -185,6 +192,17 @@ void release(SparringStorage* storage) {
 
 }  // namespace
 
+void send_evicted(const SparringEvictionSink& sink, const py::object& evicted) {
+  if (evicted.is_none() || sink.receive == nullptr) return;
+  auto parts = evicted.cast<py::tuple>();
+  auto keys = parts[0].cast<py::array_t<int64_t, py::array::c_style>>();
+  auto rows = parts[1].cast<py::array_t<uint8_t, py::array::c_style>>();
+  auto scores = parts[2].cast<py::array_t<uint64_t, py::array::c_style>>();
+  if (sink.receive(sink.context, keys.size(), keys.data(), rows.data(), scores.data()) != 0) {
+    throw std::runtime_error("the receiver of evicted rows failed");
+  }
+}
+
 py::capsule export_storage(py::object adapter, const std::string& distribution) {
   auto exported = std::make_unique<Exported>();
   exported->adapter = std::move(adapter);
@@ -205,6 +223,12 @@ py::capsule export_storage(py::object adapter, const std::string& distribution) 
   s.clear = &clear;
   if (exported->adapter.attr("offers_touch").cast<bool>()) s.touch = &touch;
   if (exported->adapter.attr("offers_evict").cast<bool>()) s.evict = &evict;
+  const py::object first = exported->adapter.attr("first");
+  if (!first.is_none()) {
+    exported->front = std::make_unique<Front>(first.cast<py::capsule>());
+    if (exported->front->offers_visit()) s.visit = &visit;
+    if (exported->front->offers_update()) s.update = &update;
+  }
   return py::capsule(&exported.release()->storage, SPARRING_STORAGE_CAPSULE, [](PyObject* object) {
     auto* storage = static_cast<SparringStorage*>(
         PyCapsule_GetPointer(object, SPARRING_STORAGE_CAPSULE));

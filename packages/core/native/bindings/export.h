@@ -17,4 +17,7 @@ pybind11::capsule export_storage(pybind11::object adapter,
 // Whether the struct is one that export_storage made: its callbacks call Python.
 bool is_exported(const SparringStorage& storage);
 
+// Passes on the adapter's (keys, rows as bytes, scores), or nothing for None. REQUIRES: the GIL.
+void send_evicted(const SparringEvictionSink& sink, const pybind11::object& evicted);
+
 }  // namespace sparring::bindings

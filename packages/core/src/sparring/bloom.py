@@ -1,7 +1,7 @@
 """Bloom filters over keys: which keys may be in a set.
 
 The answer "no" is certain, and "yes" is wrong for at most the configured share of the keys that
-are not in the set. A filter takes some 11 bits a key at a rate of 1 %, and the question costs one
+are not in the set. A filter takes some 10 bits a key at a rate of 1 %, and the question costs one
 cache line. ``native/kernels/blocked_bloom.h`` draws it; ``docs/format/bloom.md`` has its bytes.
 """
 
@@ -153,6 +153,11 @@ class GrowingBloomFilter:
     def clear(self) -> None:
         """Takes all keys out, and gives back the memory of all but the first part."""
         self._parts = [self._part(self.planned_keys, 0)]
+
+    @property
+    def num_parts(self) -> int:
+        """Filters that a question goes to."""
+        return len(self._parts)
 
     @property
     def num_added(self) -> int:

@@ -16,6 +16,7 @@ from sparring.errors import InvalidArgumentError
 from sparring.saving.table_watch import TableWatch
 from sparring.storage.contract import Columns, Storage
 from sparring.storage.converting import conversion_command
+from sparring.storage.tiered import TierCounters, TieredOptions, TieredStorage
 from sparring.table import TableConfig
 
 __all__ = [
@@ -208,6 +209,15 @@ class DeclaredTable:
             f"{config.state_width} of its own; use the same kind of optimizer, or {remedy}",
             table=config.name,
         )
+
+    def tier_counters(self) -> list[TierCounters]:
+        """Of each tier, hottest first; nothing where the rows lie in no stack."""
+        if isinstance(self.storage, TieredStorage):
+            return self.storage.tier_counters()
+        if self.storage is None and self.choice is not None and self.choice.backend == "tiered":
+            options = TieredOptions.model_validate(dict(self.choice.options))
+            return [TierCounters(tier.backend) for tier in options.tiers]
+        return []
 
     def hold(self, storage: Storage | None) -> None:
         """Reads from `storage` from now on, natively too; None: no key has a row."""

@@ -69,6 +69,12 @@ class Ranks:
         self._wait()
         return self._collective.all_reduce(values, Reduction.MEAN)
 
+    def sum(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The sum over ranks, element by element; see `mean`."""
+        if self.world_size == 1 or not len(values):
+            return values
+        return self._collective.all_reduce(values, Reduction.SUM)
+
     def total(self, counts: Mapping[str, int]) -> dict[str, int]:
         """The sums over ranks of counts of the same names."""
         if self.world_size == 1 or not counts:

@@ -49,6 +49,7 @@ from sparring.step_by_hand import Step
 from sparring.step_results import Lookup, StepCounters
 from sparring.storage.contract import Storage
 from sparring.storage.opening import open_storage
+from sparring.storage.tiered import TierCounters
 from sparring.table import TableConfig
 from sparring.trace import Trace
 from sparring.updates.contract import MethodChoice
@@ -284,6 +285,12 @@ class StepContainer(SavingContainer):
     def num_not_admitted(self, table: str) -> int:
         """Gradients that the table's admission filter dropped on this rank."""
         return self.entry(table).num_not_admitted
+
+    def tier_counters(self, table: str) -> list[TierCounters]:
+        """What was counted of each tier of a table on this rank, hottest first; nothing for a
+        table that is in no stack of storages."""
+        self.check_open()
+        return self.entry(table).tier_counters()
 
     def num_forgotten(self, table: str) -> int:
         """Ids that the table's admission filter no longer counts on this rank, for want of room."""

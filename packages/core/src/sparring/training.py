@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,6 +28,9 @@ class TrainResult:
     skipped: Mapping[str, int] = field(default_factory=dict)
     """What was left out because it was not finite, where that is the policy:
     ``rows_skipped_non_finite``, ``dense_steps_skipped_non_finite``."""
+    tiers: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """Table name → the counters of each of its tiers, hottest first, summed over ranks; tables in
+    stacks of storages only. See ``docs/reference/metrics.md``."""
     rank: int = 0
     """Whose result this is; all ranks have the same, and the first one shows it."""
 

@@ -87,12 +87,14 @@ def train(
             )
     if json:
         not_admitted = {"not_admitted": result.not_admitted} if result.not_admitted else {}
+        tiers = {"tiers": result.tiers} if result.tiers else {}
         print_json(
             {
                 "metrics": result.metrics,
                 "rows": result.rows,
                 **not_admitted,
                 **result.skipped,
+                **tiers,
                 "steps": result.steps,
                 "seconds": result.seconds,
             }
@@ -129,6 +131,12 @@ def _print_result(console: Console, result: TrainResult) -> None:
         most = max(dropped, key=lambda name: dropped[name])
         remark = f"most in {most}: {dropped[most]:,}" if len(dropped) > 1 else f"in {most}"
         table.add_row("gradients not admitted", f"{sum(dropped.values()):,}", remark)
+    for name, tiers in result.tiers.items():
+        for tier in tiers:
+            asked = tier["hits"] + tier["misses"]
+            share = f"{tier['hits'] / asked:.1%} hits" if asked else "never asked"
+            remark = f"{share}, {tier['read_seconds'] + tier['write_seconds']:.2f} s"
+            table.add_row(f"rows of {name} in {tier['backend']}", f"{tier['rows']:,}", remark)
     rate = f"{result.steps / result.seconds:,.1f} steps/s" if result.seconds > 0 else ""
     table.add_row("steps", f"{result.steps:,}", rate)
     table.add_row("seconds", f"{result.seconds:.1f}", "")

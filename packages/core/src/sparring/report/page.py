@@ -58,6 +58,7 @@ def write_report(
         _figures(figures),
         _metrics(result, best),
         _rows(result),
+        _tiers(result),
         _section("Configuration", _text(config_text)) if config_text else "",
         _section("Environment", _table(environment)) if environment else "",
     ]
@@ -135,6 +136,27 @@ def _rows(result: TrainResult) -> str:
     if len(result.rows) > _MOST_ROWS_UNFOLDED:
         table = f"<details><summary>All {len(result.rows)} tables</summary>{table}</details>"
     return _section("Rows", table)
+
+
+def _tiers(result: TrainResult) -> str:
+    names = [each for tiers in result.tiers.values() for tier in tiers for each in tier]
+    names = [name for name in dict.fromkeys(names) if name != "backend"]
+    lines = [
+        _line(
+            f"{table}, tier {place}: {tier['backend']}",
+            *(_number(tier.get(name, 0)) for name in names),
+        )
+        for table, tiers in result.tiers.items()
+        for place, tier in enumerate(tiers, 1)
+    ]
+    if not lines:
+        return ""
+    cells = "".join(f'<th class="number">{escape(_shown(name))}</th>' for name in names)
+    return _section("Tiers", f"<table><tr><th>Table</th>{cells}</tr>{''.join(lines)}</table>")
+
+
+def _number(value: int | float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
 
 
 def _share(count: int, total: int) -> str:

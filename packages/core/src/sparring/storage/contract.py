@@ -39,6 +39,7 @@ from sparring.storage.watching import UNWATCHED, Watcher, Write
 from sparring.table import TableConfig
 
 if TYPE_CHECKING:
+    from sparring.storage.tiered.fronting import Fronting
     from sparring.updates import MethodChoice
 
 __all__ = [
@@ -429,6 +430,11 @@ class Storage(ABC):
         raise NotImplementedError(f"{type(self).__name__} declares evict and must implement it")
 
     # -- for parts of the package -------------------------------------------------
+
+    def front(self) -> Fronting | None:
+        """For a stack whose first tier is native: what native code tells it, so that it may work
+        on that tier's rows where they lie. None for all others."""
+        return None
 
     def watch(self, watcher: Watcher | None) -> None:
         """Tells `watcher` of every write by the public methods from now on; None: nobody.

@@ -228,6 +228,13 @@ class ExportAdapter:
         self._scans: dict[int, _Scan] = {}
         self._next_scan = count(1)
         self.row_bytes = storage.table.row_bytes
+        front = storage.front()
+        self.first = None if front is None else front.first
+        if front is not None:
+            self.begin_visit, self.end_visit = front.begin_visit, front.end_visit
+            self.begin_update, self.end_update = front.begin_update, front.end_update
+            self.bring_up = front.bring_up
+            self.abort_update = front.abort_update
         self.offers_touch = storage.capabilities.touch
         self.offers_evict = storage.capabilities.evict
 

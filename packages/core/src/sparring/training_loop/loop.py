@@ -20,6 +20,7 @@ from sparring.ranks import Ranks
 from sparring.saving.requests import State
 from sparring.saving.run_snapshots import RunSnapshots
 from sparring.step import StepContainer
+from sparring.storage.tiered.counters import sum_over_ranks
 from sparring.trace import Trace
 from sparring.training import Progress, SilentProgress, TrainResult
 from sparring.training_loop.contract import Batch, Source, Trainer
@@ -148,6 +149,7 @@ class _Run:
             steps=self._step,
             seconds=time.perf_counter() - start,
             not_admitted=self._not_admitted(),
+            tiers=self._tiers(),
             extra=self._source.extra() | self._report_path(),
             skipped=self._skipped(),
             rank=self._ranks.rank,
@@ -229,6 +231,16 @@ class _Run:
                 if table.admission is not None
             }
         )
+
+    def _tiers(self) -> dict[str, list[dict[str, Any]]]:
+        """Table → counters of its tiers, summed over ranks."""
+        container = self._container
+        counted = {name: container.tier_counters(name) for name in container.tables}
+        return {
+            name: [each.as_dict() for each in sum_over_ranks(tiers, self._ranks)]
+            for name, tiers in counted.items()
+            if tiers
+        }
 
     def _skipped(self) -> dict[str, int]:
         if self._config.training.non_finite_gradients != "skip":

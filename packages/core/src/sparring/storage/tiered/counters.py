@@ -6,9 +6,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING
 
-__all__ = ["TierCounters", "TierMeter"]
+import numpy as np
+
+if TYPE_CHECKING:
+    from sparring.ranks import Ranks
+
+__all__ = ["TierCounters", "TierMeter", "sum_over_ranks"]
 
 
 @dataclass(slots=True)
@@ -29,7 +35,7 @@ class TierCounters:
     bloom_false_positives: int = 0
     """Keys that the filter let pass and the tier did not have."""
     promotions: int = 0
-    """Rows that were copied from this tier into the first one."""
+    """Rows that were read here and came into the first tier, those written meanwhile included."""
     evictions: int = 0
     """Rows that left this tier to make room."""
     write_failures: int = 0
@@ -46,6 +52,23 @@ class TierCounters:
     def as_dict(self) -> dict[str, int | float | str]:
         """For JSON."""
         return asdict(self)
+
+
+def sum_over_ranks(tiers: list[TierCounters], ranks: Ranks) -> list[TierCounters]:
+    """The counters of one table's tiers on all ranks together; every rank calls it."""
+    names = [each.name for each in fields(TierCounters) if each.name != "backend"]
+    mine = np.array([[getattr(tier, name) for name in names] for tier in tiers], np.float64)
+    sums = ranks.sum(mine.reshape(-1)).reshape(mine.shape).tolist()
+    return [
+        TierCounters(
+            tier.backend,
+            **{
+                name: type(getattr(tier, name))(value)
+                for name, value in zip(names, values, strict=True)
+            },
+        )
+        for tier, values in zip(tiers, sums, strict=True)
+    ]
 
 
 class TierMeter:

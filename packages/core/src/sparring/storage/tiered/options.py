@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from sparring.descriptors import InnerStorage, OptionProblem, Options
@@ -65,7 +65,7 @@ def _named(value: object) -> object:
 class TieredOptions(Options):
     """What users may set on a stack of storages."""
 
-    tiers: tuple[Annotated[TierOptions, BeforeValidator(_named)], ...] = Field(min_length=2)
+    tiers: tuple[Annotated[TierOptions, BeforeValidator(_named)], ...]
     """From the hottest to the last. An item is a mapping, or the name of a backend."""
     write: Literal["back", "through"] = "back"
     """When written rows go down: ``back``: when the first tier lets them go, and at a flush;
@@ -78,6 +78,19 @@ class TieredOptions(Options):
     holding_bytes: ByteCount = 64 << 20
     """The most memory for rows that wait for a lower tier which fails, and for rows that wait to
     be promoted."""
+
+    @field_validator("tiers")
+    @classmethod
+    def _are_several(cls, tiers: tuple[TierOptions, ...]) -> tuple[TierOptions, ...]:
+        # Not by min_length, which counts only the items that are right.
+        if len(tiers) < 2:
+            raise PydanticCustomError(
+                "too_few_tiers",
+                "a stack has two tiers or more, found {count}; name a storage below, or choose "
+                "the backend of the only one in place of 'tiered'",
+                {"count": len(tiers)},
+            )
+        return tiers
 
 
 def inner_storages(options: TieredOptions) -> Sequence[InnerStorage]:

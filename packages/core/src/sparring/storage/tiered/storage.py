@@ -44,6 +44,7 @@ from sparring.storage.contract import (
     Storage,
 )
 from sparring.storage.tiered.counters import TierCounters
+from sparring.storage.tiered.fronting import Fronting
 from sparring.storage.tiered.locking import ReaderWriterLock
 from sparring.storage.tiered.options import TieredOptions
 from sparring.storage.tiered.scanning import scan_tiers
@@ -118,6 +119,9 @@ class TieredStorage(Storage):
     def tiers(self) -> tuple[Storage, ...]:
         """The storages, hottest first; to look at, not to write to."""
         return tuple(tier.storage for tier in self._tiers)
+
+    def front(self) -> Fronting | None:
+        return Fronting(self) if self._first.storage.capabilities.native else None
 
     def tier_counters(self) -> list[TierCounters]:
         """What was counted of each tier since this storage was opened, hottest first."""
@@ -248,12 +252,12 @@ class TieredStorage(Storage):
 
     def _promote(self, staged: Staged, but: Keys) -> None:
         """Copies staged rows into the first tier, but for keys that are about to be written."""
+        for place in np.unique(staged.origins).tolist():
+            num_rows = int(np.count_nonzero(staged.origins == place))
+            self._tiers[place].meter.counters.promotions += num_rows
         is_wanted = ~_is_in(staged.keys, np.sort(but))
         if not is_wanted.any():
             return
-        for place in np.unique(staged.origins[is_wanted]).tolist():
-            counters = self._tiers[place].meter.counters
-            counters.promotions += int(np.count_nonzero(staged.origins[is_wanted] == place))
         self._hand_down(0, self._first.upsert(staged.keys[is_wanted], staged.rows[is_wanted], None))
 
     def _hand_down(self, place: int, evicted: Evicted) -> None:
@@ -314,7 +318,7 @@ class TieredStorage(Storage):
                 for tier in reversed(self._tiers):
                     tier.erase(keys)
             except BaseException:
-                self._expect_holes(lambda tier: keys)
+                self._expect_holes(lambda _tier: keys)
                 raise
             self._add_rows(-num_known)
         for tier in self._tiers:
@@ -368,6 +372,7 @@ class TieredStorage(Storage):
                 self._drain_or_raise()
             tier.dirty.clear()
         for tier in self._tiers:
+            tier.join_filter()
             tier.storage._flush_impl()
 
     def _send_down(self) -> None:

@@ -19,6 +19,8 @@ PROBE = Columns(0, 1)
 """The least that can be read of a row, for who only asks whether there is one."""
 
 _PLANNED_KEYS = 65_536
+_PLANNED_DIRTY_KEYS = 1 << 18
+_MOST_FILTER_PARTS = 2
 _LEAST_ERASED = 1_024
 _MOST_ERASED_SHARE = 0.25
 _MOST_DIRTY_SHARE = 4
@@ -49,7 +51,7 @@ class Tier:
         self.meter = TierMeter(backend)
         self.holding = HoldingBuffer(storage.table.width, storage.table.numpy_dtype)
         self.num_erased = 0
-        self.dirty = None if is_last else GrowingBloomFilter(_PLANNED_KEYS)
+        self.dirty = None if is_last else self._dirty_filter(0)
         self.keys_filter: GrowingBloomFilter | None = None
         if not is_first:
             self.keys_filter = self._filter_of_all()
@@ -175,13 +177,26 @@ class Tier:
         return self.dirty.contains(keys)
 
     def refresh_filter(self) -> None:
-        """Makes the filter anew where many of its keys were erased: it cannot forget them."""
+        """Makes the filter anew where many of its keys were erased, which it cannot forget."""
         if self.keys_filter is None:
             return
         limit = max(_LEAST_ERASED, _MOST_ERASED_SHARE * self.keys_filter.num_added)
         if self.num_erased > limit:
-            self.keys_filter = self._filter_of_all()
-            self.num_erased = 0
+            self._renew_filter()
+
+    def join_filter(self) -> None:
+        """Makes one filter of one that grew in parts, each of which has to be asked."""
+        if self.keys_filter is not None and self.keys_filter.num_parts > _MOST_FILTER_PARTS:
+            self._renew_filter()
+
+    def _renew_filter(self) -> None:
+        self.keys_filter = self._filter_of_all()
+        self.num_erased = 0
+
+    def _dirty_filter(self, least_keys: int) -> GrowingBloomFilter:
+        capacity = self.storage.capacity
+        planned = _PLANNED_DIRTY_KEYS if capacity is None else 2 * capacity
+        return GrowingBloomFilter(max(1_024, planned, least_keys))
 
     def _filter_of_all(self) -> GrowingBloomFilter:
         size = self.storage.size
@@ -197,9 +212,9 @@ class Tier:
         """Between writes: forgets dirty keys whose rows have left, where there are many."""
         if self.dirty is None:
             return
-        if self.dirty.num_added <= max(_PLANNED_KEYS, _MOST_DIRTY_SHARE * self.storage.size):
+        if self.dirty.num_added <= max(_PLANNED_DIRTY_KEYS, _MOST_DIRTY_SHARE * self.storage.size):
             return
-        staying = GrowingBloomFilter(max(_PLANNED_KEYS, 2 * self.storage.size))
+        staying = self._dirty_filter(2 * self.storage.size)
         for chunk in self.storage.scan(columns=PROBE):
             staying.add(chunk.keys[self.dirty.contains(chunk.keys)])
         self.dirty = staying

@@ -1,0 +1,200 @@
+"""A stack of storages: what falling through costs, what unseen keys cost, and what a stack around a
+table costs where all keys hit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.measuring import Figure, alternate, ratios
+from benchmarks.scale import Scale
+from sparring import Storage, TableConfig, open_storage
+from sparring.plugins import make_plugin_manager
+from sparring.storage.tiered import TieredStorage
+from sparring.updates import BUILTIN_METHODS, MethodChoice
+from sparring.updates.resolving import hyper_from
+
+__all__ = ["measure"]
+
+NUM_KEYS, DIM, BATCH_IDS, EXPONENT = 10_000_000, 32, 65_536, 1.05
+FIRST_SHARE, LOAD_KEYS = 0.1, 131_072
+WARMING_BATCHES, ROUNDS = 60, 25
+RATE = 0.01
+BAR_COST, BAR_SPEED = 1.3, 0.9
+
+Keys = npt.NDArray[np.int64]
+
+
+def measure(scale: Scale) -> list[Figure]:
+    """Medians of rounds in which contenders take turns; results are compared before they count."""
+    num_keys = scale.rows(NUM_KEYS)
+    table = TableConfig("tiers", DIM)
+    first = {"backend": "hkv", "options": {"capacity": int(num_keys * FIRST_SHARE)}}
+    figures = []
+    for backend in _lower_backends():
+        with TemporaryDirectory() as folder:
+            options = {"path": folder} if backend == "rocksdb" else {}
+            tiers = [first, {"backend": backend, "options": options}]
+            stack: Any = open_storage("tiered", table, validate=False, tiers=tiers)
+            figures += _over(stack, num_keys, scale, backend)
+            stack.close()
+    return [*figures, *_all_hit(scale)]
+
+
+def _lower_backends() -> list[str]:
+    """What tables below the first lie in: rocksdb where it is installed, and the fastest there is."""
+    manager = make_plugin_manager()
+    offered = {each.descriptor.name for each in manager.descriptors()}
+    return [name for name in ("rocksdb", "hkv") if name in offered]
+
+
+def _over(stack: TieredStorage, num_keys: int, scale: Scale, backend: str) -> list[Figure]:
+    draw = _zipf(num_keys)
+    generator = np.random.default_rng(0)
+    for begin in range(0, num_keys, LOAD_KEYS):
+        keys = np.arange(begin, min(begin + LOAD_KEYS, num_keys))
+        stack.upsert(_spread(keys), _rows_of(keys))
+    for _ in range(scale.rounds(WARMING_BATCHES)):
+        keys = draw(generator)
+        stack.upsert(_spread(keys), stack.find(_spread(keys)).rows)
+    stack.flush()
+    batches = [draw(generator) for _ in range(scale.rounds(ROUNDS) + 3)]
+    return [_falling_through(stack, batches, backend), _unseen(stack, num_keys, scale, backend)]
+
+
+def _falling_through(stack: TieredStorage, batches: list[Keys], backend: str) -> Figure:
+    first, last = stack.tiers
+    seconds: dict[str, list[float]] = {"stack": [], "predicted": []}
+    shares = []
+    for place, ids in enumerate(batches):
+        keys = _spread(ids)
+        is_hit = first.find(keys).found
+        hits, misses = keys[is_hit], keys[~is_hit]
+        out = np.zeros((len(keys), DIM), np.float32)
+        stack._staging.clear()  # each batch is the first one after a step
+        turns: list[tuple[str, Callable[[], object]]] = [
+            ("stack", lambda keys=keys, out=out: stack.find(keys, out=out)),
+            ("predicted", lambda hits=hits, out=out: first.find(hits, out=out[: len(hits)])),
+            ("predicted", lambda keys=misses, out=out: last.find(keys, out=out[: len(keys)])),
+        ]
+        taken = {"stack": 0.0, "predicted": 0.0}
+        for name, run in turns if place % 2 else reversed(turns):
+            start = perf_counter()
+            run()
+            taken[name] += perf_counter() - start
+        result = stack.find(keys)
+        if not (result.found.all() and np.array_equal(result.rows, _rows_of(ids))):
+            raise AssertionError("the stack did not find what was written")
+        if place >= 3:
+            shares.append(len(hits) / len(keys))
+            for name, value in taken.items():
+                seconds[name].append(value)
+    ratio = median(
+        ours / theirs for ours, theirs in zip(seconds["stack"], seconds["predicted"], strict=True)
+    )
+    # A second table in memory answers so fast that it is no tier anybody would want.
+    has_bar = backend != "hkv"
+    return Figure(
+        f"find in {stack.size:,} rows, hkv over {backend}, a tenth of them in the first tier, "
+        f"Zipf {EXPONENT}",
+        f"{ratio:.2f} x the prediction",
+        f"<= {BAR_COST} x" if has_bar else None,
+        ratio <= BAR_COST if has_bar else None,
+        f"{median(seconds['stack']) * 1e3:.2f} ms against {median(seconds['predicted']) * 1e3:.2f} "
+        f"ms: hits and misses, each asked of their own tier; {median(shares):.0%} of "
+        f"{len(batches[0]):,} keys hit",
+    )
+
+
+def _unseen(stack: TieredStorage, num_keys: int, scale: Scale, backend: str) -> Figure:
+    before = stack.tier_counters()[1]
+    skips, trips = before.bloom_skips, before.bloom_false_positives
+    count = 0
+    for round_number in range(scale.rounds(8)):
+        ids = np.arange(BATCH_IDS) + num_keys + round_number * BATCH_IDS
+        if stack.find(_spread(ids)).found.any():
+            raise AssertionError("a key was found that nobody wrote")
+        count += len(ids)
+    after = stack.tier_counters()[1]
+    skips, trips = after.bloom_skips - skips, after.bloom_false_positives - trips
+    if skips + trips != count:
+        raise AssertionError(f"{count} unseen keys, but {skips} skips and {trips} trips")
+    filter_bytes = stack._last.keys_filter.memory_bytes  # type: ignore[union-attr]
+    return Figure(
+        f"unseen keys that {backend} was asked for",
+        f"{trips / count:.3%}",
+        f"<= {RATE:.0%}",
+        trips / count <= RATE,
+        f"{count:,} keys; the filter takes {8 * filter_bytes / stack.size:.1f} bits a row",
+    )
+
+
+def _all_hit(scale: Scale) -> list[Figure]:
+    num_keys = scale.rows(1_000_000)
+    table = TableConfig("tiers", DIM).with_state(1, "rowwise_adagrad")
+    bare = open_storage("hkv", table, validate=False)
+    stack = open_storage("tiered", table, validate=False, tiers=["hkv", "hkv"])
+    rows = np.random.default_rng(1).random((num_keys, table.width), np.float32)
+    keys = _spread(np.arange(num_keys))
+    for storage in (bare, stack):
+        storage.upsert(keys, rows)
+    generator = np.random.default_rng(2)
+    batches = [_spread(np.unique(generator.integers(0, num_keys, BATCH_IDS))) for _ in range(16)]
+    if not np.array_equal(stack.find(batches[0]).rows, bare.find(batches[0]).rows):
+        raise AssertionError("the stack and the bare table differ")
+    out = np.zeros((BATCH_IDS, table.width), np.float32)
+    gradients = np.full((BATCH_IDS, DIM), 1e-3, np.float32)
+    method = BUILTIN_METHODS["rowwise_adagrad"]()
+    choice = MethodChoice(method, hyper_from(method, {"lr": 0.1}), 1)
+
+    def finding(storage: Storage) -> Callable[[], object]:
+        return lambda: [storage.find(each, out=out[: len(each)]) for each in batches]
+
+    def updating(storage: Storage) -> Callable[[], object]:
+        return lambda: [storage.update(each, gradients[: len(each)], choice) for each in batches]
+
+    figures = []
+    for what, run in (("find", finding), ("update by row-wise Adagrad", updating)):
+        timings = alternate({"bare": run(bare), "stack": run(stack)}, rounds=scale.rounds(15))
+        ratio = median(ratios(timings["bare"], timings["stack"]))
+        bar = BAR_SPEED if what == "find" else None
+        milliseconds = [timings[name].median / len(batches) * 1e3 for name in ("stack", "bare")]
+        figures.append(
+            Figure(
+                f"{what} of {BATCH_IDS:,} keys that all hit, in {num_keys:,} rows",
+                f"{ratio:.2f} x the bare table's speed",
+                None if bar is None else f">= {bar} x",
+                None if bar is None else ratio >= bar,
+                f"{milliseconds[0]:.2f} ms against {milliseconds[1]:.2f} ms",
+                ratio,
+            )
+        )
+    if not np.array_equal(stack.find(keys).rows, bare.find(keys).rows):
+        raise AssertionError("the stack and the bare table differ after updates")
+    stack.close()
+    bare.close()
+    return figures
+
+
+def _zipf(num_keys: int) -> Callable[[np.random.Generator], Keys]:
+    """Draws batches whose ids follow Zipf's law; gives their distinct ids."""
+    weights = np.arange(1, num_keys + 1, dtype=np.float64) ** -EXPONENT
+    bounds = np.cumsum(weights)
+    bounds /= bounds[-1]
+    return lambda generator: np.unique(np.searchsorted(bounds, generator.random(BATCH_IDS)))
+
+
+def _spread(ids: npt.NDArray[Any]) -> Keys:
+    """Ids to keys all over the range of int64."""
+    return ids.astype(np.int64) * np.int64(0x1E3779B97F4A7C15)
+
+
+def _rows_of(ids: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """A row of its own for each id."""
+    return (ids[:, None] % 65_536 + np.arange(DIM)).astype(np.float32)

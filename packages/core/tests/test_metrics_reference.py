@@ -1,0 +1,40 @@
+"""The page of metrics has every metric, with its unit."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from sparring import metrics
+from sparring.exchange.counters import ExchangeCounters, WireBytes
+from sparring.step_results import StepCounters
+from sparring.storage.tiered import TierCounters
+from sparring.training import TrainResult
+
+PAGE = Path(__file__).parents[3] / "docs/reference/metrics.md"
+CLASSES = (TrainResult, StepCounters, ExchangeCounters, WireBytes, TierCounters)
+WITHOUT_UNIT = {"rank", "extra", "backend"}
+"""Not numbers."""
+
+NAMES = sorted(
+    {each.name for every in CLASSES for each in fields(every)}
+    | {name for name in metrics.__all__ if name.islower()}
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_metric_is_on_the_page_with_its_unit(name: str) -> None:
+    lines = re.findall(rf"^\| `{name}` \| (.*?) \| (.+?) \|$", PAGE.read_text(), re.M)
+    assert lines, f"docs/reference/metrics.md has no line for {name}"
+    for unit, meaning in lines:
+        assert meaning.strip()
+        assert (unit.strip() == "–") == (name in WITHOUT_UNIT), f"{name} has no unit"
+
+
+def test_page_lists_the_tier_counters_in_their_order() -> None:
+    section = PAGE.read_text().split("## Tiers")[1]
+    listed = re.findall(r"^\| `(\w+)` \|", section, re.M)
+    assert listed == [each.name for each in fields(TierCounters)]

@@ -1,0 +1,77 @@
+"""Training over a stack of storages gives the bits that it gives over one table."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
+pytest.importorskip("sparring_torch", reason="sparring-torch is not installed")
+pytest.importorskip("sparring_sqlite", reason="the template backend is not installed")
+
+ROOT = Path(__file__).parents[1]
+DATA = Path(os.environ.get("SPARRING_TEST_DATA", ROOT.parent / "shared" / "data"))
+RATINGS = DATA / "ml-latest-small" / "ratings.csv"
+
+needs_ratings = pytest.mark.skipif(
+    not RATINGS.exists(),
+    reason=f"{RATINGS} is not there; SPARRING_TEST_DATA names another folder",
+)
+SMALL = {"backend": "hkv", "options": {"capacity": 600}}
+SMALLER = {"backend": "hkv", "options": {"capacity": 300}}
+
+
+@cache
+def trained(tiers: str = "", method: str = "adagrad", **settings: Any) -> dict[str, Any]:
+    """What some steps over the real ratings comes to."""
+    overrides = [f"data.path={RATINGS}", "training.steps=60", f"optimizer.sparse.name={method}"]
+    if tiers:
+        options = {"tiers": json.loads(tiers), **settings}
+        overrides += ["storage.backend=tiered", f"storage.options={json.dumps(options)}"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "sparring", "train", str(ROOT / "configs/movielens.yaml"),
+         *overrides, "--json"],
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    result: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return result
+
+
+@needs_ratings
+@pytest.mark.parametrize("write", ["back", "through"])
+def test_ratings_over_hkv_and_sqlite_give_the_bits_of_the_plain_table(
+    tmp_path: Path, write: str
+) -> None:
+    sqlite = {"backend": "sqlite", "options": {"folder": str(tmp_path)}}
+    stacked = trained(json.dumps([SMALL, sqlite]), write=write)
+    plain = trained()
+    assert stacked["metrics"] == plain["metrics"]
+    assert stacked["rows"] == plain["rows"]
+    first, last = stacked["tiers"]["item"]
+    assert first["backend"] == "hkv"
+    assert first["rows"] <= 600 < plain["rows"]["item"]
+    assert first["evictions"] > 0
+    assert last["promotions"] > 0
+    assert last["bloom_skips"] > 0
+
+
+@needs_ratings
+def test_ratings_over_three_tiers_give_the_bits_of_the_plain_table() -> None:
+    stacked = trained(json.dumps([SMALLER, SMALL, "memory"]))
+    plain = trained()
+    assert stacked["metrics"] == plain["metrics"]
+    assert stacked["rows"] == plain["rows"]
+
+
+@needs_ratings
+def test_a_native_optimizer_gives_the_bits_of_the_plain_table_too() -> None:
+    stacked = trained(json.dumps([SMALLER, SMALL, "memory"]), method="torch.optim.Adagrad")
+    assert stacked["metrics"] == trained(method="torch.optim.Adagrad")["metrics"]
