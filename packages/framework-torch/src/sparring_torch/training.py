@@ -168,7 +168,8 @@ class _Trainer:
         return float(mean[-1])
 
     def _broken_parameter(self) -> str | None:
-        for name, parameter in self._task.model.named_parameters():
+        model: nn.Module = self._task.model
+        for name, parameter in model.named_parameters():
             if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
                 return name
         return None

@@ -11,6 +11,7 @@ from sparring.storage.converting import conversion_command
 from sparring.table import CONVERT_HELP, TableConfig
 
 if TYPE_CHECKING:
+    from sparring.descriptors import Options, StorageDescriptor
     from sparring.plugins import PluginManager
     from sparring.rendezvous import Shard
 
@@ -63,12 +64,7 @@ def open_storage(
     if reason is not None:
         raise PluginError(f"storage {backend!r} cannot run here: {reason}", backend=backend)
     try:
-        if descriptor.inner is not None:
-            storage = descriptor.factory(table, checked, plugin_manager, shard)
-        elif shard is None or descriptor.shard_factory is None:
-            storage = descriptor.factory(table, checked)
-        else:
-            storage = descriptor.shard_factory(table, checked, shard)
+        storage = _made(descriptor, table, checked, plugin_manager, shard)
     except VersionError as error:
         # Whoever wraps a native struct need not know which distribution it came with.
         for offer in plugin_manager.descriptors():
@@ -95,3 +91,17 @@ def open_storage(
         )
     storage.validate = validate
     return storage
+
+
+def _made(
+    descriptor: StorageDescriptor,
+    table: TableConfig,
+    options: Options,
+    plugin_manager: PluginManager,
+    shard: Shard | None,
+) -> Storage:
+    if descriptor.inner is not None:
+        return descriptor.factory(table, options, plugin_manager, shard)
+    if shard is None or descriptor.shard_factory is None:
+        return descriptor.factory(table, options)
+    return descriptor.shard_factory(table, options, shard)
