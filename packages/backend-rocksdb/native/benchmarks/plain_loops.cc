@@ -16,12 +16,16 @@
 // its cache, its log and its threads.
 #include <rocksdb/write_batch.h>
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iostream>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <random>
 #include <string>
@@ -45,6 +49,26 @@ struct Settings {
   int num_threads;
 };
 
+// Asks for huge pages, as NumPy does for large arrays: rows go to random places of them.
+template <class T>
+struct HugePages {
+  using value_type = T;
+  HugePages() = default;
+  template <class Other>
+  explicit HugePages(const HugePages<Other>&) {}
+  T* allocate(size_t count) {
+    constexpr size_t kPage = size_t{2} << 20;
+    const size_t bytes = (count * sizeof(T) + kPage - 1) / kPage * kPage;
+    void* made = std::aligned_alloc(kPage, bytes);
+    if (made == nullptr) throw std::bad_alloc();
+    madvise(made, bytes, MADV_HUGEPAGE);
+    return static_cast<T*>(made);
+  }
+  void deallocate(T* made, size_t) { std::free(made); }
+  friend bool operator==(const HugePages&, const HugePages&) { return true; }
+};
+using Bytes = std::vector<char, HugePages<char>>;
+
 // All that the contenders are given: the same keys and the same rows.
 class Inputs {
  public:
@@ -64,7 +88,7 @@ class Inputs {
   }
 
   // (n, row_bytes): rows that nobody compresses.
-  const std::vector<char>& rows_for(size_t count) {
+  const Bytes& rows_for(size_t count) {
     rows_.resize(count * row_bytes_);
     uint64_t word = random_();
     for (size_t at = 0; at + 8 <= rows_.size(); at += 8) {
@@ -79,7 +103,7 @@ class Inputs {
  private:
   uint64_t row_bytes_;
   std::mt19937_64 random_{7};
-  std::vector<char> rows_;
+  Bytes rows_;
 };
 
 rocksdb::Slice slice(const KeyBytes& key) { return {key.data(), KeyBytes::size()}; }
@@ -89,7 +113,7 @@ class Plain {
   Plain(Database& database, uint64_t row_bytes)
       : db_(database.db()), family_(database.take("plain", "bytes")), row_bytes_(row_bytes) {}
 
-  void find(const std::vector<int64_t>& sorted, std::vector<char>& out) {
+  void find(const std::vector<int64_t>& sorted, Bytes& out) {
     std::vector<KeyBytes> bytes(kKeysPerGet);
     std::vector<rocksdb::Slice> keys(kKeysPerGet);
     std::vector<rocksdb::PinnableSlice> values(kKeysPerGet);
@@ -109,7 +133,7 @@ class Plain {
     }
   }
 
-  void upsert(const std::vector<int64_t>& keys, const std::vector<char>& rows) {
+  void upsert(const std::vector<int64_t>& keys, const Bytes& rows) {
     for (size_t begin = 0; begin < keys.size(); begin += kRowsPerBatch) {
       rocksdb::WriteBatch batch;
       for (size_t i = begin; i < std::min(keys.size(), begin + kRowsPerBatch); ++i) {
@@ -140,7 +164,7 @@ class Ours {
             "benchmark")) {}
   ~Ours() { storage_->release(storage_); }
 
-  void find(const std::vector<int64_t>& keys, std::vector<char>& out, bool with_threads) {
+  void find(const std::vector<int64_t>& keys, Bytes& out, bool with_threads) {
     found_.resize(keys.size());
     auto call = arguments<SparringFind>(keys, with_threads);
     call.columns = {0, row_bytes_};
@@ -150,7 +174,7 @@ class Ours {
     check_ok(storage_->find(storage_->self, &call), call.call);
   }
 
-  void upsert(const std::vector<int64_t>& keys, const std::vector<char>& rows) {
+  void upsert(const std::vector<int64_t>& keys, const Bytes& rows) {
     auto call = arguments<SparringUpsert>(keys, false);
     call.rows = rows.data();
     call.row_stride = row_bytes_;
@@ -206,7 +230,7 @@ class Session {
   double run(const std::string& work) {
     inputs_.choose();
     const bool fills = work.starts_with("fill");
-    const std::vector<char>& rows =
+    const Bytes& rows =
         inputs_.rows_for(fills ? inputs_.all.size() : work.starts_with("upsert") ? inputs_.keys.size() : 0);
     const std::vector<int64_t>& keys = fills ? inputs_.all : inputs_.keys;
     const auto start = std::chrono::steady_clock::now();
@@ -245,7 +269,7 @@ class Session {
  private:
   std::shared_ptr<Database> database_;
   Inputs inputs_;
-  std::vector<char> out_, plain_out_;
+  Bytes out_, plain_out_;
   Plain plain_;
   Ours ours_;
 };

@@ -50,7 +50,7 @@ class FirstError {
 
 // Rows lie anywhere in the cache and go anywhere in the output: some are on their way while others
 // are copied.
-constexpr size_t kRowsAhead = 8;
+constexpr size_t kRowsAhead = 16;
 
 template <bool is_written>
 void prefetch(const char* begin, uint64_t num_bytes) {
