@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.errors import InvalidArgumentError, SnapshotError, UnknownTableError
+from sparring.errors import (
+    InvalidArgumentError,
+    SnapshotDamagedError,
+    SnapshotError,
+    UnknownTableError,
+)
 from sparring.snapshot.blocks import BlockReader
 from sparring.snapshot.description import TableDescription
 from sparring.snapshot.limits import (
@@ -38,12 +43,12 @@ _PIECE_BYTES = 4 << 20
 def open_snapshot(url: str | os.PathLike[str]) -> Snapshot:
     """Opens a committed snapshot, and the chain that it is a delta over.
 
-    Reads and checks manifests, no data file.
+    Reads and checks manifests, and that data files are there; it reads none of them.
 
     Raises:
         InvalidArgumentError: the URL names no folder within another.
         SnapshotError: there is none, or it is a delta whose base is missing or another one.
-        SnapshotDamagedError: a manifest is not what was written.
+        SnapshotDamagedError: a manifest is not what was written, or a file is missing.
         SnapshotIOError: the file system failed.
     """
     place, name = locate(url)
@@ -262,10 +267,11 @@ def _read_manifest(
     url = place.url_of(name)
     of_delta = f", the base of {place.url_of(delta)}" if delta else ""
     try:
-        folder = place.open(name)
-    except OSError as error:
+        with reading(url, "the folder"):
+            folder = place.open(name)
+    except SnapshotDamagedError as error:
         raise SnapshotError(
-            f"there is no snapshot {url}{of_delta} ({error}); see `sparring snapshots "
+            f"there is no snapshot {url}{of_delta} ({error.__cause__}); see `sparring snapshots "
             f"{place.url}` for those that there are",
             url=url,
         ) from error
@@ -281,10 +287,14 @@ def _read_manifest(
                 raise damaged(url, MANIFEST_NAME, 0, f"it has {file.size_bytes:,} bytes")
             text = bytearray(file.size_bytes)
             file.read_into(0, memoryview(text))
+        names = set(folder.names())
     try:
         manifest, found = decode_text(bytes(text), Manifest)
     except ValueError as error:
         raise damaged(url, MANIFEST_NAME, 0, str(error)) from error
+    for entry in manifest.files:
+        if entry.name not in names:
+            raise damaged(url, entry.name, 0, f"it is missing, but {MANIFEST_NAME} lists it")
     if expected is not None and found != expected.hash:
         raise SnapshotError(
             f"snapshot {url}: {MANIFEST_NAME} has the hash {found}, its delta {place.url_of(delta)} "

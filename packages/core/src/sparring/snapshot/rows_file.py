@@ -58,7 +58,7 @@ def read_segments(
                 raise reader.damaged(8, f"a segment has more than {SEGMENT_BYTES:,} bytes")
         if sum(counts) != entry.num_keys:
             raise reader.damaged(
-                8, f"it has {sum(counts):,} keys, the manifest says {entry.num_keys:,}"
+                8, f"it has {sum(counts):,} keys, manifest.json says {entry.num_keys:,}"
             )
         yield from _chunks(reader, segments, data_begin, config.numpy_dtype)
 
