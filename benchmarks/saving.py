@@ -29,7 +29,7 @@ __all__ = ["measure"]
 
 NUM_TABLES, DIM, POOLED = 4, 32, 4
 BATCH, SKEW = 2048, 1.05
-ROUNDS = 1
+ROUNDS = 2
 _ALONE = 50
 MOST_SLOWER, MOST_BYTES = 0.3, 256 << 20
 
