@@ -37,6 +37,7 @@ BENCHMARKS = (
     "ranks",
     "links",
     "saving",
+    "snapshots",
 )
 QUICK = (
     "pooled",
@@ -48,6 +49,7 @@ QUICK = (
     "exchange",
     "ranks",
     "saving",
+    "snapshots",
 )
 """Those that a quick run shrinks."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +99,31 @@ def test_chunks_have_at_most_the_rows_asked_for(tmp_path: Path) -> None:
     snapshot = save(tmp_path, 1, make_chunk(range(1_000)))
     assert {len(chunk) for chunk in snapshot.chunks("item", chunk_rows=100)} == {100}
     assert len(rows_by_key(snapshot, chunk_rows=7)) == 1_000
+
+
+def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
+    table = TableDescription.of(TableConfig("item", 256))
+
+    def chunks() -> Iterator[ScanChunk]:
+        for begin in range(0, 100_000, 10_000):
+            yield make_chunk(np.arange(begin, begin + 10_000), table=table)
+
+    tracemalloc.start()
+    try:
+        writer = SnapshotWriter(str(tmp_path / "a"), step=1)
+        writer.write_table(table, chunks())
+        writer.finish()
+        snapshot = writer.commit()
+        written = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        assert sum(map(len, snapshot.chunks("item"))) == 100_000
+        read = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sum(entry.size_bytes for entry in snapshot.files()) > 100e6
+    # What makes a chunk here takes some of it.
+    assert written < 120 << 20
+    assert read < 32 << 20
 
 
 def test_an_empty_table_and_one_without_scores_are_saved(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparring import kernels
+from sparring import TableConfig, kernels
 from sparring.errors import InvalidArgumentError, SnapshotDamagedError, SnapshotError
 from sparring.snapshot import (
     Snapshot,
     SnapshotWriter,
+    TableDescription,
     compact,
     list_snapshots,
     merging,
@@ -63,6 +64,15 @@ def test_a_chain_reads_as_its_newest_rows(
     assert [each.step for each in newest.chain] == [3, 2, 1]
     # An older one of the chain is what it was.
     assert rows_by_key(chain[0]) == contents_of(0, range(1_000))
+
+
+def test_a_long_chain_is_read(tmp_path: Path) -> None:
+    table = TableDescription.of(TableConfig("item", 1), has_scores=True)
+    snapshot = save(tmp_path, 0, make_chunk([0], 0, table), table=table)
+    for step in range(1, 150):
+        chunk = make_chunk([step], 0, table)
+        snapshot = save(tmp_path, step, chunk, base=snapshot.url, erased=[step - 2], table=table)
+    assert sorted(rows_by_key(open_snapshot(snapshot.url))) == [148, 149]
 
 
 def test_a_delta_has_all_its_state_itself(chain: list[Snapshot]) -> None:

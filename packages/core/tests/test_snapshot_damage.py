@@ -122,3 +122,19 @@ def test_verifying_says_what_was_read(snapshot: Snapshot) -> None:
 def test_a_whole_snapshot_may_be_moved(snapshot: Snapshot, tmp_path: Path) -> None:
     moved = shutil.copytree(snapshot.url, tmp_path / "elsewhere" / "other-name")
     read_all(os.fspath(moved))
+
+
+def test_the_manifest_of_another_snapshot_is_found_out(tmp_path: Path) -> None:
+    """S6"""
+    one = save(tmp_path, 1, make_chunk(range(50)))
+    other = save(tmp_path, 2, make_chunk(range(500)), options=small_files())
+    text = (Path(other.url) / "manifest.json").read_bytes()
+    (Path(one.url) / "manifest.json").write_bytes(text)
+    with pytest.raises(SnapshotDamagedError, match=r"missing, but manifest\.json lists it"):
+        open_snapshot(one.url)
+    third = save(tmp_path, 3, make_chunk(range(60)))
+    fourth = save(tmp_path, 4, make_chunk(range(60), 1))
+    text = (Path(fourth.url) / "manifest.json").read_bytes()
+    (Path(third.url) / "manifest.json").write_bytes(text)
+    with pytest.raises(SnapshotDamagedError, match=r"manifest\.json says"):
+        read_all(third.url)

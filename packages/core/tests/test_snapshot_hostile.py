@@ -295,3 +295,14 @@ def test_retention_follows_no_link_out(tmp_path: Path) -> None:
     (root / ".stale").symlink_to(outside)
     assert len(retain(root, 2, stale_seconds=0)) == 2
     assert (outside / "secret").read_text() == "as it was"
+
+
+def test_a_link_is_refused_even_where_it_leads_to_the_right_bytes(tmp_path: Path) -> None:
+    """S12"""
+    for kind in ("rows", "state", "manifest"):
+        snapshot = save(tmp_path / kind, 1, make_chunk(range(10)))
+        (path,) = Path(snapshot.url).glob(f"{kind}*")
+        path.rename(tmp_path / kind / "moved")
+        path.symlink_to(tmp_path / kind / "moved")
+        with pytest.raises(SnapshotError, match=rf"{path.name} .*no regular file"):
+            read_all(snapshot.url)

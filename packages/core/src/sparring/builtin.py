@@ -160,6 +160,30 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
             register=_add_simulate,
         ),
         CommandDescriptor(
+            name="snapshots",
+            api_version=API_VERSION,
+            summary="List the snapshots in a folder.",
+            register=_add_snapshots,
+        ),
+        CommandDescriptor(
+            name="inspect",
+            api_version=API_VERSION,
+            summary="Show and verify a snapshot.",
+            register=_add_inspect,
+        ),
+        CommandDescriptor(
+            name="export",
+            api_version=API_VERSION,
+            summary="Write the tables of a snapshot as Parquet files.",
+            register=_add_export,
+        ),
+        CommandDescriptor(
+            name="compact",
+            api_version=API_VERSION,
+            summary="Make one full snapshot of a chain of deltas.",
+            register=_add_compact,
+        ),
+        CommandDescriptor(
             name="doctor",
             api_version=API_VERSION,
             summary="Report on this installation and this machine.",
@@ -232,3 +256,27 @@ def _add_doctor(app: typer.Typer) -> None:
     from sparring.cli.doctor import add_doctor
 
     add_doctor(app)
+
+
+def _add_snapshots(app: typer.Typer) -> None:
+    from sparring.cli.snapshots import add_snapshots
+
+    add_snapshots(app)
+
+
+def _add_inspect(app: typer.Typer) -> None:
+    from sparring.cli.snapshots import add_inspect
+
+    add_inspect(app)
+
+
+def _add_export(app: typer.Typer) -> None:
+    from sparring.cli.snapshots import add_export
+
+    add_export(app)
+
+
+def _add_compact(app: typer.Typer) -> None:
+    from sparring.cli.snapshots import add_compact
+
+    add_compact(app)

@@ -18,7 +18,7 @@ __all__ = ["BlockReader"]
 
 Bytes = npt.NDArray[np.uint8]
 
-_MOST_BUFFERS = 3
+_MOST_BUFFERS = 4
 
 
 def _references(arrays: list[Bytes], place: int) -> int:
@@ -55,7 +55,7 @@ class BlockReader:
     Args:
         url: of the snapshot, for messages.
         folder: of the snapshot.
-        entry: what the manifest says of the file.
+        entry: what manifest.json says of the file.
 
     Raises:
         SnapshotDamagedError: the file is missing, no regular file, or of another size.
@@ -73,7 +73,7 @@ class BlockReader:
                 url,
                 entry.name,
                 min(found, entry.size_bytes),
-                f"it has {found:,} bytes, the manifest says {entry.size_bytes:,}",
+                f"it has {found:,} bytes, manifest.json says {entry.size_bytes:,}",
             )
         # The block that the last read ended in: the next one mostly begins there.
         self._kept_block = -1
@@ -144,6 +144,6 @@ class BlockReader:
         if found != expected:
             raise self.damaged(
                 block * BLOCK_BYTES,
-                f"the block of {len(data):,} bytes there hashes to {found}, the manifest says "
+                f"the block of {len(data):,} bytes there hashes to {found}, manifest.json says "
                 f"{expected}",
             )

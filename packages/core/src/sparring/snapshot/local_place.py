@@ -212,7 +212,8 @@ class LocalPlace(Place):
 
     def remove(self, name: str) -> None:
         # First out of sight, whole, then file by file.
-        hidden = self.path / f".{name}.removed"
+        # No token has a tilde: this is nobody's staging folder.
+        hidden = self.path / f".{name}.~removed"
         _remove_folder(hidden)
         os.rename(self.path / name, hidden)
         _sync_folder(self.path)

@@ -74,7 +74,8 @@ def _merged_window(
                 continue
             for chunk in snapshot.segments(entry):
                 part = _within(chunk, window, entry)
-                found.append(part.keys)
+                # A copy: a view would keep the rows beside the keys in memory too.
+                found.append(part.keys.copy())
                 kept = _without(part, newer)
                 if len(kept):
                     yield kept
@@ -82,7 +83,7 @@ def _merged_window(
         if is_oldest:
             return
         erased = [
-            _within(chunk, window, entry).keys
+            _within(chunk, window, entry).keys.copy()
             for entry in snapshot.files(table, "erased")
             if _overlaps(entry, window)
             for chunk in snapshot.segments(entry)

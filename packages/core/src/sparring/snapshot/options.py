@@ -30,8 +30,8 @@ class SnapshotOptions:
 
     num_ranges: int = 16
     file_bytes: int = 256 << 20
-    buffer_bytes: int = 40 << 20
-    small_bytes: int = 12 << 20
+    buffer_bytes: int = 36 << 20
+    small_bytes: int = 24 << 20
 
     def __post_init__(self) -> None:
         ranges = self.num_ranges

@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.errors import InvalidArgumentError, SnapshotError, UnknownTableError
+from sparring.errors import (
+    InvalidArgumentError,
+    SnapshotDamagedError,
+    SnapshotError,
+    UnknownTableError,
+)
 from sparring.snapshot.blocks import BlockReader
 from sparring.snapshot.description import TableDescription
 from sparring.snapshot.limits import (
@@ -32,16 +37,18 @@ from sparring.storage.contract import ScanChunk
 
 __all__ = ["Snapshot", "open_snapshot"]
 
+_PIECE_BYTES = 4 << 20
+
 
 def open_snapshot(url: str | os.PathLike[str]) -> Snapshot:
     """Opens a committed snapshot, and the chain that it is a delta over.
 
-    Reads and checks manifests, no data file.
+    Reads and checks manifests, and that data files are there; it reads none of them.
 
     Raises:
         InvalidArgumentError: the URL names no folder within another.
         SnapshotError: there is none, or it is a delta whose base is missing or another one.
-        SnapshotDamagedError: a manifest is not what was written.
+        SnapshotDamagedError: a manifest is not what was written, or a file is missing.
         SnapshotIOError: the file system failed.
     """
     place, name = locate(url)
@@ -73,16 +80,15 @@ class Snapshot:
             table.name: table.description for table in manifest.tables
         }
         """The tables that this snapshot itself says something of."""
+        self.tables: Mapping[str, TableDescription] = {
+            **({} if base is None else base.tables),
+            **self.own_tables,
+        }
+        """Name → table, over the whole chain."""
         self._files = {entry.name: entry for entry in manifest.files}
 
     def __repr__(self) -> str:
         return f"<Snapshot {self.url} of step {self.step}>"
-
-    @property
-    def tables(self) -> Mapping[str, TableDescription]:
-        """Name → table, over the whole chain."""
-        older = {} if self.base is None else dict(self.base.tables)
-        return older | dict(self.own_tables)
 
     @property
     def chain(self) -> tuple[Snapshot, ...]:
@@ -197,10 +203,12 @@ class Snapshot:
                 raise reader.damaged(8, str(error)) from error
             arrays: dict[str, npt.NDArray[Any]] = {}
             for tensor in header.tensors:
-                data = reader.read(begin + tensor.begin, begin + tensor.end)
-                # A copy, because blocks are shared with the arrays beside it.
-                array = data.copy().view(dtype_of_code(tensor.code))
-                arrays[tensor.name] = array.reshape(tensor.shape)
+                data = np.empty(tensor.end - tensor.begin, np.uint8)
+                for at in range(0, len(data), _PIECE_BYTES):
+                    piece = data[at : at + _PIECE_BYTES]
+                    first = begin + tensor.begin + at
+                    piece[...] = reader.read(first, first + len(piece))
+                arrays[tensor.name] = data.view(dtype_of_code(tensor.code)).reshape(tensor.shape)
             return SnapshotState(values, arrays)
 
     def _check_table(self, table: str) -> None:
@@ -259,10 +267,11 @@ def _read_manifest(
     url = place.url_of(name)
     of_delta = f", the base of {place.url_of(delta)}" if delta else ""
     try:
-        folder = place.open(name)
-    except OSError as error:
+        with reading(url, "the folder"):
+            folder = place.open(name)
+    except SnapshotDamagedError as error:
         raise SnapshotError(
-            f"there is no snapshot {url}{of_delta} ({error}); see `sparring snapshots "
+            f"there is no snapshot {url}{of_delta} ({error.__cause__}); see `sparring snapshots "
             f"{place.url}` for those that there are",
             url=url,
         ) from error
@@ -278,10 +287,14 @@ def _read_manifest(
                 raise damaged(url, MANIFEST_NAME, 0, f"it has {file.size_bytes:,} bytes")
             text = bytearray(file.size_bytes)
             file.read_into(0, memoryview(text))
+        names = set(folder.names())
     try:
         manifest, found = decode_text(bytes(text), Manifest)
     except ValueError as error:
         raise damaged(url, MANIFEST_NAME, 0, str(error)) from error
+    for entry in manifest.files:
+        if entry.name not in names:
+            raise damaged(url, entry.name, 0, f"it is missing, but {MANIFEST_NAME} lists it")
     if expected is not None and found != expected.hash:
         raise SnapshotError(
             f"snapshot {url}: {MANIFEST_NAME} has the hash {found}, its delta {place.url_of(delta)} "

@@ -145,8 +145,9 @@ class RowRouter:
         """
         if self._small is not None:
             if self._small.count:
-                file = self._create((0, NUM_PARTITIONS))
+                file = self._files[0] = self._create((0, NUM_PARTITIONS))
                 file.write_alone(self._small.segment)
+                self._files[0] = None
                 self._seal(file, True)
             return
         for place in range(len(self._buffers)):

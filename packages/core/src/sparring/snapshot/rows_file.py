@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -57,10 +58,9 @@ def read_segments(
                 raise reader.damaged(8, f"a segment has more than {SEGMENT_BYTES:,} bytes")
         if sum(counts) != entry.num_keys:
             raise reader.damaged(
-                8, f"it has {sum(counts):,} keys, the manifest says {entry.num_keys:,}"
+                8, f"it has {sum(counts):,} keys, manifest.json says {entry.num_keys:,}"
             )
-        for segment in segments:
-            yield _chunk(reader, segment, data_begin, config.numpy_dtype)
+        yield from _chunks(reader, segments, data_begin, config.numpy_dtype)
 
 
 def _segments(reader: BlockReader, header: Header, names: list[str]) -> list[tuple[Tensor, ...]]:
@@ -74,14 +74,42 @@ def _segments(reader: BlockReader, header: Header, names: list[str]) -> list[tup
     return [tensors[begin : begin + size] for begin in range(0, len(tensors), size)]
 
 
+def _chunks(
+    reader: BlockReader,
+    segments: list[tuple[Tensor, ...]],
+    data_begin: int,
+    dtype: np.dtype[Any],
+) -> Iterator[ScanChunk]:
+    """One segment after the other; the next is read and hashed while one is in use."""
+
+    def read(segment: tuple[Tensor, ...]) -> npt.NDArray[np.uint8]:
+        return reader.read(data_begin + segment[0].begin, data_begin + segment[-1].end)
+
+    if len(segments) < 2:
+        for segment in segments:
+            yield _chunk(reader, segment, read(segment), data_begin, dtype)
+        return
+    with ThreadPoolExecutor(1, "sparring-snapshot-read") as ahead:
+        coming = ahead.submit(read, segments[0])
+        for place, segment in enumerate(segments):
+            data = coming.result()
+            if place + 1 < len(segments):
+                coming = ahead.submit(read, segments[place + 1])
+            chunk = _chunk(reader, segment, data, data_begin, dtype)
+            # What is held here cannot be read into.
+            del data
+            yield chunk
+            del chunk
+
+
 def _chunk(
     reader: BlockReader,
     segment: tuple[Tensor, ...],
+    data: npt.NDArray[np.uint8],
     data_begin: int,
     dtype: np.dtype[Any],
 ) -> ScanChunk:
-    begin, end = segment[0].begin, segment[-1].end
-    data = reader.read(data_begin + begin, data_begin + end)
+    begin = segment[0].begin
     arrays: dict[str, npt.NDArray[Any]] = {}
     for tensor in segment:
         part = data[tensor.begin - begin : tensor.end - begin]

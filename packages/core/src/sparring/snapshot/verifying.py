@@ -120,7 +120,7 @@ def _check_bytes(snapshot: Snapshot, place: Place, entry: FileEntry) -> None:
                 url,
                 entry.name,
                 min(file.size_bytes, entry.size_bytes),
-                f"it has {file.size_bytes:,} bytes, the manifest says {entry.size_bytes:,}",
+                f"it has {file.size_bytes:,} bytes, manifest.json says {entry.size_bytes:,}",
             )
         hashes = hash_blocks(file.read_into, file.size_bytes)
     for block in range(len(entry.blocks) // BLOCK_DIGITS):
@@ -130,7 +130,7 @@ def _check_bytes(snapshot: Snapshot, place: Place, entry: FileEntry) -> None:
                 url,
                 entry.name,
                 block * BLOCK_BYTES,
-                f"the block there hashes to {hashes.blocks[part]}, the manifest says "
+                f"the block there hashes to {hashes.blocks[part]}, manifest.json says "
                 f"{entry.blocks[part]}",
             )
     if hashes.whole != entry.hash:
@@ -138,7 +138,7 @@ def _check_bytes(snapshot: Snapshot, place: Place, entry: FileEntry) -> None:
             url,
             entry.name,
             0,
-            f"the file hashes to {hashes.whole}, the manifest says {entry.hash}",
+            f"the file hashes to {hashes.whole}, manifest.json says {entry.hash}",
         )
 
 
@@ -151,7 +151,7 @@ def _note_unlisted(problems: list[Problem], snapshot: Snapshot, place: Place) ->
                 snapshot.url,
                 name,
                 0,
-                f"snapshot {snapshot.url}: {name!r} is there, but the manifest does not list it; "
+                f"snapshot {snapshot.url}: {name!r} is there, but manifest.json does not list it; "
                 "nothing reads it. Remove it",
             )
         )

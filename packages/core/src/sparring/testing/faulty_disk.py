@@ -37,13 +37,13 @@ def faulty_disk(hook: Hook) -> Iterator[None]:
     Args:
         hook: called with the name, on whatever thread makes the call.
     """
-    replaced: Any = _FaultyOs(hook)
-    before = local_place.os
-    local_place.os = replaced
+    module: Any = local_place
+    before = module.os
+    module.os = _FaultyOs(hook)
     try:
         yield
     finally:
-        local_place.os = before
+        module.os = before
 
 
 class _FaultyOs:

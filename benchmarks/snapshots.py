@@ -1,0 +1,192 @@
+"""Saving and loading a snapshot beside plain sequential writing and reading on the same disk.
+
+The plain contender writes the same bytes, keys and rows, into one file in large pieces and syncs it,
+and reads that file in large pieces. Reading is cold: what was written is dropped from the page cache.
+The memory that saving and loading add is the rise of the resident set while they run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from benchmarks.measuring import Figure
+from benchmarks.scale import Scale
+from sparring import TableConfig
+from sparring.snapshot import SnapshotWriter, TableDescription, open_snapshot
+from sparring.storage import ScanChunk
+
+__all__ = ["measure"]
+
+DIM, NUM_ROWS, CHUNK_ROWS, ROUNDS = 64, 5_000_000, 65_536, 5
+PIECE_BYTES = 4 << 20
+BAR, MEMORY_BAR_BYTES = 0.7, 256 << 20
+TABLE = TableDescription.of(TableConfig("item", DIM))
+
+
+class _Table:
+    """A table in memory, streamed in the order of a hash, as a storage does."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.keys = np.random.default_rng(0).permutation(num_rows).astype(np.int64)
+        self.rows = np.empty((num_rows, DIM), np.float32)
+        self.rows[:] = np.arange(num_rows, dtype=np.float32)[:, None]
+        self.scores = np.zeros(num_rows, np.uint64)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.keys.nbytes + self.rows.nbytes
+
+    def chunks(self) -> Iterator[ScanChunk]:
+        for begin in range(0, len(self.keys), CHUNK_ROWS):
+            part = slice(begin, begin + CHUNK_ROWS)
+            yield ScanChunk(self.keys[part], self.rows[part], self.scores[part])
+
+
+def measure(scale: Scale) -> list[Figure]:
+    """Ratios of seconds, plain over ours, and the memory that ours takes."""
+    table = _Table(scale.rows(NUM_ROWS))
+    parent = os.environ.get("SPARRING_BENCHMARK_DISK")
+    folder = Path(tempfile.mkdtemp(prefix="sparring-benchmark-", dir=parent))
+    try:
+        return _measure(table, folder, scale.rounds(ROUNDS))
+    finally:
+        shutil.rmtree(folder)
+
+
+def _measure(table: _Table, folder: Path, rounds: int) -> list[Figure]:
+    seconds: dict[str, list[float]] = {"write": [], "save": [], "read": [], "load": []}
+    memory = dict.fromkeys(seconds, 0)
+    for number in range(rounds + 1):
+        plain, snapshot = folder / f"plain-{number}", folder / f"step-{number}"
+        took: dict[str, float] = {}
+        writes = [partial(_write, table, plain), partial(_save, table, snapshot)]
+        reads = [partial(_read, plain), partial(_load, table, snapshot)]
+        # Each is first in turn: the second meets memory that the first has left cold, or warm.
+        for run in writes[:: 1 - 2 * (number % 2)]:
+            _timed(run, took, memory)
+            _drop_from_cache(folder)
+        if not number:
+            _check(table, snapshot)
+            _drop_from_cache(folder)
+        for run in reads[:: 1 - 2 * (number % 2)]:
+            _timed(run, took, memory)
+            _drop_from_cache(folder)
+        # The first round meets memory and disk as nobody else does.
+        if number or rounds == 1:
+            for name, each in took.items():
+                seconds[name].append(each)
+        plain.unlink()
+        shutil.rmtree(snapshot)
+    giga = table.size_bytes / 1e9
+    figures = []
+    for ours, theirs, what in (("save", "write", "written"), ("load", "read", "read")):
+        pairs = zip(seconds[theirs], seconds[ours], strict=True)
+        ratio = median(their / our for their, our in pairs)
+        figures.append(
+            Figure(
+                what=f"{ours} {giga:.1f} GB, as fast as plain bytes are {what}",
+                value=f"{ratio:.2f}",
+                bar=f">= {BAR}",
+                is_reached=ratio >= BAR,
+                detail=f"{giga / median(seconds[ours]):.2f} GB/s; one plain file "
+                f"{giga / median(seconds[theirs]):.2f} GB/s",
+                ratio=ratio,
+            )
+        )
+        figures.append(
+            Figure(
+                what=f"memory that {ours} takes above the table",
+                value=f"{memory[ours] / 1e6:.0f} MB",
+                bar=f"<= {MEMORY_BAR_BYTES / 1e6:.0f} MB",
+                is_reached=memory[ours] <= MEMORY_BAR_BYTES,
+                detail="the rise of the resident set",
+            )
+        )
+    return figures
+
+
+def _timed(run: Callable[[], str], took: dict[str, float], memory: dict[str, int]) -> None:
+    """Notes seconds, and the memory above what was there, under the name that `run` returns."""
+    before = peak = _resident_bytes()
+    ended = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not ended.wait(0.02):
+            peak = max(peak, _resident_bytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    begin = time.perf_counter()
+    name = run()
+    took[name] = time.perf_counter() - begin
+    ended.set()
+    watcher.join()
+    memory[name] = max(memory[name], peak - before)
+
+
+def _write(table: _Table, path: Path) -> str:
+    with path.open("wb", buffering=0) as file:
+        for array in (table.keys, table.rows):
+            data = memoryview(array).cast("B")
+            for begin in range(0, len(data), PIECE_BYTES):
+                file.write(data[begin : begin + PIECE_BYTES])
+        os.fsync(file.fileno())
+    return "write"
+
+
+def _save(table: _Table, path: Path) -> str:
+    writer = SnapshotWriter(str(path), step=1)
+    writer.write_table(TABLE, table.chunks())
+    writer.finish()
+    writer.commit()
+    return "save"
+
+
+def _read(path: Path) -> str:
+    buffer = bytearray(PIECE_BYTES)
+    with path.open("rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
+    return "read"
+
+
+def _load(table: _Table, path: Path) -> str:
+    count = sum(map(len, open_snapshot(path).chunks("item")))
+    assert count == len(table.keys)
+    return "load"
+
+
+def _check(table: _Table, path: Path) -> None:
+    """What is loaded is what was saved."""
+    places = np.empty(len(table.keys), np.int64)
+    places[table.keys] = np.arange(len(table.keys))
+    count = 0
+    for chunk in open_snapshot(path).chunks("item"):
+        assert (chunk.rows == table.rows[places[chunk.keys]]).all()
+        count += len(chunk)
+    assert count == len(table.keys)
+
+
+def _drop_from_cache(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            continue
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
