@@ -29,7 +29,8 @@ __all__ = ["measure"]
 
 NUM_TABLES, DIM, POOLED = 4, 32, 4
 BATCH, SKEW = 2048, 1.05
-ROUNDS = 3
+ROUNDS = 2
+_ALONE = 50
 MOST_SLOWER, MOST_BYTES = 0.3, 256 << 20
 
 
@@ -144,7 +145,7 @@ def _figures(
         step()
     with _Memory() as memory:
         for number in range(ROUNDS):
-            plain += [_timed(step) for _ in range(60)]
+            plain += [_timed(step) for _ in range(_ALONE)]
             url = str(folder / f"save-{number}")
             begin = time.perf_counter()
             task = container.save(url, blocking=False)

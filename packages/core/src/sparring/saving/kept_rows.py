@@ -56,6 +56,11 @@ class KeptBudget:
             self.num_rows += len(kept.keys)
             self.most_bytes = max(self.most_bytes, self._used_bytes)
 
+    @property
+    def is_half_used(self) -> bool:
+        """Whether steps may soon have to wait."""
+        return 2 * self._used_bytes >= self.limit_bytes
+
     def give_back(self, num_bytes: int) -> None:
         """Rows of so many bytes were let go."""
         if num_bytes:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -18,12 +16,32 @@ from sparring.saving.table_watch import TableWatch
 from sparring.snapshot import SnapshotWriter, TableDescription
 from sparring.storage.contract import Keys, ScanChunk
 
-__all__ = ["Saver", "SavingTable", "run_nicely"]
+__all__ = ["Pace", "Saver", "SavingTable"]
 
 _log = logging.getLogger(__name__)
 
-_NICENESS = 10
-"""Of the thread that saves, where the system has such per thread: steps come first."""
+
+_LONGEST_PAUSE_SECONDS = 0.5
+
+
+class Pace:
+    """Lets the steps have the machine for a part of the time.
+
+    Args:
+        share: of the time in which the save works; 1 takes all.
+        budget: of old rows: where they wait, there is no pause.
+    """
+
+    def __init__(self, share: float, budget: KeptBudget) -> None:
+        self._share, self._budget = share, budget
+        self._since = time.perf_counter()
+
+    def pause(self) -> None:
+        """Called after each piece of work."""
+        if self._share < 1 and not self._budget.is_half_used:
+            worked = time.perf_counter() - self._since
+            time.sleep(min(_LONGEST_PAUSE_SECONDS, worked * (1 / self._share - 1)))
+        self._since = time.perf_counter()
 
 
 @dataclass(slots=True)
@@ -39,12 +57,13 @@ class SavingTable:
     """The keys that had changed since the last base, if this snapshot is to be the next."""
     num_rows: int = 0
 
-    def chunks(self) -> Iterator[ScanChunk]:
+    def chunks(self, pace: Pace) -> Iterator[ScanChunk]:
         if self.frozen is None:
             return
         for chunk in self.frozen.chunks():
             self.num_rows += len(chunk)
             yield chunk
+            pace.pause()
 
     def erased(self) -> Iterator[Keys]:
         """To be read after all chunks."""
@@ -69,6 +88,8 @@ class Saver:
     budget: KeptBudget
     retention: Retention | None
     begin: float
+    share: float
+    """Of the time, in which it works; see `Pace`."""
     failure: BaseException | None = None
     is_over: threading.Event = field(default_factory=threading.Event)
 
@@ -104,11 +125,12 @@ class Saver:
 
     def _run(self) -> Saved:
         waiting = list(self.tables)
+        pace = Pace(self.share, self.budget)
         while waiting:
             # The one that most old rows wait for, so that steps need not wait.
             table = max(waiting, key=_urgency)
             waiting.remove(table)
-            self.writer.write_table(table.description, table.chunks(), table.erased())
+            self.writer.write_table(table.description, table.chunks(pace), table.erased())
             if table.frozen is not None:
                 table.frozen.check_whole()
             table.thaw()
@@ -138,12 +160,3 @@ def _urgency(table: SavingTable) -> tuple[int, int]:
     if table.frozen is None:
         return 0, 0
     return table.frozen.kept_bytes, table.frozen.num_keys
-
-
-def run_nicely(saver: Saver) -> Saved:
-    """`Saver.run` on a thread that gives way to others; the thread stays so."""
-    if sys.platform == "linux":
-        thread = threading.get_native_id()
-        if os.getpriority(os.PRIO_PROCESS, thread) < _NICENESS:
-            os.setpriority(os.PRIO_PROCESS, thread, _NICENESS)
-    return saver.run()

@@ -6,13 +6,14 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparring import _native
+from sparring import _native, execution
 from sparring.collective import Collective
 from sparring.declared_table import DeclaredTable
 from sparring.errors import DeadlineError, InvalidArgumentError, SnapshotError
@@ -20,7 +21,7 @@ from sparring.saving.container_state import OWN_STATES, container_states
 from sparring.saving.freezing import FrozenTable
 from sparring.saving.kept_rows import KeptBudget
 from sparring.saving.requests import Retention, SaveCounters, Saved, State
-from sparring.saving.saver import Saver, SavingTable, run_nicely
+from sparring.saving.saver import Saver, SavingTable
 from sparring.snapshot import SnapshotWriter, TableDescription
 from sparring.snapshot.opening import locate
 
@@ -33,6 +34,7 @@ __all__ = ["KEPT_BYTES", "SaveOptions", "Saves", "agree"]
 KEPT_BYTES = 64 << 20
 """Old rows that a save holds before steps wait for it."""
 
+_FEW_CORES, _SHARE_OF_FEW_CORES = 4, 0.4
 _WAIT_SECONDS = 30.0
 _TOKEN_BYTES = 16
 
@@ -47,6 +49,9 @@ class SaveOptions:
         kept_bytes: old rows that are held in memory before steps wait for the save.
         deadline_seconds: how long the first rank waits for the parts of the others.
         retention: which snapshots stay when this one was committed; None: all.
+        share: of the time in which a save beside steps works, above 0 and at most 1; in the rest
+            of it the steps have the machine for themselves. None: 1 where there are more than 4
+            cores, and else 0.4. It does not pause while old rows wait.
         is_base: count from now on which keys change, so that a later save can name this one as
             its base. It costs at most 64 MiB a table and some time in each step.
     """
@@ -54,7 +59,15 @@ class SaveOptions:
     kept_bytes: int = KEPT_BYTES
     deadline_seconds: float = 600.0
     retention: Retention | None = None
+    share: float | None = None
     is_base: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kept_bytes < 1 or not (self.share is None or 0 < self.share <= 1):
+            raise InvalidArgumentError(
+                f"save: kept_bytes must be at least 1 and share above 0 and at most 1, found "
+                f"kept_bytes={self.kept_bytes} and share={self.share}"
+            )
 
 
 class Saves:
@@ -64,6 +77,7 @@ class Saves:
         self.counters = SaveCounters()
         self._container = container
         self._running: Saver | None = None
+        self._task: Task[Saved] | None = None
         self._base: str | None = None
 
     @property
@@ -107,6 +121,10 @@ class Saves:
                 url=running.url,
                 timeout=seconds,
             )
+        if self._task is not None:
+            # The event loop has its failure too when this returns: `EventLoop.check` tells of it.
+            with suppress(Exception):
+                self._task.result(seconds)
         self._account(running)
 
     def save(
@@ -129,15 +147,26 @@ class Saves:
         self.join(options.deadline_seconds)
         begin = time.perf_counter()
         saver = self._frozen(url, base, states, options, begin)
+        if not blocking:
+            few = execution.num_threads() <= _FEW_CORES
+            saver.share = options.share or (_SHARE_OF_FEW_CORES if few else 1.0)
         self.counters.freeze_seconds += time.perf_counter() - begin
         self._running = saver
         if not blocking:
             name = f"save of {url}"
-            return container.events.submit(partial(self._run, saver, options, True), name=name)
+            try:
+                self._task = container.events.submit(partial(self._run, saver, options), name=name)
+            except BaseException:
+                saver.thaw()
+                saver.is_over.set()
+                saver.writer.abandon()
+                raise
+            return self._task
+        self._task = None
         error: Exception | None = None
         saved: Saved | None = None
         try:
-            saved = self._run(saver, options, False)
+            saved = self._run(saver, options)
         except Exception as failure:
             error = failure
         self.join()
@@ -197,6 +226,7 @@ class Saves:
             budget,
             options.retention,
             begin,
+            share=1.0,
         )
 
     def _agreed(
@@ -234,10 +264,10 @@ class Saves:
             base = None
         return token.hex(), base
 
-    def _run(self, saver: Saver, options: SaveOptions, is_beside: bool) -> Saved:
+    def _run(self, saver: Saver, options: SaveOptions) -> Saved:
         """On the thread that saves."""
         try:
-            saved = run_nicely(saver) if is_beside else saver.run()
+            saved = saver.run()
         except BaseException:
             if options.is_base:
                 for table in saver.tables:
