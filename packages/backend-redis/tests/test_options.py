@@ -44,6 +44,7 @@ def test_importing_the_plugin_loads_no_client_library() -> None:
         ({"host": "::1", "port": 7000}, "Redis at [::1]:7000"),
         ({"unix_socket": "/run/redis.sock"}, "Redis at unix:///run/redis.sock"),
         ({"url": "unix:///run/redis.sock"}, "Redis at unix:///run/redis.sock"),
+        ({"unix_socket": "/run/redis.sock", "database": 3}, "Redis at unix:///run/redis.sock"),
         ({"url": "redis://cache:7000/3"}, "Redis at cache:7000"),
         ({"url": "redis://a,b:7000", "mode": "cluster"}, "Redis cluster at a:6379,b:7000"),
         ({"url": "rediss+cluster://a:1,[::1]:2"}, "Redis cluster at a:1,[::1]:2"),
@@ -66,6 +67,7 @@ def test_redis_is_found_by_options(options: dict[str, Any], place: str) -> None:
 def test_url_says_database_and_encryption() -> None:
     place = RedisOptions(url="rediss://cache/3").place()
     assert (place.database, place.is_encrypted) == (3, True)
+    assert RedisOptions(url="unix:///s?database=3").place().database == 3
     assert RedisOptions(host="cache", database=5, tls=True).place().database == 5
     assert place_of("redis://cache", None, tls=True).is_encrypted
 

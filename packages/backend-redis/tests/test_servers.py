@@ -78,7 +78,7 @@ def test_a_certificate_for_another_host_is_refused(tmp_path: Path) -> None:
 # What docs/how-to/keep-rows-in-redis.md gives to a user.
 PERMISSIONS = (
     "~sparring:* +hmget +hset +hdel +hlen +hscan +get +set +unlink +memory|usage "
-    "+client|info +client|kill +cluster|slots +select"
+    "+client|info +client|kill +select +cluster|slots +asking"
 )
 
 

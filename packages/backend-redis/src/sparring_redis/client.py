@@ -218,7 +218,7 @@ class Client:
             return ""
         return (
             f" {call.num_answered} of {len(call.commands)} commands are known to have run; the "
-            "others may have. Calling again with the same rows sets that right."
+            "others may have. The same call again sets that right."
         )
 
     def _refused(self, call: _Call, refusals: Sequence[Any]) -> StorageIOError:

@@ -39,7 +39,7 @@ class RedisServerOptions(Options):
     """Where Redis is, and how to get in. Passwords are named, never given."""
 
     url: Url | None = None
-    """``redis://host:port/database``, ``unix:///path``, ``redis+sentinel://host:port,host:port/service``
+    """``redis://host:port/database``, ``unix:///path?database=3``, ``redis+sentinel://host:port,host:port/service``
     or ``redis+cluster://host:port,host:port``; ``rediss`` in place of ``redis`` for TLS. Without it
     `host` and `port`, or `unix_socket`."""
     host: str | None = None

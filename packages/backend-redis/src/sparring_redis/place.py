@@ -9,7 +9,10 @@ from sparring.errors import InvalidArgumentError
 
 __all__ = ["Address", "Place", "place_of"]
 
-_URL = re.compile(r"(?P<scheme>rediss?|unix)(?:\+(?P<mode>sentinel|cluster))?://(?P<rest>[^?#]*)\Z")
+_URL = re.compile(
+    r"(?P<scheme>rediss?|unix)(?:\+(?P<mode>sentinel|cluster))?://(?P<rest>[^?#]*)"
+    r"(?:\?database=(?P<database>\d+))?\Z"
+)
 _HOST = re.compile(
     r"(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<host>[^:\[\]/,\s@]+))(?::(?P<port>\d{1,5}))?\Z"
 )
@@ -49,7 +52,8 @@ class Place:
         """All of it in one text, which `place_of` reads back."""
         names = ",".join(map(str, self.addresses))
         if self.addresses[0].is_path:
-            return names
+            # A path may end in a number of its own.
+            return f"{names}?database={self.database}" if self.database else names
         scheme = "rediss" if self.is_encrypted else "redis"
         mode = "" if self.mode == "standalone" else f"+{self.mode}"
         path = [each for each in (self.service, self.database or None) if each is not None]
@@ -81,6 +85,7 @@ def place_of(
     if matched is None:
         raise InvalidArgumentError(f"redis: must be {_FORMS}")
     said, rest = matched["mode"], matched["rest"]
+    database = int(matched["database"] or database)
     if said is not None and mode not in (None, said, "standalone"):
         raise InvalidArgumentError(
             f"redis: the URL says {said} and the option mode {mode}; say one"

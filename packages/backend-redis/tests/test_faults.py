@@ -1,0 +1,206 @@
+"""What each kind of failure looks like to the caller, one by one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from sparring import Storage, TableConfig, open_storage
+from sparring.errors import DeadlineError, StorageIOError
+from sparring_redis.testing import Fault, FaultProxy, RedisCluster, RedisServer
+
+TABLE = TableConfig("films", 4)
+KEYS = np.arange(1_000, dtype=np.int64)
+DEADLINE, SLACK = 0.6, 0.4
+
+
+def rows_of(version: float) -> np.ndarray:
+    return np.full((len(KEYS), 4), version, np.float32)
+
+
+def opened(url: str, prefix: str, deadline_seconds: float = DEADLINE) -> Storage:
+    return open_storage(
+        "redis", TABLE, url=url, prefix=prefix, num_buckets=16, deadline_seconds=deadline_seconds
+    )
+
+
+@pytest.fixture
+def proxy(server: RedisServer) -> Iterator[FaultProxy]:
+    with FaultProxy(server.port) as started:
+        yield started
+
+
+@pytest.fixture
+def storage(proxy: FaultProxy, new_prefix: Callable[[], str]) -> Iterator[Storage]:
+    """Behind the proxy, with version 1 of all rows."""
+    with opened(proxy.url, new_prefix()) as made:
+        made.upsert(KEYS, rows_of(1))
+        yield made
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 3, 40, 60])
+def test_an_upsert_whose_replies_are_lost_is_sent_again(
+    storage: Storage, proxy: FaultProxy, num_bytes: int
+) -> None:
+    proxy.arm(Fault(cut_reply_at=num_bytes))
+    storage.upsert(KEYS, rows_of(2))
+    assert (storage.find(KEYS).rows == 2).all()
+    assert storage.size == len(KEYS)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 100, 5_000, 20_000])
+def test_half_of_a_reply_is_no_reply(storage: Storage, proxy: FaultProxy, num_bytes: int) -> None:
+    proxy.arm(Fault(cut_reply_at=num_bytes), num_connections=2)
+    found = storage.find(KEYS)
+    assert found.found.all()
+    assert (found.rows == 1).all()
+
+
+@pytest.mark.parametrize("num_bytes", [0, 10, 5_000, 30_000])
+def test_half_of_a_request_is_sent_again(
+    storage: Storage, proxy: FaultProxy, num_bytes: int
+) -> None:
+    proxy.arm(Fault(cut_request_at=num_bytes))
+    storage.upsert(KEYS, rows_of(2))
+    assert (storage.find(KEYS).rows == 2).all()
+
+
+def test_an_erase_whose_reply_is_lost_is_not_sent_twice(
+    storage: Storage, proxy: FaultProxy
+) -> None:
+    proxy.arm(Fault(cut_reply_at=0))
+    with pytest.raises(StorageIOError, match=r"not sent twice.*call again"):
+        storage.erase(KEYS[:300])
+    # It ran, and only the number of what was there is lost.
+    assert storage.size == len(KEYS) - 300
+    assert storage.erase(KEYS[:300]) == 0
+    assert storage.erase(KEYS[300:400]) == 100
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Fault(stall_reply_at=0), Fault(stall_reply_at=20), Fault(trickle_seconds=0.02)],
+    ids=["nothing comes", "half comes", "byte by byte"],
+)
+def test_a_reply_that_does_not_end_is_waited_for_until_the_deadline(
+    storage: Storage, proxy: FaultProxy, fault: Fault
+) -> None:
+    for call in (storage.find, lambda keys: storage.upsert(keys, rows_of(1)), storage.erase):
+        proxy.arm(fault, num_connections=100)
+        start = time.monotonic()
+        with pytest.raises((DeadlineError, StorageIOError), match=r"127\.0\.0\.1"):
+            call(KEYS)
+        assert time.monotonic() - start < DEADLINE + SLACK
+    proxy.arm(Fault())
+    storage.upsert(KEYS, rows_of(3))
+    assert (storage.find(KEYS).rows == 3).all()
+
+
+def test_a_write_that_was_held_up_does_not_come_after_a_newer_one(
+    storage: Storage, proxy: FaultProxy
+) -> None:
+    """It reaches the server when its caller has given up, and a newer row is there."""
+    proxy.arm(Fault(delay_seconds=2 * DEADLINE))
+    with pytest.raises(DeadlineError, match=r"may have.*same call again"):
+        storage.upsert(KEYS, rows_of(2))
+    storage.upsert(KEYS, rows_of(3))
+    time.sleep(1.2 * DEADLINE)
+    assert (storage.find(KEYS).rows == 3).all()
+
+
+def test_a_stopped_server_is_waited_for_until_the_deadline(
+    own_server: RedisServer, new_prefix: Callable[[], str]
+) -> None:
+    with opened(own_server.url, new_prefix()) as storage:
+        storage.upsert(KEYS, rows_of(1))
+        own_server.signal(signal.SIGSTOP)
+        start = time.monotonic()
+        with pytest.raises(DeadlineError, match=r"find of table 'films'.*within 0\.6 s"):
+            storage.find(KEYS)
+        assert DEADLINE <= time.monotonic() - start < DEADLINE + SLACK
+        own_server.signal(signal.SIGCONT)
+        assert (storage.find(KEYS).rows == 1).all()
+
+
+def test_a_server_that_is_gone_is_named(
+    own_server: RedisServer, new_prefix: Callable[[], str]
+) -> None:
+    with opened(own_server.url, new_prefix()) as storage:
+        own_server.kill()
+        start = time.monotonic()
+        with pytest.raises(
+            (StorageIOError, DeadlineError), match=rf"127\.0\.0\.1:{own_server.port}.*server"
+        ):
+            storage.find(KEYS)
+        assert time.monotonic() - start < DEADLINE + SLACK
+        with pytest.raises(StorageIOError, match="cannot be reached"):
+            storage.size  # noqa: B018 - reading it asks the server
+    with pytest.raises(StorageIOError, match="cannot be reached"):
+        opened(own_server.url, "any")
+
+
+def test_an_upsert_that_one_node_refuses_says_so_and_the_same_call_heals_it(
+    new_prefix: Callable[[], str],
+) -> None:
+    with RedisCluster(2) as nodes, opened(nodes.url, new_prefix()) as storage:
+        storage.upsert(KEYS, rows_of(1))
+        full = nodes.servers[0]
+        full.ask("CONFIG", "SET", "maxmemory", "1")
+        start = time.monotonic()
+        with pytest.raises(StorageIOError, match=r"of 16 commands were refused.*maxmemory") as no:
+            storage.upsert(KEYS, rows_of(2))
+        assert time.monotonic() - start < DEADLINE, "what is refused is not tried again"
+        assert "The same call again" in str(no.value)
+        found = storage.find(KEYS).rows
+        assert {1.0, 2.0} == set(np.unique(found).tolist())
+        assert (found == found[:, :1]).all()
+        full.ask("CONFIG", "SET", "maxmemory", "0")
+        storage.upsert(KEYS, rows_of(2))
+        assert (storage.find(KEYS).rows == 2).all()
+
+
+def test_an_idle_connection_that_the_server_closed_costs_nothing(
+    server: RedisServer, new_prefix: Callable[[], str]
+) -> None:
+    with opened(server.url, new_prefix()) as storage:
+        storage.upsert(KEYS, rows_of(1))
+        server.ask("CLIENT", "KILL", "TYPE", "normal")
+        # Also what may not be sent twice.
+        assert storage.erase(KEYS) == len(KEYS)
+
+
+def _find_all(storage: Storage, answer: multiprocessing.queues.Queue[bool]) -> None:
+    answer.put(bool((storage.find(KEYS).rows == 1).all()))
+
+
+def test_a_forked_process_has_connections_of_its_own(
+    server: RedisServer, new_prefix: Callable[[], str]
+) -> None:
+    context = multiprocessing.get_context("fork")
+    with opened(server.url, new_prefix(), deadline_seconds=5.0) as storage:
+        storage.upsert(KEYS, rows_of(1))
+        before = _num_connections(server)
+        answer = context.Queue()
+        child = context.Process(target=_find_all, args=(storage, answer), daemon=True)
+        child.start()
+        assert answer.get(timeout=10)
+        child.join()
+        # One for the child, and one to ask.
+        assert _num_connections(server) == before + 2
+        assert (storage.find(KEYS).rows == 1).all()
+        assert _num_connections(server) == before + 3
+
+
+def _num_connections(server: RedisServer) -> int:
+    """How many the server has accepted so far."""
+    (line,) = [
+        each
+        for each in server.ask("INFO", "stats").splitlines()
+        if each.startswith(b"total_connections_received:")
+    ]
+    return int(line.partition(b":")[2])
