@@ -258,3 +258,30 @@ def test_tier_for_another_table_is_refused() -> None:
     other = MemoryStorage(TableConfig("films", 4))
     with pytest.raises(InvalidArgumentError, match=r"tier 1 .* was opened for"):
         stack_of(memory(), other)
+
+
+def test_erase_that_fails_brings_no_older_row_to_light() -> None:
+    last = FaultyStorage(memory())
+    stack = stack_of(memory(10, "lru"), last)
+    stack.upsert(KEYS[:5], ROWS[:5])
+    stack.flush()
+    stack.upsert(KEYS[:5], ROWS[50:55])
+    last.breakage = "writes"
+    with pytest.raises(StorageIOError):
+        stack.erase(KEYS[:5])
+    assert np.array_equal(stack.find(KEYS[:5]).rows, ROWS[50:55])
+
+
+def test_erase_that_fails_halfway_loses_no_row_that_is_still_found() -> None:
+    last = FaultyStorage(memory())
+    stack = stack_of(memory(10, "lru"), last)
+    stack.upsert(KEYS[:6], ROWS[:6])
+    stack.flush()  # the rows above are clean now
+    last.breakage = "halfway"
+    with pytest.raises(StorageIOError):
+        stack.erase(KEYS[:6])
+    last.breakage = None
+    assert stack.find(KEYS[:6]).found.all()
+    stack.upsert(KEYS[50:70], ROWS[50:70])  # pushes them out
+    assert np.array_equal(stack.find(KEYS[:6]).rows, ROWS[:6])
+    assert stack.size == 26

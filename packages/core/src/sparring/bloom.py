@@ -129,9 +129,12 @@ class GrowingBloomFilter:
 
     def add(self, keys: Keys) -> None:
         """Adds keys ``(n,)`` int64 that are distinct within the call; known ones cost no room."""
-        new = keys[~self.contains(keys)]
-        if not len(new):
-            return
+        new = keys
+        # The newest part is the largest: most keys that are known are in it.
+        for part in reversed(self._parts):
+            new = new[~part.contains(new)]
+            if not len(new):
+                return
         newest = self._parts[-1]
         if newest.num_added + len(new) > newest.planned_keys:
             planned = max(_GROWTH * newest.planned_keys, len(new))

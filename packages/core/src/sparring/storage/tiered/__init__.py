@@ -1,6 +1,7 @@
 """A stack of storages that is a storage: the hottest rows lie in the first tier.
 
     storage.py    the stack: find falls through, writes go to the first tier and down from there
+    stacking.py   which storages can be stacked, and what their stack can do
     tier.py       one tier, with its Bloom filter, and what it knows of its rows
     holding.py    rows on their way from one tier to the next
     staging.py    rows that were found below and may come up with the next write

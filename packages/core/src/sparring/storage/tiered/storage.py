@@ -29,12 +29,10 @@ from sparring.errors import (
     CapacityError,
     CorruptDataError,
     DeadlineError,
-    InvalidArgumentError,
     SparringError,
     StorageIOError,
 )
 from sparring.storage.contract import (
-    Capabilities,
     Columns,
     Evicted,
     Keys,
@@ -48,6 +46,7 @@ from sparring.storage.tiered.fronting import Fronting
 from sparring.storage.tiered.locking import ReaderWriterLock
 from sparring.storage.tiered.options import TieredOptions
 from sparring.storage.tiered.scanning import scan_tiers
+from sparring.storage.tiered.stacking import capabilities_of, check_tiers, is_in, keys_of
 from sparring.storage.tiered.staging import Staged, Staging
 from sparring.storage.tiered.tier import PROBE, Tier
 from sparring.table import TableConfig
@@ -85,7 +84,7 @@ class TieredStorage(Storage):
         validate: bool = True,
     ) -> None:
         super().__init__(table, validate=validate)
-        _check_tiers(table, tiers)
+        check_tiers(table, tiers)
         self.options = options
         last = len(tiers) - 1
         self._tiers = [
@@ -113,7 +112,7 @@ class TieredStorage(Storage):
         self._num_writes = 0
         is_fresh = not any(tier.storage.size for tier in self._tiers[:-1])
         self._num_rows = self._last.storage.size if is_fresh else None
-        self.capabilities = _capabilities(self._tiers)
+        self.capabilities = capabilities_of(self._tiers)
 
     @property
     def tiers(self) -> tuple[Storage, ...]:
@@ -189,9 +188,9 @@ class TieredStorage(Storage):
 
     def _exists_below(self, keys: Keys, known: Keys) -> npt.NDArray[np.bool_]:
         """Which keys that the first tier lacks have a row below it; `known` is sorted."""
-        exists = _is_in(keys, known)
+        exists = is_in(keys, known)
         for tier in self._tiers[1:]:
-            exists |= _is_in(keys, tier.holding.held.keys)
+            exists |= is_in(keys, tier.holding.held.keys)
             missing = np.flatnonzero(~exists)
             if not len(missing):
                 break
@@ -255,7 +254,7 @@ class TieredStorage(Storage):
         for place in np.unique(staged.origins).tolist():
             num_rows = int(np.count_nonzero(staged.origins == place))
             self._tiers[place].meter.counters.promotions += num_rows
-        is_wanted = ~_is_in(staged.keys, np.sort(but))
+        is_wanted = ~is_in(staged.keys, np.sort(but))
         if not is_wanted.any():
             return
         self._hand_down(0, self._first.upsert(staged.keys[is_wanted], staged.rows[is_wanted], None))
@@ -333,7 +332,7 @@ class TieredStorage(Storage):
                 for tier in reversed(self._tiers):
                     tier.clear()
             except BaseException:
-                self._expect_holes(_keys_of)
+                self._expect_holes(keys_of)
                 raise
             self._num_rows = 0
             self._is_failure_told = True
@@ -466,55 +465,3 @@ class TieredStorage(Storage):
                 failure = failure or error
         if failure is not None:
             raise failure
-
-
-def _keys_of(tier: Tier) -> Keys:
-    parts = [chunk.keys for chunk in tier.storage.scan(columns=PROBE)]
-    return np.concatenate([np.empty(0, np.int64), *parts])
-
-
-def _is_in(keys: Keys, ascending: Keys) -> npt.NDArray[np.bool_]:
-    if not len(ascending):
-        return np.zeros(len(keys), np.bool_)
-    places = np.minimum(np.searchsorted(ascending, keys), len(ascending) - 1)
-    found: npt.NDArray[np.bool_] = ascending[places] == keys
-    return found
-
-
-def _check_tiers(table: TableConfig, tiers: Sequence[tuple[str, Storage]]) -> None:
-    if len(tiers) < 2:
-        raise InvalidArgumentError(
-            f"stack of table {table.name!r}: found {len(tiers)} tiers, there must be two or more; "
-            "open a single storage by itself",
-            table=table.name,
-        )
-    for place, (backend, storage) in enumerate(tiers):
-        if storage.table != table:
-            raise InvalidArgumentError(
-                f"stack of table {table.name!r}: tier {place} ({backend}) was opened for "
-                f"{storage.table}; open it for {table}",
-                table=table.name,
-            )
-        offered = storage.capabilities
-        if place < len(tiers) - 1 and offered.bounded and not offered.evicts:
-            raise InvalidArgumentError(
-                f"stack of table {table.name!r}: tier {place} ({backend}) holds "
-                f"{storage.capacity} rows and refuses more, but tiers above the last must let rows "
-                "go down; choose a policy that evicts, as lru",
-                table=table.name,
-            )
-
-
-def _capabilities(tiers: Sequence[Tier]) -> Capabilities:
-    first, last = tiers[0].storage.capabilities, tiers[-1].storage.capabilities
-    is_bounded = all(tier.storage.capabilities.bounded for tier in tiers)
-    return Capabilities(
-        shared=last.shared,
-        persistent=last.persistent,
-        concurrent_reads=True,
-        bounded=is_bounded,
-        evicts=is_bounded and last.evicts,
-        touch=first.touch,
-        scores="policy" if is_bounded and last.evicts else "none",
-        eviction_scope="bucket",
-    )
