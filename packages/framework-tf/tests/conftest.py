@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,11 +11,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 @pytest.fixture(autouse=True)
-def fresh_keras() -> Iterator[None]:
+def fresh_keras() -> None:
     """Layers are named as in a new process, and initial weights are the same in every run."""
     if importlib.util.find_spec("tensorflow") is not None:
         import keras
 
         keras.backend.clear_session()
         keras.utils.set_random_seed(1)
-    yield

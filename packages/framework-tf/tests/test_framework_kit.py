@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed; see nox -s tests_tensorflow")
+tf = pytest.importorskip(
+    "tensorflow", reason="TensorFlow is not installed; see nox -s tests_tensorflow"
+)
 
 import keras
 
@@ -20,9 +22,7 @@ from sparring_tf.exchanged_lookup import own_errors
 
 NATIVE: dict[str, Callable[[float], Any]] = {
     "sgd": keras.optimizers.SGD,
-    "adagrad": partial(
-        keras.optimizers.Adagrad, initial_accumulator_value=0.0, epsilon=1e-20
-    ),
+    "adagrad": partial(keras.optimizers.Adagrad, initial_accumulator_value=0.0, epsilon=1e-20),
     "adam": partial(keras.optimizers.Adam, epsilon=1e-8),
 }
 

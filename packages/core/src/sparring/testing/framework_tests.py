@@ -222,9 +222,7 @@ class _Rule:
         for key, gradient in gradients.items():
             self.rows[key] = self.rows[key] - self._rate * self.direction(key, gradient)
 
-    def direction(
-        self, key: int, gradient: npt.NDArray[np.float64]
-    ) -> npt.NDArray[np.float64]:
+    def direction(self, key: int, gradient: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         return gradient
 
 
@@ -233,9 +231,7 @@ class _Adagrad(_Rule):
         super().__init__(table, learning_rate)
         self.sums: dict[int, npt.NDArray[np.float64]] = {}
 
-    def direction(
-        self, key: int, gradient: npt.NDArray[np.float64]
-    ) -> npt.NDArray[np.float64]:
+    def direction(self, key: int, gradient: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         self.sums[key] = self.sums.get(key, np.zeros(_DIM)) + gradient**2
         result: npt.NDArray[np.float64] = gradient / (np.sqrt(self.sums[key]) + 1e-10)
         return result
@@ -248,9 +244,7 @@ class _Adam(_Rule):
         super().__init__(table, learning_rate)
         self._moments: dict[int, tuple[Any, Any]] = {}
 
-    def direction(
-        self, key: int, gradient: npt.NDArray[np.float64]
-    ) -> npt.NDArray[np.float64]:
+    def direction(self, key: int, gradient: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         first, second = self._moments.get(key, (np.zeros(_DIM), np.zeros(_DIM)))
         first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
         self._moments[key] = first, second
