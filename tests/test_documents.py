@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -20,6 +21,8 @@ DOCUMENTS = sorted(
 BLOCK = re.compile(
     r"(?:<!-- not run: (?P<reason>[^>]*?) -->\n)?^```python\n(?P<code>.*?)^```", re.M | re.S
 )
+# A document whose blocks need a package that an environment may lack says: <!-- needs: tensorflow -->
+NEEDS = re.compile(r"<!-- needs: (\w+) -->")
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 
 
@@ -35,6 +38,9 @@ def test_the_python_blocks_of_a_document_run_in_order(path: Path, tmp_path: Path
         assert reason is None or reason.strip(), (
             f"{name_of(path)}: a block is not run without a reason"
         )
+    for needed in NEEDS.findall(path.read_text()):
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(f"{name_of(path)} needs {needed}, which is not installed here")
     code = "\n".join(block["code"] for block in blocks if block["reason"] is None)
     if not code:
         return
