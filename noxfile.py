@@ -26,12 +26,17 @@ BUILD_TOOLS = ("scikit-build-core>=0.10", "pybind11>=2.13", "hatchling", "cmake"
 # themselves declare a range.
 TORCH = "torch==2.13.0"
 
+# What the TensorFlow adapter is tested with, beside torch; and all releases that one wheel is proven on.
+TENSORFLOW = "tensorflow-cpu==2.21.0"
+TENSORFLOW_RELEASES = ("2.16.2", "2.18.1", "2.20.0", "2.21.0")
+
 # The siblings of core that are released with it, in the order in which they are built.
 FAMILY = (
     "backend-hkv",
     "backend-rocksdb",
     "backend-redis",
     "framework-torch",
+    "framework-tf",
 )
 
 # What the machine must have before a package can be built or tested: a file that tells whether it is
@@ -111,12 +116,16 @@ def install_family(session: nox.Session, *packages: str, extras: str = "") -> No
 
 def install_local(session: nox.Session, package: str, extras: str = "") -> None:
     """Builds one package of this checkout and installs it in place of what is installed."""
-    settings = []
-    if (PACKAGES / package / "CMakeLists.txt").exists():
-        # Kept per session and interpreter, so that only what changed is compiled again.
-        build_folder = Path(session.virtualenv.location) / "build" / package
-        settings = [f"--config-settings=build-dir={build_folder}"]
+    settings = build_settings(session, package)
     session.install("--no-build-isolation", *settings, f"{PACKAGES / package}{extras}", silent=True)
+
+
+def build_settings(session: nox.Session, package: str) -> list[str]:
+    """Where a native package is built: kept, so that only what changed is compiled again."""
+    if not (PACKAGES / package / "CMakeLists.txt").exists():
+        return []
+    build_folder = Path(session.virtualenv.location) / "build" / package
+    return [f"--config-settings=build-dir={build_folder}"]
 
 
 @nox.session
@@ -129,7 +138,10 @@ def quickstart(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Runs all tests: Python, C++, and C++ under the sanitizers. Needs g++ and system packages."""
+    """Runs all tests: Python, C++, and C++ under the sanitizers. Needs g++ and system packages.
+
+    Those of the TensorFlow adapter follow in an environment of their own: `tests_tensorflow`.
+    """
     session.install(TORCH, "pytest-xdist", silent=True)
     family = system_packages(session, *FAMILY)
     install_family(session, *family, "_template", extras="[testing,parquet,report,mpi]")
@@ -137,9 +149,71 @@ def tests(session: nox.Session) -> None:
         for package in (each for each in CXX_TESTS if each in ("core", *family)):
             for sanitizer in ("", "thread", "address,undefined"):
                 cxx_tests(session, package, sanitizer)
+        build_wheels(session, Path(session.virtualenv.location) / WHEELS)
+        session.notify("tests_tensorflow")
     left_out = [f"--ignore={PACKAGES / each}" for each in FAMILY if each not in family]
     install_programs(session)
     session.run("pytest", *left_out, *(session.posargs or ["packages", "tests"]))
+
+
+# Where `tests` leaves wheels in its environment, so that nothing is compiled twice.
+WHEELS = "wheels"
+
+
+@nox.session
+def tests_tensorflow(session: nox.Session) -> None:
+    """Runs the TensorFlow adapter's tests, with torch beside it. Needs g++."""
+    session.install(TORCH, TENSORFLOW, "pytest-xdist", silent=True)
+    wheels = Path(session.virtualenv.location).parent / "tests" / WHEELS
+    if session.posargs or not wheels.exists():
+        install_family(
+            session, "backend-hkv", "framework-torch", "framework-tf", extras="[testing,mpi]"
+        )
+    else:
+        (core,) = wheels.glob("sparring-*.whl")
+        session.install(f"{core}[testing,mpi]", silent=True)
+        # The version stays the same while the checkout changes.
+        session.install(
+            "--force-reinstall", "--no-deps", *map(str, wheels.glob("*.whl")), silent=True
+        )
+    documents = ["tests/test_documents.py", "-k", "keras or framework-tf"]
+    session.run("pytest", *(session.posargs or ["packages/framework-tf"]))
+    if not session.posargs:
+        session.run("pytest", *documents)
+
+
+@nox.session
+def tensorflow_releases(session: nox.Session) -> None:
+    """Proves one wheel of the TensorFlow adapter on each release in turn; downloads about 1 GB."""
+    install_family(session)
+    wheels = Path(session.create_tmp()).resolve() / "wheels"
+    build_wheels(session, wheels)
+    chosen = [
+        each for each in TENSORFLOW_RELEASES if not session.posargs or each in session.posargs
+    ]
+    for release in chosen:
+        folder = Path(session.virtualenv.location) / f"tensorflow-{release}"
+        python = str(folder / "bin/python")
+        session.run("python", "-m", "venv", "--clear", str(folder), silent=True)
+        needed = [f"tensorflow-cpu=={release}", "pytest", "hypothesis"]
+        session.run(
+            python, "-m", "pip", "install", "--quiet", *needed, *map(str, wheels.glob("*.whl")),
+            external=True, silent=True,
+        )  # fmt: skip
+        session.run(
+            python, "-m", "pytest", "packages/framework-tf/tests", external=True,
+            env={"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"},
+        )  # fmt: skip
+
+
+def build_wheels(session: nox.Session, folder: Path) -> None:
+    """Builds wheels of what the TensorFlow adapter's tests need, with the session's build folders."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for package in ("core", "backend-hkv", "framework-torch", "framework-tf"):
+        session.run(
+            "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder),
+            *build_settings(session, package), str(PACKAGES / package), silent=True,
+        )  # fmt: skip
 
 
 def cxx_tests(session: nox.Session, package: str, sanitizer: str = "") -> None:
@@ -214,7 +288,8 @@ def reliability(session: nox.Session) -> None:
     Kills processes that save snapshots, damages files, fills a disk (mounting needs root). Names
     after ``--`` choose trials, ``--trials N`` how many of each.
     """
-    install_family(session, *FAMILY)
+    install_family(session, *system_packages(session, *FAMILY))
+    install_programs(session)
     session.run("python", "-m", "reliability", *session.posargs, env={"PYTHONPATH": str(ROOT)})
 
 

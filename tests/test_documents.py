@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,8 @@ DOCUMENTS = sorted(
 BLOCK = re.compile(
     r"(?:<!-- not run: (?P<reason>[^>]*?) -->\n)?^```python\n(?P<code>.*?)^```", re.M | re.S
 )
-OPENED = re.compile(r"open_storage\(\"(\w+)\"")
+# A document whose blocks need a package that an environment may lack says: <!-- needs: tensorflow -->
+NEEDS = re.compile(r"<!-- needs: (\w+) -->")
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 
 
@@ -37,12 +38,12 @@ def test_the_python_blocks_of_a_document_run_in_order(path: Path, tmp_path: Path
         assert reason is None or reason.strip(), (
             f"{name_of(path)}: a block is not run without a reason"
         )
+    for needed in NEEDS.findall(path.read_text()):
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(f"{name_of(path)} needs {needed}, which is not installed here")
     code = "\n".join(block["code"] for block in blocks if block["reason"] is None)
     if not code:
         return
-    for backend in OPENED.findall(code):
-        if backend != "memory" and find_spec(f"sparring_{backend}") is None:
-            pytest.skip(f"needs sparring-{backend}, which is not installed")
     script = tmp_path / "blocks.py"
     script.write_text(code)
     ran = subprocess.run(

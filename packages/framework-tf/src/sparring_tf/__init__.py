@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sparring_tf.embedding import Embedding
     from sparring_tf.embedding_bag import EmbeddingBag
     from sparring_tf.embedding_collection import EmbeddingCollection
+    from sparring_tf.loss_scaling import LossScaleOptimizer
     from sparring_tf.optimizer import Optimizer
     from sparring_tf.table_configs import FeatureConfig, TableConfig
 
@@ -23,6 +24,7 @@ __all__ = [
     "EmbeddingBag",
     "EmbeddingCollection",
     "FeatureConfig",
+    "LossScaleOptimizer",
     "Optimizer",
     "TableConfig",
     "__version__",
@@ -33,6 +35,7 @@ _HOMES = {
     "EmbeddingBag": "embedding_bag",
     "EmbeddingCollection": "embedding_collection",
     "FeatureConfig": "table_configs",
+    "LossScaleOptimizer": "loss_scaling",
     "Optimizer": "optimizer",
     "TableConfig": "table_configs",
 }

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from sparring.errors import UnsupportedError
 
-__all__ = ["KerasShadow"]
+__all__ = ["KerasShadow", "check_row_by_row"]
 
 _ROWS, _STEPS = 4, 3
 _TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
@@ -41,7 +41,6 @@ class KerasShadow:
 
     def __init__(self, native: Any, dim: int, dtype: str) -> None:
         self.name = type(native).__name__
-        check_row_by_row(native)
         try:
             self._make(native, dim, dtype)
             slots = [each.numpy() for each in self._slots]
@@ -183,13 +182,15 @@ def check_row_by_row(native: Any) -> None:
     """
     name = type(native).__name__
     if isinstance(native, keras.optimizers.LossScaleOptimizer):
-        raise refused(name, "it scales losses; wrap sparring_tf.Optimizer in it, not the inner one")
+        raise refused(
+            name, "it scales losses; wrap sparring_tf.Optimizer in a sparring_tf.LossScaleOptimizer"
+        )
     settings = {
         "clipnorm": "a norm is over rows that other ranks may hold; use clipvalue",
         "global_clipnorm": "a norm is over rows that other ranks may hold; use clipvalue",
         "use_ema": "averages of rows are not kept",
         "gradient_accumulation_steps": "give it to sparring_tf.Optimizer",
-        "loss_scale_factor": "wrap sparring_tf.Optimizer in a LossScaleOptimizer",
+        "loss_scale_factor": "wrap sparring_tf.Optimizer in a sparring_tf.LossScaleOptimizer",
     }
     for setting, remedy in settings.items():
         if getattr(native, setting, None):

@@ -8,6 +8,7 @@ and nothing need remember what was looked up.
 from __future__ import annotations
 
 import ctypes
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ def _ops() -> Any:
             f"sparring-tf was installed without its library {_LIBRARY}; install it again: "
             "pip install --force-reinstall sparring-tf"
         )
+    _show_c_api()
     try:
         ops = tf.load_op_library(str(path))
     except tf.errors.OpError as error:
@@ -56,6 +58,16 @@ def _ops() -> Any:
             "sparring and sparring-tf speak different versions of lookup_abi.h; upgrade both"
         )
     return ops
+
+
+def _show_c_api() -> None:
+    """Lets libraries that are loaded from now on find TensorFlow's C functions.
+
+    Some releases load the library that has them for themselves only.
+    """
+    path = Path(tf.sysconfig.get_lib()) / "libtensorflow_framework.so.2"
+    if path.exists():
+        ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL | os.RTLD_NOLOAD)
 
 
 def gather(ids: Any, anchor: Any, guard: Any, collection: Any) -> Any:

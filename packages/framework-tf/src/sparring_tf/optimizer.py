@@ -13,6 +13,7 @@ from sparring.errors import InvalidArgumentError
 from sparring.table_holder import given_storages, joined_container, non_finite_policy
 from sparring.updates import UpdateMethod, resolve_method
 from sparring_tf.dense_ranks import averaged, broadcast
+from sparring_tf.keras_shadow import check_row_by_row
 from sparring_tf.method_route import MethodRoute
 from sparring_tf.native_route import NativeRoute
 from sparring_tf.row_updates import Route, RowUpdates
@@ -88,6 +89,7 @@ class Optimizer(keras.optimizers.Optimizer):
                 f"name of an update method, as 'rowwise_adagrad'; found {sparse!r}"
             )
         if is_native:
+            check_row_by_row(sparse)
             named = {"tables": tables, "learning_rate": learning_rate, **hyperparameters}
             for given, value in named.items():
                 if value is not None:

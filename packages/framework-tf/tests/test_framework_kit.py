@@ -1,0 +1,95 @@
+"""The promises that all adapters make, kept by this one: without a graph, and in one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip(
+    "tensorflow", reason="TensorFlow is not installed; see nox -s tests_tensorflow"
+)
+
+import keras
+
+from sparring import StepContainer, TableConfig
+from sparring.testing.framework_tests import FrameworkTests, MakeModel
+from sparring_tf import Embedding, EmbeddingBag, Optimizer
+from sparring_tf.exchanged_lookup import own_errors
+
+NATIVE: dict[str, Callable[[float], Any]] = {
+    "sgd": keras.optimizers.SGD,
+    "adagrad": partial(keras.optimizers.Adagrad, initial_accumulator_value=0.0, epsilon=1e-20),
+    "adam": partial(keras.optimizers.Adam, epsilon=1e-8),
+}
+
+
+class Model:
+    def __init__(
+        self,
+        table: TableConfig,
+        container: StepContainer,
+        optimizer: str,
+        learning_rate: float,
+        *,
+        is_graph: bool,
+    ) -> None:
+        self._options = {
+            "name": table.name,
+            "seed": table.seed,
+            "initializer": table.initializer,
+            "storage": "memory",
+            "container": container,
+        }
+        self._dim = table.dim
+        self._layer = Embedding(table.dim, **self._options)
+        if optimizer == "fused adagrad":
+            self._optimizer = Optimizer(self._layer, "adagrad", learning_rate=learning_rate)
+        else:
+            self._optimizer = Optimizer(self._layer, NATIVE[optimizer](learning_rate))
+        self._step = tf.function(self._stepped) if is_graph else self._stepped
+
+    def look_up(self, ids: Any) -> Any:
+        return self._layer(tf.constant(ids)).numpy()
+
+    def pool(self, ids: Any, lengths: Any, mode: str) -> Any:
+        bag = EmbeddingBag(self._dim, combiner=mode, **self._options)
+        return bag(tf.RaggedTensor.from_row_lengths(ids, lengths)).numpy()
+
+    def step(self, ids: Any, targets: Any) -> None:
+        self.step_in_parts([(ids, targets)])
+
+    def step_in_parts(self, parts: Any) -> None:
+        with own_errors():
+            self._step([(tf.constant(ids), tf.constant(targets)) for ids, targets in parts])
+
+    def _stepped(self, parts: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.add_n(
+                [0.5 * tf.reduce_sum((self._layer(ids) - targets) ** 2) for ids, targets in parts]
+            )
+        variables = self._layer.trainable_variables
+        self._optimizer.apply(tape.gradient(loss, variables), variables)
+
+
+class TestEager(FrameworkTests):
+    @pytest.fixture
+    def make_model(self) -> MakeModel:
+        return partial(Model, is_graph=False)
+
+
+class TestGraph(FrameworkTests):
+    @pytest.fixture
+    def make_model(self) -> MakeModel:
+        return partial(Model, is_graph=True)
+
+
+def test_rows_are_read_without_a_lock_of_python_where_the_storage_is_native() -> None:
+    pytest.importorskip("sparring_hkv")
+    layer = Embedding(4, storage="hkv")
+    Optimizer(layer, "sgd", learning_rate=1.0)
+    assert layer.agent.container.storage("embedding").capabilities.native
+    assert np.isfinite(layer(tf.constant([1, 2], tf.int64)).numpy()).all()

@@ -1,0 +1,231 @@
+"""`Optimizer`: Keras's optimizers over rows do what they do to a dense variable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip(
+    "tensorflow", reason="TensorFlow is not installed; see nox -s tests_tensorflow"
+)
+
+import keras
+
+from sparring.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
+from sparring_tf import Embedding, LossScaleOptimizer, Optimizer
+
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "SGD": lambda: keras.optimizers.SGD(0.1),
+    "SGD with momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "Adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "Adam": lambda: keras.optimizers.Adam(0.05),
+    "Adam with amsgrad": lambda: keras.optimizers.Adam(0.05, amsgrad=True),
+    "AdamW": lambda: keras.optimizers.AdamW(0.05, weight_decay=0.1),
+    "RMSprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.9, centered=True),
+    "Ftrl": lambda: keras.optimizers.Ftrl(0.1, l1_regularization_strength=0.01),
+    "Lion": lambda: keras.optimizers.Lion(0.01),
+    "Adamax": lambda: keras.optimizers.Adamax(0.05),
+    "Adadelta": lambda: keras.optimizers.Adadelta(1.0),
+    "clipvalue": lambda: keras.optimizers.SGD(0.1, clipvalue=0.5),
+    "a schedule": lambda: keras.optimizers.SGD(
+        keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5)
+    ),
+}
+NUM_IDS, DIM = 12, 4
+ALL_IDS = np.arange(NUM_IDS, dtype=np.int64) * 10**16
+
+
+def trained(layer: Any, optimizer: Any, ids: Any, steps: int) -> None:
+    """Steps towards targets that each step draws anew."""
+    generator = np.random.default_rng(7)
+    for _ in range(steps):
+        targets = generator.normal(size=(len(ids), DIM)).astype(np.float32)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((layer(tf.constant(ids)) - targets) ** 2)
+        variables = layer.trainable_variables
+        optimizer.apply(tape.gradient(loss, variables), variables)
+
+
+class Dense(keras.layers.Layer):
+    """All rows in one variable, all of them met in each batch."""
+
+    def __init__(self, start: Any) -> None:
+        super().__init__()
+        self.rows = self.add_weight(shape=start.shape, initializer="zeros")
+        self.rows.assign(start)
+
+    def call(self, _: Any) -> Any:
+        return self.rows.value
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_rows_move_as_a_dense_variable_does(name: str) -> None:
+    layer = Embedding(DIM, storage="memory")
+    dense = Dense(layer(tf.constant(ALL_IDS)).numpy())
+    trained(layer, Optimizer(layer, OPTIMIZERS[name]()), ALL_IDS, 10)
+    trained(dense, OPTIMIZERS[name](), ALL_IDS, 10)
+    np.testing.assert_allclose(layer(tf.constant(ALL_IDS)), dense.rows.numpy(), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: keras.optimizers.SGD(0.1), lambda: keras.optimizers.Adagrad(0.1)]
+)
+def test_rows_are_those_of_the_embedding_of_keras_after_200_steps(make: Any) -> None:
+    ours = Embedding(DIM, storage="memory")
+    theirs = keras.layers.Embedding(50, DIM)
+    theirs.build()
+    theirs.embeddings.assign(ours(tf.range(50, dtype=tf.int64)))
+    optimizers = Optimizer(ours, make()), make()
+    generator = np.random.default_rng(3)
+    for _ in range(200):
+        # Each once: of an id that repeats, Keras squares each gradient, and not their sum.
+        ids = generator.permutation(50)[:20]
+        targets = generator.normal(size=(20, DIM)).astype(np.float32)
+        for layer, optimizer in zip((ours, theirs), optimizers, strict=True):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum((layer(tf.constant(ids)) - targets) ** 2)
+            variables = layer.trainable_variables
+            optimizer.apply(tape.gradient(loss, variables), variables)
+    every = tf.range(50, dtype=tf.int64)
+    np.testing.assert_allclose(ours(every), theirs(every), atol=1e-5)
+
+
+def test_only_rows_that_were_looked_up_decay() -> None:
+    layer = Embedding(DIM, storage="memory", initializer={"kind": "constant", "value": 1.0})
+    optimizer = Optimizer(layer, keras.optimizers.AdamW(0.1, weight_decay=0.5))
+    trained(layer, optimizer, ALL_IDS, 1)
+    before = layer(tf.constant(ALL_IDS)).numpy()
+    trained(layer, optimizer, ALL_IDS[:2], 3)
+    after = layer(tf.constant(ALL_IDS)).numpy()
+    assert np.array_equal(after[2:], before[2:])
+    assert (after[:2] != before[:2]).all()
+
+
+@pytest.mark.parametrize("sparse", ["adagrad", "keras"])
+def test_accumulated_gradients_make_one_step_of_their_mean(sparse: str) -> None:
+    def made(layer: Any, **options: Any) -> Optimizer:
+        if sparse == "keras":
+            return Optimizer(layer, keras.optimizers.SGD(0.1), **options)
+        return Optimizer(layer, sparse, learning_rate=0.1, **options)
+
+    whole, parts = (
+        Embedding(DIM, storage="memory", seed=1),
+        Embedding(DIM, storage="memory", seed=1),
+    )
+    parts.table, whole.table  # noqa: B018 - both are named anew
+    optimizer = made(parts, gradient_accumulation_steps=2)
+    slices = [
+        tf.IndexedSlices(tf.ones([2, DIM]) * scale, tf.constant([3, place], tf.int64), [0, DIM])
+        for place, scale in ((5, 1.0), (6, 3.0))
+    ]
+    start = parts(tf.constant([3, 5, 6], tf.int64)).numpy()
+    optimizer.apply([slices[0]], parts.trainable_variables)
+    assert parts.num_rows() == {parts.name: 0}
+    optimizer.apply([slices[1]], parts.trainable_variables)
+    assert int(optimizer.iterations) == 1
+    moved = start - parts(tf.constant([3, 5, 6], tf.int64)).numpy()
+    expected = [0.2, 0.05, 0.15] if sparse == "keras" else [0.1, 0.1, 0.1]
+    np.testing.assert_allclose(moved, np.repeat(expected, DIM).reshape(3, DIM), rtol=1e-3)
+
+
+def test_the_learning_rate_can_be_set_between_steps() -> None:
+    layer = Embedding(DIM, storage="memory")
+    model = keras.Sequential([keras.Input((), dtype="int64"), layer, keras.layers.Dense(1)])
+    model.compile(optimizer=Optimizer(model, keras.optimizers.SGD(0.1)), loss="mse")
+    data = ALL_IDS, np.ones((NUM_IDS, 1), np.float32)
+    model.fit(*data, verbose=0)
+    model.optimizer.learning_rate = 0.0
+    before = [layer(tf.constant(ALL_IDS)).numpy(), model.layers[-1].kernel.numpy()]
+    model.fit(*data, verbose=0)
+    after = [layer(tf.constant(ALL_IDS)).numpy(), model.layers[-1].kernel.numpy()]
+    assert all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision_trains_rows_in_float32(policy: str) -> None:
+    layer = Embedding(DIM, storage="memory", dtype=policy)
+    head = keras.layers.Dense(1, dtype=policy)
+    model = keras.Sequential([keras.Input((), dtype="int64"), layer, head])
+    optimizer = Optimizer(model, keras.optimizers.SGD(0.5))
+    if policy == "mixed_float16":
+        wrapped = LossScaleOptimizer(optimizer, initial_scale=2.0**10)
+    else:
+        wrapped = optimizer
+    model.compile(optimizer=wrapped, loss="mse")
+    assert layer(tf.constant(ALL_IDS)).dtype.name == policy.removeprefix("mixed_")
+    losses = model.fit(ALL_IDS, np.ones((NUM_IDS, 1), np.float32), epochs=20, verbose=0)
+    assert losses.history["loss"][-1] < 0.05
+    assert layer.num_rows() == {layer.name: NUM_IDS}
+    assert optimizer.container.storage(layer.name).table.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (keras.optimizers.Adafactor, "cannot update rows"),
+        (keras.optimizers.Lamb, "rows that are stepped together"),
+        (lambda: keras.optimizers.SGD(clipnorm=1.0), "clipvalue"),
+        (lambda: keras.optimizers.SGD(use_ema=True), "use_ema"),
+        (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "wrap"),
+    ],
+)
+def test_an_optimizer_that_does_not_work_row_by_row_is_refused(make: Any, reason: str) -> None:
+    layer = Embedding(DIM, storage="memory")
+    with pytest.raises(UnsupportedError, match=reason):
+        Optimizer(layer, make())
+    # Nothing was changed: another optimizer finds the table as it was.
+    trained(layer, Optimizer(layer, keras.optimizers.SGD(0.1)), ALL_IDS, 1)
+
+
+def test_wrong_arguments_are_refused() -> None:
+    layer = Embedding(DIM, storage="memory")
+    for build, message in (
+        (lambda: Optimizer(layer, keras.optimizers.SGD), "takes an optimizer of Keras"),
+        (lambda: Optimizer(layer, keras.optimizers.SGD(), lr=1), "give the hyper-parameters"),
+        (lambda: Optimizer(keras.layers.Dense(1), "sgd"), "none of the layers"),
+        (lambda: Optimizer("layer", "sgd"), "models and layers"),
+        (lambda: Optimizer(layer, "sgd", gradient_accumulation_steps=0), "whole number"),
+        (lambda: Optimizer(layer, "sgd", tables={"x": {"lr": 1.0}}), "none of the layers holds"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            build()
+
+
+def test_a_method_without_an_optimizer_for_ordinary_variables_is_refused() -> None:
+    model = keras.Sequential(
+        [keras.Input((), dtype="int64"), Embedding(DIM, storage="memory"), keras.layers.Dense(1)]
+    )
+    model.compile(optimizer=Optimizer(model, "sgd", learning_rate=0.1), loss="mse")
+    with pytest.raises(InvalidArgumentError, match="dense=keras"):
+        model.fit(ALL_IDS, np.ones((NUM_IDS, 1), np.float32), verbose=0)
+
+
+def test_a_gradient_that_is_not_finite_leaves_rows_and_variables_as_they_are() -> None:
+    layer = Embedding(DIM, storage="memory")
+    model = keras.Sequential([keras.Input((), dtype="int64"), layer, keras.layers.Dense(1)])
+    model.compile(optimizer=Optimizer(model, keras.optimizers.SGD(0.1)), loss="mse")
+    targets = np.ones((NUM_IDS, 1), np.float32)
+    model.fit(ALL_IDS, targets, verbose=0)
+    before = [each.numpy() for each in model.layers[-1].weights], layer(ALL_IDS).numpy()
+    targets[0] = np.inf
+    with pytest.raises(tf.errors.OpError, match="NonFiniteGradientError"):
+        model.fit(ALL_IDS, targets, verbose=0)
+    after = [each.numpy() for each in model.layers[-1].weights], layer(ALL_IDS).numpy()
+    assert all(map(np.array_equal, before[0], after[0]))
+    assert np.array_equal(before[1], after[1])
+
+
+def test_the_error_without_a_graph_is_ours() -> None:
+    layer = Embedding(DIM, storage="memory")
+    optimizer = Optimizer(layer, "sgd", learning_rate=1.0)
+    broken = tf.IndexedSlices(tf.constant([[np.nan] * DIM]), tf.constant([1], tf.int64), [0, DIM])
+    with pytest.raises(NonFiniteGradientError):
+        optimizer.apply([broken], layer.trainable_variables)
+    with pytest.raises(InvalidArgumentError, match="IndexedSlices"):
+        optimizer.apply([tf.zeros([0, DIM])], layer.trainable_variables)
+    skipping = Optimizer(layer, "sgd", learning_rate=1.0, non_finite_gradients="skip")
+    skipping.apply([broken], layer.trainable_variables)
+    assert skipping.container.counters.rows_skipped_non_finite == 1

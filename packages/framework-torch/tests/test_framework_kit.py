@@ -1,0 +1,61 @@
+"""The promises that all adapters make, kept by this one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sparring import StepContainer, TableConfig
+from sparring.testing.framework_tests import FrameworkTests, MakeModel
+from sparring_torch import Embedding, EmbeddingBag, Optimizer
+
+NATIVE: dict[str, Any] = {
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "adam": torch.optim.Adam,
+    "fused adagrad": "adagrad",
+}
+
+
+class Model:
+    def __init__(
+        self, table: TableConfig, container: StepContainer, optimizer: str, learning_rate: float
+    ) -> None:
+        self._options = {
+            "name": table.name,
+            "seed": table.seed,
+            "initializer": table.initializer,
+            "storage": "memory",
+            "container": container,
+        }
+        self._dim = table.dim
+        self._layer = Embedding(table.dim, **self._options)
+        self._optimizer = Optimizer(self._layer, NATIVE[optimizer], lr=learning_rate)
+
+    def look_up(self, ids: Any) -> Any:
+        with torch.no_grad():
+            return self._layer(torch.from_numpy(ids)).numpy()
+
+    def pool(self, ids: Any, lengths: Any, mode: str) -> Any:
+        bag = EmbeddingBag(self._dim, mode=mode, **self._options)
+        starts = torch.from_numpy(np.cumsum(lengths) - lengths)
+        with torch.no_grad():
+            return bag(torch.from_numpy(ids), starts).numpy()
+
+    def step(self, ids: Any, targets: Any) -> None:
+        self.step_in_parts([(ids, targets)])
+
+    def step_in_parts(self, parts: Any) -> None:
+        for ids, targets in parts:
+            difference = self._layer(torch.from_numpy(ids)) - torch.from_numpy(targets)
+            (0.5 * difference.square().sum()).backward()
+        self._optimizer.step()
+
+
+class TestTorch(FrameworkTests):
+    @pytest.fixture
+    def make_model(self) -> MakeModel:
+        return Model
