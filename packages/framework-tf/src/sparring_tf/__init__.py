@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sparring_tf.embedding_collection import EmbeddingCollection
     from sparring_tf.loss_scaling import LossScaleOptimizer
     from sparring_tf.optimizer import Optimizer
+    from sparring_tf.saved_state import gather_state, restore_state
     from sparring_tf.table_configs import FeatureConfig, TableConfig
 
 __version__ = "0.1.0"
@@ -28,6 +29,8 @@ __all__ = [
     "Optimizer",
     "TableConfig",
     "__version__",
+    "gather_state",
+    "restore_state",
 ]
 
 _HOMES = {
@@ -38,6 +41,8 @@ _HOMES = {
     "LossScaleOptimizer": "loss_scaling",
     "Optimizer": "optimizer",
     "TableConfig": "table_configs",
+    "gather_state": "saved_state",
+    "restore_state": "saved_state",
 }
 
 

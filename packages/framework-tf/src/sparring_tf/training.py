@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +16,7 @@ from sparring.config import MatrixFactorizationModel, RunConfig
 from sparring.errors import NonFiniteGradientError
 from sparring.plugins import PluginManager
 from sparring.ranks import Ranks
+from sparring.saving.requests import State
 from sparring.training import Progress, TrainResult
 from sparring.training_loop import Source, Trained, micro_batches, run_training
 from sparring.updates import UpdateMethod
@@ -23,6 +24,7 @@ from sparring_tf.dense_ranks import broadcast
 from sparring_tf.exchanged_lookup import own_errors
 from sparring_tf.keras_optimizers import keras_optimizer, row_optimizer
 from sparring_tf.optimizer import Optimizer
+from sparring_tf.saved_state import gather_state, restore_state
 from sparring_tf.table_layer import trained_table
 from sparring_tf.tasks import ClickTask, RatingTask, Task
 
@@ -125,6 +127,22 @@ class _Trainer:
         """See `sparring.training_loop.Trainer`."""
         predicted: npt.NDArray[Any] = self._predicted(*self._task.tensors(batch)).numpy()
         return predicted
+
+    def states(self) -> dict[str, State]:
+        """See `sparring.training_loop.Trainer`."""
+        return {
+            "tensorflow": gather_state(**self._parts_with_state()),
+            "skipped": State({"num_dense": self._num_dense_skipped}),
+        }
+
+    def restore(self, states: Mapping[str, State]) -> None:
+        """See `sparring.training_loop.Trainer`."""
+        restore_state(states["tensorflow"], **self._parts_with_state())
+        self._num_dense_skipped = states["skipped"].values["num_dense"]
+
+    def _parts_with_state(self) -> dict[str, Any]:
+        parts: dict[str, Any] = {"model": self._task.model, "tables": self._rows}
+        return parts | {"dense": self._dense} if self._ordinary else parts
 
     def skipped(self) -> dict[str, int]:
         """Steps of ordinary variables."""

@@ -75,7 +75,11 @@ class Trainer(Protocol):
         """See `Predict`. Changes nothing."""
 
     def states(self) -> Mapping[str, State]:
-        """What it needs to go on from here, beside what the container saves itself."""
+        """What it needs to go on from here, beside what the container saves itself.
+
+        One has the framework's name, as configurations have it: by that it is known whether a
+        snapshot was written with this framework.
+        """
 
     def restore(self, states: Mapping[str, State]) -> None:
         """Takes over what `states` gave."""

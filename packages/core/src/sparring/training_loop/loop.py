@@ -193,7 +193,14 @@ class _Run:
         loaded = self._snapshots.resume()
         if loaded is None:
             return
-        self._trainer.restore(loaded.states)
+        framework = self._config.framework
+        if framework in loaded.states:
+            self._trainer.restore(loaded.states)
+        else:
+            self._progress.on_message(
+                f"{loaded.url} was not written with {framework}: rows go on, with their optimizer "
+                "state; ordinary parameters start anew"
+            )
         values = loaded.states["position"].values
         self._at = _Position(values["step"], values["epoch"], values["batch"])
         self._metrics, self._metrics_step = values["metrics"], values["metrics_step"]
