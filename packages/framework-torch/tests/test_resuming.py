@@ -17,7 +17,7 @@ import pytest
 from sparring import make_plugin_manager
 from sparring.config import RunConfig
 from sparring.errors import ConfigError, SnapshotError
-from sparring.snapshot import latest_snapshot, list_snapshots, open_snapshot
+from sparring.snapshot import SnapshotWriter, latest_snapshot, list_snapshots, open_snapshot
 from sparring.training import SilentProgress, TrainResult
 from sparring_torch.training import train
 
@@ -126,6 +126,46 @@ def test_a_run_interrupted_at_random_steps_ends_with_the_same_bits(
     assert (result.rows, result.steps) == (expected.rows, expected.steps)
     assert result.not_admitted == expected.not_admitted
     assert everything(tmp_path / "parts") == everything(tmp_path / "whole")
+
+
+def test_a_pipelined_run_that_is_interrupted_ends_with_the_same_bits(tmp_path: Path) -> None:
+    expected, _ = run(config(tmp_path / "whole"))
+    assert expected is not None
+    plain = config(tmp_path / "parts", every_steps=7, resume=True)
+    training = plain.training.model_copy(update={"pipeline": True})
+    chosen = plain.model_copy(update={"training": training})
+    # 50 steps make an epoch: the next batch, of another epoch, is looked up when the 50th is saved.
+    for at in (36, 51, 57):
+        run(chosen, at)
+    result, messages = run(chosen)
+    assert "after step 56" in messages[0]
+    assert result is not None
+    assert result.metrics == expected.metrics
+    assert everything(tmp_path / "parts") == everything(tmp_path / "whole")
+
+
+def test_a_run_goes_on_after_saves_that_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = run(config(tmp_path / "whole"))
+    commit, calls = SnapshotWriter.commit, []
+
+    def fails_at_first(writer: SnapshotWriter) -> Any:
+        calls.append(writer.step)
+        if len(calls) < 3:
+            raise OSError("disk gone")
+        return commit(writer)
+
+    monkeypatch.setattr(SnapshotWriter, "commit", fails_at_first)
+    result, messages = run(config(tmp_path / "run", every_steps=20))
+    assert result is not None
+    assert expected is not None
+    assert result.metrics == expected.metrics
+    told = [each for each in messages if "disk gone" in each]
+    assert len(told) == 2
+    assert "training goes on" in told[0]
+    assert calls == [20, 40, 60, 80, 100]
+    assert len(list_snapshots(str(tmp_path / "run"))) == 3
 
 
 def test_a_run_that_is_over_is_evaluated_again_and_changes_nothing(tmp_path: Path) -> None:

@@ -44,11 +44,14 @@ class BackgroundError(SparringError):
 class _Work(Task[Any]):
     """What was submitted, and its outcome. Guarded by the event loop's lock but for `claim`."""
 
-    __slots__ = ("call",)
+    __slots__ = ("call", "is_told")
 
-    def __init__(self, call: Callable[[], object] | Coroutine[Any, Any, object], name: str) -> None:
+    def __init__(
+        self, call: Callable[[], object] | Coroutine[Any, Any, object], name: str, *, is_told: bool
+    ) -> None:
         super().__init__(name)
         self.call = call
+        self.is_told = is_told
 
     def claim(self) -> bool:
         """True once, unless it was cancelled."""
@@ -121,6 +124,7 @@ class EventLoop:
         *,
         name: str | None = None,
         timeout: float | None = None,
+        is_told: bool = True,
     ) -> Task[Any]:
         """Begins work: a coroutine on the loop, a callable on a thread that may block.
 
@@ -131,9 +135,10 @@ class EventLoop:
             work: a coroutine, a coroutine function or a callable, both without arguments.
             name: for errors; the function's own if left out.
             timeout: seconds to wait for room; `deadline_seconds` if left out.
+            is_told: `check` reports a failure. Otherwise the task alone tells of it.
 
         Returns:
-            A task for whoever wants the result. A failure is reported by `check` in any case.
+            A task for whoever wants the result.
 
         Raises:
             DeadlineError: still no room, or none now for background work.
@@ -147,7 +152,9 @@ class EventLoop:
                 f"background work must be a coroutine or a callable, found {type(work).__name__}",
                 work=work,
             )
-        task = _Work(work, name or getattr(work, "__qualname__", None) or repr(work))
+        task = _Work(
+            work, name or getattr(work, "__qualname__", None) or repr(work), is_told=is_told
+        )
         try:
             with self._changed:
                 self._wait_for_room(task.name, self._seconds(timeout))
@@ -312,7 +319,7 @@ class EventLoop:
         if error is not None:
             _log.error("background work %r failed", task.name, exc_info=error)
         with self._changed:
-            if error is not None:
+            if error is not None and task.is_told:
                 self._first_failure = self._first_failure or (task.name, error)
                 self._num_failed += 1
             task.finish(result, error)

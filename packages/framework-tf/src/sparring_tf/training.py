@@ -64,7 +64,7 @@ class _Trainer:
         policy = config.training.non_finite_gradients
         self._rows = Optimizer(task.model, row, non_finite_gradients=policy, **options)
         self.container = self._rows.container
-        self._ranks = Ranks(self.container.collective)
+        self._ranks = Ranks(self.container.collective, self.container.join_ahead)
         self._num_parts = config.training.micro_batches
         self._is_skipping = policy == "skip"
         self._num_dense_skipped = 0

@@ -71,7 +71,7 @@ class _Trainer:
             **choice.hyperparameters,
         )
         self.container = self._tables.container
-        self._ranks = Ranks(self.container.collective)
+        self._ranks = Ranks(self.container.collective, self.container.join_ahead)
         self._dense = _dense_optimizer(config, task.model)
         self._num_parts = config.training.micro_batches
         self._is_skipping = config.training.non_finite_gradients == "skip"

@@ -12,13 +12,13 @@ import numpy as np
 from sparring.collective import Collective, Reduction
 from sparring.config import RunConfig
 from sparring.errors import ConfigError, SnapshotDamagedError, SnapshotError
-from sparring.events import BackgroundError
-from sparring.saving.requests import Loaded, Retention, State
+from sparring.saving.requests import Loaded, Retention, Saved, State
 from sparring.saving.saves import SaveOptions
 from sparring.snapshot import open_snapshot
 from sparring.snapshot.opening import open_place
 
 if TYPE_CHECKING:
+    from sparring.execution import Task
     from sparring.step import StepContainer
 
 __all__ = ["RunSnapshots"]
@@ -49,6 +49,7 @@ class RunSnapshots:
         self._last_save = time.monotonic()
         self._since_full = 0
         self._saved_step = -1
+        self._task: Task[Saved] | None = None
         self.num_failed = 0
         """Saves that failed beside steps."""
 
@@ -66,17 +67,23 @@ class RunSnapshots:
         if chosen.every_minutes is None:
             return False
         is_time = time.monotonic() - self._last_save >= 60 * chosen.every_minutes
+        self._container.join_ahead()
         return _first_says(self._container.collective, is_time)
 
     def check(self) -> None:
         """Tells of a save that failed; the run goes on, and the next one is tried."""
-        if self._chosen.url is None:
+        task = self._task
+        if task is None or not task.done():
             return
+        self._task = None
         try:
-            self._container.events.check()
-        except BackgroundError as error:
-            self.num_failed += error.num_failed if isinstance(error.num_failed, int) else 1
-            self._tell(f"{error}; training goes on, and the next snapshot is tried")
+            task.result()
+        except Exception as error:
+            self.num_failed += 1
+            self._tell(
+                f"{task.name} failed: {type(error).__name__}: {error}; training goes on, and the "
+                "next snapshot is tried"
+            )
 
     def save(self, step: int, states: Mapping[str, State], *, is_last: bool = False) -> None:
         """Saves the state after `step`, beside the steps that follow unless it is the last.
@@ -93,7 +100,7 @@ class RunSnapshots:
             return
         has_deltas = chosen.full_every > 1
         is_delta = has_deltas and self._since_full % chosen.full_every != 0
-        self._container.save(
+        saved = self._container.save(
             _free_url(chosen.url, f"step-{step:012d}"),
             blocking=is_last,
             base=self._container.saves.base if is_delta else None,
@@ -102,8 +109,10 @@ class RunSnapshots:
                 deadline_seconds=chosen.deadline_seconds,
                 retention=Retention(chosen.url, chosen.keep),
                 is_base=has_deltas,
+                is_told=False,
             ),
         )
+        self._task = None if isinstance(saved, Saved) else saved
         self._since_full += 1
         self._saved_step = step
         self._last_save = time.monotonic()

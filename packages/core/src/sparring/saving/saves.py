@@ -54,6 +54,8 @@ class SaveOptions:
             cores, and else 0.4. It does not pause while old rows wait.
         is_base: count from now on which keys change, so that a later save can name this one as
             its base. It costs at most 64 MiB a table and some time in each step.
+        is_told: the step after a save that failed beside it raises `BackgroundError`; otherwise the
+            task alone tells of the failure.
     """
 
     kept_bytes: int = KEPT_BYTES
@@ -61,6 +63,7 @@ class SaveOptions:
     retention: Retention | None = None
     share: float | None = None
     is_base: bool = False
+    is_told: bool = True
 
     def __post_init__(self) -> None:
         if self.kept_bytes < 1 or not (self.share is None or 0 < self.share <= 1):
@@ -155,7 +158,9 @@ class Saves:
         if not blocking:
             name = f"save of {url}"
             try:
-                self._task = container.events.submit(partial(self._run, saver, options), name=name)
+                self._task = container.events.submit(
+                    partial(self._run, saver, options), name=name, is_told=options.is_told
+                )
             except BaseException:
                 saver.thaw()
                 saver.is_over.set()

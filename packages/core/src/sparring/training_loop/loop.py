@@ -109,7 +109,7 @@ class _Run:
     ) -> None:
         self._config, self._source, self._trainer = config, source, trainer
         self._container = trainer.container
-        self._ranks = Ranks(self._container.collective)
+        self._ranks = Ranks(self._container.collective, self._container.join_ahead)
         self._report = RunReport(
             config, progress, self._total_steps(), is_written=self._ranks.is_first
         )
