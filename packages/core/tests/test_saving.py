@@ -78,11 +78,20 @@ STACKS: list[tuple[str, dict[str, Any]]] = [
     ("hkv", {}),
     ("hkv", {"capacity": 500, "policy": "lru"}),
     ("hkv", {"capacity": 500, "policy": "lfu"}),
+    (
+        "tiered",
+        {
+            "tiers": [
+                {"backend": "hkv", "options": {"capacity": 500, "policy": "lru"}},
+                {"backend": "memory"},
+            ]
+        },
+    ),
     ("memory", {"capacity": 500, "policy": "lru"}),
 ]
 
 
-@pytest.fixture(params=STACKS, ids=lambda stack: "-".join(map(str, [stack[0], *stack[1].values()])))
+@pytest.fixture(params=STACKS, ids=lambda stack: f"{stack[0]}-{stack[1].get('policy', '')}")
 def stack(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     chosen: tuple[str, dict[str, Any]] = request.param
     return chosen
