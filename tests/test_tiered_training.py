@@ -72,6 +72,34 @@ def test_ratings_over_three_tiers_give_the_bits_of_the_plain_table() -> None:
 
 
 @needs_ratings
+@pytest.mark.parametrize("above", [[SMALL], [SMALLER, SMALL]], ids=["two tiers", "three tiers"])
+def test_ratings_over_hkv_and_rocksdb_give_the_bits_of_the_plain_table(
+    tmp_path: Path, above: list[Any]
+) -> None:
+    pytest.importorskip("sparring_rocksdb", reason="sparring-rocksdb is not installed")
+    rocksdb = {"backend": "rocksdb", "options": {"path": str(tmp_path)}}
+    stacked = trained(json.dumps([*above, rocksdb]))
+    assert stacked["metrics"] == trained()["metrics"]
+    assert stacked["rows"] == trained()["rows"]
+    assert stacked["tiers"]["item"][-1]["promotions"] > 0
+
+
+@needs_ratings
+def test_ratings_over_hkv_and_redis_give_the_bits_of_the_plain_table() -> None:
+    testing = pytest.importorskip(
+        "sparring_redis.testing", reason="sparring-redis is not installed"
+    )
+    if reason := testing.redis_server_missing():
+        pytest.skip(reason)
+    with testing.RedisServer() as server:
+        redis = {"backend": "redis", "options": {"url": server.url}}
+        stacked = trained(json.dumps([SMALL, redis]))
+    assert stacked["metrics"] == trained()["metrics"]
+    assert stacked["rows"] == trained()["rows"]
+    assert stacked["tiers"]["item"][-1]["promotions"] > 0
+
+
+@needs_ratings
 def test_a_native_optimizer_gives_the_bits_of_the_plain_table_too() -> None:
     stacked = trained(json.dumps([SMALLER, SMALL, "memory"]), method="torch.optim.Adagrad")
     assert stacked["metrics"] == trained(method="torch.optim.Adagrad")["metrics"]
