@@ -217,6 +217,15 @@ def benchmarks(session: nox.Session) -> None:
     session.run("python", "-m", "benchmarks", *session.posargs, env=env)
 
 
+@nox.session
+def benchmarks_tensorflow(session: nox.Session) -> None:
+    """Prints the figures of the TensorFlow adapter, beside keras.layers.Embedding and TFRA."""
+    session.install(TENSORFLOW, silent=True)
+    install_family(session, "backend-hkv", "framework-tf", extras="[report]")
+    env = {"PYTHONPATH": str(ROOT), "SPARRING_BENCHMARK_TFRA_PYTHON": tfra_python(session)}
+    session.run("python", "-m", "benchmarks", "tensorflow_adapter", *session.posargs, env=env)
+
+
 def tfra_python(session: nox.Session) -> str:
     """The Python of an environment with TFRA, whose TensorFlow goes with nothing else here."""
     folder = Path(session.virtualenv.location) / "tfra"

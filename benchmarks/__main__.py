@@ -36,6 +36,7 @@ BENCHMARKS = (
     "exchange",
     "ranks",
     "links",
+    "tensorflow_adapter",
 )
 QUICK = ("pooled", "tables", "dlrm", "lookups", "techniques", "sweeps", "exchange", "ranks")
 """Those that a quick run shrinks."""

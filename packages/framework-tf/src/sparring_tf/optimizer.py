@@ -131,7 +131,7 @@ class Optimizer(keras.optimizers.Optimizer):
         """
         if self.built:
             return
-        anchors = [trained for each in variables if (trained := trained_table(each)) is not None]
+        anchors = list(filter(None, map(trained_table, variables)))
         if self._rows is None:
             self._join(list({id(each.agent): each.agent for each in anchors}.values()))
         known = self.container.tables
@@ -185,6 +185,7 @@ class Optimizer(keras.optimizers.Optimizer):
 
     # -- the life of a step -----------------------------------------------------
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[misc,unused-ignore]
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> None:
         """Updates rows and ordinary variables.
 
