@@ -51,7 +51,7 @@ def main(path: str, dim: int, rounds: int) -> None:
         return loss
 
     lines = []
-    for run in (lambda ids: float(step(ids)), lambda ids: table.lookup(ids)):
+    for run in (lambda ids: float(step(ids)), table.lookup):
         for warm in range(3):
             run(batches[warm % len(batches)])
         seconds = []

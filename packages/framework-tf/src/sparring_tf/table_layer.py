@@ -50,6 +50,8 @@ class TableAgent(TableHolder):
         self._single = {each.table.name: _native.Publication() for each in declarations}
         self._pooled = [(list(features), _native.Publication()) for features in pooled]
         self._is_shown = False
+        self.anchors: dict[str, Any] = {}
+        """Table name → the weight that stands for its rows."""
         super().__init__(declarations, container)
 
     def _on_joined(self) -> None:
@@ -112,6 +114,7 @@ class TableLayer(keras.layers.Layer):
             autocast=False,
         )
         anchor.sparring_table = TrainedTable(self.agent, table)
+        self.agent.anchors[table] = anchor
 
     def build(self, *_: Any) -> None:
         """Nothing is left to be made: no shape of an input matters."""
@@ -119,12 +122,8 @@ class TableLayer(keras.layers.Layer):
     @property
     def anchors(self) -> dict[str, Any]:
         """Table name → the weight that stands for its rows."""
-        found = {}
-        for weight in self.weights:
-            trained = trained_table(weight)
-            if trained is not None:
-                found[trained.name] = weight
-        return found
+        # Not an attribute of the layer: Keras would wrap it.
+        return self.agent.anchors
 
     def num_rows(self) -> dict[str, int]:
         """Table name → rows held on this rank."""
