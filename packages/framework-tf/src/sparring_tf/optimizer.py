@@ -223,7 +223,8 @@ class Optimizer(keras.optimizers.Optimizer):
         with tf.control_dependencies([] if tf.executing_eagerly() else [is_taken]):
             if any(gradient is not None for gradient, _ in dense):
                 if self._follows:
-                    self.dense.learning_rate = rate
+                    # Its value: a variable would be taken for one of the other optimizer's own.
+                    self.dense.learning_rate = tf.convert_to_tensor(rate)
                 self.dense.apply(*map(list, zip(*dense, strict=True)))
             self._iterations.assign_add(tf.cast(is_taken, self._iterations.dtype))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -20,6 +21,7 @@ import tensorflow as tf
 from sparring import StepContainer, _native
 from sparring.table_holder import TableDeclaration, TableHolder
 from sparring_tf import exchanged_lookup, lookup_ops
+from sparring_tf.saved_rows import load_rows, save_rows
 
 __all__ = ["TableAgent", "TableLayer", "TrainedTable", "trained_table"]
 
@@ -128,6 +130,25 @@ class TableLayer(keras.layers.Layer):
     def num_rows(self) -> dict[str, int]:
         """Table name → rows held on this rank."""
         return {name: self.agent.container.num_rows(name) for name in self.agent.table_names}
+
+    def save_assets(self, dir_path: str) -> None:
+        """What Keras calls for `model.save`: the rows go into the file.
+
+        Raises:
+            UnsupportedError: they lie on several ranks, or are too many.
+        """
+        for table in self.agent.table_names:
+            save_rows(self.agent.container, table, Path(dir_path))
+
+    def load_assets(self, dir_path: str | None) -> None:
+        """What Keras calls for `load_model`.
+
+        Raises:
+            DataError: the file has no rows.
+            InvalidArgumentError: they do not go with the layer.
+        """
+        for table in self.agent.table_names:
+            load_rows(self.agent.container, table, Path(dir_path or "assets"))
 
     def _gathered(self, requests: Sequence[tuple[str, Any]], training: bool | None) -> list[Any]:
         """One embedding for each id: of ``(…)`` int64 of a table, ``(…, dim)``."""

@@ -121,7 +121,7 @@ class _Trainer:
     def _broken_parameter(self) -> str | None:
         for name, parameter in self._task.model.named_parameters():
             if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
-                return name
+                return str(name)
         return None
 
     def predict(self, batch: Any) -> npt.NDArray[Any]:

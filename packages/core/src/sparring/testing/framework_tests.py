@@ -187,7 +187,7 @@ class FrameworkTests:
         with StepContainer() as container:
             model = make_model(table, container, "sgd", 0.1)
             with pytest.raises(InvalidArgumentError, match="int64"):
-                model.look_up(np.array([1.5, 2.0], np.float32))  # type: ignore[arg-type]
+                model.look_up(np.array([1.5, 2.0], np.float32))
 
 
 def _initial(table: TableConfig, ids: Ids) -> Rows:
