@@ -115,7 +115,7 @@ def tests_tensorflow(session: nox.Session) -> None:
             "--force-reinstall", "--no-deps", *map(str, wheels.glob("*.whl")), silent=True
         )
     documents = ["tests/test_documents.py", "-k", "keras or framework-tf"]
-    session.run("pytest", *(session.posargs or ["packages/framework-tf"]))
+    session.run("pytest", *(session.posargs or ["-n", "2", "packages/framework-tf"]))
     if not session.posargs:
         session.run("pytest", *documents)
 
