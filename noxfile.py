@@ -177,7 +177,7 @@ def tests_tensorflow(session: nox.Session) -> None:
             "--force-reinstall", "--no-deps", *map(str, wheels.glob("*.whl")), silent=True
         )
     documents = ["tests/test_documents.py", "-k", "keras or framework-tf"]
-    session.run("pytest", *(session.posargs or ["packages/framework-tf"]))
+    session.run("pytest", *(session.posargs or ["-n", "2", "packages/framework-tf"]))
     if not session.posargs:
         session.run("pytest", *documents)
 
@@ -291,6 +291,15 @@ def reliability(session: nox.Session) -> None:
     install_family(session, *system_packages(session, *FAMILY))
     install_programs(session)
     session.run("python", "-m", "reliability", *session.posargs, env={"PYTHONPATH": str(ROOT)})
+
+
+@nox.session
+def benchmarks_tensorflow(session: nox.Session) -> None:
+    """Prints the figures of the TensorFlow adapter, beside keras.layers.Embedding and TFRA."""
+    session.install(TENSORFLOW, silent=True)
+    install_family(session, "backend-hkv", "framework-tf", extras="[report]")
+    env = {"PYTHONPATH": str(ROOT), "SPARRING_BENCHMARK_TFRA_PYTHON": tfra_python(session)}
+    session.run("python", "-m", "benchmarks", "tensorflow_adapter", *session.posargs, env=env)
 
 
 def tfra_python(session: nox.Session) -> str:

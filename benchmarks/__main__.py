@@ -41,6 +41,7 @@ BENCHMARKS = (
     "rocksdb",
     "redis",
     "tiers",
+    "tensorflow_adapter",
 )
 QUICK = (
     "pooled",

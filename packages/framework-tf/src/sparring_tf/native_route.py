@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from sparring import StepContainer, Storage
 from sparring.errors import InvalidArgumentError
 from sparring.step import TableUpdate
@@ -24,7 +27,7 @@ class NativeRoute:
     Args:
         container: where the tables live.
         tables: their names.
-        native: the optimizer; it is copied for each table.
+        native: the optimizer; it is copied, once for all tables of one dim and dtype.
         given: the storages that were given open, by table.
     """
 
@@ -40,10 +43,14 @@ class NativeRoute:
         method = name if name in _SHARED_STATE else f"keras.{name}"
         self._rate, self._iterations = 0.0, 0
         self._shadows: dict[str, KerasShadow] = {}
+        layouts: dict[tuple[int, str], KerasShadow] = {}
         # All that can be refused is refused before the state of the first table is set.
         for table in tables:
             config = container.tables[table]
-            shadow = KerasShadow(native, config.dim, config.computing_dtype.name)
+            layout = config.dim, config.computing_dtype.name
+            if layout not in layouts:
+                layouts[layout] = KerasShadow(native, *layout)
+            shadow = layouts[layout]
             width = len(shadow.initial_state)
             check_given_width(given.get(table), width, name)
             container.check_state(table, width, method)
@@ -56,7 +63,8 @@ class NativeRoute:
     @property
     def variables(self) -> list[Any]:
         """What is kept for tables as a whole."""
-        return [each for shadow in self._shadows.values() for each in shadow.scalars]
+        shadows = {id(shadow): shadow for shadow in self._shadows.values()}
+        return [each for shadow in shadows.values() for each in shadow.scalars]
 
     def step(self, learning_rate: float, iterations: int) -> None:
         """Applies the gradients since the last step."""
@@ -64,6 +72,7 @@ class NativeRoute:
         self._container.apply(self._update)
 
     def _update(self, updates: Sequence[TableUpdate]) -> None:
+        grouped: dict[int, list[TableUpdate]] = {}
         for update in updates:
             shadow = self._shadows.get(update.table.name)
             if shadow is None:
@@ -72,6 +81,22 @@ class NativeRoute:
                     f"{', '.join(self._shadows)}; give it all layers whose tables are trained",
                     table=update.table.name,
                 )
-            update.rows[...] = shadow.step(
-                update.rows, update.gradients, self._rate, self._iterations
+            grouped.setdefault(id(shadow), []).append(update)
+        for group in grouped.values():
+            # Tables of one layout are stepped as one: each call of a graph has its price.
+            shadow = self._shadows[group[0].table.name]
+            rows = shadow.step(
+                _joined([update.rows for update in group]),
+                _joined([update.gradients for update in group]),
+                self._rate,
+                self._iterations,
             )
+            begin = 0
+            for update in group:
+                end = begin + len(update.rows)
+                update.rows[...] = rows[begin:end]
+                begin = end
+
+
+def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

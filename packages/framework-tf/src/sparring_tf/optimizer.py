@@ -131,7 +131,7 @@ class Optimizer(keras.optimizers.Optimizer):
         """
         if self.built:
             return
-        anchors = [trained for each in variables if (trained := trained_table(each)) is not None]
+        anchors = list(filter(None, map(trained_table, variables)))
         if self._rows is None:
             self._join(list({id(each.agent): each.agent for each in anchors}.values()))
         known = self.container.tables
@@ -185,6 +185,7 @@ class Optimizer(keras.optimizers.Optimizer):
 
     # -- the life of a step -----------------------------------------------------
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[misc,unused-ignore]
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> None:
         """Updates rows and ordinary variables.
 
@@ -222,7 +223,8 @@ class Optimizer(keras.optimizers.Optimizer):
         with tf.control_dependencies([] if tf.executing_eagerly() else [is_taken]):
             if any(gradient is not None for gradient, _ in dense):
                 if self._follows:
-                    self.dense.learning_rate = rate
+                    # Its value: a variable would be taken for one of the other optimizer's own.
+                    self.dense.learning_rate = tf.convert_to_tensor(rate)
                 self.dense.apply(*map(list, zip(*dense, strict=True)))
             self._iterations.assign_add(tf.cast(is_taken, self._iterations.dtype))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -20,6 +21,7 @@ import tensorflow as tf
 from sparring import StepContainer, _native
 from sparring.table_holder import TableDeclaration, TableHolder
 from sparring_tf import exchanged_lookup, lookup_ops
+from sparring_tf.saved_rows import load_rows, save_rows
 
 __all__ = ["TableAgent", "TableLayer", "TrainedTable", "trained_table"]
 
@@ -50,6 +52,8 @@ class TableAgent(TableHolder):
         self._single = {each.table.name: _native.Publication() for each in declarations}
         self._pooled = [(list(features), _native.Publication()) for features in pooled]
         self._is_shown = False
+        self.anchors: dict[str, Any] = {}
+        """Table name → the weight that stands for its rows."""
         super().__init__(declarations, container)
 
     def _on_joined(self) -> None:
@@ -112,6 +116,7 @@ class TableLayer(keras.layers.Layer):
             autocast=False,
         )
         anchor.sparring_table = TrainedTable(self.agent, table)
+        self.agent.anchors[table] = anchor
 
     def build(self, *_: Any) -> None:
         """Nothing is left to be made: no shape of an input matters."""
@@ -119,16 +124,31 @@ class TableLayer(keras.layers.Layer):
     @property
     def anchors(self) -> dict[str, Any]:
         """Table name → the weight that stands for its rows."""
-        found = {}
-        for weight in self.weights:
-            trained = trained_table(weight)
-            if trained is not None:
-                found[trained.name] = weight
-        return found
+        # Not an attribute of the layer: Keras would wrap it.
+        return self.agent.anchors
 
     def num_rows(self) -> dict[str, int]:
         """Table name → rows held on this rank."""
         return {name: self.agent.container.num_rows(name) for name in self.agent.table_names}
+
+    def save_assets(self, dir_path: str) -> None:
+        """What Keras calls for `model.save`: the rows go into the file.
+
+        Raises:
+            UnsupportedError: they lie on several ranks, or are too many.
+        """
+        for table in self.agent.table_names:
+            save_rows(self.agent.container, table, Path(dir_path))
+
+    def load_assets(self, dir_path: str | None) -> None:
+        """What Keras calls for `load_model`.
+
+        Raises:
+            DataError: the file has no rows.
+            InvalidArgumentError: they do not go with the layer.
+        """
+        for table in self.agent.table_names:
+            load_rows(self.agent.container, table, Path(dir_path or "assets"))
 
     def _gathered(self, requests: Sequence[tuple[str, Any]], training: bool | None) -> list[Any]:
         """One embedding for each id: of ``(…)`` int64 of a table, ``(…, dim)``."""

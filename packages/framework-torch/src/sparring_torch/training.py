@@ -171,7 +171,7 @@ class _Trainer:
         model: nn.Module = self._task.model
         for name, parameter in model.named_parameters():
             if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
-                return name
+                return str(name)
         return None
 
     def predict(self, batch: Any) -> npt.NDArray[Any]:

@@ -1,0 +1,104 @@
+"""Lookups by number, as a native caller makes them."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import StepContainer, TableConfig, _native
+
+INVALID_ARGUMENT, CLOSED, FLOAT32 = 1, 3, 1
+
+
+class Error(ctypes.Structure):
+    pass
+
+
+Error._fields_ = [
+    ("message", ctypes.c_char_p),
+    ("release", ctypes.CFUNCTYPE(None, ctypes.POINTER(Error))),
+    ("owner", ctypes.c_void_p),
+]
+
+
+class Gather(ctypes.Structure):
+    _fields_ = [
+        ("struct_bytes", ctypes.c_uint64),
+        ("count", ctypes.c_int64),
+        ("ids", ctypes.c_void_p),
+        ("dim", ctypes.c_int64),
+        ("type", ctypes.c_int32),
+        ("out", ctypes.c_void_p),
+        ("error", Error),
+    ]
+
+
+class Lookups(ctypes.Structure):
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("struct_bytes", ctypes.c_uint64),
+        ("gather", ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.POINTER(Gather))),
+        ("pool", ctypes.c_void_p),
+    ]
+
+
+def gathered(number: int, ids: Any, dim: int = 4) -> tuple[int, str, Any]:
+    """Status, message and embeddings."""
+    pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer_of.argtypes, pointer_of.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
+    address = pointer_of(_native.lookups(), b"sparring.lookups")
+    lookups = ctypes.cast(address, ctypes.POINTER(Lookups)).contents
+    assert lookups.major == 1
+    out = np.zeros((len(ids), dim), np.float32)
+    asked = Gather(ctypes.sizeof(Gather), len(ids), ids.ctypes.data, dim, FLOAT32, out.ctypes.data)
+    status = lookups.gather(number, ctypes.byref(asked))
+    message = (asked.error.message or b"").decode()
+    if status:
+        asked.error.release(ctypes.byref(asked.error))
+    return status, message, out
+
+
+@pytest.fixture
+def ids() -> Any:
+    return np.array([7, -1, 7, 2**62], np.int64)
+
+
+def test_rows_are_those_of_a_lookup_in_python(ids: Any) -> None:
+    with StepContainer() as container:
+        container.declare(TableConfig("rows", 4))
+        publication = _native.Publication()
+        publication.show(container.collection([("rows", "sum")]))
+        status, _, found = gathered(publication.number, ids)
+        looked_up = container.lookup("rows", ids, is_registered=False)
+    assert status == 0
+    assert np.array_equal(found, looked_up.rows[looked_up.inverse])
+
+
+def test_a_number_shows_what_it_was_shown_last(ids: Any) -> None:
+    publication = _native.Publication()
+    found = []
+    for name in ("one", "other"):
+        container = StepContainer()
+        container.declare(TableConfig(name, 4))
+        publication.show(container.collection([(name, "sum")]))
+        found.append(gathered(publication.number, ids)[2])
+    assert not np.array_equal(*found)
+
+
+def test_what_cannot_be_looked_up_is_told(ids: Any) -> None:
+    container = StepContainer()
+    container.declare(TableConfig("rows", 4))
+    publication = _native.Publication()
+    number = publication.number
+    assert gathered(number, ids)[0] == CLOSED
+    publication.show(container.collection([("rows", "sum")]))
+    status, message, _ = gathered(number, ids, dim=8)
+    assert (status, message) == (INVALID_ARGUMENT, "dim must be 4, found 8")
+    container.close()
+    assert "is closed" in gathered(number, ids)[1]
+    del publication
+    assert "are gone" in gathered(number, ids)[1]
