@@ -67,7 +67,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_or_is_skipped() -> None:
     result = trained(
         config(optimizer={"sparse": sparse}, training={"non_finite_gradients": "skip"})
     )
-    assert result.extra["dense_steps_skipped_non_finite"] > 0
+    assert result.skipped["dense_steps_skipped_non_finite"] > 0
 
 
 DEADLINE_SECONDS = 150
