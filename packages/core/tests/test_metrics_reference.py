@@ -10,12 +10,13 @@ import pytest
 
 from sparring import metrics
 from sparring.exchange.counters import ExchangeCounters, WireBytes
+from sparring.saving.requests import SaveCounters
 from sparring.step_results import StepCounters
 from sparring.storage.tiered import TierCounters
 from sparring.training import TrainResult
 
 PAGE = Path(__file__).parents[3] / "docs/reference/metrics.md"
-CLASSES = (TrainResult, StepCounters, ExchangeCounters, WireBytes, TierCounters)
+CLASSES = (TrainResult, StepCounters, SaveCounters, ExchangeCounters, WireBytes, TierCounters)
 WITHOUT_UNIT = {"rank", "extra", "backend"}
 """Not numbers."""
 

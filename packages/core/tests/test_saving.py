@@ -11,10 +11,11 @@ import pytest
 
 from sparring import StepContainer, TableConfig, Uniform
 from sparring.admission import Bloom, Frequency, Probability
-from sparring.errors import InvalidArgumentError, SnapshotError
+from sparring.errors import InvalidArgumentError, SnapshotError, SnapshotIOError
 from sparring.events import BackgroundError
 from sparring.saving.requests import State
 from sparring.saving.saves import SaveOptions
+from sparring.snapshot import SnapshotWriter
 from sparring.step import StorageChoice
 from sparring.updates import MethodChoice, resolve_method
 from sparring.updates.resolving import hyper_from
@@ -224,6 +225,21 @@ def test_a_save_that_fails_is_told_by_the_next_step_and_training_goes_on(tmp_pat
         step(plain, 2)
         assert contents(container) == contents(plain)
         container.save(str(tmp_path / "again"))
+
+
+def test_why_a_save_failed_is_not_hidden_by_what_could_not_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(_self: SnapshotWriter) -> None:
+        raise SnapshotIOError("the folder is not empty")
+
+    monkeypatch.setattr(SnapshotWriter, "abandon", fails)
+    with make() as container:
+        step(container, 0)
+        _break_next_save(container)
+        with pytest.raises(OSError, match="disk gone"):
+            container.save(str(tmp_path / "one"))
+    assert "was not removed: the folder is not empty" in caplog.text
 
 
 def _break_next_save(container: StepContainer) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sparring import _native
+from sparring.errors import SnapshotError
 from sparring.saving.freezing import FrozenTable
 from sparring.saving.kept_rows import KeptBudget
 from sparring.saving.requests import Retention, Saved, State
@@ -104,7 +105,7 @@ class Saver:
             return self._run()
         except BaseException as error:
             self.failure = error
-            self.writer.abandon()
+            give_up(self.writer)
             raise
         finally:
             self.thaw()
@@ -154,6 +155,15 @@ class Saver:
             retain(self.retention.root, self.retention.keep)
         except Exception as error:
             _log.warning("snapshots beside %s could not be removed: %s", self.url, error)
+
+
+def give_up(writer: SnapshotWriter) -> None:
+    """Abandons an attempt for a reason of its own, which an error of this must not hide."""
+    try:
+        writer.abandon()
+    except SnapshotError as error:
+        # Other ranks may be writing into the folder still. `retain` removes what is left.
+        _log.warning("what was staged of %s was not removed: %s", writer.url, error)
 
 
 def _urgency(table: SavingTable) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from sparring.saving.container_state import OWN_STATES, container_states
 from sparring.saving.freezing import FrozenTable
 from sparring.saving.kept_rows import KeptBudget
 from sparring.saving.requests import Retention, SaveCounters, Saved, State
-from sparring.saving.saver import Saver, SavingTable
+from sparring.saving.saver import Saver, SavingTable, give_up
 from sparring.snapshot import SnapshotWriter, TableDescription
 from sparring.snapshot.opening import locate
 
@@ -164,7 +164,7 @@ class Saves:
             except BaseException:
                 saver.thaw()
                 saver.is_over.set()
-                saver.writer.abandon()
+                give_up(saver.writer)
                 raise
             return self._task
         self._task = None
@@ -214,7 +214,7 @@ class Saves:
             for entry, is_mine in entries:
                 tables.append(_saving_table(entry, budget if is_mine else None, base is not None))
         except BaseException:
-            writer.abandon()
+            give_up(writer)
             raise
         for table in tables:
             table.watch.frozen = table.frozen
