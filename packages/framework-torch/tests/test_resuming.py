@@ -124,6 +124,7 @@ def test_a_run_interrupted_at_random_steps_ends_with_the_same_bits(
     assert result is not None
     assert result.metrics == expected.metrics
     assert (result.rows, result.steps) == (expected.rows, expected.steps)
+    assert (result.resumed_steps, expected.resumed_steps) == (int(steps[-1] - 1) // 6 * 6, 0)
     assert result.not_admitted == expected.not_admitted
     assert everything(tmp_path / "parts") == everything(tmp_path / "whole")
 
@@ -175,7 +176,8 @@ def test_a_run_that_is_over_is_evaluated_again_and_changes_nothing(tmp_path: Pat
     assert first is not None
     assert again is not None
     assert again.metrics == first.metrics
-    assert again.steps == first.steps
+    assert again.steps == first.steps == again.resumed_steps
+    assert again.steps_per_second is None
     assert everything(tmp_path / "run") == before
     assert len(list_snapshots(str(tmp_path / "run"))) == 1
 

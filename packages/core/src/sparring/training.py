@@ -31,8 +31,16 @@ class TrainResult:
     tiers: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     """Table name → the counters of each of its tiers, hottest first, summed over ranks; tables in
     stacks of storages only. See ``docs/reference/metrics.md``."""
+    resumed_steps: int = 0
+    """Of `steps`, those that were taken before the run was resumed; `seconds` is without them."""
     rank: int = 0
     """Whose result this is; all ranks have the same, and the first one shows it."""
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """Of the steps that this run took, evaluation included; None where it took none."""
+        taken = self.steps - self.resumed_steps
+        return taken / self.seconds if taken and self.seconds > 0 else None
 
 
 class Progress(Protocol):

@@ -88,6 +88,7 @@ def train(
     if json:
         not_admitted = {"not_admitted": result.not_admitted} if result.not_admitted else {}
         tiers = {"tiers": result.tiers} if result.tiers else {}
+        resumed = {"resumed_steps": result.resumed_steps} if result.resumed_steps else {}
         print_json(
             {
                 "metrics": result.metrics,
@@ -96,6 +97,7 @@ def train(
                 **result.skipped,
                 **tiers,
                 "steps": result.steps,
+                **resumed,
                 "seconds": result.seconds,
             }
         )
@@ -137,8 +139,10 @@ def _print_result(console: Console, result: TrainResult) -> None:
             share = f"{tier['hits'] / asked:.1%} hits" if asked else "never asked"
             remark = f"{share}, {tier['read_seconds'] + tier['write_seconds']:.2f} s"
             table.add_row(f"rows of {name} in {tier['backend']}", f"{tier['rows']:,}", remark)
-    rate = f"{result.steps / result.seconds:,.1f} steps/s" if result.seconds > 0 else ""
-    table.add_row("steps", f"{result.steps:,}", rate)
+    remarks = [f"{result.resumed_steps:,} before"] if result.resumed_steps else []
+    if result.steps_per_second is not None:
+        remarks.append(f"{result.steps_per_second:,.1f} steps/s")
+    table.add_row("steps", f"{result.steps:,}", ", ".join(remarks))
     table.add_row("seconds", f"{result.seconds:.1f}", "")
     console.print(table)
     for name, value in {**result.skipped, **result.extra}.items():

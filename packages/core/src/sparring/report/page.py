@@ -53,7 +53,7 @@ def write_report(
     figures = draw_figures(recorder.series, recorder.id_counts(), best)
     sections = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="lead">{result.steps:,} steps in {result.seconds:,.1f} seconds.</p>',
+        f'<p class="lead">{_pace(result)}</p>',
         _tiles(result, best),
         _figures(figures),
         _metrics(result, best),
@@ -73,6 +73,11 @@ def write_report(
     _write_whole(Path(path), page)
 
 
+def _pace(result: TrainResult) -> str:
+    taken = f"{result.steps - result.resumed_steps:,} steps in {result.seconds:,.1f} seconds"
+    return f"{taken}, after {result.resumed_steps:,}." if result.resumed_steps else f"{taken}."
+
+
 def _tiles(result: TrainResult, best: Mapping[str, float]) -> str:
     tiles = []
     for name, value in result.metrics.items():
@@ -81,10 +86,8 @@ def _tiles(result: TrainResult, best: Mapping[str, float]) -> str:
     if result.rows:
         tables = "1 table" if len(result.rows) == 1 else f"{len(result.rows)} tables"
         tiles.append((f"{sum(result.rows.values()):,}", f"rows in {tables}"))
-    if result.seconds > 0:
-        tiles.append(
-            (f"{result.steps / result.seconds:,.1f}", "steps each second, evaluation included")
-        )
+    if result.steps_per_second is not None:
+        tiles.append((f"{result.steps_per_second:,.1f}", "steps each second, evaluation included"))
     cells = (
         f'<div class="tile"><b>{escape(value)}</b><span>{escape(remark)}</span></div>'
         for value, remark in tiles

@@ -117,6 +117,7 @@ class _Run:
         self._at = _Position()
         # Where the run is once the steps under way are made: batches are asked for ahead of them.
         self._coming: deque[_Position] = deque()
+        self._resumed_steps = 0
         self._metrics: dict[str, float] = {}
         self._metrics_step = -1
         self._snapshots = RunSnapshots(self._container, config, self._progress.on_message)
@@ -152,6 +153,7 @@ class _Run:
             tiers=self._tiers(),
             extra=self._source.extra() | self._report_path(),
             skipped=self._skipped(),
+            resumed_steps=self._resumed_steps,
             rank=self._ranks.rank,
         )
         self._report.write(result, self._trainer.versions())
@@ -203,6 +205,7 @@ class _Run:
             )
         values = loaded.states["position"].values
         self._at = _Position(values["step"], values["epoch"], values["batch"])
+        self._resumed_steps = self._step
         self._metrics, self._metrics_step = values["metrics"], values["metrics_step"]
 
     def _evaluate(self) -> None:
