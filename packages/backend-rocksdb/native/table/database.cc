@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "database_options.h"
+#include "plain_log.h"
 #include "status.h"
 
 namespace sparring::flash {
@@ -92,7 +93,8 @@ Database::Database(std::string folder, const DatabaseOptions& options)
       options_(options),
       cache_(rocksdb::NewLRUCache(options.block_cache_bytes)),
       family_options_(family_options(options, cache_)) {
-  const rocksdb::DBOptions db_options = database_options(options);
+  rocksdb::DBOptions db_options = database_options(options);
+  db_options.info_log = std::make_shared<PlainLog>(folder_);
   std::vector<std::string> names;
   std::error_code error;
   if (std::filesystem::exists(folder_ + "/CURRENT", error)) {

@@ -63,8 +63,6 @@ rocksdb::DBOptions database_options(const DatabaseOptions& options) {
   made.wal_recovery_mode = recovery_of(options.recovery);
   // A log file that went missing is found out, instead of its writes being gone.
   made.track_and_verify_wals_in_manifest = true;
-  made.info_log_level = rocksdb::InfoLogLevel::WARN_LEVEL;
-  made.keep_log_file_num = 4;
   // Writing in the background in small steps, so that a flush is no burst.
   made.bytes_per_sync = 1 << 20;
   made.wal_bytes_per_sync = 1 << 20;
