@@ -104,11 +104,18 @@ class Saver:
             return self._run()
         except BaseException as error:
             self.failure = error
-            self.writer.abandon()
+            self._abandon()
             raise
         finally:
             self.thaw()
             self.is_over.set()
+
+    def _abandon(self) -> None:
+        """Removes what was staged. That it fails must not hide why the save did."""
+        try:
+            self.writer.abandon()
+        except Exception as error:
+            _log.warning("what the save of %s staged could not be removed: %s", self.url, error)
 
     def thaw(self) -> None:
         """No step keeps rows or waits for this save any more."""
