@@ -249,8 +249,8 @@ class Saves:
         is_one = True
         token = secrets.token_bytes(_TOKEN_BYTES)
         if collective.world_size > 1:
-            name = hashlib.sha256((base or "").encode()).digest()[:_TOKEN_BYTES]
-            mine = np.frombuffer(token + name + bytes([is_known, are_counted]), np.uint8)
+            digest = hashlib.sha256((base or "").encode()).digest()[:_TOKEN_BYTES]
+            mine = np.frombuffer(token + digest + bytes([is_known, are_counted]), np.uint8)
             every = [each.tobytes() for each in collective.all_gather(mine)]
             token = every[0][:_TOKEN_BYTES]
             is_one = len({each[_TOKEN_BYTES:-2] for each in every}) == 1
