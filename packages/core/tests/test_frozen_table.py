@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -128,9 +129,11 @@ def test_rows_are_those_of_the_moment_beside_a_thread_that_writes(storage: Stora
     writer.start()
     found: dict[int, tuple[bytes, int]] = {}
     try:
-        for part in given(frozen):
+        for number, part in enumerate(given(frozen)):
             assert not found.keys() & part.keys(), "a key was given twice"
             found |= part
+            while num_writes < min(number, 4) and writer.is_alive():
+                time.sleep(0.001)
     finally:
         is_over.set()
         writer.join()

@@ -11,7 +11,7 @@ import pytest
 
 from sparring import StepContainer, TableConfig, Uniform
 from sparring.admission import Bloom, Frequency, Probability
-from sparring.errors import InvalidArgumentError, SnapshotError, SnapshotIOError
+from sparring.errors import DeadlineError, InvalidArgumentError, SnapshotError, SnapshotIOError
 from sparring.events import BackgroundError
 from sparring.saving.requests import State
 from sparring.saving.saves import SaveOptions
@@ -154,6 +154,42 @@ def test_saving_changes_nothing_of_the_training(tmp_path: Path) -> None:
             step(saving, number)
             step(plain, number)
         assert contents(saving) == contents(plain)
+
+
+def test_saving_a_stack_promotes_none_of_the_rows_that_it_reads(tmp_path: Path) -> None:
+    with make(STACKS[4][0], **STACKS[4][1]) as container:
+        storage = container.storage("user")
+        storage.upsert(np.arange(2000), np.ones((2000, storage.table.width), np.float32))
+        hot = container.tier_counters("user")[0].evictions
+        container.save(str(tmp_path / "one"))
+        storage.upsert([1999], np.zeros((1, storage.table.width), np.float32))
+        tiers = container.tier_counters("user")
+        assert [tier.promotions for tier in tiers] == [0, 0]
+        assert tiers[0].evictions <= hot + 1
+
+
+def test_a_save_that_cannot_begin_loses_none_of_the_keys_that_changed(tmp_path: Path) -> None:
+    base, delta = str(tmp_path / "base"), str(tmp_path / "delta")
+    with make() as container:
+        step(container, 0)
+        container.save(base, options=SaveOptions(is_base=True))
+        step(container, 1)
+        events = container.events
+        submit = events.submit
+        events.submit = _refuse  # type: ignore[method-assign]
+        with pytest.raises(DeadlineError):
+            container.save(str(tmp_path / "not"), blocking=False, options=SaveOptions(is_base=True))
+        events.submit = submit  # type: ignore[method-assign]
+        step(container, 2)
+        container.save(delta, base=base)
+        expected = contents(container)
+    with make() as container:
+        container.load(delta)
+        assert contents(container) == expected
+
+
+def _refuse(*_: object, **__: object) -> Any:
+    raise DeadlineError("no room")
 
 
 def test_deltas_lead_to_the_rows_of_their_step(

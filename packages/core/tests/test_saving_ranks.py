@@ -15,6 +15,7 @@ from sparring.errors import SnapshotError, SparringError
 from sparring.rendezvous import ShardMap, SingleRendezvous
 from sparring.saving.requests import State
 from sparring.saving.saves import SaveOptions
+from sparring.snapshot import SnapshotWriter, open_snapshot
 from sparring.step import StorageChoice
 from sparring.updates import MethodChoice, resolve_method
 from sparring.updates.resolving import hyper_from
@@ -158,6 +159,38 @@ def test_ranks_save_deltas_beside_steps(tmp_path: Path) -> None:
     expected = joined(run_ranks(2, body))
     loaded, _ = train(3, 0, 0, delta, None)
     assert loaded == expected
+
+
+def test_after_a_commit_that_failed_ranks_agree_on_a_base_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, calls = SnapshotWriter.commit, []
+
+    def fails_once(writer: SnapshotWriter) -> Any:
+        calls.append(writer.step)
+        if len(calls) == 2:
+            writer._await_parts()  # the other rank has done its part, and knows of no failure
+            raise OSError("disk gone")
+        return commit(writer)
+
+    monkeypatch.setattr(SnapshotWriter, "commit", fails_once)
+    options = SaveOptions(is_base=True, is_told=False)
+
+    def body(collective: Collective) -> Any:
+        with make(collective) as container:
+            for number in range(5):
+                step(container, number)
+                container.saves.join()
+                base = container.saves.base
+                url = str(tmp_path / f"s{number}")
+                container.save(url, base=base, blocking=False, options=options)
+            container.saves.join()
+            return contents(container)
+
+    expected = joined(run_ranks(2, body))
+    bases = [open_snapshot(str(tmp_path / f"s{number}")).base for number in (0, 2, 3, 4)]
+    assert [base is None for base in bases] == [True, True, False, False]
+    assert train(2, 0, 0, str(tmp_path / "s4"), None)[0] == expected
 
 
 def test_state_of_ranks_comes_back_to_each(tmp_path: Path) -> None:

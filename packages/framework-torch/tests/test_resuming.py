@@ -169,6 +169,43 @@ def test_a_run_goes_on_after_saves_that_fail(
     assert len(list_snapshots(str(tmp_path / "run"))) == 3
 
 
+def test_the_last_state_is_saved_even_where_the_save_beside_the_last_step_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, calls = SnapshotWriter.commit, []
+
+    def fails_at_first(writer: SnapshotWriter) -> Any:
+        calls.append(writer.step)
+        if len(calls) == 1:
+            raise OSError("disk gone")
+        return commit(writer)
+
+    monkeypatch.setattr(SnapshotWriter, "commit", fails_at_first)
+    result, messages = run(config(tmp_path / "run", every_steps=100))
+    assert result is not None
+    assert any("disk gone" in each for each in messages)
+    assert calls == [100, 100]
+    newest = latest_snapshot(str(tmp_path / "run"))
+    assert newest is not None
+    assert newest.step == 100
+
+
+def test_a_run_goes_on_where_a_snapshot_cannot_even_begin(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.write_text("a file is in the way")
+
+    class Clearing(Interrupting):
+        def on_step(self, step: int, loss: float, samples: int) -> None:
+            if step == 50:
+                folder.unlink()
+
+    progress = Clearing(-1)
+    train(config(folder, every_steps=20), make_plugin_manager(), progress)
+    assert len([each for each in progress.messages if "training goes on" in each]) == 2
+    kept = [open_snapshot(each).step for each in list_snapshots(str(folder))]
+    assert sorted(kept) == [60, 80, 100]
+
+
 def test_a_run_that_is_over_is_evaluated_again_and_changes_nothing(tmp_path: Path) -> None:
     first, _ = run(config(tmp_path / "run"))
     before = everything(tmp_path / "run")

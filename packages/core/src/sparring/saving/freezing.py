@@ -197,7 +197,7 @@ class FrozenTable:
         for begin in range(0, len(keys), _PIECE_KEYS):
             piece = slice(begin, begin + _PIECE_KEYS)
             with self._reading():
-                self._storage._find_impl(keys[piece], self._whole, rows[piece], found[piece])
+                self._storage._copy_impl(keys[piece], self._whole, rows[piece], found[piece])
         with self._lock:
             if self._failure is not None:
                 raise self._failure

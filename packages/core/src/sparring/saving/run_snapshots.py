@@ -49,6 +49,7 @@ class RunSnapshots:
         self._last_save = time.monotonic()
         self._since_full = 0
         self._saved_step = -1
+        self._has_failed = False
         self._task: Task[Saved] | None = None
         self.num_failed = 0
         """Saves that failed beside steps."""
@@ -79,11 +80,15 @@ class RunSnapshots:
         try:
             task.result()
         except Exception as error:
-            self.num_failed += 1
-            self._tell(
-                f"{task.name} failed: {type(error).__name__}: {error}; training goes on, and the "
-                "next snapshot is tried"
-            )
+            self._note_failure(task.name, error)
+
+    def _note_failure(self, name: str, error: Exception) -> None:
+        self._has_failed = True
+        self.num_failed += 1
+        self._tell(
+            f"{name} failed: {type(error).__name__}: {error}; training goes on, and the next "
+            "snapshot is tried"
+        )
 
     def save(self, step: int, states: Mapping[str, State], *, is_last: bool = False) -> None:
         """Saves the state after `step`, beside the steps that follow unless it is the last.
@@ -96,26 +101,40 @@ class RunSnapshots:
         assert chosen.url is not None
         self._container.saves.join(chosen.deadline_seconds)
         self.check()
-        if self._saved_step == step:
+        if self._saved_step == step and not self._has_failed_anywhere():
             return
         has_deltas = chosen.full_every > 1
         is_delta = has_deltas and self._since_full % chosen.full_every != 0
-        saved = self._container.save(
-            _free_url(chosen.url, f"step-{step:012d}"),
-            blocking=is_last,
-            base=self._container.saves.base if is_delta else None,
-            states={RUN: State(_described(self._config)), **states},
-            options=SaveOptions(
-                deadline_seconds=chosen.deadline_seconds,
-                retention=Retention(chosen.url, chosen.keep),
-                is_base=has_deltas,
-                is_told=False,
-            ),
-        )
-        self._task = None if isinstance(saved, Saved) else saved
         self._since_full += 1
         self._saved_step = step
         self._last_save = time.monotonic()
+        self._has_failed = False
+        url = _free_url(chosen.url, f"step-{step:012d}")
+        try:
+            saved = self._container.save(
+                url,
+                blocking=is_last,
+                base=self._container.saves.base if is_delta else None,
+                states={RUN: State(_described(self._config)), **states},
+                options=SaveOptions(
+                    deadline_seconds=chosen.deadline_seconds,
+                    retention=Retention(chosen.url, chosen.keep),
+                    is_base=has_deltas,
+                    is_told=False,
+                ),
+            )
+        except SnapshotError as error:
+            # It could not begin: a full disk refuses even the folder. Other ranks' parts of it wait
+            # for this one's, and are never committed.
+            if is_last:
+                raise
+            self._note_failure(f"save of {url}", error)
+            return
+        self._task = None if isinstance(saved, Saved) else saved
+
+    def _has_failed_anywhere(self) -> bool:
+        self._container.join_ahead()
+        return _any_says(self._container.collective, self._has_failed)
 
     def end(self, step: int, states: Callable[[], Mapping[str, State]]) -> None:
         """Training has ended: waits for the save that runs, and saves once more if so chosen."""
@@ -222,7 +241,11 @@ def _described(config: RunConfig) -> dict[str, Any]:
 
 def _first_says(collective: Collective, answer: bool) -> bool:
     """The first rank's answer, on all ranks."""
+    return _any_says(collective, answer and collective.rank == 0)
+
+
+def _any_says(collective: Collective, answer: bool) -> bool:
+    """Whether any rank's answer is yes, on all ranks."""
     if collective.world_size == 1:
         return answer
-    mine = np.array([answer and collective.rank == 0], np.int64)
-    return bool(collective.all_reduce(mine, Reduction.MAX)[0])
+    return bool(collective.all_reduce(np.array([answer], np.int64), Reduction.MAX)[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 import time
@@ -162,6 +163,7 @@ class Saves:
                     partial(self._run, saver, options), name=name, is_told=options.is_told
                 )
             except BaseException:
+                _count_on(saver, options)
                 saver.thaw()
                 saver.is_over.set()
                 give_up(saver.writer)
@@ -244,13 +246,16 @@ class Saves:
             base = place.url_of(name)
         is_known = base is None or base == self._base
         are_counted = all(entry.watch.changed is not None for entry in entries)
+        is_one = True
         token = secrets.token_bytes(_TOKEN_BYTES)
         if collective.world_size > 1:
-            mine = np.frombuffer(token + bytes([is_known, are_counted]), np.uint8)
-            every = collective.all_gather(mine)
-            token = every[0][:_TOKEN_BYTES].tobytes()
-            is_known = all(bool(each[-2]) for each in every)
-            are_counted = all(bool(each[-1]) for each in every)
+            digest = hashlib.sha256((base or "").encode()).digest()[:_TOKEN_BYTES]
+            mine = np.frombuffer(token + digest + bytes([is_known, are_counted]), np.uint8)
+            every = [each.tobytes() for each in collective.all_gather(mine)]
+            token = every[0][:_TOKEN_BYTES]
+            is_one = len({each[_TOKEN_BYTES:-2] for each in every}) == 1
+            is_known = all(each[-2] for each in every)
+            are_counted = all(each[-1] for each in every)
         if not is_known:
             raise InvalidArgumentError(
                 f"save of {url}: a delta over {base} was asked for, but changed keys are counted "
@@ -259,6 +264,14 @@ class Saves:
                 url=url,
                 base=base,
             )
+        if not is_one:
+            # Where the save of a base failed on some ranks, only those know of it.
+            _log.warning(
+                "save of %s: ranks count changed keys since different snapshots, as a save failed "
+                "on some of them; a full snapshot is written",
+                url,
+            )
+            base = None
         if base is not None and not are_counted:
             _log.warning(
                 "save of %s: more keys changed since %s than are counted, or all rows of a table "
@@ -274,9 +287,7 @@ class Saves:
         try:
             saved = saver.run()
         except BaseException:
-            if options.is_base:
-                for table in saver.tables:
-                    _count_on(table)
+            _count_on(saver, options)
             raise
         if options.is_base:
             self._base = saver.url
@@ -312,13 +323,16 @@ def _saving_table(entry: DeclaredTable, budget: KeptBudget | None, is_delta: boo
     return SavingTable(description, frozen, entry.watch, is_delta)
 
 
-def _count_on(table: SavingTable) -> None:
+def _count_on(saver: Saver, options: SaveOptions) -> None:
     """After a save that failed: what was counted before it counts again."""
-    before, since = table.counted, table.watch.changed
-    if before is None or since is None:
-        table.watch.changed = None
-    else:
-        since.add(before.keys())
+    if not options.is_base:
+        return
+    for table in saver.tables:
+        before, since = table.counted, table.watch.changed
+        if before is None or since is None:
+            table.watch.changed = None
+        else:
+            since.add(before.keys())
 
 
 def agree(collective: Collective, what: str, error: Exception | None) -> None:

@@ -420,6 +420,12 @@ class Storage(ABC):
             keys, rows, scores if self.capabilities.scores == "given" else None
         )
 
+    def _copy_impl(
+        self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
+    ) -> None:
+        """As `_find_impl`, for who copies many rows and uses none: no cache takes them up."""
+        self._find_impl(keys, columns, rows, found)
+
     def _flush_impl(self) -> None:  # noqa: B027 - nothing to flush is the rule
         """Nothing to do unless the backend is persistent or buffers writes."""
 

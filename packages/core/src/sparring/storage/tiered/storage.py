@@ -161,6 +161,15 @@ class TieredStorage(Storage):
             if not found.all():
                 self._find_below(keys, columns, rows, found)
 
+    def _copy_impl(
+        self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
+    ) -> None:
+        with self._lock.reading():
+            self._first.find(keys, columns, rows, found)
+            if not found.all():
+                # A save reads every row: promoted, they would push out the hot ones.
+                self._find_below(keys, columns, rows, found, is_staged=False)
+
     def _find_below(
         self,
         keys: Keys,
