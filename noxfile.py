@@ -167,7 +167,11 @@ def tests_tensorflow(session: nox.Session) -> None:
     wheels = Path(session.virtualenv.location).parent / "tests" / WHEELS
     if session.posargs or not wheels.exists():
         install_family(
-            session, "backend-hkv", "framework-torch", "framework-tf", extras="[testing,mpi,parquet]"
+            session,
+            "backend-hkv",
+            "framework-torch",
+            "framework-tf",
+            extras="[testing,mpi,parquet]",
         )
     else:
         (core,) = wheels.glob("sparring-*.whl")
