@@ -167,11 +167,15 @@ def tests_tensorflow(session: nox.Session) -> None:
     wheels = Path(session.virtualenv.location).parent / "tests" / WHEELS
     if session.posargs or not wheels.exists():
         install_family(
-            session, "backend-hkv", "framework-torch", "framework-tf", extras="[testing,mpi]"
+            session,
+            "backend-hkv",
+            "framework-torch",
+            "framework-tf",
+            extras="[testing,mpi,parquet]",
         )
     else:
         (core,) = wheels.glob("sparring-*.whl")
-        session.install(f"{core}[testing,mpi]", silent=True)
+        session.install(f"{core}[testing,mpi,parquet]", silent=True)
         # The version stays the same while the checkout changes.
         session.install(
             "--force-reinstall", "--no-deps", *map(str, wheels.glob("*.whl")), silent=True

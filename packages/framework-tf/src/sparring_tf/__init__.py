@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sparring_tf.click_datasets import click_dataset
     from sparring_tf.embedding import Embedding
     from sparring_tf.embedding_bag import EmbeddingBag
     from sparring_tf.embedding_collection import EmbeddingCollection
@@ -29,6 +30,7 @@ __all__ = [
     "Optimizer",
     "TableConfig",
     "__version__",
+    "click_dataset",
     "gather_state",
     "restore_state",
 ]
@@ -41,6 +43,7 @@ _HOMES = {
     "LossScaleOptimizer": "loss_scaling",
     "Optimizer": "optimizer",
     "TableConfig": "table_configs",
+    "click_dataset": "click_datasets",
     "gather_state": "saved_state",
     "restore_state": "saved_state",
 }

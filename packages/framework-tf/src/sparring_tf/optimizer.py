@@ -12,12 +12,13 @@ from sparring import StepContainer
 from sparring.errors import InvalidArgumentError
 from sparring.table_holder import given_storages, joined_container, non_finite_policy
 from sparring.updates import UpdateMethod, resolve_method
+from sparring_tf.anchors import trained_table
 from sparring_tf.dense_ranks import averaged, broadcast
 from sparring_tf.keras_shadow import check_row_by_row
 from sparring_tf.method_route import MethodRoute
 from sparring_tf.native_route import NativeRoute
 from sparring_tf.row_updates import Route, RowUpdates
-from sparring_tf.table_layer import TableAgent, trained_table
+from sparring_tf.table_layer import TableAgent
 
 __all__ = ["Optimizer"]
 

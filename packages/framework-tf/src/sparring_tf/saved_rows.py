@@ -1,4 +1,4 @@
-"""Rows inside a saved model: what `model.save("….keras")` keeps of a layer's tables.
+"""Rows inside a saved model: what `model.save("….keras")` and checkpoints keep of a layer's tables.
 
 For each table the layer's folder of assets has ``<table>.json``, which says what a row is, and arrays
 without pickle: ``<table>.keys.npy`` (n) int64, ``<table>.rows.npy`` (n, row bytes) uint8,
@@ -8,19 +8,47 @@ without pickle: ``<table>.keys.npy`` (n) int64, ``<table>.rows.npy`` (n, row byt
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sparring import StepContainer
 from sparring.errors import DataError, InvalidArgumentError, UnsupportedError
 from sparring.table import TableConfig
 
-__all__ = ["MOST_BYTES", "load_rows", "save_rows"]
+__all__ = [
+    "MOST_BYTES",
+    "TableRows",
+    "gather_rows",
+    "load_rows",
+    "restore_rows",
+    "save_rows",
+]
 
 MOST_BYTES = 1 << 30
 """Of the rows of one table that a model holds inside: they are in memory while it is saved."""
+
+_ARRAYS = ("keys", "rows", "scores", "state")
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """All rows of a table."""
+
+    described: Mapping[str, Any]
+    """What a row is."""
+    keys: npt.NDArray[np.int64]
+    """``(n)``"""
+    rows: npt.NDArray[np.uint8]
+    """``(n, row bytes)``"""
+    scores: npt.NDArray[np.uint64]
+    """``(n)``"""
+    state: npt.NDArray[Any]
+    """Of a new row."""
 
 
 def save_rows(container: StepContainer, table: str, folder: Path) -> None:
@@ -29,33 +57,11 @@ def save_rows(container: StepContainer, table: str, folder: Path) -> None:
     Raises:
         UnsupportedError: rows lie on other ranks too, or are more than `MOST_BYTES`.
     """
-    if container.collective.world_size > 1 and not container.tables[table].is_replicated:
-        raise UnsupportedError(
-            f"the rows of table {table!r} lie on {container.collective.world_size} ranks, and a "
-            "Keras file is written by one; save weights only: model.save_weights(…)",
-            table=table,
-        )
-    config = container.tables[table]
-    num_bytes = container.num_rows(table) * config.row_bytes
-    if num_bytes > MOST_BYTES:
-        raise UnsupportedError(
-            f"the rows of table {table!r} take {num_bytes:,} bytes, and a Keras file holds up to "
-            f"{MOST_BYTES:,}; save weights only: model.save_weights(…)",
-            table=table,
-        )
-    chunks = list(container.storage(table).scan()) if container.num_rows(table) else []
-    rows = [np.ascontiguousarray(each.rows).view(np.uint8) for each in chunks]
-    initial = container.entry(table).initial_state
-    arrays: dict[str, Any] = {
-        "keys": _joined([each.keys for each in chunks], np.empty(0, np.int64)),
-        "rows": _joined(rows, np.empty((0, config.row_bytes), np.uint8)),
-        "scores": _joined([each.scores for each in chunks], np.empty(0, np.uint64)),
-        "state": np.empty(0, config.computing_dtype) if initial is None else initial,
-    }
+    rows = gather_rows(container, table, "Keras file", "save weights only: model.save_weights(…)")
     folder.mkdir(parents=True, exist_ok=True)
-    for name, array in arrays.items():
-        np.save(folder / f"{table}.{name}.npy", array, allow_pickle=False)
-    described = {**_described(config), "num_rows": len(arrays["keys"])}
+    for name in _ARRAYS:
+        np.save(folder / f"{table}.{name}.npy", getattr(rows, name), allow_pickle=False)
+    described = {**rows.described, "num_rows": len(rows.keys)}
     (folder / f"{table}.json").write_text(json.dumps(described, indent=1) + "\n")
 
 
@@ -68,17 +74,65 @@ def load_rows(container: StepContainer, table: str, folder: Path) -> None:
     """
     try:
         found = json.loads((folder / f"{table}.json").read_text())
-        keys, rows, scores, state = (
-            np.load(folder / f"{table}.{name}.npy", allow_pickle=False)
-            for name in ("keys", "rows", "scores", "state")
-        )
+        arrays = {
+            name: np.load(folder / f"{table}.{name}.npy", allow_pickle=False) for name in _ARRAYS
+        }
     except (OSError, ValueError) as error:
         raise DataError(
             f"the saved model lacks the rows of table {table!r}: {error}; save it again, whole",
             table=table,
         ) from error
+    restore_rows(container, table, TableRows(found, **arrays))
+
+
+def gather_rows(container: StepContainer, table: str, target: str, remedy: str) -> TableRows:
+    """Copies the rows of a table, their state and scores.
+
+    Args:
+        container: where the table lives.
+        table: its name.
+        target: what will hold the rows, for messages.
+        remedy: what to do where it cannot, for messages.
+
+    Raises:
+        UnsupportedError: rows lie on other ranks too, or are more than `MOST_BYTES`.
+    """
+    config = container.tables[table]
+    if container.collective.world_size > 1 and not config.is_replicated:
+        raise UnsupportedError(
+            f"the rows of table {table!r} lie on {container.collective.world_size} ranks, and a "
+            f"{target} is written by one; {remedy}",
+            table=table,
+        )
+    num_bytes = container.num_rows(table) * config.row_bytes
+    if num_bytes > MOST_BYTES:
+        raise UnsupportedError(
+            f"the rows of table {table!r} take {num_bytes:,} bytes, and a {target} holds up to "
+            f"{MOST_BYTES:,}; {remedy}",
+            table=table,
+        )
+    chunks = list(container.storage(table).scan()) if container.num_rows(table) else []
+    rows = [np.ascontiguousarray(each.rows).view(np.uint8) for each in chunks]
+    initial = container.entry(table).initial_state
+    return TableRows(
+        _described(config),
+        _joined([each.keys for each in chunks], np.empty(0, np.int64)),
+        _joined(rows, np.empty((0, config.row_bytes), np.uint8)),
+        _joined([each.scores for each in chunks], np.empty(0, np.uint64)),
+        np.empty(0, config.computing_dtype) if initial is None else initial,
+    )
+
+
+def restore_rows(container: StepContainer, table: str, saved: TableRows) -> None:
+    """Replaces the rows of a table by those that `gather_rows` copied.
+
+    Raises:
+        DataError: they are not of one length.
+        InvalidArgumentError: they are of another dim or dtype, or have another optimizer's state.
+    """
     config = container.tables[table]
     wanted = _described(config)
+    found, keys, rows = saved.described, saved.keys, saved.rows
     for name in ("dim", "dtype", "initializer", "seed"):
         if found.get(name) != wanted[name]:
             raise InvalidArgumentError(
@@ -94,19 +148,19 @@ def load_rows(container: StepContainer, table: str, folder: Path) -> None:
             "or load it with compile=False",
             table=table,
         )
-    container.set_state(table, state, method)
-    width = container.tables[table].row_bytes
-    if rows.shape != (len(keys), width) or len(scores) != len(keys) or rows.dtype != np.uint8:
+    width = config.with_state(len(saved.state), method).row_bytes
+    if rows.shape != (len(keys), width) or len(saved.scores) != len(keys) or rows.dtype != np.uint8:
         raise DataError(
             f"the saved rows of table {table!r} have shape {rows.shape}, expected "
             f"{(len(keys), width)}; the file is damaged",
             table=table,
         )
+    container.set_state(table, saved.state, method)
     storage = container.storage(table)
     storage.clear()
     takes_scores = storage.capabilities.scores == "given"
     typed = rows.view(container.tables[table].numpy_dtype)
-    storage.upsert(keys, typed, scores if takes_scores else None)
+    storage.upsert(keys, typed, saved.scores if takes_scores else None)
 
 
 def _described(config: TableConfig) -> dict[str, Any]:

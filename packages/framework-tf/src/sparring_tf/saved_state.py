@@ -10,7 +10,7 @@ import numpy as np
 
 from sparring.errors import InvalidArgumentError
 from sparring.saving.requests import State
-from sparring_tf.table_layer import trained_table
+from sparring_tf.anchors import trained_table
 
 __all__ = ["gather_state", "restore_state"]
 

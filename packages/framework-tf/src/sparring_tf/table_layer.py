@@ -11,7 +11,6 @@ stands for all of its rows: the gradient flows to it, and who trains the anchor 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,10 @@ import tensorflow as tf
 from sparring import StepContainer, _native
 from sparring.table_holder import TableDeclaration, TableHolder
 from sparring_tf import exchanged_lookup, lookup_ops
+from sparring_tf.anchors import Anchor, TrainedTable
 from sparring_tf.saved_rows import load_rows, save_rows
 
-__all__ = ["TableAgent", "TableLayer", "TrainedTable", "trained_table"]
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedTable:
-    """What an anchor stands for."""
-
-    agent: TableAgent
-    name: str
+__all__ = ["TableAgent", "TableLayer"]
 
 
 class TableAgent(TableHolder):
@@ -84,11 +76,6 @@ class TableAgent(TableHolder):
         return int(self._pooled[group][1].number)
 
 
-def trained_table(variable: Any) -> TrainedTable | None:
-    """What a variable stands for, if it is an anchor."""
-    return getattr(variable, "sparring_table", None)
-
-
 class TableLayer(keras.layers.Layer):
     """The base of layers that look up in tables."""
 
@@ -106,16 +93,10 @@ class TableLayer(keras.layers.Layer):
             self._add_anchor(each.table.name, each.table.dim, each.table.computing_dtype.name)
 
     def _add_anchor(self, table: str, dim: int, dtype: str) -> None:
-        anchor = self.add_weight(
-            name=f"{table}_anchor",
-            shape=(0, dim),
-            dtype=dtype,
-            initializer="zeros",
-            trainable=True,
-            # Mixed precision converts what is looked up, not what gradients flow to.
-            autocast=False,
-        )
-        anchor.sparring_table = TrainedTable(self.agent, table)
+        with keras.name_scope(self.name, caller=self):
+            anchor = Anchor(TrainedTable(self.agent, table), dim, dtype)
+        # As an attribute: Keras and checkpoints find it.
+        setattr(self, f"{table}_anchor", anchor)
         self.agent.anchors[table] = anchor
 
     def build(self, *_: Any) -> None:

@@ -20,12 +20,12 @@ from sparring.saving.requests import State
 from sparring.training import Progress, TrainResult
 from sparring.training_loop import Source, Trained, micro_batches, run_training
 from sparring.updates import UpdateMethod
+from sparring_tf.anchors import trained_table
 from sparring_tf.dense_ranks import broadcast
 from sparring_tf.exchanged_lookup import own_errors
 from sparring_tf.keras_optimizers import keras_optimizer, row_optimizer
 from sparring_tf.optimizer import Optimizer
 from sparring_tf.saved_state import gather_state, restore_state
-from sparring_tf.table_layer import trained_table
 from sparring_tf.tasks import ClickTask, RatingTask, Task
 
 __all__ = ["train"]
