@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import pytest
 from sparring import StepContainer, TableConfig, Uniform
 from sparring.admission import Bloom, Frequency
 from sparring.collective import Collective
-from sparring.errors import SnapshotError, SparringError
+from sparring.errors import SnapshotError, SnapshotIOError, SparringError
 from sparring.rendezvous import ShardMap, SingleRendezvous
 from sparring.saving.requests import State
 from sparring.saving.saves import SaveOptions
-from sparring.snapshot import SnapshotWriter, open_snapshot
+from sparring.snapshot import SnapshotWriter, list_snapshots, open_snapshot
 from sparring.step import StorageChoice
 from sparring.updates import MethodChoice, resolve_method
 from sparring.updates.resolving import hyper_from
@@ -232,6 +233,39 @@ def test_a_rank_that_fails_fails_the_save_of_all(broken: int, tmp_path: Path) ->
     assert "saved" not in errors
     with pytest.raises(SnapshotError):
         train(1, 0, 0, url, None)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_save_begins_on_all_ranks_or_on_none(
+    blocking: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = SnapshotWriter.__init__
+    refused = []
+
+    def refuses_once(writer: SnapshotWriter, url: str, **options: Any) -> None:
+        if options["rank"] == 1 and not refused:
+            refused.append(url)
+            raise SnapshotIOError("no room for a folder")
+        made(writer, url, **options)
+
+    monkeypatch.setattr(SnapshotWriter, "__init__", refuses_once)
+
+    def body(collective: Collective) -> str:
+        with make(collective) as container:
+            step(container, 0)
+            begin = time.monotonic()
+            with pytest.raises(SnapshotError) as caught:
+                container.save(str(tmp_path / "one"), blocking=blocking)
+            assert time.monotonic() - begin < 30
+            step(container, 1)
+            container.save(str(tmp_path / "two"))
+            return str(caught.value)
+
+    errors = run_ranks(2, body)
+    assert "failed on rank 1, whose error tells why" in errors[0]
+    assert "no room for a folder" in errors[1]
+    assert [Path(url).name for url in list_snapshots(str(tmp_path))] == ["two"]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".one")]
 
 
 def _fail(*_: object) -> None:

@@ -199,25 +199,36 @@ class Saves:
             for entry in container.entries()
         ]
         token, base = self._agreed(url, base, [entry for entry, is_mine in entries if is_mine])
-        own = container_states(container)
         given = {name: each for name, each in states.items() if each.is_of_rank or not rank}
-        writer = SnapshotWriter(
-            url,
-            step=container.counters.steps,
-            rank=rank,
-            world_size=container.collective.world_size,
-            base=base,
-            deadline_seconds=options.deadline_seconds,
-            token=token,
-        )
+        own: Mapping[str, State] = {}
+        writer: SnapshotWriter | None = None
         budget = KeptBudget(options.kept_bytes)
         tables = []
+        error: Exception | None = None
         try:
+            own = container_states(container)
+            writer = SnapshotWriter(
+                url,
+                step=container.counters.steps,
+                rank=rank,
+                world_size=container.collective.world_size,
+                base=base,
+                deadline_seconds=options.deadline_seconds,
+                token=token,
+            )
             for entry, is_mine in entries:
                 tables.append(_saving_table(entry, budget if is_mine else None, base is not None))
+        except Exception as failure:
+            error = failure
+        try:
+            # All begin or none: a part that never comes would be waited for. And who fails removes
+            # the folder, which another rank might just be making.
+            agree(container.collective, f"save of {url}", error)
         except BaseException:
-            give_up(writer)
+            if writer is not None:
+                give_up(writer)
             raise
+        assert writer is not None
         for table in tables:
             table.watch.frozen = table.frozen
             if options.is_base:
@@ -229,7 +240,7 @@ class Saves:
             base,
             writer,
             tables,
-            own | given,
+            {**own, **given},
             budget,
             options.retention,
             begin,
