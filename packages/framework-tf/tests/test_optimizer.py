@@ -188,7 +188,7 @@ def test_wrong_arguments_are_refused() -> None:
         (lambda: Optimizer(keras.layers.Dense(1), "sgd"), "none of the layers"),
         (lambda: Optimizer("layer", "sgd"), "models and layers"),
         (lambda: Optimizer(layer, "sgd", gradient_accumulation_steps=0), "whole number"),
-        (lambda: Optimizer(layer, "sgd", tables={"x": {"lr": 1.0}}), "none of the layers holds"),
+        (lambda: Optimizer(layer, "sgd", tables={"x": {"lr": 1.0}}), "updates no table 'x'"),
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             build()

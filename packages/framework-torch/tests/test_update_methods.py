@@ -373,7 +373,7 @@ def test_a_full_storage_refuses_the_step_of_all_tables() -> None:
 def test_what_is_no_method_or_no_table_is_named() -> None:
     with pytest.raises(PluginError, match="did you mean 'rowwise_adagrad'"):
         Optimizer(bag(), "rowwise_adagrd")
-    with pytest.raises(InvalidArgumentError, match=r"holds table 'usr'.*'user'"):
+    with pytest.raises(InvalidArgumentError, match=r"no table 'usr'.*'user'"):
         Optimizer(collection("hkv"), "sgd", tables={"usr": {"lr": 1.0}})
     with pytest.raises(InvalidArgumentError, match="come with update methods; SGD has one set"):
         Optimizer(bag(), torch.optim.SGD, tables={"t": {"lr": 1.0}}, lr=1.0)

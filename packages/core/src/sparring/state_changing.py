@@ -14,13 +14,13 @@ from sparring.storage.converting import conversion_command, copy_embeddings
 from sparring.table import TableConfig
 
 if TYPE_CHECKING:
-    from sparring.step import StepContainer
+    from sparring.table_container import TableContainer
 
 __all__ = ["drop_state", "set_state"]
 
 
 def set_state(
-    container: StepContainer,
+    container: TableContainer,
     entry: DeclaredTable,
     initial_state: npt.NDArray[Any],
     method: str,
@@ -35,7 +35,7 @@ def set_state(
     entry.initial_state = np.array(initial_state, config.computing_dtype)
 
 
-def drop_state(container: StepContainer, entry: DeclaredTable) -> None:
+def drop_state(container: TableContainer, entry: DeclaredTable) -> None:
     """As `StepContainer.drop_state`."""
     config = entry.config.with_state(0)
     if entry.storage is not None:
@@ -46,7 +46,7 @@ def drop_state(container: StepContainer, entry: DeclaredTable) -> None:
 
 
 def _replace_storage(
-    container: StepContainer,
+    container: TableContainer,
     entry: DeclaredTable,
     config: TableConfig,
     state: npt.NDArray[Any],

@@ -22,35 +22,20 @@ import numpy.typing as npt
 from sparring import _native
 from sparring.applying import TableUpdate, Update, apply_methods, apply_update
 from sparring.collective import Collective, LocalGroup, Reduction
-from sparring.declared_table import (
-    DeclaredTable,
-    StorageChoice,
-    check_declaration,
-    check_given,
-    check_placement,
-)
-from sparring.errors import (
-    ClosedError,
-    InvalidArgumentError,
-    UnknownTableError,
-)
+from sparring.declared_table import StorageChoice
+from sparring.errors import ClosedError, InvalidArgumentError
 from sparring.events import EventLoop
 from sparring.exchange import ExchangeOptions, RingExchange
 from sparring.job_settings import JobSettings
 from sparring.lookup_ahead import Aheads, LookupAhead, looked_up
 from sparring.non_finite import NonFinite
 from sparring.rendezvous import Rendezvous, SingleRendezvous
-from sparring.resources import ResourceManager
 from sparring.saving.requests import Loaded, Retention, Saved, State
 from sparring.saving.saves import SaveOptions, Saves
 from sparring.saving.saving_container import SavingContainer
-from sparring.state_changing import drop_state, set_state
 from sparring.step_by_hand import Step
 from sparring.step_results import Lookup, StepCounters
-from sparring.storage.contract import Storage
-from sparring.storage.opening import open_storage
-from sparring.storage.tiered import TierCounters
-from sparring.table import TableConfig
+from sparring.table_container import TableContainer
 from sparring.trace import Trace
 from sparring.updates.contract import MethodChoice
 
@@ -75,7 +60,7 @@ __all__ = [
 ]
 
 
-class StepContainer(SavingContainer):
+class StepContainer(TableContainer, SavingContainer):
     """Holds what a training needs: resources, collective, rendezvous, storages, pool, events.
 
     One thread drives lookups and steps; gradients may come from any thread.
@@ -107,14 +92,9 @@ class StepContainer(SavingContainer):
         config: Mapping[str, Any] | None = None,
         plugin_manager: PluginManager | None = None,
     ) -> None:
-        self.rendezvous = rendezvous or SingleRendezvous()
-        self.collective = collective or LocalGroup(1).join(0)
-        shard_map = self.rendezvous.shard_map()
-        if shard_map.world_size != self.collective.world_size:
-            raise InvalidArgumentError(
-                f"container: the rendezvous knows {shard_map.world_size} ranks, the collective "
-                f"{self.collective.world_size}; both must come from one job"
-            )
+        super().__init__(
+            collective or LocalGroup(1).join(0), rendezvous or SingleRendezvous(), plugin_manager
+        )
         if reduction is Reduction.MAX:
             raise InvalidArgumentError("container: gradients combine by SUM or MEAN, found MAX")
         if memory_bytes is not None and memory_bytes < 1:
@@ -125,15 +105,15 @@ class StepContainer(SavingContainer):
         self.memory_bytes = memory_bytes
         self._settings = JobSettings(config or {})
         self.exchange = RingExchange(
-            self.collective, shard_map, exchange, settings=self._describe_settings
+            self.collective,
+            self.rendezvous.shard_map(),
+            exchange,
+            settings=self._describe_settings,
         )
-        self.resources = ResourceManager()
         self.events = EventLoop()
         self.non_finite = NonFinite(non_finite)
         self.reduction = reduction
-        self._plugin_manager = plugin_manager
         self.counters = StepCounters()
-        self._tables: dict[str, DeclaredTable] = {}
         self.aheads = Aheads(self)
         self.saves = Saves(self)
         self._is_closed = False
@@ -154,150 +134,10 @@ class StepContainer(SavingContainer):
 
     def _describe_settings(self) -> Mapping[str, Any]:
         return self._settings.describe(
-            [entry.config for entry in self._tables.values()],
+            list(self.tables.values()),
             reduction=self.reduction.value,
             non_finite=self.non_finite.value,
         )
-
-    # -- tables -----------------------------------------------------------------
-
-    def declare(self, table: TableConfig, storage: StorageChoice | Storage | None = None) -> None:
-        """Adds a table. Its storage is opened when the first row may be written, because only
-        the optimizer knows how wide rows are.
-
-        Args:
-            table: what its rows are. Declaring an equal table again does nothing.
-            storage: which backend to open, or an open storage that then belongs to the container;
-                None: ``hkv`` with its defaults, or what an earlier declaration said.
-
-        Raises:
-            InvalidArgumentError: another table of this name exists, or it was declared with
-                another storage, or `storage` is for another.
-        """
-        self.check_open()
-        check_declaration(table, storage)
-        if isinstance(storage, StorageChoice):
-            storage = storage.on(self.collective.rank, self.collective.world_size, table.name)
-        known = self._tables.get(table.name)
-        if known is not None:
-            if known.config.with_state(0) == table.with_state(0):
-                known.check_same_storage(storage)
-                return
-            raise InvalidArgumentError(
-                f"table {table.name!r} is declared already, otherwise: {known.config} and {table}; "
-                "give one of them another name",
-                table=table.name,
-            )
-        if isinstance(storage, Storage):
-            check_given(storage, table)
-            check_placement(storage, self.collective.world_size)
-            # The storage knows whose state it holds; a declaration need not say.
-            table = storage.table
-            entry = DeclaredTable(table, None, storage)
-        else:
-            entry = DeclaredTable(table, storage or StorageChoice(), None)
-        self._tables[table.name] = entry
-        self.resources.declare(table, entry.view)
-
-    @property
-    def tables(self) -> Mapping[str, TableConfig]:
-        """The declared tables by name."""
-        return {name: entry.config for name, entry in self._tables.items()}
-
-    def set_state(self, table: str, initial_state: npt.NDArray[Any], method: str = "") -> None:
-        """Says what optimizer state lies behind each embedding of `table`.
-
-        Args:
-            initial_state: ``(state_width,)`` of the computing dtype: the state of a new row.
-            method: whose state it is: an update method, or an optimizer of a framework.
-
-        Raises:
-            InvalidArgumentError: the table has rows of another width, or another method's rows.
-        """
-        self.check_open()
-        self.join_ahead()
-        set_state(self, self.entry(table), np.asarray(initial_state), method)
-
-    def check_state(self, table: str, state_width: int, method: str = "") -> None:
-        """Raises what `set_state` would raise; sets nothing."""
-        self.check_open()
-        entry = self.entry(table)
-        entry.check_state(entry.config.with_state(state_width, method))
-
-    def drop_state(self, table: str) -> None:
-        """Takes the optimizer's state off all rows of a table on this rank; embeddings stay.
-
-        The next optimizer starts from its own initial state.
-
-        Raises:
-            UnsupportedError: the storage was given open, or outlives the process; for the latter
-                the message has the ``sparring convert`` command to run.
-        """
-        self.check_open()
-        self.join_ahead()
-        drop_state(self, self.entry(table))
-
-    def storage(self, table: str) -> Storage:
-        """This rank's shard of a table, opened if it was not."""
-        self.check_open()
-        entry = self.entry(table)
-        if entry.storage is None:
-            assert entry.choice is not None  # a storage that was given is never dropped
-            entry.hold(self.open_storage(entry.choice, entry.config))
-        assert entry.storage is not None
-        entry.storage._check_open()
-        return entry.storage
-
-    def open_storage(self, choice: StorageChoice, config: TableConfig) -> Storage:
-        """Opens a storage for a table's rows on this rank; for parts of the package."""
-        shard = None
-        if self.collective.world_size > 1:
-            shard = self.rendezvous.shard_map().shard_of(
-                self.collective.rank, is_replicated=config.is_replicated
-            )
-        opened = open_storage(
-            choice.backend,
-            config,
-            validate=False,
-            plugin_manager=self._plugin_manager,
-            shard=shard,
-            **choice.options,
-        )
-        try:
-            check_placement(opened, self.collective.world_size)
-        except InvalidArgumentError:
-            opened.close()
-            raise
-        return opened
-
-    def num_rows(self, table: str) -> int:
-        """Rows of a table on this rank."""
-        self.check_open()
-        entry = self.entry(table)
-        return 0 if entry.storage is None else entry.storage.size
-
-    def table_bytes(self, table: str) -> int:
-        """Memory that a table holds on this rank."""
-        self.check_open()
-        entry = self.entry(table)
-        return 0 if entry.storage is None else entry.storage.memory_bytes
-
-    def num_not_admitted(self, table: str) -> int:
-        """Gradients that the table's admission filter dropped on this rank."""
-        return self.entry(table).num_not_admitted
-
-    def tier_counters(self, table: str) -> list[TierCounters]:
-        """What was counted of each tier of a table on this rank, hottest first; nothing for a
-        table that is in no stack of storages."""
-        self.check_open()
-        return self.entry(table).tier_counters()
-
-    def num_forgotten(self, table: str) -> int:
-        """Ids that the table's admission filter no longer counts on this rank, for want of room."""
-        made = self.entry(table).admission_filter
-        return 0 if made is None else int(made.num_forgotten)
-
-    # -- the life of a batch ------------------------------------------------------
 
     def lookup(
         self, table: str, ids: npt.NDArray[np.int64], *, is_registered: bool = True
@@ -485,7 +325,7 @@ class StepContainer(SavingContainer):
             self.aheads.close()
             closing.callback(self.rendezvous.close)
             closing.callback(self.collective.close)
-            for entry in self._tables.values():
+            for entry in self.entries():
                 entry.view.close()
                 if entry.storage is not None:
                     closing.callback(entry.storage.close)
@@ -497,23 +337,6 @@ class StepContainer(SavingContainer):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    # -- parts of the package
-
-    def entry(self, table: str) -> DeclaredTable:
-        """A declared table; raises `UnknownTableError`."""
-        entry = self._tables.get(table)
-        if entry is None:
-            raise UnknownTableError(
-                f"table {table!r} was not declared; declared are "
-                f"{', '.join(self._tables) or 'none'}",
-                table=table,
-            )
-        return entry
-
-    def entries(self) -> list[DeclaredTable]:
-        """All declared tables."""
-        return list(self._tables.values())
 
     def check_open(self) -> None:
         """Raises `ClosedError` if the container was closed."""

@@ -21,11 +21,11 @@ __all__ = [
     "StorageLike",
     "TableDeclaration",
     "TableHolder",
-    "check_given_width",
     "declared",
     "given_storages",
     "joined_container",
     "non_finite_policy",
+    "shared_settings",
 ]
 
 StorageLike = str | StorageChoice | Storage | Mapping[str, Any]
@@ -86,6 +86,16 @@ def declared(
         )
     options = {"capacity": capacity, **storage.options}
     return TableDeclaration(table, StorageChoice(storage.backend, options))
+
+
+def shared_settings(table: TableConfig) -> dict[str, Any]:
+    """The settings of a table that every adapter's own table configuration has by the same name."""
+    return {
+        "initializer": table.initializer,
+        "admission": table.admission,
+        "seed": table.seed,
+        "placement": table.placement,
+    }
 
 
 class TableHolder:
@@ -150,22 +160,6 @@ class TableHolder:
 
     def _on_joined(self) -> None:
         """The tables are in another container than before."""
-
-
-def check_given_width(storage: Storage | None, state_width: int, optimizer: str) -> None:
-    """Refuses an open storage whose rows have another width than an optimizer wants.
-
-    Raises:
-        InvalidArgumentError: naming the width to open it with.
-    """
-    if storage is not None and storage.table.state_width != state_width:
-        raise InvalidArgumentError(
-            f"the storage given for table {storage.table.name!r} has rows with "
-            f"{storage.table.state_width} elements of state, but {optimizer} keeps "
-            f"{state_width}; open it with state_width={state_width} in its TableConfig",
-            table=storage.table.name,
-            state_width=state_width,
-        )
 
 
 def given_storages(holders: Sequence[TableHolder]) -> dict[str, Storage]:

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparring import StepContainer, Storage
-from sparring.errors import InvalidArgumentError
-from sparring.names import suggestion
-from sparring.table_holder import check_given_width
-from sparring.updates import HyperParameters, MethodChoice, UpdateMethod
-from sparring.updates.resolving import hyper_from
+from sparring.table_state import give_states, method_state
+from sparring.updates import MethodChoice, UpdateMethod
+from sparring.updates.resolving import hypers_by_table
 
 __all__ = ["MethodRoute"]
 
@@ -36,28 +34,15 @@ class MethodRoute:
         by_table: Mapping[str, Mapping[str, Any]],
         given: Mapping[str, Storage],
     ) -> None:
-        for name in by_table:
-            if name not in tables:
-                raise InvalidArgumentError(
-                    f"tables: none of the layers holds table {name!r}; " + suggestion(name, tables),
-                    table=name,
-                )
         self._container, self._method = container, method
         self._own_rate = {name for name, own in by_table.items() if "lr" in own}
-        self._hypers: dict[str, HyperParameters] = {}
+        self._hypers = hypers_by_table(method, tables, hyperparameters, by_table)
         self.variables: list[Any] = []
-        # All that can be refused is refused before the state of the first table is set.
-        for name in tables:
-            self._hypers[name] = hyper_from(method, {**hyperparameters, **by_table.get(name, {})})
-            width = method.state_width(container.tables[name].dim)
-            check_given_width(given.get(name), width, f"update method {method.name!r}")
-            container.check_state(name, width, method.name)
-        for name, hyper in self._hypers.items():
-            table = container.tables[name]
-            state = method.initial_state(table.dim, hyper, table.computing_dtype)
-            container.set_state(name, state, method.name)
-            # Opened now: a backend that is missing should not be found out by the first step.
-            container.storage(name)
+        states = {
+            name: method_state(method, hyper, container.tables[name])
+            for name, hyper in self._hypers.items()
+        }
+        give_states(container, states, given, f"update method {method.name!r}")
 
     def step(self, learning_rate: float, iterations: int) -> None:
         """Applies the gradients since the last step."""

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 import sparring
 from sparring import StepContainer
-from sparring.errors import InvalidArgumentError
-from sparring.table_holder import StorageLike
+from sparring.model_shapes import check_factors, dot_product_dim, dot_product_pairs
+from sparring.table_holder import StorageLike, shared_settings
 from sparring_tf.embedding import Embedding
 from sparring_tf.embedding_collection import EmbeddingCollection
 from sparring_tf.table_configs import FeatureConfig, TableConfig
@@ -46,11 +45,7 @@ class MatrixFactorization(keras.Model):
         container: StepContainer | None = None,
     ) -> None:
         super().__init__()
-        if users.dim != items.dim or users.dtype != items.dtype or users.dim < 2:
-            raise InvalidArgumentError(
-                "matrix factorisation needs two tables of one dtype and one dim of at least 2 "
-                f"(bias and vector), found {users.dim} {users.dtype} and {items.dim} {items.dtype}"
-            )
+        check_factors(users, items)
         self.users = _embedding(users, storage, container)
         self.items = _embedding(items, storage, container)
         self.mean = mean
@@ -115,23 +110,16 @@ class Dlrm(keras.Model):
         container: StepContainer | None = None,
     ) -> None:
         super().__init__()
-        dims = sorted({table.dim for table in tables})
-        if len(dims) != 1:
-            raise InvalidArgumentError(
-                f"DLRM takes dot products, so all tables need one dim, found {dims}"
-            )
-        self._dim = dims[0]
+        dim = dot_product_dim(tables)
         self._features = tuple(table.name for table in tables)
         features = {
             table.name: FeatureConfig(name=table.name, table=_table_config(table))
             for table in tables
         }
         self.embeddings = EmbeddingCollection(features, storage=storage, container=container)
-        self.bottom = _mlp((*bottom_mlp, self._dim), is_last_activated=True, seed=seed)
+        self.bottom = _mlp((*bottom_mlp, dim), is_last_activated=True, seed=seed)
         self.top = _mlp((*top_mlp, 1), is_last_activated=False, seed=seed + 1000)
-        num_vectors = len(tables) + 1
-        rows, columns = np.tril_indices(num_vectors, -1)
-        self._pairs = tuple((rows * num_vectors + columns).tolist())
+        self._pairs = tuple(dot_product_pairs(len(tables) + 1).tolist())
 
     def call(self, inputs: tuple[Any, Any], training: bool | None = None) -> Any:
         """Logits ``(b,)``.
@@ -158,13 +146,10 @@ def _embedding(
         table.dim,
         name=table.name,
         table_dtype=table.dtype,
-        initializer=table.initializer,
-        admission=table.admission,
-        seed=table.seed,
-        placement=table.placement,
         storage=storage,
         container=container,
         dtype=table.computing_dtype.name,
+        **shared_settings(table),
     )
 
 
@@ -174,10 +159,7 @@ def _table_config(table: sparring.TableConfig) -> TableConfig:
         embedding_dim=table.dim,
         combiner="sum",
         dtype=table.dtype,
-        initializer=table.initializer,
-        admission=table.admission,
-        seed=table.seed,
-        placement=table.placement,
+        **shared_settings(table),
     )
 
 

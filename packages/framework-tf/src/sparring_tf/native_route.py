@@ -11,7 +11,7 @@ import numpy.typing as npt
 from sparring import StepContainer, Storage
 from sparring.errors import InvalidArgumentError
 from sparring.step import TableUpdate
-from sparring.table_holder import check_given_width
+from sparring.table_state import TableState, give_states
 from sparring_tf.keras_shadow import KerasShadow
 
 __all__ = ["NativeRoute"]
@@ -44,21 +44,17 @@ class NativeRoute:
         self._rate, self._iterations = 0.0, 0
         self._shadows: dict[str, KerasShadow] = {}
         layouts: dict[tuple[int, str], KerasShadow] = {}
-        # All that can be refused is refused before the state of the first table is set.
         for table in tables:
             config = container.tables[table]
             layout = config.dim, config.computing_dtype.name
             if layout not in layouts:
                 layouts[layout] = KerasShadow(native, *layout)
-            shadow = layouts[layout]
-            width = len(shadow.initial_state)
-            check_given_width(given.get(table), width, name)
-            container.check_state(table, width, method)
-            self._shadows[table] = shadow
-        for table, shadow in self._shadows.items():
-            container.set_state(table, shadow.initial_state, method)
-            # Opened now: a backend that is missing should not be found out by the first step.
-            container.storage(table)
+            self._shadows[table] = layouts[layout]
+        states = {
+            table: TableState(method, shadow.initial_state)
+            for table, shadow in self._shadows.items()
+        }
+        give_states(container, states, given, name)
 
     @property
     def variables(self) -> list[Any]:

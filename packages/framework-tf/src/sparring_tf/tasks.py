@@ -10,7 +10,6 @@ import tensorflow as tf
 from sparring import StepContainer
 from sparring.config import RunConfig
 from sparring.data import ClickBatch, RatingBatch
-from sparring.step import StorageChoice
 from sparring.training_loop import ClickSource, RatingSource
 from sparring_tf.models import Dlrm, MatrixFactorization
 
@@ -57,7 +56,7 @@ class RatingTask:
             self.source.users,
             self.source.items,
             mean=self.source.mean,
-            storage=StorageChoice(config.storage.backend, config.storage.options),
+            storage=self.source.storage,
             container=container,
         )
 
@@ -94,7 +93,7 @@ class ClickTask:
             bottom_mlp=self.source.model.bottom_mlp,
             top_mlp=self.source.model.top_mlp,
             seed=config.seed % 2**31,
-            storage=StorageChoice(config.storage.backend, config.storage.options),
+            storage=self.source.storage,
             container=container,
         )
 

@@ -20,10 +20,11 @@ from sparring.saving.requests import State
 from sparring.training import Progress, TrainResult
 from sparring.training_loop import Source, Trained, micro_batches, run_training
 from sparring.updates import UpdateMethod
+from sparring.updates.by_name import method_or_native
 from sparring_tf.anchors import trained_table
 from sparring_tf.dense_ranks import broadcast
 from sparring_tf.exchanged_lookup import own_errors
-from sparring_tf.keras_optimizers import keras_optimizer, row_optimizer
+from sparring_tf.keras_optimizers import keras_optimizer
 from sparring_tf.optimizer import Optimizer
 from sparring_tf.saved_state import gather_state, restore_state
 from sparring_tf.tasks import ClickTask, RatingTask, Task
@@ -56,7 +57,11 @@ class _Trainer:
     def __init__(self, config: RunConfig, task: Task, plugin_manager: PluginManager) -> None:
         self._task = task
         choice = config.optimizer.sparse
-        row = row_optimizer(choice.name, choice.hyperparameters, "optimizer.sparse", plugin_manager)
+        row = method_or_native(
+            choice.name,
+            plugin_manager,
+            lambda: keras_optimizer(choice.name, choice.hyperparameters, "optimizer.sparse"),
+        )
         options: dict[str, Any] = {}
         if isinstance(row, UpdateMethod):
             options = {**choice.hyperparameters, "tables": choice.tables or None}

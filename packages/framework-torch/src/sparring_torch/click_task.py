@@ -14,7 +14,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from sparring import StepContainer
 from sparring.config import RunConfig
 from sparring.data import NUM_INTEGERS, ClickBatch
-from sparring.step import StorageChoice
 from sparring.training_loop import ClickSource
 from sparring.training_loop.click_source import FEATURES
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
@@ -51,7 +50,7 @@ class ClickTask:
             num_integers=NUM_INTEGERS,
             bottom_mlp=self.source.model.bottom_mlp,
             top_mlp=self.source.model.top_mlp,
-            storage=StorageChoice(config.storage.backend, config.storage.options),
+            storage=self.source.storage,
             container=container,
         )
 

@@ -9,11 +9,9 @@ import torch
 from torch import nn
 
 from sparring import StepContainer, Storage
-from sparring.errors import InvalidArgumentError
-from sparring.names import suggestion
-from sparring.table_holder import check_given_width
+from sparring.table_state import give_states, method_state
 from sparring.updates import HyperParameters, MethodChoice, UpdateMethod
-from sparring.updates.resolving import hyper_from
+from sparring.updates.resolving import hyper_from, hypers_by_table
 
 __all__ = ["MethodRoute"]
 
@@ -42,13 +40,6 @@ class MethodRoute:
         by_table: Mapping[str, Mapping[str, Any]],
         given: Mapping[str, Storage],
     ) -> None:
-        for name in by_table:
-            if name not in tables:
-                raise InvalidArgumentError(
-                    f"tables: none of the modules holds table {name!r}; "
-                    + suggestion(name, tables),
-                    table=name,
-                )
         self._container = container
         self._method = method
         self.name = method.name
@@ -59,19 +50,15 @@ class MethodRoute:
         # torch's optimizers have parameters: one that holds nothing stands for each table.
         self.parameters = [nn.Parameter(torch.empty(0)) for _ in tables]
         self.state: Any = {}
-        hypers = {}
-        # All that can be refused is refused before the state of the first table is set.
-        for name in tables:
-            hypers[name] = hyper_from(method, {**hyperparameters, **by_table.get(name, {})})
-            width = method.state_width(container.tables[name].dim)
-            check_given_width(given.get(name), width, f"update method {method.name!r}")
-            container.check_state(name, width, method.name)
+        hypers = hypers_by_table(method, tables, hyperparameters, by_table)
+        states = {
+            name: method_state(method, hyper, container.tables[name])
+            for name, hyper in hypers.items()
+        }
+        give_states(container, states, given, f"update method {method.name!r}")
         for name, parameter in zip(tables, self.parameters, strict=True):
-            hyper = hypers[name]
-            self.param_groups.append({"params": [parameter], "table": name, **hyper.model_dump()})
-            self._set_state(name, hyper)
-            # Opened now: a backend that is missing should not be found out by the first step.
-            container.storage(name)
+            group = {"params": [parameter], "table": name, **hypers[name].model_dump()}
+            self.param_groups.append(group)
 
     def step(self) -> None:
         """Applies the gradients since the last step."""
@@ -93,14 +80,10 @@ class MethodRoute:
             given = dict(zip(self.defaults, values, strict=True))
             known = values, hyper_from(self._method, given)
             # New rows start as the group says from now on.
-            self._set_state(name, known[1])
+            state = method_state(self._method, known[1], self._container.tables[name])
+            self._container.set_state(name, state.initial, state.method)
             self._checked[name] = known
         return known[1]
-
-    def _set_state(self, name: str, hyper: HyperParameters) -> None:
-        table = self._container.tables[name]
-        state = self._method.initial_state(table.dim, hyper, table.computing_dtype)
-        self._container.set_state(name, state, self._method.name)
 
     def saved_groups(self) -> list[dict[str, Any]]:
         """The param_groups with table names in place of parameters."""

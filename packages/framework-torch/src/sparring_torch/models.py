@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sparring import StepContainer, TableConfig
-from sparring.errors import InvalidArgumentError
+from sparring.model_shapes import check_factors, dot_product_dim, dot_product_pairs
+from sparring.table_holder import shared_settings
 from sparring_torch.embedding import Embedding
 from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
@@ -44,11 +45,7 @@ class MatrixFactorization(nn.Module):
         container: StepContainer | None = None,
     ) -> None:
         super().__init__()
-        if users.dim != items.dim or users.dtype != items.dtype or users.dim < 2:
-            raise InvalidArgumentError(
-                "matrix factorisation needs two tables of one dtype and one dim of at least 2 "
-                f"(bias and vector), found {users.dim} {users.dtype} and {items.dim} {items.dtype}"
-            )
+        check_factors(users, items)
         self.users = _embedding(users, storage, container)
         self.items = _embedding(items, storage, container)
         self.mean = mean
@@ -118,21 +115,14 @@ class Dlrm(nn.Module):
         container: StepContainer | None = None,
     ) -> None:
         super().__init__()
-        dims = sorted({table.dim for table in tables})
-        if len(dims) != 1:
-            raise InvalidArgumentError(
-                f"DLRM takes dot products, so all tables need one dim, found {dims}"
-            )
-        self._dim = dims[0]
+        self._dim = dot_product_dim(tables)
         self.embeddings = EmbeddingBagCollection(
             [
                 EmbeddingBagConfig(
                     name=table.name,
                     embedding_dim=table.dim,
                     data_type=table.dtype,
-                    initializer=table.initializer,
-                    admission=table.admission,
-                    seed=table.seed,
+                    **shared_settings(table),
                 )
                 for table in tables
             ],
@@ -140,11 +130,9 @@ class Dlrm(nn.Module):
             container=container,
         )
         self.bottom = _mlp([num_integers, *bottom_mlp, self._dim], is_last_activated=True)
-        num_vectors = len(tables) + 1
-        num_pairs = num_vectors * (num_vectors - 1) // 2
-        self.top = _mlp([self._dim + num_pairs, *top_mlp, 1], is_last_activated=False)
-        pairs = torch.tril_indices(num_vectors, num_vectors, offset=-1)
-        self.register_buffer("_pairs", pairs[0] * num_vectors + pairs[1], persistent=False)
+        pairs = torch.from_numpy(dot_product_pairs(len(tables) + 1))
+        self.top = _mlp([self._dim + len(pairs), *top_mlp, 1], is_last_activated=False)
+        self.register_buffer("_pairs", pairs, persistent=False)
 
     def forward(self, integers: Tensor, ids: KeyedJaggedTensor) -> Tensor:
         """Logits ``(b,)``.
@@ -171,11 +159,9 @@ def _embedding(
         table.dim,
         name=table.name,
         dtype=getattr(torch, table.dtype),
-        initializer=table.initializer,
-        admission=table.admission,
-        seed=table.seed,
         storage=storage,
         container=container,
+        **shared_settings(table),
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from sparring import StepContainer, Storage
 from sparring.errors import InvalidArgumentError
 from sparring.step import TableUpdate
-from sparring.table_holder import check_given_width
+from sparring.table_state import TableState, give_states
 from sparring_torch.block_stepping import BLOCK_BYTES, step_in_blocks
 from sparring_torch.probing import probe
 from sparring_torch.row_state import RowState
@@ -104,25 +104,16 @@ def _make_shadows(
     given: Mapping[str, Storage],
 ) -> dict[str, ShadowParameter]:
     layouts: dict[torch.dtype, RowState] = {}
-    shadows = {}
-    # All that can be refused is refused before the state of the first table is set.
+    states, shadows = {}, {}
     for name in tables:
         table = container.tables[name]
         dtype = getattr(torch, table.computing_dtype.name)
         if dtype not in layouts:
             layouts[dtype] = probe(native, hyperparameters, dtype)
-        width = layouts[dtype].width(table.dim)
-        check_given_width(given.get(name), width, native.__name__)
-        container.check_state(name, width, native.__name__)
-    for name in tables:
-        table = container.tables[name]
-        dtype = getattr(torch, table.computing_dtype.name)
-        layout = layouts[dtype]
-        state = np.array(layout.initial_row(table.dim), table.computing_dtype)
-        container.set_state(name, state, native.__name__)
-        # Opened now: a backend that is missing should not be found out by the first step.
-        container.storage(name)
-        shadows[name] = ShadowParameter(table.dim, dtype, layout)
+        initial = np.array(layouts[dtype].initial_row(table.dim), table.computing_dtype)
+        states[name] = TableState(native.__name__, initial)
+        shadows[name] = ShadowParameter(table.dim, dtype, layouts[dtype])
+    give_states(container, states, given, native.__name__)
     return shadows
 
 

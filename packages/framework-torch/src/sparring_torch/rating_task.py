@@ -11,7 +11,6 @@ from torch import Tensor
 from sparring import StepContainer
 from sparring.config import RunConfig
 from sparring.data import RatingBatch
-from sparring.step import StorageChoice
 from sparring.training_loop import RatingSource
 from sparring_torch.models import MatrixFactorization
 
@@ -35,7 +34,7 @@ class RatingTask:
             self.source.users,
             self.source.items,
             mean=self.source.mean,
-            storage=StorageChoice(config.storage.backend, config.storage.options),
+            storage=self.source.storage,
             container=container,
         )
 

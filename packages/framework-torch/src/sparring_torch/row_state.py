@@ -25,12 +25,8 @@ class RowState:
     takes_blocks: bool = True
     """Whether a step may go over the rows in blocks, each begun with the scalars of before."""
 
-    def width(self, dim: int) -> int:
-        """Elements of state behind an embedding of `dim` elements."""
-        return len(self.names) * dim
-
     def initial_row(self, dim: int) -> list[float]:
-        """The state of a new key: ``(width,)`` numbers."""
+        """The state of a new key: `dim` numbers for each of `names`."""
         return [value for value in self.initial for _ in range(dim)]
 
     def fresh_scalars(self) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from sparring.ranks import Ranks
 from sparring.saving.requests import State
 from sparring.training import Progress, TrainResult
 from sparring.training_loop import Source, Trained, micro_batches, run_training
+from sparring.updates.by_name import method_or_native
 from sparring_torch.click_task import ClickTask
-from sparring_torch.native_optimizers import native_optimizer, row_optimizer
+from sparring_torch.native_optimizers import native_optimizer
 from sparring_torch.optimizer import Optimizer
 from sparring_torch.pipelined_steps import Piece, pipelined_steps
 from sparring_torch.rating_task import RatingTask
@@ -63,9 +64,14 @@ class _Trainer:
     ) -> None:
         self._task: Any = task
         choice = config.optimizer.sparse
+        row = method_or_native(
+            choice.name,
+            plugin_manager,
+            lambda: native_optimizer(choice.name, "optimizer.sparse.name"),
+        )
         self._tables = Optimizer(
             task.model,
-            row_optimizer(choice.name, "optimizer.sparse.name", plugin_manager),
+            row,
             non_finite_gradients=config.training.non_finite_gradients,
             tables=choice.tables or None,
             **choice.hyperparameters,

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.errors import InvalidArgumentError
+from sparring.storage.results import Columns, Keys, Rows, Scores
 
 if TYPE_CHECKING:
-    from sparring.storage.contract import Columns, Keys, Rows, Scores
     from sparring.table import TableConfig
 
 __all__ = [
@@ -139,8 +139,6 @@ def check_scores(scores: npt.ArrayLike, count: int, table: str) -> Scores:
 
 def check_columns(columns: Columns | tuple[int, int] | None, table: TableConfig) -> Columns:
     """Returns the range asked for, or the whole row."""
-    from sparring.storage.contract import Columns
-
     if columns is None:
         return Columns(0, table.width)
     # What is passed need not be what the signature says.

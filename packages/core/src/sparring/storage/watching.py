@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from sparring.storage.contract import Evicted, Keys
+from sparring.storage.results import Evicted, Keys
 
 __all__ = ["UNWATCHED", "Watcher", "Write"]
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from sparring.config import CriteoData, DlrmModel, RunConfig, SyntheticCriteoData
 from sparring.data import COLUMNS, NUM_FEATURES, ClickBatch, PlantedModel, read_clicks, rebatch
+from sparring.declared_table import StorageChoice
 from sparring.metrics import CollectedPredictions, MeanLogLoss, auc, log_loss
 from sparring.ranks import Ranks
 from sparring.table import TableConfig
@@ -36,6 +37,7 @@ class ClickSource:
         data, model = config.data, config.model
         assert isinstance(model, DlrmModel)
         self.model = model
+        self.storage = StorageChoice(config.storage.backend, config.storage.options)
         self._extra: dict[str, Any] = {}
         self.steps_per_epoch: int | None = None
         if isinstance(data, SyntheticCriteoData):

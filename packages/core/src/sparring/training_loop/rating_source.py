@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from sparring.config import MatrixFactorizationModel, MovieLensData, RunConfig
 from sparring.data import RatingBatch, read_ratings, shuffled_batches, split_ratings
+from sparring.declared_table import StorageChoice
 from sparring.errors import DataError
 from sparring.initializers import Uniform
 from sparring.metrics import rmse
@@ -36,6 +37,7 @@ class RatingSource:
         assert isinstance(model, MatrixFactorizationModel)
         self._seed = config.seed % 2**64
         self._batch_size = data.batch_size
+        self.storage = StorageChoice(config.storage.backend, config.storage.options)
         self.embedding_l2, self.bias_l2 = model.embedding_l2, model.bias_l2
         split = split_ratings(
             read_ratings(data.path), test_fraction=data.test_fraction, seed=self._seed

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from sparring.errors import InvalidArgumentError, PluginError
-from sparring.names import closest_name
+from sparring.names import closest_name, suggestion
 from sparring.updates.contract import UpdateMethod
 from sparring.updates.hyperparameters import HyperParameters
 
 if TYPE_CHECKING:
     from sparring.plugins import PluginManager
 
-__all__ = ["hyper_from", "resolve_method"]
+__all__ = ["hyper_from", "hypers_by_table", "resolve_method"]
 
 
 def resolve_method(name: str, plugin_manager: PluginManager | None = None) -> UpdateMethod:
@@ -70,3 +70,29 @@ def hyper_from(method: UpdateMethod, given: Mapping[str, Any]) -> HyperParameter
             f"{given.get(name)!r}",
             hyperparameter=name,
         ) from error
+
+
+def hypers_by_table(
+    method: UpdateMethod,
+    tables: Sequence[str],
+    given: Mapping[str, Any],
+    by_table: Mapping[str, Mapping[str, Any]],
+) -> dict[str, HyperParameters]:
+    """Checked hyper-parameters of a method for each of `tables`.
+
+    Args:
+        method: what takes them.
+        tables: names.
+        given: for all tables.
+        by_table: of single tables, which override these.
+
+    Raises:
+        InvalidArgumentError: as `hyper_from`; `by_table` names a table that is none of `tables`.
+    """
+    for name in by_table:
+        if name not in tables:
+            raise InvalidArgumentError(
+                f"tables: this optimizer updates no table {name!r}; {suggestion(name, tables)}",
+                table=name,
+            )
+    return {name: hyper_from(method, {**given, **by_table.get(name, {})}) for name in tables}

@@ -1,0 +1,157 @@
+"""A step by update methods, built-in ones fused where all rows are on this rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from sparring import _native
+from sparring.applying.committing import committing
+from sparring.applying.gathering import Gathered, gather_rows
+from sparring.applying.gradients import (
+    check_owned,
+    owned_gradients,
+    summed_gradients,
+    taken_gradients,
+)
+from sparring.applying.room import check_rooms
+from sparring.applying.writing import write_fused, write_rows
+from sparring.errors import InvalidArgumentError
+from sparring.exchange import OwnedGradients
+from sparring.memory_budget import check_memory
+from sparring.resources import Accumulated
+from sparring.updates.builtin import NativeMethod
+from sparring.updates.clipping import clip_gradients
+from sparring.updates.contract import MethodChoice, UpdateRows
+
+if TYPE_CHECKING:
+    from sparring.step import StepContainer
+
+__all__ = ["apply_methods"]
+
+
+def apply_methods(container: StepContainer, choices: Mapping[str, MethodChoice]) -> list[str]:
+    """As `StepContainer.apply_methods`."""
+    with container.resources.ending_step():
+        sources, refusal = taken_gradients(container, container.resources.take_sources)
+    waiting = {name: each for name, each in sources.items() if each is not None}
+    try:
+        _check_choices(waiting, choices)
+    except InvalidArgumentError as error:
+        refusal = refusal or error
+    step = None
+    if container.collective.world_size == 1 and refusal is None and _is_fused(waiting, choices):
+        step = _fused(container, waiting, choices)
+        if step.doubtful():
+            step = None
+    if step is None:
+        return _apply_owned(container, sources, choices, refusal)
+    check_rooms(container, waiting, step)
+    check_memory(container)
+    return write_fused(container, step, list(waiting))
+
+
+def _apply_owned(
+    container: StepContainer,
+    sources: Mapping[str, Any],
+    choices: Mapping[str, MethodChoice],
+    refusal: BaseException | None,
+) -> list[str]:
+    """By way of gradients in arrays: they may come from other ranks, or be skipped."""
+    taken: dict[str, Accumulated] = {}
+    if refusal is None:
+        taken = {name: summed_gradients(container, name, each) for name, each in sources.items()}
+    by_rows = set() if _is_fused(container.tables, choices) else set(container.tables)
+    if container.collective.world_size > 1:
+        # A storage that is reached by way of Python finds rows no faster fused; by rows, they are
+        # found while gradients travel.
+        by_rows |= {name for name in container.tables if not _is_native(container, name)}
+    owned = owned_gradients(container, taken, refusal, by_rows)
+    if by_rows:
+        return _apply_by_rows(container, owned, choices)
+    step = None
+    with committing(container) as commit:
+        check_owned(owned)
+        waiting = {
+            name: _native.key_gradients(container.entry(name).view, each.keys, each.gradients)
+            for name, each in owned.items()
+        }
+        _check_choices(waiting, choices)
+        step = _fused(container, waiting, choices)
+        check_rooms(container, waiting, step)
+        commit.num_rows = {name: len(each.keys) for name, each in owned.items()}
+    assert step is not None
+    write_fused(container, step, list(waiting))
+    return commit.touched
+
+
+def _apply_by_rows(
+    container: StepContainer,
+    owned: Mapping[str, OwnedGradients],
+    choices: Mapping[str, MethodChoice],
+) -> list[str]:
+    gathered = Gathered([], {})
+    with committing(container) as commit:
+        check_owned(owned)
+        _check_choices(owned, choices)
+        steps = {name: choices[name].step for name in owned}
+        gathered = gather_rows(container, owned, steps)
+        commit.num_rows = {name: len(each.keys) for name, each in owned.items()}
+    for update in gathered.updates:
+        choice, dim = choices[update.table.name], update.table.dim
+        if not isinstance(choice.method, NativeMethod):
+            clip_gradients(update.gradients, choice.hyper)
+        rows = UpdateRows(
+            update.keys,
+            update.rows,
+            update.rows[:, :dim],
+            update.rows[:, dim:],
+            update.gradients,
+            choice.step,
+        )
+        views = rows.embeddings, rows.state
+        choice.method.update(rows, choice.hyper)
+        if rows.embeddings is not views[0] or rows.state is not views[1]:
+            raise InvalidArgumentError(
+                f"update of table {update.table.name!r}: method {choice.method.name!r} put another "
+                "array in place of rows.embeddings or rows.state, which changes no row; write into "
+                "it: rows.embeddings[:] = …. No row was changed",
+                table=update.table.name,
+            )
+    write_rows(container, gathered)
+    container.end_step()
+    return commit.touched
+
+
+def _fused(
+    container: StepContainer, waiting: Mapping[str, Any], choices: Mapping[str, MethodChoice]
+) -> Any:
+    parts = []
+    for name, sources in waiting.items():
+        entry, choice = container.entry(name), choices[name]
+        assert isinstance(choice.method, NativeMethod)
+        container.storage(name)
+        spec = choice.method.spec(entry.config.dtype, entry.config.dim, choice.hyper, choice.step)
+        parts.append((entry.view, spec, entry.initial_state, entry.admission_filter, [sources]))
+    return _native.FusedStep(parts, container.counters.steps + 1)
+
+
+def _check_choices(waiting: Mapping[str, Any], choices: Mapping[str, MethodChoice]) -> None:
+    for name in waiting:
+        if name not in choices:
+            raise InvalidArgumentError(
+                f"table {name!r} has gradients, but no update method was chosen for it; chosen "
+                f"are those of {', '.join(choices) or 'none'}",
+                table=name,
+            )
+
+
+def _is_fused(waiting: Iterable[str], choices: Mapping[str, MethodChoice]) -> bool:
+    return all(
+        isinstance(choices[name].method, NativeMethod) for name in waiting if name in choices
+    )
+
+
+def _is_native(container: StepContainer, name: str) -> bool:
+    storage = container.entry(name).storage
+    return storage is None or storage.capabilities.native

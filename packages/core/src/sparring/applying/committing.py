@@ -1,0 +1,42 @@
+"""What one rank refuses, all ranks refuse: the last thing before rows are written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparring.memory_budget import check_memory
+
+if TYPE_CHECKING:
+    from sparring.step import StepContainer
+
+__all__ = ["Commit", "committing"]
+
+
+@dataclass(slots=True)
+class Commit:
+    """What ranks tell each other before they write."""
+
+    num_rows: dict[str, int]
+    """Table → rows that this rank will change."""
+    touched: list[str]
+    """The tables of which any rank will change rows, in the order of declaration."""
+
+
+@contextmanager
+def committing(container: StepContainer) -> Iterator[Commit]:
+    """What the block refuses, all ranks refuse: they go on from its end together, or not at all."""
+    commit = Commit({}, [])
+    refusal: BaseException | None = None
+    try:
+        yield commit
+        check_memory(container)
+    except Exception as error:
+        if container.collective.world_size == 1:
+            raise
+        refusal = error
+    names = list(container.tables)
+    totals = container.exchange.commit([commit.num_rows.get(name, 0) for name in names], refusal)
+    commit.touched = [name for name, total in zip(names, totals, strict=True) if total]

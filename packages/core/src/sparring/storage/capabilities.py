@@ -1,0 +1,38 @@
+"""What a storage can do, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Capabilities"]
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a storage can do: data that the runtime and the test kit both read.
+
+    A feature declared absent must fail with `UnsupportedError`.
+    """
+
+    persistent: bool = False
+    """Rows outlive the process: closing and opening again finds them."""
+    shared: bool = False
+    """Ranks of a job, and other processes, reach the same rows in one place."""
+    native: bool = False
+    """`__sparring_storage__` gives a struct that never calls Python."""
+    devices: tuple[str, ...] = ("cpu",)
+    """Where keys and rows may live."""
+    concurrent_reads: bool = False
+    """Readers may run beside one writer."""
+    bounded: bool = False
+    """A capacity limits the rows; see `Storage.capacity`."""
+    evicts: bool = False
+    """A full storage evicts its lowest scores; otherwise it raises `CapacityError`."""
+    evict: bool = False
+    """`Storage.evict` is offered."""
+    touch: bool = False
+    """`Storage.touch` is offered."""
+    scores: str = "none"
+    """`none`: not kept, read as 0. `policy`: the storage's own. `given`: the caller's."""
+    eviction_scope: str = "table"
+    """`table`: the lowest score of the whole table leaves. `bucket`: of some bucket."""

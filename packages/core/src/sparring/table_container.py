@@ -1,0 +1,213 @@
+"""The tables of a container on this rank: their declarations, and their storages once opened."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.collective import Collective
+from sparring.declared_table import (
+    DeclaredTable,
+    StorageChoice,
+    check_declaration,
+    check_given,
+    check_placement,
+)
+from sparring.errors import InvalidArgumentError, UnknownTableError
+from sparring.rendezvous import Rendezvous
+from sparring.resources import ResourceManager
+from sparring.state_changing import drop_state, set_state
+from sparring.storage.contract import Storage
+from sparring.storage.opening import open_storage
+from sparring.storage.tiered import TierCounters
+from sparring.table import TableConfig
+
+if TYPE_CHECKING:
+    from sparring.plugins import PluginManager
+
+__all__ = ["TableContainer"]
+
+
+class TableContainer(ABC):
+    """The part of a `StepContainer` that holds its tables."""
+
+    def __init__(
+        self,
+        collective: Collective,
+        rendezvous: Rendezvous,
+        plugin_manager: PluginManager | None,
+    ) -> None:
+        num_ranks = rendezvous.shard_map().world_size
+        if num_ranks != collective.world_size:
+            raise InvalidArgumentError(
+                f"container: the rendezvous knows {num_ranks} ranks, the collective "
+                f"{collective.world_size}; both must come from one job"
+            )
+        self.collective = collective
+        self.rendezvous = rendezvous
+        self.resources = ResourceManager()
+        self._plugin_manager = plugin_manager
+        self._tables: dict[str, DeclaredTable] = {}
+
+    @abstractmethod
+    def check_open(self) -> None:
+        """Raises `ClosedError` if the container was closed."""
+
+    @abstractmethod
+    def join_ahead(self) -> None:
+        """Returns when no lookup runs beside this thread."""
+
+    def declare(self, table: TableConfig, storage: StorageChoice | Storage | None = None) -> None:
+        """Adds a table. Its storage is opened when the first row may be written, because only
+        the optimizer knows how wide rows are.
+
+        Args:
+            table: what its rows are. Declaring an equal table again does nothing.
+            storage: which backend to open, or an open storage that then belongs to the container;
+                None: ``hkv`` with its defaults, or what an earlier declaration said.
+
+        Raises:
+            InvalidArgumentError: another table of this name exists, or it was declared with
+                another storage, or `storage` is for another.
+        """
+        self.check_open()
+        check_declaration(table, storage)
+        if isinstance(storage, StorageChoice):
+            storage = storage.on(self.collective.rank, self.collective.world_size, table.name)
+        known = self._tables.get(table.name)
+        if known is not None:
+            if known.config.with_state(0) == table.with_state(0):
+                known.check_same_storage(storage)
+                return
+            raise InvalidArgumentError(
+                f"table {table.name!r} is declared already, otherwise: {known.config} and {table}; "
+                "give one of them another name",
+                table=table.name,
+            )
+        if isinstance(storage, Storage):
+            check_given(storage, table)
+            check_placement(storage, self.collective.world_size)
+            # The storage knows whose state it holds; a declaration need not say.
+            table = storage.table
+            entry = DeclaredTable(table, None, storage)
+        else:
+            entry = DeclaredTable(table, storage or StorageChoice(), None)
+        self._tables[table.name] = entry
+        self.resources.declare(table, entry.view)
+
+    @property
+    def tables(self) -> Mapping[str, TableConfig]:
+        """The declared tables by name."""
+        return {name: entry.config for name, entry in self._tables.items()}
+
+    def set_state(self, table: str, initial_state: npt.NDArray[Any], method: str = "") -> None:
+        """Says what optimizer state lies behind each embedding of `table`.
+
+        Args:
+            initial_state: ``(state_width,)`` of the computing dtype: the state of a new row.
+            method: whose state it is: an update method, or an optimizer of a framework.
+
+        Raises:
+            InvalidArgumentError: the table has rows of another width, or another method's rows.
+        """
+        self.check_open()
+        self.join_ahead()
+        set_state(self, self.entry(table), np.asarray(initial_state), method)
+
+    def check_state(self, table: str, state_width: int, method: str = "") -> None:
+        """Raises what `set_state` would raise; sets nothing."""
+        self.check_open()
+        entry = self.entry(table)
+        entry.check_state(entry.config.with_state(state_width, method))
+
+    def drop_state(self, table: str) -> None:
+        """Takes the optimizer's state off all rows of a table on this rank; embeddings stay.
+
+        The next optimizer starts from its own initial state.
+
+        Raises:
+            UnsupportedError: the storage was given open, or outlives the process; for the latter
+                the message has the ``sparring convert`` command to run.
+        """
+        self.check_open()
+        self.join_ahead()
+        drop_state(self, self.entry(table))
+
+    def storage(self, table: str) -> Storage:
+        """This rank's shard of a table, opened if it was not."""
+        self.check_open()
+        entry = self.entry(table)
+        if entry.storage is None:
+            assert entry.choice is not None  # a storage that was given is never dropped
+            entry.hold(self.open_storage(entry.choice, entry.config))
+        assert entry.storage is not None
+        entry.storage._check_open()
+        return entry.storage
+
+    def open_storage(self, choice: StorageChoice, config: TableConfig) -> Storage:
+        """Opens a storage for a table's rows on this rank; for parts of the package."""
+        shard = None
+        if self.collective.world_size > 1:
+            shard = self.rendezvous.shard_map().shard_of(
+                self.collective.rank, is_replicated=config.is_replicated
+            )
+        opened = open_storage(
+            choice.backend,
+            config,
+            validate=False,
+            plugin_manager=self._plugin_manager,
+            shard=shard,
+            **choice.options,
+        )
+        try:
+            check_placement(opened, self.collective.world_size)
+        except InvalidArgumentError:
+            opened.close()
+            raise
+        return opened
+
+    def num_rows(self, table: str) -> int:
+        """Rows of a table on this rank."""
+        self.check_open()
+        entry = self.entry(table)
+        return 0 if entry.storage is None else entry.storage.size
+
+    def table_bytes(self, table: str) -> int:
+        """Memory that a table holds on this rank."""
+        self.check_open()
+        entry = self.entry(table)
+        return 0 if entry.storage is None else entry.storage.memory_bytes
+
+    def num_not_admitted(self, table: str) -> int:
+        """Gradients that the table's admission filter dropped on this rank."""
+        return self.entry(table).num_not_admitted
+
+    def tier_counters(self, table: str) -> list[TierCounters]:
+        """What was counted of each tier of a table on this rank, hottest first; nothing for a
+        table that is in no stack of storages."""
+        self.check_open()
+        return self.entry(table).tier_counters()
+
+    def num_forgotten(self, table: str) -> int:
+        """Ids that the table's admission filter no longer counts on this rank, for want of room."""
+        made = self.entry(table).admission_filter
+        return 0 if made is None else int(made.num_forgotten)
+
+    def entry(self, table: str) -> DeclaredTable:
+        """A declared table; raises `UnknownTableError`."""
+        entry = self._tables.get(table)
+        if entry is None:
+            raise UnknownTableError(
+                f"table {table!r} was not declared; declared are "
+                f"{', '.join(self._tables) or 'none'}",
+                table=table,
+            )
+        return entry
+
+    def entries(self) -> list[DeclaredTable]:
+        """All declared tables."""
+        return list(self._tables.values())
