@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "status.h"
+#include "sparring/storage_border.h"
 
 namespace sparring::hkv {
+
 namespace {
+
+using border::StatusError;
 
 constexpr uint64_t kMost = ~uint64_t{0};
 constexpr uint64_t kMost32 = 0xffffffffu;
