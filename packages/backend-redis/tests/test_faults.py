@@ -14,6 +14,8 @@ from sparring import Storage, TableConfig, open_storage
 from sparring.errors import DeadlineError, StorageIOError
 from sparring_redis.testing import Fault, FaultProxy, RedisCluster, RedisServer
 
+pytestmark = pytest.mark.alone
+
 TABLE = TableConfig("films", 4)
 KEYS = np.arange(1_000, dtype=np.int64)
 DEADLINE, SLACK = 0.6, 0.4

@@ -27,9 +27,10 @@ KEYS = np.arange(-500, 500, dtype=np.int64)
 ROWS = np.random.default_rng(0).random((1_000, 4), np.float32)
 SECRET = "hunter2-hunter2"
 
-pytestmark = pytest.mark.skipif(
-    redis_server_missing() is not None, reason=redis_server_missing() or ""
-)
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(redis_server_missing() is not None, reason=redis_server_missing() or ""),
+]
 
 
 def check(**options: Any) -> None:

@@ -16,6 +16,8 @@ from sparring.errors import PeerFailure
 from sparring.testing import CollectiveTests, collective_failures
 from sparring.testing.guard import find_violations
 
+pytestmark = pytest.mark.alone
+
 KIT = CollectiveTests()
 
 

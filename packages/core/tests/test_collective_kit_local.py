@@ -10,6 +10,8 @@ import pytest
 from sparring.collective import LocalGroup
 from sparring.testing import CollectiveTests
 
+pytestmark = pytest.mark.alone
+
 
 def run_threads(
     world_size: int, body: Any, *arguments: Any, deadline_seconds: float = 10.0

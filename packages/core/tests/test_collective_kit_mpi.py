@@ -14,6 +14,8 @@ from sparring.testing import CollectiveTests, RankProcesses
 
 from .mpi_launcher import MPIEXEC, needs_mpi
 
+pytestmark = pytest.mark.alone
+
 
 def launcher(world_size: int) -> Any:
     def launch(address: str, environment: Mapping[str, str]) -> Sequence[subprocess.Popen[bytes]]:

@@ -21,8 +21,11 @@ from sparring.rendezvous import Membership
 
 from .mpi_launcher import MPIEXEC, needs_mpi
 
+pytestmark = pytest.mark.alone
+
 WORLD_SIZE = 3
-TRIALS = int(os.environ.get("SPARRING_FAILURE_TRIALS", "2"))
+# More of them are tried in training.
+TRIALS = 2
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

@@ -33,6 +33,8 @@ from .exchange_scenario import Job
 from .late_transport import LateGroup
 from .test_collective import run_ranks
 
+pytestmark = pytest.mark.alone
+
 TABLE = TableConfig("item", 4, initializer=Uniform(-1, 1))
 
 

@@ -18,6 +18,8 @@ from sparring.rendezvous import ShardMap
 
 from .late_transport import LateGroup
 
+pytestmark = pytest.mark.alone
+
 TABLE = TableConfig("item", 4)
 
 

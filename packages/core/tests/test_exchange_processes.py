@@ -1,6 +1,7 @@
 """Ranks that are processes, over gloo and over MPI, train as one process does on the joined batches.
 
-``SPARRING_LARGEST_WORLD=8`` adds a world of so many processes, and functions over rows in all worlds.
+``SPARRING_LARGEST_WORLD=8`` adds a world of so many processes, and functions over rows in all worlds;
+``nox -s tests`` sets it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from sparring.testing import RankProcesses
 
 from .exchange_scenario import Job, Scenario, Shard, check, train
 from .rank_launchers import BACKENDS, ranks_over
+
+pytestmark = pytest.mark.alone
 
 LARGEST_WORLD = int(os.environ.get("SPARRING_LARGEST_WORLD", "4"))
 WORLD_SIZES = [size for size in (2, 3, 4, 8) if size <= LARGEST_WORLD]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Any, ClassVar
 
+import hypothesis
 import pytest
 
 from sparring.storage.contract import Storage
 from sparring.storage.memory import MemoryOptions, MemoryStorage
 from sparring.table import TableConfig
-from sparring.testing import StorageTests
+from sparring.testing import StorageTests, machine
 from sparring.testing.lifecycle import ReopenStorage
 from sparring.testing.samples import MakeStorage
 
@@ -24,6 +25,13 @@ def short_differences(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under CI pytest spells out every difference, and here each test is a failure on purpose."""
     for name in ("CI", "BUILD_NUMBER"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def first_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One failure is enough: nobody reads the smallest."""
+    phases = [hypothesis.Phase.generate]
+    monkeypatch.setattr(machine, "_SETTINGS", hypothesis.settings(machine._SETTINGS, phases=phases))
 
 
 def suite_of(storage: type[MemoryStorage]) -> type[StorageTests]:

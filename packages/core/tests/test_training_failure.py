@@ -1,7 +1,8 @@
 """A training loop of real processes of which one is killed, stopped or cut off: all others name it in
 time, and their tables are those before or after a step.
 
-``SPARRING_FAILURE_TRIALS`` sets how often a random rank is killed at a random moment.
+``SPARRING_FAILURE_TRIALS`` sets how often a random rank is killed at a random moment: 3 times, and 20
+under ``nox -s tests``.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from . import train_until_failure
 from .mpi_launcher import MPIEXEC, needs_mpi
 from .rank_launchers import gloo_environment, importing_tests, needs_gloo
 from .train_until_failure import STEPS_TO_START, rows_after
+
+pytestmark = pytest.mark.alone
 
 WORLD_SIZE = 3
 TRIALS = int(os.environ.get("SPARRING_FAILURE_TRIALS", "3"))

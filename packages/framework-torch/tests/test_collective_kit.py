@@ -11,6 +11,8 @@ import pytest
 
 from sparring.testing import CollectiveTests, RankProcesses
 
+pytestmark = pytest.mark.alone
+
 WORLD_SIZE = 3
 
 
