@@ -38,8 +38,6 @@ class Pace:
         self._free_at = 0.0
         self.worked_seconds = 0.0
         """Processor time of all threads, as far as it was booked."""
-        self.pause_seconds = 0.0
-        """For which threads slept."""
 
     def begin(self) -> None:
         """What the calling thread did before is not the save's. Threads that the save starts need
@@ -62,12 +60,10 @@ class Pace:
             end = self._free_at
         if self._share >= 1:
             return
-        slept_from = now
         while now < end and not self._budget.is_urgent:
             if self._hurried.wait(min(end - now, _LOOK_SECONDS)):
                 break
             now = time.perf_counter()
-        with self._lock:
-            self.pause_seconds += time.perf_counter() - slept_from
-            # What an urgent save did without pauses is not to be paid for later.
-            self._free_at = min(self._free_at, max(end, now))
+        if now < end:
+            with self._lock:  # what an urgent save does without pauses is not paid for later
+                self._free_at = min(self._free_at, now)

@@ -87,6 +87,13 @@ class Saves:
         self._running: Saver | None = None
         self._task: Task[Saved] | None = None
         self._base: str | None = None
+        container.events.when_awaited(self.hurry)
+
+    def hurry(self) -> None:
+        """A save that runs pauses no more: somebody waits for its end."""
+        running = self._running
+        if running is not None:
+            running.pace.hurry()
 
     @property
     def base(self) -> str | None:
@@ -121,7 +128,7 @@ class Saves:
         running = self._running
         if running is None:
             return
-        running.pace.hurry()
+        self.hurry()
         seconds = self._container.events.deadline_seconds if timeout is None else timeout
         if not running.is_over.wait(seconds):
             raise DeadlineError(
@@ -319,6 +326,7 @@ class Saves:
             self.counters.saves += saver.failure is None
             self.counters.wait_seconds += saver.budget.wait_seconds
             self.counters.rows_kept += saver.budget.num_rows
+            self.counters.work_seconds += saver.pace.worked_seconds
             self.counters.most_kept_bytes = max(
                 self.counters.most_kept_bytes, saver.budget.most_bytes
             )
