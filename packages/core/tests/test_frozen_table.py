@@ -16,7 +16,7 @@ from sparring.saving import freezing
 from sparring.saving.freezing import FrozenTable
 from sparring.saving.kept_rows import KeptBudget
 from sparring.saving.table_watch import TableWatch
-from sparring.storage import Storage
+from sparring.storage import ScanChunk, Storage
 from sparring.table import TableConfig
 
 TABLE = TableConfig("item", 3)
@@ -72,7 +72,11 @@ class Writes:
 
 
 def given(frozen: FrozenTable) -> Iterator[dict[int, tuple[bytes, int]]]:
-    for chunk in frozen.chunks():
+    return by_key(frozen.chunks())
+
+
+def by_key(chunks: Iterator[ScanChunk]) -> Iterator[dict[int, tuple[bytes, int]]]:
+    for chunk in chunks:
         yield {
             int(key): (row.tobytes(), int(score))
             for key, row, score in zip(chunk.keys, chunk.rows, chunk.scores, strict=True)
@@ -108,6 +112,33 @@ def test_rows_and_scores_are_those_of_the_moment(storage: Storage, seed: int) ->
         writes.any()
     assert found == expected
     assert contents(storage) != expected
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_old_rows_may_be_given_before_their_turn(storage: Storage, seed: int) -> None:
+    writes = Writes(storage, seed)
+    for _ in range(20):
+        writes.upsert()
+    expected = contents(storage)
+    frozen = freeze(storage)
+    found: dict[int, tuple[bytes, int]] = {}
+
+    def give(chunks: Iterator[ScanChunk]) -> None:
+        for part in by_key(chunks):
+            assert not found.keys() & part.keys(), "a key was given twice"
+            found.update(part)
+
+    for _ in range(3):
+        writes.any()
+        writes.upsert()
+        give(frozen.old_chunks())
+        assert frozen.kept_bytes == 0
+    assert found
+    for chunk in frozen.chunks():
+        give(iter([chunk]))
+        writes.any()
+        give(frozen.old_chunks())
+    assert found == expected
 
 
 def test_rows_are_those_of_the_moment_beside_a_thread_that_writes(storage: Storage) -> None:

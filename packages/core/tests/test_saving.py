@@ -313,6 +313,25 @@ def test_closing_waits_for_a_save(tmp_path: Path) -> None:
         assert contents(again) == expected
 
 
+@pytest.mark.parametrize("way", ["join", "close", "a second save"])
+def test_a_save_that_somebody_waits_for_does_not_pause(tmp_path: Path, way: str) -> None:
+    with make() as container:
+        step(container, 0)
+        # With pauses it would take an hour and more.
+        task = container.save(
+            str(tmp_path / "one"), blocking=False, options=SaveOptions(share=1e-6)
+        )
+        step(container, 1)
+        if way == "join":
+            container.saves.join(20.0)
+            assert container.saves.counters.work_seconds > 0
+        elif way == "close":
+            container.close()
+        else:
+            container.save(str(tmp_path / "two"), options=SaveOptions(deadline_seconds=20.0))
+        assert task.result(0.0).step == 1
+
+
 def test_embeddings_alone_are_loaded_where_there_is_no_optimizer(tmp_path: Path) -> None:
     url = str(tmp_path / "one")
     with make() as container:

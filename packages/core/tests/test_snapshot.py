@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,51 @@ def expected(*chunks: ScanChunk) -> dict[int, tuple[bytes, int]]:
 
 
 EXTREMES = [-1, 0, 1, 2**63 - 1, -(2**63)]
+
+
+def test_rows_of_a_table_may_be_written_before_its_turn(tmp_path: Path) -> None:
+    other = TableDescription.of(TableConfig("other", 4), has_scores=True)
+    first, later = make_chunk(range(1_000)), make_chunk(range(1_000, 3_000))
+    url = str(tmp_path / "step-1")
+    writer = SnapshotWriter(url, step=1, options=small_files())
+
+    def chunks() -> Iterator[ScanChunk]:
+        for chunk in chunks_of(make_chunk(range(500), table=other)):
+            yield chunk
+            if not chunk.keys[0]:
+                writer.write_ahead(ITEM, chunks_of(first))
+
+    writer.write_table(other, chunks())
+    writer.write_table(ITEM, chunks_of(later))
+    with pytest.raises(InvalidArgumentError, match="written already"):
+        writer.write_ahead(ITEM, [])
+    writer.finish()
+    snapshot = writer.commit()
+    assert rows_by_key(snapshot) == expected(first, later)
+    assert rows_by_key(snapshot, "other") == expected(make_chunk(range(500), table=other))
+    assert snapshot.verify().is_sound
+    whole = [entry for entry in snapshot.files("item") if entry.partitions == (0, 4096)]
+    assert [entry.num_keys for entry in whole] == [1_000]
+    some = snapshot.chunks("item", partitions=range(100))
+    mine = chunk_of(first, later)
+    is_mine = kernels.partition(mine.keys) < 100
+    assert sorted(np.concatenate([each.keys for each in some])) == sorted(mine.keys[is_mine])
+
+
+def test_who_writes_a_snapshot_may_pause_after_each_mib(tmp_path: Path) -> None:
+    pauses: list[str] = []
+
+    def pause() -> None:
+        pauses.append(threading.current_thread().name)
+
+    table = TableDescription.of(TableConfig("item", 256))
+    chunk = make_chunk(range(4_000), table=table)
+    options = SnapshotOptions(num_ranges=2, buffer_bytes=3 << 20, small_bytes=1 << 20, pause=pause)
+    save(tmp_path, 1, chunk, table=table, options=options)
+    written = [name for name in pauses if "rows" in name]
+    hashed = [name for name in pauses if "rows" not in name]
+    assert len(written) >= 4_000 * 1032 // (3 << 20) * 3
+    assert len(hashed) >= 4_000 * 1032 >> 20
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])

@@ -97,6 +97,7 @@ class EventLoop:
         self.num_threads = num_threads
         self.deadline_seconds = deadline_seconds
         self._is_closed = False
+        self._when_awaited: list[Callable[[], None]] = []
         self._reset()
         _event_loops.add(self)
 
@@ -190,6 +191,11 @@ class EventLoop:
             num_failed=num_failed,
         ) from error
 
+    def when_awaited(self, call: Callable[[], None]) -> None:
+        """`call` is called where somebody begins to wait for all work: background work that spares
+        others no longer need do so. It must not wait."""
+        self._when_awaited.append(call)
+
     def drain(self, timeout: float | None = None) -> None:
         """Waits until nothing is outstanding. Reports no failure: `check` does.
 
@@ -198,6 +204,8 @@ class EventLoop:
             InvalidArgumentError: called by background work, which would wait for itself.
         """
         self._refuse_own_threads("drain")
+        for call in self._when_awaited:
+            call()
         seconds = self._seconds(timeout)
         with self._changed:
             if not self._changed.wait_for(lambda: not self._outstanding, seconds):

@@ -22,10 +22,11 @@ them by key: where a storage has scores, they are copied with the keys when the 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
+import numpy.typing as npt
 
 from sparring import _native
 from sparring.errors import InvalidArgumentError
@@ -38,7 +39,7 @@ from sparring.table import TableConfig
 
 __all__ = ["FrozenTable", "cleared"]
 
-_GROUP_BYTES = 8 << 20
+_GROUP_BYTES = 4 << 20
 """Of the rows of a group, about: what the saver holds at a time."""
 _WINDOW_KEYS = 4 << 20
 """About how many keys the saver collects in one scan."""
@@ -47,10 +48,14 @@ _PIECE_KEYS = 1024
 """So few that a storage does not spread the call over threads, which the steps need."""
 
 
+def _no_pause() -> None:
+    """Nobody is to be spared."""
+
+
 class FrozenTable:
     """One storage at the moment in which this is made: no step may be under way then.
 
-    `chunks` is for the saver's thread, all else for the thread that writes.
+    `chunks` and `old_chunks` are for the saver's thread, all else for the thread that writes.
 
     Args:
         table: what the rows are.
@@ -83,6 +88,7 @@ class FrozenTable:
         self._kept: list[Kept] = []
         self._is_given = np.zeros(self._num_groups, np.bool_)
         self._failure: BaseException | None = None
+        self._rows: Rows = np.empty((0, table.width), table.numpy_dtype)
         self._scores: FrozenScores | None = None
         if storage.capabilities.scores != "none":
             self._scores = FrozenScores(storage, self._groups_of, self._num_groups)
@@ -146,17 +152,21 @@ class FrozenTable:
 
     # -- for the saver ---------------------------------------------------------------
 
-    def chunks(self) -> Iterator[ScanChunk]:
-        """All rows as they were, each key once. What is given must not be changed.
+    def chunks(self, pause: Callable[[], None] = _no_pause) -> Iterator[ScanChunk]:
+        """All rows as they were, but for those that `old_chunks` gave; each key once. The arrays of
+        a chunk are used again for the next.
+
+        Args:
+            pause: called after each part of the work that gives no chunk.
 
         Raises:
             SparringError: the rows are no longer to be had.
         """
         for groups in self._windows():
-            keys = self._collected(groups)
+            keys = self._collected(groups, pause)
             for group in groups:
                 yield from self._group(group, keys.pop(group, []))
-        yield from self._old()
+        yield from self.old_chunks()
 
     def _windows(self) -> Iterator[range]:
         num_windows = max(1, -(-self.num_keys // _WINDOW_KEYS))
@@ -164,7 +174,7 @@ class FrozenTable:
         for first in range(0, self._num_groups, size):
             yield range(first, min(first + size, self._num_groups))
 
-    def _collected(self, groups: range) -> dict[int, list[Keys]]:
+    def _collected(self, groups: range, pause: Callable[[], None]) -> dict[int, list[Keys]]:
         """The keys of each group that has any, perhaps with repeats."""
         if self._changed is not None:
             source: Iterable[Keys] = [self._changed.keys()]
@@ -176,6 +186,7 @@ class FrozenTable:
         for keys in source:
             for group, places in split_by_group(self._groups_of(keys), groups).items():
                 collected.setdefault(group, []).append(keys[places])
+            pause()
         return collected
 
     def _scanned(self) -> Iterator[Keys]:
@@ -191,8 +202,10 @@ class FrozenTable:
         return nullcontext() if self._storage.capabilities.concurrent_reads else self._lock
 
     def _group(self, group: int, parts: list[Keys]) -> Iterator[ScanChunk]:
-        keys = np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
-        rows = np.empty((len(keys), self.table.width), self.table.numpy_dtype)
+        keys = _sorted_once(parts)
+        # What was touched already is kept: it need not be read once more.
+        keys = keys[~self._touched.contains(keys)]
+        rows = self._room(len(keys))
         found = np.empty(len(keys), np.bool_)
         for begin in range(0, len(keys), _PIECE_KEYS):
             piece = slice(begin, begin + _PIECE_KEYS)
@@ -205,16 +218,22 @@ class FrozenTable:
             self._is_given[group] = True
         if self._changed is not None:
             self.erased.append(keys[~found & ~is_touched])
-        is_old = found & ~is_touched
-        if not is_old.all():
-            keys, rows = keys[is_old], rows[is_old]
-        if len(keys):
+        count = _close_gaps(keys, rows, ~found | is_touched)
+        if count:
+            keys, rows = keys[:count], rows[:count]
             yield ScanChunk(keys, rows, self._scores_of(keys))
-        del rows
-        yield from self._old()
+        yield from self.old_chunks()
 
-    def _old(self) -> Iterator[ScanChunk]:
-        """What steps kept since the last call."""
+    def _room(self, num_rows: int) -> Rows:
+        """Memory for the rows of a group, the same each time: fresh pages cost as much as copying."""
+        if len(self._rows) < num_rows:
+            self._rows = np.empty(
+                (num_rows + num_rows // 8, self.table.width), self.table.numpy_dtype
+            )
+        return self._rows[:num_rows]
+
+    def old_chunks(self) -> Iterator[ScanChunk]:
+        """What steps kept since the last call, of any group."""
         with self._lock:
             kept, self._kept = self._kept, []
         while kept:
@@ -246,6 +265,25 @@ class FrozenTable:
         with self._lock:
             if self._failure is not None:
                 raise self._failure
+
+
+def _sorted_once(parts: list[Keys]) -> Keys:
+    """``(u,)``: all keys, each once. Sorting is many times as fast as `numpy.unique`, which hashes."""
+    keys: Keys = np.concatenate([np.empty(0, np.int64), *parts])
+    keys.sort()
+    is_first = np.ones(len(keys), np.bool_)
+    np.not_equal(keys[1:], keys[:-1], out=is_first[1:])
+    return keys if is_first.all() else keys[is_first]
+
+
+def _close_gaps(keys: Keys, rows: Rows, is_gap: npt.NDArray[np.bool_]) -> int:
+    """Moves the last ones into the gaps, which are few. Returns how many are left, at the front."""
+    gaps = np.flatnonzero(is_gap)
+    count = len(keys) - len(gaps)
+    last = count + np.flatnonzero(~is_gap[count:])
+    gaps = gaps[: len(last)]
+    keys[gaps], rows[gaps] = keys[last], rows[last]
+    return count
 
 
 def cleared(table: str) -> InvalidArgumentError:

@@ -58,8 +58,13 @@ class KeptBudget:
 
     @property
     def is_half_used(self) -> bool:
-        """Whether steps may soon have to wait."""
+        """Whether it is time to write old rows of tables whose turn has not come."""
         return 2 * self._used_bytes >= self.limit_bytes
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether steps may soon have to wait, or nobody needs the save to be slow."""
+        return 4 * self._used_bytes >= 3 * self.limit_bytes or self._is_over
 
     def give_back(self, num_bytes: int) -> None:
         """Rows of so many bytes were let go."""

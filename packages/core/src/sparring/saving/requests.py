@@ -71,6 +71,8 @@ class SaveCounters:
     """For which steps stood still while tables were frozen."""
     wait_seconds: float = 0.0
     """For which steps waited, as too many old rows were kept already."""
+    work_seconds: float = 0.0
+    """Processor time of all threads that saved."""
     rows_kept: int = 0
     """Old rows that steps read for a save."""
     most_kept_bytes: int = 0

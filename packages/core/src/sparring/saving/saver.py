@@ -5,44 +5,28 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from sparring import _native
 from sparring.errors import SnapshotError
 from sparring.saving.freezing import FrozenTable
 from sparring.saving.kept_rows import KeptBudget
+from sparring.saving.pace import Pace
 from sparring.saving.requests import Retention, Saved, State
 from sparring.saving.table_watch import TableWatch
 from sparring.snapshot import SnapshotWriter, TableDescription
 from sparring.storage.contract import Keys, ScanChunk
 
-__all__ = ["Pace", "Saver", "SavingTable"]
+__all__ = ["Saver", "SavingTable"]
 
 _log = logging.getLogger(__name__)
 
 
-_LONGEST_PAUSE_SECONDS = 0.5
-
-
-class Pace:
-    """Lets the steps have the machine for a part of the time.
-
-    Args:
-        share: of the time in which the save works; 1 takes all.
-        budget: of old rows: where they wait, there is no pause.
-    """
-
-    def __init__(self, share: float, budget: KeptBudget) -> None:
-        self._share, self._budget = share, budget
-        self._since = time.perf_counter()
-
-    def pause(self) -> None:
-        """Called after each piece of work."""
-        if self._share < 1 and not self._budget.is_half_used:
-            worked = time.perf_counter() - self._since
-            time.sleep(min(_LONGEST_PAUSE_SECONDS, worked * (1 / self._share - 1)))
-        self._since = time.perf_counter()
+_FEWEST_AHEAD = 64
+"""A table whose old rows take less than this part of the budget waits for its turn: many small files
+would be written otherwise."""
 
 
 @dataclass(slots=True)
@@ -58,13 +42,24 @@ class SavingTable:
     """The keys that had changed since the last base, if this snapshot is to be the next."""
     num_rows: int = 0
 
-    def chunks(self, pace: Pace) -> Iterator[ScanChunk]:
-        if self.frozen is None:
-            return
-        for chunk in self.frozen.chunks():
+    def chunks(self, pause: Callable[[], None]) -> Iterator[ScanChunk]:
+        if self.frozen is not None:
+            yield from self._counted(self.frozen.chunks(pause))
+
+    def old_chunks(self) -> Iterator[ScanChunk]:
+        """Of `chunks`, those that steps have kept and that wait."""
+        if self.frozen is not None:
+            yield from self._counted(self.frozen.old_chunks())
+
+    @property
+    def kept_bytes(self) -> int:
+        """Old rows that wait."""
+        return 0 if self.frozen is None else self.frozen.kept_bytes
+
+    def _counted(self, chunks: Iterator[ScanChunk]) -> Iterator[ScanChunk]:
+        for chunk in chunks:
             self.num_rows += len(chunk)
             yield chunk
-            pace.pause()
 
     def erased(self) -> Iterator[Keys]:
         """To be read after all chunks."""
@@ -89,8 +84,7 @@ class Saver:
     budget: KeptBudget
     retention: Retention | None
     begin: float
-    share: float
-    """Of the time, in which it works; see `Pace`."""
+    pace: Pace
     failure: BaseException | None = None
     is_over: threading.Event = field(default_factory=threading.Event)
 
@@ -125,13 +119,13 @@ class Saver:
         self.budget.end()
 
     def _run(self) -> Saved:
+        self.pace.begin()
         waiting = list(self.tables)
-        pace = Pace(self.share, self.budget)
         while waiting:
             # The one that most old rows wait for, so that steps need not wait.
             table = max(waiting, key=_urgency)
             waiting.remove(table)
-            self.writer.write_table(table.description, table.chunks(pace), table.erased())
+            self.writer.write_table(table.description, self._chunks(table, waiting), table.erased())
             if table.frozen is not None:
                 table.frozen.check_whole()
             table.thaw()
@@ -144,6 +138,25 @@ class Saver:
         rows = {table.description.name: table.num_rows for table in self.tables}
         seconds = time.perf_counter() - self.begin
         return Saved(self.url, self.step, self.base, rows, seconds)
+
+    def _chunks(self, table: SavingTable, waiting: Sequence[SavingTable]) -> Iterator[ScanChunk]:
+        """The rows of a table; between them old rows of those that wait are written."""
+        for chunk in table.chunks(partial(self._pause, waiting)):
+            yield chunk
+            self._pause(waiting)
+
+    def _pause(self, waiting: Sequence[SavingTable]) -> None:
+        while self.budget.is_half_used and self._write_ahead(waiting):
+            self.pace.pause()
+        self.pace.pause()
+
+    def _write_ahead(self, waiting: Sequence[SavingTable]) -> bool:
+        """Makes room for old rows, if another table than the one at hand holds many."""
+        table = max(waiting, key=_urgency, default=None)
+        if table is None or _FEWEST_AHEAD * table.kept_bytes < self.budget.limit_bytes:
+            return False
+        self.writer.write_ahead(table.description, table.old_chunks())
+        return True
 
     def _retain(self) -> None:
         """Removes old snapshots. That it fails harms nothing that was saved."""
@@ -167,6 +180,4 @@ def give_up(writer: SnapshotWriter) -> None:
 
 
 def _urgency(table: SavingTable) -> tuple[int, int]:
-    if table.frozen is None:
-        return 0, 0
-    return table.frozen.kept_bytes, table.frozen.num_keys
+    return table.kept_bytes, 0 if table.frozen is None else table.frozen.num_keys

@@ -21,10 +21,12 @@ from sparring.errors import DeadlineError, InvalidArgumentError, SnapshotError
 from sparring.saving.container_state import OWN_STATES, container_states
 from sparring.saving.freezing import FrozenTable
 from sparring.saving.kept_rows import KeptBudget
+from sparring.saving.pace import Pace
 from sparring.saving.requests import Retention, SaveCounters, Saved, State
 from sparring.saving.saver import Saver, SavingTable, give_up
 from sparring.snapshot import SnapshotWriter, TableDescription
 from sparring.snapshot.opening import locate
+from sparring.snapshot.options import SnapshotOptions
 
 if TYPE_CHECKING:
     from sparring.execution import Task
@@ -35,7 +37,7 @@ __all__ = ["KEPT_BYTES", "SaveOptions", "Saves", "agree"]
 KEPT_BYTES = 64 << 20
 """Old rows that a save holds before steps wait for it."""
 
-_FEW_CORES, _SHARE_OF_FEW_CORES = 4, 0.4
+_FEW_CORES, _SHARE_OF_FEW_CORES = 4, 0.15
 _WAIT_SECONDS = 30.0
 _TOKEN_BYTES = 16
 
@@ -50,9 +52,11 @@ class SaveOptions:
         kept_bytes: old rows that are held in memory before steps wait for the save.
         deadline_seconds: how long the first rank waits for the parts of the others.
         retention: which snapshots stay when this one was committed; None: all.
-        share: of the time in which a save beside steps works, above 0 and at most 1; in the rest
-            of it the steps have the machine for themselves. None: 1 where there are more than 4
-            cores, and else 0.4. It does not pause while old rows wait.
+        share: of the time of one core that all threads of a save beside steps take together, above
+            0 and at most 1. Steps that keep all cores busy take about as much longer, and the save
+            takes its processor time divided by it. 1: no pauses. None: 1 where there are more than
+            4 cores, and else 0.15. There are no pauses while three quarters of `kept_bytes` wait,
+            and once somebody waits for the save.
         is_base: count from now on which keys change, so that a later save can name this one as
             its base. It costs at most 64 MiB a table and some time in each step.
         is_told: the step after a save that failed beside it raises `BackgroundError`; otherwise the
@@ -83,6 +87,13 @@ class Saves:
         self._running: Saver | None = None
         self._task: Task[Saved] | None = None
         self._base: str | None = None
+        container.events.when_awaited(self.hurry)
+
+    def hurry(self) -> None:
+        """A save that runs pauses no more: somebody waits for its end."""
+        running = self._running
+        if running is not None:
+            running.pace.hurry()
 
     @property
     def base(self) -> str | None:
@@ -117,6 +128,7 @@ class Saves:
         running = self._running
         if running is None:
             return
+        self.hurry()
         seconds = self._container.events.deadline_seconds if timeout is None else timeout
         if not running.is_over.wait(seconds):
             raise DeadlineError(
@@ -150,10 +162,9 @@ class Saves:
         container.join_ahead()
         self.join(options.deadline_seconds)
         begin = time.perf_counter()
-        saver = self._frozen(url, base, states, options, begin)
-        if not blocking:
-            few = execution.num_threads() <= _FEW_CORES
-            saver.share = options.share or (_SHARE_OF_FEW_CORES if few else 1.0)
+        saver = self._frozen(
+            url, base, states, options, begin, share=1.0 if blocking else _share(options)
+        )
         self.counters.freeze_seconds += time.perf_counter() - begin
         self._running = saver
         if not blocking:
@@ -190,6 +201,8 @@ class Saves:
         states: Mapping[str, State],
         options: SaveOptions,
         begin: float,
+        *,
+        share: float,
     ) -> Saver:
         """All tables as they are now, and a writer that nothing was given yet."""
         container = self._container
@@ -203,6 +216,7 @@ class Saves:
         own: Mapping[str, State] = {}
         writer: SnapshotWriter | None = None
         budget = KeptBudget(options.kept_bytes)
+        pace = Pace(share, budget)
         tables = []
         error: Exception | None = None
         try:
@@ -215,6 +229,7 @@ class Saves:
                 base=base,
                 deadline_seconds=options.deadline_seconds,
                 token=token,
+                options=SnapshotOptions(pause=pace.pause),
             )
             for entry, is_mine in entries:
                 tables.append(_saving_table(entry, budget if is_mine else None, base is not None))
@@ -244,7 +259,7 @@ class Saves:
             budget,
             options.retention,
             begin,
-            share=1.0,
+            pace,
         )
 
     def _agreed(
@@ -311,6 +326,7 @@ class Saves:
             self.counters.saves += saver.failure is None
             self.counters.wait_seconds += saver.budget.wait_seconds
             self.counters.rows_kept += saver.budget.num_rows
+            self.counters.work_seconds += saver.pace.worked_seconds
             self.counters.most_kept_bytes = max(
                 self.counters.most_kept_bytes, saver.budget.most_bytes
             )
@@ -320,6 +336,12 @@ class Saves:
         self._base = url
         for entry in self._container.entries():
             entry.watch.changed = None if url is None else _native.KeySet()
+
+
+def _share(options: SaveOptions) -> float:
+    if options.share is not None:
+        return options.share
+    return _SHARE_OF_FEW_CORES if execution.num_threads() <= _FEW_CORES else 1.0
 
 
 def _saving_table(entry: DeclaredTable, budget: KeptBudget | None, is_delta: bool) -> SavingTable:

@@ -9,6 +9,7 @@ The header's room is kept free until all segments are known.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -105,8 +106,12 @@ class DataFile:
             self._file.append([memoryview(encode_header(self._tensors))])
             self._file.append(_bytes_of(array) for _, array in segment.arrays)
 
-    def seal(self, *, is_alone: bool = False) -> FileHashes:
+    def seal(self, pause: Callable[[], None], *, is_alone: bool = False) -> FileHashes:
         """Writes the header, and returns when the file is durable; closes it.
+
+        Args:
+            pause: called after each piece of the work.
+            is_alone: the file has its header already.
 
         Raises:
             SnapshotIOError: the file system failed.
@@ -114,7 +119,7 @@ class DataFile:
         with writing(self._url, self.name, self._file.size_bytes), self._file:
             if not is_alone:
                 self._file.rewrite(encode_header(self._tensors, reserved=_RESERVED_BYTES))
-            return self._file.seal()
+            return self._file.seal(pause)
 
     def close(self) -> None:
         """Gives the file up."""

@@ -9,7 +9,7 @@ import xxhash
 
 from sparring.snapshot.limits import BLOCK_BYTES
 
-__all__ = ["BLOCK_DIGITS", "FileHashes", "block_hash", "hash_blocks", "text_hash"]
+__all__ = ["BLOCK_DIGITS", "FileHashes", "block_hash", "hash_blocks", "no_pause", "text_hash"]
 
 BLOCK_DIGITS = 16
 """Hexadecimal digits of the hash of a block."""
@@ -43,8 +43,20 @@ def block_hash(data: memoryview) -> str:
     return xxhash.xxh3_64_hexdigest(data)
 
 
-def hash_blocks(read_into: ReadInto, size_bytes: int) -> FileHashes:
-    """The hashes of a file, in one pass over it."""
+def no_pause() -> None:
+    """Nobody is to be spared."""
+
+
+def hash_blocks(
+    read_into: ReadInto, size_bytes: int, pause: Callable[[], None] = no_pause
+) -> FileHashes:
+    """The hashes of a file, in one pass over it.
+
+    Args:
+        read_into: reads the file.
+        size_bytes: of the file.
+        pause: called after each block.
+    """
     whole = xxhash.xxh3_128()
     blocks = []
     buffer = memoryview(bytearray(min(BLOCK_BYTES, size_bytes)))
@@ -53,4 +65,5 @@ def hash_blocks(read_into: ReadInto, size_bytes: int) -> FileHashes:
         read_into(begin, block)
         whole.update(block)
         blocks.append(block_hash(block))
+        pause()
     return FileHashes(size_bytes, whole.hexdigest(), "".join(blocks))

@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -100,16 +100,16 @@ class LocalWriteFile(WriteFile):
         """As `ReadFile.read_into`."""
         _read_into(self._descriptor, offset, buffer)
 
-    def hashes(self) -> FileHashes:
-        """The hashes of what was written, read back."""
-        return hash_blocks(self.read_into, self.size_bytes)
+    def hashes(self, pause: Callable[[], None]) -> FileHashes:
+        """The hashes of what was written, read back; `pause` is called after each block."""
+        return hash_blocks(self.read_into, self.size_bytes, pause)
 
     def sync(self) -> None:
         """Returns when what was written is durable."""
         os.fsync(self._descriptor)
 
-    def seal(self) -> FileHashes:
-        hashes = self.hashes()
+    def seal(self, pause: Callable[[], None]) -> FileHashes:
+        hashes = self.hashes(pause)
         self.sync()
         return hashes
 

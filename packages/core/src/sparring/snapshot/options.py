@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparring.errors import InvalidArgumentError
+from sparring.snapshot.hashing import no_pause
 from sparring.snapshot.limits import NUM_PARTITIONS
 
 __all__ = ["SnapshotOptions"]
@@ -23,6 +25,8 @@ class SnapshotOptions:
         buffer_bytes: of all ranges' buffers together; each range writes a segment when its share
             is full.
         small_bytes: the largest table that is one file; held in memory as a whole.
+        pause: called by each thread that writes after each piece of its work, of a MiB or some: who
+            gives it may let the thread sleep there, so that others have the machine.
 
     Raises:
         InvalidArgumentError: any of these is out of range.
@@ -32,6 +36,7 @@ class SnapshotOptions:
     file_bytes: int = 256 << 20
     buffer_bytes: int = 36 << 20
     small_bytes: int = 24 << 20
+    pause: Callable[[], None] = no_pause
 
     def __post_init__(self) -> None:
         ranges = self.num_ranges

@@ -9,7 +9,7 @@ what was asked.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TypeVar
 
@@ -72,8 +72,12 @@ class WriteFile(_Closes):
         """Replaces the first bytes of the file."""
 
     @abstractmethod
-    def seal(self) -> FileHashes:
-        """Returns when the file is durable. Nothing is written to it afterwards."""
+    def seal(self, pause: Callable[[], None]) -> FileHashes:
+        """Returns when the file is durable. Nothing is written to it afterwards.
+
+        Args:
+            pause: called after each piece of the work.
+        """
 
 
 class WriteFolder(_Closes):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any
@@ -92,14 +92,15 @@ class _RemoteWriteFile(WriteFile):
     def rewrite(self, data: bytes) -> None:
         self._file.rewrite(data)
 
-    def seal(self) -> FileHashes:
-        hashes = self._file.hashes()
+    def seal(self, pause: Callable[[], None]) -> FileHashes:
+        hashes = self._file.hashes(pause)
         with self._system.open(self._path, "wb") as target:
             buffer = memoryview(bytearray(_UPLOAD_BYTES))
             for begin in range(0, self.size_bytes, _UPLOAD_BYTES):
                 piece = buffer[: min(_UPLOAD_BYTES, self.size_bytes - begin)]
                 self._file.read_into(begin, piece)
                 target.write(bytes(piece))
+                pause()
         return hashes
 
     def close(self) -> None:

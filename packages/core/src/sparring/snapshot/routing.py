@@ -210,13 +210,18 @@ class RowRouter:
             self._await_oldest()
         segment = buffer.segment
         file.describe(segment)
-        self._writing.append((self._writer.submit(file.append, segment), buffer))
+        self._writing.append((self._writer.submit(self._append, file, segment), buffer))
         self._buffers[place] = self._spare.pop()
         if file.is_full or file.data_bytes >= self._options.file_bytes:
             while self._writing:
                 self._await_oldest()
             self._files[place] = None
             self._seal(file, False)
+
+    def _append(self, file: DataFile, segment: Segment) -> None:
+        """On the thread that writes."""
+        file.append(segment)
+        self._options.pause()
 
     def _await_oldest(self) -> None:
         """Waits until a buffer is written and may be filled again."""

@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -49,7 +50,10 @@ __all__ = ["SnapshotWriter"]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,199}\Z")
 _TOKEN = re.compile(r"[A-Za-z0-9_\-]{1,64}\Z")
 _SEALING_THREADS = 2
+_MOST_SEALING = 32
+"""Files that wait to be sealed, each open: meanwhile the next table may begin."""
 _POLL_SECONDS = 0.01
+_AHEAD_BUFFER_BYTES, _AHEAD_SMALL_BYTES = 10 << 20, 2 << 20
 
 
 class SnapshotWriter:
@@ -64,7 +68,7 @@ class SnapshotWriter:
         deadline_seconds: how long `commit` waits for the parts of other ranks.
         token: names this attempt to save; all its ranks give the same one, and no other attempt
             does. None draws one, which only a single rank can.
-        options: how files are cut.
+        options: how files are cut, and where threads may pause.
 
     Raises:
         InvalidArgumentError: any of these is out of range.
@@ -131,16 +135,48 @@ class SnapshotWriter:
                 snapshot is to have erased keys.
             SnapshotIOError: the file system failed.
         """
+        self._check_unwritten(table)
+        self._tables[table.name] = TableEntry.of(table)
+        self._write_rows(table, chunks, self._options)
+        self._write_erased(table, erased)
+
+    def write_ahead(self, table: TableDescription, chunks: Iterable[ScanChunk]) -> None:
+        """Writes some rows of a table before its turn, into files of their own of all partitions.
+
+        It may be called while `write_table` takes the rows of another table. `write_table` must
+        follow, with the other rows.
+
+        Args:
+            table: the same on all ranks.
+            chunks: as for `write_table`.
+
+        Raises:
+            InvalidArgumentError: the table was written already, or chunks do not fit it.
+            SnapshotIOError: the file system failed.
+        """
+        self._check_unwritten(table)
+        options = replace(
+            self._options,
+            num_ranges=1,
+            buffer_bytes=_AHEAD_BUFFER_BYTES,
+            small_bytes=_AHEAD_SMALL_BYTES,
+        )
+        self._write_rows(table, chunks, options)
+
+    def _check_unwritten(self, table: TableDescription) -> None:
         self._check_state("writing")
-        config = table.config
         if table.name in self._tables:
             raise InvalidArgumentError(
                 f"snapshot {self.url}: table {table.name!r} was written already; write each once",
                 table=table.name,
             )
-        self._tables[table.name] = TableEntry.of(table)
+
+    def _write_rows(
+        self, table: TableDescription, chunks: Iterable[ScanChunk], options: SnapshotOptions
+    ) -> None:
+        config = table.config
         layout = RowLayout(config.width, config.numpy_dtype, table.has_scores)
-        router = self._router("rows", table.name, layout)
+        router = self._router("rows", table.name, layout, options)
         try:
             for chunk in chunks:
                 keys = check_keys(chunk.keys, table.name, unique=False)
@@ -152,7 +188,6 @@ class SnapshotWriter:
             router.finish()
         finally:
             router.close()
-        self._write_erased(table, erased)
 
     def write_state(
         self, name: str, values: JSON = None, arrays: Mapping[str, npt.ArrayLike] | None = None
@@ -190,7 +225,7 @@ class SnapshotWriter:
             file.close()
             raise
         with writing(self.url, stored), file:
-            hashes = file.seal()
+            hashes = file.seal(self._options.pause)
         self._entries.append(
             FileEntry(
                 name=stored,
@@ -285,7 +320,9 @@ class SnapshotWriter:
             )
 
     def _write_erased(self, table: TableDescription, erased: Iterable[Keys]) -> None:
-        router = self._router("erased", table.name, RowLayout(0, np.dtype(np.uint8), False))
+        router = self._router(
+            "erased", table.name, RowLayout(0, np.dtype(np.uint8), False), self._options
+        )
         try:
             for given in erased:
                 keys = check_keys(given, table.name, unique=False)
@@ -300,10 +337,12 @@ class SnapshotWriter:
         finally:
             router.close()
 
-    def _router(self, kind: str, table: str, layout: RowLayout) -> RowRouter:
+    def _router(
+        self, kind: str, table: str, layout: RowLayout, options: SnapshotOptions
+    ) -> RowRouter:
         return RowRouter(
             layout,
-            self._options,
+            options,
             create=partial(self._create, kind, table),
             seal=partial(self._seal, kind, table),
         )
@@ -327,7 +366,7 @@ class SnapshotWriter:
         return stored
 
     def _seal(self, kind: Any, table: str, file: DataFile, is_alone: bool) -> None:
-        self._collect(_SEALING_THREADS)
+        self._collect(_MOST_SEALING)
 
         def entry(hashes: FileHashes) -> FileEntry:
             return FileEntry(
@@ -342,7 +381,9 @@ class SnapshotWriter:
                 blocks=hashes.blocks,
             )
 
-        self._sealing.append(self._pool.submit(lambda: entry(file.seal(is_alone=is_alone))))
+        self._sealing.append(
+            self._pool.submit(lambda: entry(file.seal(self._options.pause, is_alone=is_alone)))
+        )
 
     def _collect(self, most: int) -> None:
         """Waits until at most `most` files are being sealed."""
