@@ -266,7 +266,7 @@ def test_a_save_that_fails_is_told_by_the_next_step_and_training_goes_on(tmp_pat
 def test_why_a_save_failed_is_not_hidden_by_what_could_not_be_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(_self: SnapshotWriter) -> None:
+    def fails(_self: SnapshotWriter, _cause: BaseException) -> None:
         raise SnapshotIOError("the folder is not empty")
 
     monkeypatch.setattr(SnapshotWriter, "abandon", fails)

@@ -48,7 +48,8 @@ class SaveOptions:
 
     Args:
         kept_bytes: old rows that are held in memory before steps wait for the save.
-        deadline_seconds: how long the first rank waits for the parts of the others.
+        deadline_seconds: how long the first rank waits for the parts of the others, and they for its
+            commit.
         retention: which snapshots stay when this one was committed; None: all.
         share: of the time in which a save beside steps works, above 0 and at most 1; in the rest
             of it the steps have the machine for themselves. None: 1 where there are more than 4
@@ -162,11 +163,11 @@ class Saves:
                 self._task = container.events.submit(
                     partial(self._run, saver, options), name=name, is_told=options.is_told
                 )
-            except BaseException:
+            except BaseException as refusal:
                 _count_on(saver, options)
                 saver.thaw()
                 saver.is_over.set()
-                give_up(saver.writer)
+                give_up(saver.writer, refusal)
                 raise
             return self._task
         self._task = None
