@@ -238,9 +238,19 @@ class StepContainer(SavingContainer):
         drop_state(self, self.entry(table))
 
     def storage(self, table: str) -> Storage:
-        """This rank's shard of a table, opened if it was not."""
+        """This rank's shard of a table, opened if it was not.
+
+        Raises:
+            InterruptedLoadError: it holds a part of a snapshot, as a load was cut short.
+        """
         self.check_open()
         entry = self.entry(table)
+        opened = self.opened(entry)
+        entry.check_whole()
+        return opened
+
+    def opened(self, entry: DeclaredTable) -> Storage:
+        """As `storage`, also where a load was cut short; for parts of the package."""
         if entry.storage is None:
             assert entry.choice is not None  # a storage that was given is never dropped
             entry.hold(self.open_storage(entry.choice, entry.config))
@@ -310,6 +320,7 @@ class StepContainer(SavingContainer):
 
         Raises:
             UnknownTableError: nobody declared `table`.
+            InterruptedLoadError: a load into it was cut short.
             InvalidArgumentError: `ids` has another shape or dtype.
         """
         return self.lookup_all([(table, ids)], is_registered=is_registered)[0]
@@ -328,7 +339,7 @@ class StepContainer(SavingContainer):
         """
         self.check_open()
         self.join_ahead()
-        named = [(self.entry(table), _checked_ids(table, ids)) for table, ids in requests]
+        named = self._named(requests)
         lookups = looked_up(self, named, is_training=is_registered)
         if is_registered:
             for (table, _), each in zip(requests, lookups, strict=True):
@@ -347,12 +358,20 @@ class StepContainer(SavingContainer):
             requests: as for `lookup_all`. Ids must not change until it is finished.
 
         Raises:
-            UnknownTableError, InvalidArgumentError: as `lookup_all`.
+            UnknownTableError, InterruptedLoadError, InvalidArgumentError: as `lookup_all`.
         """
         self.check_open()
         self.join_ahead()
-        named = [(self.entry(table), _checked_ids(table, ids)) for table, ids in requests]
+        named = self._named(requests)
         return self.aheads.begin(named)
+
+    def _named(
+        self, requests: Sequence[tuple[str, npt.NDArray[np.int64]]]
+    ) -> list[tuple[DeclaredTable, npt.NDArray[np.int64]]]:
+        named = [(self.entry(table), _checked_ids(table, ids)) for table, ids in requests]
+        for entry, _ in named:
+            entry.check_whole()
+        return named
 
     def join_ahead(self) -> None:
         """Returns when no lookup runs beside this thread, so that exchange and collective are free.
@@ -446,13 +465,12 @@ class StepContainer(SavingContainer):
         self.exchange.step = steps
 
     def check_readable(self, tables: Sequence[str]) -> None:
-        """Raises `ClosedError` if the container, or the storage of a table, was closed."""
+        """Raises `ClosedError` if the container, or the storage of a table, was closed, and
+        `InterruptedLoadError` if a table holds a part of a snapshot."""
         self.check_open()
         self.join_ahead()
         for table in tables:
-            storage = self.entry(table).storage
-            if storage is not None:
-                storage._check_open()
+            self.entry(table).check_whole()
 
     def discard(self) -> None:
         """Drops what was looked up and accumulated since the last step."""
