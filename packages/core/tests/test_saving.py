@@ -263,10 +263,28 @@ def test_a_save_that_fails_is_told_by_the_next_step_and_training_goes_on(tmp_pat
         container.save(str(tmp_path / "again"))
 
 
+def test_saves_beside_steps_change_no_counter_of_tiers(tmp_path: Path) -> None:
+    def counts(saves: bool) -> list[Any]:
+        with make(*STACKS[4][:1], **STACKS[4][1]) as container:
+            for number in range(12):
+                if saves and number % 4 == 0:
+                    url = str(tmp_path / f"step-{number}")
+                    container.save(url, blocking=False, options=SaveOptions(kept_bytes=1 << 20))
+                step(container, number)
+            container.saves.join()
+            return [
+                {name: value for name, value in tier.as_dict().items() if "seconds" not in name}
+                for table in TABLES
+                for tier in container.tier_counters(table.name)
+            ]
+
+    assert counts(saves=True) == counts(saves=False)
+
+
 def test_why_a_save_failed_is_not_hidden_by_what_could_not_be_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(_self: SnapshotWriter) -> None:
+    def fails(_self: SnapshotWriter, _cause: BaseException) -> None:
         raise SnapshotIOError("the folder is not empty")
 
     monkeypatch.setattr(SnapshotWriter, "abandon", fails)

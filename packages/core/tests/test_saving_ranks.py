@@ -12,12 +12,15 @@ import pytest
 from sparring import StepContainer, TableConfig, Uniform
 from sparring.admission import Bloom, Frequency
 from sparring.collective import Collective
-from sparring.errors import SnapshotError, SnapshotIOError, SparringError
+from sparring.errors import DeadlineError, SnapshotError, SnapshotIOError, SparringError
+from sparring.events import BackgroundError
 from sparring.rendezvous import ShardMap, SingleRendezvous
 from sparring.saving.requests import State
 from sparring.saving.saves import SaveOptions
 from sparring.snapshot import SnapshotWriter, list_snapshots, open_snapshot
+from sparring.snapshot.local_place import LocalPlace
 from sparring.step import StorageChoice
+from sparring.storage import Storage
 from sparring.updates import MethodChoice, resolve_method
 from sparring.updates.resolving import hyper_from
 
@@ -166,6 +169,9 @@ def test_after_a_commit_that_failed_ranks_agree_on_a_base_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit, calls = SnapshotWriter.commit, []
+    # Rank 0 dies, or is too slow, before the other rank learns how the commit ended.
+    monkeypatch.setattr(SnapshotWriter, "await_commit", SnapshotWriter._release)
+    monkeypatch.setattr("sparring.snapshot.outcome.GRACE_SECONDS", 0.1)
 
     def fails_once(writer: SnapshotWriter) -> Any:
         calls.append(writer.step)
@@ -268,8 +274,104 @@ def test_a_save_begins_on_all_ranks_or_on_none(
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".one")]
 
 
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_a_rank_that_fails_beside_steps_is_told_of_by_all_soon(broken: int, tmp_path: Path) -> None:
+    def body(collective: Collective) -> list[str]:
+        with make(collective) as container:
+            step(container, 0)
+            if collective.rank == broken:
+                _break_once(container.storage("user"))
+            begin = time.monotonic()
+            container.save(str(tmp_path / "one"), blocking=False)
+            container.saves.join()
+            assert time.monotonic() - begin < 30  # a save's own deadline is 600 s
+            collective.barrier()
+            with pytest.raises(BackgroundError) as caught:
+                step(container, 1)
+            step(container, 1)
+            container.save(str(tmp_path / "two"), blocking=False)
+            step(container, 2)
+            container.saves.join()
+            return [str(caught.value), container.saves.counters.saves]
+
+    errors, num_saved = zip(*run_ranks(3, body), strict=True)
+    for rank, error in enumerate(errors):
+        assert "disk gone" in error
+        assert (f"rank {broken} failed, and nothing was committed" in error) == (rank != broken)
+    assert num_saved == (1, 1, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["two"]
+
+
+def test_a_commit_that_fails_fails_the_save_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish, refused = LocalPlace.publish, []
+
+    def refuses_once(place: LocalPlace, folder: Any, name: str, manifest: bytes) -> None:
+        if not refused:
+            refused.append(name)
+            raise OSError("disk full")
+        publish(place, folder, name, manifest)
+
+    monkeypatch.setattr(LocalPlace, "publish", refuses_once)
+    options = SaveOptions(is_base=True)
+
+    def body(collective: Collective) -> Any:
+        with make(collective) as container:
+            for number in range(4):
+                step(container, number)
+                url = str(tmp_path / f"s{number}")
+                base = container.saves.base
+                task = container.save(url, base=base, blocking=False, options=options)
+                container.saves.join()
+                if number:
+                    assert task.result(0).url == url
+                    continue
+                collective.barrier()
+                with pytest.raises(BackgroundError, match="disk full"):
+                    step(container, 99)
+            return contents(container)
+
+    expected = joined(run_ranks(2, body))
+    bases = [open_snapshot(str(tmp_path / f"s{number}")).base for number in (1, 2, 3)]
+    assert [base is None for base in bases] == [True, False, False]
+    assert train(2, 0, 0, str(tmp_path / "s3"), None)[0] == expected
+
+
+def test_a_rank_that_dies_in_a_save_leaves_the_others_a_deadline(tmp_path: Path) -> None:
+    def body(collective: Collective) -> str:
+        token = "one-attempt"
+        options = {
+            "rank": collective.rank,
+            "world_size": 2,
+            "token": token,
+            "deadline_seconds": 0.2,
+        }
+        writer = SnapshotWriter(str(tmp_path / "one"), step=1, **options)  # type: ignore[arg-type]
+        writer.finish()
+        if collective.rank == 0:
+            return "dead"
+        with pytest.raises(DeadlineError, match="rank 0 has not committed it within") as caught:
+            writer.await_commit()
+        writer.abandon(caught.value)
+        return str(sorted(path.name for path in next(tmp_path.iterdir()).iterdir()))
+
+    # Rank 0 may just be committing: nothing of the other rank is removed or added.
+    assert run_ranks(2, body)[1] == "['part-00000.json', 'part-00001.json']"
+
+
 def _fail(*_: object) -> None:
     raise OSError("disk gone")
+
+
+def _break_once(storage: Storage) -> None:
+    find = storage._find_impl
+
+    def broken(*arguments: Any) -> None:
+        storage._find_impl = find  # type: ignore[method-assign]
+        raise OSError("disk gone")
+
+    storage._find_impl = broken  # type: ignore[method-assign]
 
 
 def test_a_rank_that_cannot_load_stops_all_before_anything_changes(tmp_path: Path) -> None:

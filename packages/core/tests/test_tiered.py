@@ -285,3 +285,20 @@ def test_erase_that_fails_halfway_loses_no_row_that_is_still_found() -> None:
     stack.upsert(KEYS[50:70], ROWS[50:70])  # pushes them out
     assert np.array_equal(stack.find(KEYS[:6]).rows, ROWS[:6])
     assert stack.size == 26
+
+
+def test_what_a_save_reads_is_not_counted() -> None:
+    stack = stack_of(memory(10, "lru"), memory(20, "lru"), memory())
+    stack.upsert(KEYS, ROWS)
+    stack.find(KEYS[:5])
+    before = [tier.as_dict() for tier in stack.tier_counters()]
+    rows, found = np.empty((101, 3), np.float32), np.empty(101, np.bool_)
+    with_an_unknown_key = np.append(KEYS, 777)
+    stack._copy_impl(with_an_unknown_key, Columns(0, 3), rows, found)
+    assert np.array_equal(rows[:100], ROWS)
+    assert np.array_equal(found, with_an_unknown_key != 777)
+    chunks = stack.scan(7)
+    next(chunks)
+    stack._num_writes += 1  # a write beside the scan, which now looks rows up again
+    assert sum(map(len, chunks)) == 93
+    assert [tier.as_dict() for tier in stack.tier_counters()] == before

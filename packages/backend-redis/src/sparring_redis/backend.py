@@ -53,7 +53,9 @@ class RedisStorage(Storage):
         DeadlineError, StorageIOError: Redis failed.
     """
 
-    capabilities = Capabilities(persistent=True, shared=True, concurrent_reads=True)
+    capabilities = Capabilities(
+        persistent=True, shared=True, concurrent_reads=True, notes_loads=True
+    )
 
     def __init__(
         self,
@@ -143,6 +145,17 @@ class RedisStorage(Storage):
         for keys in self._keys_in_shared_buckets():
             commands = self._layout.erase_commands(keys, self._layout.deal(keys))
             self._client.run(commands, "clear", is_write=True)
+
+    def _note_load_impl(self, source: str | None) -> None:
+        # One note for the whole table: ranks load together, and a job of another size must see it.
+        load_command = self._layout.load_command
+        command = load_command("DEL") if source is None else load_command("SET", source.encode())
+        self._client.run([command], "note of a load", is_write=True)
+
+    def _read_load_impl(self) -> str | None:
+        command = self._layout.load_command("GET")
+        found = self._client.run([command], "note of a load", is_write=False)[0]
+        return None if found is None else bytes(found).decode(errors="replace")
 
     def _close_impl(self) -> None:
         self._client.close()

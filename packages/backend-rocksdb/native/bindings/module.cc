@@ -130,6 +130,16 @@ PYBIND11_MODULE(_native, module) {
       .def("label", [](const OpenDatabase& self, const std::string& table) {
         return self.get().label(table);
       })
+      .def("load", [](const OpenDatabase& self, const std::string& table) {
+        return self.get().load(table);
+      })
+      .def("note_load",
+           [](const OpenDatabase& self, const std::string& table,
+              const std::optional<std::string>& source) {
+             const std::shared_ptr<Database> shared = self.shared();
+             const py::gil_scoped_release without_gil;
+             shared->note_load(table, source);
+           })
       .def("tables", [](const OpenDatabase& self) { return self.get().tables(); })
       .def("open_table", &open_table, py::arg("name"), py::kw_only(), py::arg("label"),
            py::arg("row_bytes"), py::arg("sync_writes"), py::arg("known_keys_bytes"))

@@ -23,6 +23,7 @@ constexpr const char* kFormat = "sparring-rocksdb 1";
 constexpr auto kPause = 50ms;
 constexpr auto kMostWaiting = 8000ms;
 const std::string kLabelPrefix = "label/";
+const std::string kLoadPrefix = "load/";
 const std::string kFamilyPrefix = "table/";
 
 // The databases that are open, by folder. Opening and closing happen under the
@@ -171,6 +172,25 @@ std::vector<std::string> Database::tables() const {
   }
   check(records->status(), asked("read the catalogue"));
   return names;
+}
+
+std::optional<std::string> Database::load(const std::string& table) const {
+  std::string found;
+  const rocksdb::Status status = db_->Get({}, catalogue(), kLoadPrefix + table, &found);
+  if (status.IsNotFound()) return std::nullopt;
+  check(status, asked("read what was loaded into table '" + table + "'"));
+  return found;
+}
+
+void Database::note_load(const std::string& table, const std::optional<std::string>& source) {
+  const std::string what = asked("note what is loaded into table '" + table + "'");
+  rocksdb::WriteBatch batch;
+  check(source.has_value() ? batch.Put(catalogue(), kLoadPrefix + table, *source)
+                           : batch.Delete(catalogue(), kLoadPrefix + table),
+        what);
+  rocksdb::WriteOptions durable;
+  durable.sync = true;
+  check(write(durable, batch), what);
 }
 
 rocksdb::ColumnFamilyHandle* Database::take(const std::string& table, const std::string& label) {

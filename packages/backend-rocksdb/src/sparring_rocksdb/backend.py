@@ -38,7 +38,9 @@ class RocksdbStorage(NativeStorage):
         PluginError: the native library cannot be loaded here.
     """
 
-    capabilities = Capabilities(persistent=True, native=True, concurrent_reads=True)
+    capabilities = Capabilities(
+        persistent=True, native=True, concurrent_reads=True, notes_loads=True
+    )
 
     def __init__(
         self, table: TableConfig, options: RocksdbOptions, *, validate: bool = True
@@ -78,6 +80,12 @@ class RocksdbStorage(NativeStorage):
         """
         self._check_open()
         self._database.checkpoint(os.fspath(Path(path)))
+
+    def _note_load_impl(self, source: str | None) -> None:
+        self._database.note_load(self.table.name, source)
+
+    def _read_load_impl(self) -> str | None:
+        return self._database.load(self.table.name)
 
     def _close_impl(self) -> None:
         super()._close_impl()

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sparring import _native, kernels
 from sparring.admission import admission_from, make_filter
-from sparring.errors import InvalidArgumentError
+from sparring.errors import InterruptedLoadError, InvalidArgumentError
 from sparring.saving.table_watch import TableWatch
 from sparring.storage.contract import Columns, Storage
 from sparring.storage.converting import conversion_command
@@ -208,6 +208,24 @@ class DeclaredTable:
             f"elements of state of {found.state_method or 'an unknown optimizer'}, {method} needs "
             f"{config.state_width} of its own; use the same kind of optimizer, or {remedy}",
             table=config.name,
+        )
+
+    def check_whole(self) -> None:
+        """Refuses rows of a load that did not end.
+
+        Raises:
+            InterruptedLoadError: naming what was loaded.
+        """
+        source = None if self.storage is None else self.storage.interrupted_load
+        if source is None:
+            return
+        name = self.config.name
+        raise InterruptedLoadError(
+            f"table {name!r}: a load of {source} was cut short, and its storage holds a part of "
+            "the rows. Load a snapshot again (sparring train --resume, or container.load), or "
+            "begin without rows: open the storage with sparring.open_storage and call clear()",
+            table=name,
+            source=source,
         )
 
     def tier_counters(self) -> list[TierCounters]:

@@ -15,6 +15,7 @@ __all__ = [
     "DeadlineError",
     "InternalError",
     "InvalidArgumentError",
+    "InterruptedLoadError",
     "NonFiniteGradientError",
     "PartialStepError",
     "PeerFailure",
@@ -91,6 +92,10 @@ class CorruptDataError(SparringError):
 
 class SnapshotError(SparringError):
     """A snapshot cannot be written or read as asked: name another, or mend what is named."""
+
+
+class InterruptedLoadError(SnapshotError):
+    """A table holds a part of a snapshot, as its load was cut short: load again, or clear it."""
 
 
 class SnapshotDamagedError(SnapshotError, CorruptDataError):

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from sparring import _native
 from sparring.applying import TableUpdate, Update, apply_methods, apply_update
 from sparring.collective import Collective, LocalGroup, Reduction
-from sparring.declared_table import StorageChoice
+from sparring.declared_table import DeclaredTable, StorageChoice
 from sparring.errors import ClosedError, InvalidArgumentError
 from sparring.events import EventLoop
 from sparring.exchange import ExchangeOptions, RingExchange
@@ -150,6 +150,7 @@ class StepContainer(TableContainer, SavingContainer):
 
         Raises:
             UnknownTableError: nobody declared `table`.
+            InterruptedLoadError: a load into it was cut short.
             InvalidArgumentError: `ids` has another shape or dtype.
         """
         return self.lookup_all([(table, ids)], is_registered=is_registered)[0]
@@ -168,7 +169,7 @@ class StepContainer(TableContainer, SavingContainer):
         """
         self.check_open()
         self.join_ahead()
-        named = [(self.entry(table), _checked_ids(table, ids)) for table, ids in requests]
+        named = self._named(requests)
         lookups = looked_up(self, named, is_training=is_registered)
         if is_registered:
             for (table, _), each in zip(requests, lookups, strict=True):
@@ -187,12 +188,20 @@ class StepContainer(TableContainer, SavingContainer):
             requests: as for `lookup_all`. Ids must not change until it is finished.
 
         Raises:
-            UnknownTableError, InvalidArgumentError: as `lookup_all`.
+            UnknownTableError, InterruptedLoadError, InvalidArgumentError: as `lookup_all`.
         """
         self.check_open()
         self.join_ahead()
-        named = [(self.entry(table), _checked_ids(table, ids)) for table, ids in requests]
+        named = self._named(requests)
         return self.aheads.begin(named)
+
+    def _named(
+        self, requests: Sequence[tuple[str, npt.NDArray[np.int64]]]
+    ) -> list[tuple[DeclaredTable, npt.NDArray[np.int64]]]:
+        named = [(self.entry(table), _checked_ids(table, ids)) for table, ids in requests]
+        for entry, _ in named:
+            entry.check_whole()
+        return named
 
     def join_ahead(self) -> None:
         """Returns when no lookup runs beside this thread, so that exchange and collective are free.
@@ -286,13 +295,12 @@ class StepContainer(TableContainer, SavingContainer):
         self.exchange.step = steps
 
     def check_readable(self, tables: Sequence[str]) -> None:
-        """Raises `ClosedError` if the container, or the storage of a table, was closed."""
+        """Raises `ClosedError` if the container, or the storage of a table, was closed, and
+        `InterruptedLoadError` if a table holds a part of a snapshot."""
         self.check_open()
         self.join_ahead()
         for table in tables:
-            storage = self.entry(table).storage
-            if storage is not None:
-                storage._check_open()
+            self.entry(table).check_whole()
 
     def discard(self) -> None:
         """Drops what was looked up and accumulated since the last step."""

@@ -138,9 +138,19 @@ class TableContainer(ABC):
         drop_state(self, self.entry(table))
 
     def storage(self, table: str) -> Storage:
-        """This rank's shard of a table, opened if it was not."""
+        """This rank's shard of a table, opened if it was not.
+
+        Raises:
+            InterruptedLoadError: it holds a part of a snapshot, as a load was cut short.
+        """
         self.check_open()
         entry = self.entry(table)
+        opened = self.opened(entry)
+        entry.check_whole()
+        return opened
+
+    def opened(self, entry: DeclaredTable) -> Storage:
+        """As `storage`, also where a load was cut short; for parts of the package."""
         if entry.storage is None:
             assert entry.choice is not None  # a storage that was given is never dropped
             entry.hold(self.open_storage(entry.choice, entry.config))

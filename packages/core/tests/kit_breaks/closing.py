@@ -66,6 +66,19 @@ class ClearSparesTheDisk(MemoryStorage):
         return evicted
 
 
+@caught_by("test_load_begins_without_rows_and_is_over_when_it_ends")
+class LoadsOverOldRows(MemoryStorage):
+    def begin_load(self, source: str) -> None:
+        self._note_load(source)
+
+
+@caught_by("test_load_that_did_not_end_is_known_after_reopening")
+class ForgetsLoads(MemoryStorage):
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.capabilities = replace(self.capabilities, persistent=True, notes_loads=True)
+
+
 @caught_by("test_storage_that_is_not_persistent_opens_empty")
 class RemembersTheLastStorage(MemoryStorage):
     _last: ClassVar[dict[int, Any]] = {}

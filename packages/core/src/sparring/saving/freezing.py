@@ -141,7 +141,7 @@ class FrozenTable:
         found = np.ones(len(keys), np.bool_)
         if rows is None:
             rows = np.empty((len(keys), self.table.width), self.table.numpy_dtype)
-            self._storage._find_impl(keys, self._whole, rows, found)
+            self._storage._copy_impl(keys, self._whole, rows, found)
         kept = Kept(keys, rows, found)
         self._kept.append(kept)
         self._budget.take(kept)

@@ -54,6 +54,13 @@ def load_snapshot(
     except Exception as failure:
         error = failure
     agree(collective, f"load of {url}: {_HALF_LOADED}. It", error)
+    # All ranks have their rows: they may lie in one place.
+    try:
+        for entry in chosen:
+            container.opened(entry).end_load()
+    except Exception as failure:
+        error = failure
+    agree(collective, f"load of {url}: {_HALF_LOADED}. It", error)
     if is_base and tables is None:
         container.saves.rebase(snapshot.url)
     return Loaded(snapshot.url, snapshot.step, rows, states)
@@ -118,10 +125,10 @@ def _warn_of_other_initial_values(saved: TableDescription, table: TableConfig) -
 
 def _load_table(container: StepContainer, entry: DeclaredTable, snapshot: Snapshot) -> int:
     table = entry.config
-    storage = container.storage(table.name)
+    storage = container.opened(entry)
     # What is being looked up ahead is read again.
     container.aheads.note(table.name, None)
-    storage.clear()
+    storage.begin_load(snapshot.url)
     collective = container.collective
     partitions = None
     if collective.world_size > 1 and not table.is_replicated:

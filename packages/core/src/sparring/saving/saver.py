@@ -99,7 +99,7 @@ class Saver:
             return self._run()
         except BaseException as error:
             self.failure = error
-            give_up(self.writer)
+            give_up(self.writer, error)
             raise
         finally:
             self.thaw()
@@ -135,6 +135,8 @@ class Saver:
         if self.writer.rank == 0:
             self.writer.commit()
             self._retain()
+        else:
+            self.writer.await_commit()
         rows = {table.description.name: table.num_rows for table in self.tables}
         seconds = time.perf_counter() - self.begin
         return Saved(self.url, self.step, self.base, rows, seconds)
@@ -170,10 +172,14 @@ class Saver:
             _log.warning("snapshots beside %s could not be removed: %s", self.url, error)
 
 
-def give_up(writer: SnapshotWriter) -> None:
-    """Abandons an attempt for a reason of its own, which an error of this must not hide."""
+def give_up(writer: SnapshotWriter, cause: BaseException | None = None) -> None:
+    """Abandons an attempt for a reason of its own, which an error of this must not hide.
+
+    Args:
+        cause: what other ranks are told; None: they know already.
+    """
     try:
-        writer.abandon()
+        writer.abandon(cause)
     except SnapshotError as error:
         # Other ranks may be writing into the folder still. `retain` removes what is left.
         _log.warning("what was staged of %s was not removed: %s", writer.url, error)

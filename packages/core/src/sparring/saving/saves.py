@@ -50,7 +50,8 @@ class SaveOptions:
 
     Args:
         kept_bytes: old rows that are held in memory before steps wait for the save.
-        deadline_seconds: how long the first rank waits for the parts of the others.
+        deadline_seconds: how long the first rank waits for the parts of the others, and they for its
+            commit.
         retention: which snapshots stay when this one was committed; None: all.
         share: of the time of one core that all threads of a save beside steps take together, above
             0 and at most 1. Steps that keep all cores busy take about as much longer, and the save
@@ -173,11 +174,11 @@ class Saves:
                 self._task = container.events.submit(
                     partial(self._run, saver, options), name=name, is_told=options.is_told
                 )
-            except BaseException:
+            except BaseException as refusal:
                 _count_on(saver, options)
                 saver.thaw()
                 saver.is_over.set()
-                give_up(saver.writer)
+                give_up(saver.writer, refusal)
                 raise
             return self._task
         self._task = None

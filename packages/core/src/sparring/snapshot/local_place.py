@@ -154,6 +154,9 @@ class _LocalWriteFolder(WriteFolder):
         for name in names:
             _unlink(name, self.descriptor)
 
+    def is_gone(self) -> bool:
+        return not os.path.lexists(self.path)
+
     def close(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)

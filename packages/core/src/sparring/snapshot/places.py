@@ -103,6 +103,10 @@ class WriteFolder(_Closes):
     def discard(self, names: Iterable[str]) -> None:
         """Removes files; unknown ones are no error."""
 
+    @abstractmethod
+    def is_gone(self) -> bool:
+        """Whether it was published or removed, where that can be seen; otherwise False."""
+
 
 class Place(ABC):
     """A folder in which snapshots lie side by side.

@@ -139,6 +139,9 @@ class _RemoteWriteFolder(WriteFolder):
             with suppress(FileNotFoundError):
                 self._system.rm_file(f"{self.path}/{self.stored_name(name)}")
 
+    def is_gone(self) -> bool:
+        return False  # object stores have no folders
+
     def close(self) -> None:
         """Nothing is held."""
 

@@ -3,6 +3,7 @@
     write_table, write_state …   data files, each synced and hashed
     finish                       the rank's part: its files, with their hashes
     commit (rank 0)              all parts → the manifest → rename → sync of the folder above
+    await_commit (all others)    until it is there, or rank 0 has given up
 
 Until the last line nobody sees the snapshot; after it, nobody changes it.
 """
@@ -10,9 +11,9 @@ Until the last line nobody sees the snapshot; after it, nobody changes it.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import secrets
-import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -22,22 +23,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.errors import ClosedError, DeadlineError, InvalidArgumentError, SnapshotError
+from sparring.errors import (
+    ClosedError,
+    InvalidArgumentError,
+    SnapshotError,
+    SnapshotIOError,
+)
 from sparring.snapshot.data_file import DataFile
 from sparring.snapshot.description import JSON, TableDescription
+from sparring.snapshot.gathering import Attempt, await_parts, merged, part_name
 from sparring.snapshot.hashing import FileHashes
 from sparring.snapshot.limits import MANIFEST_BYTES
 from sparring.snapshot.manifest import (
     Base,
     FileEntry,
-    Manifest,
     Part,
     TableEntry,
-    decode_text,
     encode_text,
 )
 from sparring.snapshot.opening import locate
 from sparring.snapshot.options import SnapshotOptions
+from sparring.snapshot.outcome import Outcome
 from sparring.snapshot.reading import Snapshot, open_snapshot
 from sparring.snapshot.reporting import writing
 from sparring.snapshot.routing import RowLayout, RowRouter
@@ -52,8 +58,9 @@ _TOKEN = re.compile(r"[A-Za-z0-9_\-]{1,64}\Z")
 _SEALING_THREADS = 2
 _MOST_SEALING = 32
 """Files that wait to be sealed, each open: meanwhile the next table may begin."""
-_POLL_SECONDS = 0.01
 _AHEAD_BUFFER_BYTES, _AHEAD_SMALL_BYTES = 10 << 20, 2 << 20
+
+_log = logging.getLogger(__name__)
 
 
 class SnapshotWriter:
@@ -65,7 +72,7 @@ class SnapshotWriter:
         rank: that writes this part.
         world_size: ranks that write parts.
         base: the URL of the snapshot that this is a delta over, beside it; None: a full snapshot.
-        deadline_seconds: how long `commit` waits for the parts of other ranks.
+        deadline_seconds: how long `commit` waits for the parts of other ranks, and they for it.
         token: names this attempt to save; all its ranks give the same one, and no other attempt
             does. None draws one, which only a single rank can.
         options: how files are cut, and where threads may pause.
@@ -104,6 +111,7 @@ class SnapshotWriter:
         self._tables: dict[str, TableEntry] = {}
         self._entries: list[FileEntry] = []
         self._names: set[str] = set()
+        self._files: list[str] = []
         self._sealing: list[Future[FileEntry]] = []
         self._state = "writing"
         with writing(self.url, "the staging folder"):
@@ -114,6 +122,7 @@ class SnapshotWriter:
                     url=self.url,
                 )
             self._folder = self._place.stage(self._name, self.token)
+        self._outcome = Outcome(self.url, self._name, self._place, self._folder, rank, world_size)
         self._pool = ThreadPoolExecutor(_SEALING_THREADS, "sparring-snapshot")
 
     def write_table(
@@ -133,6 +142,7 @@ class SnapshotWriter:
         Raises:
             InvalidArgumentError: the table was written already, chunks do not fit it, or a full
                 snapshot is to have erased keys.
+            SnapshotError: another rank failed, with its cause.
             SnapshotIOError: the file system failed.
         """
         self._check_unwritten(table)
@@ -179,6 +189,7 @@ class SnapshotWriter:
         router = self._router("rows", table.name, layout, options)
         try:
             for chunk in chunks:
+                self._outcome.check_now_and_then()
                 keys = check_keys(chunk.keys, table.name, unique=False)
                 rows = check_rows(chunk.rows, len(keys), config)
                 scores = (
@@ -255,7 +266,7 @@ class SnapshotWriter:
             token=self.token,
             rank=self.rank,
         )
-        name = _part_name(self.rank)
+        name = part_name(self.rank)
         with writing(self.url, name):
             self._folder.put(name, encode_text(part))
         self._state = "finished"
@@ -265,7 +276,8 @@ class SnapshotWriter:
 
         Raises:
             DeadlineError: a rank's part did not come in time.
-            SnapshotError: parts do not go together, or another attempt was committed meanwhile.
+            SnapshotError: another rank failed, with its cause; parts do not go together, or another
+                attempt was committed meanwhile.
             SnapshotIOError: the file system failed.
         """
         self._check_state("finished")
@@ -274,14 +286,14 @@ class SnapshotWriter:
                 f"snapshot {self.url}: rank {self.rank} called commit; only rank 0 does"
             )
         parts = self._await_parts()
-        manifest = encode_text(self._merged(parts))
+        manifest = encode_text(merged(self._attempt(), parts))
         if len(manifest) > MANIFEST_BYTES:
             raise SnapshotError(
                 f"snapshot {self.url}: its manifest has {len(manifest)} bytes, at most "
                 f"{MANIFEST_BYTES} are read; save fewer rows into one snapshot"
             )
         with writing(self.url, "the manifest"):
-            self._folder.discard([_part_name(rank) for rank in range(self.world_size)])
+            self._folder.discard([part_name(rank) for rank in range(self.world_size)])
             try:
                 self._place.publish(self._folder, self._name, manifest)
             except FileExistsError as error:
@@ -294,19 +306,62 @@ class SnapshotWriter:
         self._release()
         return open_snapshot(self.url)
 
-    def abandon(self) -> None:
+    def await_commit(self) -> None:
+        """Returns when rank 0 has committed the snapshot. All other ranks may call it.
+
+        Raises:
+            DeadlineError: it did not within the deadline.
+            SnapshotError: rank 0 has given the attempt up, with the cause.
+            SnapshotIOError: the file system failed.
+        """
+        self._check_state("finished")
+        if not self.rank:
+            raise InvalidArgumentError(
+                f"snapshot {self.url}: rank 0 called await_commit; it calls commit"
+            )
+        self._outcome.await_commit(self._entries, self._deadline_seconds)
+        self._state = "committed"
+        self._release()
+
+    def abandon(self, cause: BaseException | None = None) -> None:
         """Gives the attempt up, and removes what it staged. A second call does nothing.
 
         A rank other than 0 that has finished leaves its files: rank 0 may just be committing.
         `retain` removes what is left behind.
+
+        Args:
+            cause: what other ranks are told, so that they give up soon and for the same cause; None:
+                they know already.
+
+        Raises:
+            SnapshotIOError: the file system failed.
         """
         if self._state in {"committed", "abandoned"}:
             return
         was_finished, self._state = self._state == "finished", "abandoned"
-        self._release()
-        if self.rank == 0 or not was_finished:
-            with writing(self.url, "the staging folder"):
-                self._place.abandon(self._name, self.token)
+        self._pool.shutdown(wait=True)
+        try:
+            is_told = cause is not None and self._tell(cause, was_finished)
+            if self.rank == 0 or not (was_finished or is_told):
+                with writing(self.url, "the staging folder"):
+                    self._place.abandon(self._name, self.token)
+        finally:
+            self._release()
+
+    def _tell(self, cause: BaseException, was_finished: bool) -> bool:
+        """Whether the other ranks are told of it; those that are not see the folder gone."""
+        if self.world_size == 1 or self._folder.is_gone():
+            return False
+        if self.rank and was_finished and not self._outcome.has_failed:
+            return False
+        try:
+            self._outcome.tell(cause, self._files)
+        except SnapshotIOError as error:
+            _log.warning("%s; other ranks are not told of the cause", error)
+            return False
+        if not self.rank:
+            self._outcome.await_marks()
+        return True
 
     def _release(self) -> None:
         self._pool.shutdown(wait=True)
@@ -363,6 +418,7 @@ class SnapshotWriter:
                 f"snapshot {self.url}: {name} was written already; give each state a name of its own"
             )
         self._names.add(stored)
+        self._files.append(name)
         return stored
 
     def _seal(self, kind: Any, table: str, file: DataFile, is_alone: bool) -> None:
@@ -391,69 +447,10 @@ class SnapshotWriter:
             self._entries.append(self._sealing.pop(0).result())
 
     def _await_parts(self) -> list[Part]:
-        end = time.monotonic() + self._deadline_seconds
-        parts: dict[int, Part] = {}
-        while True:
-            for rank in sorted(set(range(self.world_size)) - set(parts)):
-                part = self._read_part(rank)
-                if part is not None:
-                    parts[rank] = part
-            if len(parts) == self.world_size:
-                return [parts[rank] for rank in range(self.world_size)]
-            if time.monotonic() > end:
-                missing = sorted(set(range(self.world_size)) - set(parts))
-                raise DeadlineError(
-                    f"snapshot {self.url}: the parts of ranks {missing} did not come within "
-                    f"{self._deadline_seconds} s; nothing was committed. See why they failed, or "
-                    "allow more time",
-                    ranks=tuple(missing),
-                )
-            time.sleep(_POLL_SECONDS)
+        return await_parts(self._attempt(), self._folder, self._outcome, self._deadline_seconds)
 
-    def _read_part(self, rank: int) -> Part | None:
-        name = _part_name(rank)
-        with writing(self.url, name):
-            try:
-                text = self._folder.read(name, MANIFEST_BYTES)
-                part = None if text is None else decode_text(text, Part)[0]
-            except ValueError as error:
-                raise SnapshotError(
-                    f"snapshot {self.url}: {name} cannot be read: {error}; nothing was committed",
-                    file=name,
-                ) from error
-        if part is None:
-            return None
-        found = (part.token, part.rank, part.step, part.world_size, part.base)
-        asked = (self.token, rank, self.step, self.world_size, self._base)
-        if found != asked:
-            raise SnapshotError(
-                f"snapshot {self.url}: {name} is of (token, rank, step, world_size, base) {found}, "
-                f"expected {asked}; ranks of one attempt must give the same"
-            )
-        return part
-
-    def _merged(self, parts: list[Part]) -> Manifest:
-        tables: dict[str, TableEntry] = {}
-        for part in parts:
-            for table in part.tables:
-                known = tables.setdefault(table.name, table)
-                if known != table:
-                    raise SnapshotError(
-                        f"snapshot {self.url}: rank {part.rank} describes table {table.name!r} as "
-                        f"{table.description}, another rank as {known.description}; nothing was "
-                        "committed"
-                    )
-        return Manifest(
-            step=self.step,
-            world_size=self.world_size,
-            base=self._base,
-            tables=list(tables.values()),
-            files=[file for part in parts for file in part.files],
-        )
-
-
-def _part_name(rank: int) -> str:
-    return f"part-{rank:05d}.json"
+    def _attempt(self) -> Attempt:
+        return Attempt(self.url, self.token, self.step, self.world_size, self._base)
 
 
 def _check_place(step: int, rank: int, world_size: int) -> None:

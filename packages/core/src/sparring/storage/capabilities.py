@@ -34,5 +34,7 @@ class Capabilities:
     """`Storage.touch` is offered."""
     scores: str = "none"
     """`none`: not kept, read as 0. `policy`: the storage's own. `given`: the caller's."""
+    notes_loads: bool = False
+    """A load that was cut short is known of when the storage is opened again."""
     eviction_scope: str = "table"
     """`table`: the lowest score of the whole table leaves. `bucket`: of some bucket."""

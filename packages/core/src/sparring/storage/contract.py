@@ -64,6 +64,8 @@ __all__ = [
 class _State:
     closed: bool = field(default=False)
     watcher: Watcher | None = field(default=None)
+    load: str | None = field(default=None)
+    is_load_known: bool = field(default=False)
 
 
 class Storage(ABC):
@@ -279,7 +281,40 @@ class Storage(ABC):
         self._check_open()
         if self._state.watcher is not None:
             self._state.watcher.clearing()
+        is_noted = self.interrupted_load is not None
         self._clear_impl()
+        if is_noted:
+            self._note_load(None)
+
+    def begin_load(self, source: str) -> None:
+        """Removes all rows, for others to come in their place; `end_load` must follow the last one.
+
+        Where `Capabilities.notes_loads` is set, that is noted beside the rows: should the process
+        die meanwhile, `interrupted_load` tells of it when the storage is opened again.
+
+        Args:
+            source: what is loaded, for messages.
+        """
+        self._check_open()
+        if self._state.watcher is not None:
+            self._state.watcher.clearing()
+        self._note_load(source)
+        self._clear_impl()
+
+    def end_load(self) -> None:
+        """What `begin_load` began is complete; returns when it is as durable as it can be."""
+        self._check_open()
+        self._flush_impl()
+        self._note_load(None)
+
+    @property
+    def interrupted_load(self) -> str | None:
+        """What a load that has not ended was loading: rows may be missing. None: there is none."""
+        self._check_open()
+        if not self._state.is_load_known:
+            self._state.load = self._read_load_impl()
+            self._state.is_load_known = True
+        return self._state.load
 
     def flush(self) -> None:
         """Returns when everything is as durable as this backend can make it."""
@@ -358,6 +393,14 @@ class Storage(ABC):
     def _flush_impl(self) -> None:  # noqa: B027 - nothing to flush is the rule
         """Nothing to do unless the backend is persistent or buffers writes."""
 
+    def _note_load_impl(self, source: str | None) -> None:  # noqa: B027 - for `notes_loads`
+        """Keeps `source` where it outlives the process, before any write that follows; None:
+        forgets it, after all that went before."""
+
+    def _read_load_impl(self) -> str | None:
+        """What `_note_load_impl` kept."""
+        return None
+
     def _touch_impl(self, keys: Keys, scores: Scores | None) -> None:
         raise NotImplementedError(f"{type(self).__name__} declares touch and must implement it")
 
@@ -381,6 +424,10 @@ class Storage(ABC):
     def _writing(self, keys: Keys) -> AbstractContextManager[Write]:
         watcher = self._state.watcher
         return UNWATCHED if watcher is None else watcher.writing(keys)
+
+    def _note_load(self, source: str | None) -> None:
+        self._note_load_impl(source)
+        self._state.load, self._state.is_load_known = source, True
 
     def _upsert_unwatched(
         self, keys: npt.ArrayLike, rows: npt.ArrayLike, scores: npt.ArrayLike | None

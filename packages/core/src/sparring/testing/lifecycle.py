@@ -46,6 +46,9 @@ _CALLS: dict[str, Callable[[Storage], Any]] = {
     "evict": lambda storage: storage.evict(1),
     "clear": lambda storage: storage.clear(),
     "flush": lambda storage: storage.flush(),
+    "begin_load": lambda storage: storage.begin_load("a snapshot"),
+    "end_load": lambda storage: storage.end_load(),
+    "interrupted_load": lambda storage: storage.interrupted_load,
     "__sparring_storage__": lambda storage: storage.__sparring_storage__(),
 }
 
@@ -117,6 +120,38 @@ class LifecycleTests:
         storage.clear()
         storage.close()
         assert contents(reopen(storage)) == {}
+
+    def test_load_begins_without_rows_and_is_over_when_it_ends(
+        self, storage: Storage, rng: np.random.Generator
+    ) -> None:
+        storage.upsert([1, 2], random_rows(rng, 2, storage.table))
+        assert storage.interrupted_load is None
+        storage.begin_load("a snapshot")
+        assert storage.size == 0
+        assert storage.interrupted_load == "a snapshot"
+        rows = random_rows(rng, 1, storage.table)
+        storage.restore([2], rows, [0])
+        storage.end_load()
+        assert storage.interrupted_load is None
+        assert_holds(storage, np.array([2]), rows)
+        storage.begin_load("another")
+        storage.clear()
+        assert storage.interrupted_load is None
+
+    def test_load_that_did_not_end_is_known_after_reopening(
+        self, storage: Storage, reopen: ReopenStorage, rng: np.random.Generator
+    ) -> None:
+        require(storage.capabilities.notes_loads, "this storage declares notes_loads=False")
+        storage.begin_load("a snapshot")
+        storage.restore([1], random_rows(rng, 1, storage.table), [0])
+        storage.close()
+        again = reopen(storage)
+        assert again.interrupted_load == "a snapshot"
+        again.end_load()
+        again.close()
+        once_more = reopen(again)
+        assert once_more.interrupted_load is None
+        assert once_more.size == 1
 
     def test_storage_that_is_not_persistent_opens_empty(
         self, new_storage: MakeStorage, rng: np.random.Generator

@@ -165,10 +165,20 @@ class TieredStorage(Storage):
         self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
     ) -> None:
         with self._lock.reading():
-            self._first.find(keys, columns, rows, found)
-            if not found.all():
-                # A save reads every row: promoted, they would push out the hot ones.
-                self._find_below(keys, columns, rows, found, is_staged=False)
+            self._copy(keys, columns, rows, found)
+
+    def _copy(self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]) -> None:
+        """Finds without a trace; the lock is held. A save reads every row: promoted, they would
+        push out the hot ones; counted, they would hide how training fares."""
+        self._first.storage._find_impl(keys, columns, rows, found)
+        for tier in self._tiers[1:]:
+            tier.holding.find(keys, columns, rows, found)
+            missing = np.flatnonzero(~found)
+            if not len(missing):
+                return
+            below = tier.find_missing(keys, missing, columns, columns, is_counted=False)
+            below.place_into(rows, columns, columns)
+            found[below.places] = True
 
     def _find_below(
         self,
@@ -211,8 +221,7 @@ class TieredStorage(Storage):
         found = np.empty(len(keys), np.bool_)
         now = np.empty_like(rows)
         with self._lock.reading():
-            self._first.find(keys, columns, now, found)
-            self._find_below(keys, columns, now, found, is_staged=False)
+            self._copy(keys, columns, now, found)
         now[~found] = rows[~found]
         return now
 
@@ -345,6 +354,12 @@ class TieredStorage(Storage):
                 raise
             self._num_rows = 0
             self._is_failure_told = True
+
+    def _note_load_impl(self, source: str | None) -> None:
+        self._last.storage._note_load(source)
+
+    def _read_load_impl(self) -> str | None:
+        return self._last.storage.interrupted_load
 
     def _touch_impl(self, keys: Keys, scores: Scores | None) -> None:
         self._first.storage._touch_impl(keys, None)

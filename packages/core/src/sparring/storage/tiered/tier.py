@@ -90,7 +90,9 @@ class Tier:
             seconds=seconds,
         )
 
-    def find_missing(self, keys: Keys, missing: Keys, columns: Columns, span: Columns) -> _Found:
+    def find_missing(
+        self, keys: Keys, missing: Keys, columns: Columns, span: Columns, *, is_counted: bool = True
+    ) -> _Found:
         """Looks for keys that no tier above has.
 
         Args:
@@ -98,6 +100,7 @@ class Tier:
             missing: the places of those not found yet.
             columns: the part of each row that is wanted.
             span: the part that is read.
+            is_counted: it tells of training; otherwise no counter changes.
 
         Returns:
             The places that are in the storage, with what was read of them.
@@ -110,9 +113,11 @@ class Tier:
         found = np.empty(len(asked), np.bool_)
         asked_keys = keys[asked]
         if len(asked):
-            self.find(asked_keys, span, part, found)
+            find = self.find if is_counted else self.storage._find_impl
+            find(asked_keys, span, part, found)
         hits = int(np.count_nonzero(found))
-        self.meter.filtered(len(missing) - len(asked), len(asked) - hits)
+        if is_counted:
+            self.meter.filtered(len(missing) - len(asked), len(asked) - hits)
         if hits == len(asked):
             return _Found(asked, asked_keys, part)
         return _Found(asked[found], asked_keys[found], part[found])

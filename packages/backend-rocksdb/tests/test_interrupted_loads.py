@@ -1,0 +1,24 @@
+"""A process that is killed while it loads a snapshot leaves a table that nobody trains on by chance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparring.testing.interrupted_load import check_that_an_interrupted_load_is_noticed
+
+
+def options_of(stack: str, folder: Path) -> tuple[str, dict[str, Any]]:
+    rocksdb = {"path": str(folder), "write_buffer_bytes": 1 << 16}
+    if stack == "rocksdb":
+        return stack, rocksdb
+    tiers = [{"backend": "memory"}, {"backend": "rocksdb", "options": rocksdb}]
+    return "tiered", {"tiers": tiers}
+
+
+@pytest.mark.parametrize("stack", ["rocksdb", "tiered"])
+def test_a_load_that_was_killed_is_told_of(stack: str, tmp_path: Path) -> None:
+    backend, options = options_of(stack, tmp_path / "rows")
+    check_that_an_interrupted_load_is_noticed(backend, options, str(tmp_path / "one" / "snapshot"))
