@@ -89,6 +89,7 @@ void wrong_names_and_epochs_are_refused() {
 
 int main() {
   RUN(lru_counts_calls);
+  RUN(restoring_takes_scores_as_they_are);
   RUN(lfu_adds_up_and_stops_at_the_top);
   RUN(epochs_come_before_what_is_counted);
   RUN(custom_keeps_what_was_given);
