@@ -1,0 +1,37 @@
+# Looks for nvcc. Sets SPARRING_HKV_HAS_CUDA, and where it is ON defines
+# sparring_hkv_cuda: what CUDA sources are compiled and linked with.
+set(SPARRING_HKV_HAS_CUDA OFF)
+if(SPARRING_HKV_CUDA AND NOT SPARRING_SANITIZE)
+  include(CheckLanguage)
+  # Real code for A100 and H100 class GPUs; PTX of the latter for what comes.
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90)
+  endif()
+  check_language(CUDA)
+  if(NOT CMAKE_CUDA_COMPILER)
+    message(STATUS "sparring_hkv: no nvcc was found; GPUs are left out")
+  else()
+    enable_language(CUDA)
+    if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.4 OR CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 14)
+      message(STATUS "sparring_hkv: nvcc ${CMAKE_CUDA_COMPILER_VERSION} is outside 12.4 to 13.x; GPUs are left out")
+    else()
+      set(SPARRING_HKV_HAS_CUDA ON)
+    endif()
+  endif()
+endif()
+
+if(SPARRING_HKV_HAS_CUDA)
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+  find_package(CUDAToolkit REQUIRED)
+  add_library(sparring_hkv_cuda STATIC EXCLUDE_FROM_ALL
+    native/device/compile_check.cu
+    native/device/cuda_device.cc)
+  target_include_directories(sparring_hkv_cuda PUBLIC native/device)
+  target_link_libraries(sparring_hkv_cuda PUBLIC CUDA::cudart_static Threads::Threads)
+  # A product and a sum stay two roundings, as in the CPU's kernels: results
+  # that must be equal are.
+  target_compile_options(sparring_hkv_cuda PRIVATE
+    $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false -Xcompiler=-Wall,-Wextra -Wno-deprecated-gpu-targets>
+    $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wconversion -Wshadow>)
+endif()

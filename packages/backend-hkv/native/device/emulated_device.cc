@@ -1,0 +1,131 @@
+#include "emulated_device.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+namespace sparring::device {
+namespace {
+
+constexpr size_t alignment = 256;
+constexpr size_t border_bytes = 256;  // a multiple of the alignment; 64 of them are watched
+constexpr size_t watched_bytes = 64;
+constexpr unsigned char border = 0xb9;
+
+[[noreturn]] void die(const char* what) {
+  std::fprintf(stderr, "emulated device: %s\n", what);
+  std::abort();
+}
+
+bool is_border(const unsigned char* bytes) {
+  return std::all_of(bytes, bytes + watched_bytes,
+                     [](unsigned char byte) { return byte == border; });
+}
+
+}  // namespace
+
+EmulatedDevice::~EmulatedDevice() {
+  if (!pieces_.empty()) die("memory was not given back");
+}
+
+MemoryInfo EmulatedDevice::memory() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return {total_bytes_ - used_bytes_, total_bytes_};
+}
+
+void EmulatedDevice::check() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  check_locked();
+}
+
+void EmulatedDevice::check_locked() const {
+  if (!breakdown_.empty()) throw DeviceError(breakdown_);
+}
+
+void EmulatedDevice::count_wait() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  check_locked();
+  ++num_waits_;
+}
+
+void* EmulatedDevice::allocate_piece(size_t num_bytes, bool is_pinned) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  check_locked();
+  if (num_bytes == 0) return nullptr;
+  const bool is_refused = allocations_left_ == 0;
+  if (allocations_left_ > 0) --allocations_left_;
+  const uint64_t free_bytes = total_bytes_ - used_bytes_;
+  if (is_refused || (!is_pinned && num_bytes > free_bytes))
+    throw OutOfDeviceMemory(num_bytes, is_refused ? 0 : free_bytes);
+  auto* whole = static_cast<unsigned char*>(
+      ::operator new(num_bytes + 2 * border_bytes, std::align_val_t(alignment)));
+  std::memset(whole, border, border_bytes);
+  std::memset(whole + border_bytes, poison, num_bytes);
+  std::memset(whole + border_bytes + num_bytes, border, border_bytes);
+  pieces_[whole + border_bytes] = {num_bytes, is_pinned};
+  if (!is_pinned) used_bytes_ += num_bytes;
+  return whole + border_bytes;
+}
+
+void EmulatedDevice::free_piece(void* memory, size_t num_bytes, bool is_pinned) noexcept {
+  if (memory == nullptr) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto piece = pieces_.find(memory);
+  if (piece == pieces_.end()) die("memory was freed that is not in use");
+  if (piece->second != std::pair(num_bytes, is_pinned)) die("memory was freed as other than it is");
+  auto* bytes = static_cast<unsigned char*>(memory);
+  if (!is_border(bytes - watched_bytes)) die("memory was written before its beginning");
+  if (!is_border(bytes + num_bytes)) die("memory was written beyond its end");
+  std::memset(bytes, poison, num_bytes);
+  if (!is_pinned) used_bytes_ -= num_bytes;
+  pieces_.erase(piece);
+  ::operator delete(bytes - border_bytes, std::align_val_t(alignment));
+}
+
+void* EmulatedDevice::allocate(size_t num_bytes, Stream) { return allocate_piece(num_bytes, false); }
+
+void EmulatedDevice::free(void* memory, size_t num_bytes, Stream) noexcept {
+  free_piece(memory, num_bytes, false);
+}
+
+void* EmulatedDevice::allocate_pinned(size_t num_bytes) { return allocate_piece(num_bytes, true); }
+
+void EmulatedDevice::free_pinned(void* memory, size_t num_bytes) noexcept {
+  free_piece(memory, num_bytes, true);
+}
+
+void EmulatedDevice::copy(void* to, const void* from, size_t num_bytes, Stream) {
+  check();
+  if (num_bytes > 0) std::memcpy(to, from, num_bytes);
+}
+
+void EmulatedDevice::fill(void* memory, unsigned char byte, size_t num_bytes, Stream) {
+  check();
+  if (num_bytes > 0) std::memset(memory, byte, num_bytes);
+}
+
+// A stream and an event are names only: all that is put on them has happened.
+Stream EmulatedDevice::make_stream() { return new char; }
+void EmulatedDevice::free_stream(Stream stream) noexcept { delete static_cast<char*>(stream); }
+Event EmulatedDevice::make_event() { return new char; }
+void EmulatedDevice::free_event(Event event) noexcept { delete static_cast<char*>(event); }
+void EmulatedDevice::wait(Stream) { count_wait(); }
+
+void EmulatedDevice::fail_from(int64_t allocation) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  allocations_left_ = allocation;
+}
+
+void EmulatedDevice::break_down(std::string message) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  breakdown_ = std::move(message);
+}
+
+uint64_t EmulatedDevice::num_waits() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return num_waits_;
+}
+
+}  // namespace sparring::device

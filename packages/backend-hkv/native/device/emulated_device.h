@@ -1,0 +1,79 @@
+// Host memory that plays device memory, for kernels on the emulator. What is
+// put on a stream has happened when the call returns.
+//
+// Fresh memory is poisoned (every byte 0xd7), memory given back is poisoned
+// too, and 64 bytes on either side of each piece must stay as they were: free()
+// of a piece that was written beyond ends the process with a message.
+#ifndef SPARRING_HKV_DEVICE_EMULATED_DEVICE_H_
+#define SPARRING_HKV_DEVICE_EMULATED_DEVICE_H_
+
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "memory.h"
+
+namespace sparring::device {
+
+class EmulatedDevice : public Device {
+ public:
+  static constexpr unsigned char poison = 0xd7;
+
+  explicit EmulatedDevice(uint64_t total_bytes = uint64_t{1} << 40) : total_bytes_(total_bytes) {}
+  // Ends the process if memory was not given back.
+  ~EmulatedDevice() override;
+
+  std::string name() const override { return "emulated"; }
+  unsigned num_multiprocessors() const override { return 2; }
+  MemoryInfo memory() const override;
+  void use() const override {}
+  void check() const override;
+
+  void* allocate(size_t num_bytes, Stream stream) override;
+  void free(void* memory, size_t num_bytes, Stream stream) noexcept override;
+  void* allocate_pinned(size_t num_bytes) override;
+  void free_pinned(void* memory, size_t num_bytes) noexcept override;
+
+  void copy(void* to, const void* from, size_t num_bytes, Stream stream) override;
+  void fill(void* memory, unsigned char byte, size_t num_bytes, Stream stream) override;
+
+  Stream make_stream() override;
+  void free_stream(Stream stream) noexcept override;
+  void wait(Stream stream) override;
+
+  Event make_event() override;
+  void free_event(Event event) noexcept override;
+  void record(Event, Stream) override {}
+  void wait_event(Event) override { count_wait(); }
+  bool is_done(Event) override { return true; }
+  void order_after(Event, Stream) override {}
+  void call_on_host(Stream, void (*call)(void*), void* argument) override { call(argument); }
+
+  // ---- for tests ----
+
+  // The n-th allocation from now on, and all after it, fail; -1: none do.
+  void fail_from(int64_t allocation);
+  // Every call that would reach a GPU throws DeviceError with this text from
+  // now on; empty: no longer.
+  void break_down(std::string message);
+  // How often somebody waited for the device so far.
+  uint64_t num_waits() const;
+
+ private:
+  void* allocate_piece(size_t num_bytes, bool is_pinned);
+  void free_piece(void* memory, size_t num_bytes, bool is_pinned) noexcept;
+  void check_locked() const;
+  void count_wait();
+
+  mutable std::mutex mutex_;
+  uint64_t total_bytes_;
+  uint64_t used_bytes_ = 0;
+  int64_t allocations_left_ = -1;
+  uint64_t num_waits_ = 0;
+  std::string breakdown_;
+  std::map<void*, std::pair<size_t, bool>> pieces_;  // bytes, is pinned
+};
+
+}  // namespace sparring::device
+
+#endif  // SPARRING_HKV_DEVICE_EMULATED_DEVICE_H_

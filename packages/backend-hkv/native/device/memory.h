@@ -1,0 +1,159 @@
+// A device's memory and streams, behind an interface: CUDA's, or the host's for
+// the emulator, which can fail on demand.
+//
+// Streams order everything here that takes one. Nothing waits for the device
+// but the functions named wait_*, and allocate_pinned / free_pinned.
+//
+// Ownership: who allocates frees, on a stream that comes after the last use.
+// Threads: all functions from any thread; a Buffer from one at a time.
+#ifndef SPARRING_HKV_DEVICE_MEMORY_H_
+#define SPARRING_HKV_DEVICE_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#if defined(__CUDACC__)
+#include <cuda_runtime_api.h>
+#endif
+
+namespace sparring::device {
+
+// cudaStream_t and cudaEvent_t, without their header. A null stream is the
+// device's default stream.
+using Stream = void*;
+using Event = void*;
+
+// The device refuses: a lost GPU, a failed launch. Sticky errors stay.
+class DeviceError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+class OutOfDeviceMemory : public std::runtime_error {
+ public:
+  OutOfDeviceMemory(uint64_t asked, uint64_t available)
+      : std::runtime_error(std::to_string(asked) + " bytes of device memory were asked for, " +
+                           std::to_string(available) + " are free"),
+        asked_bytes(asked),
+        free_bytes(available) {}
+  uint64_t asked_bytes;
+  uint64_t free_bytes;
+};
+
+struct MemoryInfo {
+  uint64_t free_bytes;
+  uint64_t total_bytes;
+};
+
+// A framework's allocator, handed over: memory is asked of it and given back to
+// it, on the stream named. `allocate` returns null where there is none left.
+struct FrameworkAllocator {
+  void* context;
+  void* (*allocate)(void* context, size_t num_bytes, Stream stream);
+  void (*free)(void* context, void* memory, size_t num_bytes, Stream stream);
+};
+
+class Device {
+ public:
+  Device() = default;
+  virtual ~Device() = default;
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  // "cuda:0", "emulated"
+  virtual std::string name() const = 0;
+  // For the size of grids that stride.
+  virtual unsigned num_multiprocessors() const = 0;
+  virtual MemoryInfo memory() const = 0;
+  // Makes it the calling thread's device, as every function here does itself.
+  virtual void use() const = 0;
+
+  // Throws DeviceError if the device has failed and stays so.
+  virtual void check() const = 0;
+
+  // At least 256-byte aligned; the content is undefined. 0 bytes: null.
+  // Throws OutOfDeviceMemory, DeviceError.
+  virtual void* allocate(size_t num_bytes, Stream stream) = 0;
+  virtual void free(void* memory, size_t num_bytes, Stream stream) noexcept = 0;
+  // Host memory that kernels reach at the same address. Throws OutOfDeviceMemory.
+  virtual void* allocate_pinned(size_t num_bytes) = 0;
+  virtual void free_pinned(void* memory, size_t num_bytes) noexcept = 0;
+
+  // Between any two of device, pinned and plain host memory. Plain host memory
+  // is read before the call returns; what is written to it is there after wait().
+  virtual void copy(void* to, const void* from, size_t num_bytes, Stream stream) = 0;
+  virtual void fill(void* memory, unsigned char byte, size_t num_bytes, Stream stream) = 0;
+
+  virtual Stream make_stream() = 0;
+  virtual void free_stream(Stream stream) noexcept = 0;
+  // Returns when everything on the stream is done. Throws DeviceError.
+  virtual void wait(Stream stream) = 0;
+
+  virtual Event make_event() = 0;
+  virtual void free_event(Event event) noexcept = 0;
+  virtual void record(Event event, Stream stream) = 0;
+  virtual void wait_event(Event event) = 0;
+  virtual bool is_done(Event event) = 0;
+  // What comes on `stream` from now on runs after the event; nobody waits.
+  virtual void order_after(Event event, Stream stream) = 0;
+  // `call(argument)` on a thread of the device's choice once the stream is
+  // there. It must not use the device.
+  virtual void call_on_host(Stream stream, void (*call)(void*), void* argument) = 0;
+};
+
+// Device memory of one stream, freed with it.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(Device& device, size_t num_bytes, Stream stream)
+      : device_(&device),
+        stream_(stream),
+        num_bytes_(num_bytes),
+        memory_(device.allocate(num_bytes, stream)) {}
+  Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(stream_, other.stream_);
+    std::swap(num_bytes_, other.num_bytes_);
+    std::swap(memory_, other.memory_);
+    return *this;
+  }
+  ~Buffer() {
+    if (memory_ != nullptr) device_->free(memory_, num_bytes_, stream_);
+  }
+
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(memory_);
+  }
+  size_t num_bytes() const { return num_bytes_; }
+
+ private:
+  Device* device_ = nullptr;
+  Stream stream_ = nullptr;
+  size_t num_bytes_ = 0;
+  void* memory_ = nullptr;
+};
+
+// (count) elements of T.
+template <class T>
+Buffer make_buffer(Device& device, size_t count, Stream stream) {
+  return Buffer(device, count * sizeof(T), stream);
+}
+
+#if defined(__CUDACC__)
+// Throws DeviceError naming `doing`, OutOfDeviceMemory never.
+inline void throw_if_failed(cudaError_t status, const char* doing) {
+  if (status == cudaSuccess) return;
+  throw DeviceError(std::string(doing) + ": " + cudaGetErrorName(status) + ", " +
+                    cudaGetErrorString(status));
+}
+#endif
+
+}  // namespace sparring::device
+
+#endif  // SPARRING_HKV_DEVICE_MEMORY_H_

@@ -1,0 +1,128 @@
+#include "memory.h"
+
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "algorithms.h"
+#include "check.h"
+#include "emulated_device.h"
+
+using namespace sparring::device;
+
+namespace {
+
+void fresh_memory_is_poisoned() {
+  EmulatedDevice device;
+  const Buffer buffer(device, 100, nullptr);
+  CHECK(buffer.as<unsigned char>()[0] == EmulatedDevice::poison);
+  CHECK(buffer.as<unsigned char>()[99] == EmulatedDevice::poison);
+  CHECK(reinterpret_cast<uintptr_t>(buffer.as<void>()) % 256 == 0);
+}
+
+void out_of_memory_says_what_was_asked_and_is_free() {
+  EmulatedDevice device(1000);
+  const Buffer held(device, 600, nullptr);
+  try {
+    device.allocate(500, nullptr);
+    CHECK(false);
+  } catch (const OutOfDeviceMemory& error) {
+    CHECK(error.asked_bytes == 500 && error.free_bytes == 400);
+  }
+  const Buffer fits(device, 400, nullptr);
+  CHECK(device.memory().free_bytes == 0 && device.memory().total_bytes == 1000);
+}
+
+void the_nth_allocation_fails() {
+  EmulatedDevice device;
+  device.fail_from(1);
+  { const Buffer first(device, 1, nullptr); }
+  for (int i = 0; i < 2; ++i) {
+    try {
+      device.allocate(1, nullptr);
+      CHECK(false);
+    } catch (const OutOfDeviceMemory&) {
+    }
+  }
+  device.fail_from(-1);
+  const Buffer again(device, 1, nullptr);
+}
+
+void a_broken_device_refuses_everything() {
+  EmulatedDevice device;
+  char byte = 0;
+  device.break_down("lost");
+  int num_refused = 0;
+  const auto refused = [&](auto call) {
+    try {
+      call();
+    } catch (const DeviceError&) {
+      ++num_refused;
+    }
+  };
+  refused([&] { device.allocate(1, nullptr); });
+  refused([&] { device.allocate_pinned(1); });
+  refused([&] { device.copy(&byte, &byte, 1, nullptr); });
+  refused([&] { device.fill(&byte, 1, 1, nullptr); });
+  refused([&] { device.wait(nullptr); });
+  refused([&] { device.check(); });
+  CHECK(num_refused == 6 && byte == 0);
+}
+
+void waits_are_counted() {
+  EmulatedDevice device;
+  const Stream stream = device.make_stream();
+  const Event event = device.make_event();
+  device.record(event, stream);
+  device.order_after(event, stream);
+  CHECK(device.num_waits() == 0);
+  device.wait(stream);
+  device.wait_event(event);
+  CHECK(device.num_waits() == 2);
+  device.free_event(event);
+  device.free_stream(stream);
+}
+
+void sorts_stably_by_chosen_bits() {
+  EmulatedDevice device;
+  const std::vector<uint64_t> keys = {0x31, 0x12, 0x33, 0x11, 0x24, 0x15};
+  std::vector<uint32_t> values(keys.size());
+  std::iota(values.begin(), values.end(), 0u);
+  std::vector<uint64_t> sorted_keys(keys.size());
+  std::vector<uint32_t> sorted_values(keys.size());
+  sort_pairs(device, nullptr, keys.data(), values.data(), sorted_keys.data(), sorted_values.data(),
+             keys.size(), {4, 6});
+  CHECK((sorted_values == std::vector<uint32_t>{1, 3, 5, 4, 0, 2}));
+  CHECK((sorted_keys == std::vector<uint64_t>{0x12, 0x11, 0x15, 0x24, 0x31, 0x33}));
+  sort_pairs(device, nullptr, keys.data(), values.data(), sorted_keys.data(), sorted_values.data(),
+             keys.size(), {0, 64});
+  CHECK((sorted_values == std::vector<uint32_t>{3, 1, 5, 4, 0, 2}));
+}
+
+void sums_and_selects() {
+  EmulatedDevice device;
+  std::vector<uint32_t> values = {3, 1, 4, 1, 5};
+  exclusive_sum(device, nullptr, values.data(), values.data(), values.size());
+  CHECK((values == std::vector<uint32_t>{0, 3, 4, 8, 9}));
+  const std::vector<uint8_t> flags = {1, 0, 0, 1, 1};
+  std::vector<uint32_t> selected(5);
+  uint32_t num_selected = 9;
+  select_flagged(device, nullptr, values.data(), flags.data(), selected.data(), &num_selected, 5);
+  CHECK(num_selected == 3 && selected[0] == 0 && selected[1] == 8 && selected[2] == 9);
+  select_flagged(device, nullptr, values.data(), flags.data(), selected.data(), &num_selected, 0);
+  CHECK(num_selected == 0);
+}
+
+}  // namespace
+
+int main() {
+  return sparring::testing::run({
+      {"fresh memory is poisoned", fresh_memory_is_poisoned},
+      {"out of memory says what was asked and is free", out_of_memory_says_what_was_asked_and_is_free},
+      {"the nth allocation fails", the_nth_allocation_fails},
+      {"a broken device refuses everything", a_broken_device_refuses_everything},
+      {"waits are counted", waits_are_counted},
+      {"sorts stably by chosen bits", sorts_stably_by_chosen_bits},
+      {"sums and selects", sums_and_selects},
+  });
+}
