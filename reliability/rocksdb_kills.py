@@ -2,9 +2,9 @@
 
 `python -m reliability.rocksdb_kills [--trials N] [--seed N]`. In each trial a process opens the table
 that the trial before left behind, says so, and upserts, erases and clears without end; it tells when
-each call has returned. It is killed (SIGKILL) some time after it began to open. Then the
-table must hold exactly what the calls told of left, or that and the whole of the one call that was
-under way, and its size must be the number of its rows.
+each call has returned. It is killed (SIGKILL) some time after it began to write, or, in every fourth
+trial, after it began to open. Then the table must hold exactly what the calls told of left, or that
+and the whole of the one call that was under way, and its size must be the number of its rows.
 
 Buffers are small, so flushes and compactions are under way most of the time, and each trial replays
 a log. Every other trial syncs each write.
@@ -40,7 +40,7 @@ TABLE = TableConfig("item", 32)
 OPTIONS = {"write_buffer_bytes": 1 << 16, "block_cache_bytes": 1 << 20, "known_keys_bytes": 1 << 15}
 NUM_KEYS = 5_000
 MOST_SECONDS = 0.4
-"""Killed at most this long after it began to open the table, which takes some 0.05 s."""
+"""Killed at most this long after it began to write, or to open."""
 START_SECONDS = 60
 """The longest that a process may take to start."""
 
@@ -114,7 +114,12 @@ class Trials:
     def make(self, trial: int) -> None:
         """Kills one process, and looks what it left."""
         is_synced = trial % 2 == 1
-        acknowledged = killed_writer(self, is_synced, random.Random(f"{self.seed} {trial}"))
+        acknowledged = killed_writer(
+            self,
+            is_synced=is_synced,
+            after=b"o" if trial % 4 == 3 else b"w",
+            chance=random.Random(f"{self.seed} {trial}"),
+        )
         if not acknowledged.is_open:
             self.counts["processes killed before the table was open"] += 1
         self.counts["calls acknowledged"] += acknowledged.num_calls
@@ -160,8 +165,11 @@ class Acknowledged:
     num_calls: int
 
 
-def killed_writer(trials: Trials, is_synced: bool, chance: random.Random) -> Acknowledged:
-    """Starts a process that writes, kills it, and returns what it told."""
+def killed_writer(
+    trials: Trials, *, is_synced: bool, after: bytes, chance: random.Random
+) -> Acknowledged:
+    """Starts a process that writes, kills it some time after it has told `after`, and returns what
+    it told."""
     command = [sys.executable, "-m", "reliability.rocksdb_kills", "--write", str(trials.folder)]
     command += ["--seed", str(trials.seed), "--first", str(trials.next_call)]
     command += ["--sync"] if is_synced else []
@@ -171,16 +179,19 @@ def killed_writer(trials: Trials, is_synced: bool, chance: random.Random) -> Ack
     }
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None
+        told = b""
         try:
-            ready, _, _ = select.select([process.stdout], [], [], START_SECONDS)
-            told = os.read(process.stdout.fileno(), 1) if ready else b""
-            if told != b"o":
-                raise RuntimeError(f"the process that should write did not start: {command}")
+            while after not in told:
+                ready, _, _ = select.select([process.stdout], [], [], START_SECONDS)
+                more = os.read(process.stdout.fileno(), 1) if ready else b""
+                if not more:
+                    raise RuntimeError(f"the process that should write did not start: {command}")
+                told += more
             time.sleep(chance.uniform(0, MOST_SECONDS))
         finally:
             process.send_signal(signal.SIGKILL)
-        told = process.stdout.read()
-    return Acknowledged(is_open=told.startswith(b"w"), num_calls=told.count(b"."))
+        told += process.stdout.read()
+    return Acknowledged(is_open=b"w" in told, num_calls=told.count(b"."))
 
 
 def write_on(folder: Path, *, seed: int, first: int, is_synced: bool) -> None:
