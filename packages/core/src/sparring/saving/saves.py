@@ -37,7 +37,7 @@ __all__ = ["KEPT_BYTES", "SaveOptions", "Saves", "agree"]
 KEPT_BYTES = 64 << 20
 """Old rows that a save holds before steps wait for it."""
 
-_FEW_CORES, _SHARE_OF_FEW_CORES = 4, 0.2
+_FEW_CORES, _SHARE_OF_FEW_CORES = 4, 0.15
 _WAIT_SECONDS = 30.0
 _TOKEN_BYTES = 16
 
@@ -55,7 +55,7 @@ class SaveOptions:
         share: of the time of one core that all threads of a save beside steps take together, above
             0 and at most 1. Steps that keep all cores busy take about as much longer, and the save
             takes its processor time divided by it. 1: no pauses. None: 1 where there are more than
-            4 cores, and else 0.2. There are no pauses while three quarters of `kept_bytes` wait,
+            4 cores, and else 0.15. There are no pauses while three quarters of `kept_bytes` wait,
             and once somebody waits for the save.
         is_base: count from now on which keys change, so that a later save can name this one as
             its base. It costs at most 64 MiB a table and some time in each step.
