@@ -34,6 +34,7 @@ from sparring.kernels import partition
 from sparring.rendezvous.shard_map import NUM_PARTITIONS
 from sparring.saving.frozen_scores import FrozenScores, Groups, split_by_group
 from sparring.saving.kept_rows import Kept, KeptBudget
+from sparring.snapshot.mapped import returned_memory
 from sparring.storage.contract import Columns, Evicted, Keys, Rows, ScanChunk, Scores, Storage
 from sparring.table import TableConfig
 
@@ -227,9 +228,9 @@ class FrozenTable:
     def _room(self, num_rows: int) -> Rows:
         """Memory for the rows of a group, the same each time: fresh pages cost as much as copying."""
         if len(self._rows) < num_rows:
-            self._rows = np.empty(
-                (num_rows + num_rows // 8, self.table.width), self.table.numpy_dtype
-            )
+            width = self.table.width
+            flat = returned_memory((num_rows + num_rows // 8) * width, self.table.numpy_dtype)
+            self._rows = flat.reshape(-1, width)
         return self._rows[:num_rows]
 
     def old_chunks(self) -> Iterator[ScanChunk]:
