@@ -1,7 +1,9 @@
 """How much steps slow down while a snapshot is saved beside them, and what that takes.
 
 Steps of a click model on large tables, in blocks: some with no save, then all that fit beside one
-save, alternately, in one run. What is saved is a full snapshot, committed and synced.
+save, alternately, in one run, for several shares of a core that a save may take. What is saved is a
+full snapshot, committed and synced. Then the same steps beside a thread that does nothing but write
+as many bytes to one file.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from torch import Tensor, nn
 from benchmarks.measuring import Figure
 from benchmarks.scale import Scale
 from sparring import StepContainer
+from sparring.saving.saves import SaveOptions
 from sparring_torch import EmbeddingBag, Optimizer
 
 __all__ = ["measure"]
@@ -30,7 +33,11 @@ __all__ = ["measure"]
 NUM_TABLES, DIM, POOLED = 4, 32, 4
 BATCH, SKEW = 2048, 1.05
 ROUNDS = 2
-_ALONE = 50
+SHARES = (1.0, 0.3, None)
+"""Of a core, that saves take; None: what they take where nobody says."""
+PLAIN_SECONDS = 4.0
+_ALONE = 100
+_PIECE_BYTES = 4 << 20
 MOST_SLOWER, MOST_BYTES = 0.3, 256 << 20
 
 
@@ -138,48 +145,18 @@ def measure(scale: Scale) -> list[Figure]:
 def _figures(
     container: StepContainer, step: Callable[[], None], folder: Path, num_bytes: int
 ) -> list[Figure]:
-    plain: list[float] = []
-    beside: list[float] = []
-    seconds: list[float] = []
     for _ in range(20):
         step()
-    with _Memory() as memory:
-        for number in range(ROUNDS):
-            plain += [_timed(step) for _ in range(_ALONE)]
-            url = str(folder / f"save-{number}")
-            begin = time.perf_counter()
-            task = container.save(url, blocking=False)
-            # What stands still while tables are frozen is part of the slow-down.
-            frozen = time.perf_counter() - begin
-            during = []
-            while not task.done():
-                during.append(_timed(step))
-            during[0] += frozen
-            beside += during
-            seconds.append(task.result(60.0).seconds)
-            shutil.rmtree(url)
-    slower = fmean(beside) / fmean(plain) - 1
-    counters = container.saves.counters
-    container.saves.join()
     gigabytes = num_bytes / 1e9
-    return [
-        Figure(
-            f"steps beside saves of {gigabytes:.2f} GB, slower by",
-            f"{slower:.0%}",
-            f"<= {MOST_SLOWER:.0%}",
-            slower <= MOST_SLOWER,
-            f"{fmean(plain) * 1e3:.1f} ms alone, {fmean(beside) * 1e3:.1f} ms beside, mean",
-        ),
-        Figure("median step alone, beside", _pair(median(plain), median(beside))),
-        Figure(
-            "99th of 100 steps alone, beside",
-            _pair(float(np.quantile(plain, 0.99)), float(np.quantile(beside, 0.99))),
-        ),
-        Figure(
-            "a save beside steps",
-            f"{median(seconds):.1f} s, {gigabytes / median(seconds):.2f} GB/s",
-            detail=f"{len(beside) // ROUNDS} steps each",
-        ),
+    figures = []
+    with _Memory() as memory:
+        for share in SHARES:
+            beside = _Beside()
+            for number in range(ROUNDS):
+                _save_once(container, step, f"{folder}/save-{number}", share, beside)
+            figures += _share_figures(beside, share, gigabytes)
+    counters = container.saves.counters
+    figures += [
         Figure(
             "memory above the tables",
             f"{memory.most_bytes / 2**20:.0f} MiB",
@@ -193,6 +170,121 @@ def _figures(
             f"{counters.freeze_seconds * 1e3:.0f} ms, {counters.wait_seconds * 1e3:.0f} ms",
         ),
     ]
+    seconds = beside.seconds[-1] if beside.seconds else 0.0
+    for over in (seconds, PLAIN_SECONDS):
+        plain = _Beside()
+        _write_once(step, folder / "plain", num_bytes, over, plain)
+        figures.append(
+            Figure(
+                f"beside a thread that writes {gigabytes:.2f} GB over {over:.0f} s and syncs, "
+                "slower by",
+                f"{plain.slower:.0%}",
+                detail=plain.means,
+            )
+        )
+    return figures
+
+
+def _share_figures(beside: _Beside, share: float | None, gigabytes: float) -> list[Figure]:
+    name = "by default" if share is None else f"share {share:g}"
+    is_default = share is None
+    return [
+        Figure(
+            f"steps beside saves of {gigabytes:.2f} GB, {name}, slower by",
+            f"{beside.slower:.0%}",
+            f"<= {MOST_SLOWER:.0%}" if is_default else None,
+            beside.slower <= MOST_SLOWER if is_default else None,
+            beside.means,
+        ),
+        Figure(
+            f"{name}: median step alone, beside",
+            _pair(median(beside.plain), median(beside.steps)),
+        ),
+        Figure(
+            f"{name}: 99th of 100 steps alone, beside",
+            _pair(_late(beside.plain), _late(beside.steps)),
+        ),
+        Figure(
+            f"{name}: a save",
+            f"{median(beside.seconds):.1f} s, {gigabytes / median(beside.seconds):.2f} GB/s",
+            detail=f"{len(beside.steps) // len(beside.seconds)} steps beside each, "
+            f"{beside.work_seconds / len(beside.seconds):.1f} s of a processor",
+        ),
+    ]
+
+
+@dataclass
+class _Beside:
+    """Seconds of steps alone and of steps beside something, in turns."""
+
+    plain: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    work_seconds: float = 0.0
+
+    @property
+    def slower(self) -> float:
+        return fmean(self.steps) / fmean(self.plain) - 1
+
+    @property
+    def means(self) -> str:
+        return (
+            f"{fmean(self.plain) * 1e3:.1f} ms alone, {fmean(self.steps) * 1e3:.1f} ms beside, mean"
+        )
+
+
+def _save_once(
+    container: StepContainer,
+    step: Callable[[], None],
+    url: str,
+    share: float | None,
+    beside: _Beside,
+) -> None:
+    """Steps alone, beside one save, and alone again."""
+    beside.plain += [_timed(step) for _ in range(_ALONE)]
+    worked = container.saves.counters.work_seconds
+    begin = time.perf_counter()
+    task = container.save(url, blocking=False, options=SaveOptions(share=share))
+    # What stands still while tables are frozen is part of the slow-down.
+    frozen = time.perf_counter() - begin
+    during = []
+    while not task.done():
+        during.append(_timed(step))
+    during[0] += frozen
+    beside.steps += during
+    beside.seconds.append(task.result(60.0).seconds)
+    container.saves.join()
+    beside.work_seconds += container.saves.counters.work_seconds - worked
+    beside.plain += [_timed(step) for _ in range(_ALONE)]
+    shutil.rmtree(url)
+
+
+def _write_once(
+    step: Callable[[], None], path: Path, num_bytes: int, seconds: float, beside: _Beside
+) -> None:
+    """The same beside a thread that does nothing but write as many bytes evenly, and sync them."""
+    beside.plain += [_timed(step) for _ in range(_ALONE)]
+    thread = threading.Thread(target=_write_plainly, args=(path, num_bytes, seconds))
+    thread.start()
+    while thread.is_alive():
+        beside.steps.append(_timed(step))
+    beside.plain += [_timed(step) for _ in range(_ALONE)]
+    path.unlink()
+
+
+def _write_plainly(path: Path, num_bytes: int, seconds: float) -> None:
+    piece = os.urandom(_PIECE_BYTES)
+    begin = time.perf_counter()
+    with path.open("wb", buffering=0) as file:
+        for written in range(0, num_bytes, _PIECE_BYTES):
+            file.write(piece)
+            ahead = begin + seconds * written / num_bytes - time.perf_counter()
+            time.sleep(max(0.0, ahead))
+        os.fsync(file.fileno())
+
+
+def _late(steps: list[float]) -> float:
+    return float(np.quantile(steps, 0.99))
 
 
 def _pair(alone: float, beside: float) -> str:

@@ -34,6 +34,8 @@ from sparring.kernels import partition
 from sparring.rendezvous.shard_map import NUM_PARTITIONS
 from sparring.saving.frozen_scores import FrozenScores, Groups, split_by_group
 from sparring.saving.kept_rows import Kept, KeptBudget
+from sparring.snapshot.hashing import no_pause
+from sparring.snapshot.mapped import returned_memory
 from sparring.storage.contract import Columns, Evicted, Keys, Rows, ScanChunk, Scores, Storage
 from sparring.table import TableConfig
 
@@ -46,10 +48,6 @@ _WINDOW_KEYS = 4 << 20
 _SCAN_ROWS = 65_536
 _PIECE_KEYS = 1024
 """So few that a storage does not spread the call over threads, which the steps need."""
-
-
-def _no_pause() -> None:
-    """Nobody is to be spared."""
 
 
 class FrozenTable:
@@ -152,7 +150,7 @@ class FrozenTable:
 
     # -- for the saver ---------------------------------------------------------------
 
-    def chunks(self, pause: Callable[[], None] = _no_pause) -> Iterator[ScanChunk]:
+    def chunks(self, pause: Callable[[], None] = no_pause) -> Iterator[ScanChunk]:
         """All rows as they were, but for those that `old_chunks` gave; each key once. The arrays of
         a chunk are used again for the next.
 
@@ -227,9 +225,9 @@ class FrozenTable:
     def _room(self, num_rows: int) -> Rows:
         """Memory for the rows of a group, the same each time: fresh pages cost as much as copying."""
         if len(self._rows) < num_rows:
-            self._rows = np.empty(
-                (num_rows + num_rows // 8, self.table.width), self.table.numpy_dtype
-            )
+            width = self.table.width
+            flat = returned_memory((num_rows + num_rows // 8) * width, self.table.numpy_dtype)
+            self._rows = flat.reshape(-1, width)
         return self._rows[:num_rows]
 
     def old_chunks(self) -> Iterator[ScanChunk]:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from sparring import _native
 from sparring.snapshot.data_file import DataFile, Segment
 from sparring.snapshot.limits import NUM_PARTITIONS
+from sparring.snapshot.mapped import returned_memory
 from sparring.snapshot.options import SnapshotOptions
 from sparring.storage.contract import Keys, Rows, Scores
 
@@ -66,9 +67,14 @@ class _Buffer:
     def __init__(self, layout: RowLayout, capacity: int) -> None:
         self.capacity = capacity
         self.count = 0
-        self.keys = np.empty(capacity, np.int64)
-        self.scores = np.empty(capacity, np.uint64) if layout.has_scores else None
-        self.rows = np.empty((capacity, layout.width), layout.dtype) if layout.width else None
+        self.keys: Keys = returned_memory(capacity, np.dtype(np.int64))
+        self.scores: Scores | None = None
+        self.rows: Rows | None = None
+        if layout.has_scores:
+            self.scores = returned_memory(capacity, np.dtype(np.uint64))
+        if layout.width:
+            flat = returned_memory(capacity * layout.width, layout.dtype)
+            self.rows = flat.reshape(capacity, layout.width)
 
     def take(self, keys: Keys, rows: Rows | None, scores: Scores | None, order: Keys) -> None:
         """Appends those at the places of `order`, which must fit."""
