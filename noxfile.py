@@ -150,15 +150,17 @@ def tests(session: nox.Session) -> None:
     family = system_packages(session, *FAMILY)
     packages = (*family, "_template")
     wheels = Path(session.virtualenv.location) / "wheels"
-    build_wheels(session, wheels, *packages, extras="[testing,parquet,report,mpi]")
+    extras = "[testing,parquet,report,mpi]"
+    build_wheels(session, wheels, *packages, extras=extras, has_cxx_tests=not session.posargs)
     install_made(session, wheels, *packages)
     install_programs(session)
     if session.posargs:
         session.run("pytest", *session.posargs, env=all_that_is_promised())
         return
-    for sanitizer in ("", "thread", "address,undefined"):
-        for package in (each for each in CXX_TESTS if each in ("core", *family)):
-            cxx_tests(session, package, sanitizer)
+    for package in (each for each in CXX_TESTS if each in ("core", *family)):
+        run_cxx_tests(session, Path(session.virtualenv.location) / "build" / package)
+        for sanitizer in ("thread", "address,undefined"):
+            sanitized_tests(session, package, sanitizer)
     session.notify("tests_tensorflow", posargs=[f"{GIVEN_WHEELS}{wheels}"])
     left_out = [f"--ignore={PACKAGES / each}" for each in FAMILY if each not in family]
     run_pytest(session, *left_out, "packages", "tests")
@@ -233,21 +235,36 @@ def tensorflow_releases(session: nox.Session) -> None:
         )  # fmt: skip
 
 
-def build_wheels(session: nox.Session, folder: Path, *packages: str, extras: str = "") -> None:
-    """Builds wheels of core and the packages named. Installs core's, for the others need its header."""
+def build_wheels(
+    session: nox.Session,
+    folder: Path,
+    *packages: str,
+    extras: str = "",
+    has_cxx_tests: bool = False,
+) -> None:
+    """Builds wheels of core and the packages named. Installs core's, for the others need its header.
+
+    C++ tests, if asked for, are built beside what the wheels hold, so that nothing is compiled twice.
+    """
+    value = "ON" if has_cxx_tests else "OFF"
+    settings = {
+        package: f"--config-settings=cmake.define.{option}={value}"
+        for package, option in CXX_TESTS.items()
+    }
     session.install(*BUILD_TOOLS, "tbb-devel>=2022.1", silent=True)
     shutil.rmtree(folder, ignore_errors=True)
-    make_wheel(session, "core", folder)
+    make_wheel(session, "core", folder, settings["core"])
     install_made(session, folder, "core", extras=extras)
     for package in packages:
-        make_wheel(session, package, folder)
+        make_wheel(session, package, folder, *filter(None, [settings.get(package)]))
 
 
-def make_wheel(session: nox.Session, package: str, folder: Path) -> None:
+def make_wheel(session: nox.Session, package: str, folder: Path, *settings: str) -> None:
     """Builds a wheel of a package of this checkout."""
     session.run(
         "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder),
-        *build_settings(session, package), str(PACKAGES / package), silent=True, env=cached(),
+        *build_settings(session, package), *settings, str(PACKAGES / package),
+        silent=True, env=cached(),
     )  # fmt: skip
 
 
@@ -275,14 +292,21 @@ def cached() -> dict[str, str]:
         return {}
     return {
         "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
+        # The same name everywhere, for one compiler under two names is two to ccache.
+        "CXX": os.environ.get("CXX", "g++"),
         "CCACHE_BASEDIR": str(ROOT),
         "CCACHE_NOHASHDIR": "1",
     }
 
 
-def cxx_tests(session: nox.Session, package: str, sanitizer: str = "") -> None:
-    """Builds a package's C++ tests with cmake and runs them with ctest."""
-    folder = Path(session.virtualenv.location) / "build" / f"{package}-tests-{sanitizer or 'plain'}"
+def run_cxx_tests(session: nox.Session, folder: Path) -> None:
+    """Runs what was built there, with ctest."""
+    session.run("ctest", "--test-dir", str(folder), "--output-on-failure", "--no-tests=error")
+
+
+def sanitized_tests(session: nox.Session, package: str, sanitizer: str) -> None:
+    """Builds a package's C++ tests with a sanitizer, and runs them."""
+    folder = Path(session.virtualenv.location) / "build" / f"{package}-tests-{sanitizer}"
     session.run(
         "cmake", "-G", "Ninja", "-S", str(PACKAGES / package), "-B", str(folder),
         f"-D{CXX_TESTS[package]}=ON", f"-DSPARRING_SANITIZE={sanitizer}",
@@ -290,7 +314,7 @@ def cxx_tests(session: nox.Session, package: str, sanitizer: str = "") -> None:
         silent=True, env=cached(),
     )  # fmt: skip
     session.run("cmake", "--build", str(folder), silent=True, env=cached())
-    session.run("ctest", "--test-dir", str(folder), "--output-on-failure")
+    run_cxx_tests(session, folder)
 
 
 @nox.session
@@ -304,11 +328,25 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Checks types of all packages with mypy --strict."""
-    session.install("mypy==2.4.1", TORCH, "pytest", "hypothesis", silent=True)
-    family = system_packages(session, *FAMILY)
-    install_family(session, *family, "_template", extras="[parquet,report,mpi]")
-    for source in sorted(PACKAGES.glob("*/src")):
-        session.run("mypy", str(source))
+    packages = ("core", *FAMILY, "_template")
+    needed = sorted({each for package in packages for each in requirements(package)})
+    session.install("mypy==2.4.1", TORCH, "pytest", "hypothesis", *needed, silent=True)
+    # From their sources: stubs stand for what is native, so nothing need be compiled.
+    sources = sorted(PACKAGES.glob("*/src"))
+    env = {"MYPYPATH": os.pathsep.join(map(str, sources))}
+    for source in sources:
+        session.run("mypy", str(source), env=env)
+
+
+def requirements(package: str) -> list[str]:
+    """What a package needs that is not ours, with all of its own extras but what only a GPU uses."""
+    project = nox.project.load_toml(PACKAGES / package / "pyproject.toml")["project"]
+    extras = project.get("optional-dependencies", {})
+    listed = [
+        *project["dependencies"],
+        *(each for name in extras if name != "nccl" for each in extras[name]),
+    ]
+    return [each for each in listed if not each.startswith(("sparring", "tensorflow"))]
 
 
 @nox.session

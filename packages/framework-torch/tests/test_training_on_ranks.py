@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,8 +53,10 @@ optimizer: {sparse: {name: rowwise_adagrad, lr: 0.1}, dense: {name: sgd, lr: 0.1
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+METRICS = {"ratings.yaml": "rmse", "clicks.yaml": "log_loss"}
+
+
+def write_inputs(folder: Path) -> Path:
     """500 ratings: the last batch of 450 for training is whole, its micro-batches are uneven."""
     random = np.random.default_rng(5)
     users, items = random.integers(0, 20, 500), random.integers(0, 30, 500)
@@ -63,10 +66,26 @@ def folder(tmp_path: Path) -> Path:
         for user, item, rating in zip(users, items, ratings, strict=True)
     ]
     text = "\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n"
-    (tmp_path / "ratings.csv").write_text(text)
-    (tmp_path / "ratings.yaml").write_text(RATINGS)
-    (tmp_path / "clicks.yaml").write_text(CLICKS)
-    return tmp_path
+    (folder / "ratings.csv").write_text(text)
+    (folder / "ratings.yaml").write_text(RATINGS)
+    (folder / "clicks.yaml").write_text(CLICKS)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_inputs(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one process reaches, by configuration."""
+    folder = write_inputs(tmp_path_factory.mktemp("alone"))
+    reached = {}
+    for name in METRICS:
+        (line,) = launched("alone", 1, [name, "--json"], folder)
+        reached[name] = json.loads(line)
+    return reached
 
 
 def free_port() -> int:
@@ -99,14 +118,15 @@ def launched(launcher: str, num_ranks: int, arguments: list[str], folder: Path) 
 
 
 @pytest.mark.parametrize(("launcher", "num_ranks"), LAUNCHERS)
-def test_ranks_reach_what_one_process_reaches(launcher: str, num_ranks: int, folder: Path) -> None:
-    for name, metric in (("ratings.yaml", "rmse"), ("clicks.yaml", "log_loss")):
-        (alone,) = launched("alone", 1, [name, "--json"], folder)
+def test_ranks_reach_what_one_process_reaches(
+    launcher: str, num_ranks: int, folder: Path, alone: dict[str, Any]
+) -> None:
+    for name, metric in METRICS.items():
         (folder / "report.html").unlink(missing_ok=True)
         # One line: only the first rank speaks. Some look the next batch up ahead.
         more = [f"training.pipeline={str(num_ranks == 3).lower()}", "--json"]
         (together,) = launched(launcher, num_ranks, [name, *more], folder)
-        one, many = json.loads(alone), json.loads(together)
+        one, many = alone[name], json.loads(together)
         assert many["rows"] == one["rows"]
         assert sum(many["rows"].values()) > 0
         assert many["steps"] == one["steps"]
