@@ -1,6 +1,7 @@
 #include "table.h"
 
 #include <rocksdb/convenience.h>
+#include <rocksdb/perf_level.h>
 #include <rocksdb/write_batch.h>
 
 #include <algorithm>
@@ -13,23 +14,43 @@
 namespace sparring::flash {
 namespace {
 
-// Keys of one MultiGet. RocksDB works through 32 at a time; more save nothing, and the slices
-// that pin blocks should stay in the near cache.
-constexpr size_t kGroup = 128;
+// Keys of one MultiGet. RocksDB works through 32 at a time; for more it moves what it keeps of each
+// to the heap, and the places of the rows would not stay in the near cache meanwhile.
+constexpr size_t kGroup = 32;
 // What a thread must have to do to be worth waking.
-constexpr int64_t kGrain = 2 * kGroup;
+constexpr int64_t kGrain = 8 * kGroup;
 // Rows of larger calls are written in several batches, so that a call takes little memory
 // beyond its own.
 constexpr uint64_t kBatchBytes = 16 << 20;
 
-// Rows lie anywhere in the cache and go anywhere in the output: some are on their way while others
-// are copied.
+// Rows lie anywhere in the cache: some are on their way while others are copied.
 constexpr size_t kRowsAhead = 16;
+
+// Of longer rows the processor fetches the rest by itself.
+constexpr uint64_t kMostAhead = 1024;
 
 template <bool is_written>
 void prefetch(const char* begin, uint64_t num_bytes) {
-  for (uint64_t at = 0; at < num_bytes; at += 64) __builtin_prefetch(begin + at, is_written, 2);
+  const uint64_t ahead = std::min(num_bytes, kMostAhead);
+  for (uint64_t at = 0; at < ahead; at += 64) __builtin_prefetch(begin + at, is_written, 2);
 }
+
+// RocksDB counts what it does, some ten times a key, in memory of the thread. Nobody reads that here.
+// The thread is the caller's: the level is put back, and left alone where somebody has asked for more.
+class WithoutCounting {
+ public:
+  WithoutCounting() : level_(rocksdb::GetPerfLevel()) {
+    if (level_ == rocksdb::PerfLevel::kEnableCount) {
+      rocksdb::SetPerfLevel(rocksdb::PerfLevel::kDisable);
+    }
+  }
+  ~WithoutCounting() { rocksdb::SetPerfLevel(level_); }
+  WithoutCounting(const WithoutCounting&) = delete;
+  WithoutCounting& operator=(const WithoutCounting&) = delete;
+
+ private:
+  rocksdb::PerfLevel level_;
+};
 
 rocksdb::Slice slice(const KeyBytes& key) { return {key.data(), KeyBytes::size()}; }
 
@@ -88,6 +109,7 @@ void Table::read(const Codes& codes, const SparringExecutor* executor,
                  const Destination& to) const {
   border::parallel_for(executor, static_cast<int64_t>(codes.size()), kGrain,
                        [&](int64_t begin, int64_t end) {
+                         const WithoutCounting without_counting;
                          Group group;
                          for (auto at = static_cast<size_t>(begin); at < static_cast<size_t>(end);) {
                            const size_t count = std::min(kGroup, static_cast<size_t>(end) - at);
@@ -100,24 +122,28 @@ void Table::read(const Codes& codes, const SparringExecutor* executor,
 void Table::read_group(const PlacedCode* codes, size_t count, Group& group,
                        const Destination& to) const {
   auto& [bytes, keys, values, statuses] = group;
+  const uint64_t wanted = to.columns.end - to.columns.begin;
+  const auto place = [&](size_t i) {
+    return to.rows + static_cast<uint64_t>(codes[i].position) * to.stride;
+  };
   for (size_t i = 0; i < count; ++i) {
     bytes[i] = KeyBytes(codes[i].code);
     keys[i] = slice(bytes[i]);
+    // Places are anywhere in the output: they come while RocksDB searches.
+    if (to.rows != nullptr) prefetch<true>(place(i), wanted);
   }
   database_->db().MultiGet(rocksdb::ReadOptions(), family_, count, keys.data(), values.data(),
                            statuses.data(), /*sorted_input=*/true);
-  const uint64_t wanted = to.columns.end - to.columns.begin;
   const auto prefetch_row = [&](size_t i) {
     if (to.rows == nullptr || i >= count || values[i].size() != options_.row_bytes) return;
     prefetch<false>(values[i].data() + to.columns.begin, wanted);
-    prefetch<true>(to.rows + static_cast<uint64_t>(codes[i].position) * to.stride, wanted);
   };
   for (size_t i = 0; i < kRowsAhead; ++i) prefetch_row(i);
   for (size_t i = 0; i < count; ++i) {
     prefetch_row(i + kRowsAhead);
     const auto position = static_cast<uint64_t>(codes[i].position);
     const bool is_found = !statuses[i].IsNotFound();
-    if (is_found) check(statuses[i], asked("find"));
+    if (is_found) check_done("find", statuses[i]);
     to.found[position] = is_found;
     if (is_found && values[i].size() != options_.row_bytes) {
       throw StatusError(SPARRING_CORRUPT,
@@ -126,11 +152,10 @@ void Table::read_group(const PlacedCode* codes, size_t count, Group& group,
                             std::to_string(options_.row_bytes) +
                             "; restore a checkpoint or snapshot");
     }
-    char* row = to.rows == nullptr ? nullptr : to.rows + position * to.stride;
-    if (row != nullptr && is_found) {
-      std::memcpy(row, values[i].data() + to.columns.begin, wanted);
-    } else if (row != nullptr) {
-      std::memset(row, 0, wanted);
+    if (to.rows != nullptr && is_found) {
+      std::memcpy(place(i), values[i].data() + to.columns.begin, wanted);
+    } else if (to.rows != nullptr) {
+      std::memset(place(i), 0, wanted);
     }
     values[i].Reset();  // lets the block go
   }
@@ -167,7 +192,7 @@ void Table::write(const Codes& codes, const std::vector<uint8_t>& is_new, const 
     for (size_t i = begin; i < end; ++i) {
       const KeyBytes key(codes[i].code);
       const char* row = rows + static_cast<uint64_t>(codes[i].position) * stride;
-      check(batch.Put(family_, slice(key), {row, options_.row_bytes}), asked("upsert"));
+      check_done("upsert", batch.Put(family_, slice(key), {row, options_.row_bytes}));
       num_new += is_new[i];
     }
     commit(batch, num_rows_ + num_new, [&] {
@@ -228,7 +253,7 @@ void Table::erase(SparringErase& call) {
   int64_t num_erased = 0;
   for (size_t i = 0; i < codes.size(); ++i) {
     if (is_new[i]) continue;
-    check(batch.Delete(family_, slice(KeyBytes(codes[i].code))), asked("erase"));
+    check_done("erase", batch.Delete(family_, slice(KeyBytes(codes[i].code))));
     ++num_erased;
   }
   if (num_erased > 0) {
@@ -243,7 +268,7 @@ void Table::clear() {
   // Behind the last key, which is 8 bytes of 0xff.
   const std::string end(9, '\xff');
   rocksdb::WriteBatch batch;
-  check(batch.DeleteRange(family_, rocksdb::Slice(), end), asked("clear"));
+  check_done("clear", batch.DeleteRange(family_, rocksdb::Slice(), end));
   commit(batch, 0, [&] { known_.clear(true); });
   // Before files go, it must be certain that nobody will look for what was in them.
   flush();
@@ -255,9 +280,8 @@ void Table::clear() {
 
 void Table::commit(rocksdb::WriteBatch& batch, int64_t num_rows,
                    const std::function<void()>& remember) {
-  check(batch.Put(database_->catalogue(), Database::rows_key(options_.name),
-                  Database::encode_num_rows(num_rows)),
-        asked("write"));
+  check_done("write", batch.Put(database_->catalogue(), Database::rows_key(options_.name),
+                                Database::encode_num_rows(num_rows)));
   rocksdb::WriteOptions options;
   options.sync = options_.sync_writes;
   // The batch is in order: where one row went tells where the next one goes.
@@ -267,7 +291,7 @@ void Table::commit(rocksdb::WriteBatch& batch, int64_t num_rows,
     // It may be in the log or not; what is read from now on says which.
     known_.clear(false);
     num_rows_ = database_->read_num_rows(options_.name);
-    check(status, asked("write"));
+    check_done("write", status);
   }
   num_rows_ = num_rows;
   remember();
@@ -299,7 +323,7 @@ void Table::scan(SparringScan& call) {
     }
     if (call.scores != nullptr) call.scores[count] = 0;
   }
-  check(rows->status(), asked("scan"));
+  check_done("scan", rows->status());
   call.count = count;
   call.is_done = !rows->Valid();
   if (rows->Valid()) call.cursor[0] = KeyBytes::code(rows->key().data());
@@ -313,7 +337,11 @@ void Table::stat(SparringStat& call) {
   call.memory_bytes = database_->memory_bytes(family_) + known_.memory_bytes();
 }
 
-void Table::flush() { check(database_->db().FlushWAL(/*sync=*/true), asked("flush")); }
+void Table::flush() { check_done("flush", database_->db().FlushWAL(/*sync=*/true)); }
+
+void Table::check_done(const char* what, const rocksdb::Status& status) const {
+  if (!status.ok()) check(status, asked(what));
+}
 
 std::string Table::asked(const char* what) const {
   return std::string(what) + " in table '" + options_.name + "' of " + database_->folder();

@@ -82,6 +82,8 @@ class Table {
              uint64_t stride);
   // Writes the batch with the new number of rows; `remember` runs when it is written.
   void commit(rocksdb::WriteBatch& batch, int64_t num_rows, const std::function<void()>& remember);
+  // As check() of status.h. Called for every row, so words are made only where they are needed.
+  void check_done(const char* what, const rocksdb::Status& status) const;
   std::string asked(const char* what) const;
 
   const TableOptions options_;
