@@ -133,11 +133,6 @@ class RedisServer(Closable):
         finally:
             link.close()
 
-    @property
-    def process_id(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
     def signal(self, number: signal.Signals) -> None:
         """Sends SIGSTOP, SIGCONT, SIGKILL, … to this process."""
         if self._process is not None and self._process.poll() is None:

@@ -10,14 +10,34 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from types import TracebackType
+from typing import TypeVar
 
-from sparring.closable import Closable
 from sparring.snapshot.hashing import FileHashes
 
 __all__ = ["Place", "ReadFile", "ReadFolder", "WriteFile", "WriteFolder"]
 
+_Closing = TypeVar("_Closing", bound="_Closes")
 
-class ReadFile(Closable):
+
+class _Closes(ABC):
+    @abstractmethod
+    def close(self) -> None:
+        """Frees what the system holds for it. A second call does nothing."""
+
+    def __enter__(self: _Closing) -> _Closing:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class ReadFile(_Closes):
     """A regular file, open for reading."""
 
     size_bytes: int
@@ -27,7 +47,7 @@ class ReadFile(Closable):
         """Fills `buffer` from `offset` on; EOFError where the file ends before."""
 
 
-class ReadFolder(Closable):
+class ReadFolder(_Closes):
     """A committed snapshot's folder."""
 
     @abstractmethod
@@ -39,7 +59,7 @@ class ReadFolder(Closable):
         """Opens a regular file, through no link. Never waits, as for a FIFO."""
 
 
-class WriteFile(Closable):
+class WriteFile(_Closes):
     """A new file that only its writer knows of."""
 
     size_bytes: int
@@ -56,7 +76,7 @@ class WriteFile(Closable):
         """Returns when the file is durable. Nothing is written to it afterwards."""
 
 
-class WriteFolder(Closable):
+class WriteFolder(_Closes):
     """The staging folder of one attempt, which the ranks share."""
 
     @abstractmethod
