@@ -19,8 +19,9 @@ from benchmarks.shaped_links import ShapedGroup, run_ranks, slow_storage
 from sparring import Columns, StepContainer, TableConfig
 from sparring.collective import Collective
 from sparring.exchange import ExchangeOptions, RingExchange
-from sparring.rendezvous import ShardMap, SingleRendezvous
+from sparring.rendezvous import ShardMap
 from sparring.step import TableUpdate
+from sparring.testing.thread_rendezvous import ThreadRendezvous
 
 __all__ = ["measure"]
 
@@ -113,7 +114,9 @@ def _one_step(
 
     def body(collective: Collective) -> float:
         container = StepContainer(
-            collective=collective, rendezvous=_Job(), exchange=ExchangeOptions(schedule)
+            collective=collective,
+            rendezvous=ThreadRendezvous(WORLD_SIZE),
+            exchange=ExchangeOptions(schedule),
         )
         container.declare(TABLE, slow_storage(TABLE, seconds_per_row))
         # Ids of one rank alone, so that each rank finds as many rows as it asks for here too.
@@ -138,10 +141,3 @@ def _one_step(
 
 def _nothing(_updates: Sequence[TableUpdate]) -> None:
     """What rows become is not measured here."""
-
-
-class _Job(SingleRendezvous):
-    """A rendezvous of threads."""
-
-    def shard_map(self) -> ShardMap:
-        return ShardMap.balanced(WORLD_SIZE)
