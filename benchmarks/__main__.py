@@ -43,21 +43,8 @@ BENCHMARKS = (
     "tiers",
     "tensorflow_adapter",
 )
-QUICK = (
-    "pooled",
-    "tables",
-    "dlrm",
-    "lookups",
-    "techniques",
-    "sweeps",
-    "exchange",
-    "ranks",
-    "saving",
-    "snapshots",
-    "rocksdb",
-    "redis",
-    "tiers",
-)
+_OF_ONE_SIZE = {"parity", "step_overhead", "movielens", "table", "links", "tensorflow_adapter"}
+QUICK = tuple(name for name in BENCHMARKS if name not in _OF_ONE_SIZE)
 """Those that a quick run shrinks."""
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from benchmarks.measuring import Figure, alternate, ratios
 from benchmarks.scale import Scale
+from benchmarks.threads import torch_threads
 
 __all__ = ["Batch", "Dense", "batch_of", "features_of", "measure"]
 
@@ -43,6 +44,7 @@ class Dense(nn.Module):
         return logits
 
 
+@torch_threads(THREADS)
 def measure(scale: Scale) -> list[Figure]:
     """Samples a second, with all optimizer steps."""
     what = f"DLRM, {NUM_TABLES} tables of dim {DIM}, batches of {NUM_SAMPLES:,}"
@@ -53,8 +55,6 @@ def measure(scale: Scale) -> list[Figure]:
     except Exception as error:
         detail = f"{type(error).__name__}: {error}"
         return [Figure(what, "not measured", bar=f">= {BAR:g} x", detail=detail)]
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
     num_rows, num_samples = scale.rows(NUM_ROWS), scale.rows(NUM_SAMPLES)
     random = np.random.default_rng(0)
     weights = [
@@ -75,7 +75,6 @@ def measure(scale: Scale) -> list[Figure]:
     timings = alternate(
         {"ours": ours, "theirs": theirs, "dense": _dense_alone(inputs)}, rounds=scale.rounds(15)
     )
-    torch.set_num_threads(threads_before)
     found = ratios(timings["theirs"], timings["ours"])
     most = ratios(timings["theirs"], timings["dense"])
     return [

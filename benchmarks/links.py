@@ -16,6 +16,7 @@ from statistics import median
 
 from benchmarks.link_rank import TABLE
 from benchmarks.measuring import Figure
+from benchmarks.overlap import excess_figure, ratio_figure
 from benchmarks.scale import Scale
 from sparring.testing.isolated_links import (
     INTERFACE,
@@ -27,7 +28,6 @@ __all__ = ["measure"]
 
 WORLD_SIZE, NUM_KEYS, ROUNDS = 4, 200_000, 5
 BITS_PER_SECOND = 10**9
-RATIO_BAR, EXCESS_BAR = 1.6, 1.15
 SECONDS = 300
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -47,24 +47,13 @@ def measure(scale: Scale) -> list[Figure]:
     transfer = _seconds("sequential", num_keys, rounds, 0.0)["sequential"]
     # Each rank finds as many rows as it asks for, its own among them.
     found = _seconds("ring,sequential", num_keys, rounds, transfer / num_keys)
-    ratio, excess = found["sequential"] / found["ring"], found["ring"] / transfer
     wire_bytes = num_keys * (WORLD_SIZE - 1) // WORLD_SIZE * (8 + TABLE.dim * 4 + 1)
     return [
-        Figure(
-            what=what,
-            value=f"{ratio:.2f} x sequential",
-            bar=f">= {RATIO_BAR}",
-            is_reached=ratio >= RATIO_BAR,
-            detail=f"ring {found['ring'] * 1e3:.0f} ms, "
-            f"sequential {found['sequential'] * 1e3:.0f} ms; {num_keys:,} rows x {TABLE.dim}",
-            ratio=ratio,
-        ),
-        Figure(
-            what="the same against the slower of lookup and transfer",
-            value=f"{excess:.2f} x max(lookup, transfer)",
-            bar=f"<= {EXCESS_BAR}",
-            is_reached=excess <= EXCESS_BAR,
-            detail=f"{transfer * 1e3:.0f} ms each: the transfer alone, "
+        ratio_figure(what, found, f"; {num_keys:,} rows x {TABLE.dim}"),
+        excess_figure(
+            found,
+            transfer,
+            f"{transfer * 1e3:.0f} ms each: the transfer alone, "
             f"{wire_bytes * 8 / transfer / 1e6:.0f} Mbit/s each way",
         ),
     ]

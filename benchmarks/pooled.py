@@ -19,6 +19,7 @@ from benchmarks.ours import OurBags
 from benchmarks.peers import fbgemm
 from benchmarks.peers.torch_bags import TorchBags
 from benchmarks.scale import Scale
+from benchmarks.threads import torch_threads
 
 __all__ = ["measure"]
 
@@ -39,24 +40,20 @@ class Bags(Protocol):
     def step(self, inputs: Sequence[Batch], gradient: Tensor) -> Callable[[], object]: ...
 
 
+@torch_threads(THREADS)
 def measure(scale: Scale) -> list[Figure]:
     """Ratios to each peer, and to what the memory allows."""
     num_rows, num_bags = scale.rows(NUM_ROWS), scale.rows(NUM_BAGS)
     random = np.random.default_rng(0)
     dense = random.standard_normal((num_rows, DIM), np.float32) * np.float32(0.05)
     gradient = torch.from_numpy(random.standard_normal((num_bags, DIM), np.float32) * 0.01)
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
     figures: list[Figure] = []
-    try:
-        for skew in ("uniform", "zipf"):
-            inputs = batches(
-                NUM_BATCHES, skew=skew, num_rows=num_rows, num_bags=num_bags, bag_size=BAG_SIZE
-            )
-            figures += _beside_fbgemm(scale, skew, dense, inputs, gradient)
-            figures += _beside_torch(scale, skew, dense, inputs, gradient)
-    finally:
-        torch.set_num_threads(threads_before)
+    for skew in ("uniform", "zipf"):
+        inputs = batches(
+            NUM_BATCHES, skew=skew, num_rows=num_rows, num_bags=num_bags, bag_size=BAG_SIZE
+        )
+        figures += _beside_fbgemm(scale, skew, dense, inputs, gradient)
+        figures += _beside_torch(scale, skew, dense, inputs, gradient)
     return figures
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.measuring import Figure, Timing, ratios
+from benchmarks.programs import built, running
 from benchmarks.scale import Scale
 
 __all__ = ["measure"]
@@ -42,7 +42,9 @@ def measure(scale: Scale) -> list[Figure]:
     if find_spec("sparring_rocksdb") is None:
         return [Figure("rocksdb", "not measured", detail="needs librocksdb-dev")]
     with tempfile.TemporaryDirectory(prefix="sparring-rocksdb-") as folder:
-        program = _built(Path(folder) / "build")
+        program = built(
+            "plain_loops", PACKAGE, Path(folder) / "build", ["-DSPARRING_ROCKSDB_BENCHMARKS=ON"]
+        )
         return [*_warm(program, Path(folder), scale), *_cold(program, Path(folder), scale)]
 
 
@@ -143,14 +145,6 @@ def _alternate(
     return timings
 
 
-def _built(folder: Path) -> Path:
-    command = ["cmake", "-G", "Ninja", "-S", str(PACKAGE), "-B", str(folder)]
-    command += ["-DSPARRING_ROCKSDB_BENCHMARKS=ON"]
-    for each in (command, ["cmake", "--build", str(folder), "--target", "plain_loops"]):
-        subprocess.run(each, check=True, capture_output=True)
-    return folder / "plain_loops"
-
-
 @contextmanager
 def _running(
     program: Path,
@@ -164,22 +158,6 @@ def _running(
     """The program, asked one work after another. Its tables are gone afterwards."""
     sizes = (scale.rows(NUM_ROWS), ROW_BYTES, min(NUM_KEYS, scale.rows(NUM_ROWS)))
     numbers = (*sizes, THREADS, cache_bytes, known_keys_bytes, int(direct_io))
-    with subprocess.Popen(
-        [str(program), str(folder), *map(str, numbers)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        answers, questions = process.stdout, process.stdin
-        assert answers is not None
-        assert questions is not None
-        assert answers.readline() == "ready\n"
-
-        def run(work: str) -> Answer:
-            questions.write(f"{work}\n")
-            questions.flush()
-            return Answer(*map(float, answers.readline().split()))
-
-        yield run
-        questions.close()
+    with running(program, folder, *numbers) as run:
+        yield lambda work: Answer(*run(work))
     shutil.rmtree(folder)

@@ -12,6 +12,7 @@ from benchmarks.inputs import batches
 from benchmarks.measuring import Figure, alternate
 from benchmarks.ours import OurBags
 from benchmarks.scale import Scale
+from benchmarks.threads import torch_threads
 
 __all__ = ["measure"]
 
@@ -22,9 +23,9 @@ IDS = (100, 1_000, 10_000, 100_000, 1_000_000)
 BAG_SIZE, BAR = 4, 2.5
 
 
+@torch_threads(2)
 def measure(scale: Scale) -> list[Figure]:
     """Nanoseconds an id for forward + backward + rowwise Adagrad, uniform ids."""
-    threads_before = torch.get_num_threads()
     figures = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
@@ -36,7 +37,6 @@ def measure(scale: Scale) -> list[Figure]:
     for num_ids in IDS:
         cost = _cost(scale, 1_000_000, 64, num_ids)
         figures.append(_figure(f"{num_ids:,} ids a batch, dim 64, 2 threads", cost))
-    torch.set_num_threads(threads_before)
     return figures
 
 

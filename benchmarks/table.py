@@ -13,6 +13,7 @@ import torch
 
 from benchmarks.measuring import Figure
 from benchmarks.scale import Scale
+from benchmarks.threads import torch_threads
 from sparring import TableConfig, kernels, open_storage
 from sparring.storage import Storage
 
@@ -49,18 +50,18 @@ def _lookup() -> list[Figure]:
     plain = dense.numpy()
     our_out = np.zeros((LOOKUP_KEYS, DIM), np.float32)
     their_out = torch.zeros(LOOKUP_KEYS, DIM)
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
-    seconds = _in_turns(
-        {
-            "ours, out given": lambda i: storage.find(batches[i], out=our_out),
-            "theirs, out given": lambda i: torch.index_select(dense, 0, tensors[i], out=their_out),
-            "ours, fresh": lambda i: storage.find(batches[i]),
-            "theirs, fresh": lambda i: torch.index_select(dense, 0, tensors[i]),
-            "limit": lambda i: kernels.gather(plain, batches[i], our_out),
-        }
-    )
-    torch.set_num_threads(threads_before)
+    with torch_threads(THREADS):
+        seconds = _in_turns(
+            {
+                "ours, out given": lambda i: storage.find(batches[i], out=our_out),
+                "theirs, out given": lambda i: torch.index_select(
+                    dense, 0, tensors[i], out=their_out
+                ),
+                "ours, fresh": lambda i: storage.find(batches[i]),
+                "theirs, fresh": lambda i: torch.index_select(dense, 0, tensors[i]),
+                "limit": lambda i: kernels.gather(plain, batches[i], our_out),
+            }
+        )
     storage.close()
 
     figures = []

@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.measuring import Figure, alternate, ratios
 from benchmarks.scale import Scale
+from benchmarks.threads import torch_threads
 from sparring_torch import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, Optimizer
 
 __all__ = ["measure"]
@@ -19,11 +20,10 @@ DIM, NUM_TABLES, NUM_SAMPLES, NUM_ROWS, THREADS = 64, 26, 2_048, 2_600_000, 2
 NUM_BATCHES, BAR = 12, 1.2
 
 
+@torch_threads(THREADS)
 def measure(scale: Scale) -> list[Figure]:
     """One id a sample and table; all tables together hold as many rows as the one table."""
     num_samples, num_rows = scale.rows(NUM_SAMPLES), scale.rows(NUM_ROWS)
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
     runs: dict[str, Callable[[], object]] = {}
     figures = []
     modules = {}
@@ -51,7 +51,6 @@ def measure(scale: Scale) -> list[Figure]:
         )
     for _, optimizer in modules.values():
         optimizer.container.close()
-    torch.set_num_threads(threads_before)
     return figures
 
 

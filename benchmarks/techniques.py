@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import cycle
 from pathlib import Path
 from statistics import median
@@ -17,6 +16,7 @@ import torch
 from benchmarks.inputs import Batch, batches
 from benchmarks.measuring import Figure, Timing, alternate, ratios
 from benchmarks.ours import OurBags
+from benchmarks.programs import built, running
 from benchmarks.scale import Scale
 from sparring import Storage, kernels
 from sparring.updates import MethodChoice, UpdateRows, resolve_method
@@ -183,7 +183,9 @@ def _builds(scale: Scale) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         runs = {
             name: stack.enter_context(
-                _running(_built(Path(folder) / str(number), definition), num_rows, num_keys)
+                running(
+                    _built(Path(folder) / str(number), definition), num_rows, 4 * DIM + 4, num_keys
+                )
             )
             for number, (name, definition) in enumerate(builds.items())
         }
@@ -194,7 +196,7 @@ def _builds(scale: Scale) -> list[Figure]:
         for _ in range(scale.rounds(15)):
             for name, run in runs.items():
                 for work in works:
-                    seconds.setdefault((name, work), []).append(run(work))
+                    seconds.setdefault((name, work), []).append(run(work)[0])
     medians = {key: median(some) for key, some in seconds.items()}
     best = "blocks of 32"
     figures = [
@@ -225,29 +227,5 @@ def _built(folder: Path, definition: str) -> Path:
     folder.mkdir()
     header = folder / "definition.h"
     header.write_text(definition)
-    command = ["cmake", "-G", "Ninja", "-S", str(HKV), "-B", str(folder)]
-    command += ["-DSPARRING_HKV_BENCHMARKS=ON", f"-DCMAKE_CXX_FLAGS=-include {header}"]
-    for each in (command, ["cmake", "--build", str(folder), "--target", "variants"]):
-        subprocess.run(each, check=True, capture_output=True)
-    return folder / "variants"
-
-
-@contextmanager
-def _running(program: Path, num_rows: int, num_keys: int) -> Iterator[Callable[[str], float]]:
-    """The program, asked one work after another; gives nanoseconds a key."""
-    command = [str(program), str(num_rows), str(4 * DIM + 4), str(num_keys)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        answers, questions = process.stdout, process.stdin
-        assert answers is not None
-        assert questions is not None
-        assert answers.readline() == "ready\n"
-
-        def run(work: str) -> float:
-            questions.write(f"{work}\n")
-            questions.flush()
-            return float(answers.readline())
-
-        yield run
-        questions.close()
+    settings = ["-DSPARRING_HKV_BENCHMARKS=ON", f"-DCMAKE_CXX_FLAGS=-include {header}"]
+    return built("variants", HKV, folder, settings)

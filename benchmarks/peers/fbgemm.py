@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.inputs import Batch
+from benchmarks.peers.module_bags import ModuleBags
 
 __all__ = ["FbgemmBags", "why_unavailable"]
 
@@ -25,7 +25,7 @@ def why_unavailable() -> str | None:
     return None
 
 
-class FbgemmBags:
+class FbgemmBags(ModuleBags):
     """One table of sum-pooled bags with row-wise Adagrad in its backward pass."""
 
     def __init__(
@@ -36,39 +36,20 @@ class FbgemmBags:
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 
         kinds = {"rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
-        self.module: Any = training.SplitTableBatchedEmbeddingBagsCodegen(
+        module: Any = training.SplitTableBatchedEmbeddingBagsCodegen(
             [(*dense.shape, EmbeddingLocation.HOST, training.ComputeDevice.CPU)],
             optimizer=kinds[optimizer],
             learning_rate=lr,
             eps=eps,
         )
-        self.module.split_embedding_weights()[0].copy_(torch.from_numpy(dense))
-
-    def pooled(self, batch: Batch) -> Tensor:
-        """Pooled embeddings, without a gradient."""
-        with torch.no_grad():
-            pooled: Tensor = self.module(*_tensors(batch))
-            return pooled
-
-    def forward(self, inputs: Sequence[Batch]) -> Callable[[], object]:
-        """A pooled forward pass, each call on the next batch."""
-        turns = cycle([_tensors(batch) for batch in inputs])
-
-        def run() -> object:
-            with torch.no_grad():
-                return self.module(*next(turns))
-
-        return run
+        module.split_embedding_weights()[0].copy_(torch.from_numpy(dense))
+        super().__init__(module)
 
     def step(self, inputs: Sequence[Batch], gradient: Tensor) -> Callable[[], object]:
         """Forward, and backward with `gradient`, which updates; each call on the next batch."""
-        turns = cycle([_tensors(batch) for batch in inputs])
+        turns = self.turns(inputs)
 
         def run() -> object:
             return self.module(*next(turns)).backward(gradient)
 
         return run
-
-
-def _tensors(batch: Batch) -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(batch.ids), torch.from_numpy(batch.offsets)

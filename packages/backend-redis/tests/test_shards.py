@@ -13,24 +13,14 @@ from sparring import StepContainer, Storage, TableConfig, open_storage
 from sparring.collective.local import LocalGroup
 from sparring.errors import InvalidArgumentError
 from sparring.kernels import partition
-from sparring.rendezvous import ShardMap, SingleRendezvous
+from sparring.rendezvous import ShardMap
 from sparring.step import StorageChoice
+from sparring.testing.thread_rendezvous import ThreadRendezvous
 from sparring_redis.testing import RedisCluster, RedisServer
 
 TABLE = TableConfig("item", 4)
 KEYS = np.arange(-2_000, 2_000, dtype=np.int64)
 ROWS = np.random.default_rng(0).random((4_000, 4), np.float32)
-
-
-class _Meeting(SingleRendezvous):
-    """The shard map of a job whose ranks are threads."""
-
-    def __init__(self, world_size: int) -> None:
-        super().__init__()
-        self._world_size = world_size
-
-    def shard_map(self) -> ShardMap:
-        return ShardMap.balanced(self._world_size)
 
 
 @contextmanager
@@ -120,7 +110,9 @@ def test_the_ranks_of_a_job_open_their_own_parts(
     group = LocalGroup(3)
 
     def train(rank: int) -> int:
-        with StepContainer(collective=group.join(rank), rendezvous=_Meeting(3)) as container:
+        with StepContainer(
+            collective=group.join(rank), rendezvous=ThreadRendezvous(3)
+        ) as container:
             container.declare(TABLE, choice)
             owners = ShardMap.balanced(3).owners[partition(KEYS)]
             container.storage("item").upsert(KEYS[owners == rank], ROWS[owners == rank])
@@ -141,7 +133,9 @@ def test_a_replicated_table_is_refused_on_many_ranks(
     group = LocalGroup(2)
 
     def declare(rank: int) -> None:
-        with StepContainer(collective=group.join(rank), rendezvous=_Meeting(2)) as container:
+        with StepContainer(
+            collective=group.join(rank), rendezvous=ThreadRendezvous(2)
+        ) as container:
             container.declare(table, choice)
             container.storage("item")
 

@@ -16,9 +16,9 @@ from sparring import StepContainer, Storage, TableConfig, open_storage
 from sparring.cli import main
 from sparring.collective import LocalGroup
 from sparring.errors import ClosedError, InvalidArgumentError, StorageIOError
-from sparring.rendezvous import ShardMap
 from sparring.step import StorageChoice
 from sparring.storage.native import NativeStorage
+from sparring.testing.thread_rendezvous import ThreadRendezvous
 from sparring_rocksdb import RocksdbOptions, RocksdbStorage
 
 TABLE = TableConfig("item", 4)
@@ -172,13 +172,9 @@ def test_each_rank_has_a_folder_of_its_own(tmp_path: Path) -> None:
 
 
 def on_two_ranks(choice: StorageChoice) -> Iterator[Storage]:
-    class Job:
-        def shard_map(self) -> ShardMap:
-            return ShardMap.balanced(2)
-
     group = LocalGroup(2)
     for rank in range(2):
-        made = StepContainer(collective=group.join(rank), rendezvous=Job())  # type: ignore[arg-type]
+        made = StepContainer(collective=group.join(rank), rendezvous=ThreadRendezvous(2))
         made.declare(TABLE, choice)
         yield made.storage("item")
 

@@ -18,7 +18,7 @@ import numpy as np
 from sparring import StepContainer, TableConfig, Uniform
 from sparring.collective import Collective, Reduction
 from sparring.exchange import ExchangeOptions
-from sparring.rendezvous import Rendezvous, ShardMap, SingleRendezvous
+from sparring.rendezvous import Rendezvous
 from sparring.step import StorageChoice, TableUpdate
 from sparring.updates import MethodChoice, resolve_method
 from sparring.updates.resolving import hyper_from
@@ -30,17 +30,6 @@ TABLES = (
 )
 
 _EDGES = np.array([-1, 0, np.iinfo(np.int64).min, np.iinfo(np.int64).max])
-
-
-class Job(SingleRendezvous):
-    """A rendezvous of threads."""
-
-    def __init__(self, world_size: int) -> None:
-        super().__init__()
-        self._world_size = world_size
-
-    def shard_map(self) -> ShardMap:
-        return ShardMap.balanced(self._world_size)
 
 
 @dataclass(frozen=True)

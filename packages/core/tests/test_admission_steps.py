@@ -12,8 +12,9 @@ from sparring import StepContainer, TableConfig, open_storage
 from sparring.admission import Bloom, Frequency, Probability
 from sparring.collective import Collective
 from sparring.errors import CapacityError, InvalidArgumentError, NonFiniteGradientError
-from sparring.rendezvous import Rendezvous, ShardMap, SingleRendezvous
+from sparring.rendezvous import Rendezvous
 from sparring.step import StorageChoice, TableUpdate
+from sparring.testing.thread_rendezvous import ThreadRendezvous
 from sparring.updates import MethodChoice, resolve_method
 from sparring.updates.resolving import hyper_from
 
@@ -238,11 +239,6 @@ def test_an_evicted_id_must_be_admitted_anew() -> None:
     assert values(made, [1, 2]) == [-1, 0]
 
 
-class TwoRanks(SingleRendezvous):
-    def shard_map(self) -> ShardMap:
-        return ShardMap.balanced(2)
-
-
 def test_two_ranks_admit_what_one_process_admits() -> None:
     random = np.random.default_rng(9)
     batches = [[random.integers(0, 60, 20).tolist() for _ in range(2)] for _ in range(6)]
@@ -255,7 +251,7 @@ def test_two_ranks_admit_what_one_process_admits() -> None:
     assert 0 < len(expected) < 60
 
     def run(member: Collective) -> tuple[set[int], int, int]:
-        rendezvous: Rendezvous = TwoRanks()
+        rendezvous: Rendezvous = ThreadRendezvous(2)
         made = StepContainer(collective=member, rendezvous=rendezvous)
         made.declare(TableConfig("t", 2, admission=Frequency(3), **ZEROS), StorageChoice("memory"))
         made.storage("t")

@@ -9,8 +9,9 @@ import pytest
 
 from sparring.collective import Collective, Reduction
 from sparring.exchange import ExchangeOptions, Schedule
+from sparring.testing.thread_rendezvous import ThreadRendezvous
 
-from .exchange_scenario import Job, Scenario, Shard, check, train
+from .exchange_scenario import Scenario, Shard, check, train
 from .late_transport import LateGroup
 from .test_collective import run_ranks
 
@@ -22,7 +23,7 @@ def alone(scenario: Scenario) -> dict[str, Shard]:
 
 def check_ranks(scenario: Scenario) -> None:
     def body(collective: Collective) -> dict[str, Shard]:
-        return train(scenario, collective, Job(scenario.world_size))
+        return train(scenario, collective, ThreadRendezvous(scenario.world_size))
 
     check(run_ranks(scenario.world_size, body, 60.0), alone(scenario))
 
@@ -62,7 +63,7 @@ def test_it_is_exact_over_the_least_helpful_transport(world_size: int, seed: int
     group = LateGroup(world_size, seed, is_hasty=seed == 2)
 
     def body(rank: int) -> dict[str, Shard]:
-        return train(scenario, group.join(rank), Job(world_size))
+        return train(scenario, group.join(rank), ThreadRendezvous(world_size))
 
     with ThreadPoolExecutor(world_size) as threads:
         check(list(threads.map(body, range(world_size))), alone(scenario))
@@ -75,7 +76,7 @@ def test_every_run_gives_the_same_bits() -> None:
         scenario = Scenario(4, "adam", num_steps=20, exchange=exchange)
 
         def body(collective: Collective, scenario: Scenario = scenario) -> dict[str, Shard]:
-            return train(scenario, collective, Job(4))
+            return train(scenario, collective, ThreadRendezvous(4))
 
         runs.append(run_ranks(4, body, 60.0))
     for other in runs[1:]:

@@ -26,10 +26,10 @@ from sparring.exchange import ExchangeOptions, Schedule
 from sparring.kernels import partition
 from sparring.rendezvous import ShardMap
 from sparring.step import StorageChoice
+from sparring.testing.thread_rendezvous import ThreadRendezvous
 from sparring.updates import MethodChoice, resolve_method
 from sparring.updates.resolving import hyper_from
 
-from .exchange_scenario import Job
 from .late_transport import LateGroup
 from .test_collective import run_ranks
 
@@ -44,7 +44,9 @@ def container_of(
     storage: StorageChoice | None = None,
     **options: Any,
 ) -> StepContainer:
-    made = StepContainer(collective=collective, rendezvous=Job(collective.world_size), **options)
+    made = StepContainer(
+        collective=collective, rendezvous=ThreadRendezvous(collective.world_size), **options
+    )
     made.declare(table, storage or StorageChoice("memory"))
     return made
 

@@ -17,8 +17,9 @@ import pytest
 from sparring.collective import Collective, Reduction
 from sparring.exchange import ExchangeOptions, Schedule
 from sparring.testing import RankProcesses
+from sparring.testing.thread_rendezvous import ThreadRendezvous
 
-from .exchange_scenario import Job, Scenario, Shard, check, train
+from .exchange_scenario import Scenario, Shard, check, train
 from .rank_launchers import BACKENDS, ranks_over
 
 pytestmark = pytest.mark.alone
@@ -37,7 +38,7 @@ CheckRanks = Callable[[Scenario], None]
 
 def train_as_rank(collective: Collective, scenario: Scenario) -> dict[str, Shard]:
     """What each process runs."""
-    return train(scenario, collective, Job(scenario.world_size))
+    return train(scenario, collective, ThreadRendezvous(scenario.world_size))
 
 
 @cache

@@ -32,8 +32,8 @@ from sparring.exchange.headers import header_bytes
 from sparring.exchange.wire import Codec
 from sparring.rendezvous import ShardMap
 from sparring.step import StorageChoice
+from sparring.testing.thread_rendezvous import ThreadRendezvous
 
-from .exchange_scenario import Job
 from .test_collective import run_ranks
 
 RANDOM = np.random.default_rng(5)
@@ -192,7 +192,7 @@ def test_non_finite_gradients_are_seen_before_they_are_rounded(
     def body(collective: Collective) -> Any:
         made = StepContainer(
             collective=collective,
-            rendezvous=Job(2),
+            rendezvous=ThreadRendezvous(2),
             non_finite=policy,
             exchange=ExchangeOptions(gradient_wire_dtype=wire_dtype),
         )

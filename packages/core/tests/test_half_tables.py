@@ -13,10 +13,11 @@ import pytest
 from sparring import StepContainer, TableConfig, Uniform, _native, kernels, open_storage
 from sparring.collective import Collective, Reduction
 from sparring.errors import InvalidArgumentError
-from sparring.rendezvous import Rendezvous, ShardMap, SingleRendezvous
+from sparring.rendezvous import Rendezvous
 from sparring.step import StorageChoice, TableUpdate
 from sparring.storage.converting import copy_embeddings
 from sparring.table import DTYPES
+from sparring.testing.thread_rendezvous import ThreadRendezvous
 from sparring.updates import BUILTIN_METHODS, MethodChoice, UpdateMethod, UpdateRows
 from sparring.updates.hyperparameters import HyperParameters
 from sparring.updates.resolving import hyper_from, resolve_method
@@ -275,15 +276,6 @@ def test_the_fused_step_and_the_step_by_rows_give_the_same_bits(
     assert found[0] == found[1]
 
 
-class World(SingleRendezvous):
-    def __init__(self, world_size: int) -> None:
-        super().__init__()
-        self._shard_map = ShardMap.balanced(world_size)
-
-    def shard_map(self) -> ShardMap:
-        return self._shard_map
-
-
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_hold_the_rows_of_one_process(dtype: str, world_size: int) -> None:
@@ -311,7 +303,7 @@ def test_ranks_hold_the_rows_of_one_process(dtype: str, world_size: int) -> None
 
     alone, read_alone = train(None, None)
     together: dict[int, bytes] = {}
-    for rows, read in run_ranks(world_size, lambda c: train(c, World(world_size))):
+    for rows, read in run_ranks(world_size, lambda c: train(c, ThreadRendezvous(world_size))):
         assert read == read_alone
         assert not together.keys() & rows.keys()
         together |= rows

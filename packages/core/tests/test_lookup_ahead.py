@@ -21,10 +21,9 @@ from sparring.errors import (
 from sparring.exchange import ExchangeOptions, MessageKind
 from sparring.step import StorageChoice, TableUpdate
 from sparring.storage.memory import MemoryStorage
+from sparring.testing.thread_rendezvous import ThreadRendezvous
 from sparring.updates import MethodChoice, resolve_method
 from sparring.updates.resolving import hyper_from
-
-from .exchange_scenario import Job
 
 TABLES = (
     TableConfig("user", 4, initializer=Uniform(-1, 1)),
@@ -40,7 +39,7 @@ def on_ranks(
     def run(collective: Collective) -> Any:
         made = StepContainer(
             collective=collective,
-            rendezvous=Job(world_size),
+            rendezvous=ThreadRendezvous(world_size),
             exchange=ExchangeOptions(chunk_rows=4, **settings),
         )
         with made:

@@ -14,10 +14,10 @@ from sparring.config import parse_config
 from sparring.errors import CapacityError, ConfigError, InvalidArgumentError
 from sparring.memory_budget import bytes_from_text, bytes_text
 from sparring.step import StorageChoice
+from sparring.testing.thread_rendezvous import ThreadRendezvous
 from sparring.updates import MethodChoice, resolve_method
 from sparring.updates.resolving import hyper_from
 
-from .exchange_scenario import Job
 from .test_collective import run_ranks
 
 TABLES = TableConfig("small", 4), TableConfig("large", 16)
@@ -76,7 +76,7 @@ def test_a_step_past_the_budget_is_refused_before_a_row_changes(is_fused: bool) 
 def test_where_one_rank_is_past_its_budget_all_refuse_the_step(is_fused: bool) -> None:
     def body(collective: Collective) -> CapacityError:
         budget = BUDGET if collective.rank == 0 else None
-        rendezvous = Job(2)
+        rendezvous = ThreadRendezvous(2)
         with StepContainer(
             collective=collective, rendezvous=rendezvous, memory_bytes=budget
         ) as container:

@@ -16,10 +16,9 @@ from sparring.config import TablesConfig
 from sparring.errors import InvalidArgumentError
 from sparring.exchange import ExchangeOptions, MessageKind
 from sparring.step import StorageChoice
+from sparring.testing.thread_rendezvous import ThreadRendezvous
 from sparring.updates import MethodChoice, resolve_method
 from sparring.updates.resolving import hyper_from
-
-from .exchange_scenario import Job
 
 SMALL = TableConfig("small", 4, initializer=Uniform(-1, 1), placement="replicated")
 HALF = TableConfig("half", 3, "bfloat16", initializer=Uniform(-1, 1), placement="replicated")
@@ -34,7 +33,7 @@ def on_ranks(world_size: int, body: Callable[[StepContainer], Any], **exchange: 
     def run(collective: Collective) -> Any:
         options = ExchangeOptions(chunk_rows=4, **exchange)
         with StepContainer(
-            collective=collective, rendezvous=Job(world_size), exchange=options
+            collective=collective, rendezvous=ThreadRendezvous(world_size), exchange=options
         ) as made:
             return body(made)
 

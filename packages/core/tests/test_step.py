@@ -17,8 +17,9 @@ from sparring.errors import (
     NonFiniteGradientError,
     UnknownTableError,
 )
-from sparring.rendezvous import Rendezvous, ShardMap, SingleRendezvous
+from sparring.rendezvous import Rendezvous
 from sparring.step import StorageChoice, TableUpdate
+from sparring.testing.thread_rendezvous import ThreadRendezvous
 
 from .test_collective import run_ranks
 
@@ -366,17 +367,6 @@ def test_a_closed_container_says_so() -> None:
         made.apply(descend())
 
 
-class _Job(SingleRendezvous):
-    """A rendezvous of threads."""
-
-    def __init__(self, world_size: int) -> None:
-        super().__init__()
-        self._world_size = world_size
-
-    def shard_map(self) -> ShardMap:
-        return ShardMap.balanced(self._world_size)
-
-
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("reduction", [Reduction.MEAN, Reduction.SUM])
 def test_ranks_give_the_rows_of_one_process_on_the_joined_batch(
@@ -391,7 +381,7 @@ def test_ranks_give_the_rows_of_one_process_on_the_joined_batch(
         return np.ascontiguousarray(found.rows * counts)
 
     def rank_body(collective: Collective) -> tuple[np.ndarray, int]:
-        job: Rendezvous = _Job(world_size)
+        job: Rendezvous = ThreadRendezvous(world_size)
         made = StepContainer(collective=collective, rendezvous=job, reduction=reduction)
         made.declare(TABLE, MEMORY)
         for draw in draws:
@@ -417,7 +407,7 @@ def test_ranks_give_the_rows_of_one_process_on_the_joined_batch(
 
 def test_a_bad_gradient_on_one_rank_stops_the_step_on_all() -> None:
     def body(collective: Collective) -> str:
-        made = StepContainer(collective=collective, rendezvous=_Job(2))
+        made = StepContainer(collective=collective, rendezvous=ThreadRendezvous(2))
         made.declare(TABLE, MEMORY)
         value = np.nan if collective.rank == 1 else 1.0
 

@@ -10,8 +10,7 @@ from sparring import StepContainer, TableConfig
 from sparring.collective import LocalGroup
 from sparring.errors import InvalidArgumentError
 from sparring.step import StorageChoice
-
-from .exchange_scenario import Job
+from sparring.testing.thread_rendezvous import ThreadRendezvous
 
 CHOICE = StorageChoice("tiered", {"path": "rows/{rank}-of-{world_size}/{table}"})
 
@@ -39,7 +38,10 @@ def test_words_are_found_within_lists_mappings_and_paths_and_nothing_else_change
 def test_a_container_fills_in_its_own_rank_and_knows_the_choice_again() -> None:
     table = TableConfig("item", 4)
     group = LocalGroup(2)
-    made = [StepContainer(collective=group.join(rank), rendezvous=Job(2)) for rank in range(2)]
+    made = [
+        StepContainer(collective=group.join(rank), rendezvous=ThreadRendezvous(2))
+        for rank in range(2)
+    ]
     for rank, container in enumerate(made):
         container.declare(table, CHOICE)
         choice = container.entry("item").choice

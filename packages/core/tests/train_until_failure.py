@@ -31,8 +31,7 @@ from sparring.options import checked_options
 from sparring.plugins import make_plugin_manager
 from sparring.rendezvous import EnvironmentOptions, EnvironmentRendezvous, Rendezvous
 from sparring.step import StorageChoice, TableUpdate
-
-from .exchange_scenario import Job
+from sparring.testing.thread_rendezvous import ThreadRendezvous
 
 __all__ = ["rows_after"]
 
@@ -89,7 +88,7 @@ def rows_after(world_size: int, num_steps: set[int]) -> Mapping[int, list[Rows]]
     group = LocalGroup(world_size)
 
     def history(rank: int) -> Iterator[Rows]:
-        training = _Training(group.join(rank), Job(world_size))
+        training = _Training(group.join(rank), ThreadRendezvous(world_size))
         for step in range(max(num_steps) + 1):
             if step in num_steps:
                 yield training.rows()

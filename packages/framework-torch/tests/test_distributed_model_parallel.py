@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sparring import StepContainer
 from sparring.collective import Collective, LocalGroup
 from sparring.errors import InvalidArgumentError
-from sparring.rendezvous import ShardMap, SingleRendezvous
+from sparring.testing.thread_rendezvous import ThreadRendezvous
 from sparring_torch import DistributedModelParallel, Embedding, Optimizer
 
 PYTHON = Path(sys.executable)
@@ -190,13 +190,6 @@ class Small(nn.Module):
         return self.dense(self.table(ids)).sum()
 
 
-class Job(SingleRendezvous):
-    """A rendezvous of threads."""
-
-    def shard_map(self) -> ShardMap:
-        return ShardMap.balanced(2)
-
-
 def test_alone_it_changes_nothing() -> None:
     model = Small()
     wrapped = DistributedModelParallel(model)
@@ -221,7 +214,7 @@ def test_ranks_begin_with_what_rank_0_has_and_average_gradients() -> None:
 
     def body(collective: Collective) -> tuple[dict[str, Tensor], list[Tensor | None]]:
         rank = collective.rank
-        with StepContainer(collective=collective, rendezvous=Job()) as container:
+        with StepContainer(collective=collective, rendezvous=ThreadRendezvous(2)) as container:
             model = Small()
             nn.init.constant_(model.dense.weight, rank + 1.0)
             model.mark.fill_(rank + 7.0)

@@ -12,7 +12,7 @@ import torch
 
 from sparring import StepContainer
 from sparring.collective import Collective, LocalGroup
-from sparring.rendezvous import ShardMap, SingleRendezvous
+from sparring.testing.thread_rendezvous import ThreadRendezvous
 from sparring_torch import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
@@ -22,17 +22,6 @@ from sparring_torch import (
 
 NUM_STEPS = 100
 BATCH = 6
-
-
-class Job(SingleRendezvous):
-    """A rendezvous of threads."""
-
-    def __init__(self, world_size: int) -> None:
-        super().__init__()
-        self._world_size = world_size
-
-    def shard_map(self) -> ShardMap:
-        return ShardMap.balanced(self._world_size)
 
 
 def run_ranks(world_size: int, body: Callable[[Collective], Any]) -> list[Any]:
@@ -111,7 +100,7 @@ def test_modules_on_ranks_train_as_one_process_does(world_size: int, optimizer: 
     chosen = OPTIMIZERS[optimizer]
 
     def body(collective: Collective) -> dict[str, Any]:
-        made = StepContainer(collective=collective, rendezvous=Job(world_size))
+        made = StepContainer(collective=collective, rendezvous=ThreadRendezvous(world_size))
         return train(made, [collective.rank], chosen, world_size)
 
     alone = train(StepContainer(), range(world_size), chosen, world_size)

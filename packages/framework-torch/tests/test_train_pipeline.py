@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from sparring import StepContainer, TableConfig
 from sparring.collective import Collective, LocalGroup
 from sparring.errors import InvalidArgumentError, PeerFailure
-from sparring.rendezvous import ShardMap, SingleRendezvous
 from sparring.storage.memory import MemoryStorage
+from sparring.testing.thread_rendezvous import ThreadRendezvous
 from sparring_torch import (
     DataType,
     Embedding,
@@ -33,17 +33,6 @@ from sparring_torch import (
 
 NUM_BATCHES = 9
 BATCH = 5
-
-
-class Job(SingleRendezvous):
-    """A rendezvous of threads."""
-
-    def __init__(self, world_size: int) -> None:
-        super().__init__()
-        self._world_size = world_size
-
-    def shard_map(self) -> ShardMap:
-        return ShardMap.balanced(self._world_size)
 
 
 @dataclass
@@ -225,7 +214,7 @@ def on_ranks(world_size: int, *arguments: Any, **fails: int) -> list[Result]:
     loop, *rest = arguments
 
     def body(collective: Collective) -> Result:
-        made = StepContainer(collective=collective, rendezvous=Job(world_size))
+        made = StepContainer(collective=collective, rendezvous=ThreadRendezvous(world_size))
         optimizer, *micro = rest
         return run(loop, optimizer, made, *micro, **fails)
 
@@ -349,7 +338,7 @@ def test_a_lost_rank_is_named_with_the_step_by_progress() -> None:
     group = LocalGroup(2, deadline_seconds=10)
 
     def body(collective: Collective) -> BaseException | None:
-        container = StepContainer(collective=collective, rendezvous=Job(2))
+        container = StepContainer(collective=collective, rendezvous=ThreadRendezvous(2))
         _, pipeline = small(container)
         with container:
             given = iter([torch.arange(6)] * 5)

@@ -12,6 +12,7 @@ are those of one table on one rank.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -43,7 +44,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(ABC):
     """The base of all admission filters. `kind` is the name in configs."""
 
     kind: ClassVar[str] = ""
@@ -52,9 +53,9 @@ class Admission:
         """For configs and manifests: ``{"kind": …, parameter: value, …}``."""
         return {"kind": self.kind} | {f.name: getattr(self, f.name) for f in fields(self)}
 
+    @abstractmethod
     def make(self, seed: int, table: str) -> Any:
         """The native filter of a table, with nothing counted."""
-        raise NotImplementedError
 
 
 AdmissionLike = Admission | str | Mapping[str, Any] | None

@@ -179,6 +179,3 @@ class CommandDescriptor(Descriptor):
     """
 
     register: Callable[[typer.Typer], None]
-
-
-Registered = Sequence[Descriptor]

@@ -15,9 +15,9 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from types import TracebackType
 from typing import Any
 
+from sparring.closable import Closable
 from sparring.errors import ClosedError, DeadlineError, InvalidArgumentError, SparringError
 from sparring.event_threads import EventThreads
 
@@ -69,7 +69,7 @@ class _Work(Task[Any]):
             self.call.close()
 
 
-class EventLoop:
+class EventLoop(Closable):
     """Runs background work, bounded, and reports its failures. Its threads start on demand.
 
     Every method may be called from any thread.
@@ -241,17 +241,6 @@ class EventLoop:
                 for task in self._outstanding:
                     task.drop()
         self.check()
-
-    def __enter__(self) -> EventLoop:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # -- waiting ------------------------------------------------------------
 

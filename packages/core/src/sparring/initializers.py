@@ -11,6 +11,7 @@ double, without fused multiply-add, in ``native/kernels/initialize.cc``.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -31,7 +32,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Initializer:
+class Initializer(ABC):
     """The base of all initializers. `kind` is the name in configs and in the native kernel."""
 
     kind: ClassVar[str] = ""
@@ -45,13 +46,13 @@ class Initializer:
                     "give a float"
                 )
 
+    @abstractmethod
     def parameters(self, dim: int) -> tuple[float, float]:
         """The two numbers that the native kernel takes, for embeddings of `dim` elements."""
-        raise NotImplementedError
 
+    @abstractmethod
     def largest(self, dim: int) -> float:
         """No initial value lies farther from 0, for embeddings of `dim` elements."""
-        raise NotImplementedError
 
     def as_dict(self) -> dict[str, Any]:
         """For configs and manifests: ``{"kind": …, parameter: value, …}``."""

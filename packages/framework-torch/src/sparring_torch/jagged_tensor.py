@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from sparring.errors import InvalidArgumentError
-from sparring_torch.jaggedness import Counts, lengths_of, lengths_to_offsets, values_from
+from sparring_torch.jagged_parts import JaggedParts
+from sparring_torch.jaggedness import Counts, lengths_of, values_from
 
 __all__ = ["JaggedTensor", "check_weights"]
 
 
-class JaggedTensor:
+class JaggedTensor(JaggedParts):
     """A batch of bags of values, stored flat.
 
     The bags ``[101, 102]``, ``[201, 202, 203]``, ``[301]`` are::
@@ -34,7 +35,7 @@ class JaggedTensor:
             offsets, weights of another length.
     """
 
-    __slots__ = ("_lengths", "_offsets", "_values", "_weights")
+    __slots__ = ()
 
     def __init__(
         self,
@@ -114,47 +115,6 @@ class JaggedTensor:
         return JaggedTensor(
             values[is_kept], None if weights is None else weights[is_kept], lengths=given
         )
-
-    # -- parts --------------------------------------------------------------------
-
-    def values(self) -> Tensor:
-        """``(n, …)``, bag after bag."""
-        return self._values
-
-    def weights(self) -> Tensor:
-        """``(n,)``, bag after bag.
-
-        Raises:
-            InvalidArgumentError: this tensor has no weights.
-        """
-        if self._weights is None:
-            raise InvalidArgumentError(
-                "this jagged tensor has no weights; give weights=… when making it, or ask "
-                "weights_or_none()"
-            )
-        return self._weights
-
-    def weights_or_none(self) -> Tensor | None:
-        return self._weights
-
-    def lengths(self) -> Tensor:
-        """``(batch,)``, values in each bag."""
-        return self._lengths
-
-    def lengths_or_none(self) -> Tensor | None:
-        return self._lengths
-
-    def offsets(self) -> Tensor:
-        """``(batch + 1,)``, where each bag starts, and the end."""
-        if self._offsets is None:
-            self._offsets = lengths_to_offsets(self._lengths)
-        return self._offsets
-
-    def offsets_or_none(self) -> Tensor | None:
-        return self._offsets
-
-    def device(self) -> torch.device:
-        return self._values.device
 
     # -- dense forms ----------------------------------------------------------------
 

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from sparring.errors import InvalidArgumentError
 from sparring.names import suggestion
+from sparring_torch.jagged_parts import JaggedParts
 from sparring_torch.jagged_tensor import JaggedTensor, check_weights
-from sparring_torch.jaggedness import Counts, lengths_of, lengths_to_offsets, values_from
+from sparring_torch.jaggedness import Counts, lengths_of, values_from
 
 __all__ = ["KeyedJaggedTensor"]
 
 
-class KeyedJaggedTensor:
+class KeyedJaggedTensor(JaggedParts):
     """Several features, each with a bag of ids for each example of the batch.
 
     Two features over a batch of two examples::
@@ -57,11 +58,7 @@ class KeyedJaggedTensor:
         "_index_per_key",
         "_keys",
         "_length_per_key",
-        "_lengths",
-        "_offsets",
         "_stride",
-        "_values",
-        "_weights",
     )
 
     def __init__(
@@ -225,45 +222,6 @@ class KeyedJaggedTensor:
     def keys(self) -> list[str]:
         """Names of the features."""
         return self._keys
-
-    def values(self) -> Tensor:
-        """``(n,)`` ids, feature after feature."""
-        return self._values
-
-    def weights(self) -> Tensor:
-        """``(n,)``, one for each id.
-
-        Raises:
-            InvalidArgumentError: this tensor has no weights.
-        """
-        if self._weights is None:
-            raise InvalidArgumentError(
-                "this KeyedJaggedTensor has no weights; give weights=… when making it, or ask "
-                "weights_or_none()"
-            )
-        return self._weights
-
-    def weights_or_none(self) -> Tensor | None:
-        return self._weights
-
-    def lengths(self) -> Tensor:
-        """``(features * stride,)``, ids in each bag."""
-        return self._lengths
-
-    def lengths_or_none(self) -> Tensor | None:
-        return self._lengths
-
-    def offsets(self) -> Tensor:
-        """``(features * stride + 1,)``, where each bag starts, and the end."""
-        if self._offsets is None:
-            self._offsets = lengths_to_offsets(self._lengths)
-        return self._offsets
-
-    def offsets_or_none(self) -> Tensor | None:
-        return self._offsets
-
-    def device(self) -> torch.device:
-        return self._values.device
 
     def stride(self) -> int:
         """Examples in the batch."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
+from sparring.closable import Closable
 from sparring_redis.connection import Access
 from sparring_redis.testing.server import RedisServer
 from sparring_redis.topology import NUM_SLOTS
@@ -16,7 +16,7 @@ __all__ = ["RedisCluster"]
 _MEET_SECONDS = 20.0
 
 
-class RedisCluster:
+class RedisCluster(Closable):
     """Masters that share the slots evenly. A context manager.
 
     Args:
@@ -86,14 +86,3 @@ class RedisCluster:
 
     def close(self) -> None:
         self._closing.close()
-
-    def __enter__(self) -> RedisCluster:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

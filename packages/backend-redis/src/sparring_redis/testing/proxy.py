@@ -7,7 +7,8 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
-from types import TracebackType
+
+from sparring.closable import Closable
 
 __all__ = ["Fault", "FaultProxy"]
 
@@ -31,7 +32,7 @@ class Fault:
     delay_seconds: float = 0.0
 
 
-class FaultProxy:
+class FaultProxy(Closable):
     """Listens on loopback and passes everything on to a Redis on loopback. A context manager.
 
     `arm` says what happens to open connections from now on, and to the next `num_connections` new
@@ -89,17 +90,6 @@ class FaultProxy:
                     link.arm(self._fault)
                 self._links.append(link)
             link.start()
-
-    def __enter__(self) -> FaultProxy:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class _Relay:

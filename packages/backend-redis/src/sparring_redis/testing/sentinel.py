@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from types import TracebackType
 
+from sparring.closable import Closable
 from sparring_redis.testing.server import RedisServer
 
 __all__ = ["RedisSentinel"]
@@ -13,7 +13,7 @@ __all__ = ["RedisSentinel"]
 _READY_SECONDS = 20.0
 
 
-class RedisSentinel:
+class RedisSentinel(Closable):
     """A master and a replica; the sentinel makes the replica master when the master is down.
 
     Args:
@@ -63,14 +63,3 @@ class RedisSentinel:
 
     def close(self) -> None:
         self._closing.close()
-
-    def __enter__(self) -> RedisSentinel:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

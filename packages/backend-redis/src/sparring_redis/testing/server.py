@@ -12,11 +12,11 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from redis.exceptions import RedisError
 
+from sparring.closable import Closable
 from sparring_redis.connection import Access, Link
 from sparring_redis.deadline import Deadline
 from sparring_redis.place import Address
@@ -49,7 +49,7 @@ def free_port() -> int:
                 continue
 
 
-class RedisServer:
+class RedisServer(Closable):
     """A server on a free port of loopback. A context manager; `close` ends it and its folder.
 
     Args:
@@ -133,11 +133,6 @@ class RedisServer:
         finally:
             link.close()
 
-    @property
-    def process_id(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
     def signal(self, number: signal.Signals) -> None:
         """Sends SIGSTOP, SIGCONT, SIGKILL, … to this process."""
         if self._process is not None and self._process.poll() is None:
@@ -154,14 +149,3 @@ class RedisServer:
         """Ends it and removes its folder. A second call does nothing."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def __enter__(self) -> RedisServer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

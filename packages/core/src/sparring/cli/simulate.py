@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -25,8 +25,14 @@ from sparring.simulation import (
 __all__ = ["add_simulate"]
 
 _RANKS = "8,16,32,64,128,256,512,1024"
-_MODEL = "The model"
-_LOAD = "The step"
+
+
+def _of_the_step(text: str) -> Any:
+    return typer.Option(help=text, rich_help_panel="The step")
+
+
+def _of_the_model(text: str) -> Any:
+    return typer.Option(help=text, rich_help_panel="The model")
 
 
 def add_simulate(application: typer.Typer) -> None:
@@ -36,59 +42,34 @@ def add_simulate(application: typer.Typer) -> None:
 def simulate_command(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
     context: typer.Context,
     ranks: Annotated[str, typer.Option(help="Numbers of ranks, with commas between.")] = _RANKS,
-    ids: Annotated[
-        int, typer.Option(help="Ids of a rank's batch.", rich_help_panel=_LOAD)
-    ] = 262_144,
-    unique_share: Annotated[
-        float, typer.Option(help="How many ids are no repeats, 0 to 1.", rich_help_panel=_LOAD)
-    ] = 0.5,
+    ids: Annotated[int, _of_the_step("Ids of a rank's batch.")] = 262_144,
+    unique_share: Annotated[float, _of_the_step("How many ids are no repeats, 0 to 1.")] = 0.5,
     shared_share: Annotated[
         float,
-        typer.Option(
-            help="How many keys of a rank another rank of its machine has too, 0 to 1.",
-            rich_help_panel=_LOAD,
-        ),
+        _of_the_step("How many keys of a rank another rank of its machine has too, 0 to 1."),
     ] = 0.0,
-    dim: Annotated[int, typer.Option(help="Of an embedding.", rich_help_panel=_LOAD)] = 64,
-    wire_dtype: Annotated[
-        str, typer.Option(help="What rows and gradients travel as.", rich_help_panel=_LOAD)
-    ] = "exact",
-    chunk_rows: Annotated[
-        int, typer.Option(help="Keys in a message at most.", rich_help_panel=_LOAD)
-    ] = 4096,
-    chunks_in_flight: Annotated[
-        int, typer.Option(help="Chunks under way each way.", rich_help_panel=_LOAD)
-    ] = 8,
-    latency_us: Annotated[
-        float, typer.Option(help="Between machines.", rich_help_panel=_MODEL)
-    ] = 20.0,
+    dim: Annotated[int, _of_the_step("Of an embedding.")] = 64,
+    wire_dtype: Annotated[str, _of_the_step("What rows and gradients travel as.")] = "exact",
+    chunk_rows: Annotated[int, _of_the_step("Keys in a message at most.")] = 4096,
+    chunks_in_flight: Annotated[int, _of_the_step("Chunks under way each way.")] = 8,
+    latency_us: Annotated[float, _of_the_model("Between machines.")] = 20.0,
     gbit: Annotated[
         float,
-        typer.Option(help="Gbit/s of a machine's link, each way.", rich_help_panel=_MODEL),
+        _of_the_model("Gbit/s of a machine's link, each way."),
     ] = 10.0,
     message_us: Annotated[
         float | None,
-        typer.Option(help="What a message costs each end; 20.", rich_help_panel=_MODEL),
+        _of_the_model("What a message costs each end; 20."),
     ] = None,
-    ranks_per_machine: Annotated[
-        int, typer.Option(help="Ranks that share a machine's link.", rich_help_panel=_MODEL)
-    ] = 8,
-    machine_latency_us: Annotated[
-        float, typer.Option(help="Within a machine.", rich_help_panel=_MODEL)
-    ] = 2.0,
+    ranks_per_machine: Annotated[int, _of_the_model("Ranks that share a machine's link.")] = 8,
+    machine_latency_us: Annotated[float, _of_the_model("Within a machine.")] = 2.0,
     machine_gbit: Annotated[
         float,
-        typer.Option(help="Gbit/s of a rank to its machine's others.", rich_help_panel=_MODEL),
+        _of_the_model("Gbit/s of a rank to its machine's others."),
     ] = 40.0,
-    find_ns: Annotated[
-        float | None, typer.Option(help="To find a row; 100.", rich_help_panel=_MODEL)
-    ] = None,
-    add_ns: Annotated[
-        float | None, typer.Option(help="To add a gradient up; 100.", rich_help_panel=_MODEL)
-    ] = None,
-    move_ns: Annotated[
-        float | None, typer.Option(help="To pack or place a row; 20.", rich_help_panel=_MODEL)
-    ] = None,
+    find_ns: Annotated[float | None, _of_the_model("To find a row; 100.")] = None,
+    add_ns: Annotated[float | None, _of_the_model("To add a gradient up; 100.")] = None,
+    move_ns: Annotated[float | None, _of_the_model("To pack or place a row; 20.")] = None,
     measure: Annotated[
         bool,
         typer.Option(

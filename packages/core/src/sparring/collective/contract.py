@@ -29,12 +29,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sparring.closable import Closable
 from sparring.collective.shapes import empty_for, header_of, new_header
 from sparring.errors import ClosedError, InvalidArgumentError, PeerFailure
 
@@ -84,7 +84,7 @@ class Work(ABC):
         """
 
 
-class Collective(ABC):
+class Collective(Closable):
     """One rank's membership in a group of ranks.
 
     Args:
@@ -205,17 +205,6 @@ class Collective(ABC):
     @abstractmethod
     def close(self) -> None:
         """Leaves the group; survivors that still wait for this rank are told."""
-
-    def __enter__(self) -> Collective:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @abstractmethod
     def _send_impl(self, buffer: Array, destination: int, tag: int) -> Work: ...

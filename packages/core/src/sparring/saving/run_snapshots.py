@@ -54,10 +54,6 @@ class RunSnapshots:
         self.num_failed = 0
         """Saves that failed beside steps."""
 
-    @property
-    def is_asked_for(self) -> bool:
-        return self._chosen.url is not None
-
     def is_due(self, step: int) -> bool:
         """Whether to save after `step`; all ranks get one answer."""
         chosen = self._chosen

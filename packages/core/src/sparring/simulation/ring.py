@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -80,9 +81,9 @@ class _RingPhase(Phase):
         self.come.add((message.kind, message.hop, message.chunk))
         self.advance()
 
+    @abstractmethod
     def advance(self) -> None:
         """Moves on what can move, and ends the phase where nothing is left."""
-        raise NotImplementedError
 
     def end(self) -> None:
         if not self._is_over:

@@ -65,7 +65,6 @@ class Snapshot:
         self, place: Place, name: str, manifest: Manifest, manifest_hash: str, base: Snapshot | None
     ) -> None:
         self._place = place
-        self._manifest = manifest
         self.name = name
         self.url = place.url_of(name)
         self.step: int = manifest.step

@@ -26,16 +26,16 @@ What a storage declares is `sparring.storage.capabilities`, what its methods tak
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from sparring.closable import Closable
 from sparring.errors import ClosedError, UnsupportedError
 from sparring.storage import arguments
 from sparring.storage.capabilities import Capabilities
@@ -68,7 +68,7 @@ class _State:
     is_load_known: bool = field(default=False)
 
 
-class Storage(ABC):
+class Storage(Closable):
     """One shard of one table.
 
     Args:
@@ -331,17 +331,6 @@ class Storage(ABC):
     def is_closed(self) -> bool:
         return self._state.closed
 
-    def __enter__(self) -> Storage:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def __sparring_storage__(self) -> object:
         """A capsule holding the native twin of this storage (``storage_abi.h``).
 
@@ -390,7 +379,7 @@ class Storage(ABC):
         """As `_find_impl`, for who copies many rows and uses none: no cache takes them up."""
         self._find_impl(keys, columns, rows, found)
 
-    def _flush_impl(self) -> None:  # noqa: B027 - nothing to flush is the rule
+    def _flush_impl(self) -> None:
         """Nothing to do unless the backend is persistent or buffers writes."""
 
     def _note_load_impl(self, source: str | None) -> None:  # noqa: B027 - for `notes_loads`

@@ -17,8 +17,8 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
-from types import TracebackType
 
+from sparring.closable import Closable
 from sparring.errors import UnsupportedError
 
 __all__ = ["INTERFACE", "IsolatedLinks", "why_links_cannot_be_isolated"]
@@ -33,7 +33,7 @@ _SECONDS = 10.0
 _QUEUE = ("burst", "64kb", "latency", "50ms")
 
 
-class IsolatedLinks:
+class IsolatedLinks(Closable):
     """A namespace and a link for each rank.
 
     Args:
@@ -76,17 +76,6 @@ class IsolatedLinks:
             holder.kill()
             holder.wait()
         self._holders.clear()
-
-    def __enter__(self) -> IsolatedLinks:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _hold(self, unshare: Sequence[str]) -> int:
         """The process that keeps a new namespace alive."""

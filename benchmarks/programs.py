@@ -1,0 +1,46 @@
+"""Programs in C++ that measure: built from a package's sources, and asked over a pipe."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["built", "running"]
+
+
+def built(target: str, package: Path, folder: Path, settings: Sequence[str]) -> Path:
+    """Builds one target of a package's CMake project.
+
+    Args:
+        target: its name, and its program's.
+        package: where ``CMakeLists.txt`` lies.
+        folder: to build in.
+        settings: of CMake, as ``-DNAME=value``.
+    """
+    configure = ["cmake", "-G", "Ninja", "-S", str(package), "-B", str(folder), *settings]
+    for each in (configure, ["cmake", "--build", str(folder), "--target", target]):
+        subprocess.run(each, check=True, capture_output=True)
+    return folder / target
+
+
+@contextmanager
+def running(program: Path, *arguments: object) -> Iterator[Callable[[str], list[float]]]:
+    """The program, asked one work after another; gives the numbers that it answers with."""
+    command = [str(program), *map(str, arguments)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        answers, questions = process.stdout, process.stdin
+        assert answers is not None
+        assert questions is not None
+        assert answers.readline() == "ready\n"
+
+        def run(work: str) -> list[float]:
+            questions.write(f"{work}\n")
+            questions.flush()
+            return list(map(float, answers.readline().split()))
+
+        yield run
+        questions.close()
