@@ -133,6 +133,37 @@ def test_export_of_a_damaged_snapshot_leaves_no_file(tmp_path: Path) -> None:
     assert not list((tmp_path / "out").iterdir())
 
 
+def test_export_that_fails_at_its_last_table_leaves_no_file(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    writer = SnapshotWriter(str(tmp_path / "a"), step=1)
+    tables = [TableDescription.of(TableConfig(name, 2)) for name in ("user", "zone")]
+    for table in tables:
+        writer.write_table(table, [make_chunk(range(5), table=table)])
+    writer.finish()
+    snapshot = writer.commit()
+    path = Path(snapshot.url) / snapshot.files("zone", "rows")[0].name
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    command = ["export", snapshot.url, "--output", str(tmp_path / "out")]
+    assert main(command) == 1
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_what_is_no_snapshot_is_told_of(
+    chain: Snapshot, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(chain.url).parent
+    assert main(["inspect", str(folder)]) == 1
+    assert f"see `sparring snapshots {folder}`" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main(["snapshots", str(tmp_path / "file")]) == 2
+    assert "is no folder; name the one that snapshots lie in" in capsys.readouterr().err
+    (Path(chain.url) / "manifest.json").write_text("junk")
+    assert main(["snapshots", str(folder)]) == 0
+    captured = capsys.readouterr()
+    assert "step-000000001" in captured.out
+    assert "step-000000002 cannot be read, and is not listed" in captured.err
+
+
 def test_an_empty_table_is_inspected_and_exported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

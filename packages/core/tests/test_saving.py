@@ -11,14 +11,24 @@ import pytest
 
 from sparring import StepContainer, TableConfig, Uniform
 from sparring.admission import Bloom, Frequency, Probability
-from sparring.errors import DeadlineError, InvalidArgumentError, SnapshotError, SnapshotIOError
+from sparring.errors import (
+    DeadlineError,
+    InvalidArgumentError,
+    SnapshotError,
+    SnapshotIOError,
+    StorageIOError,
+)
 from sparring.events import BackgroundError
 from sparring.saving.requests import State
 from sparring.saving.saves import SaveOptions
-from sparring.snapshot import SnapshotWriter
+from sparring.snapshot import SnapshotWriter, open_snapshot
 from sparring.step import StorageChoice
+from sparring.storage.memory import MemoryOptions, MemoryStorage
+from sparring.storage.tiered import TieredOptions, TieredStorage
 from sparring.updates import MethodChoice, resolve_method
 from sparring.updates.resolving import hyper_from
+
+from .faulty_storage import FaultyStorage
 
 METHOD = resolve_method("adagrad")
 HYPER = hyper_from(METHOD, {"lr": 0.1})
@@ -279,6 +289,44 @@ def test_saves_beside_steps_change_no_counter_of_tiers(tmp_path: Path) -> None:
             ]
 
     assert counts(saves=True) == counts(saves=False)
+
+
+@pytest.mark.parametrize("breakage", ["lost", "slow"])
+def test_a_lower_tier_that_dies_in_a_save_fails_the_save_and_no_row_is_lost(
+    breakage: str, tmp_path: Path
+) -> None:
+    table = TableConfig("film", 2, "float32", Uniform(-1, 1))
+    last = FaultyStorage(MemoryStorage(table, MemoryOptions()))
+    first = MemoryStorage(table, MemoryOptions(capacity=100, policy="lru"))
+    options = TieredOptions(tiers=("memory", "memory"))
+    tiers = TieredStorage(table, options, [("memory", first), ("memory", last)])
+    keys = np.arange(1000)
+
+    def write(number: int) -> None:
+        tiers.upsert(keys, np.full((len(keys), 2), number, np.float32))
+
+    def numbers(url: Path) -> set[float]:
+        chunks = list(open_snapshot(url).chunks("film"))
+        assert sum(map(len, chunks)) == len(keys)
+        return {float(number) for chunk in chunks for number in np.unique(chunk.rows)}
+
+    with StepContainer() as container:
+        container.declare(table, tiers)
+        write(1)
+        container.save(str(tmp_path / "one"))
+        write(2)
+        last.breakage = breakage
+        task = container.save(str(tmp_path / "two"), blocking=False)
+        container.saves.join()
+        with pytest.raises((StorageIOError, DeadlineError), match="the lower tier"):
+            task.result(0)
+        with pytest.raises(BackgroundError, match=r"save of .*two.*the lower tier"):
+            container.events.check()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["one"]
+        last.breakage = None
+        write(3)
+        container.save(str(tmp_path / "three"))
+    assert (numbers(tmp_path / "one"), numbers(tmp_path / "three")) == ({1.0}, {3.0})
 
 
 def test_why_a_save_failed_is_not_hidden_by_what_could_not_be_removed(

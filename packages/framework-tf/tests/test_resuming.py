@@ -111,6 +111,32 @@ def test_an_interrupted_run_ends_with_the_same_bits(
         assert np.array_equal(value, expected_arrays[name]), name
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_learning_rates_are_those_of_the_configuration(
+    optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sparring_tf import training as tf_training
+
+    with pytest.raises(Interrupted):
+        train(tmp_path, optimizer, Interrupting(17))
+    sparse, dense = OPTIMIZERS[optimizer]["sparse"], OPTIMIZERS[optimizer].get("dense", {})
+    changed = {"sparse": {**sparse, "lr": 0.5}, "dense": {**dense, "lr": 0.25}}
+    monkeypatch.setitem(OPTIMIZERS, optimizer, changed)
+    seen: list[float] = []
+    restore = tf_training._Trainer.restore
+
+    def restore_and_look(trainer: Any, states: Any) -> None:
+        restore(trainer, states)
+        seen.extend(float(each.learning_rate) for each in (trainer._rows, trainer._dense))
+        assert int(trainer._dense.iterations) == 14
+
+    monkeypatch.setattr(tf_training._Trainer, "restore", restore_and_look)
+    progress = Interrupting(-1)
+    train(tmp_path, optimizer, progress, resume=True)
+    assert seen == [0.5, 0.25]
+    assert len([each for each in progress.messages if "from now on" in each]) == 2
+
+
 def test_a_run_of_another_framework_goes_on_with_its_rows(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed beside TensorFlow")
     with pytest.raises(Interrupted):

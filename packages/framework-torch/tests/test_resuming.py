@@ -19,6 +19,7 @@ from sparring.config import RunConfig
 from sparring.errors import ConfigError, SnapshotError
 from sparring.snapshot import SnapshotWriter, latest_snapshot, list_snapshots, open_snapshot
 from sparring.training import SilentProgress, TrainResult
+from sparring_torch import training as torch_training
 from sparring_torch.training import train
 
 CLICKS: dict[str, Any] = {
@@ -127,6 +128,51 @@ def test_a_run_interrupted_at_random_steps_ends_with_the_same_bits(
     assert (result.resumed_steps, expected.resumed_steps) == (int(steps[-1] - 1) // 6 * 6, 0)
     assert result.not_admitted == expected.not_admitted
     assert everything(tmp_path / "parts") == everything(tmp_path / "whole")
+
+
+def test_hyperparameters_are_those_of_the_configuration_and_changes_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = config(tmp_path, "native nadam, momentum", every_steps=10, resume=True)
+    run(began, 25)
+    changed = began.model_dump(mode="json")
+    changed["optimizer"]["sparse"]["lr"] = 0.5
+    changed["optimizer"]["dense"] |= {"lr": 0.25, "momentum": 0.9}
+    seen: dict[str, Any] = {}
+    restore = torch_training._Trainer.restore
+
+    def restore_and_look(trainer: Any, states: Any) -> None:
+        restore(trainer, states)
+        seen["tables"] = dict(trainer._tables.param_groups[0])
+        seen["dense"] = dict(trainer._dense.param_groups[0])
+        seen["momentum"] = [
+            bool(each["momentum_buffer"].any()) for each in trainer._dense.state.values()
+        ]
+        seen["steps"] = trainer._tables.state_dict()["state"]
+
+    monkeypatch.setattr(torch_training._Trainer, "restore", restore_and_look)
+    result, messages = run(RunConfig.model_validate(changed))
+    assert result is not None
+    assert (seen["tables"]["lr"], seen["dense"]["lr"], seen["dense"]["momentum"]) == (
+        0.5,
+        0.25,
+        0.9,
+    )
+    assert all(seen["momentum"])
+    assert {int(each["step"]) for each in seen["steps"].values()} == {20}
+    assert sorted(each.partition(" from now on")[0] for each in messages[:-1]) == [
+        "optimizer.dense.lr is 0.25",
+        "optimizer.sparse.lr is 0.5",
+    ]
+
+
+def test_another_optimizer_of_ordinary_parameters_is_refused(tmp_path: Path) -> None:
+    began = config(tmp_path, "native nadam, momentum", every_steps=10, resume=True)
+    run(began, 25)
+    changed = began.model_dump(mode="json")
+    changed["optimizer"]["dense"] = {"name": "adam", "lr": 0.01}
+    with pytest.raises(ConfigError, match=r"state of optimizer.dense.name: sgd, this run has adam"):
+        run(RunConfig.model_validate(changed))
 
 
 def test_a_pipelined_run_that_is_interrupted_ends_with_the_same_bits(tmp_path: Path) -> None:

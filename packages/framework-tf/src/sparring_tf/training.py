@@ -142,7 +142,13 @@ class _Trainer:
 
     def restore(self, states: Mapping[str, State]) -> None:
         """See `sparring.training_loop.Trainer`."""
+        optimizers = [self._rows, self._dense]
+        chosen = [float(each.learning_rate) for each in optimizers]
         restore_state(states["tensorflow"], **self._parts_with_state())
+        # Keras keeps the rate, alone of all hyper-parameters, as a variable. That of the
+        # configuration holds.
+        for optimizer, rate in zip(optimizers, chosen, strict=True):
+            optimizer.learning_rate = rate
         self._num_dense_skipped = states["skipped"].values["num_dense"]
 
     def _parts_with_state(self) -> dict[str, Any]:

@@ -199,9 +199,17 @@ class _Trainer:
 
     def restore(self, states: Mapping[str, State]) -> None:
         """See `sparring.training_loop.Trainer`."""
+        chosen = [_hyperparameters(each) for each in self._optimizers()]
         restore_state(states["torch"], **self._parts_with_state())
+        # Those of the configuration hold; the state that the steps so far have left is restored.
+        for optimizer, groups in zip(self._optimizers(), chosen, strict=True):
+            for group, hyperparameters in zip(optimizer.param_groups, groups, strict=True):
+                group.update(hyperparameters)
         restore_random_state(states["random"])
         self._num_dense_skipped = states["skipped"].values["num_dense"]
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        return [self._tables] if self._dense is None else [self._tables, self._dense]
 
     def _parts_with_state(self) -> dict[str, Any]:
         parts: dict[str, Any] = {"model": self._task.model, "tables": self._tables}
@@ -213,6 +221,14 @@ class _Trainer:
 
     def versions(self) -> dict[str, str]:
         return {"torch": torch.__version__}
+
+
+def _hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Of each group."""
+    return [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
 
 
 def _dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer | None:

@@ -9,10 +9,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from sparring.cli.output import make_console, print_error, print_json
+from sparring.cli.output import make_console, print_error, print_json, print_warning
 from sparring.snapshot import Snapshot, compact, list_snapshots, open_snapshot
 from sparring.snapshot.exporting import export_parquet
 from sparring.snapshot.inspecting import TableSummary, summarize
+from sparring.snapshot.listing import unreadable_snapshots
 from sparring.snapshot.verifying import VerifyReport
 
 __all__ = ["add_compact", "add_export", "add_inspect", "add_snapshots"]
@@ -43,6 +44,8 @@ def snapshots(
 ) -> None:
     """List the committed snapshots in a folder."""
     found = [open_snapshot(url) for url in list_snapshots(root)]
+    for url, error in unreadable_snapshots(root).items():
+        print_warning(f"{url} cannot be read, and is not listed: {error}")
     if as_json:
         print_json([_facts(snapshot) for snapshot in found])
         return

@@ -29,6 +29,9 @@ RUN = "run"
 _EXACT = ("seed", "data", "model", "tables")
 """Sections of the configuration without which a run cannot be gone on with."""
 
+_OPTIMIZER = "optimizer"
+"""The section whose hyper-parameters may change, and its optimizers may not."""
+
 
 class RunSnapshots:
     """Saves a run as its configuration says. All ranks make one and call it alike.
@@ -120,8 +123,7 @@ class RunSnapshots:
                 ),
             )
         except SnapshotError as error:
-            # It could not begin: a full disk refuses even the folder. Other ranks' parts of it wait
-            # for this one's, and are never committed.
+            # It could not begin on any rank: a full disk refuses even the folder.
             if is_last:
                 raise
             self._note_failure(f"save of {url}", error)
@@ -201,6 +203,32 @@ class RunSnapshots:
                     "choose another folder: snapshots.url",
                     setting=name,
                 )
+        if _OPTIMIZER in saved:
+            self._compare_optimizers(loaded, saved[_OPTIMIZER], now[_OPTIMIZER])
+
+    def _compare_optimizers(
+        self, loaded: Loaded, saved: Mapping[str, Any], now: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        """Tells of hyper-parameters that are others than those of the run so far."""
+        for part, chosen in now.items():
+            before = saved.get(part, {})
+            setting = f"{_OPTIMIZER}.{part}"
+            # Of rows, the table says whose state they have. In another framework the ordinary
+            # parameters start anew.
+            is_restored = part == "dense" and self._config.framework in loaded.states
+            if is_restored and _class_name(before) != _class_name(chosen):
+                raise ConfigError(
+                    f"snapshot {loaded.url} has the state of {setting}.name: {before.get('name')}, "
+                    f"this run has {chosen['name']}; resume with the optimizer that the run began "
+                    "with, or choose another folder: snapshots.url",
+                    setting=f"{setting}.name",
+                )
+            for name in sorted({*before, *chosen} - {"name"}):
+                if before.get(name) != chosen.get(name):
+                    self._tell(
+                        f"{setting}.{name} is {chosen.get(name)} from now on; {loaded.url} was "
+                        f"saved with {before.get(name)}"
+                    )
 
 
 def _snapshots_in(root: str) -> list[tuple[str, str]]:
@@ -231,8 +259,13 @@ def _free_url(root: str, name: str) -> str:
     return place.url_of(next(each for each in names if not place.exists(each)))
 
 
+def _class_name(optimizer: Mapping[str, Any]) -> str:
+    """`torch.optim.Adam` and `adam` are one."""
+    return str(optimizer.get("name")).rpartition(".")[2].lower()
+
+
 def _described(config: RunConfig) -> dict[str, Any]:
-    return config.model_dump(mode="json", include=set(_EXACT))
+    return config.model_dump(mode="json", include={*_EXACT, _OPTIMIZER})
 
 
 def _first_says(collective: Collective, answer: bool) -> bool:

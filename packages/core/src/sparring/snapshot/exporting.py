@@ -39,9 +39,8 @@ def export_parquet(
     Raises:
         UnsupportedError: pyarrow is not installed.
         InvalidArgumentError: a file of that name exists.
-        SnapshotDamagedError: a file of the snapshot is not what was written; the Parquet file that
-            was under way is removed.
-        SnapshotIOError: the file system failed.
+        SnapshotDamagedError: a file of the snapshot is not what was written.
+        SnapshotIOError: the file system failed. Whatever fails, no Parquet file stays behind.
     """
     if importlib.util.find_spec("pyarrow") is None:
         raise UnsupportedError(
@@ -54,11 +53,17 @@ def export_parquet(
             raise InvalidArgumentError(
                 f"export: {target} exists already; remove it, or name another folder"
             )
+    written: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, target in targets.items():
             _export(snapshot, name, target, with_state)
-    except OSError as error:
+            written.append(target)
+    except BaseException as error:
+        for target in written:
+            target.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         if isinstance(error, SnapshotIOError):
             raise
         raise SnapshotIOError(

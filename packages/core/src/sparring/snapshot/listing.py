@@ -10,7 +10,7 @@ from sparring.snapshot.places import Place
 from sparring.snapshot.reading import Snapshot, open_snapshot
 from sparring.snapshot.reporting import reading, writing
 
-__all__ = ["latest_snapshot", "list_snapshots", "retain"]
+__all__ = ["latest_snapshot", "list_snapshots", "retain", "unreadable_snapshots"]
 
 _STALE_SECONDS = 86_400.0
 
@@ -24,9 +24,21 @@ def list_snapshots(root_url: str | os.PathLike[str]) -> list[str]:
         An empty list where there is no such folder.
 
     Raises:
+        InvalidArgumentError: it is no folder.
         SnapshotIOError: the file system failed.
     """
     return [snapshot.url for snapshot in _readable(open_place(root_url))]
+
+
+def unreadable_snapshots(root_url: str | os.PathLike[str]) -> dict[str, SnapshotError]:
+    """What `list_snapshots` leaves out: URL → why it cannot be read.
+
+    Raises:
+        SnapshotIOError: the file system failed.
+    """
+    found: dict[str, SnapshotError] = {}
+    _readable(open_place(root_url), found)
+    return found
 
 
 def latest_snapshot(root_url: str | os.PathLike[str]) -> Snapshot | None:
@@ -82,19 +94,26 @@ def retain(
     return removed
 
 
-def _readable(place: Place) -> list[Snapshot]:
+def _readable(place: Place, others: dict[str, SnapshotError] | None = None) -> list[Snapshot]:
+    """The committed snapshots in their order; why some cannot be read goes into `others`."""
     try:
         with reading(place.url, "the folder"):
             names = [name for name in place.names() if place.is_committed(name)]
     except SnapshotError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return []
+        if isinstance(error.__cause__, NotADirectoryError):
+            raise InvalidArgumentError(
+                f"{place.url} is no folder; name the one that snapshots lie in", url=place.url
+            ) from error
         raise
     found = []
     for name in names:
         try:
             snapshot = open_snapshot(place.url_of(name))
-        except SnapshotError:
+        except SnapshotError as error:
+            if others is not None:
+                others[place.url_of(name)] = error
             continue
         # A URL resolves links; what lies elsewhere is not of this folder.
         if locate(snapshot.url)[0].url == place.url:

@@ -279,7 +279,9 @@ def _read_manifest(
             file = folder.open(MANIFEST_NAME)
         except FileNotFoundError as error:
             raise SnapshotError(
-                f"{url}{of_delta} is no committed snapshot: it has no {MANIFEST_NAME}", url=url
+                f"{url}{of_delta} is no committed snapshot: it has no {MANIFEST_NAME}; see `sparring "
+                f"snapshots {url}` for those that lie in it",
+                url=url,
             ) from error
         with file:
             if file.size_bytes > MANIFEST_BYTES:

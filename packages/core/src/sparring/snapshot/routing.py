@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
+from sparring.snapshot.daemon_threads import DaemonThreads
 from sparring.snapshot.data_file import DataFile, Segment
 from sparring.snapshot.limits import NUM_PARTITIONS
 from sparring.snapshot.mapped import returned_memory
@@ -106,10 +108,16 @@ class RowRouter:
         options: how files are cut.
         create: makes the next file of a range.
         seal: takes a file that is complete, and whether it has one segment and a fitting header.
+        writer: the thread that writes segments.
     """
 
     def __init__(
-        self, layout: RowLayout, options: SnapshotOptions, create: CreateFile, seal: SealFile
+        self,
+        layout: RowLayout,
+        options: SnapshotOptions,
+        create: CreateFile,
+        seal: SealFile,
+        writer: DaemonThreads,
     ) -> None:
         self._layout = layout
         self._options = options
@@ -126,7 +134,7 @@ class RowRouter:
         self._buffers: list[_Buffer] = []
         self._spare: list[_Buffer] = []
         self._writing: deque[tuple[Future[None], _Buffer]] = deque()
-        self._writer = ThreadPoolExecutor(1, "sparring-snapshot-rows")
+        self._writer = writer
         self._files: list[DataFile | None] = [None] * ranges
 
     def add(self, keys: Keys, rows: Rows | None, scores: Scores | None) -> None:
@@ -168,7 +176,7 @@ class RowRouter:
 
     def close(self) -> None:
         """Gives up files that were not handed over."""
-        self._writer.shutdown(wait=True)
+        wait(future for future, _ in self._writing)
         for file in self._files:
             if file is not None:
                 file.close()
@@ -216,7 +224,7 @@ class RowRouter:
             self._await_oldest()
         segment = buffer.segment
         file.describe(segment)
-        self._writing.append((self._writer.submit(self._append, file, segment), buffer))
+        self._writing.append((self._writer.submit(partial(self._append, file, segment)), buffer))
         self._buffers[place] = self._spare.pop()
         if file.is_full or file.data_bytes >= self._options.file_bytes:
             while self._writing:

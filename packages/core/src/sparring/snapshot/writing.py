@@ -15,7 +15,7 @@ import logging
 import re
 import secrets
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from sparring.errors import (
     SnapshotError,
     SnapshotIOError,
 )
+from sparring.snapshot.daemon_threads import DaemonThreads
 from sparring.snapshot.data_file import DataFile
 from sparring.snapshot.description import JSON, TableDescription
 from sparring.snapshot.gathering import Attempt, await_parts, merged, part_name
@@ -123,7 +124,9 @@ class SnapshotWriter:
                 )
             self._folder = self._place.stage(self._name, self.token)
         self._outcome = Outcome(self.url, self._name, self._place, self._folder, rank, world_size)
-        self._pool = ThreadPoolExecutor(_SEALING_THREADS, "sparring-snapshot")
+        # Started now: none can be while the interpreter ends.
+        self._threads = DaemonThreads(_SEALING_THREADS, "sparring-snapshot")
+        self._row_thread = DaemonThreads(1, "sparring-snapshot-rows")
 
     def write_table(
         self,
@@ -339,7 +342,8 @@ class SnapshotWriter:
         if self._state in {"committed", "abandoned"}:
             return
         was_finished, self._state = self._state == "finished", "abandoned"
-        self._pool.shutdown(wait=True)
+        self._threads.close()
+        self._row_thread.close()
         try:
             is_told = cause is not None and self._tell(cause, was_finished)
             if self.rank == 0 or not (was_finished or is_told):
@@ -364,7 +368,8 @@ class SnapshotWriter:
         return True
 
     def _release(self) -> None:
-        self._pool.shutdown(wait=True)
+        self._threads.close()
+        self._row_thread.close()
         self._folder.close()
 
     def _check_state(self, expected: str) -> None:
@@ -400,6 +405,7 @@ class SnapshotWriter:
             options,
             create=partial(self._create, kind, table),
             seal=partial(self._seal, kind, table),
+            writer=self._row_thread,
         )
 
     def _create(self, kind: str, table: str, partitions: tuple[int, int]) -> DataFile:
@@ -438,7 +444,7 @@ class SnapshotWriter:
             )
 
         self._sealing.append(
-            self._pool.submit(lambda: entry(file.seal(self._options.pause, is_alone=is_alone)))
+            self._threads.submit(lambda: entry(file.seal(self._options.pause, is_alone=is_alone)))
         )
 
     def _collect(self, most: int) -> None:

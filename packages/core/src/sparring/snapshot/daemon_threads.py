@@ -1,0 +1,60 @@
+"""Threads that write and seal files of a snapshot while others are written.
+
+They are daemon threads, started together. A `ThreadPoolExecutor` takes no more work once the
+interpreter has begun to end, and that is when a save that nobody waited for is finished.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+__all__ = ["DaemonThreads"]
+
+_Result = TypeVar("_Result")
+
+
+class DaemonThreads:
+    """Runs calls on a few threads, in their order.
+
+    Args:
+        num_threads: how many calls run at once.
+        name: of the threads, for debuggers.
+    """
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"{name}-{number}", daemon=True)
+            for number in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, call: Callable[[], _Result]) -> Future[_Result]:
+        """Begins a call; `close` must not have been called."""
+        future: Future[_Result] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._calls.put(run)
+        return future
+
+    def close(self) -> None:
+        """Returns when all calls have ended. A second call does nothing."""
+        threads, self._threads = self._threads, []
+        for _ in threads:
+            self._calls.put(None)
+        for thread in threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
