@@ -108,14 +108,13 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
             table=self.sparring_table.name,
         )
 
-    def _export_to_saved_model_graph(self, *_: Any, **__: Any) -> Any:
-        # Whoever loads a SavedModel has its graph, whose lookups know tables by numbers of a process.
-        raise UnsupportedError(
-            f"a SavedModel cannot hold the rows of table {self.sparring_table.name!r}; save the model "
-            "with model.save('….keras') and load it with keras.models.load_model, or its rows with "
-            "container.save(url)",
-            table=self.sparring_table.name,
-        )
+    def _trackable_children(self, save_type: str = "checkpoint", **options: Any) -> dict[str, Any]:
+        children = dict(super()._trackable_children(save_type, **options))
+        if save_type == "savedmodel":
+            # Whatever holds the anchor finds its rows by it.
+            numbers = self.sparring_table.agent.numbers
+            children |= {f"lookup_{place}": each for place, each in enumerate(numbers)}
+        return children
 
     def _check_eager(self, verb: str) -> None:
         # In a graph, rows would be constants of the moment in which it was traced.

@@ -88,9 +88,9 @@ class EmbeddingBag(TableLayer):
         return tf.cast(found, self.compute_dtype)
 
     def compute_output_shape(
-        self, input_shape: Any, weights_shape: Any = None
+        self, inputs_shape: Any, weights_shape: Any = None
     ) -> tuple[int | None, ...]:
-        return (input_shape[0], self.embedding_dim)
+        return (inputs_shape[0], self.embedding_dim)
 
     def get_config(self) -> dict[str, Any]:
         """What makes the layer anew; its rows are no part of it.

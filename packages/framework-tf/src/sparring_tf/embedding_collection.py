@@ -137,11 +137,11 @@ class EmbeddingCollection(TableLayer):
                 )
 
     def compute_output_shape(
-        self, input_shape: Mapping[str, Any], weights_shape: Any = None
+        self, inputs_shape: Mapping[str, Any], weights_shape: Any = None
     ) -> dict[str, Any]:
         shapes = {}
         for name, feature in self._features:
-            kept = input_shape[name][:1] if feature.table.combiner else input_shape[name]
+            kept = inputs_shape[name][:1] if feature.table.combiner else inputs_shape[name]
             shapes[name] = (*kept, feature.table.embedding_dim)
         return shapes
 
