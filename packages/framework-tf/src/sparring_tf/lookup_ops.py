@@ -61,9 +61,14 @@ def attach(embeddings: Any, ids: Any, anchor: Any) -> Any:
 
 
 def _slices(gradient: Any, ids: Any, anchor: Any) -> Any:
+    if ids.shape.rank != 1:
+        ids = tf.reshape(ids, [-1])
+    elif not tf.executing_eagerly():
+        # A function's gradient is a function of its own, which cannot give out what is in another.
+        ids = tf.identity(ids)
     return tf.IndexedSlices(
         gradient if gradient.shape.rank == 2 else tf.reshape(gradient, [-1, anchor.shape[1]]),
-        ids if ids.shape.rank == 1 else tf.reshape(ids, [-1]),
+        ids,
         tf.constant(anchor.shape.as_list(), tf.int64),
     )
 
