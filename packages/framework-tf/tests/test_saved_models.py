@@ -215,7 +215,11 @@ def take_rows_of_another_dim(path: Path) -> None:
 @pytest.mark.parametrize(
     ("breaking", "kind", "message"),
     [
-        (remove_assets, tf.errors.FailedPreconditionError, r"SnapshotError: the tables .* assets.*"),
+        (
+            remove_assets,
+            tf.errors.FailedPreconditionError,
+            r"SnapshotError: the tables .* assets.*",
+        ),
         (remove_rows, tf.errors.DataLossError, r"rows\.bags\.0000-4096.* is missing"),
         (flip_a_bit, tf.errors.DataLossError, r"SnapshotDamagedError: .*rows\.bags"),
         (take_rows_of_another_dim, tf.errors.InvalidArgumentError, "no table 'bags'|UnknownTable"),

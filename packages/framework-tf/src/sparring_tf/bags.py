@@ -22,7 +22,7 @@ class Bags:
     lengths: Any
     """``(b,)`` int64."""
     weights: Any | None
-    """``(n,)``, or None: all are 1. They get no gradient."""
+    """``(n,)``, or None: all are 1."""
 
     def scales(self, combiner: str, dtype: Any) -> Any | None:
         """What each embedding is multiplied by before a bag is summed: ``(n,)``, or None for 1.

@@ -34,7 +34,7 @@ def pool(ids: Any, lengths: Any, weights: Any, anchors: Any, guard: Any, collect
     Args:
         ids: ``(n,)``, feature after feature, bag after bag.
         lengths: ``(features, b)``: ids in each bag.
-        weights: ``(n,)``, or ``(0,)`` for none. They get no gradient.
+        weights: ``(n,)``, or ``(0,)`` for none.
         anchors: ``(0, dim)`` of each feature.
         guard: as in `gather`.
         collection: the number of a `Publication` that shows a collection of sums.
@@ -87,7 +87,7 @@ def _attach_gradient(op: Any, gradient: Any) -> list[Any]:
 
 @tf.RegisterGradient("SparringPool")
 def _pool_gradient(op: Any, gradient: Any) -> list[Any]:
-    ids, lengths, weights, *anchors, _, _ = op.inputs
+    ids, lengths, weights, *anchors, guard, collection = op.inputs
     spread = ops().sparring_spread(
         gradient=gradient, ids=ids, lengths=lengths, weights=weights, anchors=anchors
     )
@@ -95,4 +95,30 @@ def _pool_gradient(op: Any, gradient: Any) -> list[Any]:
         _slices(values, own_ids, anchor)
         for own_ids, values, anchor in zip(spread.own_ids, spread.values, anchors, strict=True)
     ]
-    return [None, None, None, *slices, None, None]
+    of_weights = None
+    # An op that a tape recorded says which gradients nobody wants.
+    if weights.shape[0] != 0 and _WEIGHTS not in (getattr(op, "skip_input_indices", None) or ()):
+        of_weights = _weights_gradient(gradient, ids, lengths, anchors, guard, collection)
+    return [None, None, of_weights, *slices, None, None]
+
+
+_WEIGHTS = 2
+"""The place of the weights among the inputs of SparringPool."""
+
+
+def _weights_gradient(  # noqa: PLR0913 - what the op was given
+    gradient: Any, ids: Any, lengths: Any, anchors: Any, guard: Any, collection: Any
+) -> Any:
+    """Of each id, the product of its embedding and its bag's gradient: ``(n,)``.
+
+    Each id is looked up again, as a bag of its own that is empty for all features but its own.
+    """
+    num_features, num_ids = len(anchors), tf.size(ids)
+    per_feature = tf.reduce_sum(lengths, axis=1)
+    feature_of = tf.repeat(tf.range(num_features), per_feature)
+    singles = tf.one_hot(feature_of, num_features, axis=0, dtype=tf.int64)
+    embeddings = pool(ids, singles, tf.zeros([0], gradient.dtype), anchors, guard, collection)
+    bags = tf.tile(tf.range(tf.shape(lengths)[1]), [num_features])
+    bag_of = tf.repeat(bags, tf.reshape(lengths, [-1]))
+    products = tf.reduce_sum(embeddings * tf.gather(gradient, bag_of), axis=1)
+    return tf.ensure_shape(tf.reshape(products, [num_ids]), ids.shape)
