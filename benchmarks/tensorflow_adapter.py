@@ -174,7 +174,6 @@ def _beside_keras(timings: dict[str, Timing], name: str, what: str, rows: int) -
 
 
 def _looked_up(layer: Any, batches: list[Any]) -> Callable[[], Any]:
-    import tensorflow as tf
 
     from sparring_tf import lookup_ops
 

@@ -22,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from sparring.errors import DataError, UnsupportedError
+from sparring.errors import DataError, InvalidArgumentError, UnsupportedError
 from sparring_tf.saved_rows import TableRows, gather_rows, restore_rows
 
 if TYPE_CHECKING:
@@ -67,6 +67,21 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
             name=f"{trained.name}_anchor",
         )
         self.sparring_table = trained
+
+    @property
+    def overwrite_with_gradient(self) -> bool:
+        """What optimizers of Keras ask each variable before a step, and `sparring_tf.Optimizer` does
+        not: the others would take the anchor for a matrix of no rows.
+
+        Raises:
+            InvalidArgumentError: always, saying which optimizer to use.
+        """
+        name = self.sparring_table.name
+        raise InvalidArgumentError(
+            f"the rows of table {name!r} cannot be updated by an optimizer of Keras alone; wrap it: "
+            "sparring_tf.Optimizer(model, keras.optimizers.Adam(…))",
+            table=name,
+        )
 
     # TensorFlow's protocol of what a checkpoint holds.
 

@@ -103,6 +103,11 @@ def _check_weights(ids: Any, weights: Any, what: str) -> None:
             f"weights of {what} must be of the kind and shape of the ids, {kind.__name__} "
             f"{ids.shape}, found {type(weights).__name__} {weights.shape}"
         )
+    if kind in kinds and not ids.values.shape.is_compatible_with(weights.values.shape):
+        raise InvalidArgumentError(
+            f"weights of {what} must be one for each id, found {weights.values.shape[0]} weights "
+            f"for {ids.values.shape[0]} ids"
+        )
     if not weights.dtype.is_floating:
         raise InvalidArgumentError(
             f"weights of {what} must be floating-point numbers, found {weights.dtype.name}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from sparring import Initializer, StepContainer
 from sparring.admission import AdmissionLike
@@ -85,7 +84,7 @@ class EmbeddingBag(TableLayer):
         bags = bags_from(inputs, weights, f"table {self.name!r}")
         feature = PooledFeature(self.name, self.combiner, bags)
         (found,) = pooled(self, 0, [feature], training)
-        return tf.cast(found, self.compute_dtype)
+        return self._converted(found)
 
     def compute_output_shape(
         self, inputs_shape: Any, weights_shape: Any = None

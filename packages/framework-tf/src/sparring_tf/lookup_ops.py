@@ -106,7 +106,7 @@ _WEIGHTS = 2
 """The place of the weights among the inputs of SparringPool."""
 
 
-def _weights_gradient(  # noqa: PLR0913 - what the op was given
+def _weights_gradient(
     gradient: Any, ids: Any, lengths: Any, anchors: Any, guard: Any, collection: Any
 ) -> Any:
     """Of each id, the product of its embedding and its bag's gradient: ``(n,)``.

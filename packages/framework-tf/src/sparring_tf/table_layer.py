@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from sparring import StepContainer
 from sparring.table_holder import TableDeclaration, TableHolder
@@ -142,12 +143,14 @@ class TableLayer(keras.layers.Layer):
         if not self.agent.is_direct([table for table, _ in requests]):
             container = self.agent.container
             return exchanged_lookup.gather(container, requests, anchors, bool(training))
-        return [
-            lookup_ops.gather(
-                ids,
-                anchors[table].value,
-                anchors[table].value.handle,
-                self.agent.number(table),
-            )
-            for table, ids in requests
-        ]
+        found = []
+        for table, ids in requests:
+            anchor = anchors[table].value
+            found.append(lookup_ops.gather(ids, anchor, anchor.handle, self.agent.number(table)))
+        return found
+
+    def _converted(self, found: Any) -> Any:
+        """Embeddings in the dtype that the layer computes in."""
+        # A conversion to the same dtype takes as long as looking up ten ids.
+        dtype = self.compute_dtype
+        return found if found.dtype.name == dtype else tf.cast(found, dtype)
