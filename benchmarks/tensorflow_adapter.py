@@ -50,7 +50,7 @@ def _overhead(rounds: int) -> list[Figure]:
     ids, rows = tf.constant([1], tf.int64), tf.constant(np.zeros((1, DIM), np.float32))
     layer(ids)
     anchor = layer.trainable_variables[0].value
-    number = tf.constant(layer.agent.number("overhead"), tf.int64)
+    number = layer.agent.number("overhead")
 
     def gather() -> Any:
         return lookup_ops.gather(ids, anchor, anchor.handle, number)
@@ -174,13 +174,12 @@ def _beside_keras(timings: dict[str, Timing], name: str, what: str, rows: int) -
 
 
 def _looked_up(layer: Any, batches: list[Any]) -> Callable[[], Any]:
-    import tensorflow as tf
 
     from sparring_tf import lookup_ops
 
     turns = cycle(batches)
     anchor = layer.trainable_variables[0].value
-    number = tf.constant(layer.agent.number(layer.name), tf.int64)
+    number = layer.agent.number(layer.name)
     return lambda: lookup_ops.gather(next(turns), anchor, anchor.handle, number)
 
 

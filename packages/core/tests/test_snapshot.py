@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,29 @@ def expected(*chunks: ScanChunk) -> dict[int, tuple[bytes, int]]:
         int(key): (row.tobytes(), int(score))
         for key, row, score in zip(whole.keys, whole.rows, whole.scores, strict=True)
     }
+
+
+def test_several_snapshots_in_one_folder_are_told_apart_by_their_manifests(tmp_path: Path) -> None:
+    chunks = {name: make_chunk([place, 7]) for place, name in enumerate(("first", "second"))}
+    both = tmp_path / "both"
+    both.mkdir()
+    for place, (name, chunk) in enumerate(chunks.items()):
+        table = replace(ITEM, name=name)
+        writer = SnapshotWriter(str(tmp_path / name), step=1)
+        writer.write_table(table, [chunk])
+        writer.finish()
+        writer.commit()
+        (tmp_path / name / "manifest.json").rename(tmp_path / name / f"manifest.{place}.json")
+        for file in (tmp_path / name).iterdir():
+            file.rename(both / file.name)
+    for place, (name, chunk) in enumerate(chunks.items()):
+        snapshot = open_snapshot(both / f"manifest.{place}.json")
+        assert list(snapshot.tables) == [name]
+        assert {int(key) for each in snapshot.chunks(name) for key in each.keys} == set(
+            chunk.keys.tolist()
+        )
+    with pytest.raises(SnapshotError, match=r"has no manifest\.2\.json"):
+        open_snapshot(both / "manifest.2.json")
 
 
 EXTREMES = [-1, 0, 1, 2**63 - 1, -(2**63)]

@@ -20,76 +20,15 @@
 #include <string>
 #include <vector>
 
-#include "owned.h"
+#include "registration.h"
+#include "run.h"
 #include "sparring/lookup_abi.h"
-#include "tensorflow_c_api.h"
 
 namespace sparring::tf {
 namespace {
 
 // Set once, before any op runs.
 const SparringLookups* lookups = nullptr;
-
-bool is_ok(const Status& status) { return TF_GetCode(status.get()) == TF_OK; }
-
-TF_Code code_of(SparringStatus status) {
-  switch (status) {
-    case SPARRING_INVALID_ARGUMENT: return TF_INVALID_ARGUMENT;
-    case SPARRING_UNSUPPORTED: return TF_UNIMPLEMENTED;
-    case SPARRING_CLOSED: return TF_FAILED_PRECONDITION;
-    case SPARRING_CAPACITY:
-    case SPARRING_OUT_OF_MEMORY: return TF_RESOURCE_EXHAUSTED;
-    case SPARRING_IO: return TF_UNAVAILABLE;
-    case SPARRING_DEADLINE: return TF_DEADLINE_EXCEEDED;
-    case SPARRING_CORRUPT: return TF_DATA_LOSS;
-    default: return TF_INTERNAL;
-  }
-}
-
-// ---- one run of a kernel ------------------------------------------------------
-
-class Run {
- public:
-  explicit Run(TF_OpKernelContext* context) : context_(context), status_(TF_NewStatus()) {}
-
-  Tensor input(int place) {
-    TF_Tensor* tensor = nullptr;
-    TF_GetInput(context_, place, &tensor, status_.get());
-    return Tensor(tensor);
-  }
-
-  Tensor output(const std::vector<int64_t>& dims, TF_DataType type, int place = 0) {
-    size_t num_bytes = type == TF_FLOAT ? 4 : 8;
-    for (const int64_t dim : dims) num_bytes *= static_cast<size_t>(dim);
-    return Tensor(TF_AllocateOutput(context_, place, type, dims.data(),
-                                    static_cast<int>(dims.size()), num_bytes, status_.get()));
-  }
-
-  void set_output(const Tensor& tensor) {
-    TF_SetOutput(context_, 0, tensor.get(), status_.get());
-    if (!is_ok()) fail();
-  }
-
-  TF_DataType type(int place = 0) const { return TF_ExpectedOutputDataType(context_, place); }
-  bool is_ok() const { return tf::is_ok(status_); }
-  void fail() { TF_OpKernelContext_Failure(context_, status_.get()); }
-
-  void refuse(const std::string& message) {
-    TF_SetStatus(status_.get(), TF_INVALID_ARGUMENT, message.c_str());
-    fail();
-  }
-
-  void fail(SparringStatus code, SparringError& error) {
-    const char* message = error.message != nullptr ? error.message : "a lookup failed";
-    TF_SetStatus(status_.get(), code_of(code), message);
-    if (error.release != nullptr) error.release(&error);
-    fail();
-  }
-
- private:
-  TF_OpKernelContext* context_;
-  Status status_;
-};
 
 int32_t type_code(TF_DataType type) {
   return type == TF_DOUBLE ? SPARRING_FLOAT64 : SPARRING_FLOAT32;
@@ -315,40 +254,28 @@ void infer_spread(TF_ShapeInferenceContext* context, TF_Status* status) {
 
 // ---- registration, when TensorFlow loads the library ------------------------------
 
-void register_op(const char* name, const std::vector<const char*>& inputs,
-                 const std::vector<const char*>& outputs,
-                 const std::vector<const char*>& attributes,
-                 void (*infer)(TF_ShapeInferenceContext*, TF_Status*),
-                 void (*compute)(void*, TF_OpKernelContext*)) {
-  TF_OpDefinitionBuilder* const op = TF_NewOpDefinitionBuilder(name);
-  for (const char* each : inputs) TF_OpDefinitionBuilderAddInput(op, each);
-  for (const char* each : outputs) TF_OpDefinitionBuilderAddOutput(op, each);
-  for (const char* each : attributes) TF_OpDefinitionBuilderAddAttr(op, each);
-  // Rows change from step to step: nothing may be folded into a constant.
-  TF_OpDefinitionBuilderSetIsStateful(op, true);
-  TF_OpDefinitionBuilderSetShapeInferenceFunction(op, infer);
-  const Status status(TF_NewStatus());
-  TF_RegisterOpDefinition(op, status.get());
-  for (const TF_DataType type : {TF_FLOAT, TF_DOUBLE}) {
-    TF_KernelBuilder* const kernel = TF_NewKernelBuilder(name, "CPU", nullptr, compute, nullptr);
-    TF_KernelBuilder_TypeConstraint(kernel, "T", type, status.get());
-    TF_RegisterKernelBuilder(name, kernel, status.get());
-  }
-}
-
 const bool is_registered = [] {
-  register_op("SparringGather", {"ids: int64", "anchor: T", "guard: resource", "collection: int64"},
-              {"found: T"}, {"T: {float, double}"}, &infer_gather, &gather);
-  register_op("SparringPool",
-              {"ids: int64", "lengths: int64", "weights: T", "anchors: F * T", "guard: resource",
-               "collection: int64"},
-              {"found: T"}, {"F: int >= 1", "T: {float, double}"}, &infer_pool, &pool);
-  register_op("SparringSpread",
-              {"gradient: T", "ids: int64", "lengths: int64", "weights: T", "anchors: F * T"},
-              {"own_ids: F * int64", "values: F * T"}, {"F: int >= 1", "T: {float, double}"},
-              &infer_spread, &spread);
-  register_op("SparringAttach", {"embeddings: T", "ids: int64", "anchor: T"},
-              {"found: T"}, {"T: {float, double}"}, &infer_attach, &attach);
+  register_typed_op({"SparringGather",
+                     {"ids: int64", "anchor: T", "guard: resource", "collection: int64"},
+                     {"found: T"},
+                     {"T: {float, double}"}},
+                    &infer_gather, &gather);
+  register_typed_op({"SparringPool",
+                     {"ids: int64", "lengths: int64", "weights: T", "anchors: F * T",
+                      "guard: resource", "collection: int64"},
+                     {"found: T"},
+                     {"F: int >= 1", "T: {float, double}"}},
+                    &infer_pool, &pool);
+  register_typed_op({"SparringSpread",
+                     {"gradient: T", "ids: int64", "lengths: int64", "weights: T", "anchors: F * T"},
+                     {"own_ids: F * int64", "values: F * T"},
+                     {"F: int >= 1", "T: {float, double}"}},
+                    &infer_spread, &spread);
+  register_typed_op({"SparringAttach",
+                     {"embeddings: T", "ids: int64", "anchor: T"},
+                     {"found: T"},
+                     {"T: {float, double}"}},
+                    &infer_attach, &attach);
   return true;
 }();
 

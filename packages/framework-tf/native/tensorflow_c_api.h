@@ -84,6 +84,7 @@ TF_ShapeHandle* TF_ShapeInferenceContextVectorFromSize(TF_ShapeInferenceContext*
 void TF_ShapeInferenceContextConcatenateShapes(TF_ShapeInferenceContext* context,
                                                TF_ShapeHandle* first, TF_ShapeHandle* second,
                                                TF_ShapeHandle* result, TF_Status* status);
+TF_ShapeHandle* TF_ShapeInferenceContextScalar(TF_ShapeInferenceContext* context);
 void TF_ShapeInferenceContextSetUnknownShape(TF_ShapeInferenceContext* context, TF_Status* status);
 
 // ---- kernels: a registered builder belongs to TensorFlow

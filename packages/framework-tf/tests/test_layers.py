@@ -258,11 +258,16 @@ def test_inputs_of_a_wrong_kind_are_refused() -> None:
         bag(tf.zeros([2, 2, 2], tf.int64))
     with pytest.raises(InvalidArgumentError, match="weights of table"):
         bag(tf.zeros([2, 2], tf.int64), tf.zeros([2, 3]))
+    ragged = tf.ragged.constant([[1], [2, 3]], dtype=tf.int64)
+    with pytest.raises(InvalidArgumentError, match="2 weights for 3 ids"):
+        bag(ragged, tf.ragged.constant([[1.0], [2.0]]))
     with pytest.raises(InvalidArgumentError, match="combiner"):
         EmbeddingBag(4, combiner="max")
     layer = collection()
     with pytest.raises(InvalidArgumentError, match="needs feature 'user'"):
         layer({})
+    with pytest.raises(InvalidArgumentError, match="takes a dict of features and their ids"):
+        layer(FAR_APART)
     with pytest.raises(InvalidArgumentError, match="did you mean 'viewed'"):
         layer({**batch(), "viewd": batch()["viewed"]})
 

@@ -229,3 +229,16 @@ def test_the_error_without_a_graph_is_ours() -> None:
     skipping = Optimizer(layer, "sgd", learning_rate=1.0, non_finite_gradients="skip")
     skipping.apply([broken], layer.trainable_variables)
     assert skipping.container.counters.rows_skipped_non_finite == 1
+
+
+def test_an_optimizer_of_keras_alone_is_refused_and_changes_nothing() -> None:
+    layers = [keras.Input((), dtype="int64"), Embedding(DIM, name="rows"), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    before = model.get_weights()
+    for native in (keras.optimizers.Adam(), keras.optimizers.SGD()):
+        model.compile(optimizer=native, loss="mse")
+        with pytest.raises(InvalidArgumentError, match=r"wrap it: sparring_tf\.Optimizer"):
+            model.fit(ALL_IDS, np.ones((NUM_IDS, 1), np.float32), verbose=0)
+    assert model.layers[0].num_rows() == {"rows": 0}
+    for old, new in zip(before, model.get_weights(), strict=True):
+        assert np.array_equal(old, new)

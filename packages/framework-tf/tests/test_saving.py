@@ -14,7 +14,7 @@ tf = pytest.importorskip(
 
 import keras
 
-from sparring.errors import DataError, InvalidArgumentError, UnsupportedError
+from sparring.errors import DataError, InvalidArgumentError
 from sparring_tf import Embedding, Optimizer, saved_rows
 
 IDS = np.arange(20, dtype=np.int64) * 10**15 - 7
@@ -79,22 +79,3 @@ def test_more_rows_than_a_file_holds_are_refused(
     monkeypatch.setattr(saved_rows, "MOST_BYTES", 100)
     with pytest.raises(Exception, match="a Keras file holds up to 100"):
         model.save(tmp_path / "model.keras")
-
-
-@pytest.mark.parametrize("is_trained", [False, True])
-def test_a_saved_model_is_refused_and_says_what_to_do(is_trained: bool, tmp_path: Path) -> None:
-    model = model_of(keras.optimizers.SGD(0.1))
-    if is_trained:
-        model.fit(IDS, TARGETS, verbose=0)
-    before = model.predict(IDS, verbose=0)
-    exports = {
-        "export": lambda path: model.export(path, verbose=False),
-        "model": lambda path: tf.saved_model.save(model, path),
-        "layer": lambda path: tf.saved_model.save(model.layers[0], path),
-    }
-    for name, export in exports.items():
-        path = tmp_path / name
-        with pytest.raises(UnsupportedError, match=r"rows of table 'rows'; save .*\.keras"):
-            export(str(path))
-        assert not (path / "saved_model.pb").exists()
-    assert np.array_equal(model.predict(IDS, verbose=0), before)

@@ -60,6 +60,11 @@ def test_an_unknown_optimizer_is_named() -> None:
         trained(config(optimizer={"dense": {"name": "adam", "lr": 0.1, "betas": 1}}))
 
 
+def test_looking_ahead_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"training\.pipeline: .*framework: torch"):
+        trained(config(training={"pipeline": True}))
+
+
 def test_a_gradient_that_is_not_finite_ends_the_run_or_is_skipped() -> None:
     sparse = {"name": "sgd", "lr": 1e30}
     with pytest.raises(NonFiniteGradientError):

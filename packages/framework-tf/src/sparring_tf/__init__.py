@@ -1,13 +1,16 @@
 """The TensorFlow adapter of sparring: ids in, embeddings out, Keras 3's own optimizers.
 
 Names are imported when they are asked for: whoever lists plugins imports `sparring_tf.plugin`, and
-should not have to wait for TensorFlow, nor need it.
+should not have to wait for TensorFlow, nor need it. Where TensorFlow is imported, before or after this,
+the ops are registered, so that a SavedModel finds them.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING
+
+from sparring_tf.registering import register_with_tensorflow
 
 if TYPE_CHECKING:
     from sparring_tf.click_datasets import click_dataset
@@ -62,3 +65,6 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+register_with_tensorflow()

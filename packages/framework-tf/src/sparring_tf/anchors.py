@@ -22,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from sparring.errors import DataError, UnsupportedError
+from sparring.errors import DataError, InvalidArgumentError, UnsupportedError
 from sparring_tf.saved_rows import TableRows, gather_rows, restore_rows
 
 if TYPE_CHECKING:
@@ -68,6 +68,21 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
         )
         self.sparring_table = trained
 
+    @property
+    def overwrite_with_gradient(self) -> bool:
+        """What optimizers of Keras ask each variable before a step, and `sparring_tf.Optimizer` does
+        not: the others would take the anchor for a matrix of no rows.
+
+        Raises:
+            InvalidArgumentError: always, saying which optimizer to use.
+        """
+        name = self.sparring_table.name
+        raise InvalidArgumentError(
+            f"the rows of table {name!r} cannot be updated by an optimizer of Keras alone; wrap it: "
+            "sparring_tf.Optimizer(model, keras.optimizers.Adam(…))",
+            table=name,
+        )
+
     # TensorFlow's protocol of what a checkpoint holds.
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
@@ -108,14 +123,13 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
             table=self.sparring_table.name,
         )
 
-    def _export_to_saved_model_graph(self, *_: Any, **__: Any) -> Any:
-        # Whoever loads a SavedModel has its graph, whose lookups know tables by numbers of a process.
-        raise UnsupportedError(
-            f"a SavedModel cannot hold the rows of table {self.sparring_table.name!r}; save the model "
-            "with model.save('….keras') and load it with keras.models.load_model, or its rows with "
-            "container.save(url)",
-            table=self.sparring_table.name,
-        )
+    def _trackable_children(self, save_type: str = "checkpoint", **options: Any) -> dict[str, Any]:
+        children = dict(super()._trackable_children(save_type, **options))
+        if save_type == "savedmodel":
+            # Whatever holds the anchor finds its rows by it.
+            numbers = self.sparring_table.agent.numbers
+            children |= {f"lookup_{place}": each for place, each in enumerate(numbers)}
+        return children
 
     def _check_eager(self, verb: str) -> None:
         # In a graph, rows would be constants of the moment in which it was traced.

@@ -22,7 +22,7 @@ class Bags:
     lengths: Any
     """``(b,)`` int64."""
     weights: Any | None
-    """``(n,)``, or None: all are 1. They get no gradient."""
+    """``(n,)``, or None: all are 1."""
 
     def scales(self, combiner: str, dtype: Any) -> Any | None:
         """What each embedding is multiplied by before a bag is summed: ``(n,)``, or None for 1.
@@ -102,6 +102,11 @@ def _check_weights(ids: Any, weights: Any, what: str) -> None:
         raise InvalidArgumentError(
             f"weights of {what} must be of the kind and shape of the ids, {kind.__name__} "
             f"{ids.shape}, found {type(weights).__name__} {weights.shape}"
+        )
+    if kind in kinds and not ids.values.shape.is_compatible_with(weights.values.shape):
+        raise InvalidArgumentError(
+            f"weights of {what} must be one for each id, found {weights.values.shape[0]} weights "
+            f"for {ids.values.shape[0]} ids"
         )
     if not weights.dtype.is_floating:
         raise InvalidArgumentError(

@@ -91,13 +91,13 @@ class Embedding(TableLayer):
     def _embedded(self, ids: Any, training: bool | None) -> Any:
         if self.padding_id is None:
             (found,) = self._gathered([(self.name, ids)], training)
-            return tf.cast(found, self.compute_dtype)
+            return self._converted(found)
         kept = tf.not_equal(ids, self.padding_id)
         (found,) = self._gathered([(self.name, tf.boolean_mask(ids, kept))], training)
         shape = tf.concat([tf.shape(ids, out_type=tf.int64), [self.embedding_dim]], 0)
         padded = tf.scatter_nd(tf.where(kept), found, shape)
         padded.set_shape(ids.shape.concatenate([self.embedding_dim]))
-        return tf.cast(padded, self.compute_dtype)
+        return self._converted(padded)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         """False where the padding id stands; None without one."""

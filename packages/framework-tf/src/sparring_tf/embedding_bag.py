@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from sparring import Initializer, StepContainer
 from sparring.admission import AdmissionLike
@@ -85,12 +84,12 @@ class EmbeddingBag(TableLayer):
         bags = bags_from(inputs, weights, f"table {self.name!r}")
         feature = PooledFeature(self.name, self.combiner, bags)
         (found,) = pooled(self, 0, [feature], training)
-        return tf.cast(found, self.compute_dtype)
+        return self._converted(found)
 
     def compute_output_shape(
-        self, input_shape: Any, weights_shape: Any = None
+        self, inputs_shape: Any, weights_shape: Any = None
     ) -> tuple[int | None, ...]:
-        return (input_shape[0], self.embedding_dim)
+        return (inputs_shape[0], self.embedding_dim)
 
     def get_config(self) -> dict[str, Any]:
         """What makes the layer anew; its rows are no part of it.

@@ -116,10 +116,15 @@ class EmbeddingCollection(TableLayer):
             rows = self._gathered(list(zip(tables, flat, strict=True)), training)
             for name, own, each in zip(single, ids, rows, strict=True):
                 found[name] = own.with_flat_values(each) if _is_ragged(own) else each
-        dtype = self.compute_dtype
-        return {name: tf.cast(found[name], dtype) for name, _ in self._features}
+        return {name: self._converted(found[name]) for name, _ in self._features}
 
     def _check_names(self, inputs: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
+        for what, given in (("ids", inputs), ("weights", weights)):
+            if not isinstance(given, Mapping):
+                raise InvalidArgumentError(
+                    f"layer {self.name!r} takes a dict of features and their {what}, found "
+                    f"{type(given).__name__}; give {{'feature': {what}}}"
+                )
         known = [name for name, _ in self._features]
         for name in known:
             if name not in inputs:
@@ -137,11 +142,11 @@ class EmbeddingCollection(TableLayer):
                 )
 
     def compute_output_shape(
-        self, input_shape: Mapping[str, Any], weights_shape: Any = None
+        self, inputs_shape: Mapping[str, Any], weights_shape: Any = None
     ) -> dict[str, Any]:
         shapes = {}
         for name, feature in self._features:
-            kept = input_shape[name][:1] if feature.table.combiner else input_shape[name]
+            kept = inputs_shape[name][:1] if feature.table.combiner else inputs_shape[name]
             shapes[name] = (*kept, feature.table.embedding_dim)
         return shapes
 

@@ -7,67 +7,13 @@ and nothing need remember what was looked up.
 
 from __future__ import annotations
 
-import ctypes
-import os
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-import sparring_tf
-from sparring import _native
-from sparring.errors import PluginError, VersionError
+from sparring_tf.op_library import ops
 
 __all__ = ["attach", "gather", "pool"]
-
-_LIBRARY = "libsparring_lookup_ops.so"
-_CAPSULE = b"sparring.lookups"
-
-
-@lru_cache(maxsize=1)
-def _ops() -> Any:
-    """The library, loaded and connected to core."""
-    path = next(
-        (
-            candidate
-            for folder in sparring_tf.__path__
-            if (candidate := Path(folder) / _LIBRARY).exists()
-        ),
-        None,
-    )
-    if path is None:
-        raise PluginError(
-            f"sparring-tf was installed without its library {_LIBRARY}; install it again: "
-            "pip install --force-reinstall sparring-tf"
-        )
-    _show_c_api()
-    try:
-        ops = tf.load_op_library(str(path))
-    except tf.errors.OpError as error:
-        raise PluginError(
-            f"sparring-tf: TensorFlow {tf.__version__} cannot load {path}: {error}; install a "
-            "TensorFlow that sparring-tf was tested with, 2.16 to 2.21"
-        ) from error
-    connect = ctypes.CDLL(str(path)).sparring_tf_connect
-    connect.argtypes, connect.restype = [ctypes.c_void_p], ctypes.c_int32
-    pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer_of.argtypes, pointer_of.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
-    if not connect(pointer_of(_native.lookups(), _CAPSULE)):
-        raise VersionError(
-            "sparring and sparring-tf speak different versions of lookup_abi.h; upgrade both"
-        )
-    return ops
-
-
-def _show_c_api() -> None:
-    """Lets libraries that are loaded from now on find TensorFlow's C functions.
-
-    Some releases load the library that has them for themselves only.
-    """
-    path = Path(tf.sysconfig.get_lib()) / "libtensorflow_framework.so.2"
-    if path.exists():
-        ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL | os.RTLD_NOLOAD)
 
 
 def gather(ids: Any, anchor: Any, guard: Any, collection: Any) -> Any:
@@ -79,7 +25,7 @@ def gather(ids: Any, anchor: Any, guard: Any, collection: Any) -> Any:
         guard: the handle of a variable that steps write to.
         collection: the number of a `Publication` that shows one table.
     """
-    return _ops().sparring_gather(ids=ids, anchor=anchor, guard=guard, collection=collection)
+    return ops().sparring_gather(ids=ids, anchor=anchor, guard=guard, collection=collection)
 
 
 def pool(ids: Any, lengths: Any, weights: Any, anchors: Any, guard: Any, collection: Any) -> Any:
@@ -88,12 +34,12 @@ def pool(ids: Any, lengths: Any, weights: Any, anchors: Any, guard: Any, collect
     Args:
         ids: ``(n,)``, feature after feature, bag after bag.
         lengths: ``(features, b)``: ids in each bag.
-        weights: ``(n,)``, or ``(0,)`` for none. They get no gradient.
+        weights: ``(n,)``, or ``(0,)`` for none.
         anchors: ``(0, dim)`` of each feature.
         guard: as in `gather`.
         collection: the number of a `Publication` that shows a collection of sums.
     """
-    return _ops().sparring_pool(
+    return ops().sparring_pool(
         ids=ids,
         lengths=lengths,
         weights=weights,
@@ -111,13 +57,18 @@ def attach(embeddings: Any, ids: Any, anchor: Any) -> Any:
         ids: ``(n,)``.
         anchor: ``(0, dim)``.
     """
-    return _ops().sparring_attach(embeddings=embeddings, ids=ids, anchor=anchor)
+    return ops().sparring_attach(embeddings=embeddings, ids=ids, anchor=anchor)
 
 
 def _slices(gradient: Any, ids: Any, anchor: Any) -> Any:
+    if ids.shape.rank != 1:
+        ids = tf.reshape(ids, [-1])
+    elif not tf.executing_eagerly():
+        # A function's gradient is a function of its own, which cannot give out what is in another.
+        ids = tf.identity(ids)
     return tf.IndexedSlices(
         gradient if gradient.shape.rank == 2 else tf.reshape(gradient, [-1, anchor.shape[1]]),
-        ids if ids.shape.rank == 1 else tf.reshape(ids, [-1]),
+        ids,
         tf.constant(anchor.shape.as_list(), tf.int64),
     )
 
@@ -136,12 +87,38 @@ def _attach_gradient(op: Any, gradient: Any) -> list[Any]:
 
 @tf.RegisterGradient("SparringPool")
 def _pool_gradient(op: Any, gradient: Any) -> list[Any]:
-    ids, lengths, weights, *anchors, _, _ = op.inputs
-    spread = _ops().sparring_spread(
+    ids, lengths, weights, *anchors, guard, collection = op.inputs
+    spread = ops().sparring_spread(
         gradient=gradient, ids=ids, lengths=lengths, weights=weights, anchors=anchors
     )
     slices = [
         _slices(values, own_ids, anchor)
         for own_ids, values, anchor in zip(spread.own_ids, spread.values, anchors, strict=True)
     ]
-    return [None, None, None, *slices, None, None]
+    of_weights = None
+    # An op that a tape recorded says which gradients nobody wants.
+    if weights.shape[0] != 0 and _WEIGHTS not in (getattr(op, "skip_input_indices", None) or ()):
+        of_weights = _weights_gradient(gradient, ids, lengths, anchors, guard, collection)
+    return [None, None, of_weights, *slices, None, None]
+
+
+_WEIGHTS = 2
+"""The place of the weights among the inputs of SparringPool."""
+
+
+def _weights_gradient(
+    gradient: Any, ids: Any, lengths: Any, anchors: Any, guard: Any, collection: Any
+) -> Any:
+    """Of each id, the product of its embedding and its bag's gradient: ``(n,)``.
+
+    Each id is looked up again, as a bag of its own that is empty for all features but its own.
+    """
+    num_features, num_ids = len(anchors), tf.size(ids)
+    per_feature = tf.reduce_sum(lengths, axis=1)
+    feature_of = tf.repeat(tf.range(num_features), per_feature)
+    singles = tf.one_hot(feature_of, num_features, axis=0, dtype=tf.int64)
+    embeddings = pool(ids, singles, tf.zeros([0], gradient.dtype), anchors, guard, collection)
+    bags = tf.tile(tf.range(tf.shape(lengths)[1]), [num_features])
+    bag_of = tf.repeat(bags, tf.reshape(lengths, [-1]))
+    products = tf.reduce_sum(embeddings * tf.gather(gradient, bag_of), axis=1)
+    return tf.ensure_shape(tf.reshape(products, [num_ids]), ids.shape)

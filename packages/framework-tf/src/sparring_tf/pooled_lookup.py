@@ -55,7 +55,7 @@ def pooled(
         weights,
         own,
         own[0].handle,
-        tf.constant(layer.agent.pooled_number(group), tf.int64),
+        layer.agent.pooled_number(group),
     )
     if len(features) == 1:
         return [found]

@@ -17,10 +17,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sparring import StepContainer, _native
+from sparring import StepContainer
 from sparring.table_holder import TableDeclaration, TableHolder
 from sparring_tf import exchanged_lookup, lookup_ops
 from sparring_tf.anchors import Anchor, TrainedTable
+from sparring_tf.lookup_numbers import LookupNumber
 from sparring_tf.saved_rows import load_rows, save_rows
 
 __all__ = ["TableAgent", "TableLayer"]
@@ -41,8 +42,10 @@ class TableAgent(TableHolder):
         pooled: Sequence[Sequence[tuple[str, str]]] = (),
         container: StepContainer | None = None,
     ) -> None:
-        self._single = {each.table.name: _native.Publication() for each in declarations}
-        self._pooled = [(list(features), _native.Publication()) for features in pooled]
+        self._single = {
+            each.table.name: LookupNumber(self, [(each.table.name, "sum")]) for each in declarations
+        }
+        self._pooled = [LookupNumber(self, features) for features in pooled]
         self._is_shown = False
         self.anchors: dict[str, Any] = {}
         """Table name → the weight that stands for its rows."""
@@ -60,20 +63,23 @@ class TableAgent(TableHolder):
         container = self.container
         container.check_readable(tables)
         if not self._is_shown:
-            for name, publication in self._single.items():
-                publication.show(container.collection([(name, "sum")]))
-            for features, publication in self._pooled:
-                publication.show(container.collection(features))
+            for each in self.numbers:
+                each.publication.show(container.collection(each.features))
             self._is_shown = True
         return container.reads_directly(tables)
 
-    def number(self, table: str) -> int:
-        """By which `lookup_ops.gather` knows a table."""
-        return int(self._single[table].number)
+    @property
+    def numbers(self) -> list[LookupNumber]:
+        """Of all that ops of this layer look up in."""
+        return [*self._single.values(), *self._pooled]
 
-    def pooled_number(self, group: int) -> int:
+    def number(self, table: str) -> Any:
+        """By which `lookup_ops.gather` knows a table, as a tensor for here and now."""
+        return self._single[table].tensor()
+
+    def pooled_number(self, group: int) -> Any:
         """By which `lookup_ops.pool` knows a group of features."""
-        return int(self._pooled[group][1].number)
+        return self._pooled[group].tensor()
 
 
 class TableLayer(keras.layers.Layer):
@@ -137,12 +143,14 @@ class TableLayer(keras.layers.Layer):
         if not self.agent.is_direct([table for table, _ in requests]):
             container = self.agent.container
             return exchanged_lookup.gather(container, requests, anchors, bool(training))
-        return [
-            lookup_ops.gather(
-                ids,
-                anchors[table].value,
-                anchors[table].value.handle,
-                tf.constant(self.agent.number(table), tf.int64),
-            )
-            for table, ids in requests
-        ]
+        found = []
+        for table, ids in requests:
+            anchor = anchors[table].value
+            found.append(lookup_ops.gather(ids, anchor, anchor.handle, self.agent.number(table)))
+        return found
+
+    def _converted(self, found: Any) -> Any:
+        """Embeddings in the dtype that the layer computes in."""
+        # A conversion to the same dtype takes as long as looking up ten ids.
+        dtype = self.compute_dtype
+        return found if found.dtype.name == dtype else tf.cast(found, dtype)

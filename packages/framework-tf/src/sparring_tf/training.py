@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from sparring import StepContainer, execution
 from sparring.config import MatrixFactorizationModel, RunConfig
-from sparring.errors import NonFiniteGradientError
+from sparring.errors import ConfigError, NonFiniteGradientError
 from sparring.plugins import PluginManager
 from sparring.ranks import Ranks
 from sparring.saving.requests import State
@@ -37,7 +37,14 @@ def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) 
 
     Raises:
         ConfigError, DataError, NonFiniteGradientError, PluginError: as there.
+        ConfigError: `training.pipeline` too.
     """
+    if config.training.pipeline:
+        raise ConfigError(
+            "training.pipeline: looking batches up ahead is for framework torch; framework "
+            "tensorflow looks up inside its graph. Leave it out, or choose framework: torch",
+            setting="training.pipeline",
+        )
 
     def make(container: StepContainer) -> tuple[Source[Any], _Trainer]:
         # TensorFlow's threads cannot be changed once it has begun.

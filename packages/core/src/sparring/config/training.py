@@ -25,7 +25,7 @@ class TrainingConfig(Section):
         False,
         description="Look each batch up while the one before it is computed, and read again only "
         "what that one changed: the results are the same. It gains where a lookup waits for other "
-        "ranks or for a slow storage, and costs where it does not.",
+        "ranks or for a slow storage, and costs where it does not. With `framework: torch`.",
     )
     evaluation_interval_steps: PositiveInt | None = Field(
         None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -38,6 +39,7 @@ from sparring.storage.contract import ScanChunk
 __all__ = ["Snapshot", "open_snapshot"]
 
 _PIECE_BYTES = 4 << 20
+_MANIFEST = re.compile(r"manifest(\.\d{1,9})?\.json\Z")
 
 
 def open_snapshot(url: str | os.PathLike[str]) -> Snapshot:
@@ -45,13 +47,22 @@ def open_snapshot(url: str | os.PathLike[str]) -> Snapshot:
 
     Reads and checks manifests, and that data files are there; it reads none of them.
 
+    Args:
+        url: of the snapshot's folder; or of its manifest, where several snapshots were put into one
+            folder, as a SavedModel's assets are: ``assets/manifest.2.json``.
+
     Raises:
         InvalidArgumentError: the URL names no folder within another.
         SnapshotError: there is none, or it is a delta whose base is missing or another one.
         SnapshotDamagedError: a manifest is not what was written, or a file is missing.
         SnapshotIOError: the file system failed.
     """
-    place, name = locate(url)
+    text = os.fspath(url)
+    folder, _, last = text.rpartition("/")
+    if folder and _MANIFEST.match(last):
+        place, name = locate(folder)
+        return _open_chain(place, name, last)
+    place, name = locate(text)
     return _open_chain(place, name)
 
 
@@ -219,12 +230,14 @@ class Snapshot:
             )
 
 
-def _open_chain(place: Place, name: str) -> Snapshot:
+def _open_chain(place: Place, name: str, manifest_name: str = MANIFEST_NAME) -> Snapshot:
     """Opens the newest of a chain, and all below it, without recursion."""
     opened: list[tuple[str, Manifest, str]] = []
     expected: Base | None = None
     while True:
-        manifest, found = _read_manifest(place, name, expected, opened[-1][0] if opened else "")
+        delta = opened[-1][0] if opened else ""
+        file_name = MANIFEST_NAME if opened else manifest_name
+        manifest, found = _read_manifest(place, name, file_name, expected=expected, delta=delta)
         opened.append((name, manifest, found))
         expected = manifest.base
         if expected is None:
@@ -261,7 +274,7 @@ def _check_same_tables(snapshot: Snapshot, base: Snapshot) -> None:
 
 
 def _read_manifest(
-    place: Place, name: str, expected: Base | None, delta: str
+    place: Place, name: str, file_name: str, *, expected: Base | None, delta: str
 ) -> tuple[Manifest, str]:
     url = place.url_of(name)
     of_delta = f", the base of {place.url_of(delta)}" if delta else ""
@@ -274,34 +287,34 @@ def _read_manifest(
             f"{place.url}` for those that there are",
             url=url,
         ) from error
-    with folder, reading(url, MANIFEST_NAME):
+    with folder, reading(url, file_name):
         try:
-            file = folder.open(MANIFEST_NAME)
+            file = folder.open(file_name)
         except FileNotFoundError as error:
             raise SnapshotError(
-                f"{url}{of_delta} is no committed snapshot: it has no {MANIFEST_NAME}; see `sparring "
+                f"{url}{of_delta} is no committed snapshot: it has no {file_name}; see `sparring "
                 f"snapshots {url}` for those that lie in it",
                 url=url,
             ) from error
         with file:
             if file.size_bytes > MANIFEST_BYTES:
-                raise damaged(url, MANIFEST_NAME, 0, f"it has {file.size_bytes:,} bytes")
+                raise damaged(url, file_name, 0, f"it has {file.size_bytes:,} bytes")
             text = bytearray(file.size_bytes)
             file.read_into(0, memoryview(text))
         names = set(folder.names())
     try:
         manifest, found = decode_text(bytes(text), Manifest)
     except ValueError as error:
-        raise damaged(url, MANIFEST_NAME, 0, str(error)) from error
+        raise damaged(url, file_name, 0, str(error)) from error
     for entry in manifest.files:
         if entry.name not in names:
-            raise damaged(url, entry.name, 0, f"it is missing, but {MANIFEST_NAME} lists it")
+            raise damaged(url, entry.name, 0, f"it is missing, but {file_name} lists it")
     if expected is not None and found != expected.hash:
         raise SnapshotError(
-            f"snapshot {url}: {MANIFEST_NAME} has the hash {found}, its delta {place.url_of(delta)} "
+            f"snapshot {url}: {file_name} has the hash {found}, its delta {place.url_of(delta)} "
             f"was made over {expected.hash}; the base is another snapshot than that",
             url=url,
-            file=MANIFEST_NAME,
+            file=file_name,
             offset=0,
         )
     return manifest, found

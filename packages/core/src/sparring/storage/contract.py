@@ -382,7 +382,7 @@ class Storage(Closable):
     def _flush_impl(self) -> None:
         """Nothing to do unless the backend is persistent or buffers writes."""
 
-    def _note_load_impl(self, source: str | None) -> None:  # noqa: B027 - for `notes_loads`
+    def _note_load_impl(self, source: str | None) -> None:
         """Keeps `source` where it outlives the process, before any write that follows; None:
         forgets it, after all that went before."""
 

@@ -1,0 +1,56 @@
+// How an op and its kernels are told to TensorFlow, when it loads the library.
+#ifndef SPARRING_TF_REGISTRATION_H_
+#define SPARRING_TF_REGISTRATION_H_
+
+#include <vector>
+
+#include "owned.h"
+
+namespace sparring::tf {
+
+// What stands in the description of an op.
+struct OpSignature {
+  const char* name;
+  std::vector<const char*> inputs;
+  std::vector<const char*> outputs;
+  std::vector<const char*> attributes;
+};
+
+using InferShapes = void (*)(TF_ShapeInferenceContext*, TF_Status*);
+using Compute = void (*)(void*, TF_OpKernelContext*);
+
+inline void register_definition(const OpSignature& signature, InferShapes infer) {
+  TF_OpDefinitionBuilder* const op = TF_NewOpDefinitionBuilder(signature.name);
+  for (const char* each : signature.inputs) TF_OpDefinitionBuilderAddInput(op, each);
+  for (const char* each : signature.outputs) TF_OpDefinitionBuilderAddOutput(op, each);
+  for (const char* each : signature.attributes) TF_OpDefinitionBuilderAddAttr(op, each);
+  // Rows change from step to step: nothing may be folded into a constant.
+  TF_OpDefinitionBuilderSetIsStateful(op, true);
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(op, infer);
+  const Status status(TF_NewStatus());
+  TF_RegisterOpDefinition(op, status.get());
+}
+
+// An op with an attribute T, of float or double, and a kernel for each.
+inline void register_typed_op(const OpSignature& signature, InferShapes infer, Compute compute) {
+  register_definition(signature, infer);
+  const Status status(TF_NewStatus());
+  for (const TF_DataType type : {TF_FLOAT, TF_DOUBLE}) {
+    TF_KernelBuilder* const kernel =
+        TF_NewKernelBuilder(signature.name, "CPU", nullptr, compute, nullptr);
+    TF_KernelBuilder_TypeConstraint(kernel, "T", type, status.get());
+    TF_RegisterKernelBuilder(signature.name, kernel, status.get());
+  }
+}
+
+inline void register_plain_op(const OpSignature& signature, InferShapes infer, Compute compute) {
+  register_definition(signature, infer);
+  const Status status(TF_NewStatus());
+  TF_RegisterKernelBuilder(
+      signature.name, TF_NewKernelBuilder(signature.name, "CPU", nullptr, compute, nullptr),
+      status.get());
+}
+
+}  // namespace sparring::tf
+
+#endif  // SPARRING_TF_REGISTRATION_H_

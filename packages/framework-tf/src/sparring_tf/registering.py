@@ -1,0 +1,66 @@
+"""Registers the ops as soon as TensorFlow is there, for whoever loads a SavedModel.
+
+`import sparring_tf` stands before or after `import tensorflow`, and must not wait for it: who lists
+plugins imports this package too.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from sparring.errors import SparringError
+from sparring_tf.versions import check_tensorflow
+
+__all__ = ["register_with_tensorflow"]
+
+_TENSORFLOW = "tensorflow"
+
+
+def register_with_tensorflow() -> None:
+    """Registers the ops now, or when TensorFlow is imported."""
+    if _TENSORFLOW in sys.modules:
+        _register()
+    elif not any(isinstance(each, _Watch) for each in sys.meta_path):
+        sys.meta_path.insert(0, _Watch())
+
+
+def _register() -> None:
+    try:
+        check_tensorflow()
+        from sparring_tf.op_library import ops
+
+        ops()
+    except SparringError as error:
+        # Raised again where a name of the package is used; TensorFlow by itself is as it was.
+        warnings.warn(f"{error}; models with tables of sparring cannot be loaded", stacklevel=3)
+
+
+class _Watch(MetaPathFinder):
+    """Finds TensorFlow as the others do, and has the ops registered when it is imported."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != _TENSORFLOW:
+            return None
+        others = (each for each in list(sys.meta_path) if each is not self)
+        specs = (each.find_spec(name, path, target) for each in others)
+        spec = next((each for each in specs if each is not None), None)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            run = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                _register()
+
+            loader.exec_module = exec_module
+        return spec

@@ -1,0 +1,133 @@
+"""Rows of tables as assets of a SavedModel.
+
+TensorFlow copies assets by their last names into one folder, and so ``assets`` is a snapshot of the
+embeddings, or several side by side, one for each layer::
+
+    exported/
+    ├── saved_model.pb
+    ├── variables/
+    └── assets/
+        ├── manifest.json                             the tables of one layer
+        ├── rows.users.0000-4096.00000.0.safetensors
+        ├── manifest.1.json                           those of another
+        └── rows.items.0000-4096.00000.0.safetensors
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from sparring import StepContainer
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring.snapshot import SnapshotWriter, TableDescription
+from sparring.storage import ScanChunk
+
+if TYPE_CHECKING:
+    from sparring_tf.table_layer import TableAgent
+
+__all__ = ["RowAssets", "rows_as_assets"]
+
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RowAssets:
+    """A snapshot, as TensorFlow takes it into a SavedModel."""
+
+    manifest: Any
+    files: tuple[Any, ...]
+
+
+class _Export:
+    """What one call of `tf.saved_model.save` has written so far; gone when that is."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="sparring-saved-model-"))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        self.done: dict[int, RowAssets] = {}
+        self.containers: dict[str, StepContainer] = {}
+
+
+class _Key:
+    """Of an `_Export` in TensorFlow's dictionary of a save, which goes by identity."""
+
+
+_KEY = _Key()
+
+
+def rows_as_assets(agent: TableAgent, cache: Any) -> RowAssets:
+    """Writes the embeddings of all tables of a layer to temporary files, once in a save.
+
+    Args:
+        agent: of the layer.
+        cache: what TensorFlow hands to all objects of one save.
+
+    Raises:
+        UnsupportedError: rows lie on other ranks too.
+        InvalidArgumentError: the model has two tables of one name.
+        ClosedError: the container was closed.
+    """
+    if cache is None:
+        cache = {}
+    export = cache[_KEY] if _KEY in cache else _Export()
+    cache[_KEY] = export
+    if id(agent) not in export.done:
+        _check(agent, export)
+        export.done[id(agent)] = _written(agent, export)
+    return export.done[id(agent)]
+
+
+def _check(agent: TableAgent, export: _Export) -> None:
+    container = agent.container
+    for name in agent.table_names:
+        world_size = container.collective.world_size
+        if world_size > 1 and not container.tables[name].is_replicated:
+            raise UnsupportedError(
+                f"the rows of table {name!r} lie on {world_size} ranks, and a SavedModel is written "
+                "by one; save a snapshot with container.save(url), load it into one process, and "
+                "export the model there",
+                table=name,
+            )
+        if export.containers.setdefault(name, container) is not container:
+            raise InvalidArgumentError(
+                f"the model has two tables of the name {name!r}, with rows of their own, and a "
+                "SavedModel tells tables by their names; give the layers other names",
+                table=name,
+            )
+
+
+def _written(agent: TableAgent, export: _Export) -> RowAssets:
+    container = agent.container
+    number = len(export.done)
+    folder = export.folder / f"layer{number}"
+    writer = SnapshotWriter(str(folder), step=container.counters.steps)
+    for name in agent.table_names:
+        embeddings = TableDescription.of(container.tables[name].with_state(0))
+        writer.write_table(embeddings, _embeddings(container, name))
+    writer.finish()
+    writer.commit()
+    manifest = folder / _MANIFEST
+    if number:
+        manifest = manifest.rename(folder / f"manifest.{number}.json")
+    files = sorted(each for each in folder.iterdir() if each != manifest)
+    asset = tf.saved_model.Asset
+    return RowAssets(asset(str(manifest)), tuple(asset(str(each)) for each in files))
+
+
+def _embeddings(container: StepContainer, table: str) -> Iterator[ScanChunk]:
+    """The rows of a table without the optimizer's state."""
+    config = container.tables[table]
+    if not container.num_rows(table):
+        return
+    for chunk in container.storage(table).scan():
+        embeddings = np.ascontiguousarray(config.embeddings(chunk.rows))
+        yield ScanChunk(chunk.keys, embeddings, chunk.scores)
