@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -53,9 +54,7 @@ class RedisStorage(Storage):
         DeadlineError, StorageIOError: Redis failed.
     """
 
-    capabilities = Capabilities(
-        persistent=True, shared=True, concurrent_reads=True, notes_loads=True
-    )
+    capabilities = Capabilities(persistent=True, shared=True, concurrent_reads=True, notes=True)
 
     def __init__(
         self,
@@ -146,15 +145,15 @@ class RedisStorage(Storage):
             commands = self._layout.erase_commands(keys, self._layout.deal(keys))
             self._client.run(commands, "clear", is_write=True)
 
-    def _note_load_impl(self, source: str | None) -> None:
+    def _write_note_impl(self, name: str, text: str | None) -> None:
         # One note for the whole table: ranks load together, and a job of another size must see it.
-        load_command = self._layout.load_command
-        command = load_command("DEL") if source is None else load_command("SET", source.encode())
-        self._client.run([command], "note of a load", is_write=True)
+        note = partial(self._layout.note_command, name)
+        command = note("DEL") if text is None else note("SET", text.encode())
+        self._client.run([command], f"note {name!r}", is_write=True)
 
-    def _read_load_impl(self) -> str | None:
-        command = self._layout.load_command("GET")
-        found = self._client.run([command], "note of a load", is_write=False)[0]
+    def _read_note_impl(self, name: str) -> str | None:
+        command = self._layout.note_command(name, "GET")
+        found = self._client.run([command], f"note {name!r}", is_write=False)[0]
         return None if found is None else bytes(found).decode(errors="replace")
 
     def _close_impl(self) -> None:

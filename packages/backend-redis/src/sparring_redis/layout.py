@@ -1,7 +1,7 @@
 """How rows lie in Redis, and what is sent to read and write them.
 
     sparring:{item:about}      string   what the table is: JSON, see `sparring_redis.description`
-    sparring:{item:load}       string   what is being loaded into the table, until that is done
+    sparring:{item:note-load}  string   a note; this one says what is being loaded, until that is done
     sparring:{item:0}          hash     bucket 0: field → row
     …
     sparring:{item:255}        hash     bucket 255
@@ -69,7 +69,7 @@ class Layout:
         self.table = table
         self.num_buckets = num_buckets
         self._names = [f"{prefix}:{{{table.name}:{i}}}".encode() for i in range(num_buckets)]
-        self._load_name = f"{prefix}:{{{table.name}:load}}".encode()
+        self._note_prefix = f"{prefix}:{{{table.name}:note-"
         self._slots = [key_slot(name) for name in self._names]
         self._heads = {
             word: [b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(word), word, len(name), name)
@@ -137,9 +137,10 @@ class Layout:
         """One command about a bucket: its name follows the first word."""
         return Command(self._slots[bucket], packed([word, self._names[bucket], *rest]))
 
-    def load_command(self, word: str, *rest: bytes) -> Command:
-        """One command about the note of a load."""
-        return Command(key_slot(self._load_name), packed([word, self._load_name, *rest]))
+    def note_command(self, note: str, word: str, *rest: bytes) -> Command:
+        """One command about a note of the table."""
+        name = f"{self._note_prefix}{note}}}".encode()
+        return Command(key_slot(name), packed([word, name, *rest]))
 
     def memory_command(self, bucket: int) -> Command:
         """What Redis thinks that a bucket takes."""

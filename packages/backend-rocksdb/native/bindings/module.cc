@@ -130,15 +130,16 @@ PYBIND11_MODULE(_native, module) {
       .def("label", [](const OpenDatabase& self, const std::string& table) {
         return self.get().label(table);
       })
-      .def("load", [](const OpenDatabase& self, const std::string& table) {
-        return self.get().load(table);
-      })
-      .def("note_load",
-           [](const OpenDatabase& self, const std::string& table,
-              const std::optional<std::string>& source) {
+      .def("read_note",
+           [](const OpenDatabase& self, const std::string& table, const std::string& name) {
+             return self.get().read_note(table, name);
+           })
+      .def("write_note",
+           [](const OpenDatabase& self, const std::string& table, const std::string& name,
+              const std::optional<std::string>& text) {
              const std::shared_ptr<Database> shared = self.shared();
              const py::gil_scoped_release without_gil;
-             shared->note_load(table, source);
+             shared->write_note(table, name, text);
            })
       .def("tables", [](const OpenDatabase& self) { return self.get().tables(); })
       .def("open_table", &open_table, py::arg("name"), py::kw_only(), py::arg("label"),

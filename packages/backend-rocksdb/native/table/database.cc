@@ -23,8 +23,12 @@ constexpr const char* kFormat = "sparring-rocksdb 1";
 constexpr auto kPause = 50ms;
 constexpr auto kMostWaiting = 8000ms;
 const std::string kLabelPrefix = "label/";
-const std::string kLoadPrefix = "load/";
+const std::string kNotePrefix = "note/";
 const std::string kFamilyPrefix = "table/";
+
+std::string note_key(const std::string& table, const std::string& name) {
+  return kNotePrefix + name + "/" + table;
+}
 
 // The databases that are open, by folder. Opening and closing happen under the
 // mutex: RocksDB refuses a folder that is still being closed.
@@ -174,19 +178,21 @@ std::vector<std::string> Database::tables() const {
   return names;
 }
 
-std::optional<std::string> Database::load(const std::string& table) const {
+std::optional<std::string> Database::read_note(const std::string& table,
+                                               const std::string& name) const {
   std::string found;
-  const rocksdb::Status status = db_->Get({}, catalogue(), kLoadPrefix + table, &found);
+  const rocksdb::Status status = db_->Get({}, catalogue(), note_key(table, name), &found);
   if (status.IsNotFound()) return std::nullopt;
-  check(status, asked("read what was loaded into table '" + table + "'"));
+  check(status, asked("read note '" + name + "' of table '" + table + "'"));
   return found;
 }
 
-void Database::note_load(const std::string& table, const std::optional<std::string>& source) {
-  const std::string what = asked("note what is loaded into table '" + table + "'");
+void Database::write_note(const std::string& table, const std::string& name,
+                          const std::optional<std::string>& text) {
+  const std::string what = asked("write note '" + name + "' of table '" + table + "'");
+  const std::string key = note_key(table, name);
   rocksdb::WriteBatch batch;
-  check(source.has_value() ? batch.Put(catalogue(), kLoadPrefix + table, *source)
-                           : batch.Delete(catalogue(), kLoadPrefix + table),
+  check(text.has_value() ? batch.Put(catalogue(), key, *text) : batch.Delete(catalogue(), key),
         what);
   rocksdb::WriteOptions durable;
   durable.sync = true;

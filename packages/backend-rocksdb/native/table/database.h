@@ -7,7 +7,7 @@
 //     "format"        -> "sparring-rocksdb 1"
 //     "label/" table  -> what the bytes of a row mean (TableConfig.row_label)
 //     "rows/" table   -> the number of its rows, 8 bytes, little-endian
-//     "load/" table   -> what is being loaded into it; there only until that is done
+//     "note/" name "/" table -> a text that core keeps with it, as what is being loaded
 //   column family "table/" table  the rows: key (see key_order.h) -> row
 //
 // Invariants
@@ -70,11 +70,12 @@ class Database {
   std::optional<std::string> label(const std::string& table) const;
   std::vector<std::string> tables() const;
 
-  // What a load into a table was loading, if it has not ended. Writes of one
-  // database are kept in their order, so what comes after a note is there only
-  // where the note is. Nothing: forgets it.
-  std::optional<std::string> load(const std::string& table) const;
-  void note_load(const std::string& table, const std::optional<std::string>& source);
+  // A short text kept with a table. Writes of one database are kept in their order,
+  // so what comes after a note is there only where the note is. Nothing: forgets it.
+  // REQUIRES: no "/" in `name`.
+  std::optional<std::string> read_note(const std::string& table, const std::string& name) const;
+  void write_note(const std::string& table, const std::string& name,
+                  const std::optional<std::string>& text);
 
   // Takes a table for one user, making it if it is missing.
   // Throws StatusError: SPARRING_INVALID_ARGUMENT where it has another label, or

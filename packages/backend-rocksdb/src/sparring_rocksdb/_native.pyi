@@ -39,11 +39,11 @@ class Database:
     def label(self, table: str) -> str | None:
         """What the rows of a table are; None where there is no such table."""
 
-    def load(self, table: str) -> str | None:
-        """What a load into a table was loading that has not ended; None: there is none."""
+    def read_note(self, table: str, name: str) -> str | None:
+        """A text that was kept with a table; None: there is none."""
 
-    def note_load(self, table: str, source: str | None) -> None:
-        """Keeps that a load has begun, durably; None: forgets it."""
+    def write_note(self, table: str, name: str, text: str | None) -> None:
+        """Keeps a text with a table, durably; None: forgets it."""
 
     def tables(self) -> list[str]:
         """The names of all tables in the folder."""

@@ -38,9 +38,7 @@ class RocksdbStorage(NativeStorage):
         PluginError: the native library cannot be loaded here.
     """
 
-    capabilities = Capabilities(
-        persistent=True, native=True, concurrent_reads=True, notes_loads=True
-    )
+    capabilities = Capabilities(persistent=True, native=True, concurrent_reads=True, notes=True)
 
     def __init__(
         self, table: TableConfig, options: RocksdbOptions, *, validate: bool = True
@@ -81,11 +79,11 @@ class RocksdbStorage(NativeStorage):
         self._check_open()
         self._database.checkpoint(os.fspath(Path(path)))
 
-    def _note_load_impl(self, source: str | None) -> None:
-        self._database.note_load(self.table.name, source)
+    def _write_note_impl(self, name: str, text: str | None) -> None:
+        self._database.write_note(self.table.name, name, text)
 
-    def _read_load_impl(self) -> str | None:
-        return self._database.load(self.table.name)
+    def _read_note_impl(self, name: str) -> str | None:
+        return self._database.read_note(self.table.name, name)
 
     def _close_impl(self) -> None:
         super()._close_impl()

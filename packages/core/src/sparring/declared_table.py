@@ -8,11 +8,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import PurePath
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from sparring import _native, kernels
 from sparring.admission import admission_from, make_filter
 from sparring.errors import InterruptedLoadError, InvalidArgumentError
+from sparring.rendezvous import Shard
 from sparring.saving.table_watch import TableWatch
 from sparring.storage.contract import Columns, Storage
 from sparring.storage.converting import conversion_command
@@ -26,6 +29,16 @@ __all__ = [
     "check_given",
     "check_placement",
 ]
+
+
+_PART = "part"
+
+
+def _part_text(shard: Shard) -> str:
+    if shard.is_whole:
+        return "all partitions"
+    digest = xxhash.xxh3_64_hexdigest(np.ascontiguousarray(shard.partitions, "<i8").tobytes())
+    return f"rank {shard.rank} of {shard.world_size} (partitions {digest})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +146,7 @@ class DeclaredTable:
         "initial_state",
         "initializer",
         "num_not_admitted",
+        "part",
         "storage",
         "view",
         "watch",
@@ -148,6 +162,8 @@ class DeclaredTable:
         self.initial_state: npt.NDArray[Any] | None = None
         self.admission_filter = make_filter(admission_from(config.admission), config)
         self.num_not_admitted = 0
+        self.part: str | None = None
+        """What `note_part` is to note, until that is known to be there."""
         self.initializer = kernels.initializer_spec(config)
         self.view = _native.TableView(config.dtype, self.initializer)
         self.embedding = Columns(0, config.dim)
@@ -210,13 +226,31 @@ class DeclaredTable:
             table=config.name,
         )
 
+    def expect_part(self, shard: Shard) -> None:
+        """Says which rows this rank keeps, of a storage that was just opened."""
+        assert self.storage is not None
+        capabilities = self.storage.capabilities
+        if capabilities.notes and not capabilities.shared:
+            self.part = _part_text(shard)
+
+    def note_part(self) -> None:
+        """Notes beside the rows, of which there are none yet, which ones they will be."""
+        if self.storage is not None and self.part is not None:
+            self.storage.write_note(_PART, self.part)
+            self.part = None
+
     def check_whole(self) -> None:
-        """Refuses rows of a load that did not end.
+        """Refuses rows of a load that did not end, and rows that another rank kept.
 
         Raises:
             InterruptedLoadError: naming what was loaded.
+            InvalidArgumentError: naming whose rows they are.
         """
-        source = None if self.storage is None else self.storage.interrupted_load
+        if self.storage is None:
+            return
+        if self.part is not None:
+            self._check_part()
+        source = self.storage.interrupted_load
         if source is None:
             return
         name = self.config.name
@@ -227,6 +261,23 @@ class DeclaredTable:
             table=name,
             source=source,
         )
+
+    def _check_part(self) -> None:
+        assert self.storage is not None
+        found = self.storage.read_note(_PART)
+        if found is not None and found != self.part and self.storage.size:
+            raise InvalidArgumentError(
+                f"table {self.config.name!r}: its storage holds {self.storage.size} rows of "
+                f"{found}, where {self.part} is to lie; rows of other partitions would be missing. "
+                "Give each number of ranks a place of its own ({world_size} in the storage's "
+                "options) and bring the rows over by a snapshot: save with as many ranks as there "
+                "were, then load it (sparring train --resume)",
+                table=self.config.name,
+            )
+        if found == self.part:
+            self.part = None
+        else:
+            self.note_part()
 
     def tier_counters(self) -> list[TierCounters]:
         """Of each tier, hottest first; nothing where the rows lie in no stack."""

@@ -18,7 +18,7 @@ from sparring.declared_table import (
     check_placement,
 )
 from sparring.errors import InvalidArgumentError, UnknownTableError
-from sparring.rendezvous import Rendezvous
+from sparring.rendezvous import Rendezvous, Shard
 from sparring.resources import ResourceManager
 from sparring.state_changing import drop_state, set_state
 from sparring.storage.contract import Storage
@@ -142,6 +142,7 @@ class TableContainer(ABC):
 
         Raises:
             InterruptedLoadError: it holds a part of a snapshot, as a load was cut short.
+            InvalidArgumentError: it holds rows that another rank kept.
         """
         self.check_open()
         entry = self.entry(table)
@@ -154,23 +155,19 @@ class TableContainer(ABC):
         if entry.storage is None:
             assert entry.choice is not None  # a storage that was given is never dropped
             entry.hold(self.open_storage(entry.choice, entry.config))
+            entry.expect_part(self._shard_of(entry.config))
         assert entry.storage is not None
         entry.storage._check_open()
         return entry.storage
 
     def open_storage(self, choice: StorageChoice, config: TableConfig) -> Storage:
         """Opens a storage for a table's rows on this rank; for parts of the package."""
-        shard = None
-        if self.collective.world_size > 1:
-            shard = self.rendezvous.shard_map().shard_of(
-                self.collective.rank, is_replicated=config.is_replicated
-            )
         opened = open_storage(
             choice.backend,
             config,
             validate=False,
             plugin_manager=self._plugin_manager,
-            shard=shard,
+            shard=self._shard_of(config) if self.collective.world_size > 1 else None,
             **choice.options,
         )
         try:
@@ -179,6 +176,11 @@ class TableContainer(ABC):
             opened.close()
             raise
         return opened
+
+    def _shard_of(self, config: TableConfig) -> Shard:
+        return self.rendezvous.shard_map().shard_of(
+            self.collective.rank, is_replicated=config.is_replicated
+        )
 
     def num_rows(self, table: str) -> int:
         """Rows of a table on this rank."""

@@ -69,14 +69,21 @@ class ClearSparesTheDisk(MemoryStorage):
 @caught_by("test_load_begins_without_rows_and_is_over_when_it_ends")
 class LoadsOverOldRows(MemoryStorage):
     def begin_load(self, source: str) -> None:
-        self._note_load(source)
+        self.write_note("load", source)
+
+
+@caught_by("test_notes_outlive_clear_and_reopening")
+class ForgetsNotesWhenCleared(MemoryStorage):
+    def clear(self) -> None:
+        super().clear()
+        self.write_note("colour", None)
 
 
 @caught_by("test_load_that_did_not_end_is_known_after_reopening")
 class ForgetsLoads(MemoryStorage):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        self.capabilities = replace(self.capabilities, persistent=True, notes_loads=True)
+        self.capabilities = replace(self.capabilities, persistent=True, notes=True)
 
 
 @caught_by("test_storage_that_is_not_persistent_opens_empty")

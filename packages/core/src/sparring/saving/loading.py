@@ -129,6 +129,7 @@ def _load_table(container: StepContainer, entry: DeclaredTable, snapshot: Snapsh
     # What is being looked up ahead is read again.
     container.aheads.note(table.name, None)
     storage.begin_load(snapshot.url)
+    entry.note_part()
     collective = container.collective
     partitions = None
     if collective.world_size > 1 and not table.is_replicated:

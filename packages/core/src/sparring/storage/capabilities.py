@@ -34,7 +34,7 @@ class Capabilities:
     """`Storage.touch` is offered."""
     scores: str = "none"
     """`none`: not kept, read as 0. `policy`: the storage's own. `given`: the caller's."""
-    notes_loads: bool = False
-    """A load that was cut short is known of when the storage is opened again."""
+    notes: bool = False
+    """Short texts that the engine keeps beside the rows outlive the process, as the rows do."""
     eviction_scope: str = "table"
     """`table`: the lowest score of the whole table leaves. `bucket`: of some bucket."""

@@ -26,6 +26,7 @@ What a storage declares is `sparring.storage.capabilities`, what its methods tak
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -36,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.closable import Closable
-from sparring.errors import ClosedError, UnsupportedError
+from sparring.errors import ClosedError, InvalidArgumentError, UnsupportedError
 from sparring.storage import arguments
 from sparring.storage.capabilities import Capabilities
 from sparring.storage.results import Columns, Evicted, FindResult, Keys, Rows, ScanChunk, Scores
@@ -59,13 +60,16 @@ __all__ = [
     "Storage",
 ]
 
+_LOAD = "load"
+_NOTE_NAME = re.compile(r"[a-z_]{1,64}\Z")
+_MOST_NOTE = 4096
+
 
 @dataclass(slots=True)
 class _State:
     closed: bool = field(default=False)
     watcher: Watcher | None = field(default=None)
-    load: str | None = field(default=None)
-    is_load_known: bool = field(default=False)
+    notes: dict[str, str | None] = field(default_factory=dict)
 
 
 class Storage(Closable):
@@ -284,13 +288,13 @@ class Storage(Closable):
         is_noted = self.interrupted_load is not None
         self._clear_impl()
         if is_noted:
-            self._note_load(None)
+            self.write_note(_LOAD, None)
 
     def begin_load(self, source: str) -> None:
         """Removes all rows, for others to come in their place; `end_load` must follow the last one.
 
-        Where `Capabilities.notes_loads` is set, that is noted beside the rows: should the process
-        die meanwhile, `interrupted_load` tells of it when the storage is opened again.
+        Where `Capabilities.notes` is set, that is noted beside the rows: should the process die
+        meanwhile, `interrupted_load` tells of it when the storage is opened again.
 
         Args:
             source: what is loaded, for messages.
@@ -298,23 +302,45 @@ class Storage(Closable):
         self._check_open()
         if self._state.watcher is not None:
             self._state.watcher.clearing()
-        self._note_load(source)
+        self.write_note(_LOAD, source)
         self._clear_impl()
 
     def end_load(self) -> None:
         """What `begin_load` began is complete; returns when it is as durable as it can be."""
         self._check_open()
         self._flush_impl()
-        self._note_load(None)
+        self.write_note(_LOAD, None)
 
     @property
     def interrupted_load(self) -> str | None:
         """What a load that has not ended was loading: rows may be missing. None: there is none."""
+        return self.read_note(_LOAD)
+
+    def write_note(self, name: str, text: str | None) -> None:
+        """Keeps a short text about the rows; None: forgets it. `clear` leaves it.
+
+        Where `Capabilities.notes` is set it outlives the process: it is kept durably before any
+        write that follows, and forgotten after all that went before.
+
+        Args:
+            name: lowercase letters and ``_``. ``load`` and ``part`` are the engine's.
+            text: up to 4,096 characters.
+
+        Raises:
+            InvalidArgumentError: `name` or `text` is not as it should be.
+        """
         self._check_open()
-        if not self._state.is_load_known:
-            self._state.load = self._read_load_impl()
-            self._state.is_load_known = True
-        return self._state.load
+        _check_note(self.table.name, name, text)
+        self._write_note_impl(name, text)
+        self._state.notes[name] = text
+
+    def read_note(self, name: str) -> str | None:
+        """What `write_note` keeps under `name`; None: nothing."""
+        self._check_open()
+        if name not in self._state.notes:
+            _check_note(self.table.name, name, None)
+            self._state.notes[name] = self._read_note_impl(name)
+        return self._state.notes[name]
 
     def flush(self) -> None:
         """Returns when everything is as durable as this backend can make it."""
@@ -382,12 +408,11 @@ class Storage(Closable):
     def _flush_impl(self) -> None:
         """Nothing to do unless the backend is persistent or buffers writes."""
 
-    def _note_load_impl(self, source: str | None) -> None:
-        """Keeps `source` where it outlives the process, before any write that follows; None:
-        forgets it, after all that went before."""
+    def _write_note_impl(self, name: str, text: str | None) -> None:
+        """Only for who declares `notes`: others keep notes as long as they are open."""
 
-    def _read_load_impl(self) -> str | None:
-        """What `_note_load_impl` kept."""
+    def _read_note_impl(self, name: str) -> str | None:
+        """What `_write_note_impl` kept."""
         return None
 
     def _touch_impl(self, keys: Keys, scores: Scores | None) -> None:
@@ -413,10 +438,6 @@ class Storage(Closable):
     def _writing(self, keys: Keys) -> AbstractContextManager[Write]:
         watcher = self._state.watcher
         return UNWATCHED if watcher is None else watcher.writing(keys)
-
-    def _note_load(self, source: str | None) -> None:
-        self._note_load_impl(source)
-        self._state.load, self._state.is_load_known = source, True
 
     def _upsert_unwatched(
         self, keys: npt.ArrayLike, rows: npt.ArrayLike, scores: npt.ArrayLike | None
@@ -467,3 +488,18 @@ class Storage(Closable):
                 operation="scores",
             )
         return arguments.check_scores(scores, count, self.table.name)
+
+
+def _check_note(table: str, name: str, text: str | None) -> None:
+    if not isinstance(name, str) or _NOTE_NAME.match(name) is None:
+        raise InvalidArgumentError(
+            f"note of table {table!r}: its name must be lowercase letters and _, found {name!r}",
+            table=table,
+        )
+    if text is not None and (not isinstance(text, str) or len(text) > _MOST_NOTE):
+        found = f"{len(text)} characters" if isinstance(text, str) else type(text).__name__
+        raise InvalidArgumentError(
+            f"note {name!r} of table {table!r}: must be a text of at most {_MOST_NOTE} characters, "
+            f"found {found}",
+            table=table,
+        )

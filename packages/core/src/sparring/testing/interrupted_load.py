@@ -61,7 +61,7 @@ def check_that_an_interrupted_load_is_noticed(
     """Kills a process in a load: training goes on after a load or a clear, and not before.
 
     Args:
-        backend: of a storage that outlives the process and declares `notes_loads`.
+        backend: of a storage that outlives the process and declares `notes`.
         options: of the storage; they are passed as JSON.
         url: of a snapshot that can be written.
     """

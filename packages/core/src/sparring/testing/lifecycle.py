@@ -46,6 +46,8 @@ _CALLS: dict[str, Callable[[Storage], Any]] = {
     "evict": lambda storage: storage.evict(1),
     "clear": lambda storage: storage.clear(),
     "flush": lambda storage: storage.flush(),
+    "write_note": lambda storage: storage.write_note("load", "a text"),
+    "read_note": lambda storage: storage.read_note("load"),
     "begin_load": lambda storage: storage.begin_load("a snapshot"),
     "end_load": lambda storage: storage.end_load(),
     "interrupted_load": lambda storage: storage.interrupted_load,
@@ -138,10 +140,24 @@ class LifecycleTests:
         storage.clear()
         assert storage.interrupted_load is None
 
+    def test_notes_outlive_clear_and_reopening(
+        self, storage: Storage, reopen: ReopenStorage
+    ) -> None:
+        assert storage.read_note("colour") is None
+        storage.write_note("colour", "grün")
+        storage.write_note("shape", "round")
+        storage.write_note("shape", None)
+        storage.clear()
+        assert storage.read_note("colour") == "grün"
+        require(storage.capabilities.notes, "this storage declares notes=False")
+        storage.close()
+        again = reopen(storage)
+        assert (again.read_note("colour"), again.read_note("shape")) == ("grün", None)
+
     def test_load_that_did_not_end_is_known_after_reopening(
         self, storage: Storage, reopen: ReopenStorage, rng: np.random.Generator
     ) -> None:
-        require(storage.capabilities.notes_loads, "this storage declares notes_loads=False")
+        require(storage.capabilities.notes, "this storage declares notes=False")
         storage.begin_load("a snapshot")
         storage.restore([1], random_rows(rng, 1, storage.table), [0])
         storage.close()

@@ -67,7 +67,7 @@ def capabilities_of(tiers: Sequence[Tier]) -> Capabilities:
     return Capabilities(
         shared=last.shared,
         persistent=last.persistent,
-        notes_loads=last.notes_loads,
+        notes=last.notes,
         concurrent_reads=True,
         bounded=is_bounded,
         evicts=is_bounded and last.evicts,

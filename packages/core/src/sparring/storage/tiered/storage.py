@@ -355,11 +355,11 @@ class TieredStorage(Storage):
             self._num_rows = 0
             self._is_failure_told = True
 
-    def _note_load_impl(self, source: str | None) -> None:
-        self._last.storage._note_load(source)
+    def _write_note_impl(self, name: str, text: str | None) -> None:
+        self._last.storage.write_note(name, text)
 
-    def _read_load_impl(self) -> str | None:
-        return self._last.storage.interrupted_load
+    def _read_note_impl(self, name: str) -> str | None:
+        return self._last.storage.read_note(name)
 
     def _touch_impl(self, keys: Keys, scores: Scores | None) -> None:
         self._first.storage._touch_impl(keys, None)

@@ -1,0 +1,75 @@
+"""A folder knows which part of a table lies in it: another one is refused, not half found."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import StepContainer, TableConfig
+from sparring.collective.local import LocalGroup
+from sparring.errors import InvalidArgumentError
+from sparring.step import StorageChoice
+from sparring.testing.thread_rendezvous import ThreadRendezvous
+from sparring.updates import MethodChoice, resolve_method
+from sparring.updates.resolving import hyper_from
+
+TABLE = TableConfig("item", 4)
+KEYS = np.arange(1_000)
+_METHOD = resolve_method("sgd")
+_HYPER = hyper_from(_METHOD, {"lr": 0.1})
+
+ROCKSDB = {"backend": "rocksdb", "options": {"path": "PATH"}}
+STACK = {
+    "backend": "tiered",
+    "options": {"tiers": [{"backend": "hkv"}, {"backend": "rocksdb", "options": {"path": "PATH"}}]},
+}
+
+
+def with_path(value: Any, path: str) -> Any:
+    if isinstance(value, dict):
+        return {name: with_path(each, path) for name, each in value.items()}
+    if isinstance(value, list):
+        return [with_path(each, path) for each in value]
+    return path if value == "PATH" else value
+
+
+def train(storage: dict[str, Any], path: str, world_size: int, load: str = "") -> list[int]:
+    """One step over all keys on each rank. Returns how many rows each one has."""
+    choice = StorageChoice(**with_path(storage, path))
+    group = LocalGroup(world_size)
+
+    def rank(number: int) -> int:
+        with StepContainer(
+            collective=group.join(number), rendezvous=ThreadRendezvous(world_size)
+        ) as container:
+            container.declare(TABLE, choice)
+            container.set_state(TABLE.name, np.empty(0, np.float32), _METHOD.name)
+            if load:
+                container.load(load)
+            found = container.lookup(TABLE.name, KEYS)
+            assert found.shadow_id is not None
+            container.resources.accumulate(found.shadow_id, np.ones_like(found.rows))
+            container.apply_methods({TABLE.name: MethodChoice(_METHOD, _HYPER, 1)})
+            container.save(f"{Path(path).parent}/saved-by-{world_size}")
+            return container.num_rows(TABLE.name)
+
+    with ThreadPoolExecutor(world_size) as threads:
+        return list(threads.map(rank, range(world_size)))
+
+
+@pytest.mark.parametrize("storage", [ROCKSDB, STACK], ids=["rocksdb", "stack"])
+def test_another_number_of_ranks_is_refused_until_it_loads(
+    storage: dict[str, Any], tmp_path: Path
+) -> None:
+    path = f"{tmp_path}/rows-{{rank}}"
+    parts = train(storage, path, 2)
+    assert sum(parts) == len(KEYS)
+    refusal = r"'item': its storage holds \d+ rows of rank 0 of 2 .* where all partitions is to lie"
+    with pytest.raises(InvalidArgumentError, match=refusal):
+        train(storage, path, 1)
+    assert train(storage, path, 1, load=f"{tmp_path}/saved-by-2") == [len(KEYS)]
+    assert train(storage, f"{tmp_path}/again/rows-{{rank}}", 1) == [len(KEYS)]
