@@ -21,6 +21,7 @@ import numpy as np
 
 from benchmarks.measuring import Figure, Timing, alternate
 from benchmarks.scale import Scale
+from benchmarks.tensorflow_dlrm import measure_dlrm
 
 __all__ = ["contenders", "measure"]
 
@@ -39,7 +40,12 @@ def measure(scale: Scale) -> list[Figure]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     rounds = 5 if scale.is_quick else 40
     rows = 10_000 if scale.is_quick else ROWS
-    return [*_overhead(5 * rounds), *_steps(rows, rounds), _memory(rows, rounds)]
+    return [
+        *_overhead(5 * rounds),
+        *_steps(rows, rounds),
+        _memory(rows, rounds),
+        *measure_dlrm(rounds),
+    ]
 
 
 def _overhead(rounds: int) -> list[Figure]:
