@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
@@ -20,8 +21,9 @@ import numpy as np
 
 from benchmarks.measuring import Figure, Timing, alternate
 from benchmarks.scale import Scale
+from benchmarks.tensorflow_dlrm import measure_dlrm
 
-__all__ = ["measure"]
+__all__ = ["contenders", "measure"]
 
 ROWS, DIM, BATCH, RATE = 1_000_000, 16, 8_192, 0.05
 BAR_EAGER, BAR_GRAPH, BAR_KERAS = 15.0, 5.0, 1.0
@@ -38,7 +40,12 @@ def measure(scale: Scale) -> list[Figure]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     rounds = 5 if scale.is_quick else 40
     rows = 10_000 if scale.is_quick else ROWS
-    return [*_overhead(5 * rounds), *_steps(rows, rounds)]
+    return [
+        *_overhead(5 * rounds),
+        *_steps(rows, rounds),
+        _memory(rows, rounds),
+        *measure_dlrm(rounds),
+    ]
 
 
 def _overhead(rounds: int) -> list[Figure]:
@@ -103,15 +110,16 @@ def _overhead(rounds: int) -> list[Figure]:
     ]
 
 
-def _steps(rows: int, rounds: int) -> list[Figure]:
+def contenders(
+    rows: int, batches: list[Any], generator: np.random.Generator
+) -> dict[str, Callable[[], Any]]:
+    """Name → a training step on the next batch, of tables that hold `rows` rows."""
     import keras
     import tensorflow as tf
 
     from sparring_tf import Embedding, Optimizer
 
-    generator = np.random.default_rng(0)
-    batches = [tf.constant(generator.integers(0, rows, BATCH)) for _ in range(16)]
-    target = tf.constant(generator.normal(size=(BATCH, DIM)).astype(np.float32))
+    target = tf.constant(generator.normal(size=(len(batches[0]), DIM)).astype(np.float32))
 
     def trained(layer: Any, optimizer: Any) -> Callable[[], Any]:
         variables = layer.trainable_variables
@@ -133,7 +141,7 @@ def _steps(rows: int, rounds: int) -> list[Figure]:
     dense = keras.layers.Embedding(rows, DIM)
     dense.build()
     native, fused, shadow = (Embedding(DIM, name=name) for name in ("native", "fused", "shadow"))
-    contenders = {
+    made = {
         "keras": trained(dense, adagrad()),
         "native": trained(native, Optimizer(native, adagrad())),
         "fused": trained(fused, Optimizer(fused, "adagrad", learning_rate=RATE)),
@@ -141,8 +149,21 @@ def _steps(rows: int, rounds: int) -> list[Figure]:
     }
     for layer in (native, fused, shadow):
         _fill(layer, rows)
-    timings = alternate(contenders, rounds=rounds)
-    lookups = alternate({"ours": _looked_up(fused, batches)}, rounds=rounds)["ours"]
+    return made
+
+
+def _steps(rows: int, rounds: int) -> list[Figure]:
+    import tensorflow as tf
+
+    from sparring_tf import Embedding, Optimizer
+
+    generator = np.random.default_rng(0)
+    batches = [tf.constant(generator.integers(0, rows, BATCH)) for _ in range(16)]
+    timings = alternate(contenders(rows, batches, generator), rounds=rounds)
+    layer = Embedding(DIM, name="looked_up")
+    Optimizer(layer, "adagrad", learning_rate=RATE)
+    _fill(layer, rows)
+    lookups = alternate({"ours": _looked_up(layer, batches)}, rounds=rounds)["ours"]
     return [
         *_beside_tfra(batches, rounds, timings["fused"], lookups),
         *(
@@ -158,6 +179,24 @@ def _steps(rows: int, rounds: int) -> list[Figure]:
             detail=f"by the op's own gradient {timings['fused'].median * 1e3:.1f} ms",
         ),
     ]
+
+
+def _memory(rows: int, rounds: int) -> Figure:
+    """Of a step, in a process whose allocator keeps nothing that was freed."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "benchmarks.tensorflow_memory", str(rows), str(BATCH), str(rounds)],
+        env={**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    peaks = {name: each / 1e6 for name, each in json.loads(ran.stdout.splitlines()[-1]).items()}
+    return Figure(
+        what="memory that a step takes at its peak, by the op's own gradient",
+        value=f"{peaks['fused']:.1f} MB",
+        detail=f"by way of a shadow {peaks['shadow']:.1f} MB, Keras's Adagrad over rows "
+        f"{peaks['native']:.1f} MB, keras.layers.Embedding {peaks['keras']:.1f} MB",
+    )
 
 
 def _beside_keras(timings: dict[str, Timing], name: str, what: str, rows: int) -> Figure:
@@ -178,6 +217,7 @@ def _looked_up(layer: Any, batches: list[Any]) -> Callable[[], Any]:
     from sparring_tf import lookup_ops
 
     turns = cycle(batches)
+    layer(batches[0])  # shows its table to the op
     anchor = layer.trainable_variables[0].value
     number = layer.agent.number(layer.name)
     return lambda: lookup_ops.gather(next(turns), anchor, anchor.handle, number)
