@@ -6,6 +6,7 @@ refused, because an id that was rounded is another id.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ __all__ = [
     "check_columns",
     "check_count",
     "check_keys",
+    "check_note",
     "check_out",
     "check_rows",
     "check_scores",
@@ -29,6 +31,8 @@ __all__ = [
 ]
 
 _INT64_MAX = np.iinfo(np.int64).max
+_NOTE_NAME = re.compile(r"[a-z_]{1,64}\Z")
+_MOST_NOTE = 4096
 
 
 def is_whole(value: object) -> bool:
@@ -189,3 +193,23 @@ def check_out(out: npt.NDArray[Any], shape: tuple[int, int], table: TableConfig)
         "table.numpy_dtype), or leave it out",
         table=table.name,
     )
+
+
+def check_note(table: str, name: str, text: str | None) -> None:
+    """Refuses a note that not every backend could keep.
+
+    Raises:
+        InvalidArgumentError: `name` is no short word, or `text` no short text.
+    """
+    if not isinstance(name, str) or _NOTE_NAME.match(name) is None:
+        raise InvalidArgumentError(
+            f"note of table {table!r}: its name must be lowercase letters and _, found {name!r}",
+            table=table,
+        )
+    if text is not None and (not isinstance(text, str) or len(text) > _MOST_NOTE):
+        found = f"{len(text)} characters" if isinstance(text, str) else type(text).__name__
+        raise InvalidArgumentError(
+            f"note {name!r} of table {table!r}: must be a text of at most {_MOST_NOTE} characters, "
+            f"found {found}",
+            table=table,
+        )

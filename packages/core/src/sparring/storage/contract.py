@@ -26,7 +26,6 @@ What a storage declares is `sparring.storage.capabilities`, what its methods tak
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -37,7 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.closable import Closable
-from sparring.errors import ClosedError, InvalidArgumentError, UnsupportedError
+from sparring.errors import ClosedError, UnsupportedError
 from sparring.storage import arguments
 from sparring.storage.capabilities import Capabilities
 from sparring.storage.results import Columns, Evicted, FindResult, Keys, Rows, ScanChunk, Scores
@@ -61,8 +60,6 @@ __all__ = [
 ]
 
 _LOAD = "load"
-_NOTE_NAME = re.compile(r"[a-z_]{1,64}\Z")
-_MOST_NOTE = 4096
 
 
 @dataclass(slots=True)
@@ -330,7 +327,7 @@ class Storage(Closable):
             InvalidArgumentError: `name` or `text` is not as it should be.
         """
         self._check_open()
-        _check_note(self.table.name, name, text)
+        arguments.check_note(self.table.name, name, text)
         self._write_note_impl(name, text)
         self._state.notes[name] = text
 
@@ -338,7 +335,7 @@ class Storage(Closable):
         """What `write_note` keeps under `name`; None: nothing."""
         self._check_open()
         if name not in self._state.notes:
-            _check_note(self.table.name, name, None)
+            arguments.check_note(self.table.name, name, None)
             self._state.notes[name] = self._read_note_impl(name)
         return self._state.notes[name]
 
@@ -488,18 +485,3 @@ class Storage(Closable):
                 operation="scores",
             )
         return arguments.check_scores(scores, count, self.table.name)
-
-
-def _check_note(table: str, name: str, text: str | None) -> None:
-    if not isinstance(name, str) or _NOTE_NAME.match(name) is None:
-        raise InvalidArgumentError(
-            f"note of table {table!r}: its name must be lowercase letters and _, found {name!r}",
-            table=table,
-        )
-    if text is not None and (not isinstance(text, str) or len(text) > _MOST_NOTE):
-        found = f"{len(text)} characters" if isinstance(text, str) else type(text).__name__
-        raise InvalidArgumentError(
-            f"note {name!r} of table {table!r}: must be a text of at most {_MOST_NOTE} characters, "
-            f"found {found}",
-            table=table,
-        )
