@@ -1,9 +1,13 @@
-"""A process that is killed while it loads a snapshot leaves a table that nobody trains on by chance."""
+"""What a process finds that comes after another one: whole rows, or the word that they are not."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
+from sparring import StepContainer, TableConfig, open_storage
+from sparring.step import StorageChoice
 from sparring.testing.interrupted_load import check_that_an_interrupted_load_is_noticed
 from sparring_redis.testing import RedisServer
 
@@ -11,3 +15,21 @@ from sparring_redis.testing import RedisServer
 def test_a_load_that_was_killed_is_told_of(server: RedisServer, tmp_path: Path) -> None:
     options = {"url": server.url, "prefix": "interrupted"}
     check_that_an_interrupted_load_is_noticed("redis", options, str(tmp_path / "snapshot"))
+
+
+def test_rows_that_are_there_are_read_before_an_optimizer_is_known(server: RedisServer) -> None:
+    table = TableConfig("item", 4)
+    options = {"url": server.url, "prefix": "found"}
+    keys = np.arange(100)
+    with StepContainer() as container:
+        container.declare(table, StorageChoice("redis", options))
+        initial = container.lookup(table.name, keys, is_registered=False).rows.copy()
+    rows = np.arange(600, dtype=np.float32).reshape(100, 6)
+    # Looking made nothing: rows of any width may still come.
+    with open_storage("redis", table.with_state(2, "somebody"), **options) as storage:
+        storage.upsert(keys, rows)
+    with StepContainer() as container:
+        container.declare(table, StorageChoice("redis", options))
+        found = container.lookup(table.name, keys, is_registered=False).rows
+        assert found.tobytes() == np.ascontiguousarray(rows[:, :4]).tobytes()
+        assert not np.array_equal(found, initial)

@@ -73,3 +73,38 @@ def test_another_number_of_ranks_is_refused_until_it_loads(
         train(storage, path, 1)
     assert train(storage, path, 1, load=f"{tmp_path}/saved-by-2") == [len(KEYS)]
     assert train(storage, f"{tmp_path}/again/rows-{{rank}}", 1) == [len(KEYS)]
+
+
+@pytest.mark.parametrize("storage", [ROCKSDB, STACK], ids=["rocksdb", "stack"])
+def test_rows_that_are_there_are_read_before_an_optimizer_is_known(
+    storage: dict[str, Any], tmp_path: Path
+) -> None:
+    path = f"{tmp_path}/rows"
+    choice = StorageChoice(**with_path(storage, path))
+    adagrad = resolve_method("rowwise_adagrad")
+    hyper = hyper_from(adagrad, {"lr": 0.1})
+    with StepContainer() as container:
+        container.declare(TABLE, choice)
+        initial = container.lookup(TABLE.name, KEYS, is_registered=False).rows.copy()
+        assert not Path(path).exists()
+        state = adagrad.initial_state(TABLE.dim, hyper, np.dtype(np.float32))
+        container.set_state(TABLE.name, state, adagrad.name)
+        found = container.lookup(TABLE.name, KEYS)
+        assert found.shadow_id is not None
+        container.resources.accumulate(found.shadow_id, np.ones_like(found.rows))
+        container.apply_methods({TABLE.name: MethodChoice(adagrad, hyper, 1)})
+        trained = container.lookup(TABLE.name, KEYS, is_registered=False).rows.copy()
+    assert not (trained == initial).any()
+    with StepContainer() as container:
+        container.declare(TABLE, choice)
+        found = container.lookup(TABLE.name, KEYS)
+        assert found.rows.tobytes() == trained.tobytes()
+        # The optimizer that made them goes on.
+        container.set_state(TABLE.name, state, adagrad.name)
+        assert found.shadow_id is not None
+        container.resources.accumulate(found.shadow_id, np.ones_like(found.rows))
+        container.apply_methods({TABLE.name: MethodChoice(adagrad, hyper, 2)})
+        assert not np.array_equal(container.lookup(TABLE.name, KEYS).rows, trained)
+        container.discard()
+        with pytest.raises(InvalidArgumentError, match="sparring convert"):
+            container.check_state(TABLE.name, 2 * TABLE.dim, "adam")

@@ -12,14 +12,14 @@ from sparring.rendezvous import NUM_PARTITIONS, Shard
 from sparring.storage import Capabilities, Columns, Evicted, Keys, Rows, ScanChunk, Scores, Storage
 from sparring.table import TableConfig
 from sparring_redis.deadline import Deadline
-from sparring_redis.description import agree_on_buckets
+from sparring_redis.description import agree_on_buckets, found_label
 from sparring_redis.layout import Layout
 from sparring_redis.opening import open_client
 from sparring_redis.options import RedisOptions
 from sparring_redis.ownership import Ownership
 from sparring_redis.scanning import BucketScan
 
-__all__ = ["RedisStorage"]
+__all__ = ["RedisStorage", "found_table"]
 
 _MOST_ROWS_AT_ONCE = 65_536
 _MOST_BYTES_AT_ONCE = 32 << 20
@@ -173,3 +173,17 @@ class RedisStorage(Storage):
 
     def _scan_buckets(self, buckets: Sequence[int], chunk_rows: int) -> Iterator[tuple[Keys, Rows]]:
         return BucketScan(self._client, self._layout, self._owned, buckets).chunks(chunk_rows)
+
+
+def found_table(table: TableConfig, options: RedisOptions) -> TableConfig | None:
+    """Of which table the rows in Redis are; None where there are none. Writes nothing.
+
+    Raises:
+        DeadlineError, StorageIOError: Redis failed.
+    """
+    client = open_client(options, f"table {table.name!r}")
+    try:
+        label = found_label(client, table, options)
+    finally:
+        client.close()
+    return None if label is None else table.labelled(label)

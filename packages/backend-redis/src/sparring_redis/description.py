@@ -15,7 +15,7 @@ from sparring_redis.client import Client, Command
 from sparring_redis.connection import packed
 from sparring_redis.options import RedisOptions
 
-__all__ = ["FORMAT", "agree_on_buckets"]
+__all__ = ["FORMAT", "agree_on_buckets", "found_label"]
 
 FORMAT = 1
 """The version of `sparring_redis.layout`."""
@@ -48,7 +48,7 @@ def agree_on_buckets(client: Client, table: TableConfig, options: RedisOptions) 
         DeadlineError, StorageIOError: Redis failed.
     """
     num_buckets = options.num_buckets
-    name = f"{options.prefix}:{{{table.name}:about}}"
+    name = _name(table, options)
     asked = {
         "format": FORMAT,
         "table": table.name,
@@ -74,6 +74,26 @@ def agree_on_buckets(client: Client, table: TableConfig, options: RedisOptions) 
         # Here it is known that another prefix is another place.
         text = str(error).replace(CONVERT_HELP, _conversion(found, table, options))
         raise InvalidArgumentError(text, **error.details) from error
+
+
+def found_label(client: Client, table: TableConfig, options: RedisOptions) -> str | None:
+    """What the rows of a table are; None where nobody made it, or nobody can read it.
+
+    Raises:
+        DeadlineError, StorageIOError: Redis failed.
+    """
+    name = _name(table, options)
+    command = Command(key_slot(name.encode()), packed(["GET", name]))
+    try:
+        label = json.loads(client.run([command], "opening", is_write=False)[0] or b"")["rows"]
+    except (ValueError, KeyError, TypeError):
+        # `agree_on_buckets` says what is wrong with it, once somebody opens the table.
+        return None
+    return str(label)
+
+
+def _name(table: TableConfig, options: RedisOptions) -> str:
+    return f"{options.prefix}:{{{table.name}:about}}"
 
 
 def _conversion(found: TableConfig, asked: TableConfig, options: RedisOptions) -> str:

@@ -26,6 +26,7 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
             options=RedisOptions,
             factory=_open,
             shard_factory=_open,
+            found=_found,
             unavailable=_reason,
         )
     ]
@@ -49,6 +50,12 @@ def _open(table: TableConfig, options: RedisOptions, shard: Shard | None = None)
     from sparring_redis.backend import RedisStorage
 
     return RedisStorage(table, options, shard)
+
+
+def _found(table: TableConfig, options: RedisOptions) -> TableConfig | None:
+    from sparring_redis.backend import found_table
+
+    return found_table(table, options)
 
 
 def _meet(options: RedisRendezvousOptions) -> Rendezvous:

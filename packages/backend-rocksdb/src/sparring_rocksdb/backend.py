@@ -15,7 +15,7 @@ from sparring_rocksdb.options import RocksdbOptions
 if TYPE_CHECKING:
     from sparring_rocksdb import _native
 
-__all__ = ["RocksdbOptions", "RocksdbStorage"]
+__all__ = ["RocksdbOptions", "RocksdbStorage", "found_table"]
 
 
 class RocksdbStorage(NativeStorage):
@@ -90,6 +90,22 @@ class RocksdbStorage(NativeStorage):
         # Others may hold the capsule still: they find the table closed, and the folder is free.
         self._table.close()
         self._database.close()
+
+
+def found_table(table: TableConfig, options: RocksdbOptions) -> TableConfig | None:
+    """Of which table the rows in the folder are; None where there are none. Makes no folder.
+
+    Raises:
+        PluginError, StorageIOError, CorruptDataError, InvalidArgumentError: as `RocksdbStorage`.
+    """
+    if not (options.path / "CURRENT").exists():
+        return None
+    database = _open_database(options)
+    try:
+        label = database.label(table.name)
+    finally:
+        database.close()
+    return None if label is None else table.labelled(label)
 
 
 def _open_database(options: RocksdbOptions) -> _native.Database:

@@ -23,6 +23,7 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
             summary="RocksDB on flash: larger than memory, outlives the process.",
             options=RocksdbOptions,
             factory=_open,
+            found=_found,
         )
     ]
 
@@ -31,3 +32,9 @@ def _open(table: TableConfig, options: RocksdbOptions) -> Storage:
     from sparring_rocksdb.backend import RocksdbStorage
 
     return RocksdbStorage(table, options)
+
+
+def _found(table: TableConfig, options: RocksdbOptions) -> TableConfig | None:
+    from sparring_rocksdb.backend import found_table
+
+    return found_table(table, options)

@@ -145,6 +145,7 @@ class DeclaredTable:
         "embedding",
         "initial_state",
         "initializer",
+        "is_sought",
         "num_not_admitted",
         "part",
         "storage",
@@ -162,6 +163,8 @@ class DeclaredTable:
         self.initial_state: npt.NDArray[Any] | None = None
         self.admission_filter = make_filter(admission_from(config.admission), config)
         self.num_not_admitted = 0
+        self.is_sought = False
+        """Whether somebody looked for rows that outlived the process."""
         self.part: str | None = None
         """What `note_part` is to note, until that is known to be there."""
         self.initializer = kernels.initializer_spec(config)

@@ -117,10 +117,16 @@ class StorageDescriptor(Descriptor):
     `factory(table, options, plugin_manager, shard)`, to open them with; the shard is None in a
     world of one. Backends and options of inner storages are checked with those of the outer one;
     `check` finds what else is wrong.
+
+    `found(table, options)` is for backends whose rows outlive the process: it tells of which table
+    the rows are that lie where the options say, as `TableConfig.labelled` makes it of the row label
+    that was recorded; None where there are none. It makes nothing. By it rows are read before
+    an optimizer is known, as for an evaluation; left out, they are read from the first step on.
     """
 
     factory: Callable[..., Storage]
     shard_factory: Callable[[TableConfig, Any, Shard], Storage] | None = None
+    found: Callable[[TableConfig, Any], TableConfig | None] | None = None
     inner: Callable[[Any], Sequence[InnerStorage]] | None = None
     check: Callable[[Any, PluginManager], Sequence[OptionProblem]] | None = None
 

@@ -200,6 +200,7 @@ class StepContainer(TableContainer, SavingContainer):
     ) -> list[tuple[DeclaredTable, npt.NDArray[np.int64]]]:
         named = [(self.entry(table), _checked_ids(table, ids)) for table, ids in requests]
         for entry, _ in named:
+            self.seek_rows(entry)
             entry.check_whole()
         return named
 
@@ -300,7 +301,9 @@ class StepContainer(TableContainer, SavingContainer):
         self.check_open()
         self.join_ahead()
         for table in tables:
-            self.entry(table).check_whole()
+            entry = self.entry(table)
+            self.seek_rows(entry)
+            entry.check_whole()
 
     def discard(self) -> None:
         """Drops what was looked up and accumulated since the last step."""

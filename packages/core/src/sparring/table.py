@@ -223,6 +223,19 @@ class TableConfig:
             found_table=self.with_state(int(width), method) if is_convertible else None,
         )
 
+    def labelled(self, found: str) -> TableConfig:
+        """This table with the state that rows of a label have; itself where they are of another
+        kind, which `check_row_label` refuses.
+
+        Args:
+            found: the `row_label` that a storage recorded when it was made.
+        """
+        layout, _, width = found.partition(" + ")
+        width, _, method = width.partition(" ")
+        if layout != self.row_label.partition(" + ")[0] or not width.isdecimal():
+            return self
+        return self.with_state(int(width), method)
+
     def has_other_state(self, other: TableConfig) -> bool:
         """Whether rows of this table cannot serve as rows of `other`, as far as anybody said.
 

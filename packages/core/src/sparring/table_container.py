@@ -18,11 +18,12 @@ from sparring.declared_table import (
     check_placement,
 )
 from sparring.errors import InvalidArgumentError, UnknownTableError
+from sparring.plugins import make_plugin_manager
 from sparring.rendezvous import Rendezvous, Shard
 from sparring.resources import ResourceManager
 from sparring.state_changing import drop_state, set_state
-from sparring.storage.contract import Storage
-from sparring.storage.opening import open_storage
+from sparring.storage.contract import Columns, Storage
+from sparring.storage.opening import found_table, open_storage
 from sparring.storage.tiered import TierCounters
 from sparring.table import TableConfig
 
@@ -159,6 +160,25 @@ class TableContainer(ABC):
         assert entry.storage is not None
         entry.storage._check_open()
         return entry.storage
+
+    def seek_rows(self, entry: DeclaredTable) -> None:
+        """Opens the storage for reading if rows lie there already; for parts of the package.
+
+        Nothing is made where there are none: how wide rows will be is the optimizer's to say.
+        """
+        if entry.is_sought or entry.storage is not None:
+            return
+        entry.is_sought = True
+        assert entry.choice is not None
+        manager = self._plugin_manager or make_plugin_manager()
+        choice = entry.choice
+        found = found_table(choice.backend, entry.config, manager, choice.options)
+        if found is None:
+            return
+        if entry.initial_state is None:
+            entry.config = found
+            entry.whole = Columns(0, found.width)
+        self.opened(entry)
 
     def open_storage(self, choice: StorageChoice, config: TableConfig) -> Storage:
         """Opens a storage for a table's rows on this rank; for parts of the package."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparring.errors import InvalidArgumentError, PluginError, VersionError
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from sparring.plugins import PluginManager
     from sparring.rendezvous import Shard
 
-__all__ = ["open_storage"]
+__all__ = ["found_table", "open_storage"]
 
 
 def open_storage(
@@ -91,6 +92,26 @@ def open_storage(
         )
     storage.validate = validate
     return storage
+
+
+def found_table(
+    backend: str, table: TableConfig, plugin_manager: PluginManager, options: Mapping[str, Any]
+) -> TableConfig | None:
+    """Of which table the rows are that outlived the process; None where there are none.
+
+    Nothing is made. A stack has the rows of its last tier.
+
+    Raises:
+        PluginError, InvalidArgumentError: as `open_storage`.
+    """
+    descriptor = plugin_manager.storage(backend)
+    checked = checked_options("storage", descriptor, options)
+    if descriptor.inner is not None:
+        last = descriptor.inner(checked)[-1]
+        return found_table(last.backend, table, plugin_manager, last.options)
+    if descriptor.found is None or (descriptor.unavailable and descriptor.unavailable()):
+        return None
+    return descriptor.found(table, checked)
 
 
 def _made(
