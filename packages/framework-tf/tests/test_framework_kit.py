@@ -59,6 +59,15 @@ class Model:
         bag = EmbeddingBag(self._dim, combiner=mode, **self._options)
         return bag(tf.RaggedTensor.from_row_lengths(ids, lengths)).numpy()
 
+    def weights_gradient(self, ids: Any, lengths: Any, weights: Any) -> Any:
+        bag = EmbeddingBag(self._dim, combiner="sum", **self._options)
+        given = tf.constant(weights)
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            bags = tf.RaggedTensor.from_row_lengths(ids, lengths)
+            loss = 0.5 * tf.reduce_sum(bag(bags, bags.with_values(given)) ** 2)
+        return tape.gradient(loss, given).numpy()
+
     def step(self, ids: Any, targets: Any) -> None:
         self.step_in_parts([(ids, targets)])
 

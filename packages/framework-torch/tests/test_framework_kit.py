@@ -45,6 +45,14 @@ class Model:
         with torch.no_grad():
             return bag(torch.from_numpy(ids), starts).numpy()
 
+    def weights_gradient(self, ids: Any, lengths: Any, weights: Any) -> Any:
+        bag = EmbeddingBag(self._dim, mode="sum", **self._options)
+        starts = torch.from_numpy(np.cumsum(lengths) - lengths)
+        given = torch.from_numpy(weights).requires_grad_()
+        pooled = bag(torch.from_numpy(ids), starts, per_sample_weights=given)
+        (0.5 * pooled.square().sum()).backward()
+        return given.grad.numpy()
+
     def step(self, ids: Any, targets: Any) -> None:
         self.step_in_parts([(ids, targets)])
 

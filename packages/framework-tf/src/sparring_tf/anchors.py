@@ -70,18 +70,20 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
 
     @property
     def overwrite_with_gradient(self) -> bool:
-        """What optimizers of Keras ask each variable before a step, and `sparring_tf.Optimizer` does
-        not: the others would take the anchor for a matrix of no rows.
+        """What optimizers of Keras ask each variable before a step: False.
 
         Raises:
-            InvalidArgumentError: always, saying which optimizer to use.
+            InvalidArgumentError: no `sparring_tf.Optimizer` was made for the table. Another would
+                take the anchor for a matrix without rows.
         """
-        name = self.sparring_table.name
-        raise InvalidArgumentError(
-            f"the rows of table {name!r} cannot be updated by an optimizer of Keras alone; wrap it: "
-            "sparring_tf.Optimizer(model, keras.optimizers.Adam(…))",
-            table=name,
-        )
+        trained = self.sparring_table
+        if not trained.agent.has_optimizer:
+            raise InvalidArgumentError(
+                f"the rows of table {trained.name!r} cannot be updated by an optimizer of Keras "
+                "alone; wrap it: sparring_tf.Optimizer(model, keras.optimizers.Adam(…))",
+                table=trained.name,
+            )
+        return False
 
     # TensorFlow's protocol of what a checkpoint holds.
 

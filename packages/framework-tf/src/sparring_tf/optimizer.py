@@ -175,6 +175,8 @@ class Optimizer(keras.optimizers.Optimizer):
             hyperparameters = dict(self._hyperparameters)
             route = MethodRoute(container, names, method, hyperparameters, self._by_table, given)
         self._rows = RowUpdates(container, route, self._num_parts)
+        for agent in agents:
+            agent.has_optimizer = True
 
     def _known_rows(self) -> RowUpdates:
         if self._rows is None:

@@ -47,6 +47,8 @@ class TableAgent(TableHolder):
         }
         self._pooled = [LookupNumber(self, features) for features in pooled]
         self._is_shown = False
+        self.has_optimizer = False
+        """Whether a `sparring_tf.Optimizer` was made for these tables."""
         self.anchors: dict[str, Any] = {}
         """Table name → the weight that stands for its rows."""
         super().__init__(declarations, container)

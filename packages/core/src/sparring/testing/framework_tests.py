@@ -45,6 +45,10 @@ class FrameworkModel(Protocol):
     def pool(self, ids: Ids, lengths: Ids, mode: str) -> Rows:
         """One embedding for each bag ``(b, dim)``: ``sum`` or ``mean``."""
 
+    def weights_gradient(self, ids: Ids, lengths: Ids, weights: Rows) -> Rows:
+        """Of the weights ``(n,)`` of bags that are pooled by ``sum``, for half the sum of squares of
+        what `pool` would give with them: ``(n,)``."""
+
     def step(self, ids: Ids, targets: Rows) -> None:
         """Forward, backward, step."""
 
@@ -104,6 +108,19 @@ class FrameworkTests:
         sums = np.stack([rows[:3].sum(0), np.zeros(_DIM), rows[3:].sum(0)])
         divisors = np.array([[3], [1], [4]]) if mode == "mean" else 1
         np.testing.assert_allclose(found, sums / divisors, rtol=1e-5, atol=1e-7)
+
+    def test_weights_of_bags_have_gradients(
+        self, make_model: MakeModel, table: TableConfig
+    ) -> None:
+        lengths = np.array([3, 0, 4], np.int64)
+        weights = np.linspace(-1, 2, 7, dtype=np.float32)
+        with StepContainer() as container:
+            model = make_model(table, container, "sgd", 0.1)
+            found = model.weights_gradient(_FAR_APART, lengths, weights)
+        rows = _initial(table, _FAR_APART)
+        weighted = rows * weights[:, None]
+        bags = np.repeat(np.stack([weighted[:3].sum(0), weighted[3:].sum(0)]), [3, 4], axis=0)
+        np.testing.assert_allclose(found, (rows * bags).sum(1), rtol=1e-4, atol=1e-7)
 
     @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "fused adagrad", "adam"])
     def test_rows_after_100_steps_are_those_of_the_formula(
