@@ -205,9 +205,11 @@ void seeds_draw_orders() {
 }  // namespace
 
 int main() {
-  RUN(warp_operations_give_what_cuda_gives);
-  RUN(warps_of_a_block_meet);
-  RUN(atomics_race_and_lose_nothing);
-  RUN(broken_kernels_are_reported_not_hung);
-  RUN(seeds_draw_orders);
+  return sparring::testing::run({
+      {"warp operations give what cuda gives", warp_operations_give_what_cuda_gives},
+      {"warps of a block meet", warps_of_a_block_meet},
+      {"atomics race and lose nothing", atomics_race_and_lose_nothing},
+      {"broken kernels are reported not hung", broken_kernels_are_reported_not_hung},
+      {"seeds draw orders", seeds_draw_orders},
+  });
 }

@@ -7,9 +7,11 @@
 #include "device_compact.h"
 #include "device_read_kernels.h"
 #include "device_state.h"
-#include "status.h"
+#include "sparring/storage_border.h"
 
 namespace sparring::hkv {
+
+using border::StatusError;
 
 DeviceTable::State::Departures DeviceTable::State::prepare_departures(uint64_t count,
                                                                       uint64_t most,

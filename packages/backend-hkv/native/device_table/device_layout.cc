@@ -3,10 +3,12 @@
 #include <string>
 
 #include "device_bucket.h"
-#include "status.h"
+#include "sparring/storage_border.h"
 
 namespace sparring::hkv {
 namespace {
+
+using border::StatusError;
 
 constexpr uint64_t kMaxRows = kNoDeviceRow;  // row numbers have 32 bits, and one means none
 constexpr uint64_t kMaxOverflow = uint64_t{1} << 31;

@@ -6,10 +6,12 @@
 #include "device_read_kernels.h"
 #include "device_scan_kernels.h"
 #include "device_state.h"
-#include "status.h"
+#include "sparring/storage_border.h"
 
 namespace sparring::hkv {
 namespace {
+
+using border::StatusError;
 
 // Sorted entries that fit into a chunk.
 struct TakeEntries {

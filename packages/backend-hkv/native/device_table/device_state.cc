@@ -3,10 +3,12 @@
 #include <limits>
 #include <utility>
 
-#include "status.h"
+#include "sparring/storage_border.h"
 
 namespace sparring::hkv {
 namespace {
+
+using border::StatusError;
 
 // Calls use the library's algorithms, whose counts have 31 bits.
 constexpr int64_t kMostKeys = std::numeric_limits<int32_t>::max();

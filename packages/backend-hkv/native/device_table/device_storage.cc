@@ -7,11 +7,12 @@
 #include <utility>
 #include <vector>
 
-#include "parallel.h"
-#include "status.h"
+#include "sparring/storage_border.h"
 
 namespace sparring::hkv {
 namespace {
+
+using border::StatusError;
 
 constexpr int32_t kCpu = 1;  // DLPack's code
 
@@ -220,7 +221,7 @@ void DeviceStorage::update(SparringUpdate& call) {
     pointers.push_back(to);
     call.inserted += is_missing;
   }
-  parallel_for(call.call.executor, static_cast<int64_t>(keys.size()), 512,
+  border::parallel_for(call.call.executor, static_cast<int64_t>(keys.size()), 512,
                [&](int64_t begin, int64_t end) {
                  call.change(call.context, end - begin, positions.data() + begin,
                              pointers.data() + begin, is_new.data() + begin);

@@ -7,10 +7,12 @@
 #include "device_read_kernels.h"
 #include "device_state.h"
 #include "set_option.h"
-#include "status.h"
+#include "sparring/storage_border.h"
 
 namespace sparring::hkv {
 namespace {
+
+using border::StatusError;
 
 std::string named(const char* what, int64_t count) {
   return std::string(what) + " of " + std::to_string(count) + " keys";

@@ -5,10 +5,12 @@
 #include "device_call_counters.h"
 #include "device_compact.h"
 #include "device_state.h"
-#include "status.h"
+#include "sparring/storage_border.h"
 
 namespace sparring::hkv {
 namespace {
+
+using border::StatusError;
 
 // What became of a key of an update.
 enum : uint8_t { kKnown = 0, kNew = 1, kRefused = 2 };

@@ -2,10 +2,13 @@
 
 #include <utility>
 
-#include "status.h"
+#include "sparring/storage_border.h"
 
 namespace sparring::hkv {
+
 namespace {
+
+using border::StatusError;
 
 constexpr std::pair<const char*, PolicyKind> kNames[] = {
     {"none", PolicyKind::kNone},           {"lru", PolicyKind::kLru},

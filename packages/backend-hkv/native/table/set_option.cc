@@ -4,10 +4,12 @@
 #include <cstring>
 #include <string>
 
-#include "status.h"
+#include "sparring/storage_border.h"
 
 namespace sparring::hkv {
 namespace {
+
+using border::StatusError;
 
 uint64_t whole_number(const char* name, const char* value) {
   uint64_t number = 0;

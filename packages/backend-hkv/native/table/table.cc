@@ -5,12 +5,13 @@
 #include <shared_mutex>
 #include <string>
 
-#include "parallel.h"
 #include "set_option.h"
-#include "status.h"
+#include "sparring/storage_border.h"
 
 namespace sparring::hkv {
 namespace {
+
+using border::StatusError;
 
 // Below this a key costs less than waking a thread.
 constexpr int64_t kGrain = 1024;
@@ -48,7 +49,7 @@ void Table::find(SparringFind& call) const {
   const RowOutput whole{contents_->rows.view(), call.columns.begin, call.columns.end,
                         static_cast<char*>(call.rows), call.row_stride,
                         is_large(static_cast<uint64_t>(call.count), bytes)};
-  parallel_for(call.call.executor, call.count, kGrain, [&](int64_t begin, int64_t end) {
+  border::parallel_for(call.call.executor, call.count, kGrain, [&](int64_t begin, int64_t end) {
     RowOutput part = whole;
     part.out += static_cast<uint64_t>(begin) * whole.stride;
     kernels_->find(index, part, call.keys + begin, end - begin, call.found + begin);
@@ -67,6 +68,8 @@ void Table::visit(SparringVisit& call) const {
 }
 
 void Table::scan(SparringScan& call) const {
+  border::check(call.cursor[1] == 0, "cursor must be zero or come from the chunk before",
+                call.cursor[1]);
   const SharedLock lock(lock_);
   std::vector<Entry> entries;
   const auto capacity = static_cast<uint64_t>(call.capacity);
@@ -85,7 +88,7 @@ void Table::scan(SparringScan& call) const {
   const uint64_t bytes = call.columns.end - call.columns.begin;
   const RowOutput whole{contents_->rows.view(), call.columns.begin, call.columns.end,
                         static_cast<char*>(call.rows), bytes, false};
-  parallel_for(call.call.executor, call.count, kGrain, [&](int64_t begin, int64_t end) {
+  border::parallel_for(call.call.executor, call.count, kGrain, [&](int64_t begin, int64_t end) {
     RowOutput part = whole;
     part.out += static_cast<uint64_t>(begin) * whole.stride;
     kernels_->gather(part, numbers.data() + begin, end - begin);
@@ -154,7 +157,7 @@ void Table::update_scores(const SparringExecutor* executor, const int64_t* keys,
                           const uint64_t* scores, int64_t count,
                           const std::vector<int64_t>* skipped) const {
   const IndexView index = contents_->index.view();
-  parallel_for(executor, count, kGrain, [&](int64_t begin, int64_t end) {
+  border::parallel_for(executor, count, kGrain, [&](int64_t begin, int64_t end) {
     constexpr int64_t kBlock = 64;
     uint32_t numbers[kBlock];
     Place places[kBlock];
