@@ -8,7 +8,7 @@
 #include <string>
 
 #include "kernels.h"
-#include "status.h"
+#include "sparring/storage_border.h"
 #include "storage.h"
 #include "table.h"
 
@@ -17,7 +17,7 @@ using namespace sparring::hkv;
 
 namespace {
 
-[[noreturn]] void raise(const StatusError& error) {
+[[noreturn]] void raise(const sparring::border::StatusError& error) {
   const py::module_ errors = py::module_::import("sparring.errors");
   PyErr_SetString(errors.attr("InvalidArgumentError").ptr(), error.what());
   throw py::error_already_set();
@@ -46,7 +46,7 @@ py::capsule create(uint64_t row_bytes, std::optional<int64_t> capacity,
       throw py::error_already_set();
     }
     return py::reinterpret_steal<py::capsule>(capsule);
-  } catch (const StatusError& error) {
+  } catch (const sparring::border::StatusError& error) {
     raise(error);
   }
 }

@@ -178,27 +178,6 @@ void broken_kernels_are_reported_not_hung() {
   }
 }
 
-// Copies with values that the compiler keeps on the stack in 16-byte registers.
-struct Copies {
-  static constexpr unsigned block_threads = 32;
-  const Vector16* from;
-  Vector16* to;
-  SPARRING_DEVICE void operator()(const Block& block) const {
-    alignas(16) volatile unsigned char kept[16];
-    kept[block.thread() % 16] = 1;
-    if (reinterpret_cast<uintptr_t>(&kept[0]) % 16 != 0) return;
-    store_16(to + block.thread(), load_16(from + block.thread()));
-  }
-};
-
-void stacks_are_aligned() {
-  EmulatedDevice device;
-  std::vector<Vector16> from(32, {{1, 2, 3, 4}});
-  std::vector<Vector16> to(32);
-  launch(device, {1}, nullptr, Copies{from.data(), to.data()});
-  for (const Vector16& each : to) CHECK(each.words[0] == 1 && each.words[3] == 4);
-}
-
 // The order in which lanes come, as numbers drawn from a counter.
 struct Order {
   static constexpr unsigned block_threads = 64;
@@ -226,10 +205,11 @@ void seeds_draw_orders() {
 }  // namespace
 
 int main() {
-  RUN(warp_operations_give_what_cuda_gives);
-  RUN(warps_of_a_block_meet);
-  RUN(atomics_race_and_lose_nothing);
-  RUN(broken_kernels_are_reported_not_hung);
-  RUN(stacks_are_aligned);
-  RUN(seeds_draw_orders);
+  return sparring::testing::run({
+      {"warp operations give what cuda gives", warp_operations_give_what_cuda_gives},
+      {"warps of a block meet", warps_of_a_block_meet},
+      {"atomics race and lose nothing", atomics_race_and_lose_nothing},
+      {"broken kernels are reported not hung", broken_kernels_are_reported_not_hung},
+      {"seeds draw orders", seeds_draw_orders},
+  });
 }

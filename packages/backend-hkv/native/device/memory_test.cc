@@ -116,11 +116,13 @@ void sums_and_selects() {
 }  // namespace
 
 int main() {
-  RUN(fresh_memory_is_poisoned);
-  RUN(out_of_memory_says_what_was_asked_and_is_free);
-  RUN(the_nth_allocation_fails);
-  RUN(a_broken_device_refuses_everything);
-  RUN(waits_are_counted);
-  RUN(sorts_stably_by_chosen_bits);
-  RUN(sums_and_selects);
+  return sparring::testing::run({
+      {"fresh memory is poisoned", fresh_memory_is_poisoned},
+      {"out of memory says what was asked and is free", out_of_memory_says_what_was_asked_and_is_free},
+      {"the nth allocation fails", the_nth_allocation_fails},
+      {"a broken device refuses everything", a_broken_device_refuses_everything},
+      {"waits are counted", waits_are_counted},
+      {"sorts stably by chosen bits", sorts_stably_by_chosen_bits},
+      {"sums and selects", sums_and_selects},
+  });
 }

@@ -59,7 +59,11 @@ void memory_stays_within_what_the_limit_announces() {
 }  // namespace
 
 int main() {
-  RUN(elements_keep_their_addresses_and_bytes_while_it_grows);
-  RUN(small_arena_is_small_and_waste_is_bounded);
-  RUN(memory_stays_within_what_the_limit_announces);
+  return sparring::testing::run({
+      {"elements keep their addresses and bytes while it grows",
+       elements_keep_their_addresses_and_bytes_while_it_grows},
+      {"small arena is small and waste is bounded", small_arena_is_small_and_waste_is_bounded},
+      {"memory stays within what the limit announces",
+       memory_stays_within_what_the_limit_announces},
+  });
 }

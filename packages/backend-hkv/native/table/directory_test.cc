@@ -72,7 +72,10 @@ void words_are_counted() {
 }  // namespace
 
 int main() {
-  RUN(splits_lead_each_hash_to_the_bucket_of_its_prefix);
-  RUN(fixed_directory_is_monotonic_and_even);
-  RUN(words_are_counted);
+  return sparring::testing::run({
+      {"splits lead each hash to the bucket of its prefix",
+       splits_lead_each_hash_to_the_bucket_of_its_prefix},
+      {"fixed directory is monotonic and even", fixed_directory_is_monotonic_and_even},
+      {"words are counted", words_are_counted},
+  });
 }

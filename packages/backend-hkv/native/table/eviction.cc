@@ -5,10 +5,13 @@
 #include <cstring>
 
 #include "match.h"
-#include "status.h"
+#include "sparring/storage_border.h"
 
 namespace sparring::hkv {
+
 namespace {
+
+using border::StatusError;
 
 constexpr uint64_t kBatchBytes = uint64_t{1} << 20;
 constexpr uint64_t kBatchRows = 1024;

@@ -202,11 +202,16 @@ void small_index_is_small_and_large_one_is_mostly_full() {
 }  // namespace
 
 int main() {
-  RUN(growing_index_agrees_with_a_map);
-  RUN(fixed_index_agrees_with_a_map);
-  RUN(colliding_keys_take_no_more_buckets_than_promised);
-  RUN(colliding_keys_do_not_explode_the_directory);
-  RUN(chain_splits_once_the_table_has_grown);
-  RUN(collect_gives_every_entry_once_in_chunks_of_any_size);
-  RUN(small_index_is_small_and_large_one_is_mostly_full);
+  return sparring::testing::run({
+      {"growing index agrees with a map", growing_index_agrees_with_a_map},
+      {"fixed index agrees with a map", fixed_index_agrees_with_a_map},
+      {"colliding keys take no more buckets than promised",
+       colliding_keys_take_no_more_buckets_than_promised},
+      {"colliding keys do not explode the directory", colliding_keys_do_not_explode_the_directory},
+      {"chain splits once the table has grown", chain_splits_once_the_table_has_grown},
+      {"collect gives every entry once in chunks of any size",
+       collect_gives_every_entry_once_in_chunks_of_any_size},
+      {"small index is small and large one is mostly full",
+       small_index_is_small_and_large_one_is_mostly_full},
+  });
 }

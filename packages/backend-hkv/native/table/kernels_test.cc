@@ -116,7 +116,10 @@ void large_outputs_are_right_whatever_their_alignment() {
 
 int main() {
   for (const Kernels* kernels : available_kernels()) std::printf("kernels: %s\n", kernels->name);
-  RUN(digest_scans_agree);
-  RUN(kernels_agree_for_any_row_size);
-  RUN(large_outputs_are_right_whatever_their_alignment);
+  return sparring::testing::run({
+      {"digest scans agree", digest_scans_agree},
+      {"kernels agree for any row size", kernels_agree_for_any_row_size},
+      {"large outputs are right whatever their alignment",
+       large_outputs_are_right_whatever_their_alignment},
+  });
 }

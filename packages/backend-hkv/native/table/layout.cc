@@ -4,10 +4,13 @@
 #include <string>
 
 #include "index.h"
-#include "status.h"
+#include "sparring/storage_border.h"
 
 namespace sparring::hkv {
+
 namespace {
+
+using border::StatusError;
 
 constexpr uint64_t kMaxRows = kNoRow;  // row numbers have 32 bits, and one means none
 constexpr uint64_t kMaxBuckets = 0xffffffffu;

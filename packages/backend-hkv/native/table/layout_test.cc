@@ -4,7 +4,7 @@
 
 #include "check.h"
 #include "client.h"
-#include "status.h"
+#include "sparring/storage_border.h"
 
 using namespace sparring::hkv;
 using namespace sparring::hkv::testing;
@@ -14,7 +14,7 @@ namespace {
 bool is_refused(const TableOptions& options, const std::string& word) {
   try {
     make_layout(options, 1000);
-  } catch (const StatusError& error) {
+  } catch (const sparring::border::StatusError& error) {
     return std::string(error.what()).find(word) != std::string::npos;
   }
   return false;
@@ -89,9 +89,11 @@ void memory_bound_holds_and_is_used() {
 }  // namespace
 
 int main() {
-  RUN(options_out_of_range_are_refused);
-  RUN(buckets_are_four_fifths_full_at_capacity);
-  RUN(tighter_bound_holds);
-  RUN(a_table_without_a_bound_says_what_bounds_it);
-  RUN(memory_bound_holds_and_is_used);
+  return sparring::testing::run({
+      {"options out of range are refused", options_out_of_range_are_refused},
+      {"buckets are four fifths full at capacity", buckets_are_four_fifths_full_at_capacity},
+      {"tighter bound holds", tighter_bound_holds},
+      {"a table without a bound says what bounds it", a_table_without_a_bound_says_what_bounds_it},
+      {"memory bound holds and is used", memory_bound_holds_and_is_used},
+  });
 }

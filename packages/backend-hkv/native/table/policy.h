@@ -20,47 +20,49 @@
 #include <cstdint>
 #include <string>
 
-namespace sparring::hkv {
+#include "score_rule.h"
 
-enum class PolicyKind { kNone, kLru, kLfu, kEpochLru, kEpochLfu, kCustom };
+namespace sparring::hkv {
 
 class Policy {
  public:
-  explicit Policy(PolicyKind kind) : kind_(kind) {}
+  explicit Policy(PolicyKind kind) : rule_{.kind = kind} {}
 
   // Throws StatusError for an unknown name, naming those that exist.
   static PolicyKind kind_of(const std::string& name);
   const char* name() const;
 
-  bool keeps_scores() const { return kind_ != PolicyKind::kNone; }
+  bool keeps_scores() const { return rule_.kind != PolicyKind::kNone; }
   // Whether a call may bring scores: as they are, or as increments.
   bool takes_scores() const {
-    return kind_ == PolicyKind::kCustom || kind_ == PolicyKind::kLfu ||
-           kind_ == PolicyKind::kEpochLfu || is_restoring_;
+    return rule_.kind == PolicyKind::kCustom || rule_.kind == PolicyKind::kLfu ||
+           rule_.kind == PolicyKind::kEpochLfu || rule_.is_restoring;
   }
   bool has_epochs() const {
-    return kind_ == PolicyKind::kEpochLru || kind_ == PolicyKind::kEpochLfu;
+    return rule_.kind == PolicyKind::kEpochLru || rule_.kind == PolicyKind::kEpochLfu;
   }
 
   // Before the scores of a call are asked for.
-  void begin_call() { call_ += is_restoring_ ? 0 : 1; }
-  // `given` NULL: the call brought no scores.
-  uint64_t initial(const uint64_t* given) const;
-  uint64_t updated(uint64_t score, const uint64_t* given) const;
+  void begin_call() { rule_.call += rule_.is_restoring ? 0 : 1; }
+  // Of the call that began last.
+  const ScoreRule& rule() const { return rule_; }
+  uint64_t initial(const uint64_t* given) const { return rule_.initial(given); }
+  uint64_t updated(uint64_t score, const uint64_t* given) const {
+    return rule_.updated(score, given);
+  }
 
-  uint32_t epoch() const { return epoch_; }
+  uint32_t epoch() const { return rule_.epoch; }
   // Throws StatusError if it is before the present one, or there are none.
   void set_epoch(uint64_t epoch);
 
-  void set_restoring(bool is_restoring) { is_restoring_ = is_restoring; }
+  void set_restoring(bool is_restoring) { rule_.is_restoring = is_restoring; }
   // The next call has at least the number after this one.
-  void count_calls_up_to(uint64_t number) { call_ = number > call_ ? number : call_; }
+  void count_calls_up_to(uint64_t number) {
+    rule_.call = number > rule_.call ? number : rule_.call;
+  }
 
  private:
-  PolicyKind kind_;
-  uint64_t call_ = 0;
-  uint32_t epoch_ = 0;
-  bool is_restoring_ = false;
+  ScoreRule rule_;
 };
 
 }  // namespace sparring::hkv

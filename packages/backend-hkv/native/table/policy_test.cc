@@ -1,7 +1,7 @@
 #include "policy.h"
 
 #include "check.h"
-#include "status.h"
+#include "sparring/storage_border.h"
 
 using namespace sparring::hkv;
 
@@ -71,7 +71,7 @@ void wrong_names_and_epochs_are_refused() {
   const auto refuses = [](const auto& body) {
     try {
       body();
-    } catch (const StatusError&) {
+    } catch (const sparring::border::StatusError&) {
       return true;
     }
     return false;
@@ -88,10 +88,12 @@ void wrong_names_and_epochs_are_refused() {
 }  // namespace
 
 int main() {
-  RUN(lru_counts_calls);
-  RUN(restoring_takes_scores_as_they_are);
-  RUN(lfu_adds_up_and_stops_at_the_top);
-  RUN(epochs_come_before_what_is_counted);
-  RUN(custom_keeps_what_was_given);
-  RUN(wrong_names_and_epochs_are_refused);
+  return sparring::testing::run({
+      {"lru counts calls", lru_counts_calls},
+      {"lfu adds up and stops at the top", lfu_adds_up_and_stops_at_the_top},
+      {"epochs come before what is counted", epochs_come_before_what_is_counted},
+      {"custom keeps what was given", custom_keeps_what_was_given},
+      {"restoring takes scores as they are", restoring_takes_scores_as_they_are},
+      {"wrong names and epochs are refused", wrong_names_and_epochs_are_refused},
+  });
 }

@@ -52,6 +52,10 @@ void reserve_beyond_the_limit_is_refused_and_changes_nothing() {
 }  // namespace
 
 int main() {
-  RUN(numbers_in_use_are_distinct_and_released_ones_come_back);
-  RUN(reserve_beyond_the_limit_is_refused_and_changes_nothing);
+  return sparring::testing::run({
+      {"numbers in use are distinct and released ones come back",
+       numbers_in_use_are_distinct_and_released_ones_come_back},
+      {"reserve beyond the limit is refused and changes nothing",
+       reserve_beyond_the_limit_is_refused_and_changes_nothing},
+  });
 }

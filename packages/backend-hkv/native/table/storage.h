@@ -1,5 +1,5 @@
-// The C border: a Table as a SparringStorage. Here arguments are checked and
-// exceptions become a status and a message; nothing else happens.
+// A Table as a SparringStorage: storage_border.h does it. A file of its own, so
+// that the callbacks are compiled once.
 #ifndef SPARRING_HKV_TABLE_STORAGE_H_
 #define SPARRING_HKV_TABLE_STORAGE_H_
 

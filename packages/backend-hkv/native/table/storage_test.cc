@@ -140,11 +140,14 @@ void repeated_keys_do_not_break_the_table() {
 }  // namespace
 
 int main() {
-  RUN(version_and_names_are_in_place);
-  RUN(capabilities_follow_the_options);
-  RUN(broken_arguments_are_refused_by_name);
-  RUN(epoch_is_parsed_strictly);
-  RUN(empty_calls_are_ordinary);
-  RUN(sink_that_refuses_is_reported_and_the_eviction_stands);
-  RUN(repeated_keys_do_not_break_the_table);
+  return sparring::testing::run({
+      {"version and names are in place", version_and_names_are_in_place},
+      {"capabilities follow the options", capabilities_follow_the_options},
+      {"broken arguments are refused by name", broken_arguments_are_refused_by_name},
+      {"epoch is parsed strictly", epoch_is_parsed_strictly},
+      {"empty calls are ordinary", empty_calls_are_ordinary},
+      {"sink that refuses is reported and the eviction stands",
+       sink_that_refuses_is_reported_and_the_eviction_stands},
+      {"repeated keys do not break the table", repeated_keys_do_not_break_the_table},
+  });
 }

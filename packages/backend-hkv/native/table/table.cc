@@ -1,17 +1,17 @@
 #include "table.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cstring>
 #include <mutex>
 #include <shared_mutex>
 #include <string>
 
-#include "parallel.h"
-#include "status.h"
+#include "set_option.h"
+#include "sparring/storage_border.h"
 
 namespace sparring::hkv {
 namespace {
+
+using border::StatusError;
 
 // Below this a key costs less than waking a thread.
 constexpr int64_t kGrain = 1024;
@@ -21,18 +21,6 @@ constexpr uint64_t kLargeBytes = uint64_t{64} << 20;
 
 using SharedLock = std::shared_lock<ReaderWriterLock>;
 using UniqueLock = std::unique_lock<ReaderWriterLock>;
-
-uint64_t whole_number(const char* name, const char* value) {
-  uint64_t number = 0;
-  const char* end = value + std::strlen(value);
-  const auto [stop, error] = std::from_chars(value, end, number);
-  if (error != std::errc() || stop != end) {
-    throw StatusError(SPARRING_INVALID_ARGUMENT, std::string(name) +
-                                                     " must be a whole number; found '" + value +
-                                                     "'");
-  }
-  return number;
-}
 
 }  // namespace
 
@@ -61,7 +49,7 @@ void Table::find(SparringFind& call) const {
   const RowOutput whole{contents_->rows.view(), call.columns.begin, call.columns.end,
                         static_cast<char*>(call.rows), call.row_stride,
                         is_large(static_cast<uint64_t>(call.count), bytes)};
-  parallel_for(call.call.executor, call.count, kGrain, [&](int64_t begin, int64_t end) {
+  border::parallel_for(call.call.executor, call.count, kGrain, [&](int64_t begin, int64_t end) {
     RowOutput part = whole;
     part.out += static_cast<uint64_t>(begin) * whole.stride;
     kernels_->find(index, part, call.keys + begin, end - begin, call.found + begin);
@@ -80,6 +68,8 @@ void Table::visit(SparringVisit& call) const {
 }
 
 void Table::scan(SparringScan& call) const {
+  border::check(call.cursor[1] == 0, "cursor must be zero or come from the chunk before",
+                call.cursor[1]);
   const SharedLock lock(lock_);
   std::vector<Entry> entries;
   const auto capacity = static_cast<uint64_t>(call.capacity);
@@ -98,7 +88,7 @@ void Table::scan(SparringScan& call) const {
   const uint64_t bytes = call.columns.end - call.columns.begin;
   const RowOutput whole{contents_->rows.view(), call.columns.begin, call.columns.end,
                         static_cast<char*>(call.rows), bytes, false};
-  parallel_for(call.call.executor, call.count, kGrain, [&](int64_t begin, int64_t end) {
+  border::parallel_for(call.call.executor, call.count, kGrain, [&](int64_t begin, int64_t end) {
     RowOutput part = whole;
     part.out += static_cast<uint64_t>(begin) * whole.stride;
     kernels_->gather(part, numbers.data() + begin, end - begin);
@@ -167,7 +157,7 @@ void Table::update_scores(const SparringExecutor* executor, const int64_t* keys,
                           const uint64_t* scores, int64_t count,
                           const std::vector<int64_t>* skipped) const {
   const IndexView index = contents_->index.view();
-  parallel_for(executor, count, kGrain, [&](int64_t begin, int64_t end) {
+  border::parallel_for(executor, count, kGrain, [&](int64_t begin, int64_t end) {
     constexpr int64_t kBlock = 64;
     uint32_t numbers[kBlock];
     Place places[kBlock];
@@ -223,22 +213,7 @@ void Table::evict(SparringEvict& call) {
 
 void Table::set_option(const char* name, const char* value) {
   const UniqueLock lock(lock_);
-  const std::string option(name);
-  if (option == "scores") {
-    const std::string whose(value);
-    if (whose != "given" && whose != "policy") {
-      throw StatusError(SPARRING_INVALID_ARGUMENT,
-                        "scores must be 'given' or 'policy'; found '" + whose + "'");
-    }
-    policy_.set_restoring(whose == "given");
-  } else if (option == "calls") {
-    policy_.count_calls_up_to(whole_number(name, value));
-  } else if (option == "epoch") {
-    policy_.set_epoch(whole_number(name, value));
-  } else {
-    throw StatusError(SPARRING_INVALID_ARGUMENT,
-                      "option '" + option + "' is unknown; known are epoch, scores and calls");
-  }
+  set_policy_option(policy_, name, value);
 }
 
 }  // namespace sparring::hkv

@@ -1,14 +1,13 @@
 // The table: an index, the rows, a policy, and the lock around them. Its
 // methods are the callbacks of storage_abi.h, which says what each promises;
-// here they throw StatusError or std::bad_alloc instead of returning a status.
+// here they throw border::StatusError or std::bad_alloc instead of returning a
+// status. storage_border.h calls them, and checks arguments before.
 //
 // Threads: everything may be called from any thread at any time. Readers run
 // beside each other; a writer runs alone, and is not starved by readers. Both
 // spread large calls over call.executor while they hold the lock, so the
 // executor must not run other work on the waiting thread that enters the same
 // table, nor may an eviction sink.
-//
-// Arguments have been checked: counts, pointers, strides, ranges.
 #ifndef SPARRING_HKV_TABLE_TABLE_H_
 #define SPARRING_HKV_TABLE_TABLE_H_
 
@@ -29,6 +28,9 @@ namespace sparring::hkv {
 
 class Table {
  public:
+  static constexpr const char* kOutOfMemory =
+      "the system has no more memory for this table; the table is unchanged";
+
   // `kernels`: one of available_kernels(). Throws StatusError, std::bad_alloc.
   explicit Table(const TableOptions& options,
                  const Kernels* kernels = available_kernels().front());

@@ -80,7 +80,7 @@ void run_machine(const TableOptions& options, const Keys& keys, const SparringEx
 void growing_table_agrees_with_a_map() {
   Keys keys = kExtremes;
   for (int64_t key = 100; key < 4000; ++key) keys.push_back(key * key);
-  ThreadExecutor executor(3);
+  sparring::testing::ThreadExecutor executor(3);
   run_machine({.row_bytes = 20}, keys, nullptr, 80);
   run_machine({.row_bytes = 1}, keys, executor.get(), 80);
   run_machine({.row_bytes = 8, .policy = PolicyKind::kLfu}, keys, executor.get(), 50);
@@ -257,13 +257,19 @@ void memory_is_given_back_by_clear() {
 }  // namespace
 
 int main() {
-  RUN(growing_table_agrees_with_a_map);
-  RUN(colliding_keys_are_only_slower);
-  RUN(full_table_without_policy_refuses_and_is_unchanged);
-  RUN(evicting_table_loses_nothing);
-  RUN(lowest_score_leaves_and_ties_go_to_the_smaller_key);
-  RUN(find_leaves_scores_alone_and_touch_renews_them);
-  RUN(evict_takes_the_lowest_of_the_whole_table);
-  RUN(full_table_with_an_empty_bucket_evicts_elsewhere);
-  RUN(memory_is_given_back_by_clear);
+  return sparring::testing::run({
+      {"growing table agrees with a map", growing_table_agrees_with_a_map},
+      {"colliding keys are only slower", colliding_keys_are_only_slower},
+      {"full table without policy refuses and is unchanged",
+       full_table_without_policy_refuses_and_is_unchanged},
+      {"evicting table loses nothing", evicting_table_loses_nothing},
+      {"lowest score leaves and ties go to the smaller key",
+       lowest_score_leaves_and_ties_go_to_the_smaller_key},
+      {"find leaves scores alone and touch renews them",
+       find_leaves_scores_alone_and_touch_renews_them},
+      {"evict takes the lowest of the whole table", evict_takes_the_lowest_of_the_whole_table},
+      {"full table with an empty bucket evicts elsewhere",
+       full_table_with_an_empty_bucket_evicts_elsewhere},
+      {"memory is given back by clear", memory_is_given_back_by_clear},
+  });
 }

@@ -71,7 +71,7 @@ struct Session {
 
 void readers_see_whole_calls_only(const TableOptions& options) {
   Client client(options);
-  ThreadExecutor executor(2);
+  sparring::testing::ThreadExecutor executor(2);
   std::atomic<bool> is_over{false};
   std::atomic<int> num_finds{0};
   std::vector<std::thread> readers;
@@ -190,8 +190,11 @@ void readers_do_not_starve_a_writer() {
 }  // namespace
 
 int main() {
-  RUN(readers_see_whole_calls_of_a_growing_table);
-  RUN(readers_see_whole_calls_of_an_evicting_table);
-  RUN(writers_beside_each_other_take_turns);
-  RUN(readers_do_not_starve_a_writer);
+  return sparring::testing::run({
+      {"readers see whole calls of a growing table", readers_see_whole_calls_of_a_growing_table},
+      {"readers see whole calls of an evicting table",
+       readers_see_whole_calls_of_an_evicting_table},
+      {"writers beside each other take turns", writers_beside_each_other_take_turns},
+      {"readers do not starve a writer", readers_do_not_starve_a_writer},
+  });
 }

@@ -6,12 +6,14 @@
 #include <new>
 #include <string>
 
-#include "parallel.h"
-#include "status.h"
+#include "sparring/storage_border.h"
 #include "table.h"
 
 namespace sparring::hkv {
+
 namespace {
+
+using border::StatusError;
 
 constexpr int64_t kGrain = 1024;
 // Rows in a block of an update, and the least that a thread takes.
@@ -46,7 +48,7 @@ Table::Located Table::locate(const Call& call) const {
   located.numbers.resize(static_cast<size_t>(call.count));
   uint32_t* const numbers = located.numbers.data();
   const IndexView index = contents_->index.view();
-  parallel_for(call.call.executor, call.count, kGrain, [&](int64_t begin, int64_t end) {
+  border::parallel_for(call.call.executor, call.count, kGrain, [&](int64_t begin, int64_t end) {
     kernels_->locate(index, call.keys + begin, end - begin, numbers + begin, nullptr);
   });
   const auto num_missing = std::count(numbers, numbers + call.count, kNoRow);
@@ -60,7 +62,7 @@ Table::Located Table::locate(const Call& call) const {
 void Table::write_rows(const SparringUpsert& call, const Located& located) const {
   const RowInput whole{contents_->rows.view(), options_.row_bytes,
                        static_cast<const char*>(call.rows), call.row_stride};
-  parallel_for(call.call.executor, call.count, kGrain, [&](int64_t begin, int64_t end) {
+  border::parallel_for(call.call.executor, call.count, kGrain, [&](int64_t begin, int64_t end) {
     RowInput part = whole;
     part.in += static_cast<uint64_t>(begin) * whole.stride;
     kernels_->scatter(part, located.numbers.data() + begin, end - begin);
@@ -238,7 +240,8 @@ void Table::change_rows(const SparringUpdate& call, const Located& located) cons
   const ArenaView rows = contents_->rows.view();
   const uint64_t bytes = std::min<uint64_t>(options_.row_bytes, 1024);
   const std::vector<int64_t>& missing = located.missing;
-  parallel_for(call.call.executor, call.count, kChangeGrain, [&](int64_t begin, int64_t end) {
+  const SparringExecutor* const executor = call.call.executor;
+  border::parallel_for(executor, call.count, kChangeGrain, [&](int64_t begin, int64_t end) {
     // Positions, rows and news of two blocks: one is changed while the next comes.
     int64_t positions[2][kChangeBlock];
     void* pointers[2][kChangeBlock];

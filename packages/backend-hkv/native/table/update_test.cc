@@ -150,7 +150,7 @@ Keys distinct_keys(std::mt19937_64& random, size_t count, uint64_t range) {
 }
 
 void an_update_changes_known_rows_and_inserts_admitted_ones() {
-  ThreadExecutor executor(3);
+  sparring::testing::ThreadExecutor executor(3);
   for (const SparringExecutor* lent : {static_cast<const SparringExecutor*>(nullptr),
                                        executor.get()}) {
     for (const bool admits_odd_only : {false, true}) {
@@ -246,8 +246,12 @@ void an_update_evicts_as_an_upsert_does() {
 }  // namespace
 
 int main() {
-  a_visit_shows_rows_in_order_and_keys_may_repeat();
-  an_update_changes_known_rows_and_inserts_admitted_ones();
-  an_update_that_fails_changes_nothing();
-  an_update_evicts_as_an_upsert_does();
+  return sparring::testing::run({
+      {"a visit shows rows in order and keys may repeat",
+       a_visit_shows_rows_in_order_and_keys_may_repeat},
+      {"an update changes known rows and inserts admitted ones",
+       an_update_changes_known_rows_and_inserts_admitted_ones},
+      {"an update that fails changes nothing", an_update_that_fails_changes_nothing},
+      {"an update evicts as an upsert does", an_update_evicts_as_an_upsert_does},
+  });
 }

@@ -200,7 +200,7 @@ class Ours {
   }
 
   uint64_t row_bytes_;
-  testing::ThreadExecutor executor_;
+  sparring::testing::ThreadExecutor executor_;
   SparringStorage* storage_;
   std::vector<uint8_t> found_;
 };

@@ -34,7 +34,7 @@ const char* error_class(SparringStatus status) {
 void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
-  } catch (const StatusError& error) {
+  } catch (const sparring::border::StatusError& error) {
     const py::module_ errors = py::module_::import("sparring.errors");
     PyErr_SetString(errors.attr(error_class(error.status())).ptr(), error.what());
   }
@@ -64,7 +64,7 @@ class OpenDatabase {
 
   Database& get() const {
     if (database_ == nullptr) {
-      throw StatusError(SPARRING_CLOSED, "this database is closed; open it again");
+      throw sparring::border::StatusError(SPARRING_CLOSED, "this database is closed; open it again");
     }
     return *database_;
   }

@@ -70,7 +70,9 @@ void keys_of_a_call_are_sorted_with_their_places() {
 }  // namespace
 
 int main() {
-  RUN(order_of_bytes_is_that_of_integers);
-  RUN(bytes_lead_back_to_the_key);
-  RUN(keys_of_a_call_are_sorted_with_their_places);
+  return sparring::testing::run({
+      {"order of bytes is that of integers", order_of_bytes_is_that_of_integers},
+      {"bytes lead back to the key", bytes_lead_back_to_the_key},
+      {"keys of a call are sorted with their places", keys_of_a_call_are_sorted_with_their_places},
+  });
 }

@@ -63,8 +63,10 @@ void every_code_can_be_known() {
 }  // namespace
 
 int main() {
-  RUN(what_it_says_is_true_with_room_for_all);
-  RUN(what_it_says_is_true_with_room_for_some);
-  RUN(what_it_says_is_true_without_room);
-  RUN(every_code_can_be_known);
+  return sparring::testing::run({
+      {"what it says is true with room for all", what_it_says_is_true_with_room_for_all},
+      {"what it says is true with room for some", what_it_says_is_true_with_room_for_some},
+      {"what it says is true without room", what_it_says_is_true_without_room},
+      {"every code can be known", every_code_can_be_known},
+  });
 }

@@ -1,27 +1,18 @@
-// The one exception type inside this library; the C border turns it into a
-// status and a message, the Python module into an error of sparring.errors.
+// What RocksDB answers as the one exception type inside this library; the C border
+// turns it into a status and a message, the Python module into an error of
+// sparring.errors.
 #ifndef SPARRING_ROCKSDB_TABLE_STATUS_H_
 #define SPARRING_ROCKSDB_TABLE_STATUS_H_
 
 #include <rocksdb/status.h>
 
-#include <stdexcept>
 #include <string>
 
-#include "sparring/storage_abi.h"
+#include "sparring/storage_border.h"
 
 namespace sparring::flash {
 
-class StatusError : public std::runtime_error {
- public:
-  StatusError(SparringStatus status, const std::string& message)
-      : std::runtime_error(message), status_(status) {}
-
-  SparringStatus status() const { return status_; }
-
- private:
-  SparringStatus status_;
-};
+using border::StatusError;
 
 // Throws unless `status` is OK: SPARRING_CORRUPT, SPARRING_IO and so on, with
 // what was asked, what RocksDB found and what to do. `asked` is like

@@ -7,9 +7,7 @@
 #include <array>
 #include <cstring>
 #include <mutex>
-#include <optional>
 
-#include "parallel.h"
 #include "status.h"
 
 namespace sparring::flash {
@@ -23,30 +21,6 @@ constexpr int64_t kGrain = 2 * kGroup;
 // Rows of larger calls are written in several batches, so that a call takes little memory
 // beyond its own.
 constexpr uint64_t kBatchBytes = 16 << 20;
-
-// The first error of several threads.
-class FirstError {
- public:
-  template <class Body>
-  void guard(const Body& body) {
-    try {
-      body();
-    } catch (const StatusError& error) {
-      const std::lock_guard lock(mutex_);
-      if (!error_) error_ = error;
-    } catch (const std::bad_alloc&) {
-      const std::lock_guard lock(mutex_);
-      if (!error_) error_ = StatusError(SPARRING_OUT_OF_MEMORY, "no memory to read rows");
-    }
-  }
-  void raise() const {
-    if (error_) throw *error_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::optional<StatusError> error_;
-};
 
 // Rows lie anywhere in the cache and go anywhere in the output: some are on their way while others
 // are copied.
@@ -112,19 +86,15 @@ void Table::find(SparringFind& call) {
 
 void Table::read(const Codes& codes, const SparringExecutor* executor,
                  const Destination& to) const {
-  FirstError first;
-  parallel_for(executor, static_cast<int64_t>(codes.size()), kGrain,
-               [&](int64_t begin, int64_t end) {
-                 first.guard([&] {
-                   Group group;
-                   for (auto at = static_cast<size_t>(begin); at < static_cast<size_t>(end);) {
-                     const size_t count = std::min(kGroup, static_cast<size_t>(end) - at);
-                     read_group(codes.data() + at, count, group, to);
-                     at += count;
-                   }
-                 });
-               });
-  first.raise();
+  border::parallel_for(executor, static_cast<int64_t>(codes.size()), kGrain,
+                       [&](int64_t begin, int64_t end) {
+                         Group group;
+                         for (auto at = static_cast<size_t>(begin); at < static_cast<size_t>(end);) {
+                           const size_t count = std::min(kGroup, static_cast<size_t>(end) - at);
+                           read_group(codes.data() + at, count, group, to);
+                           at += count;
+                         }
+                       });
 }
 
 void Table::read_group(const PlacedCode* codes, size_t count, Group& group,
@@ -242,11 +212,11 @@ void Table::update(SparringUpdate& call) {
   for (const int64_t position : positions) {
     pointers.push_back(rows.data() + static_cast<uint64_t>(position) * options_.row_bytes);
   }
-  parallel_for(call.call.executor, static_cast<int64_t>(changed.size()), kGrain,
-               [&](int64_t begin, int64_t end) {
-                 call.change(call.context, end - begin, positions.data() + begin,
-                             pointers.data() + begin, is_new.data() + begin);
-               });
+  border::parallel_for(call.call.executor, static_cast<int64_t>(changed.size()), kGrain,
+                       [&](int64_t begin, int64_t end) {
+                         call.change(call.context, end - begin, positions.data() + begin,
+                                     pointers.data() + begin, is_new.data() + begin);
+                       });
   write(changed, is_new, rows.data(), options_.row_bytes);
   call.inserted = std::count(is_new.begin(), is_new.end(), uint8_t{1});
 }
@@ -304,12 +274,13 @@ void Table::commit(rocksdb::WriteBatch& batch, int64_t num_rows,
 }
 
 void Table::scan(SparringScan& call) {
+  border::check(call.cursor[1] == 0, "cursor must be zero or come from the chunk before",
+                call.cursor[1]);
   rocksdb::ReadOptions options;
   options.fill_cache = false;  // a pass over everything would push out what is read often
   const std::unique_ptr<rocksdb::Iterator> rows(database_->db().NewIterator(options, family_));
-  // The cursor is the code to go on from, and whether there was a chunk before.
-  const uint64_t first = call.cursor[1] == 0 ? 0 : call.cursor[0];
-  const KeyBytes start(first);
+  // The cursor is the code to go on from: a zeroed one is the lowest key's.
+  const KeyBytes start(call.cursor[0]);
   const uint64_t wanted = call.columns.end - call.columns.begin;
   auto* out = static_cast<char*>(call.rows);
   int64_t count = 0;
@@ -331,10 +302,7 @@ void Table::scan(SparringScan& call) {
   check(rows->status(), asked("scan"));
   call.count = count;
   call.is_done = !rows->Valid();
-  if (rows->Valid()) {
-    call.cursor[0] = KeyBytes::code(rows->key().data());
-    call.cursor[1] = 1;
-  }
+  if (rows->Valid()) call.cursor[0] = KeyBytes::code(rows->key().data());
 }
 
 void Table::stat(SparringStat& call) {

@@ -3,11 +3,10 @@
 #define SPARRING_KERNELS_PARALLEL_H_
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
-#include <exception>
 
 #include "sparring/storage_abi.h"
+#include "sparring/storage_border.h"
 
 namespace sparring::kernels {
 
@@ -31,28 +30,7 @@ constexpr int64_t grain_for(int64_t item_bytes) {
 template <class Body>
 void parallel_for(const SparringExecutor* executor, int64_t count, int64_t grain,
                   const Body& body) {
-  if (count <= 0) return;
-  if (is_serial(executor) || count < 2 * grain) {
-    body(int64_t{0}, count);
-    return;
-  }
-  struct Context {
-    const Body& body;
-    std::atomic<bool> has_failed{false};
-    std::exception_ptr error{};
-  } context{body};
-  executor->parallel_for(
-      executor->self, count, grain,
-      [](void* opaque, int64_t begin, int64_t end) {
-        auto& shared = *static_cast<Context*>(opaque);
-        try {
-          shared.body(begin, end);
-        } catch (...) {
-          if (!shared.has_failed.exchange(true)) shared.error = std::current_exception();
-        }
-      },
-      &context);
-  if (context.error) std::rethrow_exception(context.error);
+  border::parallel_for(count < 2 * grain ? nullptr : executor, count, grain, body);
 }
 
 }  // namespace sparring::kernels

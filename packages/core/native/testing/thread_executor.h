@@ -1,7 +1,6 @@
 // An executor as a host would lend it, of plain threads: each parallel_for
 // starts its own, which is slow and obviously correct.
-#ifndef SPARRING_HKV_TESTING_THREAD_EXECUTOR_H_
-#define SPARRING_HKV_TESTING_THREAD_EXECUTOR_H_
+#pragma once
 
 #include <algorithm>
 #include <atomic>
@@ -11,7 +10,7 @@
 
 #include "sparring/storage_abi.h"
 
-namespace sparring::hkv::testing {
+namespace sparring::testing {
 
 class ThreadExecutor {
  public:
@@ -41,6 +40,4 @@ class ThreadExecutor {
   SparringExecutor executor_;
 };
 
-}  // namespace sparring::hkv::testing
-
-#endif  // SPARRING_HKV_TESTING_THREAD_EXECUTOR_H_
+}  // namespace sparring::testing

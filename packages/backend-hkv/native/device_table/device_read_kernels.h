@@ -1,0 +1,126 @@
+// Kernels that look for keys four a warp: find, locate and touch. And the erase
+// of tables without chains.
+#ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_READ_KERNELS_H_
+#define SPARRING_HKV_DEVICE_TABLE_DEVICE_READ_KERNELS_H_
+
+#include <cstdint>
+
+#include "device_copy.h"
+#include "device_counters.h"
+#include "device_locate.h"
+#include "score_rule.h"
+
+namespace sparring::hkv {
+
+// Rows of keys into a dense array, zeros for missing ones. Changes nothing.
+template <class Word>
+struct FindRows {
+  static constexpr unsigned block_threads = kBlockThreads;
+  DeviceIndexView index;
+  DeviceRowsView rows;
+  const int64_t* keys;  // (count) device
+  uint64_t count;
+  uint64_t begin;  // first byte of the row that is wanted
+  uint64_t bytes;  // how many
+  char* out;       // (count, out_stride) bytes, device
+  uint64_t out_stride;
+  uint8_t* found;  // (count) device
+
+  SPARRING_DEVICE void operator()(const device::Block& block) const {
+    const device::Warp warp = block.warp();
+    for_each_key(block, keys, count, [&](const TileKey& tile) {
+      const DeviceLocation at = locate_key(warp, index, tile);
+      if (!tile.is_wanted) return;
+      const bool is_found = at.row != kNoDeviceRow;
+      if (tile.lane == 0) found[tile.position] = is_found ? 1 : 0;
+      copy_row<Word>(out + tile.position * out_stride,
+                     is_found ? rows.at(at.row) + begin : nullptr, bytes, tile.lane);
+    });
+  }
+};
+
+// The row of each key, and what a sort by bucket needs: the head of those that a
+// later kernel must handle, num_heads for the others.
+struct LocateKeys {
+  static constexpr unsigned block_threads = kBlockThreads;
+  DeviceIndexView index;
+  const int64_t* keys;  // (count) device
+  uint64_t count;
+  bool sorts_missing;   // the later kernel is about missing keys; else about those that are there
+  uint32_t* numbers;    // out (count) device
+  uint32_t* heads;      // out (count) device, or NULL
+  uint32_t* positions;  // out (count) device: 0, 1, 2, ...; or NULL
+  uint8_t* missing;     // out (count) device: 1 where the key is missing; or NULL
+  DeviceCounters* counters;  // num_missing grows; or NULL
+
+  SPARRING_DEVICE void operator()(const device::Block& block) const {
+    const device::Warp warp = block.warp();
+    for_each_key(block, keys, count, [&](const TileKey& tile) {
+      const DeviceLocation at = locate_key(warp, index, tile);
+      const bool answers = tile.is_wanted && tile.lane == 0;
+      const bool is_missing = at.row == kNoDeviceRow;
+      if (answers) {
+        numbers[tile.position] = at.row;
+        if (missing != nullptr) missing[tile.position] = is_missing ? 1 : 0;
+        if (heads != nullptr) {
+          heads[tile.position] =
+              is_missing == sorts_missing ? index.head_of(index.hash(tile.key)) : index.num_heads;
+          positions[tile.position] = static_cast<uint32_t>(tile.position);
+        }
+      }
+      if (counters != nullptr) add_lanes(warp, &counters->num_missing, answers && is_missing);
+    });
+  }
+};
+
+// Scores of keys that are there, by the rule of the call.
+struct TouchKeys {
+  static constexpr unsigned block_threads = kBlockThreads;
+  DeviceIndexView index;
+  ScoreRule rule;
+  const int64_t* keys;     // (count) device
+  const uint64_t* scores;  // (count) device, or NULL
+  uint64_t count;
+
+  SPARRING_DEVICE void operator()(const device::Block& block) const {
+    const device::Warp warp = block.warp();
+    for_each_key(block, keys, count, [&](const TileKey& tile) {
+      const DeviceLocation at = locate_key(warp, index, tile);
+      if (at.row == kNoDeviceRow || tile.lane != 0) return;
+      uint64_t& score = at.bucket.scores[at.slot];
+      score = rule.updated(score, scores == nullptr ? nullptr : scores + tile.position);
+    });
+  }
+};
+
+// Empties the slots of keys that LocateKeys found.
+// REQUIRES: a table without chains, whose slots own their rows.
+struct EraseUnchained {
+  static constexpr unsigned block_threads = kBlockThreads;
+  DeviceIndexView index;
+  const int64_t* keys;      // (count) device
+  const uint32_t* numbers;  // (count) device: the row of each key, or kNoDeviceRow
+  uint64_t count;
+  DeviceCounters* counters;
+
+  SPARRING_DEVICE void operator()(const device::Block& block) const {
+    const device::Warp warp = block.warp();
+    const uint64_t end = (count + device::warp_lanes - 1) / device::warp_lanes * device::warp_lanes;
+    for (uint64_t i = block.thread_in_grid(); i < end; i += block.grid_threads()) {
+      bool is_erased = false;
+      if (i < count && numbers[i] != kNoDeviceRow) {
+        const uint32_t head = index.head_of(index.hash(keys[i]));
+        const uint32_t slot = numbers[i] - index.first_row(head);
+        // Others empty slots of the same word, and a careless caller this very one.
+        const uint32_t byte = uint32_t{0xff} << (8 * (slot % 4));
+        auto* word = reinterpret_cast<uint32_t*>(index.heads.at(head).digests) + slot / 4;
+        is_erased = (device::atomic_and(word, ~byte) & byte) != 0;
+      }
+      add_lanes(warp, &counters->num_removed, is_erased);
+    }
+  }
+};
+
+}  // namespace sparring::hkv
+
+#endif  // SPARRING_HKV_DEVICE_TABLE_DEVICE_READ_KERNELS_H_
