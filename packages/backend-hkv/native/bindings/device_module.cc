@@ -7,6 +7,7 @@
 
 #include "bindings/device_arrays.h"
 #include "bindings/device_kernels.h"
+#include "bindings/device_table.h"
 
 #if SPARRING_HKV_IS_EMULATED
 #include "device/emulated_device.h"
@@ -92,4 +93,5 @@ PYBIND11_MODULE(SPARRING_HKV_MODULE, module) {
           "total_bytes", [](DeviceHandle& self) { return self.device().memory().total_bytes; });
   bind_machine(module, handle);
   bind_device_kernels(module);
+  bind_device_table(module);
 }

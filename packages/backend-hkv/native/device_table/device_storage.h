@@ -16,7 +16,7 @@ class DeviceStorage {
   static constexpr const char* kOutOfMemory =
       "the system has no more memory for this call; the table is unchanged";
 
-  // `place`: what calls name the device. Throws StatusError, DeviceError.
+  // `place`: what calls name the device. Throws as DeviceTable.
   DeviceStorage(std::shared_ptr<device::Device> device, const SparringDevice& place,
                 const DeviceTableOptions& options)
       : device_(std::move(device)), place_(place), table_(*device_, options) {}

@@ -183,9 +183,8 @@ void a_table_that_does_not_fit_is_refused_with_what_is_free() {
   try {
     DeviceClient client(device_options(1000, 10000, PolicyKind::kLru), 1 << 20);
     CHECK(false);
-  } catch (const sparring::border::StatusError& error) {
-    CHECK(error.status() == SPARRING_OUT_OF_MEMORY);
-    CHECK(std::string(error.what()).find("are free") != std::string::npos);
+  } catch (const sparring::device::OutOfDeviceMemory& error) {
+    CHECK(error.asked_bytes > error.free_bytes);
   }
 }
 
