@@ -106,26 +106,38 @@ def install_programs(session: nox.Session) -> None:
         session.warn(f"tests that need {names} are skipped; to run them: sudo apt install {names}")
 
 
-def install_family(session: nox.Session, *packages: str, extras: str = "") -> None:
+def install_family(
+    session: nox.Session, *packages: str, extras: str = "", emulated: bool = False
+) -> None:
     """Installs core, then the packages named, from this checkout. Order matters: core comes first."""
     session.install(*BUILD_TOOLS, "tbb-devel>=2022.1", silent=True)
     install_local(session, "core", extras)
     for package in packages:
-        install_local(session, package)
+        install_local(session, package, emulated=emulated)
 
 
-def install_local(session: nox.Session, package: str, extras: str = "") -> None:
+def install_local(
+    session: nox.Session, package: str, extras: str = "", *, emulated: bool = False
+) -> None:
     """Builds one package of this checkout and installs it in place of what is installed."""
-    settings = build_settings(session, package)
+    settings = build_settings(session, package, emulated=emulated)
     session.install("--no-build-isolation", *settings, f"{PACKAGES / package}{extras}", silent=True)
 
 
-def build_settings(session: nox.Session, package: str) -> list[str]:
-    """Where a native package is built: kept, so that only what changed is compiled again."""
+def build_settings(session: nox.Session, package: str, *, emulated: bool = False) -> list[str]:
+    """Where a native package is built: kept, so that only what changed is compiled again.
+
+    `emulated`: with the module that runs a GPU's kernels on the host, which no wheel has.
+    """
     if not (PACKAGES / package / "CMakeLists.txt").exists():
         return []
     build_folder = Path(session.virtualenv.location) / "build" / package
-    return [f"--config-settings=build-dir={build_folder}"]
+    settings = [f"--config-settings=build-dir={build_folder}"]
+    if package == "backend-hkv":
+        # Always said, because the folder remembers what was said before.
+        is_on = "ON" if emulated else "OFF"
+        settings.append(f"--config-settings=cmake.define.SPARRING_HKV_EMULATED={is_on}")
+    return settings
 
 
 @nox.session
@@ -144,7 +156,8 @@ def tests(session: nox.Session) -> None:
     """
     session.install(TORCH, "pytest-xdist", silent=True)
     family = system_packages(session, *FAMILY)
-    install_family(session, *family, "_template", extras="[testing,parquet,report,mpi]")
+    extras = "[testing,parquet,report,mpi]"
+    install_family(session, *family, "_template", extras=extras, emulated=True)
     if not session.posargs:
         for package in (each for each in CXX_TESTS if each in ("core", *family)):
             for sanitizer in ("", "thread", "address,undefined"):
@@ -231,6 +244,37 @@ def cxx_tests(session: nox.Session, package: str, sanitizer: str = "") -> None:
     )  # fmt: skip
     session.run("cmake", "--build", str(folder), silent=True)
     session.run("ctest", "--test-dir", str(folder), "--output-on-failure")
+
+
+# What a GPU alone can prove, and what runs it.
+GPU_TESTS = ("packages/backend-hkv/tests/test_device_conformance.py",)
+GPU_CHECKS = ("memcheck", "racecheck", "initcheck")
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """Runs what needs a GPU: tests on it, compute-sanitizer, benchmarks. Elsewhere says what it did not run."""
+    install_family(session, "backend-hkv", extras="[testing]")
+    program = "from sparring_hkv.devices import why_cuda_is_unavailable as why; print(why() or '')"
+    reason = str(session.run("python", "-c", program, silent=True)).strip()
+    checker = shutil.which("compute-sanitizer")
+    if reason:
+        session.warn(f"no GPU can be used here: {reason}")
+        for name in (*GPU_TESTS, *(f"compute-sanitizer {each}" for each in GPU_CHECKS), "benchmarks.gpu"):
+            session.warn(f"not run: {name}")
+        return
+    session.install(TORCH, silent=True)
+    on_gpu = {"SPARRING_TEST_DEVICE": "cuda"}
+    session.run("pytest", *GPU_TESTS, *session.posargs, env=on_gpu)
+    for check in GPU_CHECKS:
+        if checker is None:
+            session.warn(f"not run: compute-sanitizer {check}, which is not on the path")
+            continue
+        session.run(
+            checker, "--tool", check, "--error-exitcode", "1", "--target-processes", "all",
+            "python", "-m", "pytest", "-q", *GPU_TESTS, env=on_gpu, external=True,
+        )  # fmt: skip
+    session.run("python", "-m", "benchmarks.gpu")
 
 
 @nox.session

@@ -404,7 +404,7 @@ void bind_device_kernels(py::module_& module) {
   module.def("pool", &pool);
   module.def("scatter", &scatter);
   module.def("pool_weight_gradient", &pool_weight_gradient);
-  py::class_<kernels::Initializer>(module, "Initializer")
+  py::class_<kernels::Initializer>(module, "Initializer", py::module_local())
       .def(py::init(&make_initializer), py::arg("kind"), py::arg("parameters"),
            py::arg("philox_key"));
   module.def("initialize", &initialize);
@@ -412,7 +412,7 @@ void bind_device_kernels(py::module_& module) {
   module.def("encode", &encode);
   module.def("is_finite", &is_finite);
   module.def("finite_rows", &finite_rows);
-  py::class_<kernels::Update>(module, "UpdateStep")
+  py::class_<kernels::Update>(module, "UpdateStep", py::module_local())
       .def(py::init(&make_update), py::arg("method"), py::arg("hyper"), py::arg("step"),
            py::arg("rounding_seed"));
   module.def("update", &update);

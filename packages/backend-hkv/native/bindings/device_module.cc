@@ -82,7 +82,8 @@ void translate(std::exception_ptr pointer) {
 PYBIND11_MODULE(SPARRING_HKV_MODULE, module) {
   module.attr("__version__") = SPARRING_HKV_VERSION;
   py::register_local_exception_translator(&translate);
-  py::class_<DeviceHandle> handle(module, "Device");
+  // Local, because the modules of both devices may be loaded in one process.
+  py::class_<DeviceHandle> handle(module, "Device", py::module_local());
   handle
       .def(py::init(&open_device), py::arg("index") = 0,
            py::arg("total_bytes") = uint64_t{1} << 40)
