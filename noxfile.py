@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import nox
@@ -54,6 +54,9 @@ CXX_TESTS = {
     "backend-hkv": "SPARRING_HKV_TESTS",
     "backend-rocksdb": "SPARRING_ROCKSDB_TESTS",
 }
+
+# Options for modules that only tests need: a GPU's kernels, run on the host.
+TEST_MODULES = {"backend-hkv": ("SPARRING_HKV_EMULATED",)}
 
 # Programs that tests start, and the package of Debian and Ubuntu that brings each.
 TEST_PROGRAMS = {"openssl": "openssl", "redis-server": "redis-server"}
@@ -151,7 +154,10 @@ def tests(session: nox.Session) -> None:
     packages = (*family, "_template")
     wheels = Path(session.virtualenv.location) / "wheels"
     extras = "[testing,parquet,report,mpi]"
-    build_wheels(session, wheels, *packages, extras=extras, has_cxx_tests=not session.posargs)
+    options = {name for names in TEST_MODULES.values() for name in names}
+    if not session.posargs:
+        options |= set(CXX_TESTS.values())
+    build_wheels(session, wheels, *packages, extras=extras, options=options)
     install_made(session, wheels, *packages)
     install_programs(session)
     if session.posargs:
@@ -241,23 +247,26 @@ def build_wheels(
     folder: Path,
     *packages: str,
     extras: str = "",
-    has_cxx_tests: bool = False,
+    options: Collection[str] = (),
 ) -> None:
     """Builds wheels of core and the packages named. Installs core's, for the others need its header.
 
-    C++ tests, if asked for, are built beside what the wheels hold, so that nothing is compiled twice.
+    C++ tests and modules for tests, if `options` ask for them, are built beside what the wheels hold,
+    so that nothing is compiled twice.
     """
-    value = "ON" if has_cxx_tests else "OFF"
     settings = {
-        package: f"--config-settings=cmake.define.{option}={value}"
-        for package, option in CXX_TESTS.items()
+        package: [
+            f"--config-settings=cmake.define.{option}={'ON' if option in options else 'OFF'}"
+            for option in (CXX_TESTS[package], *TEST_MODULES.get(package, ()))
+        ]
+        for package in CXX_TESTS
     }
     session.install(*BUILD_TOOLS, "tbb-devel>=2022.1", silent=True)
     shutil.rmtree(folder, ignore_errors=True)
-    make_wheel(session, "core", folder, settings["core"])
+    make_wheel(session, "core", folder, *settings["core"])
     install_made(session, folder, "core", extras=extras)
     for package in packages:
-        make_wheel(session, package, folder, *filter(None, [settings.get(package)]))
+        make_wheel(session, package, folder, *settings.get(package, ()))
 
 
 def make_wheel(session: nox.Session, package: str, folder: Path, *settings: str) -> None:
@@ -316,6 +325,41 @@ def sanitized_tests(session: nox.Session, package: str, sanitizer: str) -> None:
     )  # fmt: skip
     session.run("cmake", "--build", str(folder), silent=True, env=cached())
     run_cxx_tests(session, folder)
+
+
+# What a GPU alone can prove, and what runs it.
+GPU_TESTS = ("packages/backend-hkv/tests/test_device_conformance.py",)
+GPU_CHECKS = ("memcheck", "racecheck", "initcheck")
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """Runs what needs a GPU: tests on it, compute-sanitizer, benchmarks. Elsewhere says what it did not run."""
+    install_family(session, "backend-hkv", extras="[testing]")
+    program = "from sparring_hkv.devices import why_cuda_is_unavailable as why; print(why() or '')"
+    reason = str(session.run("python", "-c", program, silent=True)).strip()
+    checker = shutil.which("compute-sanitizer")
+    if reason:
+        session.warn(f"no GPU can be used here: {reason}")
+        for name in (
+            *GPU_TESTS,
+            *(f"compute-sanitizer {each}" for each in GPU_CHECKS),
+            "benchmarks.gpu",
+        ):
+            session.warn(f"not run: {name}")
+        return
+    session.install(TORCH, silent=True)
+    on_gpu = {"SPARRING_TEST_DEVICE": "cuda"}
+    session.run("pytest", *GPU_TESTS, *session.posargs, env=on_gpu)
+    for check in GPU_CHECKS:
+        if checker is None:
+            session.warn(f"not run: compute-sanitizer {check}, which is not on the path")
+            continue
+        session.run(
+            checker, "--tool", check, "--error-exitcode", "1", "--target-processes", "all",
+            "python", "-m", "pytest", "-q", *GPU_TESTS, env=on_gpu, external=True,
+        )  # fmt: skip
+    session.run("python", "-m", "benchmarks.gpu")
 
 
 @nox.session

@@ -8,12 +8,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sparring.descriptors import API_VERSION, Descriptor, NoOptions, StorageDescriptor
 from sparring.distributions import PluginSource
 from sparring.errors import InvalidArgumentError, PluginError, VersionError
 from sparring.hookspecs import hookimpl
+from sparring.kernel_set import ArraySource
 from sparring.offers import KINDS
 from sparring.plugins import DISABLE_VARIABLE, PluginManager, make_plugin_manager
 from sparring.rendezvous import Membership
@@ -49,8 +51,8 @@ def test_the_factories_of_core_open_working_parts() -> None:
     membership = rendezvous.membership()
     collective = manager.collective("local").factory(membership, NoOptions(), 7.0)
     assert (collective.rank, collective.world_size, collective.deadline_seconds) == (0, 1, 7.0)
-    kernels = manager.kernels("cpu").factory()
-    assert hasattr(kernels, "dedup")
+    kernels = manager.kernels("cpu").factory(ArraySource(empty=np.empty, stream=lambda: 0))
+    assert kernels.dedup(np.array([4, 4])).keys.tolist() == [4]
     collective.close()
     rendezvous.close()
 

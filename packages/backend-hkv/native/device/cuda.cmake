@@ -24,14 +24,29 @@ if(SPARRING_HKV_HAS_CUDA)
   set(CMAKE_CUDA_STANDARD 20)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   find_package(CUDAToolkit REQUIRED)
-  add_library(sparring_hkv_cuda STATIC EXCLUDE_FROM_ALL
-    native/device/compile_check.cu
-    native/device/cuda_device.cc)
-  target_include_directories(sparring_hkv_cuda PUBLIC native/device)
+
+  # A library of sources that run kernels. They are the sources that the emulator's
+  # library compiles too, here included by a file of a line that nvcc takes for CUDA.
+  function(sparring_hkv_add_cuda_library name)
+    set(cuda_sources)
+    foreach(source ${ARGN})
+      string(REGEX REPLACE "\\.cc$" ".cu" cuda_source ${CMAKE_CURRENT_BINARY_DIR}/cuda/${source})
+      file(CONFIGURE OUTPUT ${cuda_source}
+           CONTENT "#include \"${CMAKE_CURRENT_SOURCE_DIR}/${source}\"\n")
+      list(APPEND cuda_sources ${cuda_source})
+    endforeach()
+    add_library(${name} STATIC ${cuda_sources})
+    target_include_directories(${name} PUBLIC native)
+    target_link_libraries(${name} PUBLIC sparring_hkv_cuda)
+    # A product and a sum stay two roundings, as in the CPU's kernels: results
+    # that must be equal are.
+    target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:
+      -fmad=false -Xcompiler=-Wall,-Wextra,-ffp-contract=off -Wno-deprecated-gpu-targets>)
+  endfunction()
+
+  add_library(sparring_hkv_cuda STATIC native/device/cuda_device.cc)
+  target_include_directories(sparring_hkv_cuda PUBLIC native native/device)
   target_link_libraries(sparring_hkv_cuda PUBLIC CUDA::cudart_static Threads::Threads)
-  # A product and a sum stay two roundings, as in the CPU's kernels: results
-  # that must be equal are.
   target_compile_options(sparring_hkv_cuda PRIVATE
-    $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false -Xcompiler=-Wall,-Wextra -Wno-deprecated-gpu-targets>
-    $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wconversion -Wshadow>)
+    -Wall -Wextra -Wpedantic -Wconversion -Wshadow)
 endif()

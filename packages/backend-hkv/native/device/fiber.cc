@@ -83,7 +83,7 @@ void Fiber::start(void (*run)(void*), void* argument) {
 #if defined(__x86_64__)
   // As sparring_switch_stack leaves it: six registers, then where it returns to.
   // A function begins with its stack pointer 8 below a multiple of 16.
-  auto* top = reinterpret_cast<void**>(stack_ + stack_bytes - 16);
+  auto* top = reinterpret_cast<void**>(stack_ + stack_bytes - 24);
   top[-1] = reinterpret_cast<void*>(&Fiber::enter);
   for (int i = 2; i <= 7; ++i) top[-i] = nullptr;
   top[0] = nullptr;

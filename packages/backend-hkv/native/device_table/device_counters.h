@@ -49,32 +49,26 @@ SPARRING_DEVICE void add_lanes(const device::Warp& warp, uint32_t* counter, bool
 
 // Books what a call counted. One warp.
 struct SettleCounters {
+  enum class Work { kInsertChained, kErase, kInsertOrEvict, kSplit };
   static constexpr unsigned block_threads = device::warp_lanes;
   DeviceCounters* counters;
   DeviceFreeLists free;
-  bool takes_rows;  // rows are handed out, one for each of num_missing
+  Work work;
 
   SPARRING_DEVICE void operator()(const device::Block& block) const {
     const device::Warp warp = block.warp();
     DeviceCounters now = *counters;
     warp.sync();
-    if (takes_rows) {
-      const uint32_t from_list = now.num_missing < now.num_free_rows ? now.num_missing
-                                                                     : now.num_free_rows;
-      now.num_free_rows -= from_list;
-      now.next_row += now.num_missing - from_list;
-      // The kernel that removed put the rows of removed slots into the list already.
-      now.num_free_rows += now.num_removed;
-      uint32_t room = static_cast<uint32_t>(free.rows_capacity - now.num_free_rows);
-      if (free.rows_capacity < now.num_free_rows) room = 0;
-      // Where the list has no room for them they are lost until the table is cleared: only a
-      // caller that repeats a key within a call gets here.
-      const uint32_t kept = now.num_returned < room ? now.num_returned : room;
-      for (uint32_t i = warp.lane(); i < kept; i += device::warp_lanes) {
-        free.rows[now.num_free_rows + i] = free.returned[i];
-      }
-      now.num_free_rows += kept;
+    if (work == Work::kSplit) {
+      // In the middle of a call that has yet to be booked.
+      now.num_free_overflow += now.overflow_released;
+      now.overflow_released = 0;
+      if (warp.lane() == 0) *counters = now;
+      return;
     }
+    if (work == Work::kInsertChained) take_rows(warp, now);
+    // The kernel that removed put the rows of removed slots into the list already.
+    if (work == Work::kErase && free.rows != nullptr) now.num_free_rows += now.num_removed;
     const uint32_t from_list = now.overflow_taken < now.num_free_overflow ? now.overflow_taken
                                                                           : now.num_free_overflow;
     now.num_free_overflow -= from_list;
@@ -86,6 +80,24 @@ struct SettleCounters {
     now.num_missing = now.num_returned = now.num_inserted = now.num_removed = 0;
     now.overflow_needed = now.overflow_taken = now.overflow_released = 0;
     if (warp.lane() == 0) *counters = now;
+  }
+
+ private:
+  SPARRING_DEVICE void take_rows(const device::Warp& warp, DeviceCounters& now) const {
+    const uint32_t from_list =
+        now.num_missing < now.num_free_rows ? now.num_missing : now.num_free_rows;
+    now.num_free_rows -= from_list;
+    now.next_row += now.num_missing - from_list;
+    // Where the list has no room for them they are lost until the table is cleared: only a
+    // caller that repeats a key within a call gets here.
+    const uint64_t room =
+        free.rows_capacity < now.num_free_rows ? 0 : free.rows_capacity - now.num_free_rows;
+    const uint32_t kept =
+        now.num_returned < room ? now.num_returned : static_cast<uint32_t>(room);
+    for (uint32_t i = warp.lane(); i < kept; i += device::warp_lanes) {
+      free.rows[now.num_free_rows + i] = free.returned[i];
+    }
+    now.num_free_rows += kept;
   }
 };
 

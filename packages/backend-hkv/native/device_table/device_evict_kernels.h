@@ -181,42 +181,43 @@ struct InsertOrEvict {
   }
 };
 
-// Copies those who left, [first, first + count) of the compacted list.
+// Copies those who left, in the order of the keys that displaced them.
 template <class Word>
 struct CopyEvicted {
   static constexpr unsigned block_threads = kBlockThreads;
   DeviceRowsView rows;
   uint64_t row_bytes;
   DepartureArrays departs;     // device
-  const uint32_t* departures;  // (all departures) positions of the call, ascending, device
-  uint64_t first;
+  const uint32_t* departures;  // (count) positions of the call, ascending, device
   uint64_t count;
-  const char* call_rows;  // (n, call_stride) bytes, device: the rows of the call
+  const char* call_rows;  // (n, call_stride) bytes, device: the rows of the call. NULL: rows of
+                          // keys that leave again are yet to be made, in out_rows
   uint64_t call_stride;
-  const uint32_t* call_places;  // (n) where the row of a position is in call_rows; NULL: there
-  int64_t* out_keys;            // (count) device
-  char* out_rows;               // (count, row_bytes) device
-  uint64_t* out_scores;         // (count) device
+  void** made_at;        // (n) device, only if call_rows is NULL: where those of such keys go
+  int64_t* out_keys;     // (count) device
+  char* out_rows;        // (count, row_bytes) device
+  uint64_t* out_scores;  // (count) device
 
   SPARRING_DEVICE void operator()(const device::Block& block) const {
     for (uint64_t at = block.thread_in_grid(); at / kTileLanes < count;
          at += block.grid_threads()) {
       const uint64_t i = at / kTileLanes;
-      const uint32_t position = departures[first + i];
+      const uint32_t position = departures[i];
       const uint64_t source = departs.sources[position];
       const auto lane = static_cast<unsigned>(at % kTileLanes);
       if (lane == 0) {
         out_keys[i] = departs.keys[position];
         out_scores[i] = departs.scores[position];
       }
+      char* const out = out_rows + i * row_bytes;
       const auto number = static_cast<uint32_t>(source);
-      const uint32_t place =
-          call_places == nullptr || source < DepartureArrays::in_call ? number
-                                                                      : call_places[number];
-      copy_row<Word>(out_rows + i * row_bytes,
-                     source < DepartureArrays::in_call ? rows.at(number)
-                                                       : call_rows + place * call_stride,
-                     row_bytes, lane);
+      if (source < DepartureArrays::in_call) {
+        copy_row<Word>(out, rows.at(number), row_bytes, lane);
+      } else if (call_rows != nullptr) {
+        copy_row<Word>(out, call_rows + number * call_stride, row_bytes, lane);
+      } else if (lane == 0) {
+        made_at[number] = out;
+      }
     }
   }
 };

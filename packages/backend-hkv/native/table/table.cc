@@ -1,16 +1,14 @@
 #include "table.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cstring>
 #include <mutex>
 #include <shared_mutex>
 #include <string>
 
+#include "set_option.h"
 #include "sparring/storage_border.h"
 
 namespace sparring::hkv {
-
 namespace {
 
 using border::StatusError;
@@ -23,18 +21,6 @@ constexpr uint64_t kLargeBytes = uint64_t{64} << 20;
 
 using SharedLock = std::shared_lock<ReaderWriterLock>;
 using UniqueLock = std::unique_lock<ReaderWriterLock>;
-
-uint64_t whole_number(const char* name, const char* value) {
-  uint64_t number = 0;
-  const char* end = value + std::strlen(value);
-  const auto [stop, error] = std::from_chars(value, end, number);
-  if (error != std::errc() || stop != end) {
-    throw StatusError(SPARRING_INVALID_ARGUMENT, std::string(name) +
-                                                     " must be a whole number; found '" + value +
-                                                     "'");
-  }
-  return number;
-}
 
 }  // namespace
 
@@ -227,22 +213,7 @@ void Table::evict(SparringEvict& call) {
 
 void Table::set_option(const char* name, const char* value) {
   const UniqueLock lock(lock_);
-  const std::string option(name);
-  if (option == "scores") {
-    const std::string whose(value);
-    if (whose != "given" && whose != "policy") {
-      throw StatusError(SPARRING_INVALID_ARGUMENT,
-                        "scores must be 'given' or 'policy'; found '" + whose + "'");
-    }
-    policy_.set_restoring(whose == "given");
-  } else if (option == "calls") {
-    policy_.count_calls_up_to(whole_number(name, value));
-  } else if (option == "epoch") {
-    policy_.set_epoch(whole_number(name, value));
-  } else {
-    throw StatusError(SPARRING_INVALID_ARGUMENT,
-                      "option '" + option + "' is unknown; known are epoch, scores and calls");
-  }
+  set_policy_option(policy_, name, value);
 }
 
 }  // namespace sparring::hkv

@@ -61,10 +61,16 @@ class Client {
  public:
   explicit Client(const TableOptions& options, const SparringExecutor* executor = nullptr,
                   const Kernels* kernels = available_kernels().front())
-      : row_bytes_(options.row_bytes),
+      : Client(make_storage(std::make_unique<Table>(options, kernels), "test 0.1.0"),
+               options.row_bytes, executor) {}
+  // Takes the storage over.
+  Client(SparringStorage* storage, uint64_t row_bytes, const SparringExecutor* executor = nullptr)
+      : row_bytes_(row_bytes),
         executor_(executor),
-        storage_(make_storage(std::make_unique<Table>(options, kernels), "test 0.1.0"),
-                 [](SparringStorage* storage) { storage->release(storage); }) {}
+        storage_(storage, [](SparringStorage* owned) { owned->release(owned); }) {}
+
+  // From now on calls say that their arrays lie there.
+  void set_device(const SparringDevice& device) { device_ = device; }
 
   SparringStorage* get() const { return storage_.get(); }
   uint64_t row_bytes() const { return row_bytes_; }
@@ -73,7 +79,7 @@ class Client {
   Arguments arguments() const {
     Arguments arguments{};
     arguments.call.struct_bytes = sizeof(Arguments);
-    arguments.call.device = {1, 0};
+    arguments.call.device = device_;
     arguments.call.executor = executor_;
     return arguments;
   }
@@ -210,6 +216,7 @@ class Client {
  private:
   uint64_t row_bytes_;
   const SparringExecutor* executor_;
+  SparringDevice device_{1, 0};
   std::unique_ptr<SparringStorage, void (*)(SparringStorage*)> storage_;
   std::string message_;
 };

@@ -14,11 +14,11 @@ _MOST_32 = 2**32 - 1
 
 
 class HkvStorage(NativeStorage):
-    """A table in the memory of this process.
+    """A table in the memory of this process, or of a GPU.
 
-    A bounded table with a policy evicts within buckets of 60 rows: the lowest score of the
-    bucket that the new key falls into leaves, which may be the new row itself. Where scores are
-    equal the smaller key leaves. ``set_option("epoch", n)`` begins epoch `n` of an epoch policy.
+    A bounded table with a policy evicts within buckets of 60 rows, on a GPU of 128: the lowest
+    score of the bucket that the new key falls into leaves, which may be the new row itself. Where
+    scores are equal the smaller key leaves. ``set_option("epoch", n)`` begins epoch `n` of an epoch policy.
 
     Args:
         table: what the rows are.
@@ -29,27 +29,15 @@ class HkvStorage(NativeStorage):
         InvalidArgumentError: `memory_bytes` does not hold a single row.
         PluginError: the native library cannot be loaded here.
         MemoryError: the system has no memory for the table.
+        DeviceError: there is no such GPU here, with the reason; `DeviceMemoryError`: it has no
+            memory for the table.
     """
 
     def __init__(
         self, table: TableConfig, options: HkvOptions | None = None, *, validate: bool = True
     ) -> None:
-        try:
-            from sparring_hkv import _native
-        except ImportError as error:
-            raise PluginError(
-                f"storage 'hkv': its native library cannot be loaded ({error}); install it again: "
-                "pip install --force-reinstall sparring-hkv",
-                backend="hkv",
-            ) from error
         options = HkvOptions() if options is None else options
-        capsule = _native.create(
-            row_bytes=table.row_bytes,
-            capacity=options.capacity,
-            memory_bytes=options.memory_bytes,
-            policy=options.policy,
-            hash_seed=options.hash_seed,
-        )
+        capsule = _open_on_cpu(table, options) if options.device == "cpu" else _open(table, options)
         super().__init__(capsule, table, capabilities=_capabilities_of(options), validate=validate)
         self._epoch = 0
         self.options = options
@@ -78,12 +66,47 @@ class HkvStorage(NativeStorage):
             self._epoch = int(str(value))
 
 
+def _open_on_cpu(table: TableConfig, options: HkvOptions) -> object:
+    try:
+        from sparring_hkv import _native
+    except ImportError as error:
+        raise PluginError(
+            f"storage 'hkv': its native library cannot be loaded ({error}); install it again: "
+            "pip install --force-reinstall sparring-hkv",
+            backend="hkv",
+        ) from error
+    return _native.create(
+        row_bytes=table.row_bytes,
+        capacity=options.capacity,
+        memory_bytes=options.memory_bytes,
+        policy=options.policy,
+        hash_seed=options.hash_seed,
+    )
+
+
+def _open(table: TableConfig, options: HkvOptions) -> object:
+    from sparring_hkv.devices import open_device
+
+    device = open_device(options.device_kind, options.device_number)
+    capsule: object = device.native.create_table(
+        device.handle,
+        row_bytes=table.row_bytes,
+        capacity=options.capacity,
+        memory_bytes=options.memory_bytes,
+        policy=options.policy,
+        hash_seed=options.hash_seed,
+        device_memory_bytes=options.device_memory_bytes,
+    )
+    return capsule
+
+
 def _capabilities_of(options: HkvOptions) -> Capabilities:
     keeps_scores = options.policy != "none"
     bounded = options.capacity is not None or options.memory_bytes is not None
     scores = {"none": "none", "custom": "given"}.get(options.policy, "policy")
     return Capabilities(
         native=True,
+        devices=("cpu", "cuda") if options.device_kind == "cuda" else ("cpu",),
         concurrent_reads=True,
         bounded=bounded,
         evicts=bounded and keeps_scores,

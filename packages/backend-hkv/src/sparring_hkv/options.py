@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from sparring.descriptors import Options, WholeNumber
@@ -37,6 +37,13 @@ class HkvOptions(Options):
     """A secret number where ids come from people who might choose them so that they collide.
     Which rows share a bucket, and so what is evicted, depends on it."""
 
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d{1,4})?|emulated)$")
+    """Where the table lies: ``cpu``; ``cuda`` or ``cuda:N``, a GPU; ``emulated``, the GPU's kernels
+    run on the host, slowly, for tests, where the package was built with them."""
+    device_memory_bytes: WholeNumber | None = Field(default=None, ge=1, le=2**64 - 1)
+    """The most memory of the GPU that index and rows take; rows beyond it lie in pinned host
+    memory, which kernels reach over the bus. None: all of them lie on the GPU."""
+
     @field_validator("capacity")
     @classmethod
     def _can_be_numbered(cls, capacity: int | None) -> int | None:
@@ -48,3 +55,23 @@ class HkvOptions(Options):
                 {"most": MOST_ROWS},
             )
         return capacity
+
+    @model_validator(mode="after")
+    def _budget_needs_a_device(self) -> HkvOptions:
+        if self.device == "cpu" and self.device_memory_bytes is not None:
+            raise PydanticCustomError(
+                "no_device",
+                "device_memory_bytes bounds the memory of a GPU, and the device is cpu: use "
+                "memory_bytes, or choose a device",
+            )
+        return self
+
+    @property
+    def device_kind(self) -> str:
+        """``cpu``, ``cuda`` or ``emulated``."""
+        return self.device.partition(":")[0]
+
+    @property
+    def device_number(self) -> int:
+        """Of several GPUs which; 0 where none was named."""
+        return int(self.device.partition(":")[2] or 0)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from sparring.descriptors import StorageDescriptor
+from sparring.descriptors import KernelsDescriptor, StorageDescriptor
 from sparring.hookspecs import hookimpl
 from sparring_hkv.options import HkvOptions
 
 if TYPE_CHECKING:
+    from sparring.kernel_set import ArraySource, KernelSet
     from sparring.storage import Storage
     from sparring.table import TableConfig
 
@@ -25,6 +27,46 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
             factory=_open,
         )
     ]
+
+
+@hookimpl
+def sparring_register_kernels() -> Sequence[KernelsDescriptor]:
+    cuda = KernelsDescriptor(
+        name="cuda",
+        api_version=(1, 0),
+        summary="Key operations on NVIDIA GPUs.",
+        device="cuda",
+        unavailable=_why_cuda_is_unavailable,
+        factory=_open_cuda_kernels,
+    )
+    if find_spec("sparring_hkv._emulated") is None:
+        return [cuda]
+    emulated = KernelsDescriptor(
+        name="emulated",
+        api_version=(1, 0),
+        summary="The kernels of GPUs on an emulator: slow, for tests.",
+        device="emulated",
+        factory=_open_emulated_kernels,
+    )
+    return [cuda, emulated]
+
+
+def _why_cuda_is_unavailable() -> str | None:
+    from sparring_hkv.devices import why_cuda_is_unavailable
+
+    return why_cuda_is_unavailable()
+
+
+def _open_cuda_kernels(arrays: ArraySource) -> KernelSet:
+    from sparring_hkv.device_kernels import DeviceKernels
+
+    return DeviceKernels("cuda", arrays)
+
+
+def _open_emulated_kernels(arrays: ArraySource) -> KernelSet:
+    from sparring_hkv.device_kernels import DeviceKernels
+
+    return DeviceKernels("emulated", arrays)
 
 
 def _open(table: TableConfig, options: HkvOptions) -> Storage:

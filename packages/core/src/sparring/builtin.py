@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import typer
 
     from sparring.collective import Collective
+    from sparring.kernel_set import ArraySource, KernelSet
     from sparring.plugins import PluginManager
     from sparring.rendezvous import Membership, Rendezvous, Shard
     from sparring.storage import Storage
@@ -116,7 +117,7 @@ def sparring_register_kernels() -> Sequence[KernelsDescriptor]:
             api_version=API_VERSION,
             summary="Key operations in C++ with AVX-512, AVX2 or portable code.",
             device="cpu",
-            factory=_load_cpu_kernels,
+            factory=_open_cpu_kernels,
         )
     ]
 
@@ -235,10 +236,10 @@ def _open_single(_options: Any) -> Rendezvous:
     return SingleRendezvous()
 
 
-def _load_cpu_kernels() -> Any:
-    from sparring import kernels
+def _open_cpu_kernels(arrays: ArraySource) -> KernelSet:
+    from sparring.cpu_kernels import CpuKernels
 
-    return kernels
+    return CpuKernels(arrays)
 
 
 def _add_train(app: typer.Typer) -> None:

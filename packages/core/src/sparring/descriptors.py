@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from sparring.collective import Collective
     from sparring.config import RunConfig
+    from sparring.kernel_set import ArraySource, KernelSet
     from sparring.plugins import PluginManager
     from sparring.rendezvous import Membership, Rendezvous, Shard
     from sparring.storage import Storage
@@ -150,10 +151,14 @@ class RendezvousDescriptor(Descriptor):
 
 @dataclass(frozen=True, kw_only=True)
 class KernelsDescriptor(Descriptor):
-    """A set of key operations for one device type. `factory()` returns the module-like set."""
+    """The key operations of one device type.
+
+    `factory(arrays)` opens the set for one device of it: `arrays` says which, how results are made
+    and which stream work goes to.
+    """
 
     device: str
-    factory: Callable[[], Any]
+    factory: Callable[[ArraySource], KernelSet]
 
 
 @dataclass(frozen=True, kw_only=True)

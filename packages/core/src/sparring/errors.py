@@ -13,6 +13,8 @@ __all__ = [
     "CorruptDataError",
     "DataError",
     "DeadlineError",
+    "DeviceError",
+    "DeviceMemoryError",
     "InternalError",
     "InvalidArgumentError",
     "InterruptedLoadError",
@@ -77,6 +79,17 @@ class StorageIOError(SparringError, OSError):
 
 class DeadlineError(SparringError, TimeoutError):
     """Something took longer than its deadline: find out why, or allow more."""
+
+
+class DeviceError(SparringError):
+    """A GPU is missing or failed: mend what is named; a GPU that was lost needs a new process."""
+
+
+class DeviceMemoryError(DeviceError, MemoryError):
+    """A GPU has no memory left: use smaller batches, or leave the table less.
+
+    `asked_bytes` and `free_bytes` say how much was wanted and how much there was.
+    """
 
 
 class PartialStepError(SparringError):

@@ -35,10 +35,16 @@ class NativeMethod(UpdateMethod):
     summary: ClassVar[str]
     """One sentence for listings."""
 
-    def spec(self, dtype: str, dim: int, hyper: HyperParameters, step: int) -> Any:
+    def spec(
+        self, dtype: str, dim: int, hyper: HyperParameters, step: int, rounding_seed: int = 0
+    ) -> Any:
         """The native `UpdateSpec` of one step."""
-        given = hyper.model_dump(exclude={"initial_accumulator_value"})
-        return _native.UpdateSpec(self.name, dtype, dim, given, step)
+        given = self.numbers(hyper)
+        return _native.UpdateSpec(self.name, dtype, dim, given, step, rounding_seed)
+
+    def numbers(self, hyper: HyperParameters) -> dict[str, Any]:
+        """The hyper-parameters that change rows, by name."""
+        return hyper.model_dump(exclude={"initial_accumulator_value"})
 
     def state_width(self, dim: int) -> int:
         width: int = _native.UpdateSpec(self.name, "float32", dim, {}, 1).state_width

@@ -1,0 +1,421 @@
+// The key operations of a device, on arrays that the caller made. See
+// sparring_hkv/device_kernels.py, which makes results and checks the rest.
+#include "bindings/device_kernels.h"
+
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "bindings/device_arrays.h"
+#include "device_kernels/dedup.h"
+#include "device_kernels/encode.h"
+#include "device_kernels/finite.h"
+#include "device_kernels/initialize.h"
+#include "device_kernels/route.h"
+#include "device_kernels/rows.h"
+#include "device_kernels/sums.h"
+#include "device_kernels/update.h"
+
+namespace py = pybind11;
+namespace kernels = sparring::device_kernels;
+
+namespace sparring::hkv {
+namespace {
+
+using device::Buffer;
+using device::Stream;
+using NoGil = py::gil_scoped_release;
+
+Stream stream_of(uint64_t stream) { return reinterpret_cast<Stream>(stream); }
+
+int64_t checked_count(int64_t count, const char* what) {
+  if (count <= kernels::kMostIds) return count;
+  refuse("at most " + std::to_string(kernels::kMostIds) + " " + what + " in one call, found " +
+         std::to_string(count) + "; split the batch");
+}
+
+int64_t dedup(DeviceHandle& handle, uint64_t stream, const py::object& ids, const py::object& keys,
+              const py::object& inverse) {
+  const DeviceArray from(handle, ids, "ids");
+  from.check_shape({kAny});
+  const int64_t count = checked_count(from.length(), "ids");
+  const DeviceArray to_keys(handle, keys, "keys");
+  const DeviceArray to_inverse(handle, inverse, "inverse");
+  to_keys.check_shape({count});
+  to_inverse.check_shape({count});
+  auto* const ids_data = from.as<int64_t>();
+  auto* const keys_data = to_keys.as<int64_t>();
+  auto* const inverse_data = to_inverse.as<int64_t>();
+  const NoGil release;
+  const Buffer num_keys = device::make_buffer<int64_t>(handle.device(), 1, stream_of(stream));
+  kernels::dedup(handle.device(), stream_of(stream),
+                 {ids_data, count, keys_data, inverse_data, num_keys.as<int64_t>()});
+  return handle.read_word(num_keys.as<void>(), stream_of(stream));
+}
+
+void partition(DeviceHandle& handle, uint64_t stream, const py::object& keys,
+               const py::object& partitions) {
+  const DeviceArray from(handle, keys, "keys");
+  from.check_shape({kAny});
+  const DeviceArray to(handle, partitions, "partitions");
+  to.check_shape({from.length()});
+  const kernels::Partition arguments{from.as<int64_t>(), from.length(), to.as<uint16_t>()};
+  const NoGil release;
+  kernels::partition(handle.device(), stream_of(stream), arguments);
+}
+
+void route(DeviceHandle& handle, uint64_t stream, const py::object& keys, const py::object& owners,
+           const py::object& order, const py::object& offsets) {
+  const DeviceArray from(handle, keys, "keys");
+  const DeviceArray owner_of(handle, owners, "owners");
+  const DeviceArray to_order(handle, order, "order");
+  const DeviceArray to_offsets(handle, offsets, "offsets");
+  from.check_shape({kAny});
+  owner_of.check_shape({4096});
+  to_order.check_shape({from.length()});
+  to_offsets.check_shape({kAny});
+  const kernels::Route arguments{from.as<int64_t>(),
+                                 checked_count(from.length(), "keys"),
+                                 owner_of.as<int32_t>(),
+                                 static_cast<int32_t>(to_offsets.length() - 1),
+                                 to_order.as<int64_t>(),
+                                 to_offsets.as<int64_t>()};
+  const NoGil release;
+  kernels::route(handle.device(), stream_of(stream), arguments);
+}
+
+void gather(DeviceHandle& handle, uint64_t stream, const py::object& rows,
+            const py::object& inverse, const py::object& out) {
+  const DeviceArray from(handle, rows, "rows");
+  const DeviceArray places(handle, inverse, "inverse");
+  const DeviceArray to(handle, out, "out");
+  from.check_shape({kAny, kAny});
+  places.check_shape({kAny});
+  to.check_shape({places.length(), from.shape()[1]});
+  if (from.row_type() != to.row_type()) refuse("out must have the dtype of rows");
+  const kernels::Gather arguments{from.bytes(), places.as<int64_t>(), to.bytes(), places.length(),
+                                  from.row_stride()};
+  const NoGil release;
+  kernels::gather(handle.device(), stream_of(stream), arguments);
+}
+
+// The weights (n), or NULL.
+template <class T>
+T* weights_of(const std::optional<DeviceArray>& weights, int64_t count) {
+  if (!weights) return nullptr;
+  weights->check_shape({count});
+  return weights->as<T>();
+}
+
+std::optional<DeviceArray> optional_array(const DeviceHandle& handle, const py::object& object,
+                                          const char* name) {
+  if (object.is_none()) return std::nullopt;
+  return DeviceArray(handle, object, name);
+}
+
+// Offsets (b + 1); their number of bags.
+int64_t num_bags_of(const DeviceArray& offsets) {
+  if (offsets.shape().size() != 1 || offsets.length() < 1)
+    refuse("offsets must have one dimension and one number more than there are bags");
+  return offsets.length() - 1;
+}
+
+void pool(DeviceHandle& handle, uint64_t stream, const py::object& rows, const py::object& inverse,
+          const py::object& offsets, const py::object& weights, const py::object& out,
+          bool is_mean) {
+  const DeviceArray from(handle, rows, "rows");
+  const DeviceArray places(handle, inverse, "inverse");
+  const DeviceArray bags(handle, offsets, "offsets");
+  const auto scales = optional_array(handle, weights, "weights");
+  const DeviceArray to(handle, out, "out");
+  from.check_shape({kAny, kAny});
+  places.check_shape({kAny});
+  const int64_t num_bags = num_bags_of(bags);
+  const int64_t dim = from.shape()[1];
+  to.check_shape({num_bags, dim});
+  with_float_dtype(from, "rows", [&]<class T>(T) {
+    const kernels::Pool<T> arguments{from.as<T>(), places.as<int64_t>(), bags.as<int64_t>(),
+                                     weights_of<T>(scales, places.length()), to.as<T>(), num_bags,
+                                     dim, is_mean};
+    const NoGil release;
+    kernels::pool(handle.device(), stream_of(stream), arguments);
+  });
+}
+
+void scatter(DeviceHandle& handle, uint64_t stream, const py::object& source,
+             const py::object& targets, const py::object& offsets, const py::object& weights,
+             const py::object& out, bool is_mean) {
+  const DeviceArray from(handle, source, "values");
+  const DeviceArray places(handle, targets, "segments");
+  const auto bags = optional_array(handle, offsets, "offsets");
+  const auto scales = optional_array(handle, weights, "weights");
+  const DeviceArray to(handle, out, "out");
+  from.check_shape({kAny, kAny});
+  places.check_shape({kAny});
+  const int64_t count = checked_count(places.length(), "values");
+  const int64_t num_bags = bags ? num_bags_of(*bags) : count;
+  if (from.length() != num_bags) {
+    refuse("there must be a row of values for each of " + std::to_string(num_bags) +
+           " bags, found " + std::to_string(from.length()));
+  }
+  const int64_t dim = from.shape()[1];
+  to.check_shape({kAny, dim});
+  const int64_t num_rows = checked_count(to.length(), "rows");
+  with_float_dtype(from, "values", [&]<class T>(T) {
+    const kernels::Scatter<T> arguments{from.as<T>(),
+                                        places.as<int64_t>(),
+                                        bags ? bags->as<int64_t>() : nullptr,
+                                        weights_of<T>(scales, count),
+                                        to.as<T>(),
+                                        count,
+                                        checked_count(num_bags, "bags"),
+                                        num_rows,
+                                        dim,
+                                        is_mean};
+    const NoGil release;
+    kernels::scatter(handle.device(), stream_of(stream), arguments);
+  });
+}
+
+void pool_weight_gradient(DeviceHandle& handle, uint64_t stream, const py::object& gradient,
+                          const py::object& rows, const py::object& inverse,
+                          const py::object& offsets, const py::object& out, bool is_mean) {
+  const DeviceArray from(handle, gradient, "gradient");
+  const DeviceArray by_key(handle, rows, "rows");
+  const DeviceArray places(handle, inverse, "inverse");
+  const DeviceArray bags(handle, offsets, "offsets");
+  const DeviceArray to(handle, out, "out");
+  by_key.check_shape({kAny, kAny});
+  places.check_shape({kAny});
+  const int64_t num_bags = num_bags_of(bags);
+  const int64_t dim = by_key.shape()[1];
+  from.check_shape({num_bags, dim});
+  to.check_shape({places.length()});
+  with_float_dtype(by_key, "rows", [&]<class T>(T) {
+    const kernels::PoolWeightGradient<T> arguments{
+        from.as<T>(),      by_key.as<T>(), places.as<int64_t>(), bags.as<int64_t>(), to.as<T>(),
+        places.length(), num_bags,       dim,                  is_mean};
+    const NoGil release;
+    kernels::pool_weight_gradient(handle.device(), stream_of(stream), arguments);
+  });
+}
+
+kernels::Initializer make_initializer(const std::string& kind, std::pair<double, double> parameters,
+                                      uint64_t philox_key) {
+  kernels::InitialKind known;
+  if (kind == "zeros" || kind == "constant") {
+    known = kernels::InitialKind::constant;
+  } else if (kind == "uniform" || kind == "xavier") {
+    known = kernels::InitialKind::uniform;
+  } else if (kind == "normal") {
+    known = kernels::InitialKind::normal;
+  } else if (kind == "truncated_normal") {
+    known = kernels::InitialKind::truncated_normal;
+  } else {
+    refuse("initializer kind '" + kind + "' is unknown to the native kernel");
+  }
+  return {known, parameters.first, parameters.second, philox_key};
+}
+
+void initialize(DeviceHandle& handle, uint64_t stream, const kernels::Initializer& initializer,
+                int64_t dim, const py::object& rows, const py::object& keys,
+                const py::object& found, const py::object& state) {
+  const DeviceArray to(handle, rows, "rows");
+  const DeviceArray from(handle, keys, "keys");
+  const DeviceArray flags(handle, found, "found");
+  const auto state_array = optional_array(handle, state, "state");
+  from.check_shape({kAny});
+  flags.check_shape({from.length()});
+  to.check_shape({from.length(), kAny});
+  const kernels::RowType type = to.row_type();
+  const int64_t row_bytes = to.shape()[1] * to.element_bytes();
+  const int64_t begin = kernels::make_row_layout(type, dim, 1).state_begin;
+  const int64_t state_width =
+      row_bytes <= begin ? 0 : (row_bytes - begin) / kernels::computing_bytes(type);
+  kernels::Initialize arguments{};
+  arguments.values = kernels::initial_values(initializer, type);
+  arguments.layout = kernels::make_row_layout(type, dim, state_width);
+  if (arguments.layout.row_bytes != row_bytes) {
+    refuse("rows of " + std::to_string(row_bytes) + " bytes hold no embedding of " +
+           std::to_string(dim) + " and state behind it");
+  }
+  if (state_array) {
+    state_array->check_shape({state_width});
+    arguments.state = kernels::computing_bytes(type) == 8
+                          ? static_cast<const void*>(state_array->as<double>())
+                          : static_cast<const void*>(state_array->as<float>());
+  }
+  arguments.keys = from.as<int64_t>();
+  arguments.flags = flags.as<uint8_t>();
+  arguments.count = from.length();
+  arguments.rows = {nullptr, static_cast<char*>(to.bytes()), row_bytes};
+  const NoGil release;
+  kernels::initialize(handle.device(), stream_of(stream), arguments);
+}
+
+kernels::HalfRows half_rows(const DeviceArray& rows) {
+  rows.check_shape({kAny, kAny});
+  const kernels::RowType type = rows.row_type();
+  if (!kernels::is_half(type)) refuse("rows must be float16 or bfloat16");
+  return {type, {nullptr, static_cast<char*>(rows.bytes()), rows.row_stride()}, rows.length(),
+          rows.shape()[1]};
+}
+
+void decode(DeviceHandle& handle, uint64_t stream, const py::object& rows, const py::object& out) {
+  const DeviceArray from(handle, rows, "rows", true);
+  const DeviceArray to(handle, out, "out");
+  const kernels::HalfRows halves = half_rows(from);
+  to.check_shape({halves.count, halves.dim});
+  auto* const data = to.as<float>();
+  const NoGil release;
+  kernels::decode(handle.device(), stream_of(stream), halves, data);
+}
+
+void encode(DeviceHandle& handle, uint64_t stream, const py::object& values, const py::object& out,
+            const py::object& keys, uint64_t seed, int64_t step) {
+  const DeviceArray from(handle, values, "values");
+  const DeviceArray to(handle, out, "out", true);
+  const auto by_key = optional_array(handle, keys, "keys");
+  const kernels::HalfRows halves = half_rows(to);
+  from.check_shape({halves.count, halves.dim});
+  if (by_key) by_key->check_shape({halves.count});
+  auto* const data = from.as<float>();
+  const kernels::Rounding rounding{by_key ? by_key->as<int64_t>() : nullptr, nullptr, seed, step};
+  const NoGil release;
+  kernels::encode(handle.device(), stream_of(stream), data, rounding, halves);
+}
+
+bool is_finite(DeviceHandle& handle, uint64_t stream, const py::object& values) {
+  const DeviceArray from(handle, values, "values");
+  return with_float_dtype(from, "values", [&]<class T>(T) {
+    auto* const data = from.as<T>();
+    const NoGil release;
+    const Buffer num_bad = device::make_buffer<uint64_t>(handle.device(), 1, stream_of(stream));
+    kernels::count_non_finite(handle.device(), stream_of(stream), data, from.num_elements(),
+                              num_bad.as<uint64_t>());
+    return handle.read_word(num_bad.as<void>(), stream_of(stream)) == 0;
+  });
+}
+
+void finite_rows(DeviceHandle& handle, uint64_t stream, const py::object& values,
+                 const py::object& finite) {
+  const DeviceArray from(handle, values, "values");
+  const DeviceArray to(handle, finite, "finite");
+  from.check_shape({kAny, kAny});
+  to.check_shape({from.length()});
+  with_float_dtype(from, "values", [&]<class T>(T) {
+    const kernels::FiniteRows<T> arguments{from.as<T>(), from.length(), from.shape()[1],
+                                           to.as<uint8_t>()};
+    const NoGil release;
+    kernels::finite_rows(handle.device(), stream_of(stream), arguments);
+  });
+}
+
+struct HyperField {
+  const char* name;
+  double kernels::HyperParameters::*field;
+};
+constexpr HyperField kFields[] = {
+    {"lr", &kernels::HyperParameters::lr},
+    {"weight_decay", &kernels::HyperParameters::weight_decay},
+    {"momentum", &kernels::HyperParameters::momentum},
+    {"lr_decay", &kernels::HyperParameters::lr_decay},
+    {"beta1", &kernels::HyperParameters::beta1},
+    {"beta2", &kernels::HyperParameters::beta2},
+    {"eps", &kernels::HyperParameters::eps},
+    {"alpha", &kernels::HyperParameters::alpha},
+    {"beta", &kernels::HyperParameters::beta},
+    {"l1", &kernels::HyperParameters::l1},
+    {"l2", &kernels::HyperParameters::l2},
+    {"l21", &kernels::HyperParameters::l21},
+    {"clip_value", &kernels::HyperParameters::clip_value},
+    {"clip_norm", &kernels::HyperParameters::clip_norm},
+};
+
+kernels::HyperParameters hyper_from(const py::dict& given) {
+  kernels::HyperParameters hyper;
+  for (const auto& [key, value] : given) {
+    const auto name = key.cast<std::string>();
+    if (name == "nesterov") {
+      hyper.is_nesterov = value.cast<bool>();
+      continue;
+    }
+    bool is_known = false;
+    for (const HyperField& each : kFields) {
+      if (name != each.name) continue;
+      hyper.*(each.field) = value.cast<double>();
+      is_known = true;
+    }
+    if (!is_known) refuse("unknown hyper-parameter '" + name + "'");
+  }
+  return hyper;
+}
+
+// What is the same for all rows of a step.
+kernels::Update make_update(const std::string& method, const py::dict& hyper, int64_t step,
+                            uint64_t rounding_seed) {
+  kernels::Update update{};
+  if (!kernels::update_method_named(method, &update.method))
+    refuse("update method '" + method + "' is unknown to the native kernels");
+  if (step < 1) refuse("step must be at least 1, found " + std::to_string(step));
+  update.hyper = hyper_from(hyper);
+  update.step = step;
+  update.rounding_seed = rounding_seed;
+  return update;
+}
+
+void update(DeviceHandle& handle, uint64_t stream, const kernels::Update& step,
+            const py::object& keys, const py::object& rows, const py::object& gradients) {
+  const DeviceArray by_key(handle, keys, "keys");
+  const DeviceArray to(handle, rows, "rows");
+  const DeviceArray from(handle, gradients, "gradients");
+  by_key.check_shape({kAny});
+  from.check_shape({by_key.length(), kAny});
+  to.check_shape({by_key.length(), kAny});
+  kernels::Update arguments = step;
+  const kernels::RowType type = to.row_type();
+  const int64_t dim = from.shape()[1];
+  const int64_t row_bytes = to.shape()[1] * to.element_bytes();
+  arguments.layout =
+      kernels::make_row_layout(type, dim, kernels::state_width_of(step.method, dim));
+  if (arguments.layout.row_bytes != row_bytes) {
+    refuse("rows of " + std::to_string(arguments.layout.row_bytes) + " bytes were asked for, found " +
+           std::to_string(row_bytes));
+  }
+  arguments.keys = by_key.as<int64_t>();
+  arguments.rows = {nullptr, static_cast<char*>(to.bytes()), row_bytes};
+  arguments.gradients = kernels::computing_bytes(type) == 8
+                            ? static_cast<void*>(from.as<double>())
+                            : static_cast<void*>(from.as<float>());
+  arguments.count = by_key.length();
+  const NoGil release;
+  kernels::update(handle.device(), stream_of(stream), arguments);
+}
+
+}  // namespace
+
+void bind_device_kernels(py::module_& module) {
+  module.def("dedup", &dedup);
+  module.def("partition", &partition);
+  module.def("route", &route);
+  module.def("gather", &gather);
+  module.def("pool", &pool);
+  module.def("scatter", &scatter);
+  module.def("pool_weight_gradient", &pool_weight_gradient);
+  py::class_<kernels::Initializer>(module, "Initializer", py::module_local())
+      .def(py::init(&make_initializer), py::arg("kind"), py::arg("parameters"),
+           py::arg("philox_key"));
+  module.def("initialize", &initialize);
+  module.def("decode", &decode);
+  module.def("encode", &encode);
+  module.def("is_finite", &is_finite);
+  module.def("finite_rows", &finite_rows);
+  py::class_<kernels::Update>(module, "UpdateStep", py::module_local())
+      .def(py::init(&make_update), py::arg("method"), py::arg("hyper"), py::arg("step"),
+           py::arg("rounding_seed"));
+  module.def("update", &update);
+}
+
+}  // namespace sparring::hkv

@@ -1,0 +1,98 @@
+// sparring_hkv._cuda, and sparring_hkv._emulated: the same over the emulator. Importing
+// either needs no driver.
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <string>
+
+#include "bindings/device_arrays.h"
+#include "bindings/device_kernels.h"
+#include "bindings/device_table.h"
+
+#if SPARRING_HKV_IS_EMULATED
+#include "device/emulated_device.h"
+#include "device/emulator.h"
+#else
+#include "device/cuda_device.h"
+#endif
+
+namespace py = pybind11;
+using namespace sparring::hkv;
+namespace device = sparring::device;
+
+namespace {
+
+#if SPARRING_HKV_IS_EMULATED
+
+std::unique_ptr<DeviceHandle> open_device(int, uint64_t total_bytes) {
+  return std::make_unique<DeviceHandle>(std::make_unique<device::EmulatedDevice>(total_bytes));
+}
+
+device::EmulatedDevice& emulated(DeviceHandle& handle) {
+  return static_cast<device::EmulatedDevice&>(handle.device());
+}
+
+void bind_machine(py::module_& module, py::class_<DeviceHandle>& handle) {
+  module.def("unavailable", [] { return py::none(); });
+  module.def("set_schedule", [](uint64_t seed, unsigned num_threads) {
+    device::emulator::set_schedule({seed, num_threads});
+  }, py::arg("seed"), py::arg("num_threads") = 2);
+  handle.def("fail_from", [](DeviceHandle& self, int64_t n) { emulated(self).fail_from(n); })
+      .def("break_down",
+           [](DeviceHandle& self, std::string text) { emulated(self).break_down(std::move(text)); })
+      .def_property_readonly("num_waits",
+                             [](DeviceHandle& self) { return emulated(self).num_waits(); });
+}
+
+#else
+
+std::unique_ptr<DeviceHandle> open_device(int index, uint64_t) {
+  return std::make_unique<DeviceHandle>(device::make_cuda_device(index));
+}
+
+void bind_machine(py::module_& module, py::class_<DeviceHandle>&) {
+  module.def("unavailable", []() -> py::object {
+    const device::GpuCount gpus = device::count_gpus();
+    if (gpus.count > 0) return py::none();
+    return py::str("no GPU: " + gpus.reason);
+  });
+}
+
+#endif
+
+// Device errors as those of sparring.errors, with what was asked and free.
+void translate(std::exception_ptr pointer) {
+  try {
+    if (pointer) std::rethrow_exception(pointer);
+  } catch (const device::OutOfDeviceMemory& error) {
+    const py::object type = py::module_::import("sparring.errors").attr("DeviceMemoryError");
+    const std::string text =
+        std::string(error.what()) + "; lower device_memory_bytes, or use smaller batches";
+    const py::object raised =
+        type(text, py::arg("asked_bytes") = error.asked_bytes, py::arg("free_bytes") = error.free_bytes);
+    PyErr_SetObject(type.ptr(), raised.ptr());
+  } catch (const device::DeviceError& error) {
+    const py::object type = py::module_::import("sparring.errors").attr("DeviceError");
+    PyErr_SetString(type.ptr(), error.what());
+  }
+}
+
+}  // namespace
+
+PYBIND11_MODULE(SPARRING_HKV_MODULE, module) {
+  module.attr("__version__") = SPARRING_HKV_VERSION;
+  py::register_local_exception_translator(&translate);
+  // Local, because the modules of both devices may be loaded in one process.
+  py::class_<DeviceHandle> handle(module, "Device", py::module_local());
+  handle
+      .def(py::init(&open_device), py::arg("index") = 0,
+           py::arg("total_bytes") = uint64_t{1} << 40)
+      .def_property_readonly("name", [](DeviceHandle& self) { return self.device().name(); })
+      .def_property_readonly("free_bytes",
+                             [](DeviceHandle& self) { return self.device().memory().free_bytes; })
+      .def_property_readonly(
+          "total_bytes", [](DeviceHandle& self) { return self.device().memory().total_bytes; });
+  bind_machine(module, handle);
+  bind_device_kernels(module);
+  bind_device_table(module);
+}

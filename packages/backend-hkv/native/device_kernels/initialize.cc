@@ -1,0 +1,127 @@
+#include "device_kernels/initialize.h"
+
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+#include "device_kernels/initial_value.h"
+#include "device_kernels/tile.h"
+
+namespace sparring::device_kernels {
+namespace {
+
+// A thread makes four columns, or 16 bytes of state.
+template <class T>
+struct Initializes {
+  static constexpr unsigned block_threads = kBlockThreads;
+  Initialize a;
+  uint64_t num_blocks;        // of four columns, of a row
+  uint64_t pieces_of_row;     // and pieces of what lies behind
+
+  SPARRING_DEVICE void operator()(const Block& block) const {
+    const uint64_t num_pieces = static_cast<uint64_t>(a.count) * pieces_of_row;
+    for (uint64_t at = block.thread_in_grid(); at < num_pieces; at += block.grid_threads()) {
+      const uint64_t i = at / pieces_of_row;
+      const uint64_t piece = at % pieces_of_row;
+      if ((a.flags[i] != 0) != a.writes_flagged) continue;
+      char* const row = a.rows.at(i);
+      if (piece < num_blocks) {
+        make_columns(row, a.keys[a.positions != nullptr ? a.positions[i] : static_cast<int64_t>(i)],
+                     piece);
+      } else {
+        make_state(row, static_cast<int64_t>(piece - num_blocks));
+      }
+    }
+  }
+  SPARRING_DEVICE void make_columns(char* row, int64_t key, uint64_t piece) const {
+    const FourColumns<T> columns = initial_columns<T>(a.values, key, piece);
+    T* const to = reinterpret_cast<T*>(row) + 4 * piece;
+    const uint64_t left = static_cast<uint64_t>(a.layout.dim) - 4 * piece;
+    for (uint64_t k = 0; k < 4 && k < left; ++k) to[k] = columns.values[k];
+  }
+  // Piece 0 is the gap, which is zeroed so that equal rows have equal bytes; the others are 4
+  // elements of state each.
+  SPARRING_DEVICE void make_state(char* row, int64_t piece) const {
+    using State = std::conditional_t<std::is_same_v<T, double>, double, float>;
+    if (piece == 0) {
+      for (int64_t at = a.layout.dim * static_cast<int64_t>(sizeof(T)); at < a.layout.state_begin;
+           ++at)
+        row[at] = 0;
+      return;
+    }
+    State* const to = reinterpret_cast<State*>(row + a.layout.state_begin);
+    const int64_t first = 4 * (piece - 1);
+    for (int64_t k = first; k < first + 4 && k < a.layout.state_width; ++k)
+      to[k] = a.state != nullptr ? static_cast<const State*>(a.state)[k] : State{0};
+  }
+};
+
+// Bounds in the numbers of one row type, as doubles.
+template <class T>
+struct Numbers {
+  static double nearest(double value) { return static_cast<T>(value); }
+  static double above(double value) {
+    return std::nextafter(static_cast<T>(value), std::numeric_limits<T>::infinity());
+  }
+  static double below(double value) {
+    return std::nextafter(static_cast<T>(value), -std::numeric_limits<T>::infinity());
+  }
+};
+template <class Half>
+struct HalfNumbers {
+  static double nearest(double value) {
+    return double_of_half<Half>(nearest_half_of_double<Half>(value).bits);
+  }
+  static double above(double value) {
+    const uint16_t bits = nearest_half_of_double<Half>(value).bits;
+    if ((bits & 0x7fff) == 0) return double_of_half<Half>(1);
+    return double_of_half<Half>(static_cast<uint16_t>((bits & 0x8000) != 0 ? bits - 1 : bits + 1));
+  }
+  static double below(double value) { return -above(-value); }
+};
+template <>
+struct Numbers<Float16> : HalfNumbers<Float16> {};
+template <>
+struct Numbers<Bfloat16> : HalfNumbers<Bfloat16> {};
+
+template <class T>
+InitialValues values_for(const Initializer& given) {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  InitialValues values{given.kind, given.philox_key, given.first, given.second, -infinity,
+                       infinity};
+  if (given.kind == InitialKind::uniform) {
+    values.second = given.second - given.first;
+    values.lower = Numbers<T>::nearest(given.first);
+    if (!(values.lower > given.first)) values.lower = Numbers<T>::above(values.lower);
+    values.upper = Numbers<T>::nearest(given.second);
+    if (!(values.upper < given.second)) values.upper = Numbers<T>::below(values.upper);
+    if (values.lower > values.upper)
+      values.lower = values.upper = Numbers<T>::nearest(given.first);
+  } else if (given.kind == InitialKind::truncated_normal) {
+    values.lower = Numbers<T>::nearest(given.first - 2 * given.second);
+    values.upper = Numbers<T>::nearest(given.first + 2 * given.second);
+  }
+  return values;
+}
+
+}  // namespace
+
+InitialValues initial_values(const Initializer& initializer, RowType type) {
+  return with_row_type(type, [&]<class T>(T) { return values_for<T>(initializer); });
+}
+
+void initialize(Device& device, Stream stream, const Initialize& arguments) {
+  if (arguments.count == 0) return;
+  const RowLayout& layout = arguments.layout;
+  const auto num_blocks = static_cast<uint64_t>((layout.dim + 3) / 4);
+  const uint64_t pieces =
+      num_blocks + (layout.state_width == 0
+                        ? 0
+                        : 1 + static_cast<uint64_t>((layout.state_width + 3) / 4));
+  const device::Shape grid = grid_for(device, static_cast<uint64_t>(arguments.count) * pieces);
+  with_row_type(layout.type, [&]<class T>(T) {
+    launch(device, grid, stream, Initializes<T>{arguments, num_blocks, pieces});
+  });
+}
+
+}  // namespace sparring::device_kernels

@@ -1,0 +1,50 @@
+// Initial rows on a device, bit for bit those of core's native/kernels/initialize.h,
+// which is part of the format.
+#ifndef SPARRING_HKV_DEVICE_KERNELS_INITIALIZE_H_
+#define SPARRING_HKV_DEVICE_KERNELS_INITIALIZE_H_
+
+#include <cstdint>
+
+#include "device/memory.h"
+#include "device_kernels/row_layout.h"
+
+namespace sparring::device_kernels {
+
+enum class InitialKind : int32_t { constant, uniform, normal, truncated_normal };
+
+// A table's initializer, as core describes it.
+struct Initializer {
+  InitialKind kind;
+  double first;   // constant: the value; uniform: low; normal: mean
+  double second;  // uniform: high; normal: standard deviation
+  uint64_t philox_key;
+};
+
+// The same, worked out for rows of one type.
+struct InitialValues {
+  InitialKind kind;
+  uint64_t philox_key;
+  double first;
+  double second;  // uniform: high - low
+  double lower;   // results are held within [lower, upper]
+  double upper;
+};
+InitialValues initial_values(const Initializer& initializer, RowType type);
+
+// Writes the rows of keys without one: the embedding, then the state. Does not wait.
+struct Initialize {
+  InitialValues values;
+  RowLayout layout;
+  const int64_t* keys;       // (n) int64, device
+  const int64_t* positions;  // (n) int64, device: row i is of keys[positions[i]]; NULL: of keys[i]
+  const uint8_t* flags;      // (n) uint8, device
+  bool writes_flagged;       // rows whose flag is 1 are written; else those whose flag is 0
+  int64_t count;             // n
+  const void* state;         // (state_width) of the computing type, device, or NULL: zeros
+  RowPlaces rows;            // in, out
+};
+void initialize(device::Device& device, device::Stream stream, const Initialize& arguments);
+
+}  // namespace sparring::device_kernels
+
+#endif  // SPARRING_HKV_DEVICE_KERNELS_INITIALIZE_H_

@@ -1,0 +1,274 @@
+#include "device_kernels/rows.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "device/atomics.h"
+#include "device_kernels/dot.h"
+#include "device_kernels/initial_value.h"
+#include "device_kernels/tile.h"
+
+namespace sparring::device_kernels {
+namespace {
+
+template <class Word, unsigned kLanes>
+struct Gathers {
+  static constexpr unsigned block_threads = kBlockThreads;
+  const char* rows;
+  const int64_t* inverse;
+  char* out;
+  uint64_t count;
+  uint64_t num_words;  // of a row
+
+  SPARRING_DEVICE void operator()(const Block& block) const {
+    const unsigned lane = Tile<kLanes>(block).lane();
+    for (uint64_t i = Tile<kLanes>::in_grid(block); i < count; i += Tile<kLanes>::count(block)) {
+      const auto* from =
+          reinterpret_cast<const Word*>(rows) + static_cast<uint64_t>(inverse[i]) * num_words;
+      Word* to = reinterpret_cast<Word*>(out) + i * num_words;
+      for (uint64_t at = lane; at < num_words; at += kLanes) move(to + at, from + at);
+    }
+  }
+  SPARRING_DEVICE static void move(Word* to, const Word* from) {
+    if constexpr (sizeof(Word) == 16) {
+      device::store_16_once(to, device::load_16(from));
+    } else {
+      *to = *from;
+    }
+  }
+};
+
+uint64_t address(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
+
+// kCount elements of T, read at once where they fill 16 bytes.
+template <class T, unsigned kCount>
+struct Elements {
+  T values[kCount];
+
+  SPARRING_DEVICE static Elements load(const T* from) {
+    Elements result;
+    if constexpr (sizeof(Elements) == 16) {
+      const device::Vector16 read = device::load_16(from);
+      memcpy(&result, &read, 16);
+    } else if constexpr (sizeof(Elements) == 8 && kCount > 1) {
+      const uint64_t read = *reinterpret_cast<const uint64_t*>(from);
+      memcpy(&result, &read, 8);
+    } else {
+      for (unsigned k = 0; k < kCount; ++k) result.values[k] = from[k];
+    }
+    return result;
+  }
+  SPARRING_DEVICE void store(T* to) const {
+    if constexpr (sizeof(Elements) == 16) {
+      device::Vector16 written;
+      memcpy(&written, this, 16);
+      device::store_16(to, written);
+    } else {
+      for (unsigned k = 0; k < kCount; ++k) to[k] = values[k];
+    }
+  }
+};
+
+// Where the rows of a pool come from: piece(i, column) are the elements of the row
+// of id i from `column` on.
+template <class T>
+struct DenseRows {
+  using Computing = T;
+  const T* rows;
+  const int64_t* inverse;
+  uint64_t dim;
+
+  template <unsigned kCount>
+  SPARRING_DEVICE Elements<T, kCount> piece(uint64_t i, uint64_t column) const {
+    return Elements<T, kCount>::load(rows + static_cast<uint64_t>(inverse[i]) * dim + column);
+  }
+};
+
+template <class Stored_>
+struct ShownRows {
+  using Computing = typename Stored<Stored_>::Computing;
+  const void* const* rows;
+  const int64_t* ids;
+  InitialValues initial;
+
+  template <unsigned kCount>
+  SPARRING_DEVICE Elements<Computing, kCount> piece(uint64_t i, uint64_t column) const {
+    Elements<Computing, kCount> result;
+    if (rows[i] != nullptr) {
+      const auto* from = static_cast<const Stored_*>(rows[i]) + column;
+      const auto read = Elements<Stored_, kCount>::load(from);
+      for (unsigned k = 0; k < kCount; ++k) result.values[k] = Stored<Stored_>::load(read.values[k]);
+    } else {
+      static_assert(kCount <= 4);
+      const auto made = initial_columns<Stored_>(initial, ids[i], column / 4);
+      for (unsigned k = 0; k < kCount; ++k)
+        result.values[k] = Stored<Stored_>::load(made.values[column % 4 + k]);
+    }
+    return result;
+  }
+};
+
+// A tile does one bag, its lanes kCount columns each; the rows of a bag are added in
+// the order of its ids.
+template <class Rows, unsigned kCount, unsigned kLanes, bool kHasWeights>
+struct Pools {
+  using T = typename Rows::Computing;
+  static constexpr unsigned block_threads = kBlockThreads;
+  Rows rows;
+  const int64_t* offsets;
+  const T* weights;
+  T* out;
+  uint64_t num_bags;
+  uint64_t dim;
+  bool is_mean;
+
+  SPARRING_DEVICE void operator()(const Block& block) const {
+    const unsigned lane = Tile<kLanes>(block).lane();
+    for (uint64_t bag = Tile<kLanes>::in_grid(block); bag < num_bags;
+         bag += Tile<kLanes>::count(block)) {
+      const auto begin = static_cast<uint64_t>(offsets[bag]);
+      const auto end = static_cast<uint64_t>(offsets[bag + 1]);
+      for (uint64_t column = lane * kCount; column < dim; column += kLanes * kCount)
+        pool_columns(bag, begin, end, column);
+    }
+  }
+  SPARRING_DEVICE void pool_columns(uint64_t bag, uint64_t begin, uint64_t end,
+                                    uint64_t column) const {
+    Elements<T, kCount> sum{};
+    for (uint64_t i = begin; i < end; ++i) {
+      const Elements<T, kCount> piece = rows.template piece<kCount>(i, column);
+      for (unsigned k = 0; k < kCount; ++k) {
+        if constexpr (kHasWeights) {
+          sum.values[k] = sum.values[k] + piece.values[k] * weights[i];
+        } else {
+          sum.values[k] = sum.values[k] + piece.values[k];
+        }
+      }
+    }
+    if (is_mean && end > begin) {
+      for (unsigned k = 0; k < kCount; ++k)
+        sum.values[k] = sum.values[k] / static_cast<T>(end - begin);
+    }
+    sum.store(out + bag * dim + column);
+  }
+};
+
+// `rows` whose elements may be read kCount at a time.
+template <unsigned kCount, class Rows, class T>
+void launch_pool(Device& device, Stream stream, const Rows& rows, const int64_t* offsets,
+                 const T* weights, T* out, uint64_t num_bags, uint64_t dim, bool is_mean) {
+  with_tile(static_cast<int64_t>(dim / kCount), [&]<unsigned kLanes>() {
+    const device::Shape grid = grid_for(device, num_bags * kLanes);
+    if (weights == nullptr) {
+      launch(device, grid, stream,
+             Pools<Rows, kCount, kLanes, false>{rows, offsets, weights, out, num_bags, dim,
+                                                is_mean});
+    } else {
+      launch(device, grid, stream,
+             Pools<Rows, kCount, kLanes, true>{rows, offsets, weights, out, num_bags, dim,
+                                               is_mean});
+    }
+  });
+}
+
+template <class T>
+struct WeightGradients {
+  static constexpr unsigned block_threads = kBlockThreads;
+  PoolWeightGradient<T> a;
+
+  SPARRING_DEVICE void operator()(const Block& block) const {
+    using Team = DotTile<T>;
+    const Team tile(block);
+    const auto count = static_cast<uint64_t>(a.count);
+    const uint64_t rounds = rounds_for(count, Team::count(block));
+    uint64_t i = Team::in_grid(block);
+    for (uint64_t round = 0; round < rounds; ++round, i += Team::count(block)) {
+      const bool is_there = i < count;
+      const uint64_t bag = is_there ? bag_of(static_cast<int64_t>(i)) : 0;
+      const T product = dot(tile, a.gradient + bag * static_cast<uint64_t>(a.dim),
+                            is_there ? a.rows + a.inverse[i] * a.dim : a.rows,
+                            is_there ? a.dim : 0);
+      if (!is_there || tile.lane() != 0) continue;
+      a.out[i] = a.is_mean ? product / static_cast<T>(a.offsets[bag + 1] - a.offsets[bag]) : product;
+    }
+  }
+  // The bag that id i is in: the last one that begins at or before it.
+  SPARRING_DEVICE uint64_t bag_of(int64_t i) const {
+    int64_t low = 0;
+    int64_t high = a.num_bags;
+    while (high - low > 1) {
+      const int64_t middle = low + (high - low) / 2;
+      if (a.offsets[middle] <= i) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    return static_cast<uint64_t>(low);
+  }
+};
+
+}  // namespace
+
+void gather(Device& device, Stream stream, const Gather& arguments) {
+  if (arguments.count == 0 || arguments.row_bytes == 0) return;
+  const auto row_bytes = static_cast<uint64_t>(arguments.row_bytes);
+  const uint64_t all = address(arguments.rows) | address(arguments.out) | row_bytes;
+  const auto with_word = [&]<class Word>(Word) {
+    const uint64_t num_words = row_bytes / sizeof(Word);
+    with_tile(static_cast<int64_t>(num_words), [&]<unsigned kLanes>() {
+      launch(device, grid_for(device, static_cast<uint64_t>(arguments.count) * kLanes), stream,
+             Gathers<Word, kLanes>{static_cast<const char*>(arguments.rows), arguments.inverse,
+                                   static_cast<char*>(arguments.out),
+                                   static_cast<uint64_t>(arguments.count), num_words});
+    });
+  };
+  if (all % 16 == 0) return with_word(device::Vector16{});
+  if (all % 4 == 0) return with_word(uint32_t{});
+  with_word(uint16_t{});
+}
+
+template <class T>
+void pool(Device& device, Stream stream, const Pool<T>& arguments) {
+  if (arguments.num_bags == 0 || arguments.dim == 0) return;
+  const auto dim = static_cast<uint64_t>(arguments.dim);
+  const auto num_bags = static_cast<uint64_t>(arguments.num_bags);
+  const DenseRows<T> rows{arguments.rows, arguments.inverse, dim};
+  constexpr unsigned wide = 16 / sizeof(T);
+  const uint64_t all = address(arguments.rows) | address(arguments.out) | dim * sizeof(T);
+  if (all % 16 == 0) {
+    launch_pool<wide>(device, stream, rows, arguments.offsets, arguments.weights, arguments.out,
+                      num_bags, dim, arguments.is_mean);
+  } else {
+    launch_pool<1>(device, stream, rows, arguments.offsets, arguments.weights, arguments.out,
+                   num_bags, dim, arguments.is_mean);
+  }
+}
+
+void pool_shown(Device& device, Stream stream, const ShownPool& arguments) {
+  if (arguments.num_bags == 0) return;
+  const auto dim = static_cast<uint64_t>(arguments.dim);
+  with_row_type(arguments.type, [&]<class Element>(Element) {
+    using Rows = ShownRows<Element>;
+    using T = typename Rows::Computing;
+    const Rows rows{arguments.rows, arguments.ids, arguments.initial};
+    // A storage's rows are aligned to their elements and no further.
+    launch_pool<1>(device, stream, rows, arguments.offsets,
+                   static_cast<const T*>(arguments.weights), static_cast<T*>(arguments.out),
+                   static_cast<uint64_t>(arguments.num_bags), dim, arguments.is_mean);
+  });
+}
+
+template <class T>
+void pool_weight_gradient(Device& device, Stream stream, const PoolWeightGradient<T>& arguments) {
+  if (arguments.count == 0) return;
+  const auto num_threads = static_cast<uint64_t>(arguments.count) * DotTile<T>::num_lanes;
+  launch(device, grid_for(device, num_threads), stream, WeightGradients<T>{arguments});
+}
+
+template void pool(Device&, Stream, const Pool<float>&);
+template void pool(Device&, Stream, const Pool<double>&);
+template void pool_weight_gradient(Device&, Stream, const PoolWeightGradient<float>&);
+template void pool_weight_gradient(Device&, Stream, const PoolWeightGradient<double>&);
+
+}  // namespace sparring::device_kernels

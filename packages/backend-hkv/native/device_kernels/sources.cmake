@@ -1,0 +1,23 @@
+# The key operations of a device. Each source is compiled by nvcc for GPUs, and by the
+# host's compiler over the emulator.
+set(device_kernel_sources
+  native/device_kernels/dedup.cc
+  native/device_kernels/encode.cc
+  native/device_kernels/finite.cc
+  native/device_kernels/initialize.cc
+  native/device_kernels/route.cc
+  native/device_kernels/rows.cc
+  native/device_kernels/sums.cc
+  native/device_kernels/update.cc)
+
+if(TARGET sparring_hkv_emulator)
+  add_library(sparring_hkv_emulated_kernels STATIC ${device_kernel_sources})
+  target_include_directories(sparring_hkv_emulated_kernels PUBLIC native)
+  target_link_libraries(sparring_hkv_emulated_kernels PUBLIC sparring_hkv_emulator)
+  # -ffp-contract: see native/device/cuda.cmake.
+  target_compile_options(sparring_hkv_emulated_kernels PRIVATE
+    -Wall -Wextra -Wpedantic -Wconversion -Wshadow -ffp-contract=off)
+endif()
+if(SPARRING_HKV_HAS_CUDA)
+  sparring_hkv_add_cuda_library(sparring_hkv_cuda_kernels ${device_kernel_sources})
+endif()

@@ -1,0 +1,163 @@
+#include "device_state.h"
+
+#include <limits>
+#include <utility>
+
+#include "sparring/storage_border.h"
+
+namespace sparring::hkv {
+namespace {
+
+using border::StatusError;
+
+// Calls use the library's algorithms, whose counts have 31 bits.
+constexpr int64_t kMostKeys = std::numeric_limits<int32_t>::max();
+
+}  // namespace
+
+DeviceTable::State::State(device::Device& device_used, const DeviceTableOptions& asked)
+    : device(device_used),
+      options(asked),
+      layout(make_device_layout(asked.table)),
+      policy(asked.table.policy),
+      own_stream(nullptr),
+      counters(nullptr) {
+  own_stream = device.make_stream();
+  try {
+    order = std::make_unique<DeviceOrder>(device);
+    counters_memory = buffer<DeviceCounters>(1, own_stream);
+    counters = counters_memory.as<DeviceCounters>();
+    device.fill(counters, 0, sizeof(DeviceCounters), own_stream);
+    index = std::make_unique<DeviceIndex>(device, own_stream, layout, keeps_scores(),
+                                          options.table.hash_seed);
+    rows = std::make_unique<DeviceRows>(device, own_stream, options.table.row_bytes,
+                                        layout.max_rows);
+    // Slots of a table that evicts own their rows from the first.
+    if (layout.evicts) rows->reserve(layout.max_rows, row_budget());
+    order->end_write(own_stream);
+  } catch (...) {
+    rows.reset();
+    index.reset();
+    counters_memory = {};
+    order.reset();
+    device.free_stream(own_stream);
+    throw;
+  }
+}
+
+DeviceTable::State::~State() {
+  try {
+    // Others' streams may still use what is freed on this one.
+    order->begin_write(own_stream);
+    rows.reset();
+    index.reset();
+    counters_memory = {};
+    device.wait(own_stream);
+  } catch (const device::DeviceError&) {
+    // Nothing of a failed device can be used any more, nor leak.
+  }
+  rows.reset();
+  index.reset();
+  counters_memory = {};
+  order.reset();
+  device.free_stream(own_stream);
+}
+
+void DeviceTable::State::run(const std::string& what, const std::function<void()>& body) {
+  {
+    const std::lock_guard<std::mutex> held(failure_mutex);
+    if (!failure.empty()) throw StatusError(SPARRING_IO, what + ": " + failure);
+  }
+  try {
+    body();
+  } catch (const device::OutOfDeviceMemory& error) {
+    throw StatusError(SPARRING_OUT_OF_MEMORY,
+                      what + " on " + device.name() + ": " + error.what() +
+                          "; the table is unchanged. Divide the call, free memory there, or let "
+                          "rows lie in host memory beyond device_memory_bytes");
+  } catch (const device::DeviceError& error) {
+    const std::lock_guard<std::mutex> held(failure_mutex);
+    failure = device.name() + " has failed (" + error.what() +
+              "), and this table refuses everything since; restart the process, and load a "
+              "snapshot";
+    throw StatusError(SPARRING_IO, what + ": " + failure);
+  }
+}
+
+void DeviceTable::State::read(device::Stream stream, const std::string& what,
+                              const std::function<void()>& body) {
+  const std::shared_lock<ReaderWriterLock> held(lock);
+  run(what, [&] {
+    order->begin_read(stream);
+    body();
+    order->end_read(stream);
+  });
+}
+
+void DeviceTable::State::write(device::Stream stream, const std::string& what,
+                               const std::function<void()>& body) {
+  const std::unique_lock<ReaderWriterLock> held(lock);
+  run(what, [&] {
+    order->begin_write(stream);
+    try {
+      body();
+    } catch (...) {
+      // What was put on the stream before is still ordered.
+      order->end_write(stream);
+      throw;
+    }
+    order->end_write(stream);
+  });
+}
+
+DeviceCounters DeviceTable::State::read_counters(device::Stream stream) {
+  DeviceCounters now;
+  device.copy(&now, counters, sizeof(now), stream);
+  device.wait(stream);
+  return now;
+}
+
+DeviceFreeLists DeviceTable::State::free_lists(const uint32_t* returned) const {
+  return {rows->free_rows(), index->free_overflow(), rows->list_capacity(), returned};
+}
+
+void DeviceTable::State::settle(device::Stream stream, SettleCounters::Work work,
+                                const uint32_t* returned) {
+  device::launch(device, {1}, stream, SettleCounters{counters, free_lists(returned), work});
+}
+
+uint64_t DeviceTable::State::row_budget() const {
+  if (options.device_memory_bytes == 0) return 0;
+  const uint64_t other = index->memory_bytes();
+  // 1 byte: none.
+  return options.device_memory_bytes > other ? options.device_memory_bytes - other : 1;
+}
+
+void DeviceTable::State::check_count(int64_t count) const {
+  if (count <= kMostKeys) return;
+  throw StatusError(SPARRING_INVALID_ARGUMENT,
+                    "count must be at most " + std::to_string(kMostKeys) + " keys; found " +
+                        std::to_string(count) + "; divide the call");
+}
+
+void DeviceTable::State::check_scores(const uint64_t* scores) const {
+  if (scores != nullptr && !policy.takes_scores()) {
+    throw StatusError(SPARRING_UNSUPPORTED,
+                      std::string("scores: policy ") + policy.name() +
+                          " takes none; leave them out, or use policy custom, lfu or epoch_lfu");
+  }
+}
+
+void DeviceTable::State::check_room(int64_t count, uint64_t num_missing, uint64_t size,
+                                    const char* what) const {
+  if (size + num_missing <= layout.max_rows) return;
+  const Layout same{layout.max_rows, layout.num_fixed_heads, layout.max_overflow,
+                    layout.is_bounded};
+  throw StatusError(SPARRING_CAPACITY,
+                    std::string(what) + " of " + std::to_string(count) + " keys, " +
+                        std::to_string(num_missing) + " of them new: the table holds " +
+                        std::to_string(size) + " of at most " + std::to_string(layout.max_rows) +
+                        " rows, and " + remedy_when_full(same));
+}
+
+}  // namespace sparring::hkv

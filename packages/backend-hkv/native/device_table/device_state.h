@@ -1,0 +1,200 @@
+// The inside of a DeviceTable, which its source files share. They are compiled by
+// nvcc for a GPU, by the host's compiler for the emulator.
+#ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_STATE_H_
+#define SPARRING_HKV_DEVICE_TABLE_DEVICE_STATE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+
+#include "device/launch.h"
+#include "device_copy.h"
+#include "device_counters.h"
+#include "device_evict_kernels.h"
+#include "device_index.h"
+#include "device_layout.h"
+#include "device_order.h"
+#include "device_rows.h"
+#include "device_segments.h"
+#include "device_table.h"
+#include "policy.h"
+#include "reader_writer_lock.h"
+
+namespace sparring::hkv {
+
+class DeviceTable::State {
+ public:
+  State(device::Device& device, const DeviceTableOptions& options);
+  ~State();
+
+  bool keeps_scores() const { return options.table.policy != PolicyKind::kNone; }
+
+  // ---- around every call (device_state.cc) ----
+
+  // Runs `body` as a reader or as the writer, its work ordered on `stream`.
+  // `what` names the call in messages.
+  void read(device::Stream stream, const std::string& what, const std::function<void()>& body);
+  void write(device::Stream stream, const std::string& what, const std::function<void()>& body);
+
+  // Turns failures of the device into a status, and remembers them.
+  void run(const std::string& what, const std::function<void()>& body);
+
+  // ---- what calls are made of ----
+
+  // As many as run at once.
+  unsigned most_blocks() const { return device.num_multiprocessors() * (2048 / kBlockThreads); }
+  template <class Kernel>
+  void launch(device::Stream stream, uint64_t num_threads, const Kernel& kernel,
+              size_t shared_bytes = 0) {
+    device::launch(device, {device::blocks_for(num_threads, Kernel::block_threads, most_blocks()),
+                            shared_bytes},
+                   stream, kernel);
+  }
+  // For kernels with a tile for each key.
+  template <class Kernel>
+  void launch_tiles(device::Stream stream, uint64_t num_keys, const Kernel& kernel) {
+    launch(stream, num_keys * kTileLanes, kernel);
+  }
+  template <class T>
+  device::Buffer buffer(uint64_t count, device::Stream stream) {
+    return device::make_buffer<T>(device, count, stream);
+  }
+
+  // Waits. What the device counted, this call's part included.
+  DeviceCounters read_counters(device::Stream stream);
+  void settle(device::Stream stream, SettleCounters::Work work, const uint32_t* returned = nullptr);
+  DeviceFreeLists free_lists(const uint32_t* returned) const;
+  uint64_t row_budget() const;
+
+  void check_count(int64_t count) const;
+  void check_scores(const uint64_t* scores) const;
+  void check_room(int64_t count, uint64_t num_missing, uint64_t size, const char* what) const;
+
+  // ---- insertion (device_insert.cc) ----
+
+  // The keys of a call that inserts, looked at but not handled.
+  struct Insertion {
+    device::Stream stream = nullptr;
+    const int64_t* keys = nullptr;
+    uint64_t count = 0;
+    device::Buffer numbers;    // (count) uint32: rows of keys that are there
+    device::Buffer missing;    // (count) uint8, for updates only
+    device::Buffer heads;      // (count) uint32: of missing keys, num_heads of others
+    device::Buffer positions;  // (count) uint32
+    device::Buffer sorted_heads;
+    device::Buffer sorted_positions;
+    device::Buffer returned;   // (count) uint32, for tables that chain
+    bool may_insert = true;
+    uint64_t num_missing = 0;  // at the most; exactly, where it was waited for
+    uint64_t num_refused = 0;  // keys that admission kept out
+    bool is_counted = false;   // whether num_missing is exact
+    uint64_t most_overflow = 0;  // overflow buckets that it may take
+
+    SortedKeys sorted() const {
+      return {sorted_heads.as<uint32_t>(), sorted_positions.as<uint32_t>(), count};
+    }
+  };
+  // Resets what a call counted, unless it was settled.
+  class CallCounters;
+
+  Insertion locate(const int64_t* keys, uint64_t count, device::Stream stream, bool for_update);
+  void sort(Insertion& insertion);
+  // Chaining tables: takes all memory that the insertion needs, or throws.
+  // `update`: asks for admission.
+  Insertion prepare_chained(const int64_t* keys, uint64_t count, device::Stream stream,
+                            const char* what, SparringUpdate* update);
+  // Keys that the caller does not admit are no longer missing.
+  void admit(Insertion& insertion, SparringUpdate& update);
+  // Rows and heads for those that are missing.
+  void grow(Insertion& insertion, uint64_t size);
+  void double_heads();
+  // Nothing of these fails but the device.
+  void insert_chained(Insertion& insertion, const uint64_t* scores);
+  void touch_known(const Insertion& insertion, const uint64_t* scores);
+  void scatter(const uint32_t* numbers, uint64_t count, const void* rows, uint64_t stride,
+               device::Stream stream);
+  void gather(const uint32_t* numbers, uint64_t count, const SparringColumns& columns, void* out,
+              uint64_t stride, device::Stream stream);
+
+  // ---- eviction (device_evict.cc) ----
+
+  // What leaves by an insertion: arrays by position of the call, then compacted.
+  struct Departures {
+    uint64_t most = 0;  // 0: nobody asks
+    device::Buffer leaves, keys, scores, sources;
+    device::Buffer sums, positions, total;
+    device::Buffer out_keys, out_rows, out_scores;
+
+    DepartureArrays arrays() const {
+      return {leaves.as<uint8_t>(), keys.as<int64_t>(), scores.as<uint64_t>(),
+              sources.as<uint64_t>()};
+    }
+  };
+  // `most`: 0 if nobody asks.
+  Departures prepare_departures(uint64_t count, uint64_t most, device::Stream stream);
+  // The rows of keys that stay go into `numbers`.
+  void insert_or_evict(Insertion& insertion, const uint64_t* scores, uint32_t* numbers,
+                       const Departures& departures);
+  // Waits. Copies who left; how many they are.
+  uint64_t collect_departures(Departures& departures, const void* call_rows, uint64_t call_stride,
+                              void** made_at, uint64_t count, device::Stream stream);
+  void hand_over(const SparringEvictionSink& sink, const Departures& departures, uint64_t num_left);
+  static void check_taken(int32_t answer);
+  void upsert_evicting(SparringUpsert& call);
+
+  // ---- changing rows where they lie (device_update.cc) ----
+
+  // Arrays for one call of `change` after another, device.
+  struct Changes {
+    device::Buffer flags, sums, list, total;
+    device::Buffer positions, rows, is_new;
+  };
+  Changes prepare_changes(uint64_t count, device::Stream stream);
+  void list_keys(const Insertion& insertion, const Changes& changes, bool known_too, bool new_too);
+  // For `count` keys of changes.list, or for all keys of the call.
+  void change(const SparringUpdate& call, const Insertion& insertion, const Changes& changes,
+              uint64_t count, const uint32_t* numbers, void* const* made_at);
+  void update_evicting(SparringUpdate& call);
+  void update_chained(SparringUpdate& call);
+
+  // ---- reading and removing (device_scan.cc, device_erase.cc) ----
+
+  void scan(SparringScan& call);
+  struct Erasure {
+    Insertion located;
+  };
+  Erasure prepare_erasure(const int64_t* keys, uint64_t count, device::Stream stream);
+  // Waits. How many there were.
+  uint64_t finish_erasure(const Erasure& erasure);
+  struct Lowest {
+    device::Buffer keys, scores, numbers, rows;
+  };
+  Lowest find_lowest(uint64_t count, bool with_rows, device::Stream stream);
+
+  device::Device& device;
+  DeviceTableOptions options;
+  DeviceLayout layout;
+  Policy policy;
+  device::Stream own_stream;
+  std::unique_ptr<DeviceOrder> order;
+  device::Buffer counters_memory;
+  DeviceCounters* counters;
+  std::unique_ptr<DeviceIndex> index;
+  std::unique_ptr<DeviceRows> rows;
+  mutable ReaderWriterLock lock;
+
+  // What was read last and what is known to have come since, at the most; and how
+  // many keys were inserted since without being counted.
+  DeviceCounters known{};
+  uint64_t num_unread = 0;
+
+  std::mutex failure_mutex;
+  std::string failure;  // of the device; empty: none
+};
+
+}  // namespace sparring::hkv
+
+#endif  // SPARRING_HKV_DEVICE_TABLE_DEVICE_STATE_H_

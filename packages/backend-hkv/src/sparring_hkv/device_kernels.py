@@ -1,0 +1,216 @@
+"""The key operations on a GPU, or on the emulator, behind core's contract."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sparring import kernels
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring.initializers import Initializer
+from sparring.kernel_set import ArraySource, DeviceArray, KernelSet
+from sparring.kernels import Dedup, Pooling, Rounding, Route
+from sparring_hkv.devices import open_device
+
+if TYPE_CHECKING:
+    from sparring.table import TableConfig
+    from sparring.updates import MethodChoice
+
+__all__ = ["DeviceKernels"]
+
+
+class DeviceKernels(KernelSet):
+    """The set of one device.
+
+    Args:
+        kind: ``cuda``, or ``emulated`` where that module was built.
+        arrays: see `ArraySource`.
+
+    Raises:
+        DeviceError: there is no such device; the message says why.
+    """
+
+    def __init__(self, kind: str, arrays: ArraySource) -> None:
+        opened = open_device(kind, arrays.index)
+        self._native: Any = opened.native
+        self._handle: Any = opened.handle
+        self._arrays = arrays
+        self.device = opened.name
+
+    def dedup(self, ids: DeviceArray) -> Dedup:
+        count = _length(ids, "ids")
+        keys = self._arrays.empty((count,), "int64")
+        inverse = self._arrays.empty((count,), "int64")
+        num_keys = self._native.dedup(self._handle, self._stream(), ids, keys, inverse)
+        return Dedup(keys[:num_keys], inverse)
+
+    def partition(self, keys: DeviceArray) -> DeviceArray:
+        partitions = self._arrays.empty((_length(keys, "keys"),), "uint16")
+        self._native.partition(self._handle, self._stream(), keys, partitions)
+        return partitions
+
+    def route(self, keys: DeviceArray, owners: DeviceArray, world_size: int) -> Route:
+        if not 1 <= world_size <= kernels.NUM_PARTITIONS:
+            raise InvalidArgumentError(
+                f"world_size must be from 1 to {kernels.NUM_PARTITIONS}, found {world_size}"
+            )
+        order = self._arrays.empty((_length(keys, "keys"),), "int64")
+        offsets = self._arrays.empty((world_size + 1,), "int64")
+        self._native.route(self._handle, self._stream(), keys, owners, order, offsets)
+        return Route(order, offsets)
+
+    def gather(
+        self, rows: DeviceArray, inverse: DeviceArray, out: DeviceArray | None = None
+    ) -> DeviceArray:
+        if out is None:
+            shape = (_length(inverse, "inverse"), _width(rows, "rows"))
+            out = self._arrays.empty(shape, _dtype(rows))
+        self._native.gather(self._handle, self._stream(), rows, inverse, out)
+        return out
+
+    def pool(
+        self,
+        rows: DeviceArray,
+        inverse: DeviceArray,
+        offsets: DeviceArray,
+        *,
+        mode: Pooling = "sum",
+        weights: DeviceArray | None = None,
+    ) -> DeviceArray:
+        shape = (_length(offsets, "offsets") - 1, _width(rows, "rows"))
+        out = self._arrays.empty(shape, _dtype(rows))
+        self._native.pool(
+            self._handle, self._stream(), rows, inverse, offsets, weights, out, _is_mean(mode)
+        )
+        return out
+
+    def pool_backward(
+        self,
+        gradient: DeviceArray,
+        inverse: DeviceArray,
+        offsets: DeviceArray,
+        num_rows: int,
+        *,
+        mode: Pooling = "sum",
+        weights: DeviceArray | None = None,
+    ) -> DeviceArray:
+        out = self._arrays.empty((num_rows, _width(gradient, "gradient")), _dtype(gradient))
+        self._native.scatter(
+            self._handle, self._stream(), gradient, inverse, offsets, weights, out, _is_mean(mode)
+        )
+        return out
+
+    def pool_weight_gradient(
+        self,
+        gradient: DeviceArray,
+        rows: DeviceArray,
+        inverse: DeviceArray,
+        offsets: DeviceArray,
+        *,
+        mode: Pooling = "sum",
+    ) -> DeviceArray:
+        out = self._arrays.empty((_length(inverse, "inverse"),), _dtype(rows))
+        self._native.pool_weight_gradient(
+            self._handle, self._stream(), gradient, rows, inverse, offsets, out, _is_mean(mode)
+        )
+        return out
+
+    def segment_sum(
+        self, values: DeviceArray, segments: DeviceArray, num_segments: int
+    ) -> DeviceArray:
+        out = self._arrays.empty((num_segments, _width(values, "values")), _dtype(values))
+        self._native.scatter(self._handle, self._stream(), values, segments, None, None, out, False)
+        return out
+
+    def initialize(
+        self,
+        rows: DeviceArray,
+        keys: DeviceArray,
+        found: DeviceArray,
+        table: TableConfig,
+        state: DeviceArray | None = None,
+    ) -> None:
+        initializer = table.initializer
+        assert isinstance(initializer, Initializer)  # TableConfig sees to it
+        native = self._native.Initializer(
+            initializer.kind,
+            initializer.parameters(table.dim),
+            kernels.initializer_spec(table).philox_key,
+        )
+        self._native.initialize(
+            self._handle, self._stream(), native, table.dim, rows, keys, found, state
+        )
+
+    def decode(self, rows: DeviceArray) -> DeviceArray:
+        out = self._arrays.empty((_length(rows, "rows"), _width(rows, "rows")), "float32")
+        self._native.decode(self._handle, self._stream(), rows, out)
+        return out
+
+    def encode(
+        self, values: DeviceArray, out: DeviceArray, rounding: Rounding | None = None
+    ) -> None:
+        keys, seed, step = (
+            (None, 0, 0) if rounding is None else (rounding.keys, rounding.seed, rounding.step)
+        )
+        self._native.encode(self._handle, self._stream(), values, out, keys, seed, step)
+
+    def is_finite(self, values: DeviceArray) -> bool:
+        return bool(self._native.is_finite(self._handle, self._stream(), values))
+
+    def finite_rows(self, values: DeviceArray) -> DeviceArray:
+        finite = self._arrays.empty((_length(values, "values"),), "bool")
+        self._native.finite_rows(self._handle, self._stream(), values, finite)
+        return finite
+
+    def update(
+        self,
+        table: TableConfig,
+        choice: MethodChoice,
+        keys: DeviceArray,
+        rows: DeviceArray,
+        gradients: DeviceArray,
+    ) -> None:
+        from sparring.updates.builtin import NativeMethod
+
+        if not isinstance(choice.method, NativeMethod):
+            raise UnsupportedError(
+                f"update method {choice.method.name!r} is not one of core's; kernels run those only"
+            )
+        step = self._native.UpdateStep(
+            choice.method.name,
+            choice.method.numbers(choice.hyper),
+            choice.step,
+            kernels.rounding_seed(table),
+        )
+        self._native.update(self._handle, self._stream(), step, keys, rows, gradients)
+
+    def _stream(self) -> int:
+        return self._arrays.stream()
+
+
+def _length(array: DeviceArray, name: str) -> int:
+    shape = getattr(array, "shape", ())
+    if not shape:
+        raise InvalidArgumentError(
+            f"{name} must be an array with a shape, found {type(array).__name__}"
+        )
+    return int(shape[0])
+
+
+def _width(array: DeviceArray, name: str) -> int:
+    if len(getattr(array, "shape", ())) != 2:
+        raise InvalidArgumentError(
+            f"{name} must have two dimensions, found shape {getattr(array, 'shape', None)}; "
+            "reshape them first"
+        )
+    return int(array.shape[1])
+
+
+def _dtype(array: DeviceArray) -> str:
+    """As ``float32``, of NumPy's dtypes and of those of PyTorch."""
+    return str(array.dtype).rsplit(".", 1)[-1]
+
+
+def _is_mean(mode: Pooling) -> bool:
+    if mode not in ("sum", "mean"):
+        raise InvalidArgumentError(f"mode must be 'sum' or 'mean', found {mode!r}")
+    return mode == "mean"

@@ -1,0 +1,70 @@
+"""GPUs, and the emulator that stands in for one in tests."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from sparring.errors import DeviceError
+
+__all__ = ["OpenDevice", "open_device", "why_cuda_is_unavailable"]
+
+_MODULES = {"cuda": "sparring_hkv._cuda", "emulated": "sparring_hkv._emulated"}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDevice:
+    """A device that this process uses."""
+
+    name: str
+    """``cuda:0``, ``emulated``."""
+    native: ModuleType
+    """The native module that runs kernels on it."""
+    handle: Any
+    """The device within that module."""
+
+
+_opened: dict[tuple[str, int], OpenDevice] = {}
+_lock = threading.Lock()
+
+
+def open_device(kind: str, index: int = 0) -> OpenDevice:
+    """The device of that kind and number; each is opened once in a process.
+
+    Raises:
+        DeviceError: there is none, with the reason.
+    """
+    with _lock:
+        found = _opened.get((kind, index))
+        if found is None:
+            native = _module(kind)
+            reason = native.unavailable()
+            if reason is not None:
+                raise DeviceError(f"device {kind}:{index} cannot be used: {reason}")
+            handle = native.Device(index)
+            found = _opened[kind, index] = OpenDevice(handle.name, native, handle)
+        return found
+
+
+def why_cuda_is_unavailable() -> str | None:
+    """Why no GPU can be used here, or None."""
+    try:
+        reason: str | None = _module("cuda").unavailable()
+    except DeviceError as error:
+        return str(error)
+    return reason
+
+
+def _module(kind: str) -> ModuleType:
+    try:
+        return import_module(_MODULES[kind])
+    except ImportError as error:
+        how = (
+            "this sparring-hkv was built without nvcc; install one that was built with it"
+            if kind == "cuda"
+            else "build sparring-hkv with -DSPARRING_HKV_EMULATED=ON"
+        )
+        raise DeviceError(f"no module for device {kind} ({error}): {how}") from error

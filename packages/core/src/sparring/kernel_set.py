@@ -1,0 +1,175 @@
+"""The key operations of one device type, behind one contract.
+
+`sparring.kernels` is the set for NumPy arrays on the CPU, and says what each operation computes;
+every other set gives the same results. They have the same bits, but for the order in which more
+than 1,024 rows of one segment are added.
+
+Arrays are whatever the caller's framework has, as long as they speak DLPack and lie on the set's
+device, C-contiguous: the set makes results by the caller's own `ArraySource`, and works on its
+stream. An operation returns when its work is on the stream. It waits for the device only where its
+description says so. Contents are taken for granted: an index out of range reads or writes foreign
+memory.
+
+Shapes as in `sparring.kernels`: ``n`` ids, ``u`` keys, ``b`` bags; ids, keys, inverse, segments and
+offsets are int64, rows and weights float32 or float64.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparring.kernels import Dedup, Pooling, Rounding, Route
+
+if TYPE_CHECKING:
+    from sparring.table import TableConfig
+    from sparring.updates import MethodChoice
+
+__all__ = ["ArraySource", "DeviceArray", "KernelSet"]
+
+DeviceArray = Any
+"""An array of the caller's framework; it has ``__dlpack__`` and ``__dlpack_device__``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySource:
+    """What a set needs of the caller's framework.
+
+    Args:
+        empty: ``empty(shape, dtype)`` makes an uninitialised C-contiguous array on the device;
+            dtype is a name as ``int64``, ``float32``, ``bool``. Its memory is the framework's, so
+            it counts in the framework's limits and may be used on `stream` at once.
+        stream: the stream that work goes to now, as an address (``cudaStream_t``); 0 is the
+            default stream, and all there is on a CPU.
+        index: the number of the device among those of its type.
+    """
+
+    empty: Callable[[tuple[int, ...], str], DeviceArray]
+    stream: Callable[[], int]
+    index: int = 0
+
+
+class KernelSet(ABC):
+    """The key operations of one device.
+
+    All raise `InvalidArgumentError` for wrong shapes, dtypes or devices, `DeviceMemoryError` where
+    the device has no memory, and `DeviceError` once the device has failed.
+    """
+
+    device: str
+    """Where arrays lie: ``cpu``, ``cuda:0``."""
+
+    @abstractmethod
+    def dedup(self, ids: DeviceArray) -> Dedup:
+        """`sparring.kernels.dedup`. Waits for the device once, to learn the number of keys."""
+
+    @abstractmethod
+    def partition(self, keys: DeviceArray) -> DeviceArray:
+        """`sparring.kernels.partition`."""
+
+    @abstractmethod
+    def route(self, keys: DeviceArray, owners: DeviceArray, world_size: int) -> Route:
+        """`sparring.kernels.route`; `owners` is ``(4096,)`` int32 on the device."""
+
+    @abstractmethod
+    def gather(
+        self, rows: DeviceArray, inverse: DeviceArray, out: DeviceArray | None = None
+    ) -> DeviceArray:
+        """`sparring.kernels.gather`, of rows of any dtype of a table."""
+
+    @abstractmethod
+    def pool(
+        self,
+        rows: DeviceArray,
+        inverse: DeviceArray,
+        offsets: DeviceArray,
+        *,
+        mode: Pooling = "sum",
+        weights: DeviceArray | None = None,
+    ) -> DeviceArray:
+        """`sparring.kernels.pool`."""
+
+    @abstractmethod
+    def pool_backward(
+        self,
+        gradient: DeviceArray,
+        inverse: DeviceArray,
+        offsets: DeviceArray,
+        num_rows: int,
+        *,
+        mode: Pooling = "sum",
+        weights: DeviceArray | None = None,
+    ) -> DeviceArray:
+        """`sparring.kernels.pool_backward`."""
+
+    @abstractmethod
+    def pool_weight_gradient(
+        self,
+        gradient: DeviceArray,
+        rows: DeviceArray,
+        inverse: DeviceArray,
+        offsets: DeviceArray,
+        *,
+        mode: Pooling = "sum",
+    ) -> DeviceArray:
+        """`sparring.kernels.pool_weight_gradient`."""
+
+    @abstractmethod
+    def segment_sum(
+        self, values: DeviceArray, segments: DeviceArray, num_segments: int
+    ) -> DeviceArray:
+        """`sparring.kernels.segment_sum`."""
+
+    @abstractmethod
+    def initialize(
+        self,
+        rows: DeviceArray,
+        keys: DeviceArray,
+        found: DeviceArray,
+        table: TableConfig,
+        state: DeviceArray | None = None,
+    ) -> None:
+        """`sparring.kernels.initialize`, for the table's initializer."""
+
+    @abstractmethod
+    def decode(self, rows: DeviceArray) -> DeviceArray:
+        """`sparring.kernels.decode`."""
+
+    @abstractmethod
+    def encode(
+        self, values: DeviceArray, out: DeviceArray, rounding: Rounding | None = None
+    ) -> None:
+        """`sparring.kernels.encode`."""
+
+    @abstractmethod
+    def is_finite(self, values: DeviceArray) -> bool:
+        """`sparring.kernels.is_finite`. Waits for the device."""
+
+    @abstractmethod
+    def finite_rows(self, values: DeviceArray) -> DeviceArray:
+        """`sparring.kernels.finite_rows`."""
+
+    @abstractmethod
+    def update(
+        self,
+        table: TableConfig,
+        choice: MethodChoice,
+        keys: DeviceArray,
+        rows: DeviceArray,
+        gradients: DeviceArray,
+    ) -> None:
+        """Changes rows by one of core's update methods (`sparring.updates`).
+
+        Args:
+            table: its dim, dtype, seed and name count; its rows must be as wide as the method
+                wants them.
+            choice: the method, its hyper-parameters and the number of the step.
+            keys: ``(u,)``, unique: what the rounding of 16-bit rows is drawn by.
+            rows: ``(u, row_bytes / itemsize)`` of the table's dtype; changed in place.
+            gradients: ``(u, dim)`` of the computing dtype; may be overwritten.
+
+        Raises:
+            UnsupportedError: the method is not one of core's.
+        """
