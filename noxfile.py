@@ -334,7 +334,7 @@ GPU_CHECKS = ("memcheck", "racecheck", "initcheck")
 
 @nox.session
 def gpu(session: nox.Session) -> None:
-    """Runs what needs a GPU: tests on it, compute-sanitizer, benchmarks. Elsewhere says what it did not run."""
+    """Runs what needs a GPU: tests, compute-sanitizer, benchmarks. Elsewhere says what it did not run."""
     install_family(session, "backend-hkv", extras="[testing]")
     program = "from sparring_hkv.devices import why_cuda_is_unavailable as why; print(why() or '')"
     reason = str(session.run("python", "-c", program, silent=True)).strip()
