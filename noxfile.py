@@ -253,14 +253,18 @@ GPU_CHECKS = ("memcheck", "racecheck", "initcheck")
 
 @nox.session
 def gpu(session: nox.Session) -> None:
-    """Runs what needs a GPU: tests on it, compute-sanitizer, benchmarks. Elsewhere says what it did not run."""
+    """Runs the tests, checks and benchmarks that need a GPU; elsewhere says what it did not run."""
     install_family(session, "backend-hkv", extras="[testing]")
     program = "from sparring_hkv.devices import why_cuda_is_unavailable as why; print(why() or '')"
     reason = str(session.run("python", "-c", program, silent=True)).strip()
     checker = shutil.which("compute-sanitizer")
     if reason:
         session.warn(f"no GPU can be used here: {reason}")
-        for name in (*GPU_TESTS, *(f"compute-sanitizer {each}" for each in GPU_CHECKS), "benchmarks.gpu"):
+        for name in (
+            *GPU_TESTS,
+            *(f"compute-sanitizer {each}" for each in GPU_CHECKS),
+            "benchmarks.gpu",
+        ):
             session.warn(f"not run: {name}")
         return
     session.install(TORCH, silent=True)

@@ -65,6 +65,4 @@ class DeviceCalls:
             CapacityError: full, and the policy may not evict; nothing has changed.
             MemoryError: the GPU has no memory left; nothing has changed.
         """
-        self._native.table_upsert(
-            self._capsule, self._handle, stream, keys, rows, self._row_bytes
-        )
+        self._native.table_upsert(self._capsule, self._handle, stream, keys, rows, self._row_bytes)
