@@ -247,7 +247,10 @@ def cxx_tests(session: nox.Session, package: str, sanitizer: str = "") -> None:
 
 
 # What a GPU alone can prove, and what runs it.
-GPU_TESTS = ("packages/backend-hkv/tests/test_device_conformance.py",)
+GPU_TESTS = (
+    "packages/backend-hkv/tests/test_device_conformance.py",
+    "packages/backend-hkv/tests/test_device_sequences.py",
+)
 GPU_CHECKS = ("memcheck", "racecheck", "initcheck")
 
 
@@ -269,7 +272,9 @@ def gpu(session: nox.Session) -> None:
         return
     session.install(TORCH, silent=True)
     on_gpu = {"SPARRING_TEST_DEVICE": "cuda"}
-    session.run("pytest", *GPU_TESTS, *session.posargs, env=on_gpu)
+    session.run(
+        "pytest", *GPU_TESTS, *session.posargs, env={**on_gpu, "SPARRING_OPERATIONS": "100000"}
+    )
     for check in GPU_CHECKS:
         if checker is None:
             session.warn(f"not run: compute-sanitizer {check}, which is not on the path")
