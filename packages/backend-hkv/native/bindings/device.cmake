@@ -2,8 +2,10 @@
 function(sparring_hkv_add_device_module name)
   pybind11_add_module(${name}
     native/bindings/device_arrays.cc
+    native/bindings/device_fused.cc
     native/bindings/device_kernels.cc
-    native/bindings/device_module.cc)
+    native/bindings/device_module.cc
+    native/bindings/device_table.cc)
   target_include_directories(${name} PRIVATE native)
   target_compile_options(${name} PRIVATE -Wall -Wextra)
   target_compile_definitions(${name} PRIVATE
@@ -13,10 +15,12 @@ function(sparring_hkv_add_device_module name)
 endfunction()
 
 if(SPARRING_HKV_EMULATED)
-  sparring_hkv_add_device_module(_emulated sparring_hkv_emulated_kernels)
+  sparring_hkv_add_device_module(_emulated
+    sparring_hkv_emulated_kernels sparring_hkv_emulated_table)
   target_compile_definitions(_emulated PRIVATE SPARRING_HKV_IS_EMULATED=1)
 endif()
 if(SPARRING_HKV_HAS_CUDA)
-  sparring_hkv_add_device_module(_cuda sparring_hkv_cuda_kernels)
+  sparring_hkv_add_device_module(_cuda
+    sparring_hkv_cuda_kernels sparring_hkv_cuda_table)
   target_compile_definitions(_cuda PRIVATE SPARRING_HKV_IS_EMULATED=0)
 endif()

@@ -6,7 +6,9 @@
 #include <string>
 
 #include "bindings/device_arrays.h"
+#include "bindings/device_fused.h"
 #include "bindings/device_kernels.h"
+#include "bindings/device_table.h"
 
 #if SPARRING_HKV_IS_EMULATED
 #include "device/emulated_device.h"
@@ -23,6 +25,10 @@ namespace {
 
 #if SPARRING_HKV_IS_EMULATED
 
+std::unique_ptr<device::Device> open_for_table(int) {
+  return std::make_unique<device::EmulatedDevice>();
+}
+
 std::unique_ptr<DeviceHandle> open_device(int, uint64_t total_bytes) {
   return std::make_unique<DeviceHandle>(std::make_unique<device::EmulatedDevice>(total_bytes));
 }
@@ -36,6 +42,8 @@ void bind_machine(py::module_& module, py::class_<DeviceHandle>& handle) {
   module.def("set_schedule", [](uint64_t seed, unsigned num_threads) {
     device::emulator::set_schedule({seed, num_threads});
   }, py::arg("seed"), py::arg("num_threads") = 2);
+  module.def("num_waits", [] { return device::EmulatedDevice::num_waits_of_all(); },
+             "How often anybody waited for any emulated device.");
   handle.def("fail_from", [](DeviceHandle& self, int64_t n) { emulated(self).fail_from(n); })
       .def("break_down",
            [](DeviceHandle& self, std::string text) { emulated(self).break_down(std::move(text)); })
@@ -44,6 +52,10 @@ void bind_machine(py::module_& module, py::class_<DeviceHandle>& handle) {
 }
 
 #else
+
+std::unique_ptr<device::Device> open_for_table(int index) {
+  return device::make_cuda_device(index);
+}
 
 std::unique_ptr<DeviceHandle> open_device(int index, uint64_t) {
   return std::make_unique<DeviceHandle>(device::make_cuda_device(index));
@@ -92,4 +104,6 @@ PYBIND11_MODULE(SPARRING_HKV_MODULE, module) {
           "total_bytes", [](DeviceHandle& self) { return self.device().memory().total_bytes; });
   bind_machine(module, handle);
   bind_device_kernels(module);
+  bind_device_fused(module);
+  bind_device_table(module, &open_for_table);
 }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from sparring.errors import PluginError
 from sparring.storage import Capabilities, Evicted, Keys, Rows, Scores
 from sparring.storage.native import NativeStorage
@@ -14,11 +17,11 @@ _MOST_32 = 2**32 - 1
 
 
 class HkvStorage(NativeStorage):
-    """A table in the memory of this process.
+    """A table in the memory of this process, or of a GPU.
 
-    A bounded table with a policy evicts within buckets of 60 rows: the lowest score of the
-    bucket that the new key falls into leaves, which may be the new row itself. Where scores are
-    equal the smaller key leaves. ``set_option("epoch", n)`` begins epoch `n` of an epoch policy.
+    A bounded table with a policy evicts within buckets of 60 rows, on a GPU of 128: the lowest
+    score of the bucket that the new key falls into leaves, which may be the new row itself. Where
+    scores are equal the smaller key leaves. ``set_option("epoch", n)`` begins epoch `n` of an epoch policy.
 
     Args:
         table: what the rows are.
@@ -28,22 +31,16 @@ class HkvStorage(NativeStorage):
     Raises:
         InvalidArgumentError: `memory_bytes` does not hold a single row.
         PluginError: the native library cannot be loaded here.
+        DeviceError: the device that the options name cannot be used; the message says why.
         MemoryError: the system has no memory for the table.
     """
 
     def __init__(
         self, table: TableConfig, options: HkvOptions | None = None, *, validate: bool = True
     ) -> None:
-        try:
-            from sparring_hkv import _native
-        except ImportError as error:
-            raise PluginError(
-                f"storage 'hkv': its native library cannot be loaded ({error}); install it again: "
-                "pip install --force-reinstall sparring-hkv",
-                backend="hkv",
-            ) from error
         options = HkvOptions() if options is None else options
-        capsule = _native.create(
+        create = _create_on_cpu() if options.device == "cpu" else _create_on_device(options)
+        capsule = create(
             row_bytes=table.row_bytes,
             capacity=options.capacity,
             memory_bytes=options.memory_bytes,
@@ -78,12 +75,37 @@ class HkvStorage(NativeStorage):
             self._epoch = int(str(value))
 
 
+def _create_on_cpu() -> Callable[..., object]:
+    try:
+        from sparring_hkv import _native
+    except ImportError as error:
+        raise PluginError(
+            f"storage 'hkv': its native library cannot be loaded ({error}); install it again: "
+            "pip install --force-reinstall sparring-hkv",
+            backend="hkv",
+        ) from error
+    return _native.create
+
+
+def _create_on_device(options: HkvOptions) -> Callable[..., object]:
+    from sparring_hkv.devices import open_device
+
+    kind, _, index = options.device.partition(":")
+    opened = open_device(kind, int(index or 0))
+    return partial(
+        opened.native.create,
+        index=int(index or 0),
+        device_memory_bytes=options.device_memory_bytes,
+    )
+
+
 def _capabilities_of(options: HkvOptions) -> Capabilities:
     keeps_scores = options.policy != "none"
     bounded = options.capacity is not None or options.memory_bytes is not None
     scores = {"none": "none", "custom": "given"}.get(options.policy, "policy")
     return Capabilities(
         native=True,
+        devices=("cpu",) if options.device == "cpu" else ("cpu", options.device),
         concurrent_reads=True,
         bounded=bounded,
         evicts=bounded and keeps_scores,
