@@ -52,6 +52,12 @@ CXX_TESTS = {
     "backend-rocksdb": "SPARRING_ROCKSDB_TESTS",
 }
 
+# What packages are built with for tests alone: never in a wheel that is released.
+FOR_TESTS = {
+    # The kernels of GPUs on the host.
+    "backend-hkv": ["--config-settings=cmake.define.SPARRING_HKV_EMULATED=ON"],
+}
+
 # Programs that tests start, and the package of Debian and Ubuntu that brings each.
 TEST_PROGRAMS = {"openssl": "openssl", "redis-server": "redis-server"}
 
@@ -125,7 +131,8 @@ def build_settings(session: nox.Session, package: str) -> list[str]:
     if not (PACKAGES / package / "CMakeLists.txt").exists():
         return []
     build_folder = Path(session.virtualenv.location) / "build" / package
-    return [f"--config-settings=build-dir={build_folder}"]
+    for_tests = FOR_TESTS.get(package, []) if session.name == "tests" else []
+    return [f"--config-settings=build-dir={build_folder}", *for_tests]
 
 
 @nox.session
