@@ -119,7 +119,7 @@ def test_options_name_a_device() -> None:
     assert HkvOptions(device="cuda:1").device == "cuda:1"
     with pytest.raises(ValueError, match="device"):
         HkvOptions(device="gpu")
-    with pytest.raises(ValueError, match="device_memory_bytes is for tables on a GPU"):
+    with pytest.raises(ValueError, match="device_memory_bytes bounds the memory of a GPU"):
         HkvOptions(device_memory_bytes=1000)
 
 

@@ -20,7 +20,6 @@ if(SPARRING_HKV_EMULATED)
   target_compile_definitions(_emulated PRIVATE SPARRING_HKV_IS_EMULATED=1)
 endif()
 if(SPARRING_HKV_HAS_CUDA)
-  sparring_hkv_add_device_module(_cuda
-    sparring_hkv_cuda_kernels sparring_hkv_cuda_table)
+  sparring_hkv_add_device_module(_cuda sparring_hkv_cuda_kernels sparring_hkv_cuda_table)
   target_compile_definitions(_cuda PRIVATE SPARRING_HKV_IS_EMULATED=0)
 endif()

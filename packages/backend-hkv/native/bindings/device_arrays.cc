@@ -56,7 +56,7 @@ void refuse(const std::string& message) {
   throw py::error_already_set();
 }
 
-DeviceHandle::DeviceHandle(std::unique_ptr<device::Device> device)
+DeviceHandle::DeviceHandle(std::shared_ptr<device::Device> device)
     : device_(std::move(device)), type_(kCpu), number_(0) {
   const std::string name = device_->name();
   if (name.rfind("cuda:", 0) == 0) {

@@ -24,12 +24,14 @@ namespace sparring::hkv {
 // A device that Python holds, and one word of pinned memory to read results by.
 class DeviceHandle {
  public:
-  explicit DeviceHandle(std::unique_ptr<device::Device> device);
+  explicit DeviceHandle(std::shared_ptr<device::Device> device);
   ~DeviceHandle();
   DeviceHandle(const DeviceHandle&) = delete;
   DeviceHandle& operator=(const DeviceHandle&) = delete;
 
   device::Device& device() const { return *device_; }
+  // For tables, which outlive the handle.
+  const std::shared_ptr<device::Device>& shared_device() const { return device_; }
   // DLPack's code, 1 = CPU, 2 = CUDA, and number.
   int32_t type() const { return type_; }
   int32_t number() const { return number_; }
@@ -37,7 +39,7 @@ class DeviceHandle {
   int64_t read_word(const void* from, device::Stream stream);
 
  private:
-  std::unique_ptr<device::Device> device_;
+  std::shared_ptr<device::Device> device_;
   int32_t type_;
   int32_t number_;
   std::mutex mutex_;

@@ -25,10 +25,6 @@ namespace {
 
 #if SPARRING_HKV_IS_EMULATED
 
-std::unique_ptr<device::Device> open_for_table(int) {
-  return std::make_unique<device::EmulatedDevice>();
-}
-
 std::unique_ptr<DeviceHandle> open_device(int, uint64_t total_bytes) {
   return std::make_unique<DeviceHandle>(std::make_unique<device::EmulatedDevice>(total_bytes));
 }
@@ -52,10 +48,6 @@ void bind_machine(py::module_& module, py::class_<DeviceHandle>& handle) {
 }
 
 #else
-
-std::unique_ptr<device::Device> open_for_table(int index) {
-  return device::make_cuda_device(index);
-}
 
 std::unique_ptr<DeviceHandle> open_device(int index, uint64_t) {
   return std::make_unique<DeviceHandle>(device::make_cuda_device(index));
@@ -105,5 +97,5 @@ PYBIND11_MODULE(SPARRING_HKV_MODULE, module) {
   bind_machine(module, handle);
   bind_device_kernels(module);
   bind_device_fused(module);
-  bind_device_table(module, &open_for_table);
+  bind_device_table(module);
 }

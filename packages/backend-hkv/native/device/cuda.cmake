@@ -40,8 +40,8 @@ if(SPARRING_HKV_HAS_CUDA)
     target_link_libraries(${name} PUBLIC sparring_hkv_cuda)
     # A product and a sum stay two roundings, as in the CPU's kernels: results
     # that must be equal are.
-    target_compile_options(${name} PRIVATE
-      -fmad=false -Xcompiler=-Wall,-Wextra,-ffp-contract=off -Wno-deprecated-gpu-targets)
+    target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:
+      -fmad=false -Xcompiler=-Wall,-Wextra,-ffp-contract=off -Wno-deprecated-gpu-targets>)
   endfunction()
 
   add_library(sparring_hkv_cuda STATIC native/device/cuda_device.cc)

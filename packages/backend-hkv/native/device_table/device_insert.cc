@@ -76,6 +76,7 @@ DeviceTable::State::Insertion DeviceTable::State::prepare_chained(const int64_t*
   if (!fits || update != nullptr) {
     const DeviceCounters now = read_counters(stream);
     insertion.num_missing = now.num_missing;
+    insertion.is_counted = true;
     known = now;
     num_unread = 0;
     if (update != nullptr) admit(insertion, *update);
@@ -86,10 +87,11 @@ DeviceTable::State::Insertion DeviceTable::State::prepare_chained(const int64_t*
   if (!insertion.may_insert) return insertion;
   sort(insertion);
   insertion.returned = buffer<uint32_t>(insertion.num_missing, stream);
-  const uint64_t most_overflow = known.next_overflow + num_unread + insertion.num_missing;
-  if (most_overflow > index->overflow_capacity()) {
+  insertion.most_overflow = insertion.num_missing;
+  if (known.next_overflow + num_unread + insertion.num_missing > index->overflow_capacity()) {
     launch(stream, count, ForecastOverflow{index->view(), insertion.sorted(), counters});
     const DeviceCounters now = read_counters(stream);
+    insertion.most_overflow = now.overflow_needed;
     const Detour detour(*order, stream, own_stream);
     index->reserve_overflow(now.next_overflow + now.overflow_needed);
   }
@@ -136,7 +138,13 @@ void DeviceTable::State::insert_chained(Insertion& insertion, const uint64_t* sc
          InsertKeys{index->view(), insertion.sorted(), policy.rule(), insertion.keys, scores,
                     free_lists(returned), returned, insertion.numbers.as<uint32_t>(), counters});
   settle(insertion.stream, SettleCounters::Work::kInsertChained, returned);
-  num_unread += insertion.num_missing;
+  if (insertion.is_counted) {
+    known.size += insertion.num_missing;
+    known.next_row += static_cast<uint32_t>(insertion.num_missing);
+    known.next_overflow += static_cast<uint32_t>(insertion.most_overflow);
+  } else {
+    num_unread += insertion.num_missing;
+  }
 }
 
 void DeviceTable::State::scatter(const uint32_t* numbers, uint64_t count, const void* from,

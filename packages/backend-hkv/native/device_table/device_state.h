@@ -90,6 +90,8 @@ class DeviceTable::State {
     bool may_insert = true;
     uint64_t num_missing = 0;  // at the most; exactly, where it was waited for
     uint64_t num_refused = 0;  // keys that admission kept out
+    bool is_counted = false;   // whether num_missing is exact
+    uint64_t most_overflow = 0;  // overflow buckets that it may take
 
     SortedKeys sorted() const {
       return {sorted_heads.as<uint32_t>(), sorted_positions.as<uint32_t>(), count};
@@ -184,7 +186,8 @@ class DeviceTable::State {
   std::unique_ptr<DeviceRows> rows;
   mutable ReaderWriterLock lock;
 
-  // What was read last, and how many keys were inserted since, at the most.
+  // What was read last and what is known to have come since, at the most; and how
+  // many keys were inserted since without being counted.
   DeviceCounters known{};
   uint64_t num_unread = 0;
 

@@ -5,6 +5,7 @@
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_STORAGE_H_
 
 #include <memory>
+#include <utility>
 
 #include "device_table.h"
 
@@ -15,8 +16,8 @@ class DeviceStorage {
   static constexpr const char* kOutOfMemory =
       "the system has no more memory for this call; the table is unchanged";
 
-  // `place`: what calls name the device. Throws StatusError, DeviceError.
-  DeviceStorage(std::unique_ptr<device::Device> device, const SparringDevice& place,
+  // `place`: what calls name the device. Throws as DeviceTable.
+  DeviceStorage(std::shared_ptr<device::Device> device, const SparringDevice& place,
                 const DeviceTableOptions& options)
       : device_(std::move(device)), place_(place), table_(*device_, options) {}
 
@@ -43,7 +44,7 @@ class DeviceStorage {
  private:
   class Staging;
 
-  std::unique_ptr<device::Device> device_;
+  std::shared_ptr<device::Device> device_;
   SparringDevice place_;
   DeviceTable table_;
 };

@@ -1,18 +1,14 @@
 #include "device_table.h"
 
-#include <charconv>
-#include <cstring>
+#include <string>
 
 #include "device_call_counters.h"
 #include "device_read_kernels.h"
 #include "device_state.h"
 #include "set_option.h"
-#include "sparring/storage_border.h"
 
 namespace sparring::hkv {
 namespace {
-
-using border::StatusError;
 
 std::string named(const char* what, int64_t count) {
   return std::string(what) + " of " + std::to_string(count) + " keys";
@@ -20,19 +16,8 @@ std::string named(const char* what, int64_t count) {
 
 }  // namespace
 
-DeviceTable::DeviceTable(device::Device& device, const DeviceTableOptions& options) {
-  try {
-    state_ = std::make_unique<State>(device, options);
-  } catch (const device::OutOfDeviceMemory& error) {
-    throw StatusError(SPARRING_OUT_OF_MEMORY,
-                      "opening a table on " + device.name() + ": " + error.what() +
-                          "; ask for a smaller capacity, or let rows lie in host memory beyond "
-                          "device_memory_bytes");
-  } catch (const device::DeviceError& error) {
-    throw StatusError(SPARRING_IO,
-                      "opening a table on " + device.name() + ": " + error.what());
-  }
-}
+DeviceTable::DeviceTable(device::Device& device, const DeviceTableOptions& options)
+    : state_(std::make_unique<State>(device, options)) {}
 
 DeviceTable::~DeviceTable() = default;
 

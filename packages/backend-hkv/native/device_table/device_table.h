@@ -47,7 +47,7 @@ struct DeviceTableOptions {
 
 class DeviceTable {
  public:
-  // Throws StatusError: contradicting options, no memory, a device that fails.
+  // Throws StatusError for contradicting options, OutOfDeviceMemory, DeviceError.
   DeviceTable(device::Device& device, const DeviceTableOptions& options);
   ~DeviceTable();
 

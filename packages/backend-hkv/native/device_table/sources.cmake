@@ -10,6 +10,21 @@ set(device_table_sources
   native/device_table/device_rows.cc
   native/device_table/device_scan.cc
   native/device_table/device_state.cc
-  native/device_table/device_storage.cc
   native/device_table/device_table.cc
   native/device_table/device_update.cc)
+
+# device_storage.cc launches nothing, and stays plain C++.
+if(TARGET sparring_hkv_emulator)
+  add_library(sparring_hkv_emulated_table STATIC
+    ${device_table_sources} native/device_table/device_storage.cc)
+  target_include_directories(sparring_hkv_emulated_table PUBLIC native native/device_table)
+  target_link_libraries(sparring_hkv_emulated_table PUBLIC sparring_hkv_emulator sparring_hkv_table)
+  target_compile_options(sparring_hkv_emulated_table PRIVATE
+    -Wall -Wextra -Wpedantic -Wconversion -Wshadow)
+endif()
+if(SPARRING_HKV_HAS_CUDA)
+  sparring_hkv_add_cuda_library(sparring_hkv_cuda_table ${device_table_sources})
+  target_sources(sparring_hkv_cuda_table PRIVATE native/device_table/device_storage.cc)
+  target_include_directories(sparring_hkv_cuda_table PUBLIC native/device_table)
+  target_link_libraries(sparring_hkv_cuda_table PUBLIC sparring_hkv_table)
+endif()

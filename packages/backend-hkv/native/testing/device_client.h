@@ -20,7 +20,7 @@ class DeviceClient : public Client {
   explicit DeviceClient(const DeviceTableOptions& options,
                         uint64_t device_bytes = uint64_t{1} << 40)
       : DeviceClient(std::make_shared<DeviceStorage>(
-                         std::make_unique<device::EmulatedDevice>(device_bytes), kGpu, options),
+                         std::make_shared<device::EmulatedDevice>(device_bytes), kGpu, options),
                      options.table.row_bytes) {}
 
   device::EmulatedDevice& device() {

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 from sparring.errors import PluginError
 from sparring.storage import Capabilities, Evicted, Keys, Rows, Scores
 from sparring.storage.native import NativeStorage
@@ -21,7 +18,8 @@ class HkvStorage(NativeStorage):
 
     A bounded table with a policy evicts within buckets of 60 rows, on a GPU of 128: the lowest
     score of the bucket that the new key falls into leaves, which may be the new row itself. Where
-    scores are equal the smaller key leaves. ``set_option("epoch", n)`` begins epoch `n` of an epoch policy.
+    scores are equal the smaller key leaves. ``set_option("epoch", n)`` begins epoch `n` of an epoch
+    policy.
 
     Args:
         table: what the rows are.
@@ -31,22 +29,16 @@ class HkvStorage(NativeStorage):
     Raises:
         InvalidArgumentError: `memory_bytes` does not hold a single row.
         PluginError: the native library cannot be loaded here.
-        DeviceError: the device that the options name cannot be used; the message says why.
         MemoryError: the system has no memory for the table.
+        DeviceError: there is no such GPU here, with the reason; `DeviceMemoryError`: it has no
+            memory for the table.
     """
 
     def __init__(
         self, table: TableConfig, options: HkvOptions | None = None, *, validate: bool = True
     ) -> None:
         options = HkvOptions() if options is None else options
-        create = _create_on_cpu() if options.device == "cpu" else _create_on_device(options)
-        capsule = create(
-            row_bytes=table.row_bytes,
-            capacity=options.capacity,
-            memory_bytes=options.memory_bytes,
-            policy=options.policy,
-            hash_seed=options.hash_seed,
-        )
+        capsule = _open_on_cpu(table, options) if options.device == "cpu" else _open(table, options)
         super().__init__(capsule, table, capabilities=_capabilities_of(options), validate=validate)
         self._epoch = 0
         self.options = options
@@ -75,7 +67,7 @@ class HkvStorage(NativeStorage):
             self._epoch = int(str(value))
 
 
-def _create_on_cpu() -> Callable[..., object]:
+def _open_on_cpu(table: TableConfig, options: HkvOptions) -> object:
     try:
         from sparring_hkv import _native
     except ImportError as error:
@@ -84,19 +76,29 @@ def _create_on_cpu() -> Callable[..., object]:
             "pip install --force-reinstall sparring-hkv",
             backend="hkv",
         ) from error
-    return _native.create
+    return _native.create(
+        row_bytes=table.row_bytes,
+        capacity=options.capacity,
+        memory_bytes=options.memory_bytes,
+        policy=options.policy,
+        hash_seed=options.hash_seed,
+    )
 
 
-def _create_on_device(options: HkvOptions) -> Callable[..., object]:
+def _open(table: TableConfig, options: HkvOptions) -> object:
     from sparring_hkv.devices import open_device
 
-    kind, _, index = options.device.partition(":")
-    opened = open_device(kind, int(index or 0))
-    return partial(
-        opened.native.create,
-        index=int(index or 0),
+    device = open_device(options.device_kind, options.device_number)
+    capsule: object = device.native.create_table(
+        device.handle,
+        row_bytes=table.row_bytes,
+        capacity=options.capacity,
+        memory_bytes=options.memory_bytes,
+        policy=options.policy,
+        hash_seed=options.hash_seed,
         device_memory_bytes=options.device_memory_bytes,
     )
+    return capsule
 
 
 def _capabilities_of(options: HkvOptions) -> Capabilities:

@@ -33,24 +33,16 @@ class HkvOptions(Options):
     ``lru``: the row that was written or touched longest ago. ``lfu``: the one written or touched
     least often. ``epoch_lru``, ``epoch_lfu``: the same, but rows of older epochs first (see
     `HkvStorage.set_option`). ``custom``: the one with the lowest score that the caller gave."""
-    device: str = Field(default="cpu", pattern=r"^(cpu|emulated|cuda(:(0|[1-9][0-9]?))?)$")
-    """Where index and rows lie: ``cpu``, ``cuda`` (the first GPU), ``cuda:1``, ... Tables on a GPU
-    evict within buckets of 128 rows. ``emulated``: as on a GPU, in host memory, for tests."""
-    device_memory_bytes: WholeNumber | None = Field(default=None, ge=1, le=2**64 - 1)
-    """The most device memory for index and rows; rows beyond it lie in pinned host memory. None:
-    all that there is. For tables on a GPU."""
     hash_seed: WholeNumber = Field(default=0, ge=0, le=2**64 - 1)
     """A secret number where ids come from people who might choose them so that they collide.
     Which rows share a bucket, and so what is evicted, depends on it."""
 
-    @model_validator(mode="after")
-    def _memory_of_a_device(self) -> HkvOptions:
-        if self.device_memory_bytes is not None and self.device == "cpu":
-            raise PydanticCustomError(
-                "no_device",
-                "device_memory_bytes is for tables on a GPU: say device: cuda, or leave it out",
-            )
-        return self
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d{1,4})?|emulated)$")
+    """Where the table lies: ``cpu``; ``cuda`` or ``cuda:N``, a GPU; ``emulated``, the GPU's kernels
+    run on the host, slowly, for tests, where the package was built with them."""
+    device_memory_bytes: WholeNumber | None = Field(default=None, ge=1, le=2**64 - 1)
+    """The most memory of the GPU that index and rows take; rows beyond it lie in pinned host
+    memory, which kernels reach over the bus. None: all of them lie on the GPU."""
 
     @field_validator("capacity")
     @classmethod
@@ -63,3 +55,23 @@ class HkvOptions(Options):
                 {"most": MOST_ROWS},
             )
         return capacity
+
+    @model_validator(mode="after")
+    def _budget_needs_a_device(self) -> HkvOptions:
+        if self.device == "cpu" and self.device_memory_bytes is not None:
+            raise PydanticCustomError(
+                "no_device",
+                "device_memory_bytes bounds the memory of a GPU, and the device is cpu: use "
+                "memory_bytes, or choose a device",
+            )
+        return self
+
+    @property
+    def device_kind(self) -> str:
+        """``cpu``, ``cuda`` or ``emulated``."""
+        return self.device.partition(":")[0]
+
+    @property
+    def device_number(self) -> int:
+        """Of several GPUs which; 0 where none was named."""
+        return int(self.device.partition(":")[2] or 0)
