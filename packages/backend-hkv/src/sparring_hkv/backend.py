@@ -107,7 +107,7 @@ def _capabilities_of(options: HkvOptions) -> Capabilities:
     scores = {"none": "none", "custom": "given"}.get(options.policy, "policy")
     return Capabilities(
         native=True,
-        devices=("cpu", "cuda") if options.device_kind == "cuda" else ("cpu",),
+        devices=("cpu",) if options.device == "cpu" else ("cpu", options.device),
         concurrent_reads=True,
         bounded=bounded,
         evicts=bounded and keeps_scores,

@@ -23,6 +23,7 @@ import numpy as np
 from sparring import _native
 from sparring.admission import Decision, decide_unseen
 from sparring.collective import Reduction
+from sparring.device_steps import DeviceGradients, apply_on_device, goes_on_device
 from sparring.errors import CapacityError, InvalidArgumentError, PartialStepError
 from sparring.exchange import OwnedGradients, PushRequest
 from sparring.kernels import Rounding
@@ -92,7 +93,12 @@ def apply_methods(container: StepContainer, choices: Mapping[str, MethodChoice])
         _check_choices(waiting, choices)
     except InvalidArgumentError as error:
         refusal = refusal or error
+    if refusal is None and goes_on_device(container, waiting, choices):
+        check_memory(container)
+        return apply_on_device(container, waiting, choices)
     step = None
+    if refusal is None and any(isinstance(each, DeviceGradients) for each in waiting.values()):
+        return _apply_owned(container, sources, choices, refusal)
     if container.collective.world_size == 1 and refusal is None and _is_fused(waiting, choices):
         step = _fused(container, waiting, choices)
         if step.doubtful():
