@@ -271,6 +271,7 @@ def gpu(session: nox.Session) -> None:
             session.warn(f"not run: {name}")
         return
     session.install(TORCH, silent=True)
+    install_local(session, "framework-torch")
     on_gpu = {"SPARRING_TEST_DEVICE": "cuda"}
     session.run(
         "pytest", *GPU_TESTS, *session.posargs, env={**on_gpu, "SPARRING_OPERATIONS": "100000"}
