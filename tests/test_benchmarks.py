@@ -30,3 +30,15 @@ def test_a_quick_run_writes_figures_and_a_plot(
     assert "EmbeddingBag(sparse) + Adagrad" in capsys.readouterr().out
     assert main(["pooled", "tabels"]) == 2
     assert "unknown benchmark 'tabels'" in capsys.readouterr().err
+
+
+def test_benchmarks_of_a_gpu_say_why_they_measure_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    devices = pytest.importorskip("sparring_hkv.devices")
+    if devices.why_cuda_is_unavailable() is None:
+        pytest.skip("there is a GPU here")
+    monkeypatch.syspath_prepend(str(ROOT))
+    program = importlib.import_module("benchmarks.gpu.__main__")
+    assert program.main([]) == 0
+    assert capsys.readouterr().out.startswith("no GPU: ")

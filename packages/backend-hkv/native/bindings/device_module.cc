@@ -6,6 +6,7 @@
 #include <string>
 
 #include "bindings/device_arrays.h"
+#include "bindings/device_fused.h"
 #include "bindings/device_kernels.h"
 #include "bindings/device_table.h"
 
@@ -37,6 +38,8 @@ void bind_machine(py::module_& module, py::class_<DeviceHandle>& handle) {
   module.def("set_schedule", [](uint64_t seed, unsigned num_threads) {
     device::emulator::set_schedule({seed, num_threads});
   }, py::arg("seed"), py::arg("num_threads") = 2);
+  module.def("num_waits", [] { return device::EmulatedDevice::num_waits_of_all(); },
+             "How often anybody waited for any emulated device.");
   handle.def("fail_from", [](DeviceHandle& self, int64_t n) { emulated(self).fail_from(n); })
       .def("break_down",
            [](DeviceHandle& self, std::string text) { emulated(self).break_down(std::move(text)); })
@@ -94,5 +97,6 @@ PYBIND11_MODULE(SPARRING_HKV_MODULE, module) {
           "total_bytes", [](DeviceHandle& self) { return self.device().memory().total_bytes; });
   bind_machine(module, handle);
   bind_device_kernels(module);
+  bind_device_fused(module);
   bind_device_table(module);
 }

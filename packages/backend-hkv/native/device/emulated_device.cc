@@ -1,6 +1,7 @@
 #include "emulated_device.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -13,6 +14,8 @@ constexpr size_t alignment = 256;
 constexpr size_t border_bytes = 256;  // a multiple of the alignment; 64 of them are watched
 constexpr size_t watched_bytes = 64;
 constexpr unsigned char border = 0xb9;
+
+std::atomic<uint64_t> waits_of_all{0};
 
 [[noreturn]] void die(const char* what) {
   std::fprintf(stderr, "emulated device: %s\n", what);
@@ -48,6 +51,7 @@ void EmulatedDevice::count_wait() {
   const std::lock_guard<std::mutex> lock(mutex_);
   check_locked();
   ++num_waits_;
+  ++waits_of_all;
 }
 
 void* EmulatedDevice::allocate_piece(size_t num_bytes, bool is_pinned) {
@@ -122,6 +126,8 @@ void EmulatedDevice::break_down(std::string message) {
   const std::lock_guard<std::mutex> lock(mutex_);
   breakdown_ = std::move(message);
 }
+
+uint64_t EmulatedDevice::num_waits_of_all() { return waits_of_all; }
 
 uint64_t EmulatedDevice::num_waits() const {
   const std::lock_guard<std::mutex> lock(mutex_);

@@ -58,6 +58,8 @@ class EmulatedDevice : public Device {
   void break_down(std::string message);
   // How often somebody waited for the device so far.
   uint64_t num_waits() const;
+  // The same of all such devices of this process.
+  static uint64_t num_waits_of_all();
 
  private:
   void* allocate_piece(size_t num_bytes, bool is_pinned);

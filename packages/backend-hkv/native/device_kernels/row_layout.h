@@ -5,6 +5,8 @@
 #define SPARRING_HKV_DEVICE_KERNELS_ROW_LAYOUT_H_
 
 #include <cstdint>
+#include <stdexcept>
+#include <string>
 
 #include "device/macros.h"
 #include "device_kernels/halves.h"
@@ -12,6 +14,15 @@
 namespace sparring::device_kernels {
 
 enum class RowType : int32_t { float32, float64, float16, bfloat16 };
+
+// Throws std::invalid_argument for a name that is none of these.
+inline RowType row_type_named(const std::string& name) {
+  if (name == "float32") return RowType::float32;
+  if (name == "float64") return RowType::float64;
+  if (name == "float16") return RowType::float16;
+  if (name == "bfloat16") return RowType::bfloat16;
+  throw std::invalid_argument("dtype '" + name + "' is none of a table");
+}
 
 constexpr int64_t element_bytes(RowType type) {
   return type == RowType::float64 ? 8 : type == RowType::float32 ? 4 : 2;

@@ -18,7 +18,8 @@ class HkvStorage(NativeStorage):
 
     A bounded table with a policy evicts within buckets of 60 rows, on a GPU of 128: the lowest
     score of the bucket that the new key falls into leaves, which may be the new row itself. Where
-    scores are equal the smaller key leaves. ``set_option("epoch", n)`` begins epoch `n` of an epoch policy.
+    scores are equal the smaller key leaves. ``set_option("epoch", n)`` begins epoch `n` of an epoch
+    policy.
 
     Args:
         table: what the rows are.
@@ -106,7 +107,7 @@ def _capabilities_of(options: HkvOptions) -> Capabilities:
     scores = {"none": "none", "custom": "given"}.get(options.policy, "policy")
     return Capabilities(
         native=True,
-        devices=("cpu", "cuda") if options.device_kind == "cuda" else ("cpu",),
+        devices=("cpu",) if options.device == "cpu" else ("cpu", options.device),
         concurrent_reads=True,
         bounded=bounded,
         evicts=bounded and keeps_scores,

@@ -12,6 +12,7 @@ from sparring.kernels import Dedup, Pooling, Rounding, Route
 from sparring_hkv.devices import open_device
 
 if TYPE_CHECKING:
+    from sparring.storage import Storage
     from sparring.table import TableConfig
     from sparring.updates import MethodChoice
 
@@ -33,18 +34,18 @@ class DeviceKernels(KernelSet):
         opened = open_device(kind, arrays.index)
         self._native: Any = opened.native
         self._handle: Any = opened.handle
-        self._arrays = arrays
+        self.arrays = arrays
         self.device = opened.name
 
     def dedup(self, ids: DeviceArray) -> Dedup:
         count = _length(ids, "ids")
-        keys = self._arrays.empty((count,), "int64")
-        inverse = self._arrays.empty((count,), "int64")
+        keys = self.arrays.empty((count,), "int64")
+        inverse = self.arrays.empty((count,), "int64")
         num_keys = self._native.dedup(self._handle, self._stream(), ids, keys, inverse)
         return Dedup(keys[:num_keys], inverse)
 
     def partition(self, keys: DeviceArray) -> DeviceArray:
-        partitions = self._arrays.empty((_length(keys, "keys"),), "uint16")
+        partitions = self.arrays.empty((_length(keys, "keys"),), "uint16")
         self._native.partition(self._handle, self._stream(), keys, partitions)
         return partitions
 
@@ -53,8 +54,8 @@ class DeviceKernels(KernelSet):
             raise InvalidArgumentError(
                 f"world_size must be from 1 to {kernels.NUM_PARTITIONS}, found {world_size}"
             )
-        order = self._arrays.empty((_length(keys, "keys"),), "int64")
-        offsets = self._arrays.empty((world_size + 1,), "int64")
+        order = self.arrays.empty((_length(keys, "keys"),), "int64")
+        offsets = self.arrays.empty((world_size + 1,), "int64")
         self._native.route(self._handle, self._stream(), keys, owners, order, offsets)
         return Route(order, offsets)
 
@@ -63,7 +64,7 @@ class DeviceKernels(KernelSet):
     ) -> DeviceArray:
         if out is None:
             shape = (_length(inverse, "inverse"), _width(rows, "rows"))
-            out = self._arrays.empty(shape, _dtype(rows))
+            out = self.arrays.empty(shape, _dtype(rows))
         self._native.gather(self._handle, self._stream(), rows, inverse, out)
         return out
 
@@ -77,7 +78,7 @@ class DeviceKernels(KernelSet):
         weights: DeviceArray | None = None,
     ) -> DeviceArray:
         shape = (_length(offsets, "offsets") - 1, _width(rows, "rows"))
-        out = self._arrays.empty(shape, _dtype(rows))
+        out = self.arrays.empty(shape, _dtype(rows))
         self._native.pool(
             self._handle, self._stream(), rows, inverse, offsets, weights, out, _is_mean(mode)
         )
@@ -93,7 +94,7 @@ class DeviceKernels(KernelSet):
         mode: Pooling = "sum",
         weights: DeviceArray | None = None,
     ) -> DeviceArray:
-        out = self._arrays.empty((num_rows, _width(gradient, "gradient")), _dtype(gradient))
+        out = self.arrays.empty((num_rows, _width(gradient, "gradient")), _dtype(gradient))
         self._native.scatter(
             self._handle, self._stream(), gradient, inverse, offsets, weights, out, _is_mean(mode)
         )
@@ -108,7 +109,7 @@ class DeviceKernels(KernelSet):
         *,
         mode: Pooling = "sum",
     ) -> DeviceArray:
-        out = self._arrays.empty((_length(inverse, "inverse"),), _dtype(rows))
+        out = self.arrays.empty((_length(inverse, "inverse"),), _dtype(rows))
         self._native.pool_weight_gradient(
             self._handle, self._stream(), gradient, rows, inverse, offsets, out, _is_mean(mode)
         )
@@ -117,7 +118,7 @@ class DeviceKernels(KernelSet):
     def segment_sum(
         self, values: DeviceArray, segments: DeviceArray, num_segments: int
     ) -> DeviceArray:
-        out = self._arrays.empty((num_segments, _width(values, "values")), _dtype(values))
+        out = self.arrays.empty((num_segments, _width(values, "values")), _dtype(values))
         self._native.scatter(self._handle, self._stream(), values, segments, None, None, out, False)
         return out
 
@@ -129,19 +130,13 @@ class DeviceKernels(KernelSet):
         table: TableConfig,
         state: DeviceArray | None = None,
     ) -> None:
-        initializer = table.initializer
-        assert isinstance(initializer, Initializer)  # TableConfig sees to it
-        native = self._native.Initializer(
-            initializer.kind,
-            initializer.parameters(table.dim),
-            kernels.initializer_spec(table).philox_key,
-        )
+        native = self._initializer(table)
         self._native.initialize(
             self._handle, self._stream(), native, table.dim, rows, keys, found, state
         )
 
     def decode(self, rows: DeviceArray) -> DeviceArray:
-        out = self._arrays.empty((_length(rows, "rows"), _width(rows, "rows")), "float32")
+        out = self.arrays.empty((_length(rows, "rows"), _width(rows, "rows")), "float32")
         self._native.decode(self._handle, self._stream(), rows, out)
         return out
 
@@ -157,7 +152,7 @@ class DeviceKernels(KernelSet):
         return bool(self._native.is_finite(self._handle, self._stream(), values))
 
     def finite_rows(self, values: DeviceArray) -> DeviceArray:
-        finite = self._arrays.empty((_length(values, "values"),), "bool")
+        finite = self.arrays.empty((_length(values, "values"),), "bool")
         self._native.finite_rows(self._handle, self._stream(), values, finite)
         return finite
 
@@ -169,22 +164,92 @@ class DeviceKernels(KernelSet):
         rows: DeviceArray,
         gradients: DeviceArray,
     ) -> None:
+        step = self._update_step(table, choice)
+        self._native.update(self._handle, self._stream(), step, keys, rows, gradients)
+
+    def pool_storage(
+        self,
+        storage: Storage | None,
+        table: TableConfig,
+        ids: DeviceArray,
+        offsets: DeviceArray,
+        *,
+        mode: Pooling = "sum",
+        weights: DeviceArray | None = None,
+    ) -> DeviceArray:
+        shape = (_length(offsets, "offsets") - 1, table.dim)
+        out = self.arrays.empty(shape, table.computing_dtype.name)
+        self._native.pool_storage(
+            self._handle,
+            self._stream(),
+            None if storage is None else self._capsule(storage),
+            self._initializer(table),
+            table.dtype,
+            ids,
+            offsets,
+            weights,
+            out,
+            _is_mean(mode),
+        )
+        return out
+
+    def update_storage(
+        self,
+        storage: Storage,
+        choice: MethodChoice,
+        keys: DeviceArray,
+        gradients: DeviceArray,
+        initial_state: DeviceArray | None,
+    ) -> int:
+        table = storage.table
+        return int(
+            self._native.update_storage(
+                self._handle,
+                self._stream(),
+                self._capsule(storage),
+                self._update_step(table, choice),
+                self._initializer(table),
+                table.dtype,
+                keys,
+                gradients,
+                initial_state,
+            )
+        )
+
+    def _capsule(self, storage: Storage) -> object:
+        devices = storage.capabilities.devices
+        if self.device not in devices and self.device.removesuffix(":0") not in devices:
+            raise UnsupportedError(
+                f"table {storage.table.name!r} lies on {', '.join(devices)}, these kernels work on "
+                f"{self.device}; open its storage there"
+            )
+        return storage.__sparring_storage__()
+
+    def _update_step(self, table: TableConfig, choice: MethodChoice) -> Any:
         from sparring.updates.builtin import NativeMethod
 
         if not isinstance(choice.method, NativeMethod):
             raise UnsupportedError(
                 f"update method {choice.method.name!r} is not one of core's; kernels run those only"
             )
-        step = self._native.UpdateStep(
+        return self._native.UpdateStep(
             choice.method.name,
             choice.method.numbers(choice.hyper),
             choice.step,
             kernels.rounding_seed(table),
         )
-        self._native.update(self._handle, self._stream(), step, keys, rows, gradients)
+
+    def _initializer(self, table: TableConfig) -> Any:
+        initializer = table.initializer
+        assert isinstance(initializer, Initializer)  # TableConfig sees to it
+        return self._native.Initializer(
+            initializer.kind,
+            initializer.parameters(table.dim),
+            kernels.initializer_spec(table).philox_key,
+        )
 
     def _stream(self) -> int:
-        return self._arrays.stream()
+        return self.arrays.stream()
 
 
 def _length(array: DeviceArray, name: str) -> int:

@@ -36,6 +36,16 @@
  *   no longjmp crosses this border. After an error the table is unchanged,
  *   except where a callback says otherwise.
  *
+ * DEVICES
+ *   Where `call.device` is not the CPU, all arrays of the call lie there, and its
+ *   work is put on `call.stream`: it has not happened when the callback returns,
+ *   and the arrays must live, unchanged, until the stream has passed. Numbers that
+ *   a struct hands back (`erased`, `count`, ...) are there on return. What `show`,
+ *   `admit`, `change` and `receive` are given lies on the device too; they are
+ *   called on the calling thread and put their own work on the stream, which may
+ *   use it if it was put there before they return. `change` gets known and new
+ *   rows in one call, or in two.
+ *
  * ROWS
  *   A row is `row_bytes` opaque bytes: the embedding, then the optimizer state.
  *   Everything is little-endian. `columns` is the half-open byte range of each

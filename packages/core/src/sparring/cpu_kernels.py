@@ -18,6 +18,7 @@ from sparring.kernels import Dedup, Pooling, Rounding, Route
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from sparring.storage import Storage
     from sparring.table import TableConfig
     from sparring.updates import MethodChoice
 
@@ -32,8 +33,8 @@ class CpuKernels(KernelSet):
 
     device = "cpu"
 
-    def __init__(self, _arrays: ArraySource | None = None) -> None:
-        """Takes what every factory of kernels takes, and needs nothing of it."""
+    def __init__(self, arrays: ArraySource | None = None) -> None:
+        self.arrays = ArraySource(empty=np.empty, stream=lambda: 0) if arrays is None else arrays
 
     def dedup(self, ids: DeviceArray) -> Dedup:
         return kernels.dedup(_shared(ids, "ids"))
@@ -152,15 +153,55 @@ class CpuKernels(KernelSet):
         from sparring.updates.builtin import NativeMethod
 
         if not isinstance(choice.method, NativeMethod):
-            raise UnsupportedError(
-                f"update method {choice.method.name!r} is not one of core's; kernels run those only"
-            )
+            raise _not_of_core(choice)
         spec = choice.method.spec(
             table.dtype, table.dim, choice.hyper, choice.step, kernels.rounding_seed(table)
         )
         _native.update_rows(
             spec, _shared(keys, "keys"), _shared(rows, "rows"), _shared(gradients, "gradients")
         )
+
+    def pool_storage(
+        self,
+        storage: Storage | None,
+        table: TableConfig,
+        ids: DeviceArray,
+        offsets: DeviceArray,
+        *,
+        mode: Pooling = "sum",
+        weights: DeviceArray | None = None,
+    ) -> DeviceArray:
+        from sparring import _native
+
+        view = _native.TableView(table.dtype, kernels.initializer_spec(table))
+        if storage is not None:
+            view.attach(storage.__sparring_storage__(), storage.table.state_width)
+        bags = _shared(offsets, "offsets")
+        scales = None if weights is None else _shared(weights, "weights")
+        collection = _native.Collection([(view, mode)])
+        return collection.pool(_shared(ids, "ids"), bags, (0,), len(bags) - 1, scales)
+
+    def update_storage(
+        self,
+        storage: Storage,
+        choice: MethodChoice,
+        keys: DeviceArray,
+        gradients: DeviceArray,
+        initial_state: DeviceArray | None,
+    ) -> int:
+        from sparring.updates.builtin import NativeMethod
+
+        if not isinstance(choice.method, NativeMethod):
+            raise _not_of_core(choice)
+        before = storage.size
+        storage.update(_shared(keys, "keys"), _shared(gradients, "gradients"), choice)
+        return storage.size - before
+
+
+def _not_of_core(choice: MethodChoice) -> UnsupportedError:
+    return UnsupportedError(
+        f"update method {choice.method.name!r} is not one of core's; kernels run those only"
+    )
 
 
 def _shared(array: DeviceArray, name: str) -> npt.NDArray[Any]:

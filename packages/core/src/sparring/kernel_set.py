@@ -21,9 +21,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from sparring.kernels import Dedup, Pooling, Rounding, Route
 
 if TYPE_CHECKING:
+    from sparring.storage import Storage
     from sparring.table import TableConfig
     from sparring.updates import MethodChoice
 
@@ -44,11 +48,15 @@ class ArraySource:
         stream: the stream that work goes to now, as an address (``cudaStream_t``); 0 is the
             default stream, and all there is on a CPU.
         index: the number of the device among those of its type.
+        to_host: the array as NumPy's, in host memory; it may wait for the stream.
+        from_host: an array of NumPy as one on the device.
     """
 
     empty: Callable[[tuple[int, ...], str], DeviceArray]
     stream: Callable[[], int]
     index: int = 0
+    to_host: Callable[[DeviceArray], npt.NDArray[Any]] = np.asarray
+    from_host: Callable[[npt.NDArray[Any]], DeviceArray] = np.asarray
 
 
 class KernelSet(ABC):
@@ -60,6 +68,8 @@ class KernelSet(ABC):
 
     device: str
     """Where arrays lie: ``cpu``, ``cuda:0``."""
+    arrays: ArraySource
+    """How arrays of the framework are made."""
 
     @abstractmethod
     def dedup(self, ids: DeviceArray) -> Dedup:
@@ -172,4 +182,63 @@ class KernelSet(ABC):
 
         Raises:
             UnsupportedError: the method is not one of core's.
+        """
+
+    @abstractmethod
+    def pool_storage(
+        self,
+        storage: Storage | None,
+        table: TableConfig,
+        ids: DeviceArray,
+        offsets: DeviceArray,
+        *,
+        mode: Pooling = "sum",
+        weights: DeviceArray | None = None,
+    ) -> DeviceArray:
+        """One embedding for each bag, straight from the rows of a storage.
+
+        Nothing is deduplicated, and no row is copied but into the sums. An id without a row has its
+        initial value.
+
+        Args:
+            storage: takes arrays of this device (`Capabilities.devices`); None: no id has a row.
+            table: what the rows are.
+            ids: ``(n,)``, with repeats.
+            offsets: ``(b + 1,)``, from 0 to n.
+            mode: as in `pool`.
+            weights: ``(n,)`` of the table's computing dtype.
+
+        Returns:
+            ``(b, dim)`` of the computing dtype.
+
+        Raises:
+            UnsupportedError: the storage is elsewhere.
+        """
+
+    @abstractmethod
+    def update_storage(
+        self,
+        storage: Storage,
+        choice: MethodChoice,
+        keys: DeviceArray,
+        gradients: DeviceArray,
+        initial_state: DeviceArray | None,
+    ) -> int:
+        """Changes rows of a storage by one of core's update methods, in one visit.
+
+        Rows that are missing are made first. Nothing is changed where it raises.
+
+        Args:
+            storage: takes arrays of this device; its rows are as wide as the method wants them.
+            choice: as in `update`.
+            keys: ``(u,)``, unique.
+            gradients: ``(u, dim)`` of the computing dtype; may be overwritten.
+            initial_state: ``(state_width,)`` of the computing dtype; None: zeros.
+
+        Returns:
+            How many rows are new.
+
+        Raises:
+            UnsupportedError: the method is not one of core's, or the storage is elsewhere.
+            CapacityError, DeviceMemoryError: there is no room.
         """

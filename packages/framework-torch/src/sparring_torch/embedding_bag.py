@@ -12,6 +12,7 @@ from sparring import Initializer, StepContainer
 from sparring.admission import AdmissionLike
 from sparring.errors import InvalidArgumentError
 from sparring_torch.batch_lookup import Bags
+from sparring_torch.device_path import DevicePath, storage_device
 from sparring_torch.ids import whole_ids
 from sparring_torch.jaggedness import offsets_to_lengths
 from sparring_torch.table_configs import EmbeddingConfig, StorageLike, declaration
@@ -41,6 +42,9 @@ class EmbeddingBag(TableModule):
         seed: with the name and the id it determines an initial embedding.
         placement: which ranks keep the rows, as in `EmbeddingConfig`.
         storage: what keeps the rows.
+        device: where they lie. On a GPU, ids that lie there are looked up, pooled and trained
+            without a copy to the host; offsets are held within their range there, not checked.
+            With `storage` ``hkv``; a storage with options of its own has a device among them.
         container: where the table lives; None leaves it to the `Optimizer`.
 
     Raises:
@@ -62,6 +66,7 @@ class EmbeddingBag(TableModule):
         seed: int = 0,
         placement: str = "sharded",
         storage: StorageLike = "hkv",
+        device: torch.device | str | None = None,
         container: StepContainer | None = None,
     ) -> None:
         super().__init__()
@@ -84,6 +89,11 @@ class EmbeddingBag(TableModule):
             seed=seed,
             placement=placement,
         )
+        where = storage_device(device)
+        self._on_device: DevicePath | None = None
+        if where != "cpu":
+            storage = _on_device(storage, where)
+            self._on_device = DevicePath(self.name, mode, where)
         declared = [declaration(config, storage)]
         self.agent = TrainAgent(declared, [(self.name, mode)], container)
 
@@ -105,6 +115,16 @@ class EmbeddingBag(TableModule):
             InvalidArgumentError: input and offsets do not fit, weights of another shape or in
                 mode ``mean``, or a value is no id.
         """
+        path = self._on_device
+        if path is not None and self.padding_idx is None and input.dim() in (1, 2):
+            container = self.agent.container
+            if path.takes(container, input, per_sample_weights):
+                self._check_weights(input, per_sample_weights)
+                ends = self._ends_on_device(input, offsets)
+                weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
+                return path.pool(
+                    container, input.reshape(-1), ends, weights, is_training=self.training
+                )
         bags = self.wanted(input, offsets, per_sample_weights)
         pooled = self.agent.pool(bags, is_training=self.training)
         return pooled if input.device.type == "cpu" else pooled.to(input.device)
@@ -134,26 +154,10 @@ class EmbeddingBag(TableModule):
 
     def _lengths(self, values: Tensor, offsets: Tensor | None) -> Tensor:
         if values.dim() == 2:
-            if offsets is not None:
-                raise InvalidArgumentError(
-                    f"table {self.name!r}: an input of shape {tuple(values.shape)} has its bags in "
-                    "its rows and takes no offsets; leave them out"
-                )
+            self._check_no_offsets(values, offsets)
             return torch.full((values.shape[0],), values.shape[1], dtype=torch.int64)
-        if values.dim() != 1 or offsets is None:
-            raise InvalidArgumentError(
-                f"table {self.name!r}: input must be (b, n), or (n,) with offsets; found shape "
-                f"{tuple(values.shape)} with{'out' if offsets is None else ''} offsets",
-                shape=tuple(values.shape),
-            )
+        starts = self._given_offsets(values, offsets).cpu()
         count = values.numel()
-        starts = offsets.cpu()
-        if starts.dim() != 1:
-            raise InvalidArgumentError(
-                f"table {self.name!r}: offsets must have one dimension, found shape "
-                f"{tuple(starts.shape)}",
-                shape=tuple(starts.shape),
-            )
         if not self.include_last_offset:
             # An end is added here, so that a last start equal to the count is an empty bag.
             end = torch.full((1,), count, dtype=starts.dtype)
@@ -166,6 +170,47 @@ class EmbeddingBag(TableModule):
                 f"number of ids, {count}; found {int(starts[-1]) if len(starts) else 'none'}"
             )
         return lengths.to(torch.int64)
+
+    def _ends_on_device(self, values: Tensor, offsets: Tensor | None) -> Tensor:
+        """``(b + 1,)``: what kernels may follow blindly, made without waiting for the device."""
+        count = values.numel()
+        if values.dim() == 2:
+            self._check_no_offsets(values, offsets)
+            num_bags, length = values.shape
+            return torch.arange(num_bags + 1, device=values.device) * length
+        starts = self._given_offsets(values, offsets).to(values.device, torch.int64)
+        if self.include_last_offset and not len(starts):
+            raise InvalidArgumentError(
+                f"table {self.name!r}: with include_last_offset there is at least one offset"
+            )
+        starts = starts[:-1] if self.include_last_offset else starts
+        ends = torch.empty(len(starts) + 1, dtype=torch.int64, device=values.device)
+        ends[:-1] = starts
+        ends[:1] = 0
+        ends[-1:] = count
+        return torch.cummax(ends.clamp_(0, count), 0).values
+
+    def _check_no_offsets(self, values: Tensor, offsets: Tensor | None) -> None:
+        if offsets is not None:
+            raise InvalidArgumentError(
+                f"table {self.name!r}: an input of shape {tuple(values.shape)} has its bags in "
+                "its rows and takes no offsets; leave them out"
+            )
+
+    def _given_offsets(self, values: Tensor, offsets: Tensor | None) -> Tensor:
+        if values.dim() != 1 or offsets is None:
+            raise InvalidArgumentError(
+                f"table {self.name!r}: input must be (b, n), or (n,) with offsets; found shape "
+                f"{tuple(values.shape)} with{'out' if offsets is None else ''} offsets",
+                shape=tuple(values.shape),
+            )
+        if offsets.dim() != 1:
+            raise InvalidArgumentError(
+                f"table {self.name!r}: offsets must have one dimension, found shape "
+                f"{tuple(offsets.shape)}",
+                shape=tuple(offsets.shape),
+            )
+        return offsets
 
     def _check_weights(self, values: Tensor, weights: Tensor | None) -> None:
         if weights is None:
@@ -183,3 +228,13 @@ class EmbeddingBag(TableModule):
 
     def extra_repr(self) -> str:
         return f"{self.embedding_dim}, mode={self.mode!r}, name={self.name!r}"
+
+
+def _on_device(storage: StorageLike, device: str) -> StorageLike:
+    if storage != "hkv":
+        raise InvalidArgumentError(
+            f"device {device!r} goes with storage 'hkv', found {storage!r}; say the device in the "
+            "storage's own options",
+            device=device,
+        )
+    return {"backend": "hkv", "device": device}

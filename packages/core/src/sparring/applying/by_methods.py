@@ -16,6 +16,7 @@ from sparring.applying.gradients import (
 )
 from sparring.applying.room import check_rooms
 from sparring.applying.writing import write_fused, write_rows
+from sparring.device_steps import DeviceGradients, apply_on_device, goes_on_device
 from sparring.errors import InvalidArgumentError
 from sparring.exchange import OwnedGradients
 from sparring.memory_budget import check_memory
@@ -39,7 +40,12 @@ def apply_methods(container: StepContainer, choices: Mapping[str, MethodChoice])
         _check_choices(waiting, choices)
     except InvalidArgumentError as error:
         refusal = refusal or error
+    if refusal is None and goes_on_device(container, waiting, choices):
+        check_memory(container)
+        return apply_on_device(container, waiting, choices)
     step = None
+    if refusal is None and any(isinstance(each, DeviceGradients) for each in waiting.values()):
+        return _apply_owned(container, sources, choices, refusal)
     if container.collective.world_size == 1 and refusal is None and _is_fused(waiting, choices):
         step = _fused(container, waiting, choices)
         if step.doubtful():

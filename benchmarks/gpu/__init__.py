@@ -1,0 +1,1 @@
+"""Speed of tables and key operations on a GPU: ``python -m benchmarks.gpu``."""

@@ -1,0 +1,212 @@
+// Kernels over the rows of a storage, where they lie: any storage of storage_abi.h that
+// takes calls of this device, without another package's code in between.
+//
+//   pool_storage     visit  ── show:   row pointers ──► bags
+//   update_storage   update ── change: row pointers ──► new rows made, all changed
+#include "bindings/device_fused.h"
+
+#include <exception>
+#include <optional>
+#include <string>
+
+#include "bindings/device_arrays.h"
+#include "device_kernels/initialize.h"
+#include "device_kernels/rows.h"
+#include "device_kernels/update.h"
+#include "sparring/storage_abi.h"
+
+namespace py = pybind11;
+namespace kernels = sparring::device_kernels;
+
+namespace sparring::hkv {
+namespace {
+
+using device::Buffer;
+using device::Stream;
+
+constexpr int32_t kCuda = 2;
+
+SparringStorage* storage_of(const py::object& capsule) {
+  auto* storage = static_cast<SparringStorage*>(
+      PyCapsule_GetPointer(capsule.ptr(), SPARRING_STORAGE_CAPSULE));
+  if (storage == nullptr) throw py::error_already_set();
+  return storage;
+}
+
+template <class Arguments>
+Arguments call_on(const DeviceHandle& handle, Stream stream) {
+  Arguments arguments{};
+  arguments.call.struct_bytes = sizeof(Arguments);
+  arguments.call.device = {kCuda, handle.number()};
+  arguments.call.stream = stream;
+  return arguments;
+}
+
+// What the work in a callback threw: it may not cross the border of the storage.
+struct Thrown {
+  std::exception_ptr error;
+  template <class Body>
+  int32_t guard(const Body& body) {
+    if (error) return 1;
+    try {
+      body();
+      return 0;
+    } catch (...) {
+      error = std::current_exception();
+      return 1;
+    }
+  }
+};
+
+// Raises what a call of a storage reported. Holds the GIL.
+void check_status(SparringStatus status, SparringCall& call, const Thrown& thrown) {
+  const std::string message = call.error.message != nullptr ? call.error.message : "no message";
+  if (call.error.release != nullptr) call.error.release(&call.error);
+  if (thrown.error) std::rethrow_exception(thrown.error);
+  if (status == SPARRING_OK) return;
+  const char* name = status == SPARRING_INVALID_ARGUMENT ? "InvalidArgumentError"
+                     : status == SPARRING_UNSUPPORTED    ? "UnsupportedError"
+                     : status == SPARRING_CLOSED         ? "ClosedError"
+                     : status == SPARRING_CAPACITY       ? "CapacityError"
+                     : status == SPARRING_OUT_OF_MEMORY  ? "DeviceMemoryError"
+                     : status == SPARRING_INTERNAL       ? "DeviceError"
+                                                         : "StorageIOError";
+  const py::object type = py::module_::import("sparring.errors").attr(name);
+  PyErr_SetString(type.ptr(), message.c_str());
+  throw py::error_already_set();
+}
+
+struct Pooling {
+  device::Device* device;
+  Stream stream;
+  kernels::ShownPool arguments;
+  Thrown thrown;
+};
+
+void pool_storage(DeviceHandle& handle, uint64_t stream_address, const py::object& capsule,
+                  const kernels::Initializer& initializer, const std::string& dtype,
+                  const py::object& ids, const py::object& offsets, const py::object& weights,
+                  const py::object& out, bool is_mean) {
+  const DeviceArray from(handle, ids, "ids");
+  const DeviceArray bags(handle, offsets, "offsets");
+  const DeviceArray to(handle, out, "out");
+  std::optional<DeviceArray> scales;
+  if (!weights.is_none()) scales.emplace(handle, weights, "weights");
+  from.check_shape({kAny});
+  bags.check_shape({kAny});
+  to.check_shape({bags.length() - 1, kAny});
+  const kernels::RowType type = kernels::row_type_named(dtype);
+  const bool is_double = kernels::computing_bytes(type) == 8;
+  const auto computing = [&](const DeviceArray& array) {
+    return is_double ? static_cast<void*>(array.as<double>()) : static_cast<void*>(array.as<float>());
+  };
+  if (scales) scales->check_shape({from.length()});
+  const auto stream = reinterpret_cast<Stream>(stream_address);
+  Pooling work{&handle.device(), stream, {}, {}};
+  work.arguments = {nullptr,         from.as<int64_t>(), bags.as<int64_t>(),
+                    scales ? computing(*scales) : nullptr, computing(to), bags.length() - 1,
+                    to.shape()[1],   type, kernels::initial_values(initializer, type), is_mean};
+  const int64_t count = from.length();
+  if (capsule.is_none() || count == 0) {
+    const py::gil_scoped_release release;
+    // No key has a row.
+    const Buffer rows = device::make_buffer<void*>(handle.device(), static_cast<size_t>(count), stream);
+    handle.device().fill(rows.as<void>(), 0, rows.num_bytes(), stream);
+    work.arguments.rows = rows.as<const void*>();
+    kernels::pool_shown(handle.device(), stream, work.arguments);
+    return;
+  }
+  SparringStorage* storage = storage_of(capsule);
+  auto call = call_on<SparringVisit>(handle, stream);
+  call.count = count;
+  call.keys = from.as<int64_t>();
+  call.columns = {0, static_cast<uint64_t>(work.arguments.dim * kernels::element_bytes(type))};
+  call.context = &work;
+  call.show = [](void* context, int64_t, int64_t, const void* const* rows) {
+    auto& pooling = *static_cast<Pooling*>(context);
+    return pooling.thrown.guard([&] {
+      pooling.arguments.rows = rows;
+      kernels::pool_shown(*pooling.device, pooling.stream, pooling.arguments);
+    });
+  };
+  SparringStatus status;
+  {
+    const py::gil_scoped_release release;
+    status = storage->visit(storage->self, &call);
+  }
+  check_status(status, call.call, work.thrown);
+}
+
+struct Updating {
+  device::Device* device;
+  Stream stream;
+  kernels::Update update;
+  kernels::Initialize initialize;
+  Thrown thrown;
+};
+
+// Returns how many rows are new.
+int64_t update_storage(DeviceHandle& handle, uint64_t stream_address, const py::object& capsule,
+                       const kernels::Update& step, const kernels::Initializer& initializer,
+                       const std::string& dtype, const py::object& keys,
+                       const py::object& gradients, const py::object& state) {
+  const DeviceArray by_key(handle, keys, "keys");
+  const DeviceArray from(handle, gradients, "gradients");
+  std::optional<DeviceArray> initial_state;
+  if (!state.is_none()) initial_state.emplace(handle, state, "state");
+  by_key.check_shape({kAny});
+  from.check_shape({by_key.length(), kAny});
+  const kernels::RowType type = kernels::row_type_named(dtype);
+  const bool is_double = kernels::computing_bytes(type) == 8;
+  const auto computing = [&](const DeviceArray& array) {
+    return is_double ? static_cast<void*>(array.as<double>()) : static_cast<void*>(array.as<float>());
+  };
+  const int64_t dim = from.shape()[1];
+  const auto layout =
+      kernels::make_row_layout(type, dim, kernels::state_width_of(step.method, dim));
+  if (initial_state) initial_state->check_shape({layout.state_width});
+  const auto stream = reinterpret_cast<Stream>(stream_address);
+  Updating work{&handle.device(), stream, step, {}, {}};
+  work.update.layout = layout;
+  work.update.keys = by_key.as<int64_t>();
+  work.update.gradients = computing(from);
+  work.initialize.values = kernels::initial_values(initializer, type);
+  work.initialize.layout = layout;
+  work.initialize.keys = by_key.as<int64_t>();
+  work.initialize.writes_flagged = true;
+  work.initialize.state = initial_state && layout.state_width > 0 ? computing(*initial_state) : nullptr;
+
+  SparringStorage* storage = storage_of(capsule);
+  auto call = call_on<SparringUpdate>(handle, stream);
+  call.count = by_key.length();
+  call.keys = by_key.as<int64_t>();
+  call.context = &work;
+  call.change = [](void* context, int64_t count, const int64_t* positions, void* const* rows,
+                   const uint8_t* is_new) {
+    auto& updating = *static_cast<Updating*>(context);
+    updating.thrown.guard([&] {
+      updating.initialize.positions = updating.update.positions = positions;
+      updating.initialize.flags = is_new;
+      updating.initialize.count = updating.update.count = count;
+      updating.initialize.rows = updating.update.rows = {rows, nullptr, 0};
+      kernels::initialize(*updating.device, updating.stream, updating.initialize);
+      kernels::update(*updating.device, updating.stream, updating.update);
+    });
+  };
+  SparringStatus status;
+  {
+    const py::gil_scoped_release release;
+    status = storage->update(storage->self, &call);
+  }
+  check_status(status, call.call, work.thrown);
+  return call.inserted;
+}
+
+}  // namespace
+
+void bind_device_fused(py::module_& module) {
+  module.def("pool_storage", &pool_storage);
+  module.def("update_storage", &update_storage);
+}
+
+}  // namespace sparring::hkv

@@ -1,0 +1,138 @@
+"""Tables on a device, over the emulator: by host arrays, and by kernels straight from the rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import make_plugin_manager
+from sparring.cpu_kernels import CpuKernels
+from sparring.errors import CapacityError, DeviceError, InvalidArgumentError, UnsupportedError
+from sparring.kernel_set import ArraySource, KernelSet
+from sparring.table import TableConfig
+from sparring.updates import BUILTIN_METHODS, MethodChoice
+from sparring_hkv import HkvOptions, HkvStorage
+
+_emulated = pytest.importorskip(
+    "sparring_hkv._emulated",
+    reason="sparring-hkv was built without the emulator (-DSPARRING_HKV_EMULATED=ON)",
+)
+
+ARRAYS = ArraySource(empty=np.empty, stream=lambda: 0)
+METHOD = BUILTIN_METHODS["rowwise_adagrad"]()
+HYPER = METHOD.hyperparameters(lr=0.1)
+
+
+@pytest.fixture
+def device() -> KernelSet:
+    return make_plugin_manager().kernels("emulated").factory(ARRAYS)
+
+
+def _opened(dtype: str = "float32", **options: Any) -> tuple[HkvStorage, HkvStorage]:
+    """The same table on the device and on the CPU."""
+    table = TableConfig("t", 12, dtype=dtype, seed=3).with_state(1, METHOD.name)
+    return (
+        HkvStorage(table, HkvOptions(device="emulated", **options)),
+        HkvStorage(table, HkvOptions(**options)),
+    )
+
+
+def _batch(generator: np.random.Generator, step: int) -> tuple[Any, Any, Any]:
+    ids = generator.zipf(1.2, 400) % 1000 - 30 * step
+    offsets = np.concatenate([[0], np.sort(generator.integers(0, 401, 99)), [400]])
+    return ids, offsets, generator.normal(size=400)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_training_on_a_device_gives_the_rows_of_the_cpu(
+    device: KernelSet, dtype: str, mode: Any
+) -> None:
+    generator = np.random.default_rng(7)
+    on_device, on_cpu = _opened(dtype)
+    table, cpu = on_cpu.table, CpuKernels()
+    state = METHOD.initial_state(table.dim, HYPER, table.computing_dtype)
+    for step in range(1, 6):
+        _emulated.set_schedule(seed=step)
+        ids, offsets, weights = _batch(generator, step)
+        weights = weights.astype(table.computing_dtype)
+        bags = device.pool_storage(on_device, table, ids, offsets, mode=mode, weights=weights)
+        expected = cpu.pool_storage(on_cpu, table, ids, offsets, mode=mode, weights=weights)
+        assert bags.tobytes() == expected.tobytes()
+        found = device.dedup(ids)
+        gradient = np.tanh(bags)
+        sums = device.pool_backward(gradient, found.inverse, offsets, len(found.keys), mode=mode)
+        choice = MethodChoice(METHOD, HYPER, step)
+        size = on_cpu.size
+        on_cpu.update(found.keys, sums.copy(), choice)
+        new = device.update_storage(on_device, choice, found.keys, sums, state)
+        assert new == on_cpu.size - size
+    _emulated.set_schedule(seed=0)
+    assert on_device.size == on_cpu.size
+    keys = np.arange(-200, 1100)
+    ours, theirs = on_device.find(keys), on_cpu.find(keys)
+    assert ours.found.tolist() == theirs.found.tolist()
+    assert ours.rows.tobytes() == theirs.rows.tobytes()
+
+
+def test_a_table_without_rows_shows_initial_values(device: KernelSet) -> None:
+    on_device, on_cpu = _opened()
+    ids, offsets = np.array([5, -1, 5, 2**62]), np.array([0, 1, 1, 4])
+    expected = CpuKernels().pool_storage(None, on_cpu.table, ids, offsets)
+    for storage in (None, on_device):
+        assert np.array_equal(device.pool_storage(storage, on_cpu.table, ids, offsets), expected)
+    nothing = np.empty(0, np.int64)
+    empty = device.pool_storage(on_device, on_cpu.table, nothing, np.zeros(3, np.int64))
+    assert empty.tolist() == np.zeros((2, 12)).tolist()
+
+
+def test_reading_waits_for_nothing(device: KernelSet) -> None:
+    on_device, _ = _opened()
+    ids, offsets = np.arange(50), np.arange(51)
+    before = _emulated.num_waits()
+    device.pool_storage(on_device, on_device.table, ids, offsets)
+    assert _emulated.num_waits() == before
+
+
+def test_a_full_table_refuses_and_stays_as_it_was(device: KernelSet) -> None:
+    on_device, _ = _opened(capacity=10)
+    choice = MethodChoice(METHOD, HYPER, 1)
+    gradients = np.ones((8, 12), np.float32)
+    assert device.update_storage(on_device, choice, np.arange(8), gradients.copy(), None) == 8
+    before = on_device.find(np.arange(20))
+    with pytest.raises(CapacityError):
+        device.update_storage(on_device, choice, np.arange(6, 14), gradients.copy(), None)
+    after = on_device.find(np.arange(20))
+    assert before.rows.tobytes() == after.rows.tobytes()
+    assert before.found.tolist() == after.found.tolist()
+
+
+def test_a_table_elsewhere_is_refused(device: KernelSet) -> None:
+    _, on_cpu = _opened()
+    with pytest.raises(UnsupportedError, match="'t' lies on cpu, these kernels work on emulated"):
+        device.pool_storage(on_cpu, on_cpu.table, np.arange(3), np.arange(4))
+
+
+def test_options_name_a_device() -> None:
+    assert HkvOptions(device="cuda:1").device == "cuda:1"
+    with pytest.raises(ValueError, match="device"):
+        HkvOptions(device="gpu")
+    with pytest.raises(ValueError, match="device_memory_bytes bounds the memory of a GPU"):
+        HkvOptions(device_memory_bytes=1000)
+
+
+def test_a_gpu_that_is_missing_is_said_to_be() -> None:
+    from sparring_hkv.devices import why_cuda_is_unavailable
+
+    if why_cuda_is_unavailable() is None:
+        pytest.skip("there is a GPU here")
+    with pytest.raises(DeviceError, match=r"cuda"):
+        HkvStorage(TableConfig("t", 4), HkvOptions(device="cuda"))
+
+
+def test_ids_beyond_a_table_are_refused_by_shape(device: KernelSet) -> None:
+    on_device, _ = _opened()
+    with pytest.raises(InvalidArgumentError, match="offsets"):
+        device.pool_storage(on_device, on_device.table, np.arange(3), np.zeros((2, 2), np.int64))
