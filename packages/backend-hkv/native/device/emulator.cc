@@ -74,9 +74,12 @@ std::string where(const Lane& lane) {
 bool is_same_place(const Lane& left, const Lane& right) {
   if (left.waits_at != right.waits_at) return false;
   if (left.waits_at == Operation::kDone) return true;
+  // One place has one name, most of the time at one address.
+  const char* left_file = left.place.file_name();
+  const char* right_file = right.place.file_name();
   return left.place.line() == right.place.line() && left.place.column() == right.place.column() &&
          left.value_bytes == right.value_bytes &&
-         std::strcmp(left.place.file_name(), right.place.file_name()) == 0;
+         (left_file == right_file || std::strcmp(left_file, right_file) == 0);
 }
 
 std::string demangled(const char* name) {

@@ -1,0 +1,216 @@
+// The key operations over the emulator, in several orders of lanes, warps and blocks, against
+// plain loops. That they have the bits of core's is tested from Python; here the sanitizers look
+// for races and for accesses beyond the arrays.
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <vector>
+
+#include "check.h"
+#include "device/emulated_device.h"
+#include "device/emulator.h"
+#include "device_kernels/dedup.h"
+#include "device_kernels/finite.h"
+#include "device_kernels/initialize.h"
+#include "device_kernels/route.h"
+#include "device_kernels/rows.h"
+#include "device_kernels/sums.h"
+#include "device_kernels/update.h"
+
+using namespace sparring::device_kernels;
+namespace device = sparring::device;
+
+namespace {
+
+// Calls body(device) under several orders.
+template <class Body>
+void in_several_orders(const Body& body) {
+  for (const uint64_t seed : {0, 1, 2, 3}) {
+    device::emulator::set_schedule({.seed = seed, .num_threads = 3});
+    device::EmulatedDevice emulated;
+    body(emulated);
+    CHECK(emulated.num_waits() == 0);
+  }
+}
+
+std::vector<int64_t> some_ids(size_t count, uint64_t distinct) {
+  std::vector<int64_t> ids(count);
+  uint64_t state = 7;
+  for (int64_t& id : ids) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    id = static_cast<int64_t>((state >> 33) % distinct * 0x9e3779b97f4a7c15u);
+  }
+  return ids;
+}
+
+void dedup_numbers_keys_as_they_first_occur() {
+  for (const uint64_t distinct : {1, 40, 100000}) {
+    const std::vector<int64_t> ids = some_ids(3000, distinct);
+    std::vector<int64_t> expected_keys;
+    std::map<int64_t, int64_t> number_of;
+    for (const int64_t id : ids) {
+      if (number_of.try_emplace(id, static_cast<int64_t>(expected_keys.size())).second)
+        expected_keys.push_back(id);
+    }
+    in_several_orders([&](device::Device& emulated) {
+      std::vector<int64_t> keys(ids.size());
+      std::vector<int64_t> inverse(ids.size());
+      int64_t num_keys = -1;
+      dedup(emulated, nullptr,
+            {ids.data(), static_cast<int64_t>(ids.size()), keys.data(), inverse.data(), &num_keys});
+      CHECK(num_keys == static_cast<int64_t>(expected_keys.size()));
+      keys.resize(expected_keys.size());
+      CHECK(keys == expected_keys);
+      for (size_t i = 0; i < ids.size(); ++i) CHECK(inverse[i] == number_of.at(ids[i]));
+    });
+  }
+}
+
+void route_groups_keys_by_owner() {
+  const std::vector<int64_t> keys = some_ids(2000, 1u << 30);
+  const auto count = static_cast<int64_t>(keys.size());
+  std::vector<int32_t> owners(4096);
+  for (size_t i = 0; i < owners.size(); ++i) owners[i] = static_cast<int32_t>(i % 7 % 5);
+  in_several_orders([&](device::Device& emulated) {
+    std::vector<uint16_t> partitions(keys.size());
+    std::vector<int64_t> order(keys.size());
+    std::vector<int64_t> offsets(7, -1);
+    partition(emulated, nullptr, {keys.data(), count, partitions.data()});
+    route(emulated, nullptr,
+          {keys.data(), count, owners.data(), 6, order.data(), offsets.data()});
+    CHECK(offsets[0] == 0 && offsets[5] == count && offsets[6] == count);
+    for (int32_t rank = 0; rank < 6; ++rank) {
+      for (auto i = static_cast<size_t>(offsets[static_cast<size_t>(rank)]);
+           i < static_cast<size_t>(offsets[static_cast<size_t>(rank) + 1]); ++i) {
+        CHECK(owners[partitions[static_cast<size_t>(order[i])]] == rank);
+        CHECK(i == static_cast<size_t>(offsets[static_cast<size_t>(rank)]) ||
+              order[i - 1] < order[i]);
+      }
+    }
+  });
+}
+
+// Whole numbers, so that sums are exact in any order.
+void sums_lose_nothing_however_long_segments_are() {
+  const int64_t count = 6000;
+  const int64_t num_rows = 300;
+  const int64_t dim = 37;
+  std::vector<float> source(static_cast<size_t>(count * dim));
+  for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<float>(i % 11);
+  std::vector<int64_t> targets(static_cast<size_t>(count));
+  for (size_t i = 0; i < targets.size(); ++i)
+    targets[i] = i % 2 == 0 ? 5 : static_cast<int64_t>(i * 7 % 290);
+  std::vector<float> expected(static_cast<size_t>(num_rows * dim));
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t column = 0; column < dim; ++column) {
+      expected[static_cast<size_t>(targets[static_cast<size_t>(i)] * dim + column)] +=
+          source[static_cast<size_t>(i * dim + column)];
+    }
+  }
+  in_several_orders([&](device::Device& emulated) {
+    std::vector<float> out(expected.size(), -1);
+    scatter<float>(emulated, nullptr,
+                   {source.data(), targets.data(), nullptr, nullptr, out.data(), count, count,
+                    num_rows, dim, false});
+    CHECK(out == expected);
+  });
+}
+
+void pooling_adds_the_rows_of_bags() {
+  const int64_t dim = 24;
+  std::vector<float> rows(static_cast<size_t>(50 * dim));
+  std::iota(rows.begin(), rows.end(), 0.0f);
+  std::vector<int64_t> inverse(600);
+  for (size_t i = 0; i < inverse.size(); ++i) inverse[i] = static_cast<int64_t>(i * 13 % 50);
+  std::vector<int64_t> offsets;
+  for (int64_t at = 0; at <= 600; at += 12) offsets.push_back(at);
+  const auto num_bags = static_cast<int64_t>(offsets.size()) - 1;
+  in_several_orders([&](device::Device& emulated) {
+    std::vector<float> out(static_cast<size_t>(num_bags * dim));
+    std::vector<float> products(inverse.size());
+    pool<float>(emulated, nullptr,
+                {rows.data(), inverse.data(), offsets.data(), nullptr, out.data(), num_bags, dim,
+                 true});
+    pool_weight_gradient<float>(emulated, nullptr,
+                                {out.data(), rows.data(), inverse.data(), offsets.data(),
+                                 products.data(), 600, num_bags, dim, false});
+    for (int64_t bag = 0; bag < num_bags; ++bag) {
+      float sum = 0;
+      for (int64_t i = 12 * bag; i < 12 * bag + 12; ++i)
+        sum += rows[static_cast<size_t>(inverse[static_cast<size_t>(i)] * dim)];
+      CHECK(out[static_cast<size_t>(bag * dim)] == sum / 12);
+    }
+    CHECK(products[0] > 0 && products[599] > 0);
+  });
+}
+
+// Every other row is made, then all are changed; all orders give the same bytes.
+void rows_are_made_and_changed_where_they_lie() {
+  for (const RowType type : {RowType::float32, RowType::float64, RowType::bfloat16}) {
+    const int64_t dim = 21;
+    const int64_t count = 90;
+    const RowLayout layout = make_row_layout(type, dim, 2 * dim);
+    std::vector<int64_t> keys(static_cast<size_t>(count));
+    std::iota(keys.begin(), keys.end(), int64_t{-7});
+    std::vector<uint8_t> is_new(static_cast<size_t>(count));
+    for (size_t i = 0; i < is_new.size(); ++i) is_new[i] = i % 2;
+    std::vector<unsigned char> first_result;
+    in_several_orders([&](device::Device& emulated) {
+      std::vector<unsigned char> rows(static_cast<size_t>(count * layout.row_bytes), 0);
+      std::vector<void*> pointers;
+      for (int64_t i = 0; i < count; ++i) pointers.push_back(rows.data() + i * layout.row_bytes);
+      std::vector<double> gradients(static_cast<size_t>(count * dim), 0.0);
+      initialize(emulated, nullptr,
+                 {initial_values({InitialKind::normal, 0, 1, 99}, type), layout, keys.data(),
+                  nullptr, is_new.data(), true, count, nullptr, {pointers.data(), nullptr, 0}});
+      Update arguments{};
+      arguments.method = UpdateMethod::lamb;
+      arguments.layout = layout;
+      arguments.hyper = {.lr = 0.1, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8,
+                         .clip_norm = 1.0};
+      arguments.step = 1;
+      arguments.keys = keys.data();
+      arguments.rows = {pointers.data(), nullptr, 0};
+      arguments.gradients = gradients.data();
+      arguments.count = count;
+      update(emulated, nullptr, arguments);
+      if (first_result.empty()) first_result = rows;
+      CHECK(rows == first_result);
+      // Rows of zeros that got no gradient stay such; only new rows were made.
+      for (size_t at = 0; at < rows.size(); ++at) {
+        const bool is_made = is_new[at / static_cast<size_t>(layout.row_bytes)] != 0;
+        CHECK(is_made || rows[at] == 0);
+      }
+      CHECK(std::any_of(rows.begin(), rows.end(), [](unsigned char byte) { return byte != 0; }));
+    });
+  }
+}
+
+void out_of_memory_is_reported_and_leaks_nothing() {
+  const std::vector<int64_t> ids = some_ids(5000, 100);
+  std::vector<int64_t> keys(ids.size());
+  std::vector<int64_t> inverse(ids.size());
+  int64_t num_keys = 0;
+  for (int64_t nth = 0; nth < 3; ++nth) {
+    device::EmulatedDevice emulated;
+    emulated.fail_from(nth);
+    const Dedup arguments{ids.data(), static_cast<int64_t>(ids.size()), keys.data(),
+                          inverse.data(), &num_keys};
+    CHECK_THROWS(dedup(emulated, nullptr, arguments), device::OutOfDeviceMemory);
+  }
+}
+
+}  // namespace
+
+int main() {
+  return sparring::testing::run({
+      {"dedup numbers keys as they first occur", dedup_numbers_keys_as_they_first_occur},
+      {"route groups keys by owner", route_groups_keys_by_owner},
+      {"sums lose nothing however long segments are",
+       sums_lose_nothing_however_long_segments_are},
+      {"pooling adds the rows of bags", pooling_adds_the_rows_of_bags},
+      {"rows are made and changed where they lie", rows_are_made_and_changed_where_they_lie},
+      {"out of memory is reported and leaks nothing",
+       out_of_memory_is_reported_and_leaks_nothing},
+  });
+}
