@@ -23,7 +23,8 @@ import numpy as np
 from sparring import _native
 from sparring.admission import Decision, decide_unseen
 from sparring.collective import Reduction
-from sparring.device_steps import DeviceGradients, apply_on_device, goes_on_device
+from sparring.device_gradients import DeviceGradients
+from sparring.device_steps import apply_on_device, goes_on_device
 from sparring.errors import CapacityError, InvalidArgumentError, PartialStepError
 from sparring.exchange import OwnedGradients, PushRequest
 from sparring.kernels import Rounding
