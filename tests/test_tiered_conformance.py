@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +17,10 @@ pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
 pytest.importorskip("sparring_sqlite", reason="the template backend is not installed")
 
 SMALL = {"backend": "hkv", "options": {"capacity": 480}}
+ON_DEVICE = {
+    "backend": "hkv",
+    "options": {"device": "emulated", "capacity": 480, "policy": "lru"},
+}
 SMALLER = {"backend": "hkv", "options": {"capacity": 120, "policy": "lfu"}}
 
 MakeStorage = Callable[..., Storage]
@@ -29,6 +34,22 @@ class TestHkvOverMemory(StorageTests):
     @pytest.fixture
     def make_storage(self) -> MakeStorage:
         return lambda table, **options: stack_of(table, SMALL, "memory", **options)
+
+
+@pytest.mark.skipif(
+    find_spec("sparring_hkv._emulated") is None,
+    reason="sparring-hkv was built without the emulator (-DSPARRING_HKV_EMULATED=ON)",
+)
+class TestHkvOnADeviceOverHkv(StorageTests):
+    """As on a GPU: hot rows there, all others in the host's memory."""
+
+    @pytest.fixture
+    def make_storage(self) -> MakeStorage:
+        return lambda table, **options: stack_of(table, ON_DEVICE, "hkv", **options)
+
+    @overrides_kit(reason="on the emulator a call of a million rows takes half a minute")
+    def test_call_of_a_million_rows(self) -> None:
+        pytest.skip("test_device_conformance.py of sparring-hkv has one of 50,000")
 
 
 class PersistentTests(StorageTests):

@@ -176,6 +176,11 @@ void rows_are_made_and_changed_where_they_lie() {
       update(emulated, nullptr, arguments);
       if (first_result.empty()) first_result = rows;
       CHECK(rows == first_result);
+      // Rows of zeros that got no gradient stay such; only new rows were made.
+      for (size_t at = 0; at < rows.size(); ++at) {
+        const bool is_made = is_new[at / static_cast<size_t>(layout.row_bytes)] != 0;
+        CHECK(is_made || rows[at] == 0);
+      }
       CHECK(std::any_of(rows.begin(), rows.end(), [](unsigned char byte) { return byte != 0; }));
     });
   }

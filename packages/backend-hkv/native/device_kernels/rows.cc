@@ -96,7 +96,14 @@ struct ShownRows {
     Elements<Computing, kCount> result;
     if (rows[i] != nullptr) {
       const auto* from = static_cast<const Stored_*>(rows[i]) + column;
-      const auto read = Elements<Stored_, kCount>::load(from);
+      Elements<Stored_, kCount> read;
+      // A storage promises no more than that rows are aligned to their elements. All rows of one are
+      // alike, so lanes go one way.
+      if (reinterpret_cast<uintptr_t>(from) % sizeof(read) == 0) {
+        read = Elements<Stored_, kCount>::load(from);
+      } else {
+        for (unsigned k = 0; k < kCount; ++k) read.values[k] = from[k];
+      }
       for (unsigned k = 0; k < kCount; ++k) result.values[k] = Stored<Stored_>::load(read.values[k]);
     } else {
       static_assert(kCount <= 4);
@@ -113,6 +120,7 @@ struct ShownRows {
 template <class Rows, unsigned kCount, unsigned kLanes, bool kHasWeights>
 struct Pools {
   using T = typename Rows::Computing;
+  static constexpr unsigned kInFlight = 4;
   static constexpr unsigned block_threads = kBlockThreads;
   Rows rows;
   const int64_t* offsets;
@@ -135,21 +143,29 @@ struct Pools {
   SPARRING_DEVICE void pool_columns(uint64_t bag, uint64_t begin, uint64_t end,
                                     uint64_t column) const {
     Elements<T, kCount> sum{};
-    for (uint64_t i = begin; i < end; ++i) {
-      const Elements<T, kCount> piece = rows.template piece<kCount>(i, column);
-      for (unsigned k = 0; k < kCount; ++k) {
-        if constexpr (kHasWeights) {
-          sum.values[k] = sum.values[k] + piece.values[k] * weights[i];
-        } else {
-          sum.values[k] = sum.values[k] + piece.values[k];
-        }
-      }
+    uint64_t i = begin;
+    // Several rows are on their way before the first is added: they lie in no order.
+    for (; i + kInFlight <= end; i += kInFlight) {
+      Elements<T, kCount> pieces[kInFlight];
+      for (unsigned k = 0; k < kInFlight; ++k) pieces[k] = rows.template piece<kCount>(i + k, column);
+      for (unsigned k = 0; k < kInFlight; ++k) add(&sum, pieces[k], i + k);
     }
+    for (; i < end; ++i) add(&sum, rows.template piece<kCount>(i, column), i);
     if (is_mean && end > begin) {
       for (unsigned k = 0; k < kCount; ++k)
         sum.values[k] = sum.values[k] / static_cast<T>(end - begin);
     }
     sum.store(out + bag * dim + column);
+  }
+  SPARRING_DEVICE void add(Elements<T, kCount>* sum, const Elements<T, kCount>& piece,
+                           uint64_t i) const {
+    for (unsigned k = 0; k < kCount; ++k) {
+      if constexpr (kHasWeights) {
+        sum->values[k] = sum->values[k] + piece.values[k] * weights[i];
+      } else {
+        sum->values[k] = sum->values[k] + piece.values[k];
+      }
+    }
   }
 };
 
@@ -252,10 +268,17 @@ void pool_shown(Device& device, Stream stream, const ShownPool& arguments) {
     using Rows = ShownRows<Element>;
     using T = typename Rows::Computing;
     const Rows rows{arguments.rows, arguments.ids, arguments.initial};
-    // A storage's rows are aligned to their elements and no further.
-    launch_pool<1>(device, stream, rows, arguments.offsets,
-                   static_cast<const T*>(arguments.weights), static_cast<T*>(arguments.out),
-                   static_cast<uint64_t>(arguments.num_bags), dim, arguments.is_mean);
+    constexpr unsigned wide = 16 / sizeof(T);
+    auto* const out = static_cast<T*>(arguments.out);
+    const auto* const weights = static_cast<const T*>(arguments.weights);
+    const auto num_bags = static_cast<uint64_t>(arguments.num_bags);
+    if ((address(out) | dim * sizeof(T)) % 16 == 0) {
+      launch_pool<wide>(device, stream, rows, arguments.offsets, weights, out, num_bags, dim,
+                        arguments.is_mean);
+    } else {
+      launch_pool<1>(device, stream, rows, arguments.offsets, weights, out, num_bags, dim,
+                     arguments.is_mean);
+    }
   });
 }
 

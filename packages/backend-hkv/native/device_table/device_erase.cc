@@ -58,12 +58,10 @@ struct TakeKeys {
 
 }  // namespace
 
-// Keys whose slots are emptied, ready but for the emptying: memory is taken here.
-DeviceTable::State::Erasure DeviceTable::State::prepare_erasure(const int64_t* keys,
-                                                                uint64_t count,
-                                                                device::Stream stream) {
-  Erasure erasure;
-  Insertion& located = erasure.located;
+DeviceTable::State::Insertion DeviceTable::State::prepare_erasure(const int64_t* keys,
+                                                                  uint64_t count,
+                                                                  device::Stream stream) {
+  Insertion located;
   located.stream = stream;
   located.keys = keys;
   located.count = count;
@@ -80,11 +78,10 @@ DeviceTable::State::Erasure DeviceTable::State::prepare_erasure(const int64_t* k
                           located.heads.as<uint32_t>(), located.positions.as<uint32_t>(), nullptr,
                           nullptr});
   if (layout.has_chains()) sort(located);
-  return erasure;
+  return located;
 }
 
-uint64_t DeviceTable::State::finish_erasure(const Erasure& erasure) {
-  const Insertion& located = erasure.located;
+uint64_t DeviceTable::State::finish_erasure(const Insertion& located) {
   const device::Stream stream = located.stream;
   if (layout.has_chains()) {
     launch(stream, located.count,
@@ -108,9 +105,9 @@ void DeviceTable::erase(SparringErase& call) {
   if (call.count == 0) return;
   const device::Stream stream = call.call.stream;
   state.write(stream, "erase of " + std::to_string(call.count) + " keys", [&] {
-    const State::Erasure erasure =
+    const State::Insertion located =
         state.prepare_erasure(call.keys, static_cast<uint64_t>(call.count), stream);
-    call.erased = static_cast<int64_t>(state.finish_erasure(erasure));
+    call.erased = static_cast<int64_t>(state.finish_erasure(located));
   });
 }
 
@@ -181,16 +178,16 @@ void DeviceTable::evict(SparringEvict& call) {
     while (left > 0) {
       const uint64_t count = std::min(left, round);
       State::Lowest lowest;
-      State::Erasure erasure;
+      State::Insertion located;
       try {
         lowest = state.find_lowest(count, call.sink.receive != nullptr, stream);
-        erasure = state.prepare_erasure(lowest.keys.as<int64_t>(), count, stream);
+        located = state.prepare_erasure(lowest.keys.as<int64_t>(), count, stream);
       } catch (const device::OutOfDeviceMemory&) {
         // Rounds that are done have made room: `wanted` is the most that may leave.
         if (call.evicted > 0) return;
         throw;
       }
-      state.finish_erasure(erasure);
+      state.finish_erasure(located);
       left -= count;
       call.evicted += static_cast<int64_t>(count);
       if (call.sink.receive == nullptr) continue;

@@ -75,7 +75,11 @@ struct InsertOrEvict {
     Owned owned{index.heads.at(head), index.first_row(head),
                 bytes_below(index.limit(head), warp.lane()), 0, 0, {}, 0};
     owned.digests = digests_of_lane(owned.bucket, warp.lane());
-    for (uint32_t i = 0; i < 4; ++i) owned.scores[i] = owned.bucket.scores[4 * warp.lane() + i];
+    for (uint32_t i = 0; i < 4; ++i) {
+      // Those of empty slots were never written.
+      if ((owned.digests >> (8 * i) & 0xffu) == 0) continue;
+      owned.scores[i] = owned.bucket.scores[4 * warp.lane() + i];
+    }
     return owned;
   }
 

@@ -75,7 +75,7 @@ class DeviceTable::State {
 
   // ---- insertion (device_insert.cc) ----
 
-  // The keys of a call that inserts, looked at but not handled.
+  // The keys of a call that inserts or erases, looked at but not handled.
   struct Insertion {
     device::Stream stream = nullptr;
     const int64_t* keys = nullptr;
@@ -163,12 +163,10 @@ class DeviceTable::State {
   // ---- reading and removing (device_scan.cc, device_erase.cc) ----
 
   void scan(SparringScan& call);
-  struct Erasure {
-    Insertion located;
-  };
-  Erasure prepare_erasure(const int64_t* keys, uint64_t count, device::Stream stream);
+  // Keys that are there, ready to be erased: all memory is taken.
+  Insertion prepare_erasure(const int64_t* keys, uint64_t count, device::Stream stream);
   // Waits. How many there were.
-  uint64_t finish_erasure(const Erasure& erasure);
+  uint64_t finish_erasure(const Insertion& located);
   struct Lowest {
     device::Buffer keys, scores, numbers, rows;
   };

@@ -16,7 +16,8 @@
 //   upsert into a table that chains        once if the call could outgrow the memory
 //                                          at hand, twice if overflow may be short
 //   upsert that hands over what leaves     once, twice if anything is missing
-//   update                                 once, twice if it evicts
+//   update                                 once, and once more for each of: it evicts, it
+//                                          asks for admission, overflow may be short
 //   erase, evict, scan, stat               once or more: they return numbers
 //
 // Threads: everything may be called from any thread at any time. The lock is held

@@ -4,87 +4,35 @@
     backward  gradient of the bags ──► DeviceGradients, held by the ResourceManager
     apply     dedup (waits once: how many keys) ──► sums by key ──► finite? (waits) ──► update_storage
 
-This way is taken where all rows are on this rank, one batch was held for each table, all tables with
-gradients lie on a device, and update methods of core change them. Anything else goes by way of host
-arrays, as for every other storage, and gives the same rows: `DeviceGradients.summed` is what it
-takes. So does a table that may evict, or that has an admission filter.
+This way is taken where all rows are on this rank, all tables with gradients lie on a device, and
+update methods of core change them. Anything else goes by way of host arrays, as for every other
+storage, and gives the same rows: `DeviceGradients.summed` is what it takes. So does a table that may
+evict, or that has an admission filter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sparring.device_gradients import DeviceGradients, SummedByKey
 from sparring.errors import (
     CapacityError,
     NonFiniteGradientError,
     PartialStepError,
 )
-from sparring.kernel_set import DeviceArray, KernelSet
-from sparring.kernels import Pooling
+from sparring.kernel_set import KernelSet
 from sparring.non_finite import NonFinite
-from sparring.storage.contract import Keys, Rows
 from sparring.updates.builtin import NativeMethod
 from sparring.updates.contract import MethodChoice
 
 if TYPE_CHECKING:
     from sparring.step import StepContainer
 
-__all__ = ["DeviceGradients", "SummedByKey", "apply_on_device", "goes_on_device"]
-
-
-@dataclass(frozen=True, slots=True)
-class SummedByKey:
-    """The gradient of each key of a batch, on the device."""
-
-    keys: DeviceArray
-    """``(u,)``"""
-    gradients: DeviceArray
-    """``(u, dim)``"""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceGradients:
-    """The gradient of bags that were pooled from a table on a device, not yet added up.
-
-    It stands where native `GradientSources` do. Its arrays must not change until the step.
-    """
-
-    kernels: KernelSet
-    ids: DeviceArray
-    """``(n,)``"""
-    offsets: DeviceArray
-    """``(b + 1,)``"""
-    gradient: DeviceArray
-    """``(b, dim)``"""
-    mode: Pooling
-    weights: DeviceArray | None
-    """``(n,)``"""
-
-    def by_key(self) -> SummedByKey:
-        """Adds up what belongs to one key. Waits for the device once."""
-        found = self.kernels.dedup(self.ids)
-        gradients = self.kernels.pool_backward(
-            self.gradient,
-            found.inverse,
-            self.offsets,
-            len(found.keys),
-            mode=self.mode,
-            weights=self.weights,
-        )
-        return SummedByKey(found.keys, gradients)
-
-    def summed(self, _view: Any) -> tuple[Keys, Rows]:
-        """The same in host memory: keys ``(u,)`` and gradients ``(u, dim)``."""
-        summed = self.by_key()
-        to_host = self.kernels.arrays.to_host
-        return np.ascontiguousarray(to_host(summed.keys)), np.ascontiguousarray(
-            to_host(summed.gradients)
-        )
+__all__ = ["apply_on_device", "goes_on_device"]
 
 
 def goes_on_device(

@@ -17,7 +17,7 @@ offsets are int64, rows and weights float32 or float64.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,7 @@ class ArraySource:
         index: the number of the device among those of its type.
         to_host: the array as NumPy's, in host memory; it may wait for the stream.
         from_host: an array of NumPy as one on the device.
+        concatenate: arrays one behind the other, along the first dimension.
     """
 
     empty: Callable[[tuple[int, ...], str], DeviceArray]
@@ -57,6 +58,7 @@ class ArraySource:
     index: int = 0
     to_host: Callable[[DeviceArray], npt.NDArray[Any]] = np.asarray
     from_host: Callable[[npt.NDArray[Any]], DeviceArray] = np.asarray
+    concatenate: Callable[[Sequence[DeviceArray]], DeviceArray] = np.concatenate
 
 
 class KernelSet(ABC):

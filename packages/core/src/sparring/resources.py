@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
+from sparring.device_gradients import DeviceGradients
 from sparring.errors import InvalidArgumentError, UnknownTableError
 from sparring.storage.contract import Keys, Rows
 from sparring.table import TableConfig
@@ -155,8 +156,8 @@ class ResourceManager:
         """Takes the gradient of a batch that was registered by `register_direct`.
 
         Args:
-            sources: native `GradientSources` of the batch; their arrays must not change until the
-                step.
+            sources: native `GradientSources` of the batch, or `DeviceGradients`; their arrays must
+                not change until the step.
             check: called before they are used; raises if they did change.
 
         Raises:
@@ -167,7 +168,11 @@ class ResourceManager:
         held = _Held(sources, check)
         with self._lock:
             for table in batch_input.tables:
-                if table in self._held or self._accumulators[table].size:
+                waiting = self._held.get(table)
+                joined = None if waiting is None else _joined(waiting, held)
+                if joined is not None:
+                    self._held[table] = joined
+                elif waiting is not None or self._accumulators[table].size:
                     self._add_held(table)
                     self._add_up(table, held)
                 else:
@@ -262,3 +267,19 @@ class ResourceManager:
                 table=table,
             )
         return accumulator
+
+
+def _joined(waiting: _Held, held: _Held) -> _Held | None:
+    """Both together, where they need not be added up in host memory."""
+    if not isinstance(waiting.sources, DeviceGradients):
+        return None
+    sources = waiting.sources.joined(held.sources)
+    if sources is None:
+        return None
+    checks = [each.check for each in (waiting, held) if each.check is not None]
+
+    def check() -> None:
+        for each in checks:
+            each()
+
+    return _Held(sources, check)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sparring import ResourceManager, StepContainer
-from sparring.device_steps import DeviceGradients
+from sparring.device_gradients import BagGradients, DeviceGradients
 from sparring.errors import InvalidArgumentError
 from sparring.kernel_set import ArraySource, KernelSet
 from sparring.plugins import make_plugin_manager
@@ -66,6 +66,7 @@ def kernel_set_for(device: str) -> KernelSet:
         index=int(index or 0),
         to_host=lambda array: array.cpu().numpy(),
         from_host=lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(where),
+        concatenate=lambda parts: torch.cat(list(parts)),
     )
     return make_plugin_manager().kernels(kind).factory(arrays)
 
@@ -157,7 +158,8 @@ class _Batch:
                 )
 
         ids, offsets, weights = self.index
-        sources = DeviceGradients(self._kernels, ids, offsets, kept, self._mode, weights)
+        batch = BagGradients(ids, offsets, kept, self._mode, weights)
+        sources = DeviceGradients(self._kernels, [batch])
         self._resources.hold(self._shadow_id, sources, check)
 
     def __del__(self) -> None:

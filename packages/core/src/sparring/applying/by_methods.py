@@ -16,7 +16,8 @@ from sparring.applying.gradients import (
 )
 from sparring.applying.room import check_rooms
 from sparring.applying.writing import write_fused, write_rows
-from sparring.device_steps import DeviceGradients, apply_on_device, goes_on_device
+from sparring.device_gradients import DeviceGradients
+from sparring.device_steps import apply_on_device, goes_on_device
 from sparring.errors import InvalidArgumentError
 from sparring.exchange import OwnedGradients
 from sparring.memory_budget import check_memory

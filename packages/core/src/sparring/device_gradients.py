@@ -1,0 +1,93 @@
+"""Gradients that lie on a device until a step takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparring.kernel_set import DeviceArray, KernelSet
+from sparring.kernels import Pooling
+from sparring.storage.contract import Keys, Rows
+
+__all__ = ["BagGradients", "DeviceGradients", "SummedByKey"]
+
+
+@dataclass(frozen=True, slots=True)
+class BagGradients:
+    """The gradient of bags that were pooled from a table; its arrays must not change."""
+
+    ids: DeviceArray
+    """``(n,)``"""
+    offsets: DeviceArray
+    """``(b + 1,)``"""
+    gradient: DeviceArray
+    """``(b, dim)``"""
+    mode: Pooling
+    weights: DeviceArray | None
+    """``(n,)``"""
+
+
+@dataclass(frozen=True, slots=True)
+class SummedByKey:
+    """The gradient of each key, on the device."""
+
+    keys: DeviceArray
+    """``(u,)``"""
+    gradients: DeviceArray
+    """``(u, dim)``"""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGradients:
+    """Batches of a step whose gradients came, not yet added up: what native `GradientSources` are
+    in host memory."""
+
+    kernels: KernelSet
+    batches: Sequence[BagGradients]
+    """At least one, in the order in which their gradients came."""
+
+    def joined(self, other: Any) -> DeviceGradients | None:
+        """With the batches of `other` behind these; None where they are not of this device."""
+        if not isinstance(other, DeviceGradients) or other.kernels.device != self.kernels.device:
+            return None
+        return DeviceGradients(self.kernels, [*self.batches, *other.batches])
+
+    def by_key(self) -> SummedByKey:
+        """Adds up what belongs to one key, batch after batch.
+
+        Waits for the device once a batch, and once more where there are several: how many keys
+        there are decides how much memory comes next.
+        """
+        parts = [self._by_key(each) for each in self.batches]
+        if len(parts) == 1:
+            return parts[0]
+        concatenate = self.kernels.arrays.concatenate
+        found = self.kernels.dedup(concatenate([each.keys for each in parts]))
+        gradients = self.kernels.segment_sum(
+            concatenate([each.gradients for each in parts]), found.inverse, len(found.keys)
+        )
+        return SummedByKey(found.keys, gradients)
+
+    def _by_key(self, batch: BagGradients) -> SummedByKey:
+        found = self.kernels.dedup(batch.ids)
+        gradients = self.kernels.pool_backward(
+            batch.gradient,
+            found.inverse,
+            batch.offsets,
+            len(found.keys),
+            mode=batch.mode,
+            weights=batch.weights,
+        )
+        return SummedByKey(found.keys, gradients)
+
+    def summed(self, _view: Any) -> tuple[Keys, Rows]:
+        """The same in host memory: keys ``(u,)`` and gradients ``(u, dim)``."""
+        summed = self.by_key()
+        to_host = self.kernels.arrays.to_host
+        return (
+            np.ascontiguousarray(to_host(summed.keys)),
+            np.ascontiguousarray(to_host(summed.gradients)),
+        )
