@@ -302,6 +302,7 @@ def cached() -> dict[str, str]:
         return {}
     return {
         "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
+        "CMAKE_CUDA_COMPILER_LAUNCHER": "ccache",
         # The same name everywhere, for one compiler under two names is two to ccache.
         "CXX": os.environ.get("CXX", "g++"),
         "CCACHE_BASEDIR": str(ROOT),
