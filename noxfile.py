@@ -344,7 +344,7 @@ def gpu(session: nox.Session) -> None:
     reason = str(session.run("python", "-c", program, silent=True)).strip()
     checker = shutil.which("compute-sanitizer")
     if reason:
-        session.warn(f"no GPU can be used here: {reason}")
+        session.warn(reason)
         for name in (
             *GPU_TESTS,
             *(f"compute-sanitizer {each}" for each in GPU_CHECKS),
