@@ -310,9 +310,13 @@ def cached() -> dict[str, str]:
     }
 
 
+# A test that hangs fails.
+CTEST_OPTIONS = ("--output-on-failure", "--no-tests=error", "--timeout", "300")
+
+
 def run_cxx_tests(session: nox.Session, folder: Path) -> None:
     """Runs what was built there, with ctest."""
-    session.run("ctest", "--test-dir", str(folder), "--output-on-failure", "--no-tests=error")
+    session.run("ctest", "--test-dir", str(folder), *CTEST_OPTIONS)
 
 
 def sanitized_tests(session: nox.Session, package: str, sanitizer: str) -> None:

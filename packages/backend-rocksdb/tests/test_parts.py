@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import StepContainer, TableConfig
+from sparring import StepContainer, TableConfig, open_storage
 from sparring.collective.local import LocalGroup
-from sparring.errors import InvalidArgumentError
+from sparring.errors import InterruptedLoadError, InvalidArgumentError
+from sparring.snapshot import open_snapshot
 from sparring.step import StorageChoice
 from sparring.testing.thread_rendezvous import ThreadRendezvous
 from sparring.updates import MethodChoice, resolve_method
@@ -108,3 +109,39 @@ def test_rows_that_are_there_are_read_before_an_optimizer_is_known(
         container.discard()
         with pytest.raises(InvalidArgumentError, match="sparring convert"):
             container.check_state(TABLE.name, 2 * TABLE.dim, "adam")
+
+
+def test_a_table_that_nobody_looked_at_is_saved_with_its_rows(tmp_path: Path) -> None:
+    options = {"path": str(tmp_path / "rows")}
+    with open_storage("rocksdb", TABLE, **options) as storage:
+        storage.upsert(KEYS, np.ones((len(KEYS), TABLE.dim), np.float32))
+    with StepContainer() as container:
+        container.declare(TABLE, StorageChoice("rocksdb", options))
+        container.save(str(tmp_path / "saved"))
+    assert open_snapshot(str(tmp_path / "saved")).num_rows(TABLE.name) == len(KEYS)
+
+
+def test_a_load_that_did_not_end_is_not_saved(tmp_path: Path) -> None:
+    options = {"path": str(tmp_path / "rows")}
+    with open_storage("rocksdb", TABLE, **options) as storage:
+        storage.begin_load("elsewhere")
+        storage.upsert(KEYS[:10], np.ones((10, TABLE.dim), np.float32))
+    with StepContainer() as container:
+        container.declare(TABLE, StorageChoice("rocksdb", options))
+        with pytest.raises(InterruptedLoadError, match="a load of elsewhere was cut short"):
+            container.save(str(tmp_path / "saved"))
+    assert not (tmp_path / "saved").exists()
+
+
+def test_rows_that_could_not_be_looked_for_are_looked_for_again(tmp_path: Path) -> None:
+    options = {"path": str(tmp_path / "rows")}
+    with open_storage("rocksdb", TABLE, **options) as storage:
+        storage.upsert(KEYS, np.ones((len(KEYS), TABLE.dim), np.float32))
+    with StepContainer() as container:
+        container.declare(TABLE, StorageChoice("rocksdb", {**options, "block_bytes": 8192}))
+        # Somebody has the folder open, with other options.
+        with open_storage("rocksdb", TABLE, **options):
+            for _ in range(2):
+                with pytest.raises(InvalidArgumentError):
+                    container.lookup(TABLE.name, KEYS, is_registered=False)
+        assert (container.lookup(TABLE.name, KEYS, is_registered=False).rows == 1).all()

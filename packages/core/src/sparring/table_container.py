@@ -168,17 +168,17 @@ class TableContainer(ABC):
         """
         if entry.is_sought or entry.storage is not None:
             return
-        entry.is_sought = True
         assert entry.choice is not None
         manager = self._plugin_manager or make_plugin_manager()
         choice = entry.choice
         found = found_table(choice.backend, entry.config, manager, choice.options)
-        if found is None:
-            return
-        if entry.initial_state is None:
-            entry.config = found
-            entry.whole = Columns(0, found.width)
-        self.opened(entry)
+        if found is not None:
+            if entry.initial_state is None:
+                entry.config = found
+                entry.whole = Columns(0, found.width)
+            self.opened(entry)
+        # Said last: who fails to look looks again.
+        entry.is_sought = True
 
     def open_storage(self, choice: StorageChoice, config: TableConfig) -> Storage:
         """Opens a storage for a table's rows on this rank; for parts of the package."""
@@ -206,6 +206,7 @@ class TableContainer(ABC):
         """Rows of a table on this rank."""
         self.check_open()
         entry = self.entry(table)
+        self.seek_rows(entry)
         return 0 if entry.storage is None else entry.storage.size
 
     def table_bytes(self, table: str) -> int:

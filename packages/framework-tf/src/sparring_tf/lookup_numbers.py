@@ -61,7 +61,7 @@ class LookupNumber(tf.saved_model.experimental.TrackableResource):  # type: igno
     def _trackable_children(self, save_type: str = "checkpoint", **options: Any) -> dict[str, Any]:
         if save_type != "savedmodel":
             return {}
-        rows = rows_as_assets(self._agent, options.get("cache"))
+        rows = rows_as_assets(self._agent, options["cache"])
         features = json.dumps(self.features)
         handle = self.resource_handle
 

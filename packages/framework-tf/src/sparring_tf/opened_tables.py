@@ -75,7 +75,12 @@ def _open(manifest: str, features: Sequence[tuple[str, str]]) -> int:
         container = _containers.get(identity)
         if container is None:
             container = _loaded(snapshot, manifest)
-        publication.show(container.collection(features))
+        try:
+            publication.show(container.collection(features))
+        except BaseException:
+            if identity not in _containers:
+                container.close()
+            raise
         _containers[identity] = container
         _held[publication.number] = publication, identity
     return int(publication.number)

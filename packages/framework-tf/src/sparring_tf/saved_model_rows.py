@@ -64,7 +64,7 @@ class _Key:
 _KEY = _Key()
 
 
-def rows_as_assets(agent: TableAgent, cache: Any) -> RowAssets:
+def rows_as_assets(agent: TableAgent, cache: dict[Any, Any]) -> RowAssets:
     """Writes the embeddings of all tables of a layer to temporary files, once in a save.
 
     Args:
@@ -76,8 +76,6 @@ def rows_as_assets(agent: TableAgent, cache: Any) -> RowAssets:
         InvalidArgumentError: the model has two tables of one name.
         ClosedError: the container was closed.
     """
-    if cache is None:
-        cache = {}
     export = cache[_KEY] if _KEY in cache else _Export()
     cache[_KEY] = export
     if id(agent) not in export.done:
@@ -110,11 +108,15 @@ def _written(agent: TableAgent, export: _Export) -> RowAssets:
     number = len(export.done)
     folder = export.folder / f"layer{number}"
     writer = SnapshotWriter(str(folder), step=container.counters.steps)
-    for name in agent.table_names:
-        embeddings = TableDescription.of(container.tables[name].with_state(0))
-        writer.write_table(embeddings, _embeddings(container, name))
-    writer.finish()
-    writer.commit()
+    try:
+        for name in agent.table_names:
+            embeddings = TableDescription.of(container.tables[name].with_state(0))
+            writer.write_table(embeddings, _embeddings(container, name))
+        writer.finish()
+        writer.commit()
+    except BaseException:
+        writer.abandon()
+        raise
     manifest = folder / _MANIFEST
     if number:
         manifest = manifest.rename(folder / f"manifest.{number}.json")

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
-from sparring.errors import InvalidArgumentError
+from sparring.errors import InternalError, InvalidArgumentError
 from sparring.kernels import partition
 from sparring.rendezvous.shard_map import NUM_PARTITIONS
 from sparring.saving.frozen_scores import FrozenScores, Groups, split_by_group
@@ -101,6 +101,11 @@ class FrozenTable:
                 self._keep(keys, None)
         except Exception as error:  # the step goes on; the save does not
             self._failure = error
+        except BaseException as error:  # as Ctrl-C: no write follows
+            self._failure = InternalError(f"the step that kept old rows was stopped ({error!r})")
+            if self._is_locked_by_writes:
+                self._lock.release()
+            raise
         finally:
             if not self._is_locked_by_writes:
                 self._lock.release()

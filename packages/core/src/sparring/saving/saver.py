@@ -99,6 +99,8 @@ class Saver:
             return self._run()
         except BaseException as error:
             self.failure = error
+            # First: steps need not wait for a save that is lost.
+            self.thaw()
             give_up(self.writer, error)
             raise
         finally:

@@ -208,6 +208,13 @@ class Saves:
         """All tables as they are now, and a writer that nothing was given yet."""
         container = self._container
         rank = container.collective.rank
+        error: Exception | None = None
+        try:
+            for entry in container.entries():
+                container.seek_rows(entry)
+                entry.check_whole()
+        except Exception as failure:
+            error = failure
         entries = [
             (entry, entry.storage is not None and not (entry.config.is_replicated and rank))
             for entry in container.entries()
@@ -219,8 +226,9 @@ class Saves:
         budget = KeptBudget(options.kept_bytes)
         pace = Pace(share, budget)
         tables = []
-        error: Exception | None = None
         try:
+            if error is not None:
+                raise error
             own = container_states(container)
             writer = SnapshotWriter(
                 url,

@@ -37,18 +37,18 @@ def compact(
     """
     source = open_snapshot(url)
     token = secrets.token_hex(8)
-    writers = [
-        SnapshotWriter(
-            os.fspath(into_url),
-            step=source.step,
-            rank=rank,
-            world_size=source.world_size,
-            token=token,
-            options=options,
-        )
-        for rank in range(source.world_size)
-    ]
+    writers: list[SnapshotWriter] = []
     try:
+        for rank in range(source.world_size):
+            writer = SnapshotWriter(
+                os.fspath(into_url),
+                step=source.step,
+                rank=rank,
+                world_size=source.world_size,
+                token=token,
+                options=options,
+            )
+            writers.append(writer)
         for name, table in source.tables.items():
             writers[0].write_table(table, source.chunks(name))
         for writer in writers:

@@ -1,6 +1,6 @@
 """Threads that write and seal files of a snapshot while others are written.
 
-They are daemon threads, started together. A `ThreadPoolExecutor` takes no more work once the
+They are daemon threads, started by the first call. A `ThreadPoolExecutor` takes no more work once the
 interpreter has begun to end, and that is when a save that nobody waited for is finished.
 """
 
@@ -26,16 +26,17 @@ class DaemonThreads:
     """
 
     def __init__(self, num_threads: int, name: str) -> None:
+        self._num_threads, self._name = num_threads, name
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"{name}-{number}", daemon=True)
-            for number in range(num_threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
 
     def submit(self, call: Callable[[], _Result]) -> Future[_Result]:
-        """Begins a call; `close` must not have been called."""
+        """Begins a call; `close` must not have been called. One thread at a time submits."""
+        while len(self._threads) < self._num_threads:
+            name = f"{self._name}-{len(self._threads)}"
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
         future: Future[_Result] = Future()
 
         def run() -> None:

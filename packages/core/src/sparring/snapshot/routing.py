@@ -171,8 +171,8 @@ class RowRouter:
             self._await_oldest()
         for place, file_of_range in enumerate(self._files):
             if file_of_range is not None:
-                self._files[place] = None
                 self._seal(file_of_range, False)
+                self._files[place] = None
 
     def close(self) -> None:
         """Gives up files that were not handed over."""
@@ -229,8 +229,8 @@ class RowRouter:
         if file.is_full or file.data_bytes >= self._options.file_bytes:
             while self._writing:
                 self._await_oldest()
-            self._files[place] = None
             self._seal(file, False)
+            self._files[place] = None
 
     def _append(self, file: DataFile, segment: Segment) -> None:
         """On the thread that writes."""

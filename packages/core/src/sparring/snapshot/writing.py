@@ -165,6 +165,7 @@ class SnapshotWriter:
 
         Raises:
             InvalidArgumentError: the table was written already, or chunks do not fit it.
+            SnapshotError: another rank failed, with its cause.
             SnapshotIOError: the file system failed.
         """
         self._check_unwritten(table)
@@ -270,9 +271,24 @@ class SnapshotWriter:
             rank=self.rank,
         )
         name = part_name(self.rank)
-        with writing(self.url, name):
-            self._folder.put(name, encode_text(part))
+        text = encode_text(part)
+        try:
+            with writing(self.url, name):
+                self._folder.put(name, text)
+        except SnapshotIOError:
+            # The part may be there all the same, and rank 0 be committing it.
+            if self._is_there(name, len(text)):
+                self._state = "finished"
+            raise
         self._state = "finished"
+
+    def _is_there(self, name: str, most: int) -> bool:
+        """Whether a file of the staging folder can be seen; where nobody knows, it can."""
+        try:
+            with writing(self.url, name):
+                return self._folder.read(name, most) is not None
+        except (SnapshotIOError, ValueError):
+            return True
 
     def commit(self) -> Snapshot:
         """Makes the snapshot visible, once all ranks have finished. Only rank 0 calls it.
@@ -355,6 +371,8 @@ class SnapshotWriter:
     def _tell(self, cause: BaseException, was_finished: bool) -> bool:
         """Whether the other ranks are told of it; those that are not see the folder gone."""
         if self.world_size == 1 or self._folder.is_gone():
+            return False
+        if self._place.is_committed(self._name):
             return False
         if self.rank and was_finished and not self._outcome.has_failed:
             return False
@@ -450,6 +468,7 @@ class SnapshotWriter:
     def _collect(self, most: int) -> None:
         """Waits until at most `most` files are being sealed."""
         while len(self._sealing) > most:
+            self._outcome.check_now_and_then()
             self._entries.append(self._sealing.pop(0).result())
 
     def _await_parts(self) -> list[Part]:
