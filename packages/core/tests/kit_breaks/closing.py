@@ -72,7 +72,14 @@ class LoadsOverOldRows(MemoryStorage):
         self.write_note("load", source)
 
 
-@caught_by("test_notes_outlive_clear_and_reopening")
+@caught_by("test_notes_outlive_reopening")
+class ForgetsNotesWhenClosed(MemoryStorage):
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.capabilities = replace(self.capabilities, persistent=True, notes=True)
+
+
+@caught_by("test_notes_outlive_clear")
 class ForgetsNotesWhenCleared(MemoryStorage):
     def clear(self) -> None:
         super().clear()
