@@ -10,34 +10,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import TypeVar
 
+from sparring.closable import Closable
 from sparring.snapshot.hashing import FileHashes
 
 __all__ = ["Place", "ReadFile", "ReadFolder", "WriteFile", "WriteFolder"]
 
-_Closing = TypeVar("_Closing", bound="_Closes")
 
-
-class _Closes(ABC):
-    @abstractmethod
-    def close(self) -> None:
-        """Frees what the system holds for it. A second call does nothing."""
-
-    def __enter__(self: _Closing) -> _Closing:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class ReadFile(_Closes):
+class ReadFile(Closable):
     """A regular file, open for reading."""
 
     size_bytes: int
@@ -47,7 +27,7 @@ class ReadFile(_Closes):
         """Fills `buffer` from `offset` on; EOFError where the file ends before."""
 
 
-class ReadFolder(_Closes):
+class ReadFolder(Closable):
     """A committed snapshot's folder."""
 
     @abstractmethod
@@ -59,7 +39,7 @@ class ReadFolder(_Closes):
         """Opens a regular file, through no link. Never waits, as for a FIFO."""
 
 
-class WriteFile(_Closes):
+class WriteFile(Closable):
     """A new file that only its writer knows of."""
 
     size_bytes: int
@@ -80,7 +60,7 @@ class WriteFile(_Closes):
         """
 
 
-class WriteFolder(_Closes):
+class WriteFolder(Closable):
     """The staging folder of one attempt, which the ranks share."""
 
     @abstractmethod

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import secrets
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -29,6 +28,7 @@ from sparring.errors import (
     SnapshotError,
     SnapshotIOError,
 )
+from sparring.snapshot.attempt_arguments import base_entry, check_place, checked_token
 from sparring.snapshot.daemon_threads import DaemonThreads
 from sparring.snapshot.data_file import DataFile
 from sparring.snapshot.description import JSON, TableDescription
@@ -36,7 +36,6 @@ from sparring.snapshot.gathering import Attempt, await_parts, merged, part_name
 from sparring.snapshot.hashing import FileHashes
 from sparring.snapshot.limits import MANIFEST_BYTES
 from sparring.snapshot.manifest import (
-    Base,
     FileEntry,
     Part,
     TableEntry,
@@ -49,13 +48,12 @@ from sparring.snapshot.reading import Snapshot, open_snapshot
 from sparring.snapshot.reporting import writing
 from sparring.snapshot.routing import RowLayout, RowRouter
 from sparring.snapshot.state_file import write_state_file
-from sparring.storage.arguments import check_keys, check_rows, check_scores, is_whole
+from sparring.storage.arguments import check_keys, check_rows, check_scores
 from sparring.storage.contract import Keys, ScanChunk
 
 __all__ = ["SnapshotWriter"]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,199}\Z")
-_TOKEN = re.compile(r"[A-Za-z0-9_\-]{1,64}\Z")
 _SEALING_THREADS = 2
 _MOST_SEALING = 32
 """Files that wait to be sealed, each open: meanwhile the next table may begin."""
@@ -96,7 +94,7 @@ class SnapshotWriter:
         token: str | None = None,
         options: SnapshotOptions | None = None,
     ) -> None:
-        _check_place(step, rank, world_size)
+        check_place(step, rank, world_size)
         self._place, self._name = locate(url)
         if not _NAME.match(self._name):
             raise InvalidArgumentError(
@@ -105,10 +103,10 @@ class SnapshotWriter:
             )
         self.url = self._place.url_of(self._name)
         self.step, self.rank, self.world_size = step, rank, world_size
-        self.token = _checked_token(token, world_size)
+        self.token = checked_token(token, world_size)
         self._deadline_seconds = deadline_seconds
         self._options = options or SnapshotOptions()
-        self._base = _base_entry(self._place.url, base)
+        self._base = base_entry(self._place.url, base)
         self._tables: dict[str, TableEntry] = {}
         self._entries: list[FileEntry] = []
         self._names: set[str] = set()
@@ -476,37 +474,3 @@ class SnapshotWriter:
 
     def _attempt(self) -> Attempt:
         return Attempt(self.url, self.token, self.step, self.world_size, self._base)
-
-
-def _check_place(step: int, rank: int, world_size: int) -> None:
-    if not is_whole(step) or not 0 <= step < 2**62:
-        raise InvalidArgumentError(f"step must be a whole number from 0, found {step!r}")
-    if not is_whole(world_size) or world_size < 1:
-        raise InvalidArgumentError(
-            f"world_size must be a whole number from 1, found {world_size!r}"
-        )
-    if not is_whole(rank) or not 0 <= rank < world_size:
-        raise InvalidArgumentError(f"rank must be from 0 to {world_size - 1}, found {rank!r}")
-
-
-def _checked_token(token: str | None, world_size: int) -> str:
-    if token is None and world_size == 1:
-        return secrets.token_hex(8)
-    if not isinstance(token, str) or not _TOKEN.match(token):
-        raise InvalidArgumentError(
-            f"token must be 1 to 64 letters, digits, '_' or '-', the same on all {world_size} ranks "
-            f"of an attempt, found {token!r}; let rank 0 draw one and send it to the others"
-        )
-    return token
-
-
-def _base_entry(root: str, base: str | None) -> Base | None:
-    if base is None:
-        return None
-    place, name = locate(base)
-    if place.url != root:
-        raise InvalidArgumentError(
-            f"base {base} must lie beside its delta, in {root}; copy it there, or save a full "
-            "snapshot"
-        )
-    return Base(name=name, hash=open_snapshot(base).manifest_hash)
