@@ -213,9 +213,17 @@ def run_pytest(session: nox.Session, *arguments: str) -> None:
     """Runs tests side by side; then, one at a time, those that measure time or fill the machine."""
     env = all_that_is_promised()
     beside = ("-n", "auto", "--maxprocesses", "8", "--dist", "worksteal")
-    session.run("pytest", *beside, "-m", "not alone", *arguments, env=env)
-    # Code 5: there are none.
-    session.run("pytest", "-m", "alone", *arguments, env=env, success_codes=[0, 5])
+    # Code 5: there are none, of those that run alone.
+    passes = {(*beside, "-m", "not alone"): [0], ("-m", "alone"): [0, 5]}
+    failed = []
+    for options, success_codes in passes.items():
+        try:
+            session.run("pytest", *options, *arguments, env=env, success_codes=success_codes)
+        except nox.command.CommandFailed:
+            # What the other pass finds is worth knowing, too.
+            failed.append(" ".join(options))
+    if failed:
+        session.error(f"tests failed in: pytest {'; pytest '.join(failed)}")
 
 
 @nox.session

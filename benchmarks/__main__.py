@@ -15,10 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from benchmarks.measuring import Figure
+from benchmarks.measuring import Figure, table_of
 from benchmarks.plots import plot_ratios
 from benchmarks.scale import Scale
 
@@ -77,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
             console.print_exception()
             failed.append(name)
             continue
-        console.print(_table(name, results[name]))
+        console.print(table_of(name, results[name]))
     given.output.mkdir(parents=True, exist_ok=True)
     figures = {name: [asdict(each) for each in some] for name, some in results.items()}
     (given.output / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
@@ -88,14 +86,6 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     missed = sum(each.is_reached is False for some in results.values() for each in some)
     return 1 if missed and not given.quick else 0
-
-
-def _table(name: str, figures: Sequence[Figure]) -> Table:
-    table = Table("what", "figure", "to reach", "", "compared with", title=name)
-    for figure in figures:
-        mark = {None: "", True: "reached", False: "MISSED"}[figure.is_reached]
-        table.add_row(figure.what, figure.value, figure.bar or "", mark, escape(figure.detail))
-    return table
 
 
 if __name__ == "__main__":

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-__all__ = ["Figure", "Timing", "alternate", "ratios"]
+from rich.markup import escape
+from rich.table import Table
+
+__all__ = ["Figure", "Timing", "alternate", "ratios", "table_of"]
 
 
 @dataclass(frozen=True)
@@ -61,3 +64,12 @@ def alternate(
 def ratios(theirs: Timing, ours: Timing) -> list[float]:
     """How many times as fast ours is, round by round: rounds of one place in time are compared."""
     return [their / our for their, our in zip(theirs.seconds, ours.seconds, strict=True)]
+
+
+def table_of(title: str, figures: Sequence[Figure]) -> Table:
+    """Figures as people read them."""
+    table = Table("what", "figure", "to reach", "", "compared with", title=title)
+    for figure in figures:
+        mark = {None: "", True: "reached", False: "MISSED"}[figure.is_reached]
+        table.add_row(figure.what, figure.value, figure.bar or "", mark, escape(figure.detail))
+    return table

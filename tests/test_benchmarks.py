@@ -42,3 +42,23 @@ def test_benchmarks_of_a_gpu_say_why_they_measure_nothing(
     program = importlib.import_module("benchmarks.gpu.__main__")
     assert program.main([]) == 0
     assert capsys.readouterr().out.startswith("no GPU: ")
+
+
+def test_benchmarks_of_a_gpu_run_over_the_emulator_and_give_no_figures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip(
+        "sparring_hkv._emulated",
+        reason="sparring-hkv was built without the emulator (-DSPARRING_HKV_EMULATED=ON)",
+    )
+    monkeypatch.syspath_prepend(str(ROOT))
+    program = importlib.import_module("benchmarks.gpu.__main__")
+    written = tmp_path / "figures.json"
+    assert program.main(["--device", "emulated", "--output", str(written)]) == 0
+    assert "FAILED" not in capsys.readouterr().out
+    results = json.loads(written.read_text())
+    assert results["gpu"] == "the emulator"
+    assert set(results["figures"]) == set(program.PROGRAMS)
+    lines = [each for some in results["figures"].values() for each in some]
+    assert {each["value"] for each in lines} == {"tried"}
+    assert {each["is_reached"] for each in lines} == {None}

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-import numpy as np
 import torch
 
-from benchmarks.gpu.timing import GpuFigure, seconds_of
-from sparring import make_plugin_manager
-from sparring.kernel_set import ArraySource
+from benchmarks.gpu.keys import zipf_ids
+from benchmarks.gpu.machine import Bar, Machine
+from benchmarks.measuring import Figure
 
-__all__ = ["measure_dedup"]
+__all__ = ["measure"]
 
-_NUM_IDS = 1 << 20
+_NUM_IDS, _NUM_KEYS, _NUM_BATCHES = 1 << 20, 10_000_000, 8
 
 
-def measure_dedup() -> Iterator[GpuFigure]:
-    """A million ids, Zipf 1.05, against `torch.unique` with its inverse."""
-    drawn = np.random.default_rng(1).zipf(1.05, _NUM_IDS).astype(np.int64)
-    ids = torch.from_numpy(drawn).cuda()
+def measure(machine: Machine) -> list[Figure]:
+    """A million ids, Zipf 1.05 over ten million keys, against `torch.unique` with its inverse."""
+    num_ids = machine.sized(_NUM_IDS)
+    batches = zipf_ids(machine, _NUM_BATCHES, num_ids, machine.sized(_NUM_KEYS))
+    kernels = machine.kernels()
 
-    def empty(shape: tuple[int, ...], dtype: str) -> Any:
-        return torch.empty(shape, dtype=getattr(torch, dtype), device="cuda")
+    def ours(turn: int) -> object:
+        return kernels.dedup(batches[turn % _NUM_BATCHES])
 
-    arrays = ArraySource(empty=empty, stream=lambda: int(torch.cuda.current_stream().cuda_stream))
-    kernels = make_plugin_manager().kernels("cuda").factory(arrays)
-    ours = seconds_of(lambda _: kernels.dedup(ids))
-    theirs = seconds_of(lambda _: torch.unique(ids, return_inverse=True))
-    yield GpuFigure("dedup of 1 M ids, Zipf 1.05", _NUM_IDS / ours / 1e9, "G ids/s", "")
-    yield GpuFigure("dedup against torch.unique", theirs / ours, "x", "")
+    def theirs(turn: int) -> object:
+        return torch.unique(batches[turn % _NUM_BATCHES], return_inverse=True)
+
+    found = kernels.dedup(batches[0])
+    if not torch.equal(found.keys[found.inverse], batches[0]):
+        raise AssertionError("dedup: keys by their inverse do not give the ids")
+    if len(found.keys) != len(torch.unique(batches[0])):
+        raise AssertionError("dedup: a key stands twice")
+    our_seconds, their_seconds = machine.seconds_of(ours), machine.seconds_of(theirs)
+    explained = machine.explained(our_seconds, machine.stages_of(ours))
+    return [
+        machine.figure("dedup of 1 M ids", num_ids / our_seconds / 1e9, "G ids/s", None, explained),
+        machine.figure(
+            "dedup / torch.unique", their_seconds / our_seconds, "x", Bar(at_least=3.0),
+            "return_inverse=True, the same ids",
+        ),
+    ]  # fmt: skip

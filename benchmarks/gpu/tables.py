@@ -2,96 +2,176 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
-from benchmarks.gpu.timing import GpuFigure, copy_bandwidth, seconds_of
+from benchmarks.gpu.keys import spread
+from benchmarks.gpu.machine import Bar, Machine
+from benchmarks.measuring import Figure
 from sparring.table import TableConfig
 from sparring_hkv import HkvOptions, HkvStorage
 from sparring_hkv.device_calls import DeviceCalls
 
-__all__ = ["measure_tables"]
+__all__ = ["measure"]
 
 _CALL_KEYS = 1 << 20
 _CAPACITY = 1 << 25
 _NUM_BATCHES = 8
+_LOADS = (0.5, 0.75, 1.0)
 
 
-def measure_tables() -> Iterator[GpuFigure]:
-    bandwidth = copy_bandwidth()
-    yield GpuFigure("copy within the GPU", bandwidth / 1e9, "GB/s", "")
-    for dim, load in ((64, 0.5), (64, 0.75), (64, 1.0), (8, 0.75)):
-        yield from _measure_loaded(dim, load, bandwidth)
+def measure(machine: Machine) -> list[Figure]:
+    """Every load, and how much it matters."""
+    bandwidth = machine.copy_bandwidth()
+    figures = [machine.figure("copy within the memory", bandwidth / 1e9, "GB/s", None, "1 GiB")]
+    rates = {}
+    for load in _LOADS:
+        with _Filled(machine, 64, load) as filled:
+            rates[load] = filled.find_rate
+            figures += filled.finds(bandwidth)
+            figures += filled.upserts()
+            if load == 0.75:
+                figures.append(filled.against_dense())
+    change = max(rates.values()) / min(rates.values()) - 1
+    figures.append(
+        machine.figure(
+            "find, dim 64: change with load", 100 * change, "%", Bar(at_most=5.0),
+            "the slowest and the fastest of the three loads",
+        )
+    )  # fmt: skip
+    with _Filled(machine, 8, 0.75) as filled:
+        figures += filled.finds(bandwidth)
+    return figures
 
 
-def _measure_loaded(dim: int, load: float, bandwidth: float) -> Iterator[GpuFigure]:
-    """`load`: of the slots that may be filled, before anything is measured."""
-    options = HkvOptions(device="cuda", capacity=_CAPACITY, policy="lru")
-    storage = HkvStorage(TableConfig("table", dim), options, validate=False)
-    calls = DeviceCalls(storage)
-    stream = torch.cuda.current_stream().cuda_stream
-    rows = torch.rand(_CALL_KEYS, dim, device="cuda")
-    # A full table is one that was overfilled: buckets fill unequally.
-    num_keys = int(_CAPACITY * (load if load < 1 else 1.5))
-    for begin in range(0, num_keys, _CALL_KEYS):
-        calls.upsert(_keys(begin, begin + _CALL_KEYS), rows, stream)
+class _Filled:
+    """A table of `load` of the slots that may be filled."""
 
-    generator = torch.Generator(device="cuda").manual_seed(1)
-    newest = max(0, num_keys - int(_CAPACITY * min(load, 0.9)))
-    batches = [
-        _spread(torch.unique(torch.randint(newest, num_keys, (_CALL_KEYS,), device="cuda",
-                                           generator=generator)))
-        for _ in range(_NUM_BATCHES)
-    ]  # fmt: skip
-    found = torch.empty(_CALL_KEYS, dtype=torch.uint8, device="cuda")
-    out = torch.empty_like(rows)
+    def __init__(self, machine: Machine, dim: int, load: float) -> None:
+        self._machine = machine
+        self._dim = dim
+        self._load = load
+        self._name = f"dim {dim}, load {load:.2f}"
+        self._capacity = machine.sized(_CAPACITY)
+        self._num_keys = machine.sized(_CALL_KEYS)
+        options = HkvOptions(device=machine.device, capacity=self._capacity, policy="lru")
+        self._storage = HkvStorage(TableConfig("table", dim), options, validate=False)
+        self._calls = DeviceCalls(self._storage)
+        self._rows = torch.rand(self._num_keys, dim, device=machine.where)
+        # A full table is one that was overfilled: buckets fill unequally.
+        self._end = int(self._capacity * (load if load < 1 else 1.5))
+        for begin in range(0, self._end, self._num_keys):
+            self._insert(begin, min(self._num_keys, self._end - begin))
+        self._batches = self._drawn()
+        self._found = torch.empty(self._num_keys, dtype=torch.uint8, device=machine.where)
+        self._out = torch.empty_like(self._rows)
+        self._check()
+        self._find_seconds = machine.seconds_of(self._find)
+        self._num_found = sum(map(len, self._batches)) / _NUM_BATCHES
 
-    def find(turn: int) -> None:
-        keys = batches[turn % _NUM_BATCHES]
-        calls.find(keys, out[: len(keys)], found[: len(keys)], stream)
+    def __enter__(self) -> _Filled:
+        return self
 
-    def replace(turn: int) -> None:
-        keys = batches[turn % _NUM_BATCHES]
-        calls.upsert(keys, rows[: len(keys)], stream)
+    def __exit__(self, *_: object) -> None:
+        self._storage.close()
 
-    def insert(turn: int) -> None:
-        begin = num_keys + turn * _CALL_KEYS
-        calls.upsert(_keys(begin, begin + _CALL_KEYS), rows, stream)
+    @property
+    def find_rate(self) -> float:
+        """Rows each second."""
+        return self._num_found / self._find_seconds
 
-    num_found = sum(map(len, batches)) / _NUM_BATCHES
-    seconds = seconds_of(find)
-    moved = num_found * dim * 4 * 2 / seconds / bandwidth
-    name = f"dim {dim}, load {load:.2f}"
-    yield GpuFigure(f"find, {name}", num_found / seconds / 1e9, "G rows/s", f"{moved:.0%} of copy")
-    yield GpuFigure(
-        f"upsert of known keys, {name}", num_found / seconds_of(replace) / 1e9, "G rows/s", ""
-    )
-    if load == 1.0:
-        rate = _CALL_KEYS / seconds_of(insert) / 1e9
-        yield GpuFigure(f"upsert of new keys that evict, {name}", rate, "G rows/s", "")
-    if load == 0.75:
-        yield _against_dense(dim, int(_CAPACITY * load), num_found / seconds)
-    storage.close()
+    def finds(self, bandwidth: float) -> list[Figure]:
+        moved = self.find_rate * self._dim * 4 * 2 / bandwidth
+        explained = self._machine.explained(self._find_seconds, self._machine.stages_of(self._find))
+        if self._dim == 8:
+            bar = Bar(at_least=4.0)
+            return [self._rate(f"find, {self._name}", self.find_rate, bar, explained)]
+        return [
+            self._rate(f"find, {self._name}", self.find_rate, None, explained),
+            self._machine.figure(
+                f"find, {self._name} / copy", 100 * moved, "%", Bar(at_least=60.0),
+                "bytes of rows read and written, against those of the copy",
+            ),
+        ]  # fmt: skip
 
+    def upserts(self) -> list[Figure]:
+        if self._load == 0.5:
+            return []
+        full = self._load == 1.0
+        seconds = self._machine.seconds_of(self._replace)
+        explained = self._machine.explained(seconds, self._machine.stages_of(self._replace))
+        known = self._rate(
+            f"upsert of known keys, {self._name}", self._num_found / seconds,
+            Bar(at_least=1.0 if full else 1.5), explained,
+        )  # fmt: skip
+        if not full:
+            return [known]
+        seconds = self._machine.seconds_of(self._evict)
+        explained = self._machine.explained(seconds, self._machine.stages_of(self._evict))
+        rate = self._num_keys / seconds
+        what = f"upsert of new keys that evict, {self._name}"
+        return [known, self._rate(what, rate, Bar(at_least=1.0), explained)]
 
-def _against_dense(dim: int, num_rows: int, our_rate: float) -> GpuFigure:
-    dense = torch.rand(num_rows, dim, device="cuda")
-    out = torch.empty(_CALL_KEYS, dim, device="cuda")
-    batches = [
-        torch.randint(0, num_rows, (_CALL_KEYS,), device="cuda") for _ in range(_NUM_BATCHES)
-    ]
-    seconds = seconds_of(
-        lambda turn: torch.index_select(dense, 0, batches[turn % _NUM_BATCHES], out=out)
-    )
-    ratio = our_rate / (_CALL_KEYS / seconds)
-    return GpuFigure(f"find against torch.index_select, dim {dim}", ratio, "x", "")
+    def against_dense(self) -> Figure:
+        """The same number of random rows of a dense table."""
+        num_rows = self._end
+        dense = torch.rand(num_rows, self._dim, device=self._machine.where)
+        batches = [
+            torch.randint(0, num_rows, (len(batch),), device=self._machine.where)
+            for batch in self._batches
+        ]
 
+        def select(turn: int) -> None:
+            chosen = batches[turn % _NUM_BATCHES]
+            torch.index_select(dense, 0, chosen, out=self._out[: len(chosen)])
 
-def _keys(begin: int, end: int) -> torch.Tensor:
-    return _spread(torch.arange(begin, end, device="cuda"))
+        ratio = self._machine.seconds_of(select) / self._find_seconds
+        return self._machine.figure(
+            f"find / torch.index_select, {self._name}", ratio, "x", Bar(at_least=0.8),
+            "of a dense table of as many rows",
+        )  # fmt: skip
 
+    def _rate(self, what: str, rate: float, bar: Bar | None, detail: str) -> Figure:
+        return self._machine.figure(what, rate / 1e9, "G rows/s", bar, detail)
 
-def _spread(numbers: torch.Tensor) -> torch.Tensor:
-    """Different keys for different numbers, all over the 64 bits."""
-    return numbers * 0x1E3779B97F4A7C15
+    def _drawn(self) -> list[torch.Tensor]:
+        """Random keys that the table holds, each once in a batch."""
+        oldest = max(0, self._end - int(self._capacity * min(self._load, 0.9)))
+        where = self._machine.where
+        generator = torch.Generator(device=where).manual_seed(1)
+        drawn = []
+        for _ in range(_NUM_BATCHES):
+            numbers = torch.randint(
+                oldest, self._end, (self._num_keys,), device=where, generator=generator
+            )
+            numbers = torch.unique(numbers)
+            order = torch.randperm(len(numbers), device=where, generator=generator)
+            drawn.append(spread(numbers[order]))
+        return drawn
+
+    def _check(self) -> None:
+        """What is measured must be right: what was written is found."""
+        keys = self._batches[0]
+        rows = torch.rand(len(keys), self._dim, device=self._machine.where)
+        self._calls.upsert(keys, rows, self._machine.stream())
+        out, found = torch.empty_like(rows), self._found[: len(keys)]
+        self._calls.find(keys, out, found, self._machine.stream())
+        if not bool(found.all()) or not torch.equal(out, rows):
+            raise AssertionError(f"{self._name}: a row that was just written was not found")
+
+    def _find(self, turn: int) -> None:
+        keys = self._batches[turn % _NUM_BATCHES]
+        self._calls.find(
+            keys, self._out[: len(keys)], self._found[: len(keys)], self._machine.stream()
+        )
+
+    def _replace(self, turn: int) -> None:
+        keys = self._batches[turn % _NUM_BATCHES]
+        self._calls.upsert(keys, self._rows[: len(keys)], self._machine.stream())
+
+    def _evict(self, _: int) -> None:
+        self._insert(self._end, self._num_keys)
+        self._end += self._num_keys
+
+    def _insert(self, begin: int, count: int) -> None:
+        keys = spread(torch.arange(begin, begin + count, device=self._machine.where))
+        self._calls.upsert(keys, self._rows[:count], self._machine.stream())
