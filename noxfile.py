@@ -491,9 +491,13 @@ def build(session: nox.Session) -> None:
         shutil.rmtree(made, ignore_errors=True)
         make_wheel(session, package, made)
         (wheel,) = made.glob("*.whl")
-        if package in SYSTEM_PACKAGES:
-            # Takes the libraries of the system packages into the wheel, under names of its own.
-            session.run("auditwheel", "repair", "--wheel-dir", str(output), str(wheel), silent=True)
+        if "linux_" in wheel.name:
+            # Says which systems it runs on, in a tag that package indexes take, and takes in the
+            # libraries of system packages, under names of its own. oneTBB is a package they need.
+            session.run(
+                "auditwheel", "repair", "--exclude", "libtbb.so.12", "--wheel-dir", str(output),
+                str(wheel), silent=True,
+            )  # fmt: skip
         else:
             shutil.move(wheel, output / wheel.name)
     for wheel in sorted(output.iterdir()):
