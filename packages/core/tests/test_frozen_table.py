@@ -245,3 +245,32 @@ def test_a_step_waits_while_too_many_old_rows_are_kept() -> None:
         assert budget.wait_seconds > 0.005
         assert sum(map(len, given(watch.frozen))) == 1000
         assert budget.wait_for_room(0.0)
+
+
+@pytest.mark.parametrize("backend", ["memory", "hkv"])
+def test_old_rows_leave_while_the_keys_of_a_large_table_are_collected(backend: str) -> None:
+    budget = KeptBudget(1 << 20)
+    with open_storage(backend, TABLE) as storage:
+        every = np.arange(4000)
+        storage.upsert(every, np.ones((len(every), 3), np.float32))
+        expected = contents(storage)
+        watch = TableWatch(TABLE.name)
+        storage.watch(watch)
+        watch.frozen = FrozenTable(TABLE, storage, budget)
+        waiting: list[int] = []
+        new = iter(np.array_split(np.random.default_rng(0).permutation(every), 39))
+
+        def write() -> None:
+            waiting.append(watch.frozen.kept_bytes if watch.frozen else -1)
+            keys = next(new, None)
+            if keys is not None:
+                storage.upsert(keys, np.zeros((len(keys), 3), np.float32))
+
+        found: dict[int, tuple[bytes, int]] = {}
+        for part in by_key(watch.frozen.chunks(write)):
+            found |= part
+        assert found == expected
+    assert len(waiting) > 39  # pieces of scans
+    assert max(waiting) == 0
+    # One write of some 100 rows at a time, with keys and flags.
+    assert budget.most_bytes < 3 * 100 * (TABLE.row_bytes + 9)

@@ -268,7 +268,7 @@ def test_a_save_begins_on_all_ranks_or_on_none(
             return str(caught.value)
 
     errors = run_ranks(2, body)
-    assert "failed on rank 1, whose error tells why" in errors[0]
+    assert "rank 1 failed: no room for a folder" in errors[0]
     assert "no room for a folder" in errors[1]
     assert [Path(url).name for url in list_snapshots(str(tmp_path))] == ["two"]
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".one")]
@@ -392,5 +392,5 @@ def test_a_rank_that_cannot_load_stops_all_before_anything_changes(tmp_path: Pat
             return "loaded"
 
     errors = run_ranks(2, body)
-    assert "failed on rank 1" in errors[0]
+    assert "nothing was changed: rank 1 failed" in errors[0]
     assert "no table 'more'" in errors[1]

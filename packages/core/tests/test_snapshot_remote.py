@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 
+from sparring import StepContainer
+from sparring.collective import Collective
 from sparring.errors import InvalidArgumentError, SnapshotDamagedError, SnapshotError
+from sparring.saving.saves import SaveOptions
 from sparring.snapshot import (
     SnapshotWriter,
     compact,
@@ -17,8 +24,11 @@ from sparring.snapshot import (
     open_snapshot,
     retain,
 )
+from sparring.step import StorageChoice
+from sparring.testing.thread_rendezvous import ThreadRendezvous
 
 from .snapshot_samples import ITEM, make_chunk, rows_by_key, save, small_files
+from .test_collective import run_ranks
 
 
 @pytest.fixture
@@ -110,3 +120,59 @@ def test_damage_is_found(root: str) -> None:
 def test_a_file_system_that_nobody_knows_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="no file system for nowhere://a"):
         SnapshotWriter("nowhere://a/b", step=1)
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_rank_that_is_busy_while_another_fails_learns_why_when_it_looks(
+    broken: int, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparring.snapshot.outcome.GRACE_SECONDS", 0.1)
+    save(root, 1, make_chunk([1]))
+    kept = set(files(root))
+    is_busy, has_given_up = threading.Event(), threading.Event()
+    abandon = SnapshotWriter.abandon
+
+    def abandons(writer: SnapshotWriter, cause: BaseException | None = None) -> None:
+        abandon(writer, cause)
+        if writer.rank == 0:
+            has_given_up.set()
+
+    monkeypatch.setattr(SnapshotWriter, "abandon", abandons)
+
+    def fail(*_: object) -> None:
+        assert is_busy.wait(20.0)
+        raise OSError("disk gone")
+
+    def body(collective: Collective) -> str:
+        rendezvous = ThreadRendezvous(collective.world_size)
+        with StepContainer(collective=collective, rendezvous=rendezvous) as container:
+            container.declare(ITEM.config, StorageChoice("memory"))
+            storage = container.storage("item")
+            storage.upsert(np.arange(100), np.ones((100, ITEM.config.width), np.float32))
+            if collective.rank == broken:
+                storage._find_impl = fail  # type: ignore[method-assign]
+            elif collective.rank == 2:
+                find = storage._find_impl
+
+                def busy(*arguments: Any) -> None:
+                    is_busy.set()
+                    assert has_given_up.wait(20.0)
+                    find(*arguments)
+
+                storage._find_impl = busy  # type: ignore[method-assign]
+            begin = time.monotonic()
+            with pytest.raises(SnapshotError if collective.rank != broken else OSError) as caught:
+                container.save(f"{root}/a", options=SaveOptions(deadline_seconds=60.0))
+            assert time.monotonic() - begin < 20.0
+            return str(caught.value)
+
+    errors = run_ranks(3, body, deadline=60.0)
+    assert all("disk gone" in each for each in errors)
+    assert f"rank {broken} failed, and nothing was committed" in errors[2]
+    assert len(list_snapshots(root)) == 1
+    # What tells of it stays until it is stale.
+    left = {each.partition("-")[2] for each in set(files(root)) - kept}
+    assert {"failed-00000.json", "failed-00002.json"} <= left
+    assert left <= {f"failed-0000{rank}.json" for rank in range(3)}
+    retain(root, 2, stale_seconds=-1)
+    assert set(files(root)) == kept

@@ -15,8 +15,9 @@ follow each other as its calls do, and in one order on all ranks that make the s
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring.declared_table import DeclaredTable
-from sparring.errors import InvalidArgumentError
+from sparring.errors import InvalidArgumentError, PeerFailure
 from sparring.exchange import ChangedKeys, Pulled, PullRecord, PullRequest
 from sparring.row_parts import computing_embeddings
 from sparring.step_results import Lookup
@@ -96,10 +97,14 @@ class LookupAhead:
     """
 
     def __init__(
-        self, container: StepContainer, requests: Sequence[tuple[DeclaredTable, Ids]]
+        self,
+        container: StepContainer,
+        requests: Sequence[tuple[DeclaredTable, Ids]],
+        refusal: Exception | None,
     ) -> None:
         self._container = container
         self._requests = list(requests)
+        self._refusal = refusal
         self._step = container.counters.steps
         self._storages = [entry.storage for entry, _ in requests]
         self._changed: dict[str, ChangedKeys] = {
@@ -120,7 +125,10 @@ class LookupAhead:
         container = self._container
         with container.span("look up ahead"):
             self._prepared = _prepare(self._requests)
-            pulled = container.exchange.pull_all(self._prepared.pulls, record=self._record)
+            with _first(self._refusal):
+                pulled = container.exchange.pull_all(
+                    self._prepared.pulls, record=self._record, error=self._refusal
+                )
             self._lookups = self._prepared.lookups(pulled)
 
     def note(self, table: str, keys: Keys | None) -> None:
@@ -219,11 +227,17 @@ class Aheads:
         self._unfinished: list[LookupAhead] = []
         self._threads: ThreadPoolExecutor | None = None
 
-    def begin(self, requests: Sequence[tuple[DeclaredTable, Ids]]) -> LookupAhead:
-        """Begins one; the others have been joined."""
+    def begin(
+        self, requests: Sequence[tuple[DeclaredTable, Ids]], refusal: Exception | None
+    ) -> LookupAhead:
+        """Begins one; the others have been joined.
+
+        Args:
+            refusal: why this rank cannot look them up, for all ranks to raise.
+        """
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="sparring-ahead")
-        ahead = LookupAhead(self._container, requests)
+        ahead = LookupAhead(self._container, requests, refusal)
         self._unfinished.append(ahead)
         ahead.begin(self._threads.submit(ahead.pull))
         return ahead
@@ -255,10 +269,29 @@ class Aheads:
 
 
 def looked_up(
-    container: StepContainer, requests: Sequence[tuple[DeclaredTable, Ids]], *, is_training: bool
+    container: StepContainer,
+    requests: Sequence[tuple[DeclaredTable, Ids]],
+    *,
+    is_training: bool,
+    refusal: Exception | None = None,
 ) -> list[Lookup]:
-    """Looks several tables up now; nothing is registered."""
+    """Looks several tables up now; nothing is registered.
+
+    Args:
+        refusal: why this rank cannot, for all ranks to raise.
+    """
     made = _prepare(requests)
-    with container.span("look up"):
-        pulled = container.exchange.pull_all(made.pulls, is_training=is_training)
+    with container.span("look up"), _first(refusal):
+        pulled = container.exchange.pull_all(made.pulls, is_training=is_training, error=refusal)
     return made.lookups(pulled)
+
+
+@contextmanager
+def _first(refusal: Exception | None) -> Iterator[None]:
+    """This rank's own refusal is what it raises, also where others could not be told of it."""
+    try:
+        yield
+    except PeerFailure as failure:
+        if refusal is None:
+            raise
+        raise refusal from failure

@@ -150,8 +150,9 @@ class StepContainer(TableContainer, SavingContainer):
 
         Raises:
             UnknownTableError: nobody declared `table`.
-            InterruptedLoadError: a load into it was cut short.
-            InvalidArgumentError: `ids` has another shape or dtype.
+            InterruptedLoadError: a load into it was cut short, on this rank or another.
+            InvalidArgumentError: `ids` has another shape or dtype, or the storage holds rows of
+                another part of the table; on this rank or another.
         """
         return self.lookup_all([(table, ids)], is_registered=is_registered)[0]
 
@@ -169,8 +170,8 @@ class StepContainer(TableContainer, SavingContainer):
         """
         self.check_open()
         self.join_ahead()
-        named = self._named(requests)
-        lookups = looked_up(self, named, is_training=is_registered)
+        named, refusal = self._named(requests)
+        lookups = looked_up(self, named, is_training=is_registered, refusal=refusal)
         if is_registered:
             for (table, _), each in zip(requests, lookups, strict=True):
                 each.shadow_id = self.resources.register(table, each.keys, each.inverse)
@@ -188,21 +189,29 @@ class StepContainer(TableContainer, SavingContainer):
             requests: as for `lookup_all`. Ids must not change until it is finished.
 
         Raises:
-            UnknownTableError, InterruptedLoadError, InvalidArgumentError: as `lookup_all`.
+            UnknownTableError, InterruptedLoadError, InvalidArgumentError: as `lookup_all`; the
+                latter two, where there are several ranks, by `LookupAhead.finish`.
         """
         self.check_open()
         self.join_ahead()
-        named = self._named(requests)
-        return self.aheads.begin(named)
+        named, refusal = self._named(requests)
+        return self.aheads.begin(named, refusal)
 
     def _named(
         self, requests: Sequence[tuple[str, npt.NDArray[np.int64]]]
-    ) -> list[tuple[DeclaredTable, npt.NDArray[np.int64]]]:
-        named = [(self.entry(table), _checked_ids(table, ids)) for table, ids in requests]
-        for entry, _ in named:
-            self.seek_rows(entry)
-            entry.check_whole()
-        return named
+    ) -> tuple[list[tuple[DeclaredTable, npt.NDArray[np.int64]]], Exception | None]:
+        """What is to be looked up, and why this rank cannot: other ranks must be told."""
+        entries = [(self.entry(table), ids) for table, ids in requests]
+        try:
+            named = [(entry, _checked_ids(entry.config.name, ids)) for entry, ids in entries]
+            for entry, _ in named:
+                self.seek_rows(entry)
+                entry.check_whole()
+        except Exception as error:
+            if self.collective.world_size == 1:
+                raise
+            return [(entry, np.empty(0, np.int64)) for entry, _ in entries], error
+        return named, None
 
     def join_ahead(self) -> None:
         """Returns when no lookup runs beside this thread, so that exchange and collective are free.

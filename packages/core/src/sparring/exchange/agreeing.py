@@ -14,7 +14,7 @@ from sparring.collective import Collective
 from sparring.errors import InvalidArgumentError, PeerFailure, SparringError
 from sparring.exchange.headers import Header, Phase, given_up
 
-__all__ = ["Settings", "check_headers", "digest_of", "refuse_together"]
+__all__ = ["Settings", "check_headers", "digest_of", "raise_first", "refuse_together"]
 
 Settings = Mapping[str, Any]
 """What all ranks must have alike: names to JSON values or further such mappings."""
@@ -41,7 +41,8 @@ def check_headers(
 
     Raises:
         PeerFailure: a rank has ended, or is elsewhere.
-        InvalidArgumentError: ranks were set up otherwise, or exchange other tables.
+        InvalidArgumentError: ranks were set up otherwise, or exchange other tables, and none
+            refuses the exchange anyway.
     """
     mine = headers[collective.rank]
     elsewhere = [
@@ -53,6 +54,8 @@ def check_headers(
         # A rank that has ended explains why others are elsewhere.
         peer = min(elsewhere, key=lambda rank: headers[rank].phase is not Phase.ENDED)
         raise _elsewhere(collective, mine, peer, headers[peer])
+    if any(each.has_error for each in headers):
+        return  # what a rank refuses may be why it differs: `refuse_together` says it
     if any(each.settings != mine.settings for each in headers):
         everybody = _gather(collective, settings)
         _refuse_settings(everybody)
@@ -85,25 +88,71 @@ def refuse_together(
     """
     if not any(each.has_error for each in headers):
         return
+    mine = headers[collective.rank]
+    if mine.phase in (Phase.PUSH, Phase.COMMIT):
+        what, operation = "cannot apply it, so no rank does", "apply"
+    else:
+        what, operation = "cannot look its rows up, so no rank does", "pull"
+    try:
+        raise_first(collective, error, f"step {mine.step}: ", what, step=mine.step)
+    except _ForeignError as foreign:
+        raise PeerFailure(
+            str(foreign),
+            rank=foreign.rank,
+            operation=operation,
+            table=None,
+            step=mine.step,
+            is_certain=True,
+        ) from None
+
+
+class _ForeignError(SparringError):
+    """Another rank's error that is none of sparring's."""
+
+
+def raise_first(
+    collective: Collective,
+    error: BaseException | None,
+    where: str,
+    what: str,
+    *,
+    otherwise: type[SparringError] = _ForeignError,
+    **details: object,
+) -> NoReturn:
+    """Raises, on all ranks, what one of them cannot go on with. All ranks call it together.
+
+    Args:
+        error: of this rank; None: only others have one.
+        where: begins the message of ranks that have none.
+        what: follows there after the name of the rank.
+        otherwise: raised in place of an error that is none of sparring's.
+        details: for the error on ranks that have none, beside those of the error itself and `rank`.
+
+    Raises:
+        BaseException: `error`.
+        SparringError: the error of the first rank that has one, of its class, naming that rank.
+    """
     said = _gather(collective, _described(error))
     if error is not None:
         raise error
     rank = next(rank for rank, each in enumerate(said) if each)
-    kind, message = said[rank]["class"], said[rank]["message"]
-    step = headers[collective.rank].step
-    text = f"step {step}: rank {rank} cannot apply it, so no rank does: {message}"
-    known = _error_class(kind)
-    if known is None:
-        raise PeerFailure(
-            text, rank=rank, operation="apply", table=None, step=step, is_certain=True
-        )
-    raise known(text, rank=rank, step=step)
+    first = said[rank]
+    kind = _error_class(first["class"]) or otherwise
+    text = f"{where}rank {rank} {what}: {first['message']}"
+    raise kind(text, **{**first["details"], **details, "rank": rank})
 
 
-def _described(error: BaseException | None) -> dict[str, str]:
+def _described(error: BaseException | None) -> dict[str, Any]:
     if error is None:
         return {}
-    return {"class": type(error).__name__, "message": str(error) or type(error).__name__}
+    details = getattr(error, "details", {}) if isinstance(error, SparringError) else {}
+    return {
+        "class": type(error).__name__,
+        "message": str(error) or type(error).__name__,
+        "details": {
+            name: value for name, value in details.items() if isinstance(value, (str, int, float))
+        },
+    }
 
 
 def _error_class(name: str) -> type[SparringError] | None:

@@ -125,6 +125,7 @@ class RingExchange:
         *,
         is_training: bool = True,
         record: PullRecord | None = None,
+        error: BaseException | None = None,
     ) -> list[Pulled]:
         """Rows from their owners; all ranks call it for the same tables at the same time.
 
@@ -132,16 +133,22 @@ class RingExchange:
             requests: one for each table, in the same order on all ranks.
             is_training: gradients will come. A rank that only reads has ended its training.
             record: filled with what `refresh_all` needs; None: there will be none.
+            error: why this rank cannot take part. Then nobody pulls anything from others.
 
         Raises:
+            BaseException: `error`, or in its place another rank's, naming that rank.
             PeerFailure: a rank is gone, silent, elsewhere, or could not read its rows.
             InvalidArgumentError: ranks were set up differently, or pull other tables.
         """
         is_own = [self._is_own(each.table) for each in requests]
         if any(is_own):
             others = [each for each, own in zip(requests, is_own, strict=True) if not own]
+            if not others and error is not None:
+                raise error
             pulled = iter(
-                self.pull_all(others, is_training=is_training, record=record) if others else ()
+                self.pull_all(others, is_training=is_training, record=record, error=error)
+                if others
+                else ()
             )
             return [
                 find_rows(each.storage, each.table, each.keys, each.columns)
@@ -156,7 +163,7 @@ class RingExchange:
         codecs = [each.codec(wire_dtype) for each in requests]
         with self._guarded("pull", [each.table.name for each in requests]):
             routed = route([each.keys for each in requests], self._owners, self._world_size)
-            counts = self._agree(phase, routed.counts, names)
+            counts = self._agree(phase, routed.counts, names, error)
             if record is not None:
                 record.begin(routed, counts)
             if self.options.schedule is Schedule.SEQUENTIAL:

@@ -22,7 +22,7 @@ them by key: where a storage has scores, they are copied with the keys when the 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -166,7 +166,7 @@ class FrozenTable:
             SparringError: the rows are no longer to be had.
         """
         for groups in self._windows():
-            keys = self._collected(groups, pause)
+            keys = yield from self._collected(groups, pause)
             for group in groups:
                 yield from self._group(group, keys.pop(group, []))
         yield from self.old_chunks()
@@ -177,8 +177,11 @@ class FrozenTable:
         for first in range(0, self._num_groups, size):
             yield range(first, min(first + size, self._num_groups))
 
-    def _collected(self, groups: range, pause: Callable[[], None]) -> dict[int, list[Keys]]:
-        """The keys of each group that has any, perhaps with repeats."""
+    def _collected(
+        self, groups: range, pause: Callable[[], None]
+    ) -> Generator[ScanChunk, None, dict[int, list[Keys]]]:
+        """The keys of each group that has any, perhaps with repeats. Gives old rows meanwhile, as a
+        scan of a large table takes longer than steps can wait for room."""
         if self._changed is not None:
             source: Iterable[Keys] = [self._changed.keys()]
         elif self._scores is not None:
@@ -190,6 +193,7 @@ class FrozenTable:
             for group, places in split_by_group(self._groups_of(keys), groups).items():
                 collected.setdefault(group, []).append(keys[places])
             pause()
+            yield from self.old_chunks()
         return collected
 
     def _scanned(self) -> Iterator[Keys]:

@@ -10,9 +10,9 @@ import numpy as np
 
 from sparring.declared_table import DeclaredTable
 from sparring.errors import InvalidArgumentError
+from sparring.saving.agreeing import Rounds, agree
 from sparring.saving.container_state import OWN_STATES, take_container_states
 from sparring.saving.requests import Loaded, State
-from sparring.saving.saves import agree
 from sparring.snapshot import Snapshot, TableDescription, open_snapshot
 from sparring.storage.contract import Rows
 from sparring.table import TableConfig
@@ -40,33 +40,34 @@ def load_snapshot(
         chosen = _chosen(container, snapshot, tables)
     except Exception as failure:
         error = failure
-    agree(collective, f"load of {url}: nothing was changed; it", error)
+    agree(collective, f"load of {url}, nothing was changed", error)
     assert snapshot is not None
     container.discard()
     container.saves.rebase(None)
     rows: dict[str, int] = {}
+    rounds = Rounds(collective, f"load of {url}, {_HALF_LOADED}")
     try:
         for entry in chosen:
-            rows[entry.config.name] = _load_table(container, entry, snapshot)
+            rows[entry.config.name] = _load_table(container, entry, snapshot, rounds)
         if tables is None:
             take_container_states(container, snapshot)
         states = _states(snapshot, collective.rank)
     except Exception as failure:
         error = failure
-    agree(collective, f"load of {url}: {_HALF_LOADED}. It", error)
+    rounds.end(error)
     # All ranks have their rows: they may lie in one place.
     try:
         for entry in chosen:
             container.opened(entry).end_load()
     except Exception as failure:
         error = failure
-    agree(collective, f"load of {url}: {_HALF_LOADED}. It", error)
+    agree(collective, f"load of {url}, {_HALF_LOADED}", error)
     if is_base and tables is None:
         container.saves.rebase(snapshot.url)
     return Loaded(snapshot.url, snapshot.step, rows, states)
 
 
-_HALF_LOADED = "tables may hold parts of the snapshot now; load one again before going on"
+_HALF_LOADED = "of which tables may hold parts now (load one again before going on)"
 
 
 def _chosen(
@@ -123,7 +124,9 @@ def _warn_of_other_initial_values(saved: TableDescription, table: TableConfig) -
             )
 
 
-def _load_table(container: StepContainer, entry: DeclaredTable, snapshot: Snapshot) -> int:
+def _load_table(
+    container: StepContainer, entry: DeclaredTable, snapshot: Snapshot, rounds: Rounds
+) -> int:
     table = entry.config
     storage = container.opened(entry)
     # What is being looked up ahead is read again.
@@ -143,6 +146,7 @@ def _load_table(container: StepContainer, entry: DeclaredTable, snapshot: Snapsh
             table.embeddings(rows)[...] = saved.embeddings(chunk.rows)
         storage.restore(chunk.keys, rows, chunk.scores)
         num_rows += len(chunk)
+        rounds.go_on()
     return num_rows
 
 

@@ -152,6 +152,7 @@ class Saver:
     def _pause(self, waiting: Sequence[SavingTable]) -> None:
         while self.budget.is_half_used and self._write_ahead(waiting):
             self.pace.pause()
+        self.writer.check_others()
         self.pace.pause()
 
     def _write_ahead(self, waiting: Sequence[SavingTable]) -> bool:

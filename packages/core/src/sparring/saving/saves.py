@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparring import _native, execution
-from sparring.collective import Collective
 from sparring.declared_table import DeclaredTable
-from sparring.errors import DeadlineError, InvalidArgumentError, SnapshotError
+from sparring.errors import DeadlineError, InvalidArgumentError
+from sparring.saving.agreeing import agree
 from sparring.saving.container_state import OWN_STATES, container_states
 from sparring.saving.freezing import FrozenTable
 from sparring.saving.kept_rows import KeptBudget
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sparring.execution import Task
     from sparring.step import StepContainer
 
-__all__ = ["KEPT_BYTES", "SaveOptions", "Saves", "agree"]
+__all__ = ["KEPT_BYTES", "SaveOptions", "Saves"]
 
 KEPT_BYTES = 64 << 20
 """Old rows that a save holds before steps wait for it."""
@@ -375,22 +375,3 @@ def _count_on(saver: Saver, options: SaveOptions) -> None:
             table.watch.changed = None
         else:
             since.add(before.keys())
-
-
-def agree(collective: Collective, what: str, error: Exception | None) -> None:
-    """Raises on all ranks what went wrong on any.
-
-    Raises:
-        SnapshotError: another rank failed; its own error tells why.
-    """
-    if collective.world_size > 1:
-        flag = np.array([error is not None], np.uint8)
-        failed = [rank for rank, each in enumerate(collective.all_gather(flag)) if bool(each[0])]
-        if failed and error is None:
-            ranks = ", ".join(map(str, failed))
-            raise SnapshotError(
-                f"{what} failed on rank {ranks}, whose error tells why; on this rank it did not",
-                ranks=tuple(failed),
-            )
-    if error is not None:
-        raise error

@@ -83,6 +83,7 @@ class SavingContainer:
         Raises:
             InvalidArgumentError: a base since which changes are not counted.
             SnapshotError: it exists already, or the file system failed, here or on another rank.
+            InterruptedLoadError: a table holds a part of a snapshot, here or on another rank.
             DeadlineError: the save before it, or another rank, does not come to an end.
         """
         container = self._container()
@@ -111,7 +112,8 @@ class SavingContainer:
         Raises:
             InvalidArgumentError: the snapshot has other tables. Nothing was changed.
             SnapshotError: there is no such snapshot, or it is damaged: tables may hold parts of it
-                then.
+                then. What goes wrong on one rank is raised on all, in its class, with the name of
+                the rank as `rank`.
         """
         container = self._container()
         container.check_open()

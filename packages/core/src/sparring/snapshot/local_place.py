@@ -212,7 +212,7 @@ class LocalPlace(Place):
             raise
         _sync_folder(self.path)
 
-    def abandon(self, name: str, token: str) -> None:
+    def abandon(self, name: str, token: str, last_word: str | None = None) -> None:
         _remove_folder(self._staging(name, token))
 
     def remove(self, name: str) -> None:

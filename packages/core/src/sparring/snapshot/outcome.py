@@ -3,7 +3,8 @@
     a rank fails       removes its data files, and leaves a mark with the cause
     rank 0 sees it     fails for the same cause, and leaves a mark of its own
     all others         see that of rank 0, fail for the same cause, and leave theirs
-    rank 0             removes the folder once all have left one, or the grace is over
+    rank 0             removes the folder once all have left one, or the grace is over. Where nobody
+                       sees that a folder is gone, its mark stays for those that are late
     rank 0 commits     the others find their files in the manifest
 
 So every rank ends soon after the first that fails, each knows why, and nobody waits for a part that
@@ -24,12 +25,14 @@ from sparring.snapshot.places import Place, WriteFolder
 from sparring.snapshot.reading import open_snapshot
 from sparring.snapshot.reporting import writing
 
-__all__ = ["GRACE_SECONDS", "Outcome"]
+__all__ = ["GRACE_SECONDS", "LOOK_SECONDS", "Outcome"]
 
 GRACE_SECONDS = 5.0
 """How long rank 0 keeps the folder of an attempt that failed, for others to read why."""
 
-_LOOK_SECONDS = 1.0
+LOOK_SECONDS = 1.0
+"""How often a rank that has other things to do looks."""
+
 _SHORTEST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.01, 0.25
 _MARK_BYTES = 1 << 16
 _MOST_CHARACTERS = 4096
@@ -58,6 +61,8 @@ class Outcome:
         self._watched = [0] if rank else list(range(1, world_size))
         self._next_look = 0.0
         self._first: tuple[int, str] | None = None
+        self.last_word: str | None = None
+        """On rank 0, which has failed: its mark, if others have not read it."""
 
     @property
     def has_failed(self) -> bool:
@@ -82,11 +87,13 @@ class Outcome:
                 )
 
     def check_now_and_then(self) -> None:
-        """As `check`, at most once a second."""
+        """As `check`, at most once a second, by a rank whose part is not finished."""
         now = time.monotonic()
         if self._watched and now >= self._next_look:
-            self._next_look = now + _LOOK_SECONDS
+            self._next_look = now + LOOK_SECONDS
             self.check()
+            if self._rank and self._folder.is_gone():
+                raise self._given_up()
 
     def tell(self, cause: BaseException, own_files: Iterable[str]) -> None:
         """Leaves a mark: this rank has failed. Its files go first, as the disk may be full."""
@@ -105,6 +112,7 @@ class Outcome:
             if waiting:
                 time.sleep(poll_seconds)
                 poll_seconds = min(2 * poll_seconds, _LONGEST_POLL_SECONDS)
+        self.last_word = _mark_name(self._rank) if waiting else None
 
     def await_commit(self, entries: Iterable[FileEntry], deadline_seconds: float) -> None:
         """On another rank, which has done its part: returns when rank 0 has committed it.
@@ -127,12 +135,7 @@ class Outcome:
             }:
                 return
             if is_gone or is_committed:
-                raise SnapshotError(
-                    f"snapshot {self._url}: rank 0 has given this attempt up; its own error tells "
-                    "why",
-                    url=self._url,
-                    ranks=(0,),
-                )
+                raise self._given_up()
             if time.monotonic() > end:
                 raise DeadlineError(
                     f"snapshot {self._url}: rank 0 has not committed it within "
@@ -142,6 +145,13 @@ class Outcome:
                 )
             time.sleep(poll_seconds)
             poll_seconds = min(2 * poll_seconds, _LONGEST_POLL_SECONDS)
+
+    def _given_up(self) -> SnapshotError:
+        return SnapshotError(
+            f"snapshot {self._url}: rank 0 has given this attempt up; its own error tells why",
+            url=self._url,
+            ranks=(0,),
+        )
 
     def _read(self, rank: int) -> tuple[int, str] | None:
         """The rank that failed first, and why, as `rank` has it."""

@@ -129,8 +129,13 @@ class Place(ABC):
         """
 
     @abstractmethod
-    def abandon(self, name: str, token: str) -> None:
-        """Removes what an attempt has staged that was not published."""
+    def abandon(self, name: str, token: str, last_word: str | None = None) -> None:
+        """Removes what an attempt has staged that was not published.
+
+        Args:
+            last_word: a file of it that tells other ranks why, and that some have not read yet: it
+                stays where `WriteFolder.is_gone` could not tell them.
+        """
 
     @abstractmethod
     def remove(self, name: str) -> None:

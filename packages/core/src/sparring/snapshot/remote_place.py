@@ -189,12 +189,12 @@ class RemotePlace(Place):
             raise FileExistsError(errno.EEXIST, "there is one already", name)
         self._system.pipe_file(f"{self._path}/{name}/{MANIFEST_NAME}", manifest)
 
-    def abandon(self, name: str, token: str) -> None:
+    def abandon(self, name: str, token: str, last_word: str | None = None) -> None:
         path = f"{self._path}/{name}"
         if self.is_committed(name) or not self._system.isdir(path):
             return
         for each in _names(self._system, path):
-            if each.startswith(f"{token}-"):
+            if each.startswith(f"{token}-") and each != f"{token}-{last_word}":
                 with suppress(FileNotFoundError):
                     self._system.rm_file(f"{path}/{each}")
         self._remove_if_empty(path)

@@ -14,7 +14,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -43,7 +43,7 @@ from sparring.snapshot.manifest import (
 )
 from sparring.snapshot.opening import locate
 from sparring.snapshot.options import SnapshotOptions
-from sparring.snapshot.outcome import Outcome
+from sparring.snapshot.outcome import LOOK_SECONDS, Outcome
 from sparring.snapshot.reading import Snapshot, open_snapshot
 from sparring.snapshot.reporting import writing
 from sparring.snapshot.routing import RowLayout, RowRouter
@@ -175,6 +175,15 @@ class SnapshotWriter:
         )
         self._write_rows(table, chunks, options)
 
+    def check_others(self) -> None:
+        """Looks, at most once a second, whether the attempt has failed on another rank.
+
+        Raises:
+            SnapshotError: it has, with its cause.
+            SnapshotIOError: the file system failed.
+        """
+        self._outcome.check_now_and_then()
+
     def _check_unwritten(self, table: TableDescription) -> None:
         self._check_state("writing")
         if table.name in self._tables:
@@ -191,7 +200,7 @@ class SnapshotWriter:
         router = self._router("rows", table.name, layout, options)
         try:
             for chunk in chunks:
-                self._outcome.check_now_and_then()
+                self.check_others()
                 keys = check_keys(chunk.keys, table.name, unique=False)
                 rows = check_rows(chunk.rows, len(keys), config)
                 scores = (
@@ -362,7 +371,7 @@ class SnapshotWriter:
             is_told = cause is not None and self._tell(cause, was_finished)
             if self.rank == 0 or not (was_finished or is_told):
                 with writing(self.url, "the staging folder"):
-                    self._place.abandon(self._name, self.token)
+                    self._place.abandon(self._name, self.token, self._outcome.last_word)
         finally:
             self._release()
 
@@ -375,7 +384,7 @@ class SnapshotWriter:
         if self.rank and was_finished and not self._outcome.has_failed:
             return False
         try:
-            self._outcome.tell(cause, self._files)
+            self._outcome.tell(cause, [*self._files, part_name(self.rank)])
         except SnapshotIOError as error:
             _log.warning("%s; other ranks are not told of the cause", error)
             return False
@@ -466,8 +475,9 @@ class SnapshotWriter:
     def _collect(self, most: int) -> None:
         """Waits until at most `most` files are being sealed."""
         while len(self._sealing) > most:
-            self._outcome.check_now_and_then()
-            self._entries.append(self._sealing.pop(0).result())
+            self.check_others()
+            if wait(self._sealing[:1], LOOK_SECONDS).done:
+                self._entries.append(self._sealing.pop(0).result())
 
     def _await_parts(self) -> list[Part]:
         return await_parts(self._attempt(), self._folder, self._outcome, self._deadline_seconds)

@@ -1,0 +1,206 @@
+"""What one rank finds wrong, all ranks raise: in its class, soon, and with the name of the rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import StepContainer, TableConfig
+from sparring.collective import Collective
+from sparring.errors import (
+    InterruptedLoadError,
+    InvalidArgumentError,
+    PeerFailure,
+    SnapshotDamagedError,
+    SparringError,
+)
+from sparring.saving import agreeing
+from sparring.snapshot import open_snapshot
+from sparring.step import StorageChoice
+from sparring.storage import Storage
+from sparring.testing.thread_rendezvous import ThreadRendezvous
+
+from .test_collective import run_ranks
+
+TABLE = TableConfig("user", 4)
+KEYS = np.arange(2_000)
+WORLD_SIZE, BROKEN = 3, 1
+
+
+def make(collective: Collective, table: TableConfig = TABLE) -> StepContainer:
+    rendezvous = ThreadRendezvous(collective.world_size)
+    container = StepContainer(collective=collective, rendezvous=rendezvous)
+    container.declare(table, StorageChoice("memory"))
+    container.storage(table.name)
+    return container
+
+
+def saved(tmp_path: Path, num_tables: int = 1) -> str:
+    """The URL of a snapshot whose tables have rows of all partitions."""
+    url = str(tmp_path / "saved")
+    with StepContainer() as container:
+        for number in range(num_tables):
+            table = TableConfig(f"{TABLE.name}{number or ''}", TABLE.dim)
+            container.declare(table, StorageChoice("memory"))
+            container.storage(table.name).upsert(KEYS, np.ones((len(KEYS), 4), np.float32))
+        container.save(url)
+    return url
+
+
+def error_of(call: Callable[[], object]) -> SparringError:
+    begin = time.monotonic()
+    with pytest.raises(SparringError) as caught:
+        call()
+    assert time.monotonic() - begin < 8.0  # the deadline is 20 s
+    return caught.value
+
+
+def check_all_have_it(errors: list[SparringError], kind: type[SparringError], text: str) -> None:
+    for rank, error in enumerate(errors):
+        assert type(error) is kind
+        assert text in str(error)
+        if rank != BROKEN:
+            assert f"rank {BROKEN} " in str(error)
+            assert error.rank == BROKEN
+
+
+CALLS: dict[str, Callable[[StepContainer, Path], object]] = {
+    "lookup": lambda container, _: container.lookup("user", KEYS),
+    "ahead": lambda container, _: container.look_up_ahead([("user", KEYS)]).finish(),
+    "save": lambda container, path: container.save(str(path / "again")),
+    "save beside": lambda container, path: container.save(str(path / "again"), blocking=False),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_load_that_was_cut_short_on_one_rank_stops_all(call: str, tmp_path: Path) -> None:
+    def body(collective: Collective) -> SparringError:
+        with make(collective) as container:
+            if collective.rank == BROKEN:
+                container.storage("user").begin_load("elsewhere")
+            error = error_of(lambda: CALLS[call](container, tmp_path))
+            # Nobody has left: ranks go on together once it is mended.
+            if collective.rank == BROKEN:
+                container.opened(container.entry("user")).end_load()
+            container.discard()
+            assert len(container.lookup("user", KEYS).rows) == len(KEYS)
+            return error
+
+    errors = run_ranks(WORLD_SIZE, body, deadline=20.0)
+    check_all_have_it(errors, InterruptedLoadError, "a load of elsewhere was cut short")
+    assert {error.source for error in errors} == {"elsewhere"}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_rows_of_another_part_on_one_rank_stop_all(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def body(collective: Collective) -> SparringError:
+        with make(collective) as container:
+            if collective.rank == BROKEN:
+                storage = container.storage("user")
+                storage.upsert([1], np.ones((1, 4), np.float32))
+                storage.write_note("part", "rank 0 of 9")
+                container.entry("user").part = "rank 1 of 3"
+            return error_of(lambda: CALLS[call](container, tmp_path))
+
+    errors = run_ranks(WORLD_SIZE, body, deadline=20.0)
+    check_all_have_it(errors, InvalidArgumentError, "holds 1 rows of rank 0 of 9")
+
+
+def test_ids_that_are_none_on_one_rank_stop_the_lookup_of_all() -> None:
+    def body(collective: Collective) -> SparringError:
+        with make(collective) as container:
+            ids = KEYS.astype(np.int32) if collective.rank == BROKEN else KEYS
+            return error_of(lambda: container.lookup("user", ids))
+
+    errors = run_ranks(WORLD_SIZE, body, deadline=20.0)
+    check_all_have_it(errors, InvalidArgumentError, "must be one-dimensional int64")
+
+
+def test_a_rank_that_cannot_tell_the_others_raises_its_own_error() -> None:
+    def body(collective: Collective) -> SparringError:
+        container = make(collective)
+        if collective.rank != BROKEN:
+            container.close()
+        error = error_of(lambda: container.lookup("user", KEYS.astype(np.int32)))
+        container.close()
+        return error
+
+    errors = run_ranks(WORLD_SIZE, body, deadline=2.0)
+    assert type(errors[BROKEN]) is InvalidArgumentError
+    assert isinstance(errors[BROKEN].__cause__, PeerFailure)
+
+
+def test_what_one_rank_has_against_a_snapshot_all_raise(tmp_path: Path) -> None:
+    url = saved(tmp_path)
+
+    def body(collective: Collective) -> SparringError:
+        table = TableConfig("user", 5) if collective.rank == BROKEN else TABLE
+        with make(collective, table) as container:
+            return error_of(lambda: container.load(url))
+
+    errors = run_ranks(WORLD_SIZE, body, deadline=20.0)
+    check_all_have_it(errors, InvalidArgumentError, "dim 4 in the snapshot, 5 declared")
+    assert "nothing was changed" in str(errors[0])
+
+
+def slow(storage: Storage, seconds: float) -> None:
+    restore = storage.restore
+
+    def restore_slowly(*arguments: Any) -> None:
+        time.sleep(seconds)
+        restore(*arguments)
+
+    storage.restore = restore_slowly  # type: ignore[method-assign]
+
+
+def test_a_rank_that_cannot_read_its_part_stops_those_that_still_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = saved(tmp_path, num_tables=50)
+    entry = open_snapshot(url).files("user")[0]
+    monkeypatch.setattr(agreeing, "_ROUND_SECONDS", 0.2)
+
+    def body(collective: Collective) -> SparringError:
+        with make(collective) as container:
+            for number in range(1, 50):
+                container.declare(TableConfig(f"user{number}", 4), StorageChoice("memory"))
+                container.storage(f"user{number}")
+            if collective.rank == BROKEN:
+
+                def damaged(*_: object) -> None:
+                    raise SnapshotDamagedError("a bit is gone", file=entry.name, offset=0)
+
+                container.storage("user").restore = damaged  # type: ignore[method-assign]
+            else:
+                for number in range(1, 50):
+                    slow(container.storage(f"user{number}"), 0.2)
+            return error_of(lambda: container.load(url))
+
+    errors = run_ranks(WORLD_SIZE, body, deadline=20.0)
+    check_all_have_it(errors, SnapshotDamagedError, "a bit is gone")
+    assert {error.file for error in errors} == {entry.name}
+    assert "may hold parts" in str(errors[0])
+
+
+def test_ranks_that_have_loaded_wait_for_slower_ones_beyond_a_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = saved(tmp_path, num_tables=6)
+    monkeypatch.setattr(agreeing, "_ROUND_SECONDS", 0.1)
+
+    def body(collective: Collective) -> int:
+        with make(collective) as container:
+            for number in range(1, 6):
+                container.declare(TableConfig(f"user{number}", 4), StorageChoice("memory"))
+                if collective.rank == BROKEN:
+                    slow(container.storage(f"user{number}"), 0.4)
+            return container.load(url).rows["user5"]
+
+    assert sum(run_ranks(WORLD_SIZE, body, deadline=1.0)) == len(KEYS)
