@@ -1,4 +1,5 @@
-"""No row is lost on its way: evictions, a lower tier that fails and comes back, readers beside."""
+"""No row is lost on its way: evictions, a lower tier that fails and comes back, readers and writes
+beside."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from hypothesis.stateful import (
 )
 
 from sparring.errors import CapacityError, DeadlineError, StorageIOError
+from sparring.events import BackgroundError, EventLoop
 from sparring.storage.contract import Keys, Storage
 from sparring.storage.memory import MemoryOptions, MemoryStorage
 from sparring.storage.tiered import TieredOptions, TieredStorage
@@ -28,6 +30,10 @@ TABLE = TableConfig("films", 3)
 POOL = np.arange(40, dtype=np.int64) * 7 - 100
 KEPT = POOL[:10]
 """Written at the start and never erased: readers beside must find them at any moment."""
+
+UNREADABLE = ("lost", "slow")
+"""Breakages in which reads fail too."""
+HUNG_SECONDS = 0.05
 
 FAILURES = (StorageIOError, DeadlineError, CapacityError)
 COUNT = st.integers(0, 30)
@@ -85,15 +91,28 @@ class StackMachine(RuleBasedStateMachine):
         self.model: dict[int, int] = {}
         self.doubtful: dict[int, set[int]] = {}
         self.version = 0
+        self.has_broken = False
 
     @initialize(
         sizes=st.sampled_from([(6,), (3, 8), (8, 3)]),
         write=st.sampled_from(["back", "through"]),
         promote=st.sampled_from(["always", "second_touch", "never"]),
         holding_rows=st.sampled_from([4, 64]),
+        delay_seconds=st.sampled_from([0.0, 0.002]),
+        is_beside=st.sampled_from([True, True, False]),
     )
-    def open(self, sizes: tuple[int, ...], write: Any, promote: Any, holding_rows: int) -> None:
+    def open(
+        self,
+        sizes: tuple[int, ...],
+        write: Any,
+        promote: Any,
+        holding_rows: int,
+        delay_seconds: float,
+        is_beside: bool,
+    ) -> None:
         self.last = FaultyStorage(memory())
+        self.last.delay_seconds = delay_seconds
+        self.last.hung_seconds = HUNG_SECONDS
         tiers = [("memory", memory(size, "lru")) for size in sizes]
         options = TieredOptions(
             tiers=("memory",) * (len(sizes) + 1),  # type: ignore[arg-type]
@@ -103,6 +122,9 @@ class StackMachine(RuleBasedStateMachine):
         )
         self.is_through = write == "through"
         self.stack = TieredStorage(TABLE, options, [*tiers, ("faulty", self.last)])
+        self.events = EventLoop()
+        if is_beside:
+            self.stack.use_background(self.events)
         self._write(KEPT)
         self.reader = Reader(self.stack)
 
@@ -132,7 +154,7 @@ class StackMachine(RuleBasedStateMachine):
         try:
             result = self.stack.find(keys)
         except FAILURES:
-            assert self.last.breakage is not None
+            assert self.last.breakage in UNREADABLE
             return
         for key, row, found in zip(
             keys.tolist(), result.rows[:, 0].tolist(), result.found.tolist(), strict=True
@@ -140,13 +162,17 @@ class StackMachine(RuleBasedStateMachine):
             version = int(row) if found else 0
             assert version in self._allowed(key), f"key {key}"
 
-    @rule(breakage=st.sampled_from(["writes", "halfway", "lost", "slow"]))
+    @rule(breakage=st.sampled_from(["writes", "halfway", "lost", "slow", "hung", "hung"]))
     def break_the_last_tier(self, breakage: str) -> None:
+        self._wait_at_most(HUNG_SECONDS / 2)
+        self.has_broken = True
         self.last.breakage = breakage
 
     @rule()
     def mend_the_last_tier(self) -> None:
         self.last.breakage = None
+        self.events.drain()
+        self._wait_at_most(30)
         for key in list(self.doubtful):
             result = self.stack.find([key])
             version = int(result.rows[0, 0]) if result.found[0] else 0
@@ -155,6 +181,22 @@ class StackMachine(RuleBasedStateMachine):
                 self.model[key] = version
             else:
                 self.model.pop(key, None)
+
+    @rule()
+    def begin_a_step(self) -> None:
+        try:
+            self.events.check()
+        except BackgroundError:
+            assert self.has_broken
+            self.has_broken = self.last.breakage is not None
+        try:
+            self.stack.wait_for_room()
+        except FAILURES:
+            assert self.last.breakage is not None
+
+    @rule()
+    def let_what_goes_on_beside_end(self) -> None:
+        self.events.drain()
 
     @rule()
     def flush(self) -> None:
@@ -170,7 +212,7 @@ class StackMachine(RuleBasedStateMachine):
 
     @rule(chunk_rows=st.integers(1, 50))
     def scan(self, chunk_rows: int) -> None:
-        if self.last.breakage is None:
+        if self.last.breakage not in UNREADABLE and not self.doubtful:
             assert self._contents(self.stack, chunk_rows) == self.model
 
     @rule(count=st.integers(1, 4))
@@ -198,6 +240,10 @@ class StackMachine(RuleBasedStateMachine):
         finally:
             self.reader.end()
             self.stack.close()
+            try:
+                self.events.close()
+            except BackgroundError:
+                assert self.has_broken
         assert self.reader.complaint is None, self.reader.complaint
 
     def _write(self, keys: Keys) -> None:
@@ -215,6 +261,10 @@ class StackMachine(RuleBasedStateMachine):
         for key in keys.tolist():
             self.model[key] = self.version
             self.doubtful.pop(key, None)
+
+    def _wait_at_most(self, seconds: float) -> None:
+        """As the option deadline_seconds; long where waits end well, or a busy machine would fail."""
+        self.stack._descent.write_back.deadline_seconds = seconds
 
     def _allowed(self, key: int) -> set[int]:
         return self.doubtful.get(key, {self.model.get(key, 0)})

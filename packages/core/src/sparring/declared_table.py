@@ -17,6 +17,7 @@ from sparring.admission import admission_from, make_filter
 from sparring.errors import InterruptedLoadError, InvalidArgumentError
 from sparring.rendezvous import Shard
 from sparring.saving.table_watch import TableWatch
+from sparring.storage.background import Background
 from sparring.storage.contract import Columns, Storage
 from sparring.storage.converting import conversion_command
 from sparring.storage.tiered import TierCounters, TieredOptions, TieredStorage
@@ -140,6 +141,7 @@ class DeclaredTable:
 
     __slots__ = (
         "admission_filter",
+        "background",
         "choice",
         "config",
         "embedding",
@@ -155,7 +157,11 @@ class DeclaredTable:
     )
 
     def __init__(
-        self, config: TableConfig, choice: StorageChoice | None, storage: Storage | None
+        self,
+        config: TableConfig,
+        choice: StorageChoice | None,
+        storage: Storage | None,
+        background: Background,
     ) -> None:
         self.config = config
         self.choice = choice
@@ -172,6 +178,7 @@ class DeclaredTable:
         self.embedding = Columns(0, config.dim)
         self.whole = Columns(0, config.width)
         self.watch = TableWatch(config.name)
+        self.background = background
         self.hold(storage)
 
     def forget_admission(self) -> None:
@@ -299,6 +306,7 @@ class DeclaredTable:
         self.storage = storage
         if storage is not None:
             storage.watch(self.watch)
+            storage.use_background(self.background)
         if storage is None:
             self.view.detach()
         else:

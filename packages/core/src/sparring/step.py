@@ -24,7 +24,6 @@ from sparring.applying import TableUpdate, Update, apply_methods, apply_update
 from sparring.collective import Collective, LocalGroup, Reduction
 from sparring.declared_table import DeclaredTable, StorageChoice
 from sparring.errors import ClosedError, InvalidArgumentError
-from sparring.events import EventLoop
 from sparring.exchange import ExchangeOptions, RingExchange
 from sparring.job_settings import JobSettings
 from sparring.lookup_ahead import Aheads, LookupAhead, looked_up
@@ -110,7 +109,6 @@ class StepContainer(TableContainer, SavingContainer):
             exchange,
             settings=self._describe_settings,
         )
-        self.events = EventLoop()
         self.non_finite = NonFinite(non_finite)
         self.reduction = reduction
         self.counters = StepCounters()

@@ -18,6 +18,7 @@ from sparring.declared_table import (
     check_placement,
 )
 from sparring.errors import InvalidArgumentError, UnknownTableError
+from sparring.events import EventLoop
 from sparring.plugins import make_plugin_manager
 from sparring.rendezvous import Rendezvous, Shard
 from sparring.resources import ResourceManager
@@ -51,6 +52,7 @@ class TableContainer(ABC):
         self.collective = collective
         self.rendezvous = rendezvous
         self.resources = ResourceManager()
+        self.events = EventLoop()
         self._plugin_manager = plugin_manager
         self._tables: dict[str, DeclaredTable] = {}
 
@@ -94,9 +96,9 @@ class TableContainer(ABC):
             check_placement(storage, self.collective.world_size)
             # The storage knows whose state it holds; a declaration need not say.
             table = storage.table
-            entry = DeclaredTable(table, None, storage)
+            entry = DeclaredTable(table, None, storage, self.events)
         else:
-            entry = DeclaredTable(table, storage or StorageChoice(), None)
+            entry = DeclaredTable(table, storage or StorageChoice(), None, self.events)
         self._tables[table.name] = entry
         self.resources.declare(table, entry.view)
 

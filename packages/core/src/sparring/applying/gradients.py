@@ -26,6 +26,9 @@ def taken_gradients(
     taken: dict[str, Any] = {}
     try:
         container.events.check()
+        for entry in container.entries():
+            if entry.storage is not None:
+                entry.storage.wait_for_room()
         taken = {name: take(name) for name in container.tables}
     except Exception as error:
         container.discard()

@@ -38,6 +38,7 @@ import numpy.typing as npt
 from sparring.closable import Closable
 from sparring.errors import ClosedError, UnsupportedError
 from sparring.storage import arguments
+from sparring.storage.background import Background
 from sparring.storage.capabilities import Capabilities
 from sparring.storage.results import Columns, Evicted, FindResult, Keys, Rows, ScanChunk, Scores
 from sparring.storage.watching import UNWATCHED, Watcher, Write
@@ -431,6 +432,19 @@ class Storage(Closable):
         Who calls a twin, or the native struct, tells it himself.
         """
         self._state.watcher = watcher
+
+    def use_background(self, background: Background) -> None:
+        """For who opens storages: work that nobody need wait for may go there from now on. Most
+        storages have none."""
+
+    def wait_for_room(self) -> None:
+        """For who changes several storages in a step: returns when a write will not have to wait
+        for what an earlier one left to the background. No row has changed.
+
+        Raises:
+            DeadlineError: what goes on there has not ended in time.
+            CapacityError: what failed there leaves no room.
+        """
 
     def _writing(self, keys: Keys) -> AbstractContextManager[Write]:
         watcher = self._state.watcher

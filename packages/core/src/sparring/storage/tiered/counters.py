@@ -47,7 +47,9 @@ class TierCounters:
     read_seconds: float = 0.0
     """Time spent in its find."""
     write_seconds: float = 0.0
-    """Time spent in its upsert, update and erase."""
+    """Time spent in its upsert, update and erase, beside steps or within them."""
+    wait_seconds: float = 0.0
+    """Time that calls waited for a write to this tier which went on beside them."""
 
     def as_dict(self) -> dict[str, int | float | str]:
         """For JSON."""
@@ -91,6 +93,11 @@ class TierMeter:
         with self._lock:
             self.counters.bloom_skips += skips
             self.counters.bloom_false_positives += false_positives
+
+    def waited(self, seconds: float) -> None:
+        """A call waited for a write that went on beside it."""
+        with self._lock:
+            self.counters.wait_seconds += seconds
 
     @contextmanager
     def writing(self, written_bytes: int) -> Iterator[None]:

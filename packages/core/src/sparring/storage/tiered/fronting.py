@@ -51,12 +51,12 @@ class Fronting:
         """
         stack = self._stack
         stack._check_open()
-        stack._settle(len(keys))
+        stack._settle(keys)
         stack._lock.begin_writing()
         try:
             # All of it: rows that a step looked up below are those that it changes now.
             stack._promote(stack._staging.take(), keys[:0])
-            if not stack._is_through:
+            if not stack._descent.is_through:
                 stack._first.note_dirty(keys)
         except BaseException:
             stack._lock.end_writing()
@@ -83,7 +83,7 @@ class Fronting:
         if not found.any():
             return True
         evicted = stack._first.upsert(missing[found], rows[found], None)
-        stack._hand_down(0, evicted)
+        stack._descent.hand_down(0, evicted)
         return not np.isin(evicted.keys, keys).any()
 
     def end_update(
@@ -102,13 +102,13 @@ class Fronting:
             if evicted is not None:
                 left = Evicted(evicted[0], evicted[1].view(stack.table.numpy_dtype), evicted[2])
             stack._first.meter.counters.evictions += len(left)
-            stack._hand_down(0, left)
-            if stack._is_through:
+            stack._descent.hand_down(0, left)
+            if stack._descent.is_through:
                 self._hold_changed(keys, left)
             stack._add_rows(num_inserted)
         finally:
             stack._lock.end_writing()
-        stack._send_down()
+        stack._descent.send_down()
         gone = stack._take_gone()
         if not len(gone):
             return None
@@ -122,8 +122,8 @@ class Fronting:
         """Who writes through sends the changed rows down too."""
         stack = self._stack
         is_changed = np.isin(left.keys, keys)
-        stack._hold_all(1, left.keys[is_changed], left.rows[is_changed])
+        stack._descent.hold_all(1, left.keys[is_changed], left.rows[is_changed])
         rows = np.empty((len(keys), stack.table.width), stack.table.numpy_dtype)
         found = np.empty(len(keys), np.bool_)
         stack._first.storage._find_impl(keys, Columns(0, stack.table.width), rows, found)
-        stack._hold_all(1, keys[found], rows[found])
+        stack._descent.hold_all(1, keys[found], rows[found])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,12 +25,46 @@ class Held:
     def __len__(self) -> int:
         return len(self.keys)
 
+    @property
+    def num_bytes(self) -> int:
+        return self.keys.nbytes + self.rows.nbytes + self.scores.nbytes
+
+    def places_of(self, keys: Keys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Where each of `keys` would be, and whether it is there."""
+        places = np.minimum(np.searchsorted(self.keys, keys), len(self) - 1)
+        return places, self.keys[places] == keys
+
+    def without(self, keys: Keys) -> Held:
+        is_kept = ~np.isin(self.keys, keys)
+        return Held(self.keys[is_kept], self.rows[is_kept], self.scores[is_kept])
+
+
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """What a buffer holds at one moment."""
+
+    waiting: tuple[Held, ...] = ()
+    """Newest first."""
+    departed: Held | None = None
+    """Rows that are being written; all that waits is newer."""
+
+    @property
+    def parts(self) -> tuple[Held, ...]:
+        """Newest first, none of them empty."""
+        return self.waiting if self.departed is None else (*self.waiting, self.departed)
+
 
 class HoldingBuffer:
     """What left one tier and has not arrived in the next.
 
-    One thread changes it. Readers may look at any time: its contents are replaced as a whole, and
-    what `held` gave never changes.
+        add ──► waiting ──depart──► departed ──land──► in the next tier
+                   ▲                   │
+                   └─────put_back──────┘
+
+    Of two rows of one key the one further left is newer. Readers may look at any time: contents are
+    replaced as a whole, so a row that departs is met by every look, and one that has landed is in
+    the tier before it is gone from here. One thread adds and removes; another may let rows depart
+    and land beside it.
 
     Args:
         width: elements of a row.
@@ -39,45 +75,109 @@ class HoldingBuffer:
         self._empty = Held(
             np.empty(0, np.int64), np.empty((0, width), dtype), np.empty(0, np.uint64)
         )
-        self.held = self._empty
+        self._contents = _Contents()
+        self._changing = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self.held)
+    def __bool__(self) -> bool:
+        return bool(self._contents.parts)
+
+    @property
+    def num_rows(self) -> int:
+        """Distinct keys that are held."""
+        return len(self.merged())
 
     @property
     def num_bytes(self) -> int:
-        return self.held.keys.nbytes + self.held.rows.nbytes + self.held.scores.nbytes
+        return sum(part.num_bytes for part in self._contents.parts)
+
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._contents.waiting)
+
+    def merged(self) -> Held:
+        """All that is held, each key once, with its newest row."""
+        return _merged(self._contents.parts) or self._empty
+
+    # -- one thread ---------------------------------------------------------
 
     def add(self, keys: Keys, rows: Rows, scores: Scores) -> None:
         """Takes rows that are newer than any held of the same keys."""
         if not len(keys):
             return
-        old = self.held
-        if len(old):
-            is_kept = ~np.isin(old.keys, keys)
-            keys = np.concatenate([old.keys[is_kept], keys])
-            rows = np.concatenate([old.rows[is_kept], rows])
-            scores = np.concatenate([old.scores[is_kept], scores])
         order = np.argsort(keys)
-        self.held = Held(keys[order], rows[order], scores[order])
+        newest = Held(keys[order], rows[order], scores[order])
+        with self._changing:
+            waiting = [newest, *self._contents.waiting]
+            # A part is at least twice as large as the one before it: there are few to look into,
+            # and what has waited for long is not copied by each write.
+            while len(waiting) > 1 and 2 * len(waiting[0]) > len(waiting[1]):
+                both = _merged(waiting[:2])
+                assert both is not None
+                waiting[:2] = [both]
+            self._contents = _Contents(tuple(waiting), self._contents.departed)
 
     def remove(self, keys: Keys) -> None:
-        """Forgets keys; unknown ones are no error."""
-        old = self.held
-        if len(old):
-            is_kept = ~np.isin(old.keys, keys)
-            self.held = Held(old.keys[is_kept], old.rows[is_kept], old.scores[is_kept])
+        """Forgets keys; unknown ones are no error. Nothing must have departed."""
+        with self._changing:
+            assert self._contents.departed is None
+            kept = [part.without(keys) for part in self._contents.waiting]
+            self._contents = _Contents(tuple(part for part in kept if len(part)))
 
     def clear(self) -> None:
-        self.held = self._empty
+        """Forgets all. Nothing must have departed."""
+        with self._changing:
+            assert self._contents.departed is None
+            self._contents = _Contents()
+
+    # -- who writes them to the next tier -------------------------------------
+
+    def depart(self) -> Held | None:
+        """What waits is to be written: until it has landed, it is met below what comes after it.
+
+        Returns:
+            All of it, or None where nothing waits.
+        """
+        with self._changing:
+            assert self._contents.departed is None
+            departed = _merged(self._contents.waiting)
+            self._contents = _Contents((), departed)
+        return departed
+
+    def land(self) -> None:
+        """What departed is in the next tier."""
+        with self._changing:
+            self._contents = _Contents(self._contents.waiting)
+
+    def put_back(self) -> None:
+        """What departed may have arrived or not, in part too: it waits again, below newer rows."""
+        with self._changing:
+            self._contents = _Contents(self._contents.parts)
+
+    # -- readers ----------------------------------------------------------------
 
     def find(self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]) -> int:
         """Fills in those of `keys` that are held and not yet found; returns how many."""
-        held = self.held
-        if not len(held):
-            return 0
-        places = np.minimum(np.searchsorted(held.keys, keys), len(held) - 1)
-        is_here = (held.keys[places] == keys) & ~found
-        rows[is_here] = held.rows[places[is_here], columns.begin : columns.end]
-        found |= is_here
-        return int(np.count_nonzero(is_here))
+        num_found = 0
+        for part in self._contents.parts:
+            places, is_here = part.places_of(keys)
+            is_here &= ~found
+            rows[is_here] = part.rows[places[is_here], columns.begin : columns.end]
+            found |= is_here
+            num_found += int(np.count_nonzero(is_here))
+        return num_found
+
+    def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Which of `keys` are held."""
+        found = np.zeros(len(keys), np.bool_)
+        for part in self._contents.parts:
+            found |= part.places_of(keys)[1]
+        return found
+
+
+def _merged(parts: Sequence[Held]) -> Held | None:
+    """Parts, newest first, as one; None where there is none."""
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    keys, first = np.unique(np.concatenate([part.keys for part in parts]), return_index=True)
+    rows = np.concatenate([part.rows for part in parts])[first]
+    return Held(keys, rows, np.concatenate([part.scores for part in parts])[first])

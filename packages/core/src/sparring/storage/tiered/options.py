@@ -75,9 +75,15 @@ class TieredOptions(Options):
     once before, or none. Rows that are written always do."""
     false_positive_rate: float = Field(default=0.01, ge=2e-6, le=0.5)
     """The share of unseen keys that a tier below the first may be asked for in vain."""
+    write_back: Literal["beside", "within"] = "beside"
+    """Where rows that go down to the last tier are written: ``beside`` the steps that follow,
+    where a container runs the table and that tier bears readers beside a writer; ``within`` the
+    write that pushed them out."""
     holding_bytes: ByteCount = 64 << 20
-    """The most memory for rows that wait for a lower tier which fails, and for rows that wait to
-    be promoted."""
+    """The most memory for rows on their way to a lower tier, and for rows that wait to be
+    promoted. A write that might need more waits for the lower tier first."""
+    deadline_seconds: float = Field(default=60.0, gt=0)
+    """How long a call waits for a write to the last tier that goes on beside it."""
 
     @field_validator("tiers")
     @classmethod

@@ -2,6 +2,7 @@
 
     find      first tier ──missing──► on its way to the second ──► second tier ──► …
     upsert    first tier ──what leaves──► holding ──► second tier ──what leaves──► holding ──► …
+                                                        (the last one beside the steps that follow)
 
 INVARIANTS
   1. The newest row of a key is in the topmost place that has one. Places, from the top: the first
@@ -15,23 +16,19 @@ INVARIANTS
   5. What waits in `Staging` is what the tiers hold: every write takes it before it changes a row.
 
 Thread rule: as `Storage`; readers share a lock, which the one writer holds alone while rows move
-between places, and not while a last tier that bears readers takes them.
+between places, and not while a last tier that bears readers takes them. Where that happens on a
+thread of a background, the one writer waits for it before it does anything else to that tier.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from sparring.errors import (
-    CapacityError,
-    CorruptDataError,
-    DeadlineError,
-    SparringError,
-    StorageIOError,
-)
+from sparring.storage.background import Background
 from sparring.storage.contract import (
     Columns,
     Evicted,
@@ -42,6 +39,7 @@ from sparring.storage.contract import (
     Storage,
 )
 from sparring.storage.tiered.counters import TierCounters
+from sparring.storage.tiered.descending import Descent
 from sparring.storage.tiered.fronting import Fronting
 from sparring.storage.tiered.locking import ReaderWriterLock
 from sparring.storage.tiered.options import TieredOptions
@@ -54,7 +52,6 @@ from sparring.table import TableConfig
 __all__ = ["TieredStorage"]
 
 _FLUSH_ROWS = 65_536
-_TYPED = (DeadlineError, CorruptDataError, CapacityError)
 
 
 class TieredStorage(Storage):
@@ -106,9 +103,9 @@ class TieredStorage(Storage):
             2**62 if first_capacity is None else max(1, first_capacity // 2),
             np.empty((0, table.width), table.numpy_dtype),
         )
-        self._is_through = options.write == "through"
-        self._is_failure_told = True
+        self._descent = Descent(table, options, self._tiers, self._lock, self._let_go)
         self._gone: list[Evicted] = []
+        self._num_written = 0
         self._num_writes = 0
         is_fresh = not any(tier.storage.size for tier in self._tiers[:-1])
         self._num_rows = self._last.storage.size if is_fresh else None
@@ -118,6 +115,13 @@ class TieredStorage(Storage):
     def tiers(self) -> tuple[Storage, ...]:
         """The storages, hottest first; to look at, not to write to."""
         return tuple(tier.storage for tier in self._tiers)
+
+    def use_background(self, background: Background) -> None:
+        self._descent.use_background(background)
+
+    def wait_for_room(self) -> None:
+        if self._descent.write_back.is_on:
+            self._descent.settle(self._num_written)
 
     def front(self) -> Fronting | None:
         return Fronting(self) if self._first.storage.capabilities.native else None
@@ -133,7 +137,7 @@ class TieredStorage(Storage):
     def num_held(self) -> int:
         """Rows that wait for a lower tier to take them."""
         self._check_open()
-        return sum(len(tier.holding) for tier in self._tiers)
+        return self._descent.num_held
 
     @property
     def capacity(self) -> int | None:
@@ -209,7 +213,7 @@ class TieredStorage(Storage):
         """Which keys that the first tier lacks have a row below it; `known` is sorted."""
         exists = is_in(keys, known)
         for tier in self._tiers[1:]:
-            exists |= is_in(keys, tier.holding.held.keys)
+            exists |= tier.holding.contains(keys)
             missing = np.flatnonzero(~exists)
             if not len(missing):
                 break
@@ -235,7 +239,8 @@ class TieredStorage(Storage):
 
     def _counted(self) -> int:
         """Distinct keys: those of the last tier, and those above that it lacks."""
-        above = [tier.holding.held.keys for tier in self._tiers]
+        self._descent.join()
+        above = [tier.holding.merged().keys for tier in self._tiers]
         for tier in self._tiers[:-1]:
             above += [chunk.keys for chunk in tier.storage.scan(columns=PROBE)]
         keys = np.unique(np.concatenate(above)) if above else np.empty(0, np.int64)
@@ -244,21 +249,26 @@ class TieredStorage(Storage):
     # -- writing ------------------------------------------------------------
 
     def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
-        self._settle(len(keys))
+        self._settle(keys)
         staged = self._staging.take()
         num_new = self._count_new(keys, staged)
         with self._lock.writing():
             self._promote(staged, keys)
             self._staging.clear()
             self._num_writes += 1
-            if not self._is_through:
+            if not self._descent.is_through:
                 self._first.note_dirty(keys)
-            self._hand_down(0, self._first.upsert(keys, rows, None))
-            if self._is_through:
-                self._hold_all(1, keys, rows)
+            self._descent.hand_down(0, self._first.upsert(keys, rows, None))
+            if self._descent.is_through:
+                self._descent.hold_all(1, keys, rows)
             self._add_rows(num_new)
-        self._send_down()
+        self._descent.send_down()
         return self._take_gone()
+
+    def _settle(self, keys: Keys) -> None:
+        """Before a write to rows of `keys`; what raises here has changed nothing."""
+        self._num_written = len(keys)
+        self._descent.settle(len(keys))
 
     def _count_new(self, keys: Keys, staged: Staged) -> int:
         """How many of `keys` no tier has. What raises here has changed nothing."""
@@ -275,22 +285,9 @@ class TieredStorage(Storage):
         is_wanted = ~is_in(staged.keys, np.sort(but))
         if not is_wanted.any():
             return
-        self._hand_down(0, self._first.upsert(staged.keys[is_wanted], staged.rows[is_wanted], None))
-
-    def _hand_down(self, place: int, evicted: Evicted) -> None:
-        """Puts what left a tier on its way to the next; the lock is held for writing."""
-        if not len(evicted):
-            return
-        if place == len(self._tiers) - 1:
-            self._let_go(evicted)
-            return
-        is_dirty = self._tiers[place].dirty_of(evicted.keys)
-        self._tiers[place + 1].holding.add(
-            evicted.keys[is_dirty], evicted.rows[is_dirty], evicted.scores[is_dirty]
+        self._descent.hand_down(
+            0, self._first.upsert(staged.keys[is_wanted], staged.rows[is_wanted], None)
         )
-
-    def _hold_all(self, place: int, keys: Keys, rows: Rows) -> None:
-        self._tiers[place].holding.add(keys, rows, np.zeros(len(keys), np.uint64))
 
     def _let_go(self, evicted: Evicted) -> None:
         """Rows left the last tier. Where a tier above has the key it stays, and must go down
@@ -301,7 +298,7 @@ class TieredStorage(Storage):
             tier.note_dirty(evicted.keys[is_above])
             is_gone &= ~is_above
         for tier in self._tiers:
-            is_gone &= ~np.isin(evicted.keys, tier.holding.held.keys)
+            is_gone &= ~tier.holding.contains(evicted.keys)
         if is_gone.any():
             gone = Evicted(evicted.keys[is_gone], evicted.rows[is_gone], evicted.scores[is_gone])
             self._gone.append(gone)
@@ -322,6 +319,7 @@ class TieredStorage(Storage):
             self._num_rows += count
 
     def _erase_impl(self, keys: Keys) -> int:
+        self._descent.join()
         known = self._staging.take().known
         is_first = self._first.has(keys)
         rest = keys[~is_first]
@@ -343,6 +341,7 @@ class TieredStorage(Storage):
         return num_known
 
     def _clear_impl(self) -> None:
+        self._descent.join()
         with self._lock.writing():
             self._staging.clear()
             self._num_writes += 1
@@ -353,9 +352,10 @@ class TieredStorage(Storage):
                 self._expect_holes(keys_of)
                 raise
             self._num_rows = 0
-            self._is_failure_told = True
+            self._descent.forgive()
 
     def _write_note_impl(self, name: str, text: str | None) -> None:
+        self._descent.join()
         self._last.storage.write_note(name, text)
 
     def _read_note_impl(self, name: str) -> str | None:
@@ -382,7 +382,7 @@ class TieredStorage(Storage):
         super().flush()
 
     def _flush_impl(self) -> None:
-        self._drain_or_raise()
+        self._descent.drain()
         for place, tier in enumerate(self._tiers[:-1]):
             if tier.dirty is None or (not tier.dirty.num_added):
                 continue
@@ -392,99 +392,26 @@ class TieredStorage(Storage):
                     self._tiers[place + 1].holding.add(
                         chunk.keys[is_dirty], chunk.rows[is_dirty], chunk.scores[is_dirty]
                     )
-                self._drain_or_raise()
+                self._descent.drain()
             tier.dirty.clear()
         for tier in self._tiers:
             tier.join_filter()
             tier.storage._flush_impl()
 
-    def _send_down(self) -> None:
-        """Lets the tiers below take what was handed down. What fails waits, and is told of at
-        the next write; who writes through is told at once."""
-        try:
-            self._drain()
-        except Exception as error:
-            if self._is_through:
-                self._is_failure_told = True
-                raise self._failure(error, "the rows are kept in memory") from error
-            self._is_failure_told = False
-
-    def _settle(self, num_rows: int) -> None:
-        """Before a write: tries again what failed, and refuses the write where that must be."""
-        for tier in self._tiers:
-            tier.trim_dirty()
-        if not any(len(tier.holding) for tier in self._tiers):
-            return
-        try:
-            self._drain()
-        except Exception as error:
-            if not self._is_failure_told:
-                self._is_failure_told = True
-                raise self._failure(error, "this write changed nothing") from error
-            held = sum(tier.holding.num_bytes for tier in self._tiers)
-            if held + num_rows * (self.table.row_bytes + 16) > self.options.holding_bytes:
-                raise CapacityError(
-                    f"table {self.table.name!r}: {self.num_held} rows wait in {held} bytes for a "
-                    f"lower tier that fails ({type(error).__name__}: {error}), and {num_rows} more "
-                    f"might not fit into holding_bytes={self.options.holding_bytes}. This write "
-                    "changed nothing. Mend that tier, or raise holding_bytes",
-                    table=self.table.name,
-                    num_held=self.num_held,
-                ) from error
-
-    def _drain_or_raise(self) -> None:
-        try:
-            self._drain()
-        except Exception as error:
-            self._is_failure_told = True
-            raise self._failure(error, "nothing is durable yet that was not before") from error
-
-    def _drain(self) -> None:
-        """Moves what is held into the tiers, from the top; what a tier lets go goes on down."""
-        for place, tier in enumerate(self._tiers[1:], 1):
-            held = tier.holding.held
-            if not len(held):
-                continue
-            if tier.serves_readers_alone:
-                with self._lock.writing():
-                    self._arrive(place)
-            else:
-                self._arrive(place)
-
-    def _arrive(self, place: int) -> None:
-        tier = self._tiers[place]
-        held = tier.holding.held
-        takes_scores = tier.storage.capabilities.scores == "given"
-        if not self._is_through:
-            tier.note_dirty(held.keys)
-        evicted = tier.upsert(held.keys, held.rows, held.scores if takes_scores else None)
-        self._hand_down(place, evicted)
-        if self._is_through and not tier.is_last:
-            self._tiers[place + 1].holding.add(held.keys, held.rows, held.scores)
-        tier.holding.clear()
-
-    def _failure(self, cause: Exception, state: str) -> SparringError:
-        kind = next((each for each in _TYPED if isinstance(cause, each)), StorageIOError)
-        failing = next(tier.backend for tier in self._tiers if len(tier.holding))
-        return kind(
-            f"table {self.table.name!r}: tier {failing!r} did not take rows from above "
-            f"({type(cause).__name__}: {cause}); {self.num_held} rows wait in memory and are found "
-            f"there, {state}. Mend that tier; the rows go down with the next write or flush",
-            table=self.table.name,
-            backend=failing,
-            num_held=self.num_held,
-        )
-
     def _close_impl(self) -> None:
         failure: Exception | None = None
-        if self._last.storage.capabilities.persistent:
-            try:
+        closing = [tier.storage.close for tier in self._tiers]
+        try:
+            self._descent.join()
+            if self._last.storage.capabilities.persistent:
                 self._flush_impl()
-            except Exception as error:
-                failure = error
-        for tier in self._tiers:
+        except Exception as error:
+            failure = error
+        # Not beneath a write that has not ended: its thread closes the storage then.
+        closing[-1] = partial(self._descent.write_back.when_ended, closing[-1])
+        for close in closing:
             try:
-                tier.storage.close()
+                close()
             except Exception as error:
                 failure = failure or error
         if failure is not None:

@@ -11,7 +11,7 @@ from sparring import _native
 from sparring.bloom import GrowingBloomFilter
 from sparring.storage.contract import Columns, Evicted, Keys, Rows, Scores, Storage
 from sparring.storage.tiered.counters import TierMeter
-from sparring.storage.tiered.holding import HoldingBuffer
+from sparring.storage.tiered.holding import Held, HoldingBuffer
 
 __all__ = ["PROBE", "Tier"]
 
@@ -149,6 +149,11 @@ class Tier:
             evicted = self.storage._upsert_impl(keys, rows, scores)
         self.meter.counters.evictions += len(evicted)
         return evicted
+
+    def receive(self, held: Held) -> Evicted:
+        """Writes rows that were handed down, and gives what had to leave."""
+        takes_scores = self.storage.capabilities.scores == "given"
+        return self.upsert(held.keys, held.rows, held.scores if takes_scores else None)
 
     def erase(self, keys: Keys) -> None:
         """Removes keys from the storage and from what is on its way there."""

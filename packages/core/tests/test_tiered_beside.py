@@ -1,0 +1,465 @@
+"""Rows go down to the last tier beside the steps that follow: bounded, and none of them lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import StepContainer
+from sparring.errors import CapacityError, DeadlineError, StorageIOError
+from sparring.events import BackgroundError, EventLoop
+from sparring.storage.contract import Storage
+from sparring.storage.memory import MemoryOptions, MemoryStorage
+from sparring.storage.tiered import TieredOptions, TieredStorage
+from sparring.table import TableConfig
+
+from .faulty_storage import FaultyStorage
+
+TABLE = TableConfig("films", 3)
+KEYS = np.arange(100)
+ROWS = np.arange(300, dtype=np.float32).reshape(100, 3)
+ROW_BYTES = TABLE.row_bytes + 16
+
+
+def memory(capacity: int | None = None, table: TableConfig = TABLE) -> MemoryStorage:
+    policy = "none" if capacity is None else "lru"
+    return MemoryStorage(table, MemoryOptions(capacity=capacity, policy=policy))  # type: ignore[arg-type]
+
+
+def stack_of(*tiers: Storage, **options: Any) -> TieredStorage:
+    names = ("memory",) * len(tiers)
+    made = TieredOptions(tiers=names, **options)  # type: ignore[arg-type]
+    return TieredStorage(tiers[0].table, made, list(zip(names, tiers, strict=True)))
+
+
+@pytest.fixture
+def events() -> Iterator[EventLoop]:
+    with EventLoop() as made:
+        yield made
+        made.drain()
+
+
+@pytest.fixture
+def last() -> Iterator[FaultyStorage]:
+    made = FaultyStorage(memory())
+    yield made
+    made.breakage = None
+
+
+def beside(events: EventLoop, last: Storage, **options: Any) -> TieredStorage:
+    """A first tier of 10 rows over `last`, which is written to beside."""
+    stack = stack_of(memory(10), last, **options)
+    stack.use_background(events)
+    return stack
+
+
+def hang(stack: TieredStorage, last: FaultyStorage) -> None:
+    """Keys 0 to 9 are being written down, half of them are; 10 to 19 are in the first tier."""
+    stack.upsert(KEYS[:10], ROWS[:10])
+    last.breakage = "hung"
+    stack.upsert(KEYS[10:20], ROWS[10:20])
+    assert last.is_amid_write.wait(10)
+
+
+def test_a_write_returns_before_what_it_pushed_out_has_arrived(
+    events: EventLoop, last: FaultyStorage
+) -> None:
+    stack = beside(events, last)
+    hang(stack, last)
+    assert stack.num_held == 10
+    assert last.inner.size == 5
+    result = stack.find(KEYS[:20])
+    assert result.found.all()
+    assert np.array_equal(result.rows, ROWS[:20])
+    last.breakage = None
+    events.drain()
+    assert stack.num_held == 0
+    assert np.array_equal(last.inner.find(KEYS[:10]).rows, ROWS[:10])
+    assert np.array_equal(stack.find(KEYS[:20]).rows, ROWS[:20])
+
+
+def test_what_comes_while_a_write_goes_on_is_newer_and_follows_it(
+    events: EventLoop, last: FaultyStorage
+) -> None:
+    stack = beside(events, last)
+    hang(stack, last)
+    stack.upsert(KEYS[:10], ROWS[50:60])
+    stack.upsert(KEYS[20:30], ROWS[20:30])  # pushes those out again
+    assert np.array_equal(stack.find(KEYS[:10]).rows, ROWS[50:60])
+    assert (stack.size, stack.num_held) == (30, 20)
+    last.breakage = None
+    events.drain()  # no further call of the stack
+    assert stack.num_held == 0
+    assert np.array_equal(last.inner.find(KEYS[:10]).rows, ROWS[50:60])
+    assert np.array_equal(stack.find(KEYS[:10]).rows, ROWS[50:60])
+
+
+def test_a_write_that_fails_beside_is_told_of_once_and_loses_nothing(
+    events: EventLoop, last: FaultyStorage
+) -> None:
+    stack = beside(events, last)
+    stack.upsert(KEYS[:10], ROWS[:10])
+    last.breakage = "halfway"
+    stack.upsert(KEYS[10:20], ROWS[10:20])
+    events.drain()
+    with pytest.raises(BackgroundError, match=r"write-back of table 'films'.*10 rows wait") as told:
+        events.check()
+    assert isinstance(told.value.__cause__, StorageIOError)
+    assert isinstance(told.value.__cause__.__cause__, StorageIOError)
+    assert stack.num_held == 10
+    assert np.array_equal(stack.find(KEYS[:20]).rows, ROWS[:20])
+    stack.upsert(KEYS[:5], ROWS[50:55])  # newer rows of keys that failed, then pushed out
+    stack.upsert(KEYS[20:30], ROWS[20:30])
+    events.drain()
+    last.breakage = None
+    stack.upsert(KEYS[30:40], ROWS[30:40])
+    events.drain()
+    assert stack.num_held == 0
+    assert np.array_equal(last.inner.find(KEYS[:5]).rows, ROWS[50:55])
+    assert np.array_equal(stack.find(KEYS[5:40]).rows, ROWS[5:40])
+    assert stack.tier_counters()[1].write_failures > 0
+    with pytest.raises(BackgroundError):
+        events.check()
+
+
+def test_a_write_waits_for_room_and_says_for_how_long(
+    events: EventLoop, last: FaultyStorage
+) -> None:
+    stack = beside(events, last, holding_bytes=25 * ROW_BYTES)
+    hang(stack, last)
+    stack.upsert(KEYS[20:30], ROWS[20:30])  # there is room for these
+    assert stack.tier_counters()[1].wait_seconds < 0.05
+    mender = threading.Timer(0.1, setattr, (last, "breakage", None))
+    mender.start()
+    stack.upsert(KEYS[30:40], ROWS[30:40])
+    mender.join()
+    assert stack.tier_counters()[1].wait_seconds > 0.05
+    assert np.array_equal(stack.find(KEYS[:40]).rows, ROWS[:40])
+
+
+def test_a_wait_for_a_hung_tier_is_bounded_and_changes_nothing(
+    events: EventLoop, last: FaultyStorage
+) -> None:
+    stack = beside(events, last, holding_bytes=15 * ROW_BYTES, deadline_seconds=0.1)
+    hang(stack, last)
+    waiting: list[Any] = [
+        lambda: stack.upsert(KEYS[20:30], ROWS[20:30]),
+        stack.wait_for_room,
+        lambda: stack.erase(KEYS[:5]),
+        stack.clear,
+        stack.flush,
+        lambda: stack.write_note("words", "text"),
+    ]
+    for call in waiting:
+        start = time.monotonic()
+        with pytest.raises(DeadlineError, match=r"tier 'memory' has not ended within 0.1 s"):
+            call()
+        assert time.monotonic() - start < 5
+    assert stack.size == 20
+    assert np.array_equal(stack.find(KEYS[:20]).rows, ROWS[:20])
+    assert not stack.find(KEYS[20:30]).found.any()
+    last.breakage = None
+    events.drain()
+    stack.upsert(KEYS[20:30], ROWS[20:30])
+    assert stack.erase(KEYS[:30]) == 30
+
+
+def test_a_failing_tier_refuses_writes_once_there_is_no_room(
+    events: EventLoop, last: FaultyStorage
+) -> None:
+    stack = beside(events, last, holding_bytes=15 * ROW_BYTES)
+    stack.upsert(KEYS[:10], ROWS[:10])
+    last.breakage = "writes"
+    stack.upsert(KEYS[10:20], ROWS[10:20])
+    events.drain()
+    with pytest.raises(CapacityError, match=r"10 rows wait.*changed nothing") as caught:
+        stack.upsert(KEYS[20:30], ROWS[20:30])
+    assert isinstance(caught.value.__cause__, StorageIOError)
+    assert stack.size == 20
+    last.breakage = None
+    stack.upsert(KEYS[20:30], ROWS[20:30])
+    assert np.array_equal(stack.find(KEYS[:30]).rows, ROWS[:30])
+    with pytest.raises(BackgroundError):
+        events.check()
+
+
+def test_what_is_erased_while_it_is_written_does_not_come_back(
+    events: EventLoop, last: FaultyStorage
+) -> None:
+    stack = beside(events, last)
+    hang(stack, last)
+    mender = threading.Timer(0.1, setattr, (last, "breakage", None))
+    mender.start()
+    assert stack.erase(KEYS[:10]) == 10
+    mender.join()
+    events.drain()
+    assert not stack.find(KEYS[:10]).found.any()
+    assert (stack.size, last.inner.size) == (10, 0)
+    hang(stack, last)
+    mender = threading.Timer(0.1, setattr, (last, "breakage", None))
+    mender.start()
+    stack.clear()
+    mender.join()
+    events.drain()
+    assert (stack.size, last.inner.size, stack.num_held) == (0, 0, 0)
+
+
+def test_a_scan_and_a_save_see_what_is_being_written(
+    events: EventLoop, last: FaultyStorage
+) -> None:
+    stack = beside(events, last)
+    hang(stack, last)
+    stack.upsert(KEYS[20:30], ROWS[20:30])
+    seen = {}
+    for chunk in stack.scan(7):
+        for key, row in zip(chunk.keys.tolist(), chunk.rows, strict=True):
+            assert key not in seen
+            seen[key] = row.tobytes()
+    assert seen == {key: ROWS[key].tobytes() for key in range(30)}
+
+
+def test_counting_anew_waits_for_what_is_being_written(
+    events: EventLoop, last: FaultyStorage
+) -> None:
+    first = memory(10)
+    first.upsert(KEYS[:10], ROWS[:10])  # of an earlier time: nobody knows what lies below
+    stack = stack_of(first, last)
+    stack.use_background(events)
+    last.breakage = "hung"
+    stack.upsert(KEYS[10:20], ROWS[10:20])
+    assert last.is_amid_write.wait(10)
+    mender = threading.Timer(0.1, setattr, (last, "breakage", None))
+    mender.start()
+    assert stack.size == 20
+    mender.join()
+
+
+def test_flush_and_close_drain(events: EventLoop, last: FaultyStorage) -> None:
+    stack = beside(events, last)
+    hang(stack, last)
+    threading.Timer(0.1, setattr, (last, "breakage", None)).start()
+    stack.flush()
+    assert np.array_equal(last.inner.find(KEYS[:20]).rows, ROWS[:20])
+    last.delay_seconds = 0.1
+    stack.upsert(KEYS[20:30], ROWS[20:30])
+    stack.upsert(KEYS[30:40], ROWS[30:40])
+    kept = dict(last.inner._entries)  # type: ignore[attr-defined]
+    stack.close()
+    assert last.is_closed
+    assert len(kept) == 20
+    events.check()
+
+
+def test_close_leaves_a_hung_tier_to_the_write_that_hangs(
+    events: EventLoop, last: FaultyStorage
+) -> None:
+    stack = beside(events, last, deadline_seconds=0.1)
+    hang(stack, last)
+    first = stack.tiers[0]
+    with pytest.raises(DeadlineError, match="10 rows wait in memory"):
+        stack.close()
+    assert first.is_closed
+    assert not last.is_closed, "closed beneath a write"
+    last.breakage = None
+    events.drain()
+    assert last.is_closed
+
+
+def test_write_that_nobody_has_begun_is_taken_back(last: FaultyStorage) -> None:
+    with EventLoop(num_threads=1) as events:
+        is_free = threading.Event()
+        events.submit(lambda: is_free.wait(10), name="another's work")
+        stack = beside(events, last, holding_bytes=15 * ROW_BYTES, deadline_seconds=5.0)
+        start = time.monotonic()
+        for begin in range(0, 100, 10):
+            stack.upsert(KEYS[begin : begin + 10], ROWS[begin : begin + 10])
+        assert stack.erase(KEYS[:5]) == 5
+        stack.flush()
+        assert time.monotonic() - start < 4
+        assert last.inner.size == 95
+        is_free.set()
+
+
+def test_a_background_without_room_is_done_without(last: FaultyStorage) -> None:
+    with EventLoop(capacity=1) as events:
+        is_free = threading.Event()
+        events.submit(lambda: is_free.wait(10), name="another's work")
+        stack = beside(events, last)
+        stack.upsert(KEYS[:10], ROWS[:10])
+        stack.upsert(KEYS[10:20], ROWS[10:20])
+        assert (stack.num_held, last.inner.size) == (10, 0)
+        is_free.set()
+        events.drain()
+        stack.upsert(KEYS[20:30], ROWS[20:30])
+        events.drain()
+        assert (stack.num_held, last.inner.size) == (0, 20)
+    stack.upsert(KEYS[30:40], ROWS[30:40])  # the background is closed
+    assert (stack.num_held, last.inner.size) == (0, 30)
+
+
+def test_a_forked_child_finds_the_rows_that_its_parent_was_writing(
+    events: EventLoop, last: FaultyStorage
+) -> None:
+    stack = beside(events, last)
+    hang(stack, last)
+    child = os.fork()
+    if not child:
+        try:
+            last.breakage = None
+            assert stack.erase(KEYS[:5]) == 5
+            assert np.array_equal(stack.find(KEYS[5:20]).rows, ROWS[5:20])
+            stack.flush()
+            assert last.inner.size == 15
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"write": "through"}, {"write_back": "within"}], ids=["through", "within"]
+)
+def test_who_wants_rows_below_at_once_has_them_there(
+    events: EventLoop, last: FaultyStorage, options: dict[str, Any]
+) -> None:
+    stack = beside(events, last, **options)
+    for begin in range(0, 100, 10):
+        stack.upsert(KEYS[begin : begin + 10], ROWS[begin : begin + 10])
+        assert stack.num_held == 0
+        assert events.num_outstanding == 0
+
+
+def test_a_last_tier_that_evicts_or_bears_no_readers_is_written_within(events: EventLoop) -> None:
+    class Alone(FaultyStorage):
+        def __init__(self) -> None:
+            super().__init__(memory())
+            self.capabilities = type(self.inner.capabilities)()
+
+    for last in (memory(50), Alone()):
+        stack = beside(events, last)
+        for begin in range(0, 100, 10):
+            stack.upsert(KEYS[begin : begin + 10], ROWS[begin : begin + 10])
+            assert events.num_outstanding == 0
+
+
+# -- steps of a container ------------------------------------------------------
+
+
+class Ones:
+    """An update that sets the rows of a step to its number."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __call__(self, updates: Any) -> None:
+        self.number += 1
+        for update in updates:
+            update.rows[:] = self.number
+
+
+def stacked_container(last: FaultyStorage, **options: Any) -> StepContainer:
+    """A plain table, and one whose last tier may fail; both are written by each step."""
+    container = StepContainer()
+    plain = TableConfig("actors", 3)
+    container.declare(plain, memory(table=plain))
+    container.declare(TABLE, stack_of(memory(10), last, **options))
+    return container
+
+
+def step(container: StepContainer, update: Ones, begin: int) -> None:
+    keys = KEYS[begin : begin + 10]
+    with container.step(update) as driven:
+        for name in ("actors", "films"):
+            driven.accumulate(driven.lookup(name, keys), np.ones((10, 3), np.float32))
+
+
+def test_the_step_after_a_failure_raises_before_any_row_changes(last: FaultyStorage) -> None:
+    update = Ones()
+    with stacked_container(last) as container:
+        step(container, update, 0)
+        last.breakage = "writes"
+        step(container, update, 10)
+        container.events.drain()
+        with pytest.raises(BackgroundError, match="tier 'memory' did not take") as told:
+            step(container, update, 20)
+        assert isinstance(told.value.__cause__, StorageIOError)
+        assert container.num_rows("actors") == container.num_rows("films") == 20
+        last.breakage = None
+        step(container, update, 20)
+        container.events.drain()
+        assert container.num_rows("actors") == container.num_rows("films") == 30
+        films = container.storage("films")
+        assert np.array_equal(
+            films.find(KEYS[:30]).rows[:, 0], container.storage("actors").find(KEYS[:30]).rows[:, 0]
+        )
+        assert isinstance(films, TieredStorage)
+        assert films.num_held == 0
+
+
+def test_a_step_that_would_wait_too_long_changes_no_table(last: FaultyStorage) -> None:
+    update = Ones()
+    with stacked_container(last, holding_bytes=15 * ROW_BYTES, deadline_seconds=0.1) as container:
+        step(container, update, 0)
+        last.breakage = "hung"
+        step(container, update, 10)
+        assert last.is_amid_write.wait(10)
+        with pytest.raises(DeadlineError, match="has not ended within"):
+            step(container, update, 20)
+        assert container.num_rows("actors") == container.num_rows("films") == 20
+        last.breakage = None
+        step(container, update, 20)
+        assert container.num_rows("actors") == container.num_rows("films") == 30
+
+
+PROGRAM = """\
+import sys, time
+import numpy as np
+from sparring import StepContainer, TableConfig
+from sparring.storage.memory import MemoryOptions, MemoryStorage
+from sparring.storage.tiered import TieredOptions, TieredStorage
+
+TABLE = TableConfig("films", 3)
+written = set()
+
+class Slow(MemoryStorage):
+    def _upsert_impl(self, keys, rows, scores):
+        time.sleep(0.2)
+        written.update(keys.tolist())
+        print(len(written), flush=True)
+        return super()._upsert_impl(keys, rows, scores)
+
+first = MemoryStorage(TABLE, MemoryOptions(capacity=10, policy="lru"))
+stack = TieredStorage(TABLE, TieredOptions(tiers=("memory", "memory")),
+                      [("memory", first), ("slow", Slow(TABLE))])
+container = StepContainer()
+container.declare(TABLE, stack)
+for begin in range(0, 50, 10):
+    keys = np.arange(begin, begin + 10)
+    container.storage("films").upsert(keys, np.zeros((10, 3), np.float32))
+print("written", len(written), flush=True)
+sys.exit(3)
+"""
+
+
+def test_a_program_that_ends_writes_down_what_is_on_its_way(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    ended = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 3, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert int(lines[-1]) == 40, ended.stdout
+    assert "written" in ended.stdout
