@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import tracemalloc
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,10 @@ from sparring.snapshot import (
     latest_snapshot,
     list_snapshots,
     open_snapshot,
+    writing,
 )
+from sparring.snapshot.data_file import DataFile, Segment
+from sparring.snapshot.local_place import LocalPlace
 from sparring.storage import ScanChunk
 
 from .snapshot_samples import ITEM, chunk_of, chunks_of, make_chunk, rows_by_key, save, small_files
@@ -94,6 +98,46 @@ def test_rows_of_a_table_may_be_written_before_its_turn(tmp_path: Path) -> None:
     mine = chunk_of(first, later)
     is_mine = kernels.partition(mine.keys) < 100
     assert sorted(np.concatenate([each.keys for each in some])) == sorted(mine.keys[is_mine])
+
+
+@pytest.mark.parametrize("backend", ["local", "memory"])
+def test_of_rows_before_their_turn_a_reader_reads_its_partitions_alone(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S4"""
+    monkeypatch.setattr(writing, "_AHEAD_BUFFER_BYTES", 16 << 10)
+    monkeypatch.setattr(writing, "_AHEAD_SMALL_BYTES", 1 << 10)
+    root = str(tmp_path) if backend == "local" else f"memory://{uuid.uuid4().hex}"
+    chunk = make_chunk(range(20_000))
+    writer = SnapshotWriter(f"{root}/step-1", step=1)
+    writer.write_ahead(ITEM, chunks_of(chunk))
+    writer.write_table(ITEM, [])
+    writer.finish()
+    snapshot = writer.commit()
+    assert rows_by_key(snapshot) == expected(chunk)
+    assert snapshot.verify().is_sound
+    files = snapshot.files("item")
+    assert all(entry.partitions == (0, 4096) for entry in files)
+    assert sum(len(list(snapshot.segments(entry))) for entry in files) > 100
+    wanted = np.zeros(4096, np.bool_)
+    wanted[1000:1300] = True
+    given = [keys for entry in files for keys in snapshot.segments(entry, wanted)]
+    # 300 partitions lie in 3 of 16 ranges.
+    assert sum(map(len, given)) == pytest.approx(20_000 * 3 / 16, rel=0.1)
+    found = [part.keys for part in snapshot.chunks("item", np.flatnonzero(wanted))]
+    assert set(np.concatenate(found)) == set(chunk.keys[wanted[kernels.partition(chunk.keys)]])
+
+
+def test_the_header_of_the_largest_file_has_room_for_its_partitions(tmp_path: Path) -> None:
+    table = TableDescription.of(TableConfig("item", 4, "bfloat16"), has_scores=True)
+    file = DataFile("url", "name", LocalPlace(tmp_path).stage("a", "t").create("b"), (0, 4096))
+    keys = np.zeros(1, np.int64)
+    segment = Segment(keys, keys.astype(np.uint64), np.zeros((1, 4), table.numpy_dtype))
+    while not file.is_full:
+        file.data_bytes = 10**11
+        file.describe(segment, (4000, 4096))
+    file.append(segment)
+    assert file.seal(lambda: None).size_bytes > 0
 
 
 def test_who_writes_a_snapshot_may_pause_after_each_mib(tmp_path: Path) -> None:

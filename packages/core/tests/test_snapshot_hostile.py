@@ -58,8 +58,12 @@ class Hostile:
         size = len(header) if length < 0 else length
         self.replace_data(size.to_bytes(8, "little") + header + bytes(100), entry)
 
-    def replace_tensors(self, tensors: list[Tensor], num_keys: int = 2) -> None:
-        data = encode_header(tensors) + bytes(max((each.end for each in tensors), default=0))
+    def replace_tensors(
+        self, tensors: list[Tensor], num_keys: int = 2, partitions: str | None = None
+    ) -> None:
+        metadata = {} if partitions is None else {"partitions": partitions}
+        data = encode_header(tensors, metadata)
+        data += bytes(max((each.end for each in tensors), default=0))
         self.rows["num_keys"] = num_keys
         self.replace_data(data)
 
@@ -103,6 +107,11 @@ def header(text: str | bytes, **options: Any) -> Callable[[Hostile], None]:
 
 def tensors(*made: Tensor, num_keys: int = 2) -> Callable[[Hostile], None]:
     return lambda hostile: hostile.replace_tensors(list(made), num_keys)
+
+
+def segment_partitions(text: str) -> Callable[[Hostile], None]:
+    """Of a file with one segment, of key 0, which is of partition 0."""
+    return lambda hostile: hostile.replace_tensors(rows_tensors(1), 1, text)
 
 
 def text(body: bytes) -> Callable[[Hostile], None]:
@@ -235,6 +244,13 @@ ATTACKS: dict[str, Callable[[Hostile], None]] = {
     "a key given twice in a file": tensors(*rows_tensors()),
     "a segment of 68 megabytes": tensors(*rows_tensors(1_900_000), num_keys=1_900_000),
     "a key given twice in two files": same_rows_twice,
+    "partitions of a segment that are no numbers": segment_partitions("0-x"),
+    "partitions of a segment in other digits": segment_partitions("0-\u0664"),
+    "partitions of a segment beyond the last": segment_partitions("0-4097"),
+    "partitions of a segment that begin at their end": segment_partitions("7-7"),
+    "partitions of a segment that hide its keys": segment_partitions("1-4096"),
+    "partitions of more segments than there are": segment_partitions("0-4096 0-4096"),
+    "partitions of no segment": segment_partitions(""),
     "state that is no JSON": state_values("{"),
     "state nested deeply": state_values("[" * 100_000),
     "state without values": lambda hostile: hostile.replace_data(encode_header([]), hostile.state),

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.snapshot.hashing import FileHashes
+from sparring.snapshot.parting import SEGMENT_PARTITIONS, encode_partitions
 from sparring.snapshot.places import WriteFile
 from sparring.snapshot.reporting import writing
 from sparring.snapshot.tensors import DTYPE_CODES, Tensor, encode_header
@@ -25,7 +26,8 @@ __all__ = ["DataFile", "Segment"]
 
 _RESERVED_BYTES = 32 << 10
 _MAX_SEGMENTS = 100
-"""Their descriptions fit the room: three tensors of at most 100 bytes each."""
+"""Their descriptions fit the room: three tensors of at most 100 bytes each, and 10 bytes for the
+partitions."""
 
 
 class Segment:
@@ -62,6 +64,7 @@ class DataFile:
         self._url = url
         self._file = file
         self._tensors: list[Tensor] = []
+        self._partitions: list[tuple[int, int]] = []
         self.data_bytes = 0
         self._num_segments = 0
 
@@ -70,8 +73,14 @@ class DataFile:
         """Whether the header has no room for another segment."""
         return self._num_segments == _MAX_SEGMENTS
 
-    def describe(self, segment: Segment) -> None:
-        """Notes that `segment` comes next; `append`, on another thread, writes it."""
+    def describe(self, segment: Segment, partitions: tuple[int, int] | None = None) -> None:
+        """Notes that `segment` comes next; `append`, on another thread, writes it.
+
+        Args:
+            segment: it.
+            partitions: that its keys are of; None: those of the file.
+        """
+        self._partitions.append(partitions or self.partitions)
         for name, array in segment.arrays:
             tensor = Tensor(
                 f"{name}.{self._num_segments}",
@@ -118,12 +127,18 @@ class DataFile:
         """
         with writing(self._url, self.name, self._file.size_bytes), self._file:
             if not is_alone:
-                self._file.rewrite(encode_header(self._tensors, reserved=_RESERVED_BYTES))
+                header = encode_header(self._tensors, self._metadata(), _RESERVED_BYTES)
+                self._file.rewrite(header)
             return self._file.seal(pause)
 
     def close(self) -> None:
         """Gives the file up."""
         self._file.close()
+
+    def _metadata(self) -> dict[str, str]:
+        if all(each == self.partitions for each in self._partitions):
+            return {}
+        return {SEGMENT_PARTITIONS: encode_partitions(self._partitions)}
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:

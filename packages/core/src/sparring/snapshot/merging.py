@@ -72,7 +72,7 @@ def _merged_window(
         for entry in snapshot.files(table, "rows"):
             if not _overlaps(entry, window):
                 continue
-            for chunk in snapshot.segments(entry):
+            for chunk in snapshot.segments(entry, window):
                 part = _within(chunk, window, entry)
                 # A copy: a view would keep the rows beside the keys in memory too.
                 found.append(part.keys.copy())
@@ -86,7 +86,7 @@ def _merged_window(
             _within(chunk, window, entry).keys.copy()
             for entry in snapshot.files(table, "erased")
             if _overlaps(entry, window)
-            for chunk in snapshot.segments(entry)
+            for chunk in snapshot.segments(entry, window)
         ]
         newer = np.unique(np.concatenate([newer, keys, *erased]))
 

@@ -158,8 +158,15 @@ class Snapshot:
             raise InvalidArgumentError(f"chunk_rows must be at least 1, found {chunk_rows}")
         return _cut(merged_chunks(self.chain, table, wanted), chunk_rows)
 
-    def segments(self, entry: FileEntry) -> Iterator[ScanChunk]:
+    def segments(
+        self, entry: FileEntry, wanted: npt.NDArray[np.bool_] | None = None
+    ) -> Iterator[ScanChunk]:
         """The rows or erased keys of one of this snapshot's own files, verified.
+
+        Args:
+            entry: of the file.
+            wanted: ``(4096,)``: segments that hold none of these partitions may be left out;
+                None: all of them.
 
         Raises:
             SnapshotDamagedError: the file is not what was written.
@@ -168,7 +175,8 @@ class Snapshot:
         with reading(self.url, entry.name):
             folder = self._place.open(self.name)
         with folder:
-            yield from read_segments(self.url, folder, entry, self.own_tables[entry.table])
+            table = self.own_tables[entry.table]
+            yield from read_segments(self.url, folder, entry, table, wanted)
 
     def state_names(self, rank: int | None = None) -> list[str]:
         """The names of state that a rank wrote, or any rank; sorted."""

@@ -3,7 +3,8 @@
 Rows come in the storage's order, which knows nothing of partitions. So each chunk is dealt out to
 a buffer for each range, and a full buffer becomes a segment of that range's file; another thread
 writes it, while this one goes on with a spare buffer. Until it is clear that a table is not small, its
-rows wait in one buffer: a small table is one file.
+rows wait in one buffer: a small table is one file. Rows that come before their turn share a file, in
+which each segment is of one range.
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ class RowRouter:
         create: makes the next file of a range.
         seal: takes a file that is complete, and whether it has one segment and a fitting header.
         writer: the thread that writes segments.
+        is_shared: all ranges go into one file.
     """
 
     def __init__(
@@ -118,6 +120,8 @@ class RowRouter:
         create: CreateFile,
         seal: SealFile,
         writer: DaemonThreads,
+        *,
+        is_shared: bool = False,
     ) -> None:
         self._layout = layout
         self._options = options
@@ -135,7 +139,8 @@ class RowRouter:
         self._spare: list[_Buffer] = []
         self._writing: deque[tuple[Future[None], _Buffer]] = deque()
         self._writer = writer
-        self._files: list[DataFile | None] = [None] * ranges
+        self._is_shared = is_shared
+        self._files: list[DataFile | None] = [None] * (1 if is_shared else ranges)
 
     def add(self, keys: Keys, rows: Rows | None, scores: Scores | None) -> None:
         """Takes rows in any order; what is passed may be changed afterwards.
@@ -216,21 +221,24 @@ class RowRouter:
                     buffer = self._buffers[place]
 
     def _flush(self, place: int) -> None:
-        file, buffer = self._files[place], self._buffers[place]
+        buffer, begin = self._buffers[place], place * self._range_partitions
+        partitions = begin, begin + self._range_partitions
+        slot = 0 if self._is_shared else place
+        file = self._files[slot]
         if file is None:
-            begin = place * self._range_partitions
-            file = self._files[place] = self._create((begin, begin + self._range_partitions))
+            whole = (0, NUM_PARTITIONS) if self._is_shared else partitions
+            file = self._files[slot] = self._create(whole)
         if not self._spare:
             self._await_oldest()
         segment = buffer.segment
-        file.describe(segment)
+        file.describe(segment, partitions)
         self._writing.append((self._writer.submit(partial(self._append, file, segment)), buffer))
         self._buffers[place] = self._spare.pop()
         if file.is_full or file.data_bytes >= self._options.file_bytes:
             while self._writing:
                 self._await_oldest()
             self._seal(file, False)
-            self._files[place] = None
+            self._files[slot] = None
 
     def _append(self, file: DataFile, segment: Segment) -> None:
         """On the thread that writes."""

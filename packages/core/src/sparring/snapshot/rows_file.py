@@ -14,6 +14,7 @@ from sparring.snapshot.blocks import BlockReader
 from sparring.snapshot.description import TableDescription
 from sparring.snapshot.limits import HEADER_BYTES, SEGMENT_BYTES
 from sparring.snapshot.manifest import FileEntry
+from sparring.snapshot.parting import decode_partitions
 from sparring.snapshot.places import ReadFolder
 from sparring.snapshot.tensors import DTYPE_CODES, Header, Tensor
 from sparring.storage.contract import Keys, ScanChunk
@@ -21,8 +22,19 @@ from sparring.storage.contract import Keys, ScanChunk
 __all__ = ["read_segments"]
 
 
+Range = tuple[int, int]
+"""Partitions, half-open."""
+
+_Placed = tuple[tuple[Tensor, ...], Range]
+"""The tensors of a segment, and the partitions of its keys."""
+
+
 def read_segments(
-    url: str, folder: ReadFolder, entry: FileEntry, table: TableDescription
+    url: str,
+    folder: ReadFolder,
+    entry: FileEntry,
+    table: TableDescription,
+    wanted: npt.NDArray[np.bool_] | None = None,
 ) -> Iterator[ScanChunk]:
     """The segments of a file, each verified before it is given.
 
@@ -31,6 +43,7 @@ def read_segments(
         folder: of the snapshot.
         entry: of kind `rows` or `erased`; for erased keys rows have no width, and scores are 0.
         table: whose rows they are.
+        wanted: ``(4096,)``: segments that hold none of these partitions are not read; None: all.
 
     Raises:
         SnapshotDamagedError: the file is not what was written, or not what the table needs.
@@ -60,7 +73,16 @@ def read_segments(
             raise reader.damaged(
                 8, f"it has {sum(counts):,} keys, manifest.json says {entry.num_keys:,}"
             )
-        yield from _chunks(reader, segments, data_begin, config.numpy_dtype)
+        try:
+            ranges = decode_partitions(header, len(segments), entry.partitions)
+        except ValueError as error:
+            raise reader.damaged(8, str(error)) from error
+        placed = [
+            (segment, (begin, end))
+            for segment, (begin, end) in zip(segments, ranges, strict=True)
+            if wanted is None or wanted[begin:end].any()
+        ]
+        yield from _chunks(reader, placed, data_begin, config.numpy_dtype)
 
 
 def _segments(reader: BlockReader, header: Header, names: list[str]) -> list[tuple[Tensor, ...]]:
@@ -76,13 +98,14 @@ def _segments(reader: BlockReader, header: Header, names: list[str]) -> list[tup
 
 def _chunks(
     reader: BlockReader,
-    segments: list[tuple[Tensor, ...]],
+    segments: list[_Placed],
     data_begin: int,
     dtype: np.dtype[Any],
 ) -> Iterator[ScanChunk]:
     """One segment after the other; the next is read and hashed while one is in use."""
 
-    def read(segment: tuple[Tensor, ...]) -> npt.NDArray[np.uint8]:
+    def read(placed: _Placed) -> npt.NDArray[np.uint8]:
+        segment = placed[0]
         return reader.read(data_begin + segment[0].begin, data_begin + segment[-1].end)
 
     if len(segments) < 2:
@@ -104,11 +127,12 @@ def _chunks(
 
 def _chunk(
     reader: BlockReader,
-    segment: tuple[Tensor, ...],
+    placed: _Placed,
     data: npt.NDArray[np.uint8],
     data_begin: int,
     dtype: np.dtype[Any],
 ) -> ScanChunk:
+    segment, partitions = placed
     begin = segment[0].begin
     arrays: dict[str, npt.NDArray[Any]] = {}
     for tensor in segment:
@@ -118,7 +142,7 @@ def _chunk(
         # Aligned as our writer makes them; other writers' are copied.
         arrays[name] = np.require(part.view(element), requirements="A").reshape(tensor.shape)
     keys: Keys = arrays["keys"]
-    _check_partitions(reader, keys, data_begin + begin)
+    _check_partitions(reader, keys, data_begin + begin, partitions)
     rows = arrays.get("rows")
     scores = arrays.get("scores")
     return ScanChunk(
@@ -128,8 +152,8 @@ def _chunk(
     )
 
 
-def _check_partitions(reader: BlockReader, keys: Keys, offset: int) -> None:
-    low, high = reader.entry.partitions
+def _check_partitions(reader: BlockReader, keys: Keys, offset: int, expected: Range) -> None:
+    low, high = expected
     if not len(keys) or (low, high) == (0, 4096):
         return
     partitions = _native.partition(keys)

@@ -152,7 +152,8 @@ class SnapshotWriter:
         self._write_erased(table, erased)
 
     def write_ahead(self, table: TableDescription, chunks: Iterable[ScanChunk]) -> None:
-        """Writes some rows of a table before its turn, into files of their own of all partitions.
+        """Writes some rows of a table before its turn, into files of their own: of all partitions,
+        each segment of one range.
 
         It may be called while `write_table` takes the rows of another table. `write_table` must
         follow, with the other rows.
@@ -168,12 +169,9 @@ class SnapshotWriter:
         """
         self._check_unwritten(table)
         options = replace(
-            self._options,
-            num_ranges=1,
-            buffer_bytes=_AHEAD_BUFFER_BYTES,
-            small_bytes=_AHEAD_SMALL_BYTES,
+            self._options, buffer_bytes=_AHEAD_BUFFER_BYTES, small_bytes=_AHEAD_SMALL_BYTES
         )
-        self._write_rows(table, chunks, options)
+        self._write_rows(table, chunks, options, is_ahead=True)
 
     def check_others(self) -> None:
         """Looks, at most once a second, whether the attempt has failed on another rank.
@@ -193,11 +191,16 @@ class SnapshotWriter:
             )
 
     def _write_rows(
-        self, table: TableDescription, chunks: Iterable[ScanChunk], options: SnapshotOptions
+        self,
+        table: TableDescription,
+        chunks: Iterable[ScanChunk],
+        options: SnapshotOptions,
+        *,
+        is_ahead: bool = False,
     ) -> None:
         config = table.config
         layout = RowLayout(config.width, config.numpy_dtype, table.has_scores)
-        router = self._router("rows", table.name, layout, options)
+        router = self._router("rows", table.name, layout, options, is_ahead=is_ahead)
         try:
             for chunk in chunks:
                 self.check_others()
@@ -423,7 +426,13 @@ class SnapshotWriter:
             router.close()
 
     def _router(
-        self, kind: str, table: str, layout: RowLayout, options: SnapshotOptions
+        self,
+        kind: str,
+        table: str,
+        layout: RowLayout,
+        options: SnapshotOptions,
+        *,
+        is_ahead: bool = False,
     ) -> RowRouter:
         return RowRouter(
             layout,
@@ -431,6 +440,7 @@ class SnapshotWriter:
             create=partial(self._create, kind, table),
             seal=partial(self._seal, kind, table),
             writer=self._row_thread,
+            is_shared=is_ahead,
         )
 
     def _create(self, kind: str, table: str, partitions: tuple[int, int]) -> DataFile:
