@@ -1,6 +1,7 @@
 #include "bindings/device_arrays.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 namespace py = pybind11;
@@ -63,16 +64,33 @@ DeviceHandle::DeviceHandle(std::shared_ptr<device::Device> device)
     type_ = kCuda;
     number_ = std::stoi(name.substr(5));
   }
-  word_ = static_cast<int64_t*>(device_->allocate_pinned(sizeof(int64_t)));
 }
 
-DeviceHandle::~DeviceHandle() { device_->free_pinned(word_, sizeof(int64_t)); }
+DeviceHandle::~DeviceHandle() {
+  for (int64_t* word : words_) device_->free_pinned(word, sizeof(int64_t));
+}
 
 int64_t DeviceHandle::read_word(const void* from, device::Stream stream) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  device_->copy(word_, from, sizeof(int64_t), stream);
+  const std::unique_ptr<int64_t, std::function<void(int64_t*)>> word(
+      take_word(), [this](int64_t* taken) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        words_.push_back(taken);  // take_word() made room
+      });
+  // Not under the lock: others' streams have nothing to do with this one.
+  device_->copy(word.get(), from, sizeof(int64_t), stream);
   device_->wait(stream);
-  return *word_;
+  return *word;
+}
+
+int64_t* DeviceHandle::take_word() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!words_.empty()) {
+    int64_t* const word = words_.back();
+    words_.pop_back();
+    return word;
+  }
+  words_.reserve(++num_words_);
+  return static_cast<int64_t*>(device_->allocate_pinned(sizeof(int64_t)));
 }
 
 DeviceArray::DeviceArray(const DeviceHandle& device, const py::handle& object, const char* name,

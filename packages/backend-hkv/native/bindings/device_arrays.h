@@ -21,7 +21,7 @@ namespace sparring::hkv {
 // Raises sparring.errors.InvalidArgumentError.
 [[noreturn]] void refuse(const std::string& message);
 
-// A device that Python holds, and one word of pinned memory to read results by.
+// A device that Python holds, and words of pinned memory to read results by.
 class DeviceHandle {
  public:
   explicit DeviceHandle(std::shared_ptr<device::Device> device);
@@ -35,15 +35,18 @@ class DeviceHandle {
   // DLPack's code, 1 = CPU, 2 = CUDA, and number.
   int32_t type() const { return type_; }
   int32_t number() const { return number_; }
-  // *from (1) int64, device, once the stream has come there. Waits.
+  // *from (1) int64, device, once the stream has come there. Waits for that stream alone.
   int64_t read_word(const void* from, device::Stream stream);
 
  private:
+  int64_t* take_word();
+
   std::shared_ptr<device::Device> device_;
   int32_t type_;
   int32_t number_;
   std::mutex mutex_;
-  int64_t* word_;
+  std::vector<int64_t*> words_;  // nobody uses
+  size_t num_words_ = 0;         // in use or not
 };
 
 // For `expected` shapes: any length.

@@ -13,7 +13,7 @@
 #include "device_kernels/initialize.h"
 #include "device_kernels/rows.h"
 #include "device_kernels/update.h"
-#include "sparring/storage_abi.h"
+#include "sparring/python_errors.h"
 
 namespace py = pybind11;
 namespace kernels = sparring::device_kernels;
@@ -60,20 +60,11 @@ struct Thrown {
 
 // Raises what a call of a storage reported. Holds the GIL.
 void check_status(SparringStatus status, SparringCall& call, const Thrown& thrown) {
-  const std::string message = call.error.message != nullptr ? call.error.message : "no message";
-  if (call.error.release != nullptr) call.error.release(&call.error);
-  if (thrown.error) std::rethrow_exception(thrown.error);
-  if (status == SPARRING_OK) return;
-  const char* name = status == SPARRING_INVALID_ARGUMENT ? "InvalidArgumentError"
-                     : status == SPARRING_UNSUPPORTED    ? "UnsupportedError"
-                     : status == SPARRING_CLOSED         ? "ClosedError"
-                     : status == SPARRING_CAPACITY       ? "CapacityError"
-                     : status == SPARRING_OUT_OF_MEMORY  ? "DeviceMemoryError"
-                     : status == SPARRING_INTERNAL       ? "DeviceError"
-                                                         : "StorageIOError";
-  const py::object type = py::module_::import("sparring.errors").attr(name);
-  PyErr_SetString(type.ptr(), message.c_str());
-  throw py::error_already_set();
+  if (thrown.error) {
+    if (call.error.release != nullptr) call.error.release(&call.error);
+    std::rethrow_exception(thrown.error);
+  }
+  border::raise_unless_ok(status, call);
 }
 
 struct Pooling {
@@ -196,6 +187,10 @@ int64_t update_storage(DeviceHandle& handle, uint64_t stream_address, const py::
   SparringStatus status;
   {
     const py::gil_scoped_release release;
+    // Before any row changes: afterwards nothing may fail.
+    const Buffer decoded = device::make_buffer<float>(
+        handle.device(), static_cast<size_t>(kernels::num_decoded(type, call.count, dim)), stream);
+    work.update.decoded = decoded.as<float>();
     status = storage->update(storage->self, &call);
   }
   check_status(status, call.call, work.thrown);

@@ -391,6 +391,10 @@ void update(DeviceHandle& handle, uint64_t stream, const kernels::Update& step,
                             : static_cast<void*>(from.as<float>());
   arguments.count = by_key.length();
   const NoGil release;
+  const Buffer decoded = device::make_buffer<float>(
+      handle.device(),
+      static_cast<size_t>(kernels::num_decoded(type, arguments.count, dim)), stream_of(stream));
+  arguments.decoded = decoded.as<float>();
   kernels::update(handle.device(), stream_of(stream), arguments);
 }
 

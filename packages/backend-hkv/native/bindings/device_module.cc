@@ -9,17 +9,20 @@
 #include "bindings/device_fused.h"
 #include "bindings/device_kernels.h"
 #include "bindings/device_table.h"
+#include "sparring/python_errors.h"
 
 #if SPARRING_HKV_IS_EMULATED
 #include "device/emulated_device.h"
 #include "device/emulator.h"
 #else
 #include "device/cuda_device.h"
+#include "device/cuda_status.h"
 #endif
 
 namespace py = pybind11;
 using namespace sparring::hkv;
 namespace device = sparring::device;
+namespace border = sparring::border;
 
 namespace {
 
@@ -40,6 +43,7 @@ void bind_machine(py::module_& module, py::class_<DeviceHandle>& handle) {
   }, py::arg("seed"), py::arg("num_threads") = 2);
   module.def("num_waits", [] { return device::EmulatedDevice::num_waits_of_all(); },
              "How often anybody waited for any emulated device.");
+  handle.def("refuse_once", [](DeviceHandle& self, int64_t n) { emulated(self).refuse_once(n); });
   handle.def("fail_from", [](DeviceHandle& self, int64_t n) { emulated(self).fail_from(n); })
       .def("break_down",
            [](DeviceHandle& self, std::string text) { emulated(self).break_down(std::move(text)); })
@@ -59,6 +63,13 @@ void bind_machine(py::module_& module, py::class_<DeviceHandle>&) {
     if (gpus.count > 0) return py::none();
     return py::str("no GPU: " + gpus.reason);
   });
+  module.def("stays", [](int code) -> py::object {
+    switch (device::severity_of(static_cast<cudaError_t>(code))) {
+      case device::CudaSeverity::kCall: return py::bool_(false);
+      case device::CudaSeverity::kLost: return py::bool_(true);
+      default: return py::none();
+    }
+  }, "Whether an error of the CUDA runtime stays until the process ends; None: the GPU is asked.");
 }
 
 #endif
@@ -68,15 +79,13 @@ void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
   } catch (const device::OutOfDeviceMemory& error) {
-    const py::object type = py::module_::import("sparring.errors").attr("DeviceMemoryError");
-    const std::string text =
-        std::string(error.what()) + "; lower device_memory_bytes, or use smaller batches";
-    const py::object raised =
-        type(text, py::arg("asked_bytes") = error.asked_bytes, py::arg("free_bytes") = error.free_bytes);
-    PyErr_SetObject(type.ptr(), raised.ptr());
+    const std::string text = border::device_memory_text({error.asked_bytes, error.free_bytes});
+    border::set_python_error(SPARRING_DEVICE_MEMORY,
+                             text + "; lower device_memory_bytes, or use smaller batches");
+  } catch (const device::DeviceLost& error) {
+    border::set_python_error(SPARRING_DEVICE_LOST, error.what());
   } catch (const device::DeviceError& error) {
-    const py::object type = py::module_::import("sparring.errors").attr("DeviceError");
-    PyErr_SetString(type.ptr(), error.what());
+    border::set_python_error(SPARRING_DEVICE_FAILED, error.what());
   }
 }
 

@@ -9,7 +9,7 @@
 
 #include "bindings/device_arrays.h"
 #include "device_table/device_storage.h"
-#include "sparring/storage_border.h"
+#include "sparring/python_errors.h"
 
 namespace py = pybind11;
 
@@ -69,16 +69,6 @@ Arguments make_arguments(const DeviceHandle& handle, uint64_t stream) {
   return arguments;
 }
 
-const char* error_class(SparringStatus status) {
-  switch (status) {
-    case SPARRING_INVALID_ARGUMENT: return "InvalidArgumentError";
-    case SPARRING_UNSUPPORTED: return "UnsupportedError";
-    case SPARRING_CAPACITY: return "CapacityError";
-    case SPARRING_IO: return "StorageIOError";
-    default: return "InternalError";
-  }
-}
-
 template <class Arguments>
 void run(SparringStatus (*callback)(void*, Arguments*), void* self, Arguments& arguments) {
   SparringStatus status;
@@ -86,16 +76,7 @@ void run(SparringStatus (*callback)(void*, Arguments*), void* self, Arguments& a
     const py::gil_scoped_release release;
     status = callback(self, &arguments);
   }
-  if (status == SPARRING_OK) return;
-  SparringError& error = arguments.call.error;
-  const std::string message = error.message != nullptr ? error.message : "no message";
-  if (error.release != nullptr) error.release(&error);
-  const py::object type =
-      status == SPARRING_OUT_OF_MEMORY
-          ? py::reinterpret_borrow<py::object>(PyExc_MemoryError)
-          : py::object(py::module_::import("sparring.errors").attr(error_class(status)));
-  PyErr_SetString(type.ptr(), message.c_str());
-  throw py::error_already_set();
+  border::raise_unless_ok(status, arguments.call);
 }
 
 void find(const py::capsule& capsule, const DeviceHandle& handle, uint64_t stream,

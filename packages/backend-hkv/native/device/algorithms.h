@@ -15,6 +15,8 @@
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_scan.cuh>
 #include <cub/device/device_select.cuh>
+
+#include "cuda_status.h"
 #else
 #include <algorithm>
 #include <numeric>

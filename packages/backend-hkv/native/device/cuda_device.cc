@@ -4,16 +4,14 @@
 
 #include <utility>
 
+#include "cuda_status.h"
+
 namespace sparring::device {
 namespace {
 
 // Freed memory that the pool keeps, so that the temporary buffers of a step are
 // not asked of the driver anew each time.
 constexpr uint64_t kept_bytes = uint64_t{1} << 30;
-
-std::string text_of(cudaError_t status) {
-  return std::string(cudaGetErrorName(status)) + ", " + cudaGetErrorString(status);
-}
 
 // The calling thread's device, put back at the end.
 class Using {
@@ -66,7 +64,7 @@ class CudaDevice : public Device {
     return {free_bytes, total_bytes};
   }
   void use() const override { check_status(cudaSetDevice(index_), "choosing the device"); }
-  void check() const override { check_status(cudaPeekAtLastError(), "an earlier call"); }
+  void check() const override { memory(); }
 
   void* allocate(size_t num_bytes, Stream stream) override {
     if (num_bytes == 0) return nullptr;
@@ -171,7 +169,7 @@ class CudaDevice : public Device {
   static cudaStream_t of(Stream stream) { return static_cast<cudaStream_t>(stream); }
   static cudaEvent_t event_of(Event event) { return static_cast<cudaEvent_t>(event); }
   void check_status(cudaError_t status, const char* doing) const {
-    if (status != cudaSuccess) throw DeviceError(name() + ": " + doing + ": " + text_of(status));
+    if (status != cudaSuccess) throw_if_failed(status, name() + ": " + doing);
   }
   uint64_t free_bytes() const {
     size_t free_bytes = 0;

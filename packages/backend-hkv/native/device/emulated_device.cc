@@ -22,6 +22,17 @@ std::atomic<uint64_t> waits_of_all{0};
   std::abort();
 }
 
+// Sixteen bytes of fresh memory one after the other: what was written holds them by a chance of
+// one in 2^128.
+bool has_poison(const unsigned char* bytes, size_t num_bytes) {
+  size_t run = 0;
+  for (size_t i = 0; i < num_bytes; ++i) {
+    run = bytes[i] == EmulatedDevice::poison ? run + 1 : 0;
+    if (run == 16) return true;
+  }
+  return false;
+}
+
 bool is_border(const unsigned char* bytes) {
   return std::all_of(bytes, bytes + watched_bytes,
                      [](unsigned char byte) { return byte == border; });
@@ -40,24 +51,32 @@ MemoryInfo EmulatedDevice::memory() const {
 
 void EmulatedDevice::check() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  check_locked();
+  if (!breakdown_.empty()) throw DeviceLost(breakdown_);
 }
 
-void EmulatedDevice::check_locked() const {
-  if (!breakdown_.empty()) throw DeviceError(breakdown_);
+void EmulatedDevice::reach_locked() {
+  if (!breakdown_.empty()) throw DeviceLost(breakdown_);
+  if (calls_left_ >= 0 && calls_left_-- == 0) throw DeviceError("a call was refused");
+}
+
+void EmulatedDevice::begin_launch() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  reach_locked();
+  has_work_ = true;
 }
 
 void EmulatedDevice::count_wait() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  check_locked();
+  reach_locked();
+  has_work_ = false;
   ++num_waits_;
   ++waits_of_all;
 }
 
 void* EmulatedDevice::allocate_piece(size_t num_bytes, bool is_pinned) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  check_locked();
   if (num_bytes == 0) return nullptr;
+  reach_locked();
   const bool is_refused = allocations_left_ == 0;
   if (allocations_left_ > 0) --allocations_left_;
   const uint64_t free_bytes = total_bytes_ - used_bytes_;
@@ -84,6 +103,7 @@ void EmulatedDevice::free_piece(void* memory, size_t num_bytes, bool is_pinned) 
   if (!is_border(bytes + num_bytes)) die("memory was written beyond its end");
   std::memset(bytes, poison, num_bytes);
   if (!is_pinned) used_bytes_ -= num_bytes;
+  if (is_pinned && has_work_) ++num_early_frees_;
   pieces_.erase(piece);
   ::operator delete(bytes - border_bytes, std::align_val_t(alignment));
 }
@@ -101,13 +121,28 @@ void EmulatedDevice::free_pinned(void* memory, size_t num_bytes) noexcept {
 }
 
 void EmulatedDevice::copy(void* to, const void* from, size_t num_bytes, Stream) {
-  check();
-  if (num_bytes > 0) std::memcpy(to, from, num_bytes);
+  if (num_bytes == 0) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  reach_locked();
+  has_work_ = true;
+  if (is_device_memory(from) && has_poison(static_cast<const unsigned char*>(from), num_bytes))
+    ++num_unwritten_copies_;
+  std::memcpy(to, from, num_bytes);
 }
 
 void EmulatedDevice::fill(void* memory, unsigned char byte, size_t num_bytes, Stream) {
-  check();
-  if (num_bytes > 0) std::memset(memory, byte, num_bytes);
+  if (num_bytes == 0) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  reach_locked();
+  has_work_ = true;
+  std::memset(memory, byte, num_bytes);
+}
+
+bool EmulatedDevice::is_device_memory(const void* address) const {
+  auto after = pieces_.upper_bound(const_cast<void*>(address));
+  if (after == pieces_.begin()) return false;
+  const auto& [begin, piece] = *--after;
+  return !piece.second && static_cast<const char*>(address) < static_cast<char*>(begin) + piece.first;
 }
 
 // A stream and an event are names only: all that is put on them has happened.
@@ -115,6 +150,10 @@ Stream EmulatedDevice::make_stream() { return new char; }
 void EmulatedDevice::free_stream(Stream stream) noexcept { delete static_cast<char*>(stream); }
 Event EmulatedDevice::make_event() { return new char; }
 void EmulatedDevice::free_event(Event event) noexcept { delete static_cast<char*>(event); }
+void EmulatedDevice::record(Event, Stream) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++num_records_;
+}
 void EmulatedDevice::wait(Stream) { count_wait(); }
 
 void EmulatedDevice::fail_from(int64_t allocation) {
@@ -125,6 +164,26 @@ void EmulatedDevice::fail_from(int64_t allocation) {
 void EmulatedDevice::break_down(std::string message) {
   const std::lock_guard<std::mutex> lock(mutex_);
   breakdown_ = std::move(message);
+}
+
+void EmulatedDevice::refuse_once(int64_t call) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  calls_left_ = call;
+}
+
+uint64_t EmulatedDevice::num_unwritten_copies() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return num_unwritten_copies_;
+}
+
+uint64_t EmulatedDevice::num_records() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return num_records_;
+}
+
+uint64_t EmulatedDevice::num_early_frees() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return num_early_frees_;
 }
 
 uint64_t EmulatedDevice::num_waits_of_all() { return waits_of_all; }

@@ -28,6 +28,8 @@ class EmulatedDevice : public Device {
   MemoryInfo memory() const override;
   void use() const override {}
   void check() const override;
+  // Before a kernel runs.
+  void begin_launch();
 
   void* allocate(size_t num_bytes, Stream stream) override;
   void free(void* memory, size_t num_bytes, Stream stream) noexcept override;
@@ -43,7 +45,7 @@ class EmulatedDevice : public Device {
 
   Event make_event() override;
   void free_event(Event event) noexcept override;
-  void record(Event, Stream) override {}
+  void record(Event, Stream) override;
   void wait_event(Event) override { count_wait(); }
   bool is_done(Event) override { return true; }
   void order_after(Event, Stream) override {}
@@ -53,9 +55,18 @@ class EmulatedDevice : public Device {
 
   // The n-th allocation from now on, and all after it, fail; -1: none do.
   void fail_from(int64_t allocation);
-  // Every call that would reach a GPU throws DeviceError with this text from
+  // The n-th call from now on that would reach a GPU (allocations, copies, fills, launches, waits)
+  // throws DeviceError, and those after it do not; -1: none does.
+  void refuse_once(int64_t call);
+  // Every call that would reach a GPU throws DeviceLost with this text from
   // now on; empty: no longer.
   void break_down(std::string message);
+  // Copies out of this memory of bytes that nobody wrote, so far.
+  uint64_t num_unwritten_copies() const;
+  // Events recorded so far.
+  uint64_t num_records() const;
+  // Pinned memory given back while work was on a stream that nobody had waited for, so far.
+  uint64_t num_early_frees() const;
   // How often somebody waited for the device so far.
   uint64_t num_waits() const;
   // The same of all such devices of this process.
@@ -63,14 +74,21 @@ class EmulatedDevice : public Device {
 
  private:
   void* allocate_piece(size_t num_bytes, bool is_pinned);
+  bool is_device_memory(const void* address) const;
   void free_piece(void* memory, size_t num_bytes, bool is_pinned) noexcept;
-  void check_locked() const;
+  // What every call that would reach a GPU begins with.
+  void reach_locked();
   void count_wait();
 
   mutable std::mutex mutex_;
   uint64_t total_bytes_;
   uint64_t used_bytes_ = 0;
   int64_t allocations_left_ = -1;
+  int64_t calls_left_ = -1;
+  bool has_work_ = false;  // since the last wait
+  uint64_t num_unwritten_copies_ = 0;
+  uint64_t num_early_frees_ = 0;
+  uint64_t num_records_ = 0;
   uint64_t num_waits_ = 0;
   std::string breakdown_;
   std::map<void*, std::pair<size_t, bool>> pieces_;  // bytes, is pinned

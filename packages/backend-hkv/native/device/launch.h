@@ -7,8 +7,18 @@
 #include <type_traits>
 #include <typeinfo>
 
+#if defined(__CUDACC__)
+#include <cuda_runtime.h>
+
+#include "cuda_status.h"
+#endif
+
 #include "memory.h"
 #include "warp.h"
+
+#if !defined(__CUDACC__)
+#include "emulated_device.h"
+#endif
 
 namespace sparring::device {
 
@@ -31,7 +41,7 @@ __global__ void __launch_bounds__(Kernel::block_threads) run_kernel(const __grid
   kernel(Block());
 }
 
-// Throws DeviceError if the launch, or anything before it, went wrong.
+// Throws DeviceError if the launch was refused, DeviceLost if the device failed before.
 template <class Kernel>
 void launch(Device& device, const Shape& shape, Stream stream, const Kernel& kernel) {
   static_assert(std::is_trivially_copyable_v<Kernel> && Kernel::block_threads % warp_lanes == 0);
@@ -42,9 +52,13 @@ void launch(Device& device, const Shape& shape, Stream stream, const Kernel& ker
                                          static_cast<int>(shape.shared_bytes)),
                     "asking for shared memory");
   }
-  run_kernel<Kernel><<<shape.num_blocks, Kernel::block_threads, shape.shared_bytes,
-                       static_cast<cudaStream_t>(stream)>>>(kernel);
-  throw_if_failed(cudaGetLastError(), typeid(Kernel).name());
+  // Not <<<>>>, whose failure is told from what others left in the thread's last error.
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(shape.num_blocks);
+  config.blockDim = dim3(Kernel::block_threads);
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  throw_if_failed(cudaLaunchKernelEx(&config, run_kernel<Kernel>, kernel), typeid(Kernel).name());
 }
 
 #else
@@ -53,7 +67,7 @@ void launch(Device& device, const Shape& shape, Stream stream, const Kernel& ker
 template <class Kernel>
 void launch(Device& device, const Shape& shape, Stream, const Kernel& kernel) {
   static_assert(std::is_trivially_copyable_v<Kernel> && Kernel::block_threads % warp_lanes == 0);
-  device.check();
+  static_cast<EmulatedDevice&>(device).begin_launch();
   const auto run = [](const void* self, emulator::Lane& lane, const emulator::BlockView& view) {
     (*static_cast<const Kernel*>(self))(Block(lane, view));
   };

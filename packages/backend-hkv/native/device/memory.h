@@ -16,10 +16,6 @@
 #include <string>
 #include <utility>
 
-#if defined(__CUDACC__)
-#include <cuda_runtime_api.h>
-#endif
-
 namespace sparring::device {
 
 // cudaStream_t and cudaEvent_t, without their header. A null stream is the
@@ -27,10 +23,17 @@ namespace sparring::device {
 using Stream = void*;
 using Event = void*;
 
-// The device refuses: a lost GPU, a failed launch. Sticky errors stay.
+// The device refused a call, and did nothing of it; it goes on.
 class DeviceError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+};
+
+// The device has failed, and stays so in this process: a lost GPU, a kernel that went astray.
+// What was put on it before may not have happened.
+class DeviceLost : public DeviceError {
+ public:
+  using DeviceError::DeviceError;
 };
 
 class OutOfDeviceMemory : public std::runtime_error {
@@ -72,7 +75,7 @@ class Device {
   // Makes it the calling thread's device, as every function here does itself.
   virtual void use() const = 0;
 
-  // Throws DeviceError if the device has failed and stays so.
+  // Throws DeviceLost if the device has failed.
   virtual void check() const = 0;
 
   // At least 256-byte aligned; the content is undefined. 0 bytes: null.
@@ -144,15 +147,6 @@ template <class T>
 Buffer make_buffer(Device& device, size_t count, Stream stream) {
   return Buffer(device, count * sizeof(T), stream);
 }
-
-#if defined(__CUDACC__)
-// Throws DeviceError naming `doing`, OutOfDeviceMemory never.
-inline void throw_if_failed(cudaError_t status, const char* doing) {
-  if (status == cudaSuccess) return;
-  throw DeviceError(std::string(doing) + ": " + cudaGetErrorName(status) + ", " +
-                    cudaGetErrorString(status));
-}
-#endif
 
 }  // namespace sparring::device
 

@@ -173,7 +173,13 @@ void rows_are_made_and_changed_where_they_lie() {
       arguments.rows = {pointers.data(), nullptr, 0};
       arguments.gradients = gradients.data();
       arguments.count = count;
+      const device::Buffer decoded = device::make_buffer<float>(
+          emulated, static_cast<size_t>(num_decoded(type, count, dim)), nullptr);
+      arguments.decoded = decoded.as<float>();
+      // Rows are changed where nothing may fail any more, out of memory neither.
+      static_cast<device::EmulatedDevice&>(emulated).fail_from(0);
       update(emulated, nullptr, arguments);
+      static_cast<device::EmulatedDevice&>(emulated).fail_from(-1);
       if (first_result.empty()) first_result = rows;
       CHECK(rows == first_result);
       // Rows of zeros that got no gradient stay such; only new rows were made.

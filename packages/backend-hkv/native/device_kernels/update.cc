@@ -161,11 +161,9 @@ void update(Device& device, Stream stream, const Update& arguments) {
   }
   if (layout.type == RowType::float32) return update_as<float>(device, stream, arguments, nullptr);
   const HalfRows rows{layout.type, arguments.rows, arguments.count, layout.dim};
-  const Buffer own = make_buffer<float>(
-      device, static_cast<size_t>(arguments.count) * static_cast<size_t>(layout.dim), stream);
-  decode(device, stream, rows, own.as<float>());
-  update_as(device, stream, arguments, own.as<float>());
-  encode(device, stream, own.as<float>(),
+  decode(device, stream, rows, arguments.decoded);
+  update_as(device, stream, arguments, arguments.decoded);
+  encode(device, stream, arguments.decoded,
          {arguments.keys, arguments.positions, arguments.rounding_seed, arguments.step}, rows);
 }
 

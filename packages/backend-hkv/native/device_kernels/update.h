@@ -67,10 +67,18 @@ struct Update {
   RowPlaces rows;                       // in, out (n)
   void* gradients;                      // (n, dim) of the computing type, device; overwritten
   int64_t count;                        // n
+  float* decoded = nullptr;             // (num_decoded) float32, device: room for 16-bit rows
 };
 
-// Does not wait for the device. REQUIRES: layout.state_width == state_width_of(method, dim).
-// Throws OutOfDeviceMemory (16-bit rows only, before anything is changed), DeviceError.
+// How many float32 `update` needs room for, besides its arguments: none unless rows have 16
+// bits. The caller takes it, since rows are changed where nothing may fail any more.
+constexpr int64_t num_decoded(RowType type, int64_t count, int64_t dim) {
+  return is_half(type) ? count * dim : 0;
+}
+
+// Does not wait for the device, and takes no memory.
+// REQUIRES: layout.state_width == state_width_of(method, dim).
+// Throws DeviceError.
 void update(device::Device& device, device::Stream stream, const Update& arguments);
 
 }  // namespace sparring::device_kernels

@@ -18,7 +18,8 @@ class DeviceTable::State::CallCounters {
       state_.device.fill(reinterpret_cast<char*>(state_.counters) + begin, 0,
                          sizeof(DeviceCounters) - begin, stream_);
     } catch (const device::DeviceError&) {
-      // Nothing else will work either, and says so.
+      // What is still counted would be booked by the next call.
+      state_.begin_change();
     }
   }
   CallCounters(const CallCounters&) = delete;

@@ -83,6 +83,7 @@ DeviceTable::State::Insertion DeviceTable::State::prepare_erasure(const int64_t*
 
 uint64_t DeviceTable::State::finish_erasure(const Insertion& located) {
   const device::Stream stream = located.stream;
+  begin_change();
   if (layout.has_chains()) {
     launch(stream, located.count,
            EraseChained{index->view(), located.sorted(), located.keys, free_lists(nullptr),
@@ -95,6 +96,7 @@ uint64_t DeviceTable::State::finish_erasure(const Insertion& located) {
   settle(stream, SettleCounters::Work::kErase);
   known = read_counters(stream);
   num_unread = 0;
+  end_change();
   return known.last_removed;
 }
 

@@ -104,6 +104,7 @@ void DeviceTable::State::upsert_evicting(SparringUpsert& call) {
   }
 
   // Nothing below can fail but the device and the sink.
+  begin_change();
   policy.begin_call();
   touch_known(insertion, call.scores);
   scatter(insertion.numbers.as<uint32_t>(), count, call.rows, call.row_stride, stream);

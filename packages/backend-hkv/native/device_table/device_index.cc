@@ -78,7 +78,10 @@ void DeviceIndex::reserve_overflow(uint64_t count) {
     const uint64_t size = buckets.segment_size(num_overflow_segments_);
     const uint64_t capacity = overflow_capacity_ + size;
     device::Buffer list(device_, capacity * sizeof(uint32_t), stream_);
-    buckets.segments[num_overflow_segments_] = add_segment(size);
+    // All of it, though only so much is listed as the device has counted: lists are copied whole.
+    device_.fill(list.as<void>(), 0, list.num_bytes(), stream_);
+    char*& segment = buckets.segments[num_overflow_segments_];
+    if (segment == nullptr) segment = add_segment(size);  // else of a call that failed after this
     if (overflow_capacity_ > 0) {
       device_.copy(list.as<void>(), free_overflow_.as<void>(),
                    overflow_capacity_ * sizeof(uint32_t), stream_);

@@ -118,10 +118,12 @@ void DeviceTable::State::double_heads() {
   index->prepare_doubling();
   // Released buckets are listed; there are no more of them than there were.
   index->reserve_overflow(index->num_heads() / kHeadsPerSpare);
+  begin_change();
   launch(own_stream, index->num_heads() * device::warp_lanes,
          SplitHeads{index->view(), free_lists(nullptr), counters});
   settle(own_stream, SettleCounters::Work::kSplit);
   index->finish_doubling();
+  end_change();
 }
 
 void DeviceTable::State::touch_known(const Insertion& insertion, const uint64_t* scores) {

@@ -28,11 +28,12 @@ void DeviceOrder::end_read(device::Stream stream) {
 
 void DeviceOrder::begin_write(device::Stream stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (auto& [other, reader] : readers_) {
+  for (const auto& [other, reader] : readers_) {
     if (reader.has_read && other != stream) device_.order_after(reader.event, stream);
-    reader.has_read = false;
   }
   if (was_written_ && writer_ != stream) device_.order_after(last_write_, stream);
+  // Only now: the next writer has to come after them too, where this one got no further.
+  for (auto& [other, reader] : readers_) reader.has_read = false;
 }
 
 void DeviceOrder::end_write(device::Stream stream) {

@@ -28,6 +28,12 @@ DeviceRows::DeviceRows(device::Device& device, device::Stream stream, uint64_t r
 }
 
 DeviceRows::~DeviceRows() {
+  try {
+    // Pinned memory is freed at once, whatever streams do.
+    if (!pinned_.empty()) device_.wait(stream_);
+  } catch (const device::DeviceError&) {
+    // Nothing runs on a failed device.
+  }
   for (const Pinned& chunk : pinned_) device_.free_pinned(chunk.memory, chunk.bytes);
 }
 
@@ -85,6 +91,8 @@ void DeviceRows::reserve_list(uint64_t count) {
   if (count <= list_capacity()) return;
   const uint64_t room = std::min(limit_, std::max<uint64_t>(1024, std::bit_ceil(count)));
   device::Buffer longer(device_, room * sizeof(uint32_t), stream_);
+  // All of it, though only so much is listed as the device has counted: lists are copied whole.
+  device_.fill(longer.as<void>(), 0, longer.num_bytes(), stream_);
   if (list_capacity() > 0) {
     device_.copy(longer.as<void>(), free_rows_.as<void>(), free_rows_.num_bytes(), stream_);
   }

@@ -49,10 +49,7 @@ DeviceTable::State::~State() {
   try {
     // Others' streams may still use what is freed on this one.
     order->begin_write(own_stream);
-    rows.reset();
-    index.reset();
-    counters_memory = {};
-    device.wait(own_stream);
+    device.wait(own_stream);  // pinned memory is freed at once, whatever streams do
   } catch (const device::DeviceError&) {
     // Nothing of a failed device can be used any more, nor leak.
   }
@@ -66,21 +63,26 @@ DeviceTable::State::~State() {
 void DeviceTable::State::run(const std::string& what, const std::function<void()>& body) {
   {
     const std::lock_guard<std::mutex> held(failure_mutex);
-    if (!failure.empty()) throw StatusError(SPARRING_IO, what + ": " + failure);
+    if (!failure.empty()) throw StatusError(SPARRING_DEVICE_LOST, what + ": " + failure);
   }
   try {
     body();
   } catch (const device::OutOfDeviceMemory& error) {
-    throw StatusError(SPARRING_OUT_OF_MEMORY,
-                      what + " on " + device.name() + ": " + error.what() +
+    throw StatusError(SPARRING_DEVICE_MEMORY,
+                      what + " on " + device.name() + ": " +
+                          border::device_memory_text({error.asked_bytes, error.free_bytes}) +
                           "; the table is unchanged. Divide the call, free memory there, or let "
                           "rows lie in host memory beyond device_memory_bytes");
-  } catch (const device::DeviceError& error) {
+  } catch (const device::DeviceLost& error) {
     const std::lock_guard<std::mutex> held(failure_mutex);
     failure = device.name() + " has failed (" + error.what() +
               "), and this table refuses everything since; restart the process, and load a "
               "snapshot";
-    throw StatusError(SPARRING_IO, what + ": " + failure);
+    throw StatusError(SPARRING_DEVICE_LOST, what + ": " + failure);
+  } catch (const device::DeviceError& error) {
+    throw StatusError(SPARRING_DEVICE_FAILED,
+                      what + ": " + device.name() + " refused it (" + error.what() +
+                          "); the table is unchanged and usable");
   }
 }
 
@@ -89,8 +91,13 @@ void DeviceTable::State::read(device::Stream stream, const std::string& what,
   const std::shared_lock<ReaderWriterLock> held(lock);
   run(what, [&] {
     order->begin_read(stream);
-    body();
-    order->end_read(stream);
+    try {
+      body();
+    } catch (...) {
+      end(stream, &DeviceOrder::end_read);
+      throw;
+    }
+    end(stream, &DeviceOrder::end_read);
   });
 }
 
@@ -99,15 +106,33 @@ void DeviceTable::State::write(device::Stream stream, const std::string& what,
   const std::unique_lock<ReaderWriterLock> held(lock);
   run(what, [&] {
     order->begin_write(stream);
+    end_change();
     try {
       body();
+    } catch (const device::DeviceLost&) {
+      throw;
+    } catch (const device::DeviceError& error) {
+      end(stream, &DeviceOrder::end_write);
+      if (is_changing) throw device::DeviceLost(error.what() + std::string(", amid a change"));
+      throw;
     } catch (...) {
-      // What was put on the stream before is still ordered.
-      order->end_write(stream);
+      end(stream, &DeviceOrder::end_write);
       throw;
     }
-    order->end_write(stream);
+    end(stream, &DeviceOrder::end_write);
   });
+}
+
+// What was put on the stream is ordered, after a failure too. Where it cannot be, nothing that
+// comes may use the table.
+void DeviceTable::State::end(device::Stream stream, void (DeviceOrder::*end_work)(device::Stream)) {
+  try {
+    (order.get()->*end_work)(stream);
+  } catch (const device::DeviceLost&) {
+    throw;
+  } catch (const device::DeviceError& error) {
+    throw device::DeviceLost(error.what() + std::string(", so that work cannot be ordered"));
+  }
 }
 
 DeviceCounters DeviceTable::State::read_counters(device::Stream stream) {

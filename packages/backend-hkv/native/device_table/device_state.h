@@ -39,7 +39,9 @@ class DeviceTable::State {
   void read(device::Stream stream, const std::string& what, const std::function<void()>& body);
   void write(device::Stream stream, const std::string& what, const std::function<void()>& body);
 
-  // Turns failures of the device into a status, and remembers them.
+  void end(device::Stream stream, void (DeviceOrder::*end_work)(device::Stream));
+
+  // Turns failures of the device into a status, and remembers those that stay.
   void run(const std::string& what, const std::function<void()>& body);
 
   // ---- what calls are made of ----
@@ -62,6 +64,11 @@ class DeviceTable::State {
   device::Buffer buffer(uint64_t count, device::Stream stream) {
     return device::make_buffer<T>(device, count, stream);
   }
+
+  // From here to the end of a write the table is neither what it was nor what it will be: where
+  // the device refuses a call now, the table is lost. REQUIRES: the writer.
+  void begin_change() { is_changing = true; }
+  void end_change() { is_changing = false; }
 
   // Waits. What the device counted, this call's part included.
   DeviceCounters read_counters(device::Stream stream);
@@ -183,6 +190,7 @@ class DeviceTable::State {
   std::unique_ptr<DeviceIndex> index;
   std::unique_ptr<DeviceRows> rows;
   mutable ReaderWriterLock lock;
+  bool is_changing = false;  // the writer's
 
   // What was read last and what is known to have come since, at the most; and how
   // many keys were inserted since without being counted.
@@ -190,7 +198,7 @@ class DeviceTable::State {
   uint64_t num_unread = 0;
 
   std::mutex failure_mutex;
-  std::string failure;  // of the device; empty: none
+  std::string failure;  // that stays; empty: none
 };
 
 }  // namespace sparring::hkv

@@ -1,6 +1,8 @@
 #include "device_table.h"
 
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "device_call_counters.h"
 #include "device_read_kernels.h"
@@ -65,6 +67,7 @@ void DeviceTable::upsert(SparringUpsert& call) {
     State::Insertion insertion = state.prepare_chained(
         call.keys, static_cast<uint64_t>(call.count), stream, "upsert", nullptr);
     // Nothing below can fail but the device.
+    state.begin_change();
     state.policy.begin_call();
     state.insert_chained(insertion, call.scores);
     counted.settled();
@@ -109,17 +112,23 @@ void DeviceTable::clear() {
   State& state = *state_;
   state.write(state.own_stream, "clear", [&] {
     device::Device& device = state.device;
+    std::unique_ptr<DeviceIndex> index;
+    std::unique_ptr<DeviceRows> rows;
     if (state.layout.num_fixed_heads == 0) {
-      state.index = std::make_unique<DeviceIndex>(device, state.own_stream, state.layout,
-                                                  state.keeps_scores(),
-                                                  state.options.table.hash_seed);
+      index = std::make_unique<DeviceIndex>(device, state.own_stream, state.layout,
+                                            state.keeps_scores(), state.options.table.hash_seed);
+    }
+    if (!state.layout.evicts) {
+      rows = std::make_unique<DeviceRows>(device, state.own_stream, state.options.table.row_bytes,
+                                          state.layout.max_rows);
+    }
+    state.begin_change();
+    if (index != nullptr) {
+      state.index = std::move(index);
     } else {
       state.index->clear();
     }
-    if (!state.layout.evicts) {
-      state.rows = std::make_unique<DeviceRows>(
-          device, state.own_stream, state.options.table.row_bytes, state.layout.max_rows);
-    }
+    if (rows != nullptr) state.rows = std::move(rows);
     device.fill(state.counters, 0, sizeof(DeviceCounters), state.own_stream);
     state.known = {};
     state.num_unread = 0;

@@ -23,8 +23,9 @@
 // Threads: everything may be called from any thread at any time. The lock is held
 // while work is put on streams; events order the work itself (device_order.h).
 //
-// Errors: out of device memory leaves the table unchanged. A failure of the
-// device is for ever: it is remembered, and every later call refuses with it.
+// Errors: out of device memory, and a call that the device refused, leave the table
+// unchanged and usable. A device that has failed stays so: it is remembered, and every
+// later call refuses with it, as it does where the device refused a call amid a change.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_TABLE_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_TABLE_H_
 

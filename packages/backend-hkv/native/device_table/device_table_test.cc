@@ -74,7 +74,7 @@ void every_failing_allocation_leaves_the_table(const DeviceTableOptions& options
       client.device().fail_from(-1);
       client.set_device({1, 0});
       if (status == SPARRING_OK) break;
-      CHECK(status == SPARRING_OUT_OF_MEMORY);
+      CHECK(status == SPARRING_DEVICE_MEMORY);
       CHECK(client.message().find("bytes of device memory were asked for") != std::string::npos);
       CHECK(client.message().find("the table is unchanged") != std::string::npos);
       CHECK(client.scan() == before);
@@ -192,11 +192,107 @@ void a_failed_device_is_refused_for_ever() {
   DeviceClient client(device_options(16));
   CHECK(client.upsert(range(0, 10), 1) == SPARRING_OK);
   client.device().break_down("the GPU is lost");
-  CHECK(client.upsert(range(10, 20), 1) == SPARRING_IO);
+  CHECK(client.upsert(range(10, 20), 1) == SPARRING_DEVICE_LOST);
   CHECK(client.message().find("the GPU is lost") != std::string::npos);
   client.device().break_down("");
-  CHECK(client.upsert(range(10, 20), 1) == SPARRING_IO);
+  CHECK(client.upsert(range(10, 20), 1) == SPARRING_DEVICE_LOST);
   CHECK(client.message().find("refuses everything since") != std::string::npos);
+}
+
+// The device refuses the n-th thing that a call asks of it, for each n: before the table changes
+// that is an error of this call alone, after it the table refuses everything.
+void a_refused_call_leaves_the_table(const DeviceTableOptions& options,
+                                     const std::function<SparringStatus(DeviceClient&)>& call) {
+  int num_unchanged = 0;
+  for (int64_t n = 0;; ++n) {
+    CHECK(n < 200);
+    DeviceClient client(options);
+    CHECK(client.upsert(range(0, 90), 1) == SPARRING_OK);
+    const Rows before = client.scan();
+    client.set_device(kGpu);
+    client.device().refuse_once(n);
+    const SparringStatus status = call(client);
+    client.device().refuse_once(-1);
+    client.set_device({1, 0});
+    if (status == SPARRING_OK) break;
+    if (status == SPARRING_DEVICE_FAILED) {
+      ++num_unchanged;
+      CHECK(client.message().find("a call was refused") != std::string::npos);
+      CHECK(client.scan() == before);
+      client.set_device(kGpu);
+      CHECK(call(client) == SPARRING_OK);
+    } else {
+      CHECK(status == SPARRING_DEVICE_LOST);
+      CHECK(client.upsert(range(0, 1), 1) == SPARRING_DEVICE_LOST);
+    }
+  }
+  CHECK(num_unchanged > 1);
+}
+
+void refusals_of_one_call_leave_the_table() {
+  const DeviceTableOptions evicting = device_options(16, 200, PolicyKind::kLru);
+  for (const DeviceTableOptions& options : {device_options(16), evicting}) {
+    a_refused_call_leaves_the_table(options, upsert_many);
+    a_refused_call_leaves_the_table(options, update_many);
+    a_refused_call_leaves_the_table(options, erase_some);
+  }
+}
+
+// A reader that fails half-way has put work on its stream all the same.
+void a_find_that_fails_is_followed_by_writers() {
+  DeviceClient client(device_options(16));
+  CHECK(client.upsert(range(0, 10), 1) == SPARRING_OK);
+  client.set_device(kGpu);
+  const uint64_t before = client.device().num_records();
+  client.device().refuse_once(0);
+  const Keys keys = range(0, 10);
+  std::vector<char> rows(10 * 16);
+  std::vector<uint8_t> found(10);
+  auto arguments = client.arguments<SparringFind>();
+  arguments.count = 10;
+  arguments.keys = keys.data();
+  arguments.columns = {0, 16};
+  arguments.rows = rows.data();
+  arguments.row_stride = 16;
+  arguments.found = found.data();
+  CHECK(client.call(client.get()->find, arguments) == SPARRING_DEVICE_FAILED);
+  CHECK(client.device().num_records() == before + 1);
+}
+
+void pinned_memory_is_freed_when_nothing_uses_it() {
+  DeviceTableOptions options = device_options(1024);
+  options.device_memory_bytes = 100000;
+  auto device = std::make_shared<sparring::device::EmulatedDevice>();
+  {
+    DeviceStorage storage(device, kGpu, options);
+    const Keys keys = range(0, 500);
+    const std::vector<char> rows(500 * 1024);
+    SparringUpsert call{};
+    call.call.device = kGpu;
+    call.count = 500;
+    call.keys = keys.data();
+    call.rows = rows.data();
+    call.row_stride = 1024;
+    for (const bool clears : {true, false}) {
+      storage.upsert(call);
+      CHECK(storage.table().pinned_bytes() > 0);
+      if (clears) storage.clear();
+      CHECK(device->num_early_frees() == 0);
+    }
+  }
+  CHECK(device->num_early_frees() == 0);
+}
+
+void lists_that_grow_hold_nothing_unwritten() {
+  DeviceTableOptions options = device_options(16);
+  DeviceClient client(options);
+  const Keys hostile = colliding_keys(3000, 40);
+  for (int64_t size = 500; size <= 6000; size += 500) {
+    CHECK(client.upsert(range(0, size), 1) == SPARRING_OK);
+    CHECK(client.upsert(Keys(hostile.begin(), hostile.begin() + size / 2), 1) == SPARRING_OK);
+    client.erase(range(size / 2, size / 2 + 20));
+  }
+  CHECK(client.device().num_unwritten_copies() == 0);
 }
 
 void arrays_of_another_device_are_refused() {
@@ -357,6 +453,10 @@ int main() {
       {"a table that does not fit is refused with what is free",
        a_table_that_does_not_fit_is_refused_with_what_is_free},
       {"a failed device is refused for ever", a_failed_device_is_refused_for_ever},
+      {"refusals of one call leave the table", refusals_of_one_call_leave_the_table},
+      {"a find that fails is followed by writers", a_find_that_fails_is_followed_by_writers},
+      {"pinned memory is freed when nothing uses it", pinned_memory_is_freed_when_nothing_uses_it},
+      {"lists that grow hold nothing unwritten", lists_that_grow_hold_nothing_unwritten},
       {"arrays of another device are refused", arrays_of_another_device_are_refused},
       {"rows beyond the budget lie in pinned memory", rows_beyond_the_budget_lie_in_pinned_memory},
       {"updates equal those of the CPU", updates_equal_those_of_the_cpu},

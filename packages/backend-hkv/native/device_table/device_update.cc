@@ -155,6 +155,7 @@ void DeviceTable::State::update_chained(SparringUpdate& call) {
   const Changes changes = prepare_changes(count, stream);
 
   // Nothing below can fail but the device.
+  begin_change();
   policy.begin_call();
   insert_chained(insertion, call.scores);
   counted.settled();
@@ -186,6 +187,7 @@ void DeviceTable::State::update_evicting(SparringUpdate& call) {
 
   // Nothing below can fail but the device and the sink. Known rows first, so that nobody leaves
   // with a row that this call changes.
+  begin_change();
   policy.begin_call();
   call.inserted = static_cast<int64_t>(num_new);
   touch_known(insertion, call.scores);

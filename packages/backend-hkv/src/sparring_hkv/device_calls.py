@@ -48,7 +48,9 @@ class DeviceCalls:
 
         Raises:
             InvalidArgumentError: an array of another device, dtype or shape.
-            StorageIOError: the GPU has failed.
+            DeviceError: the GPU refused the call, and nothing has changed; `DeviceLostError`: it
+                has failed, and the table refuses everything from now on.
+            DeviceMemoryError: the GPU has no memory left; nothing has changed.
         """
         self._native.table_find(self._capsule, self._handle, stream, keys, rows, found)
 
@@ -61,8 +63,7 @@ class DeviceCalls:
             stream: as for `find`.
 
         Raises:
-            InvalidArgumentError, StorageIOError: as `find`.
+            InvalidArgumentError, DeviceError, DeviceMemoryError: as `find`.
             CapacityError: full, and the policy may not evict; nothing has changed.
-            MemoryError: the GPU has no memory left; nothing has changed.
         """
         self._native.table_upsert(self._capsule, self._handle, stream, keys, rows, self._row_bytes)

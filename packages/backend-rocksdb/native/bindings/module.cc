@@ -12,6 +12,7 @@
 #include "database.h"
 #include "status.h"
 #include "storage.h"
+#include "sparring/python_errors.h"
 #include "table.h"
 
 namespace py = pybind11;
@@ -19,24 +20,11 @@ using namespace sparring::flash;
 
 namespace {
 
-const char* error_class(SparringStatus status) {
-  switch (status) {
-    case SPARRING_INVALID_ARGUMENT: return "InvalidArgumentError";
-    case SPARRING_UNSUPPORTED: return "UnsupportedError";
-    case SPARRING_CLOSED: return "ClosedError";
-    case SPARRING_IO: return "StorageIOError";
-    case SPARRING_DEADLINE: return "DeadlineError";
-    case SPARRING_CORRUPT: return "CorruptDataError";
-    default: return "InternalError";
-  }
-}
-
 void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
   } catch (const sparring::border::StatusError& error) {
-    const py::module_ errors = py::module_::import("sparring.errors");
-    PyErr_SetString(errors.attr(error_class(error.status())).ptr(), error.what());
+    sparring::border::set_python_error(error.status(), error.what());
   }
 }
 

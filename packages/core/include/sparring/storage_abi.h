@@ -82,7 +82,10 @@ enum {
   SPARRING_IO = 6,               /* disk or network failed                    */
   SPARRING_DEADLINE = 7,         /* the backend gave up waiting               */
   SPARRING_CORRUPT = 8,          /* stored data fails its own check           */
-  SPARRING_INTERNAL = 9          /* a bug in the backend                      */
+  SPARRING_INTERNAL = 9,         /* a bug in the backend                      */
+  SPARRING_DEVICE_FAILED = 10,   /* a GPU refused this call, and goes on      */
+  SPARRING_DEVICE_LOST = 11,     /* a GPU has failed: every later call, too   */
+  SPARRING_DEVICE_MEMORY = 12    /* a GPU has no more memory for this call    */
 };
 
 typedef struct SparringError {

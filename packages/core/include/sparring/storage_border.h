@@ -71,6 +71,34 @@ class StatusError : public std::runtime_error {
   SparringStatus status_;
 };
 
+// What the message of SPARRING_DEVICE_MEMORY says in numbers. The message is all that crosses
+// the border, so it is written and read here.
+struct DeviceMemory {
+  uint64_t asked_bytes;
+  uint64_t free_bytes;
+};
+inline constexpr char kAskedText[] = " bytes of device memory were asked for, ";
+inline constexpr char kFreeText[] = " are free";
+inline std::string device_memory_text(const DeviceMemory& memory) {
+  return std::to_string(memory.asked_bytes) + kAskedText + std::to_string(memory.free_bytes) +
+         kFreeText;
+}
+// Returns false where the message says no such thing.
+inline bool read_device_memory(const std::string& message, DeviceMemory* memory) {
+  const size_t asked_end = message.find(kAskedText);
+  if (asked_end == std::string::npos || asked_end == 0) return false;
+  const size_t before = message.find_last_not_of("0123456789", asked_end - 1);
+  const size_t asked_begin = before == std::string::npos ? 0 : before + 1;
+  const size_t free_begin = asked_end + sizeof(kAskedText) - 1;
+  const size_t free_end = message.find(kFreeText, free_begin);
+  if (asked_begin == asked_end || free_end == std::string::npos || free_end == free_begin) {
+    return false;
+  }
+  *memory = {std::strtoull(message.c_str() + asked_begin, nullptr, 10),
+             std::strtoull(message.c_str() + free_begin, nullptr, 10)};
+  return true;
+}
+
 // Calls body(begin, end) over disjoint ranges that cover [0, count), each at least
 // `grain` long but the last, on the threads that the caller of the storage lends.
 // On the calling thread alone where `executor` is NULL or has no second thread, or

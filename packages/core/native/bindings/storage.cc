@@ -10,6 +10,7 @@
 #include "abi/storage_handle.h"
 #include "bindings/export.h"
 #include "bindings/gil.h"
+#include "sparring/python_errors.h"
 
 namespace py = pybind11;
 using sparring::abi::EvictedRows;
@@ -206,25 +207,6 @@ class PyStorageHandle {
   uint64_t row_bytes_ = 0;
 };
 
-// The class of sparring.errors whose remedy fits each status.
-const char* error_class(SparringStatus status) {
-  switch (status) {
-    case SPARRING_INVALID_ARGUMENT: return "InvalidArgumentError";
-    case SPARRING_UNSUPPORTED: return "UnsupportedError";
-    case SPARRING_CLOSED: return "ClosedError";
-    case SPARRING_CAPACITY: return "CapacityError";
-    case SPARRING_IO: return "StorageIOError";
-    case SPARRING_DEADLINE: return "DeadlineError";
-    case SPARRING_CORRUPT: return "CorruptDataError";
-    default: return "InternalError";
-  }
-}
-
-void set_python_error(const char* name, const char* message) {
-  py::object type = py::module_::import("sparring.errors").attr(name);
-  PyErr_SetString(type.ptr(), message);
-}
-
 }  // namespace
 
 void bind_storage(py::module_& module) {
@@ -232,13 +214,10 @@ void bind_storage(py::module_& module) {
     try {
       if (pointer) std::rethrow_exception(pointer);
     } catch (const StorageError& error) {
-      if (error.status == SPARRING_OUT_OF_MEMORY) {
-        PyErr_SetString(PyExc_MemoryError, error.what());
-      } else {
-        set_python_error(error_class(error.status), error.what());
-      }
+      sparring::border::set_python_error(error.status, error.what());
     } catch (const sparring::abi::VersionError& error) {
-      set_python_error("VersionError", error.what());
+      const py::object type = py::module_::import("sparring.errors").attr("VersionError");
+      PyErr_SetString(type.ptr(), error.what());
     }
   });
   module.attr("STORAGE_ABI") =

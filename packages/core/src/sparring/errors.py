@@ -14,6 +14,7 @@ __all__ = [
     "DataError",
     "DeadlineError",
     "DeviceError",
+    "DeviceLostError",
     "DeviceMemoryError",
     "InternalError",
     "InvalidArgumentError",
@@ -82,7 +83,11 @@ class DeadlineError(SparringError, TimeoutError):
 
 
 class DeviceError(SparringError):
-    """A GPU is missing or failed: mend what is named; a GPU that was lost needs a new process."""
+    """A GPU is missing, or refused a call: mend what is named."""
+
+
+class DeviceLostError(DeviceError):
+    """A GPU has failed and stays so: restart the process, and load a snapshot."""
 
 
 class DeviceMemoryError(DeviceError, MemoryError):

@@ -36,6 +36,9 @@ _CONCURRENT_READS, _PERSISTENT, _BOUNDED, _EVICTS, _SCORES_GIVEN = (1 << bit for
 
 # SparringStatus for each remedy; what is not listed is SPARRING_INTERNAL.
 _STATUS: tuple[tuple[type[BaseException], int], ...] = (
+    (errors.DeviceLostError, 11),
+    (errors.DeviceMemoryError, 12),
+    (errors.DeviceError, 10),
     (errors.UnsupportedError, 2),
     (errors.ClosedError, 3),
     (errors.CapacityError, 4),

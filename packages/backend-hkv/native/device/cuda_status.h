@@ -1,0 +1,85 @@
+// What the CUDA runtime answers, as exceptions: an error of one call, after which the device
+// goes on, or one that stays with the device until the process ends.
+#ifndef SPARRING_HKV_DEVICE_CUDA_STATUS_H_
+#define SPARRING_HKV_DEVICE_CUDA_STATUS_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <string>
+
+#include "memory.h"
+
+namespace sparring::device {
+
+inline std::string text_of(cudaError_t status) {
+  return std::string(cudaGetErrorName(status)) + ", " + cudaGetErrorString(status);
+}
+
+// By its description in the CUDA runtime's reference: whether "the process must be terminated
+// and relaunched", or no GPU is left to work on.
+enum class CudaSeverity { kCall, kLost, kUnknown };
+inline CudaSeverity severity_of(cudaError_t status) {
+  switch (status) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorHardwareStackError:
+    case cudaErrorAssert:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorDevicesUnavailable:
+    case cudaErrorDeviceUninitialized:
+    case cudaErrorContextIsDestroyed:
+    case cudaErrorCudartUnloading:
+    case cudaErrorNoDevice:
+      return CudaSeverity::kLost;
+    case cudaSuccess:
+    case cudaErrorNotReady:
+    case cudaErrorInvalidValue:
+    case cudaErrorMemoryAllocation:
+    case cudaErrorInvalidConfiguration:
+    case cudaErrorInvalidDeviceFunction:
+    case cudaErrorInvalidResourceHandle:
+    case cudaErrorNotSupported:
+    case cudaErrorNotPermitted:
+    case cudaErrorLaunchOutOfResources:
+    case cudaErrorLaunchMaxDepthExceeded:
+    case cudaErrorHostMemoryAlreadyRegistered:
+    case cudaErrorHostMemoryNotRegistered:
+    case cudaErrorStreamCaptureUnsupported:
+    case cudaErrorStreamCaptureInvalidated:
+      return CudaSeverity::kCall;
+    default:
+      return CudaSeverity::kUnknown;
+  }
+}
+
+// Forgets the error of a call, so that nobody else who asks the thread for its last error takes
+// it for his own. What stays is of the device, and every later call answers with it.
+inline bool is_lost(cudaError_t status) {
+  cudaGetLastError();
+  const CudaSeverity severity = severity_of(status);
+  if (severity != CudaSeverity::kUnknown) return severity == CudaSeverity::kLost;
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  const cudaError_t after = cudaMemGetInfo(&free_bytes, &total_bytes);
+  cudaGetLastError();
+  return after != cudaSuccess;
+}
+
+// Throws DeviceError or DeviceLost, naming `doing`; OutOfDeviceMemory never.
+inline void throw_if_failed(cudaError_t status, const std::string& doing) {
+  if (status == cudaSuccess) return;
+  const std::string message = doing + ": " + text_of(status);
+  if (is_lost(status)) throw DeviceLost(message);
+  throw DeviceError(message);
+}
+
+}  // namespace sparring::device
+
+#endif  // SPARRING_HKV_DEVICE_CUDA_STATUS_H_

@@ -1,0 +1,136 @@
+"""What callers see when a device has no memory, refuses a call, or fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.errors import DeviceError, DeviceLostError, DeviceMemoryError
+
+_emulated = pytest.importorskip(
+    "sparring_hkv._emulated", reason="built without -DSPARRING_HKV_EMULATED=ON"
+)
+
+KEYS = np.arange(50)
+DIM = 8
+
+
+class Opened:
+    """A table of float32 or 16-bit rows on an emulated device of its own, with keys 0 to 9."""
+
+    def __init__(self, dtype: str = "float32") -> None:
+        self.device = _emulated.Device()
+        self.dtype = dtype
+        self.width = DIM * (4 if dtype == "float32" else 2)
+        self.table = _emulated.create_table(
+            self.device,
+            row_bytes=self.width,
+            capacity=None,
+            memory_bytes=None,
+            policy="none",
+            hash_seed=0,
+            device_memory_bytes=None,
+        )
+        self.upsert(KEYS[:10])
+
+    def find(self, keys: Any = KEYS) -> tuple[bytes, list[int]]:
+        rows = np.empty((len(keys), self.width), np.uint8)
+        found = np.empty(len(keys), np.uint8)
+        _emulated.table_find(self.table, self.device, 0, keys, rows, found)
+        return rows.tobytes(), found.tolist()
+
+    def upsert(self, keys: Any = KEYS) -> None:
+        rows = np.ones((len(keys), self.width), np.uint8)
+        _emulated.table_upsert(self.table, self.device, 0, keys, rows, self.width)
+
+    def pool(self) -> bytes:
+        zeros = _emulated.Initializer("zeros", (0.0, 0.0), 0)
+        bags = np.empty((len(KEYS), DIM), np.float32)
+        offsets = np.arange(len(KEYS) + 1)
+        _emulated.pool_storage(
+            self.device, 0, self.table, zeros, self.dtype, KEYS, offsets, None, bags, False
+        )
+        return bags.tobytes()
+
+    def update(self) -> int:
+        step = _emulated.UpdateStep("sgd", {"lr": 0.1}, 1, 0)
+        zeros = _emulated.Initializer("zeros", (0.0, 0.0), 0)
+        gradients = np.ones((len(KEYS), DIM), np.float32)
+        new: int = _emulated.update_storage(
+            self.device, 0, self.table, step, zeros, self.dtype, KEYS, gradients, None
+        )
+        return new
+
+
+CALLS: tuple[Callable[[Opened], object], ...] = (
+    Opened.find,
+    Opened.pool,
+    Opened.upsert,
+    Opened.update,
+)
+NAMES = ["find", "pool", "upsert", "update"]
+
+
+def _failure_of(call: Callable[[Opened], object], opened: Opened) -> Any:
+    try:
+        call(opened)
+    except DeviceMemoryError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("call", CALLS[1:], ids=NAMES[1:])
+def test_out_of_device_memory_changes_nothing_and_says_how_much(
+    call: Callable[[Opened], object], dtype: str
+) -> None:
+    num_failed = 0
+    while True:
+        opened = Opened(dtype)
+        before = opened.find()
+        opened.device.fail_from(num_failed)
+        failure = _failure_of(call, opened)
+        if failure is None:
+            break
+        assert failure.asked_bytes > failure.free_bytes == 0
+        assert isinstance(failure, MemoryError)
+        opened.device.fail_from(-1)
+        assert opened.find() == before
+        call(opened)
+        num_failed += 1
+    assert num_failed > 1
+
+
+@pytest.mark.parametrize("call", CALLS, ids=NAMES)
+def test_a_refused_call_is_an_error_of_that_call_alone(call: Callable[[Opened], object]) -> None:
+    opened = Opened()
+    before = opened.find()
+    opened.device.refuse_once(0)
+    with pytest.raises(DeviceError, match="a call was refused") as caught:
+        call(opened)
+    assert not isinstance(caught.value, DeviceLostError)
+    assert opened.find() == before
+    call(opened)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=NAMES)
+def test_a_lost_device_is_said_to_be_lost_by_every_call(call: Callable[[Opened], object]) -> None:
+    opened = Opened()
+    opened.device.break_down("an illegal memory access was encountered")
+    for _ in range(2):
+        with pytest.raises(DeviceLostError, match="illegal memory access"):
+            call(opened)
+    opened.device.break_down("")  # so that its memory can be given back
+
+
+def test_errors_of_the_runtime_that_stay_are_told_from_those_of_a_call() -> None:
+    cuda = pytest.importorskip("sparring_hkv._cuda", reason="built without nvcc")
+    illegal_address, launch_failure, assertion, lost = 700, 719, 710, 226
+    invalid_value, out_of_memory, not_supported, too_many_resources = 1, 2, 801, 701
+    assert all(cuda.stays(code) for code in (illegal_address, launch_failure, assertion))
+    assert cuda.stays(lost) is None  # one that this code does not know: the GPU is asked
+    for code in (invalid_value, out_of_memory, not_supported, too_many_resources):
+        assert cuda.stays(code) is False
