@@ -9,6 +9,7 @@
 #include "bindings/device_fused.h"
 #include "bindings/device_kernels.h"
 #include "bindings/device_table.h"
+#include "device/stream_table.h"
 #include "sparring/python_errors.h"
 
 #if SPARRING_HKV_IS_EMULATED
@@ -105,6 +106,10 @@ PYBIND11_MODULE(SPARRING_HKV_MODULE, module) {
       .def_property_readonly(
           "total_bytes", [](DeviceHandle& self) { return self.device().memory().total_bytes; });
   bind_machine(module, handle);
+  module.def("streams", [](const DeviceHandle& self) {
+    // The table lives as long as the process.
+    return py::capsule(device::streams_of(self.shared_device()), SPARRING_STREAMS_CAPSULE);
+  }, py::arg("device"), "The device's streams as a capsule of stream_abi.h.");
   bind_device_kernels(module);
   bind_device_fused(module);
   bind_device_table(module);

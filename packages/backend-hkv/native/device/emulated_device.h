@@ -47,9 +47,15 @@ class EmulatedDevice : public Device {
   void free_event(Event event) noexcept override;
   void record(Event, Stream) override;
   void wait_event(Event) override { count_wait(); }
-  bool is_done(Event) override { return true; }
-  void order_after(Event, Stream) override {}
-  void call_on_host(Stream, void (*call)(void*), void* argument) override { call(argument); }
+  bool is_done(Event) override {
+    check();
+    return true;
+  }
+  void order_after(Event, Stream) override { check(); }
+  void call_on_host(Stream, void (*call)(void*), void* argument) override {
+    check();
+    call(argument);
+  }
 
   // ---- for tests ----
 

@@ -13,10 +13,11 @@ set(device_table_sources
   native/device_table/device_table.cc
   native/device_table/device_update.cc)
 
-# device_storage.cc launches nothing, and stays plain C++.
+# These launch nothing, and stay plain C++.
+set(device_border_sources native/device/stream_table.cc native/device_table/device_storage.cc)
 if(TARGET sparring_hkv_emulator)
   add_library(sparring_hkv_emulated_table STATIC
-    ${device_table_sources} native/device_table/device_storage.cc)
+    ${device_table_sources} ${device_border_sources})
   target_include_directories(sparring_hkv_emulated_table PUBLIC native native/device_table)
   target_link_libraries(sparring_hkv_emulated_table PUBLIC sparring_hkv_emulator sparring_hkv_table)
   target_compile_options(sparring_hkv_emulated_table PRIVATE
@@ -24,7 +25,7 @@ if(TARGET sparring_hkv_emulator)
 endif()
 if(SPARRING_HKV_HAS_CUDA)
   sparring_hkv_add_cuda_library(sparring_hkv_cuda_table ${device_table_sources})
-  target_sources(sparring_hkv_cuda_table PRIVATE native/device_table/device_storage.cc)
+  target_sources(sparring_hkv_cuda_table PRIVATE ${device_border_sources})
   target_include_directories(sparring_hkv_cuda_table PUBLIC native/device_table)
   target_link_libraries(sparring_hkv_cuda_table PUBLIC sparring_hkv_table)
 endif()

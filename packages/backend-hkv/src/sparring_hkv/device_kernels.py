@@ -9,6 +9,7 @@ from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.initializers import Initializer
 from sparring.kernel_set import ArraySource, DeviceArray, KernelSet
 from sparring.kernels import Dedup, Pooling, Rounding, Route
+from sparring.streams import Streams
 from sparring_hkv.devices import open_device
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ class DeviceKernels(KernelSet):
         self._handle: Any = opened.handle
         self.arrays = arrays
         self.device = opened.name
+
+    def streams(self) -> Streams:
+        return Streams(self._native.streams(self._handle))
 
     def dedup(self, ids: DeviceArray) -> Dedup:
         count = _length(ids, "ids")

@@ -15,19 +15,12 @@
 namespace py = pybind11;
 using sparring::bindings::call_or_park;
 using sparring::bindings::GilRelease;
+using sparring::bindings::is_finalizing;
 using sparring::execution::Pool;
 using sparring::execution::PoolBusyError;
 using sparring::execution::PoolTask;
 
 namespace {
-
-bool is_finalizing() {
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsFinalizing() != 0;
-#else
-  return _Py_IsFinalizing() != 0;
-#endif
-}
 
 // A Python callable on its way to a worker. Deletes itself when it has run.
 class PythonCall final : public PoolTask {

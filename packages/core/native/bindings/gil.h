@@ -14,6 +14,15 @@
 
 namespace sparring::bindings {
 
+// Whether the interpreter is ending: other threads get the GIL no more.
+inline bool is_finalizing() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
 // Calls function(); if the interpreter ends this thread meanwhile, never returns.
 template <typename Function>
 void call_or_park(Function&& function) noexcept {

@@ -4,6 +4,7 @@
 #include "execution/bulk.h"
 #include "execution/continues_on.h"
 #include "execution/just.h"
+#include "execution/on_stream.h"
 #include "execution/parallel_for.h"
 #include "execution/pool_scheduler.h"
 #include "execution/scheduler.h"

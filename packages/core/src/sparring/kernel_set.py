@@ -24,10 +24,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from sparring.errors import UnsupportedError
 from sparring.kernels import Dedup, Pooling, Rounding, Route
 
 if TYPE_CHECKING:
     from sparring.storage import Storage
+    from sparring.streams import Streams
     from sparring.table import TableConfig
     from sparring.updates import MethodChoice
 
@@ -72,6 +74,16 @@ class KernelSet(ABC):
     """Where arrays lie: ``cpu``, ``cuda:0``."""
     arrays: ArraySource
     """How arrays of the framework are made."""
+
+    def streams(self) -> Streams:
+        """The streams of the device.
+
+        Raises:
+            UnsupportedError: it has none, as a CPU.
+        """
+        raise UnsupportedError(
+            f"the kernels of device {self.device} have no streams; ask a set for a GPU"
+        )
 
     @abstractmethod
     def dedup(self, ids: DeviceArray) -> Dedup:

@@ -1,0 +1,18 @@
+// A device's streams for core, as a table of C functions: sparring/stream_abi.h.
+#ifndef SPARRING_HKV_DEVICE_STREAM_TABLE_H_
+#define SPARRING_HKV_DEVICE_STREAM_TABLE_H_
+
+#include <memory>
+
+#include "memory.h"
+#include "sparring/stream_abi.h"
+
+namespace sparring::device {
+
+// The table of a device, the same whenever it is asked for. Table and device live as long
+// as the process from then on, as waits for streams may outlive whoever began them.
+const SparringStreams* streams_of(const std::shared_ptr<Device>& device);
+
+}  // namespace sparring::device
+
+#endif  // SPARRING_HKV_DEVICE_STREAM_TABLE_H_

@@ -1,0 +1,77 @@
+#include "stream_table.h"
+
+#include <cstring>
+#include <string>
+
+#include "check.h"
+#include "emulated_device.h"
+
+using namespace sparring::device;
+
+namespace {
+
+SparringStreamCall make_call() {
+  SparringStreamCall call{};
+  call.struct_bytes = sizeof call;
+  return call;
+}
+
+void the_table_drives_the_device() {
+  const auto device = std::make_shared<EmulatedDevice>();
+  const SparringStreams& streams = *streams_of(device);
+  CHECK(&streams == streams_of(device) && std::string(streams.device) == "emulated");
+  CHECK(streams.struct_bytes == sizeof(SparringStreams) && streams.version.major == 1);
+  SparringStreamCall call = make_call();
+  CHECK(streams.make_stream(streams.self, &call) == SPARRING_OK && call.stream != nullptr);
+  CHECK(streams.make_event(streams.self, &call) == SPARRING_OK && call.event != nullptr);
+  CHECK(streams.record_event(streams.self, &call) == SPARRING_OK);
+  CHECK(streams.order_after(streams.self, &call) == SPARRING_OK);
+  CHECK(streams.query_event(streams.self, &call) == SPARRING_OK && call.is_done == 1);
+  int num_calls = 0;
+  call.function = [](void* count) { ++*static_cast<int*>(count); };
+  call.argument = &num_calls;
+  CHECK(streams.call_on_host(streams.self, &call) == SPARRING_OK && num_calls == 1);
+
+  call.num_bytes = 100;
+  CHECK(streams.allocate_pinned(streams.self, &call) == SPARRING_OK);
+  void* const pinned = call.to;
+  Buffer memory(*device, 100, call.stream);
+  std::memset(pinned, 7, 100);
+  call.to = memory.as<void>();
+  call.from = pinned;
+  CHECK(streams.copy(streams.self, &call) == SPARRING_OK);
+  CHECK(std::memcmp(memory.as<char>(), pinned, 100) == 0);
+  call.to = pinned;
+  CHECK(streams.free_pinned(streams.self, &call) == SPARRING_OK);
+  CHECK(streams.free_event(streams.self, &call) == SPARRING_OK);
+  CHECK(streams.free_stream(streams.self, &call) == SPARRING_OK);
+}
+
+void a_failed_device_answers_with_its_message() {
+  const auto device = std::make_shared<EmulatedDevice>();
+  const SparringStreams& streams = *streams_of(device);
+  SparringStreamCall call = make_call();
+  CHECK(streams.make_event(streams.self, &call) == SPARRING_OK);
+  device->break_down("fell off the bus");
+  int num_calls = 0;
+  call.function = [](void* count) { ++*static_cast<int*>(count); };
+  call.argument = &num_calls;
+  for (const SparringStreamFunction function :
+       {streams.record_event, streams.query_event, streams.call_on_host, streams.copy}) {
+    CHECK(function(streams.self, &call) == SPARRING_IO);
+    CHECK(std::string(call.error.message) == "fell off the bus");
+    call.error.release(&call.error);
+    call.error = {};
+  }
+  CHECK(num_calls == 0);
+  CHECK(streams.free_event(streams.self, &call) == SPARRING_OK);
+}
+
+}  // namespace
+
+int main() {
+  return sparring::testing::run({
+      {"the table drives the device", the_table_drives_the_device},
+      {"a failed device answers with its message", a_failed_device_answers_with_its_message},
+  });
+}

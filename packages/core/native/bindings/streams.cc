@@ -1,0 +1,181 @@
+// sparring._native's part of the streams of a device; see sparring/streams.py.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <chrono>
+#include <cmath>
+#include <exception>
+#include <memory>
+#include <string>
+
+#include "bindings/gil.h"
+#include "execution/stream_wait.h"
+
+namespace py = pybind11;
+using namespace sparring::execution;
+using sparring::bindings::call_or_park;
+using sparring::bindings::GilRelease;
+using sparring::bindings::is_finalizing;
+
+namespace {
+
+void* handle_of(uint64_t stream) { return reinterpret_cast<void*>(stream); }
+
+// Calls a Python function when a stream has come somewhere. Deletes itself then.
+class PythonStreamWait final : public StreamWait {
+ public:
+  // Takes over the reference to `function`.
+  PythonStreamWait(const SparringStreams& streams, void* stream, std::chrono::nanoseconds deadline,
+                   PyObject* function)
+      : StreamWait(streams, stream, deadline), function_(function) {}
+
+ private:
+  void on_reached() noexcept override { end(nullptr); }
+  void on_failed(std::exception_ptr error) noexcept override { end(error); }
+
+  void end(const std::exception_ptr& error) noexcept {
+    call_or_park([&] { call(error); });
+    delete this;
+  }
+
+  // function(None, None), or with the name of a class of sparring.errors and a message.
+  void call(const std::exception_ptr& error) {
+    if (is_finalizing()) return;  // without the GIL the reference must leak
+    const char* kind = nullptr;
+    std::string message;
+    try {
+      if (error != nullptr) std::rethrow_exception(error);
+    } catch (const StreamError& found) {
+      kind = "DeviceError", message = found.what();
+    } catch (const StreamDeadlineError& found) {
+      kind = "DeadlineError", message = found.what();
+    } catch (const std::exception& found) {
+      kind = "InternalError", message = found.what();
+    }
+    const PyGILState_STATE state = PyGILState_Ensure();
+    PyObject* result = kind == nullptr
+                           ? PyObject_CallFunction(function_, "OO", Py_None, Py_None)
+                           : PyObject_CallFunction(function_, "ss", kind, message.c_str());
+    if (result == nullptr) PyErr_WriteUnraisable(function_);
+    Py_XDECREF(result);
+    Py_DECREF(function_);
+    PyGILState_Release(state);
+  }
+
+  PyObject* const function_;
+};
+
+// The streams of one device.
+class Streams {
+ public:
+  explicit Streams(const py::capsule& capsule) {
+    auto* found = static_cast<SparringStreams*>(
+        PyCapsule_GetPointer(capsule.ptr(), SPARRING_STREAMS_CAPSULE));
+    if (found == nullptr) throw py::error_already_set();
+    check_streams(*found);
+    streams_ = found;
+  }
+
+  std::string device() const { return streams_->device; }
+
+  uint64_t make_stream() const {
+    SparringStreamCall call = make_call();
+    run(streams_->make_stream, "making a stream", call);
+    return reinterpret_cast<uint64_t>(call.stream);
+  }
+
+  void free_stream(uint64_t stream) const {
+    SparringStreamCall call = make_call();
+    call.stream = handle_of(stream);
+    run(streams_->free_stream, "freeing a stream", call);
+  }
+
+  void order_after(uint64_t stream, uint64_t other) const {
+    const GilRelease release;
+    StreamEvent(*streams_, handle_of(other)).order_before(handle_of(stream));
+  }
+
+  void begin_wait(uint64_t stream, double deadline_seconds, const py::function& function) const {
+    // Beyond this no clock of nanoseconds counts; a century is as good.
+    const double seconds = std::fmin(std::fmax(deadline_seconds, 0.0), 3e9);
+    const auto deadline = std::chrono::duration_cast<std::chrono::nanoseconds>(
+        std::chrono::duration<double>(seconds));
+    auto wait = std::make_unique<PythonStreamWait>(*streams_, handle_of(stream), deadline,
+                                                   function.inc_ref().ptr());
+    const GilRelease release;
+    wait.release()->begin();
+  }
+
+  // (num_bytes) uint8, freed with the array.
+  py::array_t<uint8_t> pinned(uint64_t num_bytes) const {
+    SparringStreamCall call = make_call();
+    call.num_bytes = num_bytes;
+    run(streams_->allocate_pinned, "allocating pinned memory", call);
+    struct Piece {
+      const SparringStreams* streams;
+      SparringStreamCall call;
+    };
+    auto piece = std::make_unique<Piece>(Piece{streams_, call});
+    const py::capsule owner(piece.release(), [](void* owned) {
+      const std::unique_ptr<Piece> mine(static_cast<Piece*>(owned));
+      const GilRelease release;
+      if (mine->streams->free_pinned(mine->streams->self, &mine->call) != SPARRING_OK &&
+          mine->call.error.release != nullptr) {
+        mine->call.error.release(&mine->call.error);
+      }
+    });
+    return py::array_t<uint8_t>(static_cast<py::ssize_t>(num_bytes),
+                                static_cast<const uint8_t*>(call.to), owner);
+  }
+
+  void copy(uint64_t to, uint64_t from, uint64_t num_bytes, uint64_t stream) const {
+    SparringStreamCall call = make_call();
+    call.to = handle_of(to);
+    call.from = handle_of(from);
+    call.num_bytes = num_bytes;
+    call.stream = handle_of(stream);
+    run(streams_->copy, "copying", call);
+  }
+
+ private:
+  static SparringStreamCall make_call() {
+    SparringStreamCall call{};
+    call.struct_bytes = sizeof call;
+    return call;
+  }
+
+  void run(SparringStreamFunction function, const char* doing, SparringStreamCall& call) const {
+    const GilRelease release;
+    call_streams(*streams_, function, doing, call);
+  }
+
+  const SparringStreams* streams_;
+};
+
+void translate(std::exception_ptr pointer) {
+  try {
+    if (pointer) std::rethrow_exception(pointer);
+  } catch (const StreamError& error) {
+    const py::object type = py::module_::import("sparring.errors").attr("DeviceError");
+    PyErr_SetString(type.ptr(), error.what());
+  }
+}
+
+}  // namespace
+
+void bind_streams(py::module_& module) {
+  py::register_local_exception_translator(&translate);
+  py::class_<Streams>(module, "Streams")
+      .def(py::init<const py::capsule&>(), py::arg("capsule"))
+      .def_property_readonly("device", &Streams::device)
+      .def("make_stream", &Streams::make_stream)
+      .def("free_stream", &Streams::free_stream, py::arg("stream"))
+      .def("order_after", &Streams::order_after, py::arg("stream"), py::arg("other"))
+      .def("begin_wait", &Streams::begin_wait, py::arg("stream"), py::arg("deadline_seconds"),
+           py::arg("function"),
+           "Calls function(kind, message) once, both None where the stream came there.")
+      .def("pinned", &Streams::pinned, py::arg("num_bytes"))
+      .def("copy", &Streams::copy, py::arg("to"), py::arg("from_"), py::arg("num_bytes"),
+           py::arg("stream"));
+  module.def("num_stream_waits", &num_stream_waits);
+}

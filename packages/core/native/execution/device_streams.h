@@ -1,0 +1,51 @@
+// The functions of a SparringStreams with exceptions for statuses.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "sparring/stream_abi.h"
+
+namespace sparring::execution {
+
+// The device failed, or refuses.
+class StreamError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// A stream did not come where it was awaited in time. What is on it goes on.
+class StreamDeadlineError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Calls one function of the table. Throws StreamError naming device and `doing`.
+void call_streams(const SparringStreams& streams, SparringStreamFunction function,
+                  const char* doing, SparringStreamCall& arguments);
+
+// Throws std::invalid_argument, naming both versions, unless it can be used here.
+void check_streams(const SparringStreams& streams);
+
+// An event, freed with this.
+class StreamEvent {
+ public:
+  // Recorded: reached when all that is on the stream now is done.
+  StreamEvent(const SparringStreams& streams, void* stream);
+  ~StreamEvent();
+  StreamEvent(const StreamEvent&) = delete;
+  StreamEvent& operator=(const StreamEvent&) = delete;
+
+  // Throws StreamError if what it waits for has failed.
+  bool is_reached() const;
+  // What comes on `stream` from now on runs after it; nobody waits.
+  void order_before(void* stream) const;
+
+ private:
+  const SparringStreams& streams_;
+  void* event_;
+};
+
+}  // namespace sparring::execution

@@ -1,0 +1,210 @@
+#include "execution/stream_wait.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <new>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "execution/pool.h"
+
+namespace sparring::execution {
+
+using std::chrono::steady_clock;
+
+// The waits under way, by number.
+class StreamWaits {
+ public:
+  // Never destroyed: host calls may come while the process ends.
+  static StreamWaits& process() {
+    static StreamWaits* const waits = new StreamWaits;
+    return *waits;
+  }
+
+  // Throws std::bad_alloc, std::system_error.
+  uint64_t add(StreamWait& wait) {
+    const std::lock_guard lock(mutex_);
+    start_threads();
+    const uint64_t number = next_number_++;
+    waits_[number] = {&wait, steady_clock::now() + wait.deadline_, false};
+    changed_.notify_all();
+    return number;
+  }
+
+  // Null if somebody else has ended it. Whoever takes it must end it.
+  StreamWait* take(uint64_t number) {
+    const std::lock_guard lock(mutex_);
+    return take_locked(number);
+  }
+
+  // The host call.
+  static void arrive(void* number) { process().end(reinterpret_cast<uintptr_t>(number), {}); }
+
+  int64_t size() {
+    const std::lock_guard lock(mutex_);
+    return static_cast<int64_t>(waits_.size());
+  }
+
+ private:
+  struct Entry {
+    StreamWait* wait;
+    steady_clock::time_point limit;
+    bool has_ended;  // but could not be enqueued; the timekeeper tries again
+  };
+
+  static constexpr std::chrono::milliseconds ask_period{20};
+  static constexpr std::chrono::milliseconds retry_period{5};
+
+  StreamWaits() {
+    // Before ours: its lock is taken under ours, and handlers before a fork run last first.
+    Pool::process();
+    pthread_atfork([] { process().mutex_.lock(); }, [] { process().mutex_.unlock(); },
+                   [] { process().after_fork_in_child(); });
+  }
+
+  StreamWait* take_locked(uint64_t number) {
+    const auto found = waits_.find(number);
+    if (found == waits_.end() || found->second.has_ended) return nullptr;
+    StreamWait* const wait = found->second.wait;
+    waits_.erase(found);
+    return wait;
+  }
+
+  // Sends a wait to the pool, if it has not ended.
+  void end(uint64_t number, std::string failure) noexcept {
+    const std::lock_guard lock(mutex_);
+    const auto found = waits_.find(number);
+    if (found == waits_.end() || found->second.has_ended) return;
+    found->second.wait->failure_ = std::move(failure);
+    found->second.has_ended = true;
+    if (!enqueue_locked(found)) changed_.notify_all();
+  }
+
+  using Place = std::map<uint64_t, Entry>::iterator;
+  bool enqueue_locked(Place place) noexcept {
+    StreamWait& wait = *place->second.wait;
+    try {
+      Pool::process().enqueue(wait);
+    } catch (...) {
+      return false;  // no memory, or no thread, at this moment
+    }
+    waits_.erase(place);
+    return true;
+  }
+
+  void start_threads() {
+    if (has_threads_) return;
+    std::thread([this] { keep_time(); }).detach();
+    std::thread([this] { ask(); }).detach();
+    has_threads_ = true;
+  }
+
+  [[noreturn]] void keep_time() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      const auto now = steady_clock::now();
+      auto next = now + std::chrono::hours(1);
+      for (auto place = waits_.begin(); place != waits_.end();) {
+        const Place each = place++;
+        Entry& entry = each->second;
+        if (!entry.has_ended && now >= entry.limit) {
+          entry.wait->is_late_ = true;
+          entry.has_ended = true;
+        }
+        if (!entry.has_ended) {
+          next = std::min(next, entry.limit);
+        } else if (!enqueue_locked(each)) {
+          next = std::min(next, now + retry_period);
+        }
+      }
+      changed_.wait_until(lock, next);
+    }
+  }
+
+  // Asks events for errors, which host calls do not report.
+  [[noreturn]] void ask() {
+    for (;;) {
+      std::vector<std::pair<uint64_t, std::shared_ptr<StreamEvent>>> asked;
+      {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return !waits_.empty(); });
+        changed_.wait_for(lock, ask_period, [] { return false; });
+        for (const auto& [number, entry] : waits_) {
+          if (!entry.has_ended) asked.emplace_back(number, entry.wait->event_);
+        }
+      }
+      for (const auto& [number, event] : asked) {
+        std::string failure;
+        try {
+          (void)event->is_reached();  // the host call says so itself, and sooner
+        } catch (const std::exception& error) {
+          failure = error.what();
+        }
+        if (!failure.empty()) end(number, std::move(failure));
+      }
+    }
+  }
+
+  void after_fork_in_child() {
+    // No device crosses a fork, nor do these threads.
+    waits_.clear();
+    has_threads_ = false;
+    new (&changed_) std::condition_variable;
+    mutex_.unlock();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<uint64_t, Entry> waits_;
+  uint64_t next_number_ = 1;
+  bool has_threads_ = false;
+};
+
+void StreamWait::begin() noexcept {
+  uint64_t number = 0;
+  try {
+    event_ = std::make_shared<StreamEvent>(streams_, stream_);
+    number = StreamWaits::process().add(*this);
+  } catch (...) {
+    event_.reset();
+    return on_failed(std::current_exception());
+  }
+  SparringStreamCall call{};
+  call.struct_bytes = sizeof call;
+  call.stream = stream_;
+  call.function = StreamWaits::arrive;
+  call.argument = reinterpret_cast<void*>(number);
+  try {
+    // This object may be gone when it returns.
+    call_streams(streams_, streams_.call_on_host, "putting a host call on a stream", call);
+  } catch (...) {
+    const std::exception_ptr error = std::current_exception();
+    if (StreamWaits::process().take(number) != nullptr) on_failed(error);
+  }
+}
+
+void StreamWait::run() noexcept {
+  // Freed last: that may take long where the device is lost.
+  const std::shared_ptr<StreamEvent> event = std::move(event_);
+  if (is_late_) {
+    const double seconds = std::chrono::duration<double>(deadline_).count();
+    on_failed(std::make_exception_ptr(StreamDeadlineError(
+        std::string(streams_.device) + ": a stream was given " + std::to_string(seconds) +
+        " s and has not come where it was awaited; allow more, or find out what it waits for")));
+  } else if (!failure_.empty()) {
+    on_failed(std::make_exception_ptr(StreamError(failure_)));
+  } else {
+    on_reached();
+  }
+}
+
+int64_t num_stream_waits() { return StreamWaits::process().size(); }
+
+}  // namespace sparring::execution

@@ -1,0 +1,59 @@
+// One wait for the point where a stream is now, which ends on a thread of the pool.
+//
+//     begin ──► event and host call on the stream ──► the host call enqueues ──► on_reached
+//                             │
+//                             ├── the event reports an error (asked every 20 ms) ──► on_failed
+//                             └── the deadline passes ──────────────────────────────► on_failed
+//
+// A device calls nobody back once it has failed, and may hang where it is asked. So one
+// thread keeps deadlines, and another one asks. Whoever comes first ends the wait; the
+// others find that it is gone: what the host call is given is a number, not an address,
+// so it may come as late as it likes.
+#pragma once
+
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <string>
+
+#include "execution/device_streams.h"
+#include "execution/pool_task.h"
+
+namespace sparring::execution {
+
+class StreamWait : private PoolTask {
+ public:
+  // `streams` lives as long as the process.
+  StreamWait(const SparringStreams& streams, void* stream, std::chrono::nanoseconds deadline)
+      : streams_(streams), stream_(stream), deadline_(deadline) {}
+  StreamWait(const StreamWait&) = delete;
+  StreamWait& operator=(const StreamWait&) = delete;
+
+  // Calls on_reached or on_failed once, on a thread of the pool; on_failed on this one,
+  // before it returns, where nothing could be put on the stream. Either may end the life
+  // of this object, which must live until then.
+  void begin() noexcept;
+
+ protected:
+  ~StreamWait() = default;
+  virtual void on_reached() noexcept = 0;
+  // With a StreamError, a StreamDeadlineError, or what has kept it from waiting.
+  virtual void on_failed(std::exception_ptr error) noexcept = 0;
+
+ private:
+  friend class StreamWaits;
+  void run() noexcept override;
+
+  const SparringStreams& streams_;
+  void* const stream_;
+  const std::chrono::nanoseconds deadline_;
+  std::shared_ptr<StreamEvent> event_;
+  // How it ended, unless it was reached.
+  std::string failure_;
+  bool is_late_ = false;
+};
+
+// For tests: waits under way in this process.
+int64_t num_stream_waits();
+
+}  // namespace sparring::execution
