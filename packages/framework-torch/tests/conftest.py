@@ -2,10 +2,40 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the tables of a test lie, and its tensors."""
+
+    name: str
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """What modules are given."""
+        return {"storage": "memory"} if self.name == "cpu" else {"device": self.name}
+
+    @property
+    def device(self) -> torch.device:
+        """Of tensors; those of the CPU stand for an emulated GPU's."""
+        return torch.device("cpu" if self.name == "emulated" else self.name)
+
+
+@pytest.fixture
+def place(table_device: str) -> Iterator[Place]:
+    """Each of the devices that tables can lie on here; torch makes tensors there meanwhile."""
+    where = Place(table_device)
+    if where.device.type == "cpu":
+        yield where
+        return
+    with where.device:
+        yield where
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,17 @@ import torch
 from torch import Tensor
 
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError
-from sparring_torch import EmbeddingBag, Optimizer
+from sparring_torch import (
+    EmbeddingBag,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+    Optimizer,
+    PoolingType,
+    TrainPipeline,
+)
 
 _emulated = pytest.importorskip(
     "sparring_hkv._emulated",
@@ -164,7 +174,7 @@ def test_offsets_come_with_their_end_or_without(last: bool) -> None:
         assert torch.equal(ours(ids[None]), theirs(ids[None]))
 
 
-def test_what_a_device_path_cannot_do_goes_by_the_host() -> None:
+def test_padding_and_gradients_of_weights_stay_on_the_device() -> None:
     ours, theirs = _modules(mode="sum", padding_idx=4)
     ids = torch.tensor([[3, 4, 5], [4, 4, 4]])
     assert torch.equal(ours(ids), theirs(ids))
@@ -176,6 +186,97 @@ def test_what_a_device_path_cannot_do_goes_by_the_host() -> None:
         assert weights.grad is not None
         gradients.append(weights.grad)
     assert torch.equal(*gradients)
+    assert theirs.agent.path_for(ids) is None
+    assert ours.agent.path_for(ids) is not None
+
+
+TABLES = [
+    EmbeddingBagConfig(name="a", embedding_dim=4, feature_names=["u", "v", "w"]),
+    EmbeddingBagConfig(name="b", embedding_dim=3, pooling=PoolingType.MEAN, data_type="float64"),
+    EmbeddingBagConfig(name="c", embedding_dim=8, feature_names=["v"], data_type="bfloat16"),
+]
+
+
+def _batch(step: int, order: list[str]) -> KeyedJaggedTensor:
+    generator = torch.Generator().manual_seed(step)
+    lengths = torch.randint(0, 4, (len(order) * 10,), generator=generator)
+    count = int(lengths.sum())
+    ids = torch.randint(-9, 60, (count,), generator=generator)
+    return KeyedJaggedTensor(order, ids, torch.linspace(-1, 1, count), lengths)
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("order", [["u", "v", "w", "b"], ["w", "b", "u", "v"]], ids="".join)
+def test_collections_train_as_on_the_cpu(order: list[str], is_weighted: bool) -> None:
+    results = []
+    for where in ({"device": "emulated"}, {}):
+        module = EmbeddingBagCollection(tables=TABLES, is_weighted=is_weighted, **where)
+        optimizer = Optimizer(module, "adagrad", lr=0.1)
+        for step in (1, 2, 3):
+            for part in (0, 7):
+                values = module(_batch(step + part, order)).values()
+                (values * torch.arange(values.shape[1])).cos().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append((module(_batch(50, order)).values(), module.num_rows()))
+    assert torch.equal(results[0][0], results[1][0])
+    assert results[0][1] == results[1][1]
+
+
+def test_collections_of_sequences_train_as_on_the_cpu() -> None:
+    tables = [EmbeddingConfig(name=each.name, embedding_dim=each.embedding_dim,
+                              feature_names=each.feature_names) for each in TABLES]  # fmt: skip
+    results = []
+    for where in ({"device": "emulated"}, {}):
+        module = EmbeddingCollection(tables=tables, **where)
+        optimizer = Optimizer(module, "sgd", lr=0.1)
+        for step in (1, 2):
+            found = module(_batch(step, ["w", "b", "u", "v"]))
+            torch.cat([each.values().sin().sum(1) for each in found.values()]).sum().backward()
+            optimizer.step()
+        results.append(module(_batch(9, ["w", "b", "u", "v"])))
+    ours, theirs = results
+    assert list(ours) == list(theirs)
+    for name, found in ours.items():
+        assert torch.equal(found.values(), theirs[name].values())
+        assert found.lengths().tolist() == theirs[name].lengths().tolist()
+
+
+def test_a_collection_reads_without_waiting() -> None:
+    module = EmbeddingBagCollection(tables=TABLES, device="emulated")
+    batch = _batch(1, ["u", "v", "w", "b"]).sync()
+    before = _emulated.num_waits()
+    module(batch).values().sum().backward()
+    assert _emulated.num_waits() == before
+
+
+def test_ids_elsewhere_are_refused_naming_both_devices() -> None:
+    module, _ = _modules()
+    with pytest.raises(InvalidArgumentError, match="'items' lies on emulated, and the ids on meta"):
+        module(torch.empty(2, 2, dtype=torch.int64, device="meta"))
+    sums, _ = _modules(mode="sum")
+    weights = torch.empty(2, 2, device="meta")
+    with pytest.raises(InvalidArgumentError, match="lies on emulated, and the weights on meta"):
+        sums(torch.ones(2, 2, dtype=torch.int64), per_sample_weights=weights)
+
+
+def test_a_pipeline_looks_nothing_up_on_the_host() -> None:
+    module, _ = _modules()
+    pipeline = TrainPipeline(_Loss(module), Optimizer(module, "sgd", lr=0.1))
+    batches = iter([torch.arange(12).reshape(3, 4) + step for step in range(4)])
+    for _ in range(4):
+        pipeline.progress(batches)
+    assert pipeline.pipelined == []
+    assert module.agent.container.aheads.counters.lookups == 0
+
+
+class _Loss(torch.nn.Module):
+    def __init__(self, module: EmbeddingBag) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, None]:
+        return self.module(ids).sum(), None
 
 
 def test_a_device_that_is_none_is_refused() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -35,11 +37,13 @@ def batch(order: tuple[str, ...] = ("user", "viewed", "bought")) -> KeyedJaggedT
 
 
 def initial(table: str, dim: int, ids: list[int]) -> Tensor:
-    return torch.from_numpy(initial_rows(ids, TableConfig(table, dim)))
+    return torch.from_numpy(initial_rows(ids, TableConfig(table, dim))).to(
+        torch.get_default_device()
+    )
 
 
-def test_output_is_pooled_and_keyed_by_feature() -> None:
-    ebc = EmbeddingBagCollection(tables=[USERS, ITEMS], storage="memory")
+def test_output_is_pooled_and_keyed_by_feature(place: Any) -> None:
+    ebc = EmbeddingBagCollection(tables=[USERS, ITEMS], **place.table)
     out = ebc(batch())
     assert out.keys() == ["user", "viewed", "bought"]
     assert out.length_per_key() == [2, 3, 3]
@@ -50,13 +54,13 @@ def test_output_is_pooled_and_keyed_by_feature() -> None:
 
 
 @pytest.mark.parametrize("order", [("bought", "user", "viewed"), ("viewed", "user", "bought")])
-def test_order_of_features_in_the_batch_does_not_matter(order: tuple[str, ...]) -> None:
-    ebc = EmbeddingBagCollection(tables=[USERS, ITEMS], storage="memory")
+def test_order_of_features_in_the_batch_does_not_matter(place: Any, order: tuple[str, ...]) -> None:
+    ebc = EmbeddingBagCollection(tables=[USERS, ITEMS], **place.table)
     torch.testing.assert_close(ebc(batch(order)).values(), ebc(batch()).values())
 
 
-def test_features_that_share_a_table_share_its_rows() -> None:
-    ebc = EmbeddingBagCollection(tables=[USERS, ITEMS], storage="memory")
+def test_features_that_share_a_table_share_its_rows(place: Any) -> None:
+    ebc = EmbeddingBagCollection(tables=[USERS, ITEMS], **place.table)
     optimizer = Optimizer(ebc, torch.optim.SGD, lr=1.0)
     before = ebc(batch())
     before["viewed"].sum().backward()
@@ -67,26 +71,26 @@ def test_features_that_share_a_table_share_its_rows() -> None:
     assert ebc.num_rows()["items"] == 3
 
 
-def test_a_feature_in_several_tables_is_named_with_its_table() -> None:
+def test_a_feature_in_several_tables_is_named_with_its_table(place: Any) -> None:
     tables = [
         EmbeddingBagConfig(name="wide", embedding_dim=1, feature_names=["user"]),
         EmbeddingBagConfig(name="deep", embedding_dim=4, feature_names=["user", "item"]),
     ]
-    ebc = EmbeddingBagCollection(tables=tables, storage="memory")
+    ebc = EmbeddingBagCollection(tables=tables, **place.table)
     out = ebc(KeyedJaggedTensor(["user", "item"], [1, 2], lengths=[1, 1]))
     assert out.keys() == ["user@wide", "user@deep", "item"]
     torch.testing.assert_close(out["user@deep"], initial("deep", 4, [1]))
 
 
-def test_a_table_without_features_takes_its_own_name() -> None:
+def test_a_table_without_features_takes_its_own_name(place: Any) -> None:
     ebc = EmbeddingBagCollection(
-        tables=[EmbeddingBagConfig(name="user", embedding_dim=2)], storage="memory"
+        tables=[EmbeddingBagConfig(name="user", embedding_dim=2)], **place.table
     )
     assert ebc(KeyedJaggedTensor(["user"], [3], lengths=[1])).keys() == ["user"]
 
 
-def test_weights_multiply_and_get_a_gradient() -> None:
-    ebc = EmbeddingBagCollection(tables=[USERS], is_weighted=True, storage="memory")
+def test_weights_multiply_and_get_a_gradient(place: Any) -> None:
+    ebc = EmbeddingBagCollection(tables=[USERS], is_weighted=True, **place.table)
     weights = torch.tensor([2.0, -1.0], requires_grad=True)
     kjt = KeyedJaggedTensor(["user"], torch.tensor([5, 6]), weights, lengths=[2])
     out = ebc(kjt)["user"]
@@ -97,14 +101,14 @@ def test_weights_multiply_and_get_a_gradient() -> None:
     torch.testing.assert_close(weights.grad, rows.sum(1))
 
 
-def test_weights_are_left_alone_unless_asked_for() -> None:
-    ebc = EmbeddingBagCollection(tables=[USERS], storage="memory")
+def test_weights_are_left_alone_unless_asked_for(place: Any) -> None:
+    ebc = EmbeddingBagCollection(tables=[USERS], **place.table)
     kjt = KeyedJaggedTensor(["user"], torch.tensor([5]), torch.tensor([9.0]), lengths=[1])
     torch.testing.assert_close(ebc(kjt)["user"], initial("users", 2, [5]))
 
 
-def test_a_batch_without_examples_or_ids() -> None:
-    ebc = EmbeddingBagCollection(tables=[USERS, ITEMS], storage="memory")
+def test_a_batch_without_examples_or_ids(place: Any) -> None:
+    ebc = EmbeddingBagCollection(tables=[USERS, ITEMS], **place.table)
     features = ["user", "viewed", "bought"]
     none = ebc(KeyedJaggedTensor(features, torch.empty(0, dtype=torch.int64), lengths=[]))
     assert none.values().shape == (0, 8)
@@ -113,8 +117,8 @@ def test_a_batch_without_examples_or_ids() -> None:
     assert no_ids.values().tolist() == [[0.0] * 8] * 2
 
 
-def test_whole_floats_are_ids_and_others_are_refused_by_feature() -> None:
-    ebc = EmbeddingBagCollection(tables=[USERS], storage="memory")
+def test_whole_floats_are_ids_and_others_are_refused_by_feature(place: Any) -> None:
+    ebc = EmbeddingBagCollection(tables=[USERS], **place.table)
     out = ebc(KeyedJaggedTensor(["user"], torch.Tensor([5]), lengths=[1]))
     torch.testing.assert_close(out["user"], initial("users", 2, [5]))
     optimizer = Optimizer(ebc, torch.optim.SGD, lr=1.0)
@@ -124,14 +128,14 @@ def test_whole_floats_are_ids_and_others_are_refused_by_feature() -> None:
     assert ebc.num_rows() == {"users": 0}
 
 
-def test_features_and_tables_must_fit() -> None:
-    ebc = EmbeddingBagCollection(tables=[USERS, ITEMS], storage="memory")
+def test_features_and_tables_must_fit(place: Any) -> None:
+    ebc = EmbeddingBagCollection(tables=[USERS, ITEMS], **place.table)
     with pytest.raises(InvalidArgumentError, match="'users' of the batch has no table"):
         ebc(KeyedJaggedTensor(["users"], [1], lengths=[1]))
     with pytest.raises(InvalidArgumentError, match="needs feature 'bought', which the batch"):
         ebc(KeyedJaggedTensor(["user", "viewed"], [1, 2], lengths=[1, 1]))
     with pytest.raises(InvalidArgumentError, match="no weights"):
-        EmbeddingBagCollection(tables=[USERS], is_weighted=True, storage="memory")(
+        EmbeddingBagCollection(tables=[USERS], is_weighted=True, **place.table)(
             KeyedJaggedTensor(["user"], [1], lengths=[1])
         )
     with pytest.raises(InvalidArgumentError, match="takes a KeyedJaggedTensor, found dict"):
@@ -181,9 +185,9 @@ def test_an_open_storage_must_have_room_for_the_state() -> None:
     assert with_state.size == 1
 
 
-def test_num_embeddings_bounds_the_storage() -> None:
+def test_num_embeddings_bounds_the_storage(place: Any) -> None:
     config = EmbeddingBagConfig(name="users", embedding_dim=2, num_embeddings=5)
-    ebc = EmbeddingBagCollection(tables=[config], storage="memory")
+    ebc = EmbeddingBagCollection(tables=[config], **place.table)
     Optimizer(ebc, torch.optim.SGD, lr=1.0)
     assert ebc.agent.container.storage("users").capacity == 5
 

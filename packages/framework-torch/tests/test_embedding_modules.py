@@ -24,15 +24,17 @@ DIM = 3
 
 
 def initial(table: str, ids: list[int]) -> Tensor:
-    return torch.from_numpy(initial_rows(ids, TableConfig(table, DIM)))
+    return torch.from_numpy(initial_rows(ids, TableConfig(table, DIM))).to(
+        torch.get_default_device()
+    )
 
 
-def test_a_collection_gives_one_embedding_for_each_id() -> None:
+def test_a_collection_gives_one_embedding_for_each_id(place: Any) -> None:
     tables = [
         EmbeddingConfig(name="items", embedding_dim=DIM, feature_names=["viewed", "bought"]),
         EmbeddingConfig(name="places", embedding_dim=DIM, feature_names=["bought"]),
     ]
-    ec = EmbeddingCollection(tables=tables, storage="memory")
+    ec = EmbeddingCollection(tables=tables, **place.table)
     out = ec(KeyedJaggedTensor(["viewed", "bought"], [7, 8, 7], lengths=[2, 0, 0, 1]))
     assert list(out) == ["viewed", "bought@items", "bought@places"]
     assert ec.embedding_names_by_table() == [["viewed", "bought@items"], ["bought@places"]]
@@ -43,9 +45,9 @@ def test_a_collection_gives_one_embedding_for_each_id() -> None:
     assert out["viewed"].to_padded_dense().shape == (2, 2, DIM)
 
 
-def test_a_collection_trains_its_rows() -> None:
+def test_a_collection_trains_its_rows(place: Any) -> None:
     ec = EmbeddingCollection(
-        tables=[EmbeddingConfig(name="items", embedding_dim=DIM)], storage="memory"
+        tables=[EmbeddingConfig(name="items", embedding_dim=DIM)], **place.table
     )
     optimizer = Optimizer(ec, torch.optim.SGD, lr=1.0)
     kjt = KeyedJaggedTensor(["items"], [7, 7, 8], lengths=[2, 1])
@@ -55,8 +57,8 @@ def test_a_collection_trains_its_rows() -> None:
     torch.testing.assert_close(ec(kjt)["items"].values(), expected)
 
 
-def test_embedding_keeps_the_shape_of_its_input() -> None:
-    embedding = Embedding(DIM, name="table", storage="memory")
+def test_embedding_keeps_the_shape_of_its_input(place: Any) -> None:
+    embedding = Embedding(DIM, name="table", **place.table)
     ids = torch.tensor([[1, 2, 1], [-5, 2, 2**62]])
     out = embedding(ids)
     assert out.shape == (2, 3, DIM)
@@ -66,8 +68,8 @@ def test_embedding_keeps_the_shape_of_its_input() -> None:
     torch.testing.assert_close(embedding(torch.tensor([1], dtype=torch.int32)), out[0, :1])
 
 
-def test_padding_reads_as_zeros_and_earns_no_row() -> None:
-    embedding = Embedding(DIM, padding_idx=0, storage="memory")
+def test_padding_reads_as_zeros_and_earns_no_row(place: Any) -> None:
+    embedding = Embedding(DIM, padding_idx=0, **place.table)
     optimizer = Optimizer(embedding, torch.optim.SGD, lr=1.0)
     ids = torch.tensor([[0, 4], [0, 0]])
     out = embedding(ids)
@@ -91,14 +93,14 @@ def test_padding_reads_as_zeros_and_earns_no_row() -> None:
     ],
 )
 def test_embedding_bag_is_that_of_torch(
-    ids: list[Any], more: dict[str, Any], padding_idx: int | None, mode: str
+    place: Any, ids: list[Any], more: dict[str, Any], padding_idx: int | None, mode: str
 ) -> None:
     more = dict(more)
     offsets = more.pop("offsets", None)
     given = [torch.tensor(ids, dtype=torch.int64)]
     given += [] if offsets is None else [torch.tensor(offsets)]
     ours = EmbeddingBag(
-        DIM, name="table", mode=mode, padding_idx=padding_idx, storage="memory", **more
+        DIM, name="table", mode=mode, padding_idx=padding_idx, **place.table, **more
     )
     theirs = torch.nn.EmbeddingBag(
         4, DIM, mode=mode, padding_idx=padding_idx, _weight=initial("table", [0, 1, 2, 3]), **more
@@ -106,12 +108,12 @@ def test_embedding_bag_is_that_of_torch(
     torch.testing.assert_close(ours(*given), theirs(*given))
 
 
-def test_default_mode_is_that_of_torch() -> None:
-    assert EmbeddingBag(DIM, storage="memory").mode == torch.nn.EmbeddingBag(1, DIM).mode
+def test_default_mode_is_that_of_torch(place: Any) -> None:
+    assert EmbeddingBag(DIM, **place.table).mode == torch.nn.EmbeddingBag(1, DIM).mode
 
 
-def test_per_sample_weights_follow_padding() -> None:
-    ours = EmbeddingBag(DIM, name="table", mode="sum", padding_idx=2, storage="memory")
+def test_per_sample_weights_follow_padding(place: Any) -> None:
+    ours = EmbeddingBag(DIM, name="table", mode="sum", padding_idx=2, **place.table)
     theirs = torch.nn.EmbeddingBag(
         4, DIM, mode="sum", padding_idx=2, _weight=initial("table", [0, 1, 2, 3])
     )
@@ -124,27 +126,32 @@ def test_per_sample_weights_follow_padding() -> None:
     torch.testing.assert_close(*gradients)
 
 
-def test_bad_bags_are_refused() -> None:
-    bag = EmbeddingBag(DIM, storage="memory")
+def test_bad_bags_are_refused(place: Any) -> None:
+    bag = EmbeddingBag(DIM, **place.table)
     ids = torch.tensor([1, 2])
     with pytest.raises(InvalidArgumentError, match="without offsets"):
         bag(ids)
     with pytest.raises(InvalidArgumentError, match="takes no offsets"):
         bag(ids.reshape(1, 2), torch.tensor([0]))
-    with pytest.raises(InvalidArgumentError, match="must not fall"):
-        bag(ids, torch.tensor([0, 2, 1]))
     with pytest.raises(InvalidArgumentError, match="one dimension"):
         bag(ids, torch.tensor([[0, 1]]))
     with pytest.raises(InvalidArgumentError, match="need mode 'sum'"):
         bag(ids, torch.tensor([0]), torch.ones(2))
     with pytest.raises(InvalidArgumentError, match="shape of the input"):
-        EmbeddingBag(DIM, mode="sum", storage="memory")(ids, torch.tensor([0]), torch.ones(1))
+        EmbeddingBag(DIM, mode="sum", **place.table)(ids, torch.tensor([0]), torch.ones(1))
+    with pytest.raises(InvalidArgumentError, match="'sum' or 'mean', found 'max'"):
+        EmbeddingBag(DIM, mode="max", **place.table)
+    with pytest.raises(InvalidArgumentError, match="not a whole number"):
+        Embedding(DIM, **place.table)(torch.tensor([0.5]))
+
+
+def test_bad_offsets_are_refused_where_looking_at_them_costs_no_wait() -> None:
+    bag = EmbeddingBag(DIM, storage="memory")
+    ids = torch.tensor([1, 2])
+    with pytest.raises(InvalidArgumentError, match="must not fall"):
+        bag(ids, torch.tensor([0, 2, 1]))
     with pytest.raises(InvalidArgumentError, match="must be the"):
         EmbeddingBag(DIM, include_last_offset=True, storage="memory")(ids, torch.tensor([0, 1]))
-    with pytest.raises(InvalidArgumentError, match="'sum' or 'mean', found 'max'"):
-        EmbeddingBag(DIM, mode="max", storage="memory")
-    with pytest.raises(InvalidArgumentError, match="not a whole number"):
-        Embedding(DIM, storage="memory")(torch.tensor([0.5]))
 
 
 def test_modules_without_names_have_tables_of_their_own() -> None:

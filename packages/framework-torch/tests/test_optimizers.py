@@ -71,6 +71,7 @@ NAMES = [f"{native.__name__}-{len(hyper)}" for native, hyper in CHOICES]
 @pytest.mark.parametrize("block_bytes", [BLOCK_BYTES, 1], ids=["at once", "row by row"])
 @pytest.mark.parametrize(("native", "hyperparameters"), CHOICES, ids=NAMES)
 def test_rows_move_as_one_parameter_does(
+    place: Any,
     native: type[torch.optim.Optimizer],
     hyperparameters: dict[str, Any],
     block_bytes: int,
@@ -80,7 +81,7 @@ def test_rows_move_as_one_parameter_does(
     assert probe(native, hyperparameters, torch.float64).takes_blocks
     monkeypatch.setattr(native_route, "BLOCK_BYTES", block_bytes)
     ids = torch.tensor([5, -7, 11, 2**40])
-    ours = Embedding(DIM, name="table", dtype=torch.float64, storage="memory")
+    ours = Embedding(DIM, name="table", dtype=torch.float64, **place.table)
     theirs = torch.nn.Parameter(ours(ids).detach().clone())
     our_optimizer = Optimizer(ours, native, **hyperparameters)
     their_optimizer = native([theirs], **hyperparameters)
@@ -129,14 +130,15 @@ class CountsInItsGroup(torch.optim.Optimizer):
     ("native", "takes_blocks"), [(CountsByItself, False), (CountsInItsGroup, True)]
 )
 def test_optimizer_that_counts_steps_counts_each_once(
-    native: type[torch.optim.Optimizer], takes_blocks: bool, monkeypatch: pytest.MonkeyPatch
+    place: Any,
+    native: type[torch.optim.Optimizer],
+    takes_blocks: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert probe(native, {}, torch.float64).takes_blocks is takes_blocks
     monkeypatch.setattr(native_route, "BLOCK_BYTES", 1)
     small, large = torch.tensor([1]), torch.tensor([1, 2, 3, 4, 5])
-    tables = [
-        Embedding(DIM, name=name, dtype=torch.float64, storage="memory") for name in ("a", "b")
-    ]
+    tables = [Embedding(DIM, name=name, dtype=torch.float64, **place.table) for name in ("a", "b")]
     before = [
         table(ids).detach().clone() for table, ids in zip(tables, (small, large), strict=True)
     ]
@@ -150,11 +152,11 @@ def test_optimizer_that_counts_steps_counts_each_once(
 
 @pytest.mark.parametrize(("native", "hyperparameters"), CHOICES, ids=NAMES)
 def test_each_row_keeps_its_state_while_others_move(
-    native: type[torch.optim.Optimizer], hyperparameters: dict[str, Any]
+    place: Any, native: type[torch.optim.Optimizer], hyperparameters: dict[str, Any]
 ) -> None:
     """Two halves in turn, against two parameters whose optimizers share the scalars."""
     halves = [torch.tensor([1, 2]), torch.tensor([3, 4])]
-    ours = Embedding(DIM, name="table", dtype=torch.float64, storage="memory")
+    ours = Embedding(DIM, name="table", dtype=torch.float64, **place.table)
     theirs = [torch.nn.Parameter(ours(half).detach().clone()) for half in halves]
     our_optimizer = Optimizer(ours, native, **hyperparameters)
     layout = probe(native, hyperparameters, torch.float64)
@@ -178,8 +180,8 @@ def test_each_row_keeps_its_state_while_others_move(
         torch.testing.assert_close(ours(half), parameter, rtol=0, atol=1e-12)
 
 
-def test_state_lies_behind_the_embedding_in_the_storage() -> None:
-    ours = Embedding(DIM, name="table", storage="memory")
+def test_state_lies_behind_the_embedding_in_the_storage(place: Any) -> None:
+    ours = Embedding(DIM, name="table", **place.table)
     optimizer = Optimizer(ours, torch.optim.Adagrad, lr=0.1, initial_accumulator_value=0.5)
     (ours(torch.tensor([9])) * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
     optimizer.step()

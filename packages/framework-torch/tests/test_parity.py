@@ -1,7 +1,7 @@
 """Rows move exactly as those of a dense `torch.nn.EmbeddingBag` do.
 
 200 random steps of one to three micro-batches, with repeated ids, empty bags and ids at both ends
-of int64; sum, mean and per-sample weights.
+of int64; sum, mean and per-sample weights. On the emulator, which is slow, 20.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from sparring.descriptors import StorageDescriptor
 from sparring.kernels import initial_rows
 from sparring_torch import EmbeddingBag, Optimizer
 
-DIM, STEPS = 5, 200
+DIM = 5
+STEPS = {"cpu": 200, "emulated": 20}
 KEYS = np.array([0, -1, -2, -3, 2**63 - 1, -(2**63), 193_609, *range(10**12, 10**12 + 23)])
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 ADAM_EPS = 1e-30
@@ -36,23 +37,29 @@ NATIVE: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], bool]] = {
 }
 
 
+def here(array: Any) -> Tensor:
+    """A tensor where torch makes them now."""
+    return torch.from_numpy(array).to(torch.get_default_device())
+
+
 def random_bags(generator: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """Places in KEYS, offsets and weights of 8 bags, some of them empty."""
     lengths = generator.integers(0, 5, 8) * (generator.random(8) < 0.7)
     lengths[0] += 1
     count = int(lengths.sum())
-    places = torch.from_numpy(generator.integers(0, len(KEYS), count))
-    offsets = torch.from_numpy(np.cumsum(lengths) - lengths)
-    return places, offsets, torch.from_numpy(generator.uniform(0.5, 1.5, count))
+    places = here(generator.integers(0, len(KEYS), count))
+    offsets = here(np.cumsum(lengths) - lengths)
+    return places, offsets, here(generator.uniform(0.5, 1.5, count))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("mode", ["sum", "mean", "weighted"])
 @pytest.mark.parametrize("name", list(NATIVE))
 def test_rows_move_as_in_torch(
-    name: str, mode: str, dtype: torch.dtype, generator: np.random.Generator
+    name: str, mode: str, dtype: torch.dtype, generator: np.random.Generator, place: Any
 ) -> None:
-    check_parity(name, mode, dtype, generator, storage="memory")
+    num_steps = STEPS.get(place.name, 200)
+    check_parity(name, mode, dtype, generator, num_steps, **place.table)
 
 
 def test_rows_move_as_in_torch_in_the_default_storage(generator: np.random.Generator) -> None:
@@ -64,29 +71,34 @@ def test_rows_move_as_in_torch_in_the_default_storage(generator: np.random.Gener
     if "hkv" not in offered:
         pytest.skip("sparring-hkv is not installed")
     for name in NATIVE:
-        check_parity(name, "sum", torch.float64, generator, storage="hkv")
+        check_parity(name, "sum", torch.float64, generator, STEPS["cpu"], storage="hkv")
 
 
 def check_parity(
-    name: str, mode: str, dtype: torch.dtype, generator: np.random.Generator, *, storage: str
+    name: str,
+    mode: str,
+    dtype: torch.dtype,
+    generator: np.random.Generator,
+    num_steps: int,
+    **table_place: Any,
 ) -> None:
     """Raises unless all rows end where torch's do."""
     native, hyperparameters, is_sparse = NATIVE[name]
     how: dict[str, Any] = {"mode": "sum" if mode == "weighted" else mode}
-    ours = EmbeddingBag(DIM, name="table", dtype=dtype, storage=storage, **how)
+    ours = EmbeddingBag(DIM, name="table", dtype=dtype, **table_place, **how)
     table = TableConfig("table", DIM, str(dtype).removeprefix("torch."))
     dense = torch.nn.EmbeddingBag(
-        len(KEYS), DIM, _weight=torch.from_numpy(initial_rows(KEYS, table)), sparse=is_sparse, **how
+        len(KEYS), DIM, _weight=here(initial_rows(KEYS, table)), sparse=is_sparse, **how
     )
     our_optimizer = Optimizer(ours, native, **hyperparameters)
     their_native: Callable[..., torch.optim.Optimizer] = (
         torch.optim.SparseAdam if is_sparse else native
     )
     their_optimizer = their_native(dense.parameters(), **hyperparameters)
-    target = torch.from_numpy(generator.normal(size=(8, DIM))).to(dtype)
+    target = here(generator.normal(size=(8, DIM))).to(dtype)
 
     seen: set[int] = set()
-    for _ in range(STEPS):
+    for _ in range(num_steps):
         our_optimizer.zero_grad()
         their_optimizer.zero_grad()
         for _ in range(int(generator.integers(1, 4))):
@@ -95,31 +107,31 @@ def check_parity(
             if mode == "weighted":
                 given["per_sample_weights"] = weights.to(dtype)
             seen.update(places.tolist())
-            ids = torch.from_numpy(KEYS)[places]
+            ids = here(KEYS)[places]
             for module, index in ((ours, ids), (dense, places)):
                 ((module(index, offsets, **given) - target) ** 2).mean().backward()
         our_optimizer.step()
         their_optimizer.step()
 
-    rows = ours.eval()(torch.from_numpy(KEYS).reshape(-1, 1))
+    rows = ours.eval()(here(KEYS).reshape(-1, 1))
     torch.testing.assert_close(rows, dense.weight.data, rtol=0, atol=TOLERANCE[dtype])
     assert ours.num_rows() == {"table": len(seen)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_gradient_of_weights_is_that_of_torch(
-    dtype: torch.dtype, generator: np.random.Generator
+    dtype: torch.dtype, generator: np.random.Generator, place: Any
 ) -> None:
-    ours = EmbeddingBag(DIM, name="table", dtype=dtype, mode="sum", storage="memory")
+    ours = EmbeddingBag(DIM, name="table", dtype=dtype, mode="sum", **place.table)
     places, offsets, weights = random_bags(generator)
-    ids = torch.from_numpy(KEYS)[places]
+    ids = here(KEYS)[places]
     dense = torch.nn.EmbeddingBag(
         len(KEYS),
         DIM,
         mode="sum",
-        _weight=ours.eval()(torch.from_numpy(KEYS).reshape(-1, 1)).detach(),
+        _weight=ours.eval()(here(KEYS).reshape(-1, 1)).detach(),
     )
-    scale = torch.from_numpy(generator.normal(size=(8, DIM))).to(dtype)
+    scale = here(generator.normal(size=(8, DIM))).to(dtype)
     gradients = []
     for module, index in ((ours.train(), ids), (dense, places)):
         given = weights.to(dtype).requires_grad_()

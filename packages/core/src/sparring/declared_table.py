@@ -29,6 +29,7 @@ __all__ = [
     "check_declaration",
     "check_given",
     "check_placement",
+    "storage_device",
 ]
 
 
@@ -57,6 +58,35 @@ class StorageChoice:
         """The choice with its options filled in for one table on one rank."""
         words = {"{rank}": str(rank), "{world_size}": str(world_size), "{table}": table}
         return StorageChoice(self.backend, _filled_in(self.options, words))
+
+    def on_device(self, own: str) -> StorageChoice:
+        """The choice with ``device: cuda`` read as this rank's own GPU, also in what it stacks."""
+        return StorageChoice(self.backend, _placed(self.options, own))
+
+
+def storage_device(storage: StorageChoice | Storage | None) -> str:
+    """Where the rows of a table lie: ``cpu``, or the device whose arrays its storage takes.
+
+    Of storages that have devices, ``device`` among the options says which.
+    """
+    if isinstance(storage, Storage):
+        return next((each for each in storage.capabilities.devices if each != "cpu"), "cpu")
+    found = None if storage is None else storage.options.get("device")
+    return found if isinstance(found, str) and _DEVICE.fullmatch(found) else "cpu"
+
+
+_DEVICE = re.compile(r"cuda(:\d+)?|emulated")
+
+
+def _placed(value: Any, own: str) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            name: own if name == "device" and each == "cuda" else _placed(each, own)
+            for name, each in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_placed(each, own) for each in value]
+    return value
 
 
 def _filled_in(value: Any, words: Mapping[str, str]) -> Any:

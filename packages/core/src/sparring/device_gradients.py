@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,8 @@ class BagGradients:
     mode: Pooling
     weights: DeviceArray | None
     """``(n,)``"""
+    take: Callable[[], None] | None = None
+    """Called before the arrays are used: makes the current stream wait for who made them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,9 @@ class DeviceGradients:
         Waits for the device once a batch, and once more where there are several: how many keys
         there are decides how much memory comes next.
         """
+        for each in self.batches:
+            if each.take is not None:
+                each.take()
         parts = [self._by_key(each) for each in self.batches]
         if len(parts) == 1:
             return parts[0]

@@ -39,6 +39,10 @@ DeviceArray = Any
 """An array of the caller's framework; it has ``__dlpack__`` and ``__dlpack_device__``."""
 
 
+def _taken(array: DeviceArray, positions: DeviceArray) -> DeviceArray:
+    return np.take(array, positions, axis=0)
+
+
 @dataclass(frozen=True, slots=True)
 class ArraySource:
     """What a set needs of the caller's framework.
@@ -53,6 +57,8 @@ class ArraySource:
         to_host: the array as NumPy's, in host memory; it may wait for the stream.
         from_host: an array of NumPy as one on the device.
         concatenate: arrays one behind the other, along the first dimension.
+        take: ``take(array, positions)``: the rows of an array at positions ``(m,)`` int64, which
+            lie on the device.
     """
 
     empty: Callable[[tuple[int, ...], str], DeviceArray]
@@ -61,6 +67,7 @@ class ArraySource:
     to_host: Callable[[DeviceArray], npt.NDArray[Any]] = np.asarray
     from_host: Callable[[npt.NDArray[Any]], DeviceArray] = np.asarray
     concatenate: Callable[[Sequence[DeviceArray]], DeviceArray] = np.concatenate
+    take: Callable[[DeviceArray, DeviceArray], DeviceArray] = _taken
 
 
 class KernelSet(ABC):

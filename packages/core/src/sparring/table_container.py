@@ -60,6 +60,15 @@ class TableContainer(ABC):
     def check_open(self) -> None:
         """Raises `ClosedError` if the container was closed."""
 
+    @property
+    def own_device(self) -> str | None:
+        """Which GPU ``cuda`` means on this rank: that of its number on this machine. None on a
+        single rank, where it means the one that is current."""
+        membership = self.rendezvous.membership()
+        if membership.device.startswith("cuda:"):
+            return membership.device
+        return None if membership.world_size == 1 else f"cuda:{membership.local_rank}"
+
     @abstractmethod
     def join_ahead(self) -> None:
         """Returns when no lookup runs beside this thread."""
@@ -81,6 +90,8 @@ class TableContainer(ABC):
         check_declaration(table, storage)
         if isinstance(storage, StorageChoice):
             storage = storage.on(self.collective.rank, self.collective.world_size, table.name)
+            if self.own_device is not None:
+                storage = storage.on_device(self.own_device)
         known = self._tables.get(table.name)
         if known is not None:
             if known.config.with_state(0) == table.with_state(0):

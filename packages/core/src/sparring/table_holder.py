@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparring.declared_table import StorageChoice
+from sparring.declared_table import StorageChoice, storage_device
 from sparring.errors import InvalidArgumentError
 from sparring.non_finite import NonFinite
 from sparring.step import StepContainer
@@ -39,6 +39,17 @@ class TableDeclaration:
 
     table: TableConfig
     storage: StorageChoice | Storage
+
+    def placed(self, own_device: str | None) -> TableDeclaration:
+        """With ``cuda`` in the storage's options read as `own_device`; None leaves it."""
+        if own_device is None or not isinstance(self.storage, StorageChoice):
+            return self
+        return TableDeclaration(self.table, self.storage.on_device(own_device))
+
+    @property
+    def device(self) -> str:
+        """Where the rows lie: ``cpu``, or ``cuda:1`` if arrays of that GPU are taken as they are."""
+        return storage_device(self.storage)
 
 
 def declared(
@@ -153,13 +164,18 @@ class TableHolder:
                 f"tables {self.table_names} hold rows in another container already; give all "
                 "modules one container=… when making them"
             )
-        for each in self.declarations:
+        placed = [each.placed(self._own_device(container)) for each in self.declarations]
+        for each in placed:
             container.declare(each.table, each.storage)
         self._container = container
-        self._on_joined()
+        self._on_joined(placed)
 
-    def _on_joined(self) -> None:
-        """The tables are in another container than before."""
+    def _own_device(self, container: StepContainer) -> str | None:
+        """Which GPU ``cuda`` means here; None leaves it to the container."""
+        return container.own_device
+
+    def _on_joined(self, declarations: Sequence[TableDeclaration]) -> None:
+        """The tables are in another container than before, declared as `declarations`."""
 
 
 def given_storages(holders: Sequence[TableHolder]) -> dict[str, Storage]:

@@ -53,7 +53,7 @@ class TableAgent(TableHolder):
         """Table name → the weight that stands for its rows."""
         super().__init__(declarations, container)
 
-    def _on_joined(self) -> None:
+    def _on_joined(self, declarations: Sequence[TableDeclaration]) -> None:
         self._is_shown = False
 
     def is_direct(self, tables: Sequence[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Bags from tables on a device: ids, rows and gradients stay where they are.
+"""Embeddings from tables on a device: ids, rows and gradients stay where they are.
 
     ids, offsets ──► KernelSet.pool_storage ──► bags ──► model, loss ──► gradient of the bags
                                                                              │
@@ -10,9 +10,9 @@ for a GPU whose memory is the host's: tensors of the CPU, for tests.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -20,150 +20,142 @@ from torch.autograd.function import once_differentiable
 from sparring import ResourceManager, StepContainer
 from sparring.device_gradients import BagGradients, DeviceGradients
 from sparring.errors import InvalidArgumentError
-from sparring.kernel_set import ArraySource, KernelSet
-from sparring.plugins import make_plugin_manager
+from sparring_torch.device_groups import DeviceGroup, each_alone
+from sparring_torch.device_kernels import kernel_set_for, tensor_device
+from sparring_torch.device_streams import Produced
 
-__all__ = ["DevicePath", "kernel_set_for", "storage_device"]
-
-
-def storage_device(device: torch.device | str | int | None) -> str:
-    """What storages call a device: ``cpu``, ``cuda:1``, ``emulated``.
-
-    Raises:
-        InvalidArgumentError: tables lie on no device of this type.
-    """
-    if device is None:
-        return "cpu"
-    if device == "emulated":
-        return "emulated"
-    found = torch.device(device)
-    if found.type not in ("cpu", "cuda"):
-        raise InvalidArgumentError(
-            f"device must be cpu or cuda, found {str(device)!r}; tables lie nowhere else"
-        )
-    return "cpu" if found.type == "cpu" else f"cuda:{found.index or 0}"
-
-
-def kernel_set_for(device: str) -> KernelSet:
-    """The kernels of a device, on torch's tensors and current stream.
-
-    Raises:
-        PluginError: nobody offers kernels for it; the message says what to install.
-        DeviceError: it cannot be used here.
-    """
-    kind, _, index = device.partition(":")
-    where = torch.device("cpu" if kind == "emulated" else device)
-
-    def empty(shape: tuple[int, ...], dtype: str) -> Tensor:
-        return torch.empty(shape, dtype=getattr(torch, dtype), device=where)
-
-    def stream() -> int:
-        return 0 if where.type == "cpu" else int(torch.cuda.current_stream(where).cuda_stream)
-
-    arrays = ArraySource(
-        empty=empty,
-        stream=stream,
-        index=int(index or 0),
-        to_host=lambda array: array.cpu().numpy(),
-        from_host=lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(where),
-        concatenate=lambda parts: torch.cat(list(parts)),
-    )
-    return make_plugin_manager().kernels(kind).factory(arrays)
+__all__ = ["DevicePath"]
 
 
 class DevicePath:
-    """One pooled feature of one table that lies on a device.
+    """Lookups in tables that lie on one device.
 
     Args:
-        table: its name.
-        mode: ``sum`` or ``mean``.
-        device: as `storage_device` gives it.
+        device: as storages call it: ``cuda:1``, ``emulated``.
     """
 
-    def __init__(self, table: str, mode: str, device: str) -> None:
-        self._table = table
-        self._mode: Any = mode
-        self.device = torch.device("cpu" if device == "emulated" else device)
-        self._kernels = kernel_set_for(device)
+    def __init__(self, device: str) -> None:
+        self.name = device
+        self.device = tensor_device(device)
+        self.kernels = kernel_set_for(device)
 
-    def takes(self, container: StepContainer, ids: Tensor, weights: Tensor | None) -> bool:
-        """Whether bags of these can be pooled without a copy to the host."""
-        wants_rows = weights is not None and weights.requires_grad and torch.is_grad_enabled()
-        return (
-            ids.device == self.device
-            and ids.dtype is torch.int64
-            and not wants_rows
-            and container.reads_directly([self._table])
+    def check_place(self, tables: Sequence[str], what: str, given: Tensor) -> None:
+        """Refuses what lies on another device than the tables.
+
+        Raises:
+            InvalidArgumentError: naming both devices.
+        """
+        if given.device == self.device:
+            return
+        names = ", ".join(map(repr, tables[:3])) + (", …" if len(tables) > 3 else "")
+        raise InvalidArgumentError(
+            f"table {names} lies on {self.name}, and the {what} on {given.device}; move them "
+            f"there: .to({str(self.device)!r})",
+            table=tables[0],
+            device=str(given.device),
         )
 
     def pool(
-        self,
-        container: StepContainer,
-        ids: Tensor,
-        offsets: Tensor,
-        weights: Tensor | None,
-        *,
-        is_training: bool,
-    ) -> Tensor:
-        """One embedding for each bag: ``(b, dim)``.
+        self, container: StepContainer, groups: Sequence[DeviceGroup], *, is_training: bool
+    ) -> list[Tensor]:
+        """One embedding for each bag of each group: ``(bags, dim)``.
 
         Args:
-            container: where the table lives.
-            ids: ``(n,)`` on the device.
-            offsets: ``(b + 1,)`` int64 on the device, from 0 to n, never falling.
-            weights: ``(n,)``; they take no gradient.
+            container: where the tables live.
+            groups: what is looked up.
             is_training: the module's own `training`.
         """
-        container.check_readable([self._table])
-        entry = container.entry(self._table)
-        ids = ids.detach().contiguous()
-        if weights is not None:
-            dtype = getattr(torch, entry.config.computing_dtype.name)
-            weights = weights.detach().to(self.device, dtype).contiguous()
-        bags: Tensor = self._kernels.pool_storage(
-            entry.storage, entry.config, ids, offsets, mode=self._mode, weights=weights
-        )
+        container.check_readable(list(dict.fromkeys(group.table for group in groups)))
+        for group in groups:
+            self._prepare(container, group)
         if not (is_training and torch.is_grad_enabled()):
-            return bags
-        batch = _Batch(container.resources, self._table, self._kernels, self._mode)
-        batch.index = ids, offsets, weights
-        out: Tensor = _Output.apply(_ANCHOR, batch, bags)  # type: ignore[no-untyped-call]
-        return out
+            return [self._pooled(container, group) for group in groups]
+        batch = _Batch(self, container, groups)
+        outputs: tuple[Tensor, ...] = _Output.apply(  # type: ignore[no-untyped-call]
+            _ANCHOR, batch, *(group.weights for group in groups)
+        )
+        return list(outputs)
+
+    def _prepare(self, container: StepContainer, group: DeviceGroup) -> None:
+        weights = group.weights
+        if weights is None:
+            return
+        self.check_place([group.table], "weights", weights)
+        dtype = getattr(torch, container.entry(group.table).config.computing_dtype.name)
+        group.weights = weights.to(dtype).contiguous()
+
+    def _pooled(
+        self,
+        container: StepContainer,
+        group: DeviceGroup,
+        *,
+        weights: Tensor | None = None,
+        offsets: Tensor | None = None,
+    ) -> Tensor:
+        entry = container.entry(group.table)
+        mode: Any = group.mode
+        bags: Tensor = self.kernels.pool_storage(
+            entry.storage,
+            entry.config,
+            group.ids,
+            group.offsets if offsets is None else offsets,
+            mode=mode,
+            weights=_still(group.weights) if offsets is None else weights,
+        )
+        return bags
+
+    def rows(self, container: StepContainer, group: DeviceGroup) -> Tensor:
+        """The embedding of each id: ``(n, dim)``."""
+        return self._pooled(container, group, offsets=each_alone(group.ids))
 
 
 class _Batch:
-    """A batch that was pooled in training, until its gradient came or its graph is gone."""
+    """A batch that was looked up in training, until its gradients came or its graph is gone."""
 
-    __slots__ = ("_kernels", "_mode", "_resources", "_shadow_id", "index")
-
-    index: tuple[Tensor, Tensor, Tensor | None]
+    __slots__ = ("_checked", "_resources", "_shadow_ids", "container", "groups", "path")
 
     def __init__(
-        self, resources: ResourceManager, table: str, kernels: KernelSet, mode: Any
+        self, path: DevicePath, container: StepContainer, groups: Sequence[DeviceGroup]
     ) -> None:
-        self._resources = resources
-        self._kernels = kernels
-        self._mode = mode
-        self._shadow_id = resources.register_direct([table])
+        self.path, self.container, self.groups = path, container, list(groups)
+        self._resources: ResourceManager = container.resources
+        register = self._resources.register_direct
+        self._shadow_ids = {name: register([name]) for name in {each.table for each in groups}}
 
-    def hold(self, gradient: Tensor) -> None:
-        kept = gradient.contiguous()
-        version = kept._version
+    def hold(self, gradients: Sequence[Tensor]) -> None:
+        """Hands the gradients of the outputs to the step."""
+        kept = [gradient.contiguous() for gradient in gradients]
+        versions = [gradient._version for gradient in kept]
 
         def check() -> None:
-            if kept._version != version:
+            if versions != [gradient._version for gradient in kept]:
                 raise InvalidArgumentError(
                     "the gradient of looked-up embeddings was changed in place between backward "
                     "and step; change a clone of it, or register a hook on the output"
                 )
 
-        ids, offsets, weights = self.index
-        batch = BagGradients(ids, offsets, kept, self._mode, weights)
-        sources = DeviceGradients(self._kernels, [batch])
-        self._resources.hold(self._shadow_id, sources, check)
+        tensors = [*kept, *(each.ids for each in self.groups), *(g.offsets for g in self.groups)]
+        tensors += [each.weights for each in self.groups if each.weights is not None]
+        produced = Produced(self.path.device, tensors)
+        for table, shadow_id in self._shadow_ids.items():
+            batches = [
+                BagGradients(
+                    group.ids,
+                    group.offsets,
+                    gradient,
+                    group.mode,  # type: ignore[arg-type]
+                    _still(group.weights),
+                    produced.take,
+                )
+                for group, gradient in zip(self.groups, kept, strict=True)
+                if group.table == table
+            ]
+            sources = DeviceGradients(self.path.kernels, batches)
+            self._resources.hold(shadow_id, sources, check)
 
     def __del__(self) -> None:
-        self._resources.release(self._shadow_id)
+        for shadow_id in self._shadow_ids.values():
+            self._resources.release(shadow_id)
 
 
 # What makes autograd call backward although no parameter is involved.
@@ -172,12 +164,53 @@ _ANCHOR = torch.empty(0, requires_grad=True)
 
 class _Output(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, _anchor: Tensor, batch: _Batch, bags: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, _anchor: Tensor, batch: _Batch, *_weights: Tensor | None
+    ) -> tuple[Tensor, ...]:
         ctx.batch = batch
-        return bags.view_as(bags)
+        path, container = batch.path, batch.container
+        outputs, rows = [], []
+        for place, group in enumerate(batch.groups):
+            if not ctx.needs_input_grad[2 + place]:
+                outputs.append(path._pooled(container, group))
+                rows.append(torch.empty(0))
+                continue
+            # The gradient of the weights needs the rows again.
+            own = path.rows(container, group)
+            rows.append(own)
+            mode: Any = group.mode
+            outputs.append(
+                path.kernels.pool(
+                    own, _places(group), group.offsets, mode=mode, weights=_still(group.weights)
+                )
+            )
+        ctx.save_for_backward(*rows)
+        return tuple(outputs)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
-        ctx.batch.hold(gradient)
-        return None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        batch: _Batch = ctx.batch
+        batch.hold(gradients)
+        of_weights: list[Tensor | None] = []
+        for place, (group, gradient, rows) in enumerate(
+            zip(batch.groups, gradients, ctx.saved_tensors, strict=True)
+        ):
+            if not ctx.needs_input_grad[2 + place]:
+                of_weights.append(None)
+                continue
+            mode: Any = group.mode
+            of_weights.append(
+                batch.path.kernels.pool_weight_gradient(
+                    gradient.contiguous(), rows, _places(group), group.offsets, mode=mode
+                )
+            )
+        return None, None, *of_weights
+
+
+def _places(group: DeviceGroup) -> Tensor:
+    return each_alone(group.ids)[:-1]
+
+
+def _still(weights: Tensor | None) -> Tensor | None:
+    return None if weights is None else weights.detach()

@@ -10,11 +10,14 @@ from torch import Tensor
 from sparring import Initializer, StepContainer
 from sparring.admission import AdmissionLike
 from sparring_torch.batch_lookup import Ids
-from sparring_torch.ids import whole_ids
+from sparring_torch.device_groups import DeviceGroup, each_alone
+from sparring_torch.device_path import DevicePath
+from sparring_torch.ids import ids_in_place, whole_ids
 from sparring_torch.table_configs import (
     EmbeddingConfig,
     StorageLike,
     declaration,
+    storage_on,
 )
 from sparring_torch.table_names import free_table_name
 from sparring_torch.train_agent import TableModule, TrainAgent
@@ -41,6 +44,7 @@ class Embedding(TableModule):
         seed: with the name and the id it determines an initial embedding.
         placement: which ranks keep the rows, as in `EmbeddingConfig`.
         storage: what keeps the rows.
+        device: where they lie, as in `EmbeddingBag`.
         container: where the table lives; None leaves it to the `Optimizer`.
 
     Raises:
@@ -60,6 +64,7 @@ class Embedding(TableModule):
         seed: int = 0,
         placement: str = "sharded",
         storage: StorageLike = "hkv",
+        device: torch.device | str | None = None,
         container: StepContainer | None = None,
     ) -> None:
         super().__init__()
@@ -76,7 +81,7 @@ class Embedding(TableModule):
             seed=seed,
             placement=placement,
         )
-        declared = [declaration(config, storage)]
+        declared = [declaration(config, storage_on(device, storage))]
         self.agent = TrainAgent(declared, [(self.name, "sum")], container)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch.nn calls it so
@@ -85,6 +90,9 @@ class Embedding(TableModule):
         Raises:
             InvalidArgumentError: a value is no id.
         """
+        path = self.agent.path_for(input)
+        if path is not None:
+            return self._on_device(path, input)
         ids, kept = self._kept(input)
         (embeddings,) = self.agent.gather(ids, is_training=self.training)
         if kept is not None:
@@ -92,6 +100,19 @@ class Embedding(TableModule):
             embeddings = padded.index_copy(0, kept, embeddings)
         embeddings = embeddings.view(*input.shape, self.embedding_dim)
         return embeddings if input.device.type == "cpu" else embeddings.to(input.device)
+
+    def _on_device(self, path: DevicePath, values: Tensor) -> Tensor:
+        ids = ids_in_place(values, f"table {self.name!r}").reshape(-1)
+        kept = None
+        if self.padding_idx is not None:
+            kept = (ids != self.padding_idx).nonzero().squeeze(1)
+            ids = ids[kept]
+        group = DeviceGroup(self.name, "sum", [0], ids.contiguous(), each_alone(ids))
+        (embeddings,) = self.agent.pool_on(path, [group], is_training=self.training)
+        if kept is not None:
+            padded = embeddings.new_zeros(values.numel(), self.embedding_dim)
+            embeddings = padded.index_copy(0, kept, embeddings)
+        return embeddings.view(*values.shape, self.embedding_dim)
 
     def wanted(self, input: Tensor) -> Ids:  # noqa: A002 - as in `forward`
         """What `forward` looks up."""

@@ -12,10 +12,10 @@ from sparring import Initializer, StepContainer
 from sparring.admission import AdmissionLike
 from sparring.errors import InvalidArgumentError
 from sparring_torch.batch_lookup import Bags
-from sparring_torch.device_path import DevicePath, storage_device
-from sparring_torch.ids import whole_ids
+from sparring_torch.device_groups import DeviceGroup
+from sparring_torch.ids import ids_in_place, whole_ids
 from sparring_torch.jaggedness import offsets_to_lengths
-from sparring_torch.table_configs import EmbeddingConfig, StorageLike, declaration
+from sparring_torch.table_configs import EmbeddingConfig, StorageLike, declaration, storage_on
 from sparring_torch.table_names import free_table_name
 from sparring_torch.train_agent import TableModule, TrainAgent
 
@@ -89,12 +89,7 @@ class EmbeddingBag(TableModule):
             seed=seed,
             placement=placement,
         )
-        where = storage_device(device)
-        self._on_device: DevicePath | None = None
-        if where != "cpu":
-            storage = _on_device(storage, where)
-            self._on_device = DevicePath(self.name, mode, where)
-        declared = [declaration(config, storage)]
+        declared = [declaration(config, storage_on(device, storage))]
         self.agent = TrainAgent(declared, [(self.name, mode)], container)
 
     def forward(
@@ -115,19 +110,29 @@ class EmbeddingBag(TableModule):
             InvalidArgumentError: input and offsets do not fit, weights of another shape or in
                 mode ``mean``, or a value is no id.
         """
-        path = self._on_device
-        if path is not None and self.padding_idx is None and input.dim() in (1, 2):
-            container = self.agent.container
-            if path.takes(container, input, per_sample_weights):
-                self._check_weights(input, per_sample_weights)
-                ends = self._ends_on_device(input, offsets)
-                weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
-                return path.pool(
-                    container, input.reshape(-1), ends, weights, is_training=self.training
-                )
+        path = self.agent.path_for(input)
+        if path is not None:
+            group = self._group(input, offsets, per_sample_weights)
+            return self.agent.pool_on(path, [group], is_training=self.training)[0]
         bags = self.wanted(input, offsets, per_sample_weights)
         pooled = self.agent.pool(bags, is_training=self.training)
         return pooled if input.device.type == "cpu" else pooled.to(input.device)
+
+    def _group(self, values: Tensor, offsets: Tensor | None, weights: Tensor | None) -> DeviceGroup:
+        """What `forward` looks up, on the device."""
+        self._check_weights(values, weights)
+        ids = ids_in_place(values, f"table {self.name!r}").reshape(-1)
+        ends = self._ends_on_device(values, offsets)
+        weights = None if weights is None else weights.reshape(-1)
+        if self.padding_idx is not None:
+            is_kept = ids != self.padding_idx
+            # Waits for the device: how many are left?
+            kept = is_kept.nonzero().squeeze(1)
+            before = torch.zeros(len(ids) + 1, dtype=torch.int64, device=ids.device)
+            torch.cumsum(is_kept, 0, out=before[1:])
+            ids, ends = ids[kept], before[ends]
+            weights = None if weights is None else weights[kept]
+        return DeviceGroup(self.name, self.mode, [0], ids.contiguous(), ends, weights)
 
     def wanted(
         self,
@@ -228,13 +233,3 @@ class EmbeddingBag(TableModule):
 
     def extra_repr(self) -> str:
         return f"{self.embedding_dim}, mode={self.mode!r}, name={self.name!r}"
-
-
-def _on_device(storage: StorageLike, device: str) -> StorageLike:
-    if storage != "hkv":
-        raise InvalidArgumentError(
-            f"device {device!r} goes with storage 'hkv', found {storage!r}; say the device in the "
-            "storage's own options",
-            device=device,
-        )
-    return {"backend": "hkv", "device": device}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from sparring import StepContainer
 from sparring.errors import InvalidArgumentError
 from sparring_torch.batch_lookup import Bags
+from sparring_torch.device_groups import bag_groups, parts_of_features
 from sparring_torch.feature_router import FeatureRouter
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.keyed_tensor import KeyedTensor
@@ -16,6 +19,7 @@ from sparring_torch.table_configs import (
     StorageLike,
     declaration,
     feature_outputs,
+    storage_on,
     table_features,
 )
 from sparring_torch.train_agent import TableModule, TrainAgent
@@ -39,6 +43,9 @@ class EmbeddingBagCollection(TableModule):
         is_weighted: the batch has weights, and each embedding is multiplied by its own; weights
             may require a gradient. Otherwise weights are not used.
         storage: what keeps the tables that name no storage of their own.
+        device: where they lie, as in `EmbeddingBag`. Where all tables lie on a GPU, batches that lie
+            there are looked up, pooled and trained there; a batch that does not know yet how many
+            ids each feature has waits for the GPU once (`KeyedJaggedTensor.sync` before ``to``).
         container: where the tables live; None leaves it to the `Optimizer`.
 
     Raises:
@@ -51,6 +58,7 @@ class EmbeddingBagCollection(TableModule):
         is_weighted: bool = False,
         *,
         storage: StorageLike = "hkv",
+        device: torch.device | str | None = None,
         container: StepContainer | None = None,
     ) -> None:
         super().__init__()
@@ -69,7 +77,8 @@ class EmbeddingBagCollection(TableModule):
         self._router = FeatureRouter(
             [table_features(config) for config in tables], "EmbeddingBagCollection"
         )
-        declared = [declaration(config, storage) for config in tables]
+        everywhere = storage_on(device, storage)
+        declared = [declaration(config, everywhere) for config in tables]
         self.agent = TrainAgent(declared, pooled, container)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
@@ -86,6 +95,14 @@ class EmbeddingBagCollection(TableModule):
             InvalidArgumentError: features and tables do not fit, weights are missing, or a value
                 is no id.
         """
+        places = self._router.places(features)
+        path = self.agent.path_for(features.values())
+        if path is not None:
+            weights = features.weights() if self._is_weighted else None
+            groups = bag_groups(self.agent.features, features, places, weights)
+            outputs = self.agent.pool_on(path, groups, is_training=self.training)
+            parts = parts_of_features(groups, outputs, [features.stride()] * len(places))
+            return KeyedTensor._trusted(self._names, self._dims, torch.cat(parts, dim=1))
         values = self.agent.pool(self.wanted(features), is_training=self.training)
         if features.device().type != "cpu":
             values = values.to(features.device())

@@ -8,6 +8,8 @@ import torch
 
 from sparring import StepContainer
 from sparring_torch.batch_lookup import Bags, Ids
+from sparring_torch.device_groups import id_groups, parts_of_features
+from sparring_torch.device_path import DevicePath
 from sparring_torch.feature_router import FeatureRouter
 from sparring_torch.jagged_tensor import JaggedTensor
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
@@ -16,6 +18,7 @@ from sparring_torch.table_configs import (
     StorageLike,
     declaration,
     feature_outputs,
+    storage_on,
     table_features,
 )
 from sparring_torch.train_agent import TableModule, TrainAgent
@@ -33,6 +36,9 @@ class EmbeddingCollection(TableModule):
     Args:
         tables: what to look up in.
         storage: what keeps the tables that name no storage of their own.
+        device: where they lie, as in `EmbeddingBag`. Where all tables lie on a GPU, batches that lie
+            there are looked up, pooled and trained there; a batch that does not know yet how many
+            ids each feature has waits for the GPU once (`KeyedJaggedTensor.sync` before ``to``).
         container: where the tables live; None leaves it to the `Optimizer`.
 
     Raises:
@@ -44,6 +50,7 @@ class EmbeddingCollection(TableModule):
         tables: Sequence[EmbeddingConfig],
         *,
         storage: StorageLike = "hkv",
+        device: torch.device | str | None = None,
         container: StepContainer | None = None,
     ) -> None:
         super().__init__()
@@ -59,7 +66,8 @@ class EmbeddingCollection(TableModule):
             for config, each in zip(tables, self._outputs, strict=True)
             for _ in each
         ]
-        declared = [declaration(config, storage) for config in tables]
+        everywhere = storage_on(device, storage)
+        declared = [declaration(config, everywhere) for config in tables]
         self.agent = TrainAgent(declared, looked_up, container)
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
@@ -76,6 +84,10 @@ class EmbeddingCollection(TableModule):
         Raises:
             InvalidArgumentError: features and tables do not fit, or a value is no id.
         """
+        places = self._router.places(features)
+        path = self.agent.path_for(features.values())
+        if path is not None:
+            return self._on_device(path, features, places)
         bags = self._router.route(features, is_weighted=False)
         device, stride = features.device(), features.stride()
         parts = self.agent.gather(_ids_of(bags, len(features.keys())), is_training=self.training)
@@ -86,6 +98,19 @@ class EmbeddingCollection(TableModule):
             embeddings = part if device.type == "cpu" else part.to(device)
             result[name] = JaggedTensor._trusted(embeddings, None, own)
         return result
+
+    def _on_device(
+        self, path: DevicePath, features: KeyedJaggedTensor, places: list[int]
+    ) -> dict[str, JaggedTensor]:
+        groups = id_groups(self.agent.features, features, places)
+        outputs = self.agent.pool_on(path, groups, is_training=self.training)
+        counts, stride = features.length_per_key(), features.stride()
+        parts = parts_of_features(groups, outputs, [counts[place] for place in places])
+        lengths = features.lengths().to(torch.int64)
+        return {
+            name: JaggedTensor._trusted(part, None, lengths[place * stride : (place + 1) * stride])
+            for name, place, part in zip(self._names, places, parts, strict=True)
+        }
 
     def wanted(self, features: KeyedJaggedTensor) -> Ids:
         """What `forward` looks up."""

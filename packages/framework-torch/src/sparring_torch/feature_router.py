@@ -38,13 +38,7 @@ class FeatureRouter:
             InvalidArgumentError: the batch lacks a feature, has one that no table takes, has no
                 weights where they are needed, or holds what is no id.
         """
-        if not isinstance(batch, KeyedJaggedTensor):
-            raise InvalidArgumentError(
-                f"{self._owner} takes a KeyedJaggedTensor, found {type(batch).__name__}"
-            )
-        if batch.keys() != self._planned_for:
-            self._plan = self._planned(batch.keys())
-            self._planned_for = list(batch.keys())
+        places = self.places(batch)
         weights = batch.weights() if is_weighted else None
         values = batch.values()
         if values.dtype is torch.int64:
@@ -58,7 +52,22 @@ class FeatureRouter:
                 ]
             ).numpy()
         offsets = batch.offsets().cpu().numpy().astype(np.int64, copy=False)
-        return Bags(ids, np.ascontiguousarray(offsets), weights, self._plan, batch.stride())
+        return Bags(ids, np.ascontiguousarray(offsets), weights, places, batch.stride())
+
+    def places(self, batch: KeyedJaggedTensor) -> list[int]:
+        """Which feature of the batch each looked-up feature is, table by table.
+
+        Raises:
+            InvalidArgumentError: the batch lacks a feature, or has one that no table takes.
+        """
+        if not isinstance(batch, KeyedJaggedTensor):
+            raise InvalidArgumentError(
+                f"{self._owner} takes a KeyedJaggedTensor, found {type(batch).__name__}"
+            )
+        if batch.keys() != self._planned_for:
+            self._plan = self._planned(batch.keys())
+            self._planned_for = list(batch.keys())
+        return self._plan
 
     def _planned(self, keys: Sequence[str]) -> list[int]:
         places = {name: place for place, name in enumerate(keys)}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparring.errors import InvalidArgumentError
 
-__all__ = ["ids_from", "whole_ids"]
+__all__ = ["ids_from", "ids_in_place", "whole_ids"]
 
 _FIRST_INEXACT = {
     torch.float64: 2**53,
@@ -43,6 +43,19 @@ def ids_from(values: Tensor, what: str) -> Tensor:
             shape=tuple(values.shape),
         )
     return whole_ids(values, what).contiguous()
+
+
+def ids_in_place(values: Tensor, what: str) -> Tensor:
+    """As `whole_ids`, on the device where they are. Floats come to the host to be looked at.
+
+    Raises:
+        InvalidArgumentError: see `ids_from`.
+    """
+    if values.dtype is torch.int64:
+        return values.detach()
+    if values.dtype in _WHOLE:
+        return values.detach().to(torch.int64)
+    return whole_ids(values, what).to(values.device)
 
 
 def whole_ids(values: Tensor, what: str) -> Tensor:

@@ -13,6 +13,7 @@ from sparring import Initializer, TableConfig, Uniform
 from sparring.admission import AdmissionLike
 from sparring.errors import InvalidArgumentError
 from sparring.table_holder import StorageLike, TableDeclaration, declared
+from sparring_torch.device_kernels import storage_device
 
 __all__ = [
     "DataType",
@@ -23,6 +24,7 @@ __all__ = [
     "TableDeclaration",
     "declaration",
     "feature_outputs",
+    "storage_on",
 ]
 
 
@@ -144,6 +146,24 @@ def declaration(config: EmbeddingConfig, storage: StorageLike) -> TableDeclarati
         capacity=config.num_embeddings,
         setting="num_embeddings",
     )
+
+
+def storage_on(device: torch.device | str | None, storage: StorageLike) -> StorageLike:
+    """The storage of a module's tables, on the device that the module was given.
+
+    Raises:
+        InvalidArgumentError: no such device, or a storage with options of its own.
+    """
+    where = storage_device(device)
+    if where == "cpu":
+        return storage
+    if storage != "hkv":
+        raise InvalidArgumentError(
+            f"device {where!r} goes with storage 'hkv', found {storage!r}; say the device in the "
+            "storage's own options",
+            device=where,
+        )
+    return {"backend": "hkv", "device": where}
 
 
 def feature_outputs(tables: Sequence[EmbeddingConfig]) -> list[list[str]]:

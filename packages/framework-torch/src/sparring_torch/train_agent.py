@@ -27,6 +27,9 @@ from sparring.errors import InvalidArgumentError
 from sparring.step import Lookup
 from sparring.table_holder import TableDeclaration, TableHolder
 from sparring_torch.batch_lookup import Bags, DirectBatch, Ids, with_gradient
+from sparring_torch.device_groups import DeviceGroup
+from sparring_torch.device_kernels import current_gpu, kernel_set_for
+from sparring_torch.device_path import DevicePath
 from sparring_torch.shadow_pooling import Plan, Shadow, gathered, plan_bags, plan_ids, pooled
 
 __all__ = ["Ahead", "Shadow", "TableModule", "TrainAgent", "agents_of"]
@@ -64,10 +67,54 @@ class TrainAgent(TableHolder):
         self._dtype = computing.pop() if len(computing) == 1 else None
         self._collection: Any = None
         self._aheads: deque[Ahead] = deque()
+        self._path: DevicePath | None = None
+        for device in {each.device for each in declarations} - {"cpu"}:
+            # Where there is no such device, whoever makes the module is told.
+            kernel_set_for(device)
         super().__init__(declarations, container)
 
-    def _on_joined(self) -> None:
+    def _own_device(self, container: StepContainer) -> str | None:
+        return container.own_device or current_gpu()
+
+    def _on_joined(self, declarations: Sequence[TableDeclaration]) -> None:
         self._collection = None
+        devices = {each.device for each in declarations}
+        (device,) = devices if len(devices) == 1 else ("cpu",)
+        self._path = None if device == "cpu" else DevicePath(device)
+
+    # -- on a device
+
+    @property
+    def features(self) -> list[tuple[str, str]]:
+        """Table and pooling of each feature that the module looks up."""
+        return self._features
+
+    @property
+    def stays_on_device(self) -> bool:
+        """Whether lookups never come to the host, so that nothing can be looked up ahead there."""
+        container = self.container
+        return self._path is not None and container.reads_directly(self.table_names)
+
+    def path_for(self, ids: Tensor) -> DevicePath | None:
+        """How `ids` are looked up where they lie; None: by way of the host.
+
+        Raises:
+            InvalidArgumentError: the tables lie on a device, and the ids on another.
+        """
+        container = self.container
+        path = self._path
+        if path is None:
+            return None
+        path.check_place(self.table_names, "ids", ids)
+        return path if container.reads_directly(self.table_names) else None
+
+    def pool_on(
+        self, path: DevicePath, groups: Sequence[DeviceGroup], *, is_training: bool
+    ) -> list[Tensor]:
+        """One embedding for each bag of each group: ``(bags, dim)``."""
+        return path.pool(self.container, groups, is_training=is_training)
+
+    # -- by way of the host
 
     def pool(self, bags: Bags, *, is_training: bool) -> Tensor:
         """One embedding for each bag of each feature, side by side: ``(num_bags, sum of dims)``.

@@ -1,6 +1,7 @@
 """What pytest loads wherever sparring is installed (entry point group ``pytest11``).
 
-It adds one option, and lets pytest explain failed assertions inside the kit.
+It adds one option and the fixture `table_device`, and lets pytest explain failed assertions inside
+the kit.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import pkgutil
 import pytest
 
 from sparring import testing
+from sparring.testing.devices import table_devices, why_unavailable
 
-# By name, because the package itself and this module are imported already.
+# By name, because the package itself, this module and what it imports are imported already.
 pytest.register_assert_rewrite(
     *(
         f"{testing.__name__}.{module.name}"
         for module in pkgutil.iter_modules(testing.__path__)
-        if module.name != "plugin"
+        if module.name not in ("plugin", "devices")
     )
 )
 
@@ -28,3 +30,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         help="repeat a run of the storage kit with the seed that a failed test printed",
     )
+
+
+@pytest.fixture(params=table_devices())
+def table_device(request: pytest.FixtureRequest) -> str:
+    """Where the tables of a test lie; see `sparring.testing.devices`."""
+    device: str = request.param
+    reason = why_unavailable(device)
+    if reason is not None:
+        pytest.skip(reason)
+    return device

@@ -1,0 +1,32 @@
+"""Where tests put tables: on the CPU, on the emulator that stands in for a GPU, on a GPU.
+
+A test that takes the fixture `table_device` runs on each of them. ``SPARRING_TEST_DEVICE=cuda`` (or
+``cuda:1``) adds a GPU; what cannot be used here is skipped, with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["DEVICE_VARIABLE", "table_devices", "why_unavailable"]
+
+DEVICE_VARIABLE = "SPARRING_TEST_DEVICE"
+"""Names a device on which device tests run, besides the CPU and the emulator."""
+
+
+def table_devices() -> list[str]:
+    """Names of devices: ``cpu``, ``emulated``, and what the environment names."""
+    named = os.environ.get(DEVICE_VARIABLE, "emulated")
+    return list(dict.fromkeys(["cpu", "emulated", named]))
+
+
+def why_unavailable(device: str) -> str | None:
+    """Why no table can lie on a device here; None if one can."""
+    from sparring.errors import SparringError
+    from sparring.plugins import make_plugin_manager
+
+    try:
+        found = make_plugin_manager().kernels(device.partition(":")[0])
+    except SparringError as error:
+        return str(error)
+    return None if found.unavailable is None else found.unavailable()

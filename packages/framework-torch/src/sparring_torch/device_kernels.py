@@ -1,0 +1,79 @@
+"""Devices by the names that storages use, and their kernels on torch's tensors."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparring.errors import InvalidArgumentError
+from sparring.kernel_set import ArraySource, KernelSet
+from sparring.plugins import make_plugin_manager
+
+__all__ = ["current_gpu", "kernel_set_for", "storage_device", "tensor_device"]
+
+
+def storage_device(device: torch.device | str | None) -> str:
+    """What storages call a device: ``cpu``, ``cuda``, ``cuda:1``, ``emulated``.
+
+    ``cuda`` without a number is the GPU of this rank, or, in a world of one rank, torch's current
+    one; which that is is settled when the table is declared.
+
+    Raises:
+        InvalidArgumentError: tables lie on no device of this type.
+    """
+    if device is None:
+        return "cpu"
+    if device == "emulated":
+        return "emulated"
+    found = torch.device(device)
+    if found.type not in ("cpu", "cuda"):
+        raise InvalidArgumentError(
+            f"device must be cpu or cuda, found {str(device)!r}; tables lie nowhere else"
+        )
+    if found.type == "cpu":
+        return "cpu"
+    return "cuda" if found.index is None else f"cuda:{found.index}"
+
+
+def tensor_device(device: str) -> torch.device:
+    """Where tensors lie whose memory is that of a storage's device."""
+    if device in ("cpu", "emulated"):
+        return torch.device("cpu")
+    return torch.device("cuda", torch.device(device).index or 0)
+
+
+def current_gpu() -> str | None:
+    """torch's current GPU, as ``cuda:1``; None where torch has none."""
+    return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else None
+
+
+@functools.cache
+def kernel_set_for(device: str) -> KernelSet:
+    """The kernels of a device, on torch's tensors and current stream.
+
+    Raises:
+        PluginError: nobody offers kernels for it; the message says what to install.
+        DeviceError: it cannot be used here.
+    """
+    kind = device.partition(":")[0]
+    where = tensor_device(device)
+
+    def empty(shape: tuple[int, ...], dtype: str) -> Tensor:
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=where)
+
+    def stream() -> int:
+        return 0 if where.type == "cpu" else int(torch.cuda.current_stream(where).cuda_stream)
+
+    arrays = ArraySource(
+        empty=empty,
+        stream=stream,
+        index=where.index or 0,
+        to_host=lambda array: array.cpu().numpy(),
+        from_host=lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(where),
+        concatenate=lambda parts: torch.cat(list(parts)),
+        take=lambda array, positions: array.index_select(0, positions),
+    )
+    return make_plugin_manager().kernels(kind).factory(arrays)
