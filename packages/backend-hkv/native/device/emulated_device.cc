@@ -151,6 +151,7 @@ void EmulatedDevice::free_stream(Stream stream) noexcept { delete static_cast<ch
 Event EmulatedDevice::make_event() { return new char; }
 void EmulatedDevice::free_event(Event event) noexcept { delete static_cast<char*>(event); }
 void EmulatedDevice::record(Event, Stream) {
+  check();
   const std::lock_guard<std::mutex> lock(mutex_);
   ++num_records_;
 }
