@@ -1,9 +1,11 @@
-"""A stack of storages: what falling through costs, what unseen keys cost, and what a stack around a
-table costs where all keys hit."""
+"""A stack of storages: what falling through costs, what unseen keys cost, what a stack around a
+table costs where all keys hit, and what steps gain where rows go down beside them."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from contextlib import ExitStack
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -15,6 +17,7 @@ import numpy.typing as npt
 from benchmarks.measuring import Figure, alternate, ratios
 from benchmarks.scale import Scale
 from sparring import Storage, TableConfig, open_storage
+from sparring.events import EventLoop
 from sparring.plugins import make_plugin_manager
 from sparring.storage.tiered import TieredStorage
 from sparring.updates import BUILTIN_METHODS, MethodChoice
@@ -26,6 +29,7 @@ NUM_KEYS, DIM, BATCH_IDS, EXPONENT = 10_000_000, 32, 65_536, 1.05
 FIRST_SHARE, LOAD_KEYS = 0.1, 131_072
 WARMING_BATCHES, ROUNDS = 60, 25
 RATE = 0.01
+STEP_KEYS, ROUND_STEPS = 8_500, 20
 BAR_COST, BAR_SPEED = 1.3, 0.9
 
 Keys = npt.NDArray[np.int64]
@@ -44,7 +48,7 @@ def measure(scale: Scale) -> list[Figure]:
             stack: Any = open_storage("tiered", table, validate=False, tiers=tiers)
             figures += _over(stack, num_keys, scale, backend)
             stack.close()
-    return [*figures, *_all_hit(scale)]
+    return [*figures, *_all_hit(scale), *_beside(scale)]
 
 
 def _lower_backends() -> list[str]:
@@ -180,6 +184,88 @@ def _all_hit(scale: Scale) -> list[Figure]:
     stack.close()
     bare.close()
     return figures
+
+
+def _beside(scale: Scale) -> list[Figure]:
+    """Steps that look rows up, compute and write them, over a stack that writes what leaves its first
+    tier within the step, and over one that writes it beside those that follow."""
+    backend = _lower_backends()[0]
+    num_keys = scale.rows(1_000_000)
+    stacks: dict[str, Any] = {}
+    with ExitStack() as opened:
+        events = opened.enter_context(EventLoop())
+        for where in ("within", "beside"):
+            folder = opened.enter_context(TemporaryDirectory())
+            options = {"path": folder} if backend == "rocksdb" else {}
+            first = {"backend": "hkv", "options": {"capacity": num_keys // 10}}
+            stacks[where] = opened.enter_context(
+                open_storage(
+                    "tiered",
+                    TableConfig("tiers", DIM),
+                    validate=False,
+                    tiers=[first, {"backend": backend, "options": options}],
+                    write_back=where,
+                )
+            )
+            stacks[where].use_background(events)
+            for begin in range(0, num_keys, LOAD_KEYS):
+                keys = np.arange(begin, min(begin + LOAD_KEYS, num_keys))
+                stacks[where].upsert(_spread(keys), _rows_of(keys))
+            stacks[where].flush()
+        return [_share(stacks, events, scale, pause) for pause in (0.0, 0.01, 0.03)]
+
+
+def _share(stacks: dict[str, Any], events: EventLoop, scale: Scale, pause: float) -> Figure:
+    num_keys = stacks["beside"].size
+    generator = np.random.default_rng(3)
+    rounds = [
+        [_alike(generator, num_keys) for _ in range(ROUND_STEPS)] for _ in range(scale.rounds(15))
+    ]
+    drawn = {where: iter([rounds[0], rounds[0], *rounds]) for where in stacks}
+    work = bytes(int(_hashed_bytes_a_second() * pause))
+    waited = [stacks["beside"].tier_counters()[1].wait_seconds]
+
+    def steps(where: str) -> None:
+        stack = stacks[where]
+        for keys in next(drawn[where]):
+            rows = stack.find(keys).rows
+            hashlib.sha256(work)  # the model: one core, and not the interpreter
+            rows += 1
+            stack.upsert(keys, rows)
+        events.drain()  # what was put off counts too
+
+    timings = alternate(
+        {where: lambda where=where: steps(where) for where in stacks}, rounds=len(rounds), warm_up=2
+    )
+    waited.append(stacks["beside"].tier_counters()[1].wait_seconds)
+    everything = _spread(np.arange(num_keys))
+    if not np.array_equal(*(stack.find(everything).rows for stack in stacks.values())):
+        raise AssertionError("the two stacks differ")
+    ratio = median(ratios(timings["within"], timings["beside"]))
+    milliseconds = [timings[where].median / ROUND_STEPS * 1e3 for where in ("beside", "within")]
+    return Figure(
+        f"steps over {len(stacks)} tiers that compute for {pause * 1e3:.0f} ms, rows going down beside "
+        "them",
+        f"{ratio:.2f} x the speed",
+        None,
+        None,
+        f"{milliseconds[0]:.1f} ms against {milliseconds[1]:.1f} ms a step where rows go down within "
+        f"it; steps waited {waited[1] - waited[0]:.2f} s for room",
+        ratio,
+    )
+
+
+def _alike(generator: np.random.Generator, num_keys: int) -> Keys:
+    """Distinct keys, drawn alike from each power of ten."""
+    ids = np.unique((num_keys ** generator.random(2 * STEP_KEYS)).astype(np.int64) - 1)
+    return _spread(generator.permutation(ids)[:STEP_KEYS])
+
+
+def _hashed_bytes_a_second() -> float:
+    work = bytes(1 << 23)
+    start = perf_counter()
+    hashlib.sha256(work)
+    return len(work) / (perf_counter() - start)
 
 
 def _zipf(num_keys: int) -> Callable[[np.random.Generator], Keys]:

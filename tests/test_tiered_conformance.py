@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from sparring import Storage, TableConfig, open_storage
+from sparring.events import EventLoop
 from sparring.testing import StorageTests, overrides_kit
 
 pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
@@ -83,6 +84,26 @@ class PersistentTests(StorageTests):
 class TestHkvOverSqlite(PersistentTests):
     above: ClassVar[tuple[Any, ...]] = (SMALL,)
     settings: ClassVar[dict[str, Any]] = {"promote": "second_touch"}
+
+
+class TestHkvOverSqliteBesideSteps(PersistentTests):
+    """As in a container: rows go down on the thread of an event loop."""
+
+    above: ClassVar[tuple[Any, ...]] = (SMALL,)
+    settings: ClassVar[dict[str, Any]] = {"promote": "always"}
+
+    @pytest.fixture(autouse=True)
+    def event_loop(self) -> Iterator[None]:
+        with EventLoop() as self.events:
+            yield
+
+    def open(self, table: TableConfig, folder: Path) -> Storage:
+        stack = super().open(table, folder)
+        stack.use_background(self.events)
+        return stack
+
+    @overrides_kit(reason="a million rows in sqlite take long; written within, they prove it")
+    def test_call_of_a_million_rows(self) -> None: ...
 
 
 class TestTwoHkvOverSqlite(PersistentTests):
