@@ -14,7 +14,12 @@ import pytest
 
 from sparring import StepContainer
 from sparring.collective import Collective
-from sparring.errors import InvalidArgumentError, SnapshotDamagedError, SnapshotError
+from sparring.errors import (
+    InvalidArgumentError,
+    SnapshotDamagedError,
+    SnapshotError,
+    SnapshotIOError,
+)
 from sparring.saving.saves import SaveOptions
 from sparring.snapshot import (
     SnapshotWriter,
@@ -24,6 +29,7 @@ from sparring.snapshot import (
     open_snapshot,
     retain,
 )
+from sparring.snapshot.remote_place import RemotePlace
 from sparring.step import StorageChoice
 from sparring.testing.thread_rendezvous import ThreadRendezvous
 
@@ -176,3 +182,28 @@ def test_a_rank_that_is_busy_while_another_fails_learns_why_when_it_looks(
     assert left <= {f"failed-0000{rank}.json" for rank in range(3)}
     retain(root, 2, stale_seconds=-1)
     assert set(files(root)) == kept
+
+
+def test_a_commit_that_fails_once_the_manifest_is_there_spoils_nothing(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = RemotePlace.publish
+
+    def fails(place: RemotePlace, *arguments: Any) -> None:
+        publish(place, *arguments)
+        raise OSError("the store did not answer")
+
+    monkeypatch.setattr(RemotePlace, "publish", fails)
+    writers = [
+        SnapshotWriter(f"{root}/a", step=1, rank=rank, world_size=2, token="t") for rank in range(2)
+    ]
+    for writer in writers:
+        writer.write_table(ITEM, [make_chunk([writer.rank])])
+        writer.finish()
+    with pytest.raises(SnapshotIOError, match="did not answer") as caught:
+        writers[0].commit()
+    writers[0].abandon(caught.value)
+    writers[1].await_commit()
+    snapshot = open_snapshot(f"{root}/a")
+    assert sorted(rows_by_key(snapshot)) == [0, 1]
+    assert snapshot.verify().is_sound

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,12 @@ tf = pytest.importorskip(
 import keras
 
 from sparring import StepContainer
-from sparring.errors import ClosedError, InvalidArgumentError, UnsupportedError
+from sparring.errors import (
+    ClosedError,
+    InvalidArgumentError,
+    UnknownTableError,
+    UnsupportedError,
+)
 from sparring.snapshot import open_snapshot
 from sparring_tf import (
     Embedding,
@@ -28,8 +34,10 @@ from sparring_tf import (
     FeatureConfig,
     Optimizer,
     TableConfig,
+    opened_tables,
 )
 from sparring_tf.opened_tables import num_opened
+from sparring_tf.saved_model_rows import rows_as_assets
 
 IDS = np.arange(20, dtype=np.int64) * 10**15 - 7
 BAGS = np.stack([IDS, IDS[::-1]], 1)
@@ -274,3 +282,55 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
             patched.setattr(container, "reads_directly", lambda _: True)
             refused(model, UnsupportedError, r"lie on 2 ranks.*container\.save")
     refused(model, ClosedError, "closed")
+
+
+def test_an_export_whose_rows_cannot_be_read_ends_its_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"first": 4, "second": 3}
+    tables = [TableConfig(name=name, embedding_dim=dim) for name, dim in names.items()]
+    features = {each.name: FeatureConfig(name=each.name, table=each) for each in tables}
+    layer = EmbeddingCollection(features, storage="memory")
+    for name, dim in names.items():
+        rows = np.ones((2, dim), np.float32)
+        layer.agent.container.storage(name).upsert(np.arange(2), rows)
+
+    def broken(*_: object) -> None:
+        raise OSError("disk gone")
+
+    # The first table is written, and sealed beside the second.
+    monkeypatch.setattr(layer.agent.container.storage("second"), "_scan_impl", broken)
+    cache: dict[Any, Any] = {}
+    with pytest.raises(OSError, match="disk gone"):
+        rows_as_assets(layer.agent, cache)
+    (export,) = cache.values()
+    assert list(export.folder.iterdir()) == []
+    names_of_threads = [each.name for each in threading.enumerate()]
+    assert not [name for name in names_of_threads if name.startswith("sparring-snapshot")]
+
+
+def test_tables_that_cannot_be_shown_are_closed_unless_others_use_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained_model(1).export(str(tmp_path / "exported"), verbose=False)
+    gc.collect()
+    closed: list[StepContainer] = []
+    close = StepContainer.close
+
+    def closes(container: StepContainer) -> None:
+        closed.append(container)
+        close(container)
+
+    monkeypatch.setattr(StepContainer, "close", closes)
+    before = num_opened()
+    manifest = str(tmp_path / "exported/assets/manifest.json")
+    with pytest.raises(UnknownTableError):
+        opened_tables._open(manifest, [("nobody", "sum")])
+    assert (len(closed), num_opened()) == (1, before)
+    (table,) = open_snapshot(manifest).tables
+    number = opened_tables._open(manifest, [(table, "sum")])
+    with pytest.raises(UnknownTableError):
+        opened_tables._open(manifest, [("nobody", "sum")])
+    assert (len(closed), num_opened()) == (1, before + 1)
+    opened_tables._close(number)
+    assert (len(closed), num_opened()) == (2, before)

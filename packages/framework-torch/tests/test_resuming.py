@@ -16,7 +16,7 @@ import pytest
 
 from sparring import make_plugin_manager
 from sparring.config import RunConfig
-from sparring.errors import ConfigError, SnapshotError
+from sparring.errors import ConfigError, InvalidArgumentError, SnapshotError
 from sparring.snapshot import SnapshotWriter, latest_snapshot, list_snapshots, open_snapshot
 from sparring.training import SilentProgress, TrainResult
 from sparring_torch import training as torch_training
@@ -238,10 +238,12 @@ def test_the_last_state_is_saved_even_where_the_save_beside_the_last_step_failed
 
 def test_a_run_goes_on_where_a_snapshot_cannot_even_begin(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    folder.write_text("a file is in the way")
 
     class Clearing(Interrupting):
         def on_step(self, step: int, loss: float, samples: int) -> None:
+            if step == 10:
+                folder.rmdir()
+                folder.write_text("a file is in the way")
             if step == 50:
                 folder.unlink()
 
@@ -250,6 +252,29 @@ def test_a_run_goes_on_where_a_snapshot_cannot_even_begin(tmp_path: Path) -> Non
     assert len([each for each in progress.messages if "training goes on" in each]) == 2
     kept = [open_snapshot(each).step for each in list_snapshots(str(folder))]
     assert sorted(kept) == [60, 80, 100]
+
+
+@pytest.mark.parametrize("place", ["a file", "below a file", "nowhere"])
+def test_a_folder_that_nothing_can_be_saved_in_is_refused_before_the_first_step(
+    place: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("as it was")
+    urls = {"a file": tmp_path / "file", "below a file": tmp_path / "file/a/b"}
+    chosen = config(tmp_path)
+    url = str(urls.get(place, "nowhere://bucket/run"))
+    snapshots = chosen.snapshots.model_copy(update={"url": url, "every_steps": 20})
+
+    class Counting(Interrupting):
+        def on_step(self, step: int, loss: float, samples: int) -> None:
+            raise AssertionError("a step was made")
+
+    expected = "no file system for nowhere" if place == "nowhere" else "nothing can be saved in"
+    with pytest.raises((ConfigError, InvalidArgumentError), match=expected):
+        train(
+            chosen.model_copy(update={"snapshots": snapshots}), make_plugin_manager(), Counting(-1)
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "as it was"
 
 
 def test_a_run_that_is_over_is_evaluated_again_and_changes_nothing(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,7 +13,13 @@ import numpy as np
 
 from sparring.collective import Collective, Reduction
 from sparring.config import RunConfig
-from sparring.errors import ConfigError, SnapshotDamagedError, SnapshotError
+from sparring.errors import (
+    ConfigError,
+    InvalidArgumentError,
+    SnapshotDamagedError,
+    SnapshotError,
+)
+from sparring.saving.agreeing import agree
 from sparring.saving.requests import Loaded, Retention, Saved, State
 from sparring.saving.saves import SaveOptions
 from sparring.snapshot import open_snapshot
@@ -28,6 +36,9 @@ RUN = "run"
 
 _EXACT = ("seed", "data", "model", "tables")
 """Sections of the configuration without which a run cannot be gone on with."""
+
+_LASTING = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
+"""What will be the matter with a folder at the end of the run, too."""
 
 _OPTIMIZER = "optimizer"
 """The section whose hyper-parameters may change, and its optimizers may not."""
@@ -56,6 +67,31 @@ class RunSnapshots:
         self._task: Task[Saved] | None = None
         self.num_failed = 0
         """Saves that failed beside steps."""
+
+    def check_folder(self) -> None:
+        """Refuses a folder in which nothing can be saved, before any step is made.
+
+        Raises:
+            ConfigError: it is no folder, or may not be written to, here or on another rank.
+            InvalidArgumentError: no file system goes by that URL.
+        """
+        url = self._chosen.url
+        if url is None:
+            return
+        error: Exception | None = None
+        try:
+            open_place(url).check_usable(secrets.token_hex(8))
+        except OSError as failure:
+            # Anything else, as a full disk, may have passed when the first save is due.
+            if failure.errno in _LASTING:
+                error = ConfigError(
+                    f"snapshots.url: nothing can be saved in {url} ({failure}); name a folder that "
+                    "can be written to, or that can be made",
+                    setting="snapshots.url",
+                )
+        except InvalidArgumentError as failure:
+            error = failure
+        agree(self._container.collective, "snapshots of this run", error)
 
     def is_due(self, step: int) -> bool:
         """Whether to save after `step`; all ranks get one answer."""

@@ -240,6 +240,7 @@ class Saves:
                 token=token,
                 options=SnapshotOptions(pause=pace.pause),
             )
+            writer.start_threads()
             for entry, is_mine in entries:
                 tables.append(_saving_table(entry, budget if is_mine else None, base is not None))
         except Exception as failure:

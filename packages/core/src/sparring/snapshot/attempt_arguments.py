@@ -11,9 +11,36 @@ from sparring.snapshot.opening import locate
 from sparring.snapshot.reading import open_snapshot
 from sparring.storage.arguments import is_whole
 
-__all__ = ["base_entry", "check_place", "checked_token"]
+__all__ = ["base_entry", "check_name", "check_place", "check_state_name", "checked_token"]
 
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,199}\Z")
 _TOKEN = re.compile(r"[A-Za-z0-9_\-]{1,64}\Z")
+
+
+def check_name(url: str, name: str) -> None:
+    """Refuses a name that a snapshot cannot have.
+
+    Raises:
+        InvalidArgumentError: saying how to name it.
+    """
+    if not _NAME.match(name):
+        raise InvalidArgumentError(
+            f"snapshot {url}: its name {name!r} must start with a letter or underscore "
+            "and hold only letters, digits, '_', '.', '-'; name it like step-000000123"
+        )
+
+
+def check_state_name(name: object) -> None:
+    """Refuses a name that state cannot have.
+
+    Raises:
+        InvalidArgumentError: saying what a name may hold.
+    """
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise InvalidArgumentError(
+            f"state {name!r}: its name must start with a letter or underscore and hold only "
+            "letters, digits, '_', '.', '-', at most 200 of them"
+        )
 
 
 def check_place(step: int, rank: int, world_size: int) -> None:

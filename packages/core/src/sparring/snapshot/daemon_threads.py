@@ -1,7 +1,8 @@
 """Threads that write and seal files of a snapshot while others are written.
 
-They are daemon threads, started by the first call. A `ThreadPoolExecutor` takes no more work once the
-interpreter has begun to end, and that is when a save that nobody waited for is finished.
+They are daemon threads. A `ThreadPoolExecutor` takes no more work once the interpreter has begun to end,
+and that is when a save that nobody waited for is finished. From then on some versions of Python start no
+thread either: a save beside steps starts them before.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _Result = TypeVar("_Result")
 
 
 class DaemonThreads:
-    """Runs calls on a few threads, in their order.
+    """Runs calls on a few threads, in their order. The first call starts them, if `start` did not.
 
     Args:
         num_threads: how many calls run at once.
@@ -30,13 +31,17 @@ class DaemonThreads:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
-    def submit(self, call: Callable[[], _Result]) -> Future[_Result]:
-        """Begins a call; `close` must not have been called. One thread at a time submits."""
+    def start(self) -> None:
+        """Starts the threads that do not run yet."""
         while len(self._threads) < self._num_threads:
             name = f"{self._name}-{len(self._threads)}"
             thread = threading.Thread(target=self._run, name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
+
+    def submit(self, call: Callable[[], _Result]) -> Future[_Result]:
+        """Begins a call; `close` must not have been called. One thread at a time submits."""
+        self.start()
         future: Future[_Result] = Future()
 
         def run() -> None:

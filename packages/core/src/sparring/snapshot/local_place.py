@@ -200,6 +200,10 @@ class LocalPlace(Place):
             os.mkdir(staging)
         return _LocalWriteFolder(staging)
 
+    def check_usable(self, token: str) -> None:
+        self.stage("probe", token).close()
+        self.abandon("probe", token)
+
     def publish(self, staging: WriteFolder, name: str, manifest: bytes) -> None:
         assert isinstance(staging, _LocalWriteFolder)
         staging.put(MANIFEST_NAME, manifest)

@@ -122,6 +122,14 @@ class Place(ABC):
         """The staging folder of an attempt; the first rank makes it."""
 
     @abstractmethod
+    def check_usable(self, token: str) -> None:
+        """Returns if it is, or can be made, a folder to write to, as far as that shows.
+
+        Args:
+            token: of no attempt.
+        """
+
+    @abstractmethod
     def publish(self, staging: WriteFolder, name: str, manifest: bytes) -> None:
         """Writes the manifest last and makes the snapshot visible; returns when that is durable.
 

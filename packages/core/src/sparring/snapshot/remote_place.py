@@ -184,6 +184,10 @@ class RemotePlace(Place):
         self._system.makedirs(path, exist_ok=True)
         return _RemoteWriteFolder(self._system, path, token)
 
+    def check_usable(self, token: str) -> None:
+        with suppress(FileNotFoundError):
+            self.names()
+
     def publish(self, staging: WriteFolder, name: str, manifest: bytes) -> None:
         if self.is_committed(name):
             raise FileExistsError(errno.EEXIST, "there is one already", name)

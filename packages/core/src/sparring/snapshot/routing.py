@@ -166,8 +166,8 @@ class RowRouter:
             if self._small.count:
                 file = self._files[0] = self._create((0, NUM_PARTITIONS))
                 file.write_alone(self._small.segment)
-                self._files[0] = None
                 self._seal(file, True)
+                self._files[0] = None
             return
         for place in range(len(self._buffers)):
             if self._buffers[place].count:

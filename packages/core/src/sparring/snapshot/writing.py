@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import replace
@@ -28,7 +27,13 @@ from sparring.errors import (
     SnapshotError,
     SnapshotIOError,
 )
-from sparring.snapshot.attempt_arguments import base_entry, check_place, checked_token
+from sparring.snapshot.attempt_arguments import (
+    base_entry,
+    check_name,
+    check_place,
+    check_state_name,
+    checked_token,
+)
 from sparring.snapshot.daemon_threads import DaemonThreads
 from sparring.snapshot.data_file import DataFile
 from sparring.snapshot.description import JSON, TableDescription
@@ -53,7 +58,6 @@ from sparring.storage.contract import Keys, ScanChunk
 
 __all__ = ["SnapshotWriter"]
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,199}\Z")
 _SEALING_THREADS = 2
 _MOST_SEALING = 32
 """Files that wait to be sealed, each open: meanwhile the next table may begin."""
@@ -96,11 +100,7 @@ class SnapshotWriter:
     ) -> None:
         check_place(step, rank, world_size)
         self._place, self._name = locate(url)
-        if not _NAME.match(self._name):
-            raise InvalidArgumentError(
-                f"snapshot {url}: its name {self._name!r} must start with a letter or underscore "
-                "and hold only letters, digits, '_', '.', '-'; name it like step-000000123"
-            )
+        check_name(url, self._name)
         self.url = self._place.url_of(self._name)
         self.step, self.rank, self.world_size = step, rank, world_size
         self.token = checked_token(token, world_size)
@@ -122,7 +122,6 @@ class SnapshotWriter:
                 )
             self._folder = self._place.stage(self._name, self.token)
         self._outcome = Outcome(self.url, self._name, self._place, self._folder, rank, world_size)
-        # Started now: none can be while the interpreter ends.
         self._threads = DaemonThreads(_SEALING_THREADS, "sparring-snapshot")
         self._row_thread = DaemonThreads(1, "sparring-snapshot-rows")
 
@@ -172,6 +171,12 @@ class SnapshotWriter:
             self._options, buffer_bytes=_AHEAD_BUFFER_BYTES, small_bytes=_AHEAD_SMALL_BYTES
         )
         self._write_rows(table, chunks, options, is_ahead=True)
+
+    def start_threads(self) -> None:
+        """Starts the threads that write and seal: none may be while the interpreter ends. Without it
+        the first file does, or large table."""
+        self._threads.start()
+        self._row_thread.start()
 
     def check_others(self) -> None:
         """Looks, at most once a second, whether the attempt has failed on another rank.
@@ -229,11 +234,7 @@ class SnapshotWriter:
             SnapshotIOError: the file system failed.
         """
         self._check_state("writing")
-        if not isinstance(name, str) or not _NAME.match(name):
-            raise InvalidArgumentError(
-                f"state {name!r}: its name must start with a letter or underscore and hold only "
-                "letters, digits, '_', '.', '-', at most 200 of them"
-            )
+        check_state_name(name)
         stored = self._new_name(f"state.{name}.{self.rank:05d}.safetensors")
         given = {key: np.asarray(value) for key, value in (arrays or {}).items()}
         try:

@@ -127,6 +127,7 @@ class _Run:
         start = time.perf_counter()
         self._progress.on_start(self._total_steps())
         interval = self._config.training.evaluation_interval_steps
+        self._snapshots.check_folder()
         self._resume()
         for trained in self._trainer.steps(self._batches()):
             self._at = self._coming.popleft()
