@@ -154,7 +154,7 @@ int64_t update_storage(DeviceHandle& handle, uint64_t stream_address, const py::
   };
   const int64_t dim = from.shape()[1];
   const auto layout =
-      kernels::make_row_layout(type, dim, kernels::state_width_of(step.method, dim));
+      kernels::make_row_layout(type, dim, updates::state_width_of(step.method, dim));
   if (initial_state) initial_state->check_shape({layout.state_width});
   const auto stream = reinterpret_cast<Stream>(stream_address);
   Updating work{&handle.device(), stream, step, {}, {}};

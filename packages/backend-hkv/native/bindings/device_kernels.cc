@@ -313,42 +313,12 @@ void finite_rows(DeviceHandle& handle, uint64_t stream, const py::object& values
   });
 }
 
-struct HyperField {
-  const char* name;
-  double kernels::HyperParameters::*field;
-};
-constexpr HyperField kFields[] = {
-    {"lr", &kernels::HyperParameters::lr},
-    {"weight_decay", &kernels::HyperParameters::weight_decay},
-    {"momentum", &kernels::HyperParameters::momentum},
-    {"lr_decay", &kernels::HyperParameters::lr_decay},
-    {"beta1", &kernels::HyperParameters::beta1},
-    {"beta2", &kernels::HyperParameters::beta2},
-    {"eps", &kernels::HyperParameters::eps},
-    {"alpha", &kernels::HyperParameters::alpha},
-    {"beta", &kernels::HyperParameters::beta},
-    {"l1", &kernels::HyperParameters::l1},
-    {"l2", &kernels::HyperParameters::l2},
-    {"l21", &kernels::HyperParameters::l21},
-    {"clip_value", &kernels::HyperParameters::clip_value},
-    {"clip_norm", &kernels::HyperParameters::clip_norm},
-};
-
 kernels::HyperParameters hyper_from(const py::dict& given) {
   kernels::HyperParameters hyper;
   for (const auto& [key, value] : given) {
     const auto name = key.cast<std::string>();
-    if (name == "nesterov") {
-      hyper.is_nesterov = value.cast<bool>();
-      continue;
-    }
-    bool is_known = false;
-    for (const HyperField& each : kFields) {
-      if (name != each.name) continue;
-      hyper.*(each.field) = value.cast<double>();
-      is_known = true;
-    }
-    if (!is_known) refuse("unknown hyper-parameter '" + name + "'");
+    if (!updates::set_hyper_parameter(&hyper, name, value.cast<double>()))
+      refuse("unknown hyper-parameter '" + name + "'");
   }
   return hyper;
 }
@@ -357,7 +327,7 @@ kernels::HyperParameters hyper_from(const py::dict& given) {
 kernels::Update make_update(const std::string& method, const py::dict& hyper, int64_t step,
                             uint64_t rounding_seed) {
   kernels::Update update{};
-  if (!kernels::update_method_named(method, &update.method))
+  if (!updates::update_method_named(method, &update.method))
     refuse("update method '" + method + "' is unknown to the native kernels");
   if (step < 1) refuse("step must be at least 1, found " + std::to_string(step));
   update.hyper = hyper_from(hyper);
@@ -379,7 +349,7 @@ void update(DeviceHandle& handle, uint64_t stream, const kernels::Update& step,
   const int64_t dim = from.shape()[1];
   const int64_t row_bytes = to.shape()[1] * to.element_bytes();
   arguments.layout =
-      kernels::make_row_layout(type, dim, kernels::state_width_of(step.method, dim));
+      kernels::make_row_layout(type, dim, updates::state_width_of(step.method, dim));
   if (arguments.layout.row_bytes != row_bytes) {
     refuse("rows of " + std::to_string(arguments.layout.row_bytes) + " bytes were asked for, found " +
            std::to_string(row_bytes));

@@ -94,12 +94,15 @@ __device__ __forceinline__ void atomic_store(T* at, T value) {
 }
 __device__ __forceinline__ void fence() { __threadfence(); }
 
-// One access of 16 bytes. REQUIRES: 16-byte alignment.
+// One access of 16 bytes. REQUIRES: 16-byte alignment; not shared memory, which the compiler is
+// told, as it cannot know of addresses that lie in memory themselves.
 __device__ __forceinline__ Vector16 load_16(const void* from) {
+  __builtin_assume(__isGlobal(from));
   const uint4 read = *static_cast<const uint4*>(from);
   return {{read.x, read.y, read.z, read.w}};
 }
 __device__ __forceinline__ void store_16(void* to, const Vector16& value) {
+  __builtin_assume(__isGlobal(to));
   *static_cast<uint4*>(to) =
       make_uint4(value.words[0], value.words[1], value.words[2], value.words[3]);
 }

@@ -6,9 +6,14 @@
 // Runs on the device only / on both sides.
 #define SPARRING_DEVICE __device__ __forceinline__
 #define SPARRING_HOST_DEVICE __host__ __device__ __forceinline__
+// Before a loop: written out, so that its arrays lie in registers / left a loop.
+#define SPARRING_UNROLL _Pragma("unroll")
+#define SPARRING_NO_UNROLL _Pragma("unroll 1")
 #else
 #define SPARRING_DEVICE inline
 #define SPARRING_HOST_DEVICE inline
+#define SPARRING_UNROLL
+#define SPARRING_NO_UNROLL
 #endif
 
 #endif  // SPARRING_HKV_DEVICE_MACROS_H_

@@ -13,11 +13,12 @@ set(device_kernel_sources
 if(TARGET sparring_hkv_emulator)
   add_library(sparring_hkv_emulated_kernels STATIC ${device_kernel_sources})
   target_include_directories(sparring_hkv_emulated_kernels PUBLIC native)
-  target_link_libraries(sparring_hkv_emulated_kernels PUBLIC sparring_hkv_emulator)
+  target_link_libraries(sparring_hkv_emulated_kernels PUBLIC sparring_hkv_emulator sparring::storage_abi)
   # -ffp-contract: see native/device/cuda.cmake.
   target_compile_options(sparring_hkv_emulated_kernels PRIVATE
     -Wall -Wextra -Wpedantic -Wconversion -Wshadow -ffp-contract=off)
 endif()
 if(SPARRING_HKV_HAS_CUDA)
   sparring_hkv_add_cuda_library(sparring_hkv_cuda_kernels ${device_kernel_sources})
+  target_link_libraries(sparring_hkv_cuda_kernels PUBLIC sparring::storage_abi)
 endif()

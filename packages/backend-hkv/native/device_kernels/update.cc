@@ -1,67 +1,12 @@
 #include "device_kernels/update.h"
 
-#include <array>
-#include <cmath>
-#include <type_traits>
 #include <utility>
 
 #include "device_kernels/encode.h"
-#include "device_kernels/update_methods.h"
+#include "device_kernels/update_row.h"
 
 namespace sparring::device_kernels {
 namespace {
-
-constexpr std::array<std::pair<std::string_view, UpdateMethod>, 12> kMethods = {{
-    {"sgd", UpdateMethod::sgd},
-    {"momentum", UpdateMethod::momentum},
-    {"adagrad", UpdateMethod::adagrad},
-    {"rowwise_adagrad", UpdateMethod::rowwise_adagrad},
-    {"adam", UpdateMethod::adam},
-    {"adamw", UpdateMethod::adamw},
-    {"partial_rowwise_adam", UpdateMethod::partial_rowwise_adam},
-    {"lamb", UpdateMethod::lamb},
-    {"rmsprop", UpdateMethod::rmsprop},
-    {"lion", UpdateMethod::lion},
-    {"ftrl", UpdateMethod::ftrl},
-    {"group_ftrl", UpdateMethod::group_ftrl},
-}};
-
-// Worked out in double and rounded once, as core does.
-template <class T>
-UpdateConstants<T> constants_of(const Update& arguments) {
-  const HyperParameters& hyper = arguments.hyper;
-  const auto step = static_cast<double>(arguments.step);
-  const double lr = arguments.method == UpdateMethod::adagrad
-                        ? hyper.lr / (1 + (step - 1) * hyper.lr_decay)
-                        : hyper.lr;
-  const double correction1 = 1 - std::pow(hyper.beta1, step);
-  const double correction2 = 1 - std::pow(hyper.beta2, step);
-  const auto rounded = [](double value) { return static_cast<T>(value); };
-  return {
-      .lr = rounded(lr),
-      .weight_decay = rounded(hyper.weight_decay),
-      .shrinking = rounded(1 - lr * hyper.weight_decay),
-      .momentum = rounded(hyper.momentum),
-      .is_nesterov = hyper.is_nesterov,
-      .beta1 = rounded(hyper.beta1),
-      .one_minus_beta1 = rounded(1 - hyper.beta1),
-      .beta2 = rounded(hyper.beta2),
-      .one_minus_beta2 = rounded(1 - hyper.beta2),
-      .correction1 = rounded(correction1),
-      .root_correction = rounded(std::sqrt(correction2)),
-      .step_size = rounded(lr / correction1),
-      .eps = rounded(hyper.eps),
-      .alpha = rounded(hyper.alpha),
-      .one_minus_alpha = rounded(1 - hyper.alpha),
-      .inverse_lr = rounded(1 / lr),
-      .beta = rounded(hyper.beta),
-      .l1 = rounded(hyper.l1),
-      .l2 = rounded(hyper.l2),
-      .l21 = rounded(hyper.l21),
-      .clip_value = rounded(hyper.clip_value),
-      .clip_norm = rounded(hyper.clip_norm),
-  };
-}
 
 template <UpdateMethod kMethod, class T>
 struct Updates {
@@ -99,7 +44,9 @@ template <UpdateMethod kMethod, class T>
 void launch_update(Device& device, Stream stream, const Update& arguments, T* embeddings) {
   const auto count = static_cast<uint64_t>(arguments.count);
   launch(device, grid_for(device, count * DotTile<T>::num_lanes), stream,
-         Updates<kMethod, T>{constants_of<T>(arguments), arguments.rows, embeddings,
+         Updates<kMethod, T>{updates::constants_of<T>(arguments.method, arguments.hyper,
+                                                      arguments.step),
+                             arguments.rows, embeddings,
                              static_cast<T*>(arguments.gradients), arguments.positions, count,
                              arguments.layout.dim, arguments.layout.state_begin});
 }
@@ -116,42 +63,10 @@ void launch_method(Device& device, Stream stream, const Update& arguments, T* em
 template <class T>
 void update_as(Device& device, Stream stream, const Update& arguments, T* embeddings) {
   launch_method(device, stream, arguments, embeddings,
-                std::make_index_sequence<kMethods.size()>{});
+                std::make_index_sequence<updates::kUpdateMethods.size()>{});
 }
 
 }  // namespace
-
-bool update_method_named(std::string_view name, UpdateMethod* method) {
-  for (const auto& each : kMethods) {
-    if (each.first != name) continue;
-    *method = each.second;
-    return true;
-  }
-  return false;
-}
-
-int64_t state_width_of(UpdateMethod method, int64_t dim) {
-  switch (method) {
-    case UpdateMethod::sgd:
-      return 0;
-    case UpdateMethod::rowwise_adagrad:
-      return 1;
-    case UpdateMethod::momentum:
-    case UpdateMethod::adagrad:
-    case UpdateMethod::rmsprop:
-    case UpdateMethod::lion:
-      return dim;
-    case UpdateMethod::partial_rowwise_adam:
-      return dim + 1;
-    case UpdateMethod::adam:
-    case UpdateMethod::adamw:
-    case UpdateMethod::lamb:
-    case UpdateMethod::ftrl:
-    case UpdateMethod::group_ftrl:
-      return 2 * dim;
-  }
-  return 0;
-}
 
 void update(Device& device, Stream stream, const Update& arguments) {
   if (arguments.count == 0) return;

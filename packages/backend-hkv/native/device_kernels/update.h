@@ -9,51 +9,16 @@
 #define SPARRING_HKV_DEVICE_KERNELS_UPDATE_H_
 
 #include <cstdint>
-#include <string_view>
 
 #include "device/memory.h"
 #include "device_kernels/row_layout.h"
+#include "sparring/update_hyper_parameters.h"
 
 namespace sparring::device_kernels {
 
-enum class UpdateMethod : int32_t {
-  sgd,
-  momentum,
-  adagrad,
-  rowwise_adagrad,
-  adam,
-  adamw,
-  partial_rowwise_adam,
-  lamb,
-  rmsprop,
-  lion,
-  ftrl,
-  group_ftrl,
-};
-// Returns false for a name that is none of these.
-bool update_method_named(std::string_view name, UpdateMethod* method);
-// How many elements of state a method keeps for a row of `dim`.
-int64_t state_width_of(UpdateMethod method, int64_t dim);
-
-// The hyper-parameters of all methods; each reads its own. Meanings and papers are
-// in core's sparring.updates, which also checks them.
-struct HyperParameters {
-  double lr = 0;
-  double weight_decay = 0;
-  double momentum = 0;
-  bool is_nesterov = false;
-  double lr_decay = 0;
-  double beta1 = 0;
-  double beta2 = 0;
-  double eps = 0;
-  double alpha = 0;
-  double beta = 0;
-  double l1 = 0;
-  double l2 = 0;
-  double l21 = 0;
-  double clip_value = 0;
-  double clip_norm = 0;
-};
+using updates::HyperParameters;
+using updates::UpdateConstants;
+using updates::UpdateMethod;
 
 struct Update {
   UpdateMethod method;
@@ -77,7 +42,7 @@ constexpr int64_t num_decoded(RowType type, int64_t count, int64_t dim) {
 }
 
 // Does not wait for the device, and takes no memory.
-// REQUIRES: layout.state_width == state_width_of(method, dim).
+// REQUIRES: layout.state_width == updates::state_width_of(method, dim).
 // Throws DeviceError.
 void update(device::Device& device, device::Stream stream, const Update& arguments);
 

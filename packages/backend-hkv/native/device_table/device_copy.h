@@ -1,61 +1,27 @@
-// Moving rows by the lanes of a tile, in the widest words that everything is
-// aligned to.
+// Rows of the table into dense arrays and back, 32 a warp: device/move_rows.h.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_COPY_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_COPY_H_
 
 #include <cstdint>
-#include <initializer_list>
 
+#include "device/move_rows.h"
 #include "device_locate.h"
 
 namespace sparring::hkv {
 
-template <class Word>
-SPARRING_DEVICE Word load_word(const char* from) {
-  return *reinterpret_cast<const Word*>(from);
-}
-template <>
-SPARRING_DEVICE device::Vector16 load_word(const char* from) {
-  return device::load_16_once(from);
-}
-template <class Word>
-SPARRING_DEVICE void store_word(char* to, const Word& word) {
-  *reinterpret_cast<Word*>(to) = word;
-}
-template <>
-SPARRING_DEVICE void store_word(char* to, const device::Vector16& word) {
-  device::store_16_once(to, word);
-}
+using device::address;
+using device::word_bytes;
+using device::with_word;
 
-// `lane` of `num_lanes` that move `bytes` together. `from` NULL: zeros.
-template <class Word>
-SPARRING_DEVICE void copy_row(char* to, const char* from, uint64_t bytes, unsigned lane,
-                              unsigned num_lanes = kTileLanes) {
-  for (uint64_t at = lane * sizeof(Word); at < bytes; at += num_lanes * sizeof(Word)) {
-    store_word<Word>(to + at, from == nullptr ? Word{} : load_word<Word>(from + at));
-  }
-}
-
-// The most of 16, 4, 2 and 1 bytes that divides all of these.
-inline unsigned word_bytes(std::initializer_list<uint64_t> numbers) {
-  uint64_t all = 0;
-  for (const uint64_t number : numbers) all |= number;
-  return all % 16 == 0 ? 16 : all % 4 == 0 ? 4 : all % 2 == 0 ? 2 : 1;
-}
-inline uint64_t address(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
-
-// Calls body.template operator()<Word>() with the word of that many bytes.
+// Calls body(i, num_rows) for all i of [0, count), a lane each, the whole warp together: the first
+// `num_rows` lanes have an i below count.
 template <class Body>
-void with_word(unsigned bytes, const Body& body) {
-  switch (bytes) {
-    case 16:
-      return body.template operator()<device::Vector16>();
-    case 4:
-      return body.template operator()<uint32_t>();
-    case 2:
-      return body.template operator()<uint16_t>();
-    default:
-      return body.template operator()<uint8_t>();
+SPARRING_DEVICE void for_each_row(const device::Block& block, uint64_t count, const Body& body) {
+  for (uint64_t first = block.warp_in_grid() * device::warp_lanes; first < count;
+       first += block.grid_warps() * device::warp_lanes) {
+    const uint64_t left = count - first;
+    body(first + block.warp().lane(),
+         left < device::warp_lanes ? static_cast<unsigned>(left) : device::warp_lanes);
   }
 }
 
@@ -65,21 +31,20 @@ struct GatherRows {
   static constexpr unsigned block_threads = kBlockThreads;
   DeviceRowsView rows;
   uint64_t begin;           // first byte of the row that is wanted
-  uint64_t bytes;           // how many
+  device::RowShape shape;   // of the bytes that are wanted
   const uint32_t* numbers;  // (count) device
   uint64_t count;
   char* out;  // (count, out_stride) bytes, device
   uint64_t out_stride;
 
   SPARRING_DEVICE void operator()(const device::Block& block) const {
-    for (uint64_t at = block.thread_in_grid(); at / kTileLanes < count;
-         at += block.grid_threads()) {
-      const uint64_t i = at / kTileLanes;
-      const uint32_t number = numbers[i];
-      copy_row<Word>(out + i * out_stride,
-                     number == kNoDeviceRow ? nullptr : rows.at(number) + begin, bytes,
-                     static_cast<unsigned>(at % kTileLanes));
-    }
+    for_each_row(block, count, [&](uint64_t i, unsigned num_rows) {
+      const uint32_t number = i < count ? numbers[i] : kNoDeviceRow;
+      device::move_rows<Word, device::Reading::kOnce>(
+          block.warp(), shape, num_rows,
+          number == kNoDeviceRow ? nullptr : rows.at(number) + begin,
+          i < count ? out + i * out_stride : nullptr);
+    });
   }
 };
 
@@ -88,21 +53,19 @@ template <class Word>
 struct ScatterRows {
   static constexpr unsigned block_threads = kBlockThreads;
   DeviceRowsView rows;
-  uint64_t bytes;
+  device::RowShape shape;
   const uint32_t* numbers;  // (count) device
   uint64_t count;
   const char* in;  // (count, in_stride) bytes, device
   uint64_t in_stride;
 
   SPARRING_DEVICE void operator()(const device::Block& block) const {
-    for (uint64_t at = block.thread_in_grid(); at / kTileLanes < count;
-         at += block.grid_threads()) {
-      const uint64_t i = at / kTileLanes;
-      const uint32_t number = numbers[i];
-      if (number == kNoDeviceRow) continue;
-      copy_row<Word>(rows.at(number), in + i * in_stride, bytes,
-                     static_cast<unsigned>(at % kTileLanes));
-    }
+    for_each_row(block, count, [&](uint64_t i, unsigned num_rows) {
+      const uint32_t number = i < count ? numbers[i] : kNoDeviceRow;
+      device::move_rows<Word, device::Reading::kOnce>(
+          block.warp(), shape, num_rows, in + i * in_stride,
+          number == kNoDeviceRow ? nullptr : rows.at(number));
+    });
   }
 };
 

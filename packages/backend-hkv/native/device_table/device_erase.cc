@@ -73,10 +73,10 @@ DeviceTable::State::Insertion DeviceTable::State::prepare_erasure(const int64_t*
     located.heads = buffer<uint32_t>(count, stream);
     located.positions = buffer<uint32_t>(count, stream);
   }
-  launch_tiles(stream, count,
-               LocateKeys{index->view(), keys, count, false, located.numbers.as<uint32_t>(),
-                          located.heads.as<uint32_t>(), located.positions.as<uint32_t>(), nullptr,
-                          nullptr});
+  launch(stream, count,
+         LocateKeys{index->view(), keys, count, false, located.numbers.as<uint32_t>(),
+                    located.heads.as<uint32_t>(), located.positions.as<uint32_t>(), nullptr,
+                    nullptr});
   if (layout.has_chains()) sort(located);
   return located;
 }

@@ -58,13 +58,12 @@ uint64_t DeviceTable::State::collect_departures(Departures& departures, const vo
       word_bytes({address(departures.out_rows.as<void>()), bytes, address(call_rows), call_stride,
                   view.stride});
   with_word(word, [&]<class Word>() {
-    launch_tiles(stream, num_left,
-                 CopyEvicted<Word>{view, bytes, departures.arrays(),
-                                   departures.positions.as<uint32_t>(), num_left,
-                                   static_cast<const char*>(call_rows), call_stride, made_at,
-                                   departures.out_keys.as<int64_t>(),
-                                   departures.out_rows.as<char>(),
-                                   departures.out_scores.as<uint64_t>()});
+    launch(stream, num_left,
+           CopyEvicted<Word>{view, bytes, device::row_shape<Word>(bytes), departures.arrays(),
+                             departures.positions.as<uint32_t>(), num_left,
+                             static_cast<const char*>(call_rows), call_stride, made_at,
+                             departures.out_keys.as<int64_t>(), departures.out_rows.as<char>(),
+                             departures.out_scores.as<uint64_t>()});
   });
   return num_left;
 }

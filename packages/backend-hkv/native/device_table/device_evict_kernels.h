@@ -191,6 +191,7 @@ struct CopyEvicted {
   static constexpr unsigned block_threads = kBlockThreads;
   DeviceRowsView rows;
   uint64_t row_bytes;
+  device::RowShape shape;
   DepartureArrays departs;     // device
   const uint32_t* departures;  // (count) positions of the call, ascending, device
   uint64_t count;
@@ -203,26 +204,28 @@ struct CopyEvicted {
   uint64_t* out_scores;  // (count) device
 
   SPARRING_DEVICE void operator()(const device::Block& block) const {
-    for (uint64_t at = block.thread_in_grid(); at / kTileLanes < count;
-         at += block.grid_threads()) {
-      const uint64_t i = at / kTileLanes;
-      const uint32_t position = departures[i];
-      const uint64_t source = departs.sources[position];
-      const auto lane = static_cast<unsigned>(at % kTileLanes);
-      if (lane == 0) {
+    for_each_row(block, count, [&](uint64_t i, unsigned num_rows) {
+      const char* from = nullptr;
+      char* to = nullptr;
+      if (i < count) {
+        const uint32_t position = departures[i];
+        const uint64_t source = departs.sources[position];
         out_keys[i] = departs.keys[position];
         out_scores[i] = departs.scores[position];
+        char* const out = out_rows + i * row_bytes;
+        const auto number = static_cast<uint32_t>(source);
+        if (source < DepartureArrays::in_call) {
+          from = rows.at(number);
+          to = out;
+        } else if (call_rows != nullptr) {
+          from = call_rows + number * call_stride;
+          to = out;
+        } else {
+          made_at[number] = out;
+        }
       }
-      char* const out = out_rows + i * row_bytes;
-      const auto number = static_cast<uint32_t>(source);
-      if (source < DepartureArrays::in_call) {
-        copy_row<Word>(out, rows.at(number), row_bytes, lane);
-      } else if (call_rows != nullptr) {
-        copy_row<Word>(out, call_rows + number * call_stride, row_bytes, lane);
-      } else if (lane == 0) {
-        made_at[number] = out;
-      }
-    }
+      device::move_rows<Word, device::Reading::kOnce>(block.warp(), shape, num_rows, from, to);
+    });
   }
 };
 

@@ -45,10 +45,10 @@ DeviceTable::State::Insertion DeviceTable::State::locate(const int64_t* keys, ui
   insertion.heads = buffer<uint32_t>(count, stream);
   insertion.positions = buffer<uint32_t>(count, stream);
   insertion.num_missing = count;
-  launch_tiles(stream, count,
-               LocateKeys{index->view(), keys, count, true, insertion.numbers.as<uint32_t>(),
-                          insertion.heads.as<uint32_t>(), insertion.positions.as<uint32_t>(),
-                          insertion.missing.as<uint8_t>(), counters});
+  launch(stream, count,
+         LocateKeys{index->view(), keys, count, true, insertion.numbers.as<uint32_t>(),
+                    insertion.heads.as<uint32_t>(), insertion.positions.as<uint32_t>(),
+                    insertion.missing.as<uint8_t>(), counters});
   return insertion;
 }
 
@@ -128,8 +128,8 @@ void DeviceTable::State::double_heads() {
 
 void DeviceTable::State::touch_known(const Insertion& insertion, const uint64_t* scores) {
   if (!keeps_scores()) return;
-  launch_tiles(insertion.stream, insertion.count,
-               TouchKeys{index->view(), policy.rule(), insertion.keys, scores, insertion.count});
+  launch(insertion.stream, insertion.count,
+         TouchKeys{index->view(), policy.rule(), insertion.keys, scores, insertion.count});
 }
 
 void DeviceTable::State::insert_chained(Insertion& insertion, const uint64_t* scores) {
@@ -154,9 +154,9 @@ void DeviceTable::State::scatter(const uint32_t* numbers, uint64_t count, const 
   const uint64_t bytes = options.table.row_bytes;
   const DeviceRowsView view = rows->view();
   with_word(word_bytes({address(from), stride, bytes, view.stride}), [&]<class Word>() {
-    launch_tiles(stream, count,
-                 ScatterRows<Word>{view, bytes, numbers, count, static_cast<const char*>(from),
-                                   stride});
+    launch(stream, count,
+           ScatterRows<Word>{view, device::row_shape<Word>(bytes), numbers, count,
+                             static_cast<const char*>(from), stride});
   });
 }
 
@@ -167,9 +167,9 @@ void DeviceTable::State::gather(const uint32_t* numbers, uint64_t count,
   const DeviceRowsView view = rows->view();
   with_word(word_bytes({address(out), stride, bytes, columns.begin, view.stride}),
             [&]<class Word>() {
-              launch_tiles(stream, count,
-                           GatherRows<Word>{view, columns.begin, bytes, numbers, count,
-                                            static_cast<char*>(out), stride});
+              launch(stream, count,
+                     GatherRows<Word>{view, columns.begin, device::row_shape<Word>(bytes), numbers,
+                                      count, static_cast<char*>(out), stride});
             });
 }
 

@@ -1,6 +1,13 @@
-// How kernels of the device table look for keys: four keys a warp, eight lanes a
-// key ("a tile"). A lane reads 16 of the 128 digests, so a tile reads them at
-// once; lanes whose digests agree read the entries; the tile then moves the row.
+// How kernels of the device table look for keys. A warp has 32 keys, one a lane; a bucket is
+// looked at by eight lanes ("a tile"), 16 of its 128 digests each, so that four keys are looked
+// at at once, and the eight groups of four come in two halves:
+//
+//   lanes      0 ... 7 | 8 ... 15 | 16 ... 23 | 24 ... 31
+//   group 0    key 0   | key 1    | key 2     | key 3        the digests of groups 0 to 3 are on
+//   group 1    key 4   | key 5    | key 6     | key 7        their way before any is looked at,
+//   ...                                                      and so are the entries behind them
+//
+// So a lane has four loads of 16 bytes under way, and hashes are worked out once a key.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_LOCATE_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_LOCATE_H_
 
@@ -12,81 +19,162 @@ namespace sparring::hkv {
 
 inline constexpr unsigned kTileLanes = 8;
 inline constexpr unsigned kTiles = device::warp_lanes / kTileLanes;
+inline constexpr unsigned kGroupsInFlight = 4;
+inline constexpr unsigned kHalfKeys = kTiles * kGroupsInFlight;
 inline constexpr unsigned kBlockThreads = 128;
 
-struct DeviceLocation {
-  uint32_t row = kNoDeviceRow;  // kNoDeviceRow: the key is absent
-  uint32_t slot = 0;
-  DeviceBucket bucket{};
-};
-
-// The key that a tile of the calling warp is about.
-struct TileKey {
+// The key of a lane.
+struct LaneKey {
   uint64_t position;  // in the call
   bool is_wanted;     // else beyond the end of the call
   int64_t key;
-  unsigned lane;  // of this thread in the tile
 };
 
-// Calls body(TileKey) for all positions of [0, count), the whole warp together.
+// Calls body(LaneKey, num_keys) for all positions of [0, count), the whole warp together;
+// the first `num_keys` lanes have keys.
 template <class Body>
 SPARRING_DEVICE void for_each_key(const device::Block& block, const int64_t* keys, uint64_t count,
                                   const Body& body) {
   const unsigned lane = block.warp().lane();
-  for (uint64_t first = block.warp_in_grid() * kTiles; first < count;
-       first += block.grid_warps() * kTiles) {
-    const uint64_t position = first + lane / kTileLanes;
+  for (uint64_t first = block.warp_in_grid() * device::warp_lanes; first < count;
+       first += block.grid_warps() * device::warp_lanes) {
+    const uint64_t position = first + lane;
     const bool is_wanted = position < count;
-    body(TileKey{position, is_wanted, is_wanted ? keys[position] : 0, lane % kTileLanes});
+    const uint64_t left = count - first;
+    body(LaneKey{position, is_wanted, is_wanted ? keys[position] : 0},
+         left < device::warp_lanes ? static_cast<unsigned>(left) : device::warp_lanes);
   }
 }
 
-// Each tile looks for its key; all lanes of a tile get the answer.
-// All lanes of the warp call this together.
-SPARRING_DEVICE DeviceLocation locate_key(const device::Warp& warp, const DeviceIndexView& index,
-                                          const TileKey& tile) {
-  const unsigned first = warp.lane() - tile.lane;
-  const uint64_t hash = index.hash(tile.key);
-  const uint32_t pattern = device::repeated_byte(digest_of(hash));
-  DeviceLocation found;
-  DeviceBucket bucket{};
-  bool is_looking = tile.is_wanted;
-  if (is_looking) bucket = index.heads.at(index.head_of(hash));
-  while (warp.any(is_looking)) {
-    uint32_t row = kNoDeviceRow;
-    uint32_t slot = 0;
-    if (is_looking) {
-      const device::Vector16 digests = device::load_16(bucket.digests + tile.lane * 16);
-      for (uint32_t word = 0; word < 4; ++word) {
-        uint32_t equal = device::equal_bytes(digests.words[word], pattern);
-        while (equal != 0) {
-          const uint32_t byte = device::lowest_one(equal) / 8;
-          equal &= ~(uint32_t{0xff} << (8 * byte));
-          const uint32_t candidate = tile.lane * 16 + word * 4 + byte;
-          const DeviceEntry entry = load_entry(bucket.entries + candidate);
-          if (entry.key == tile.key) {
-            row = entry.row;
-            slot = candidate;
-          }
-        }
+struct DeviceLocation {
+  uint32_t row = kNoDeviceRow;  // kNoDeviceRow: the key is absent
+  uint32_t slot = 0;            // kHasSlot only
+  uint32_t link = 0;            // to the overflow bucket that it is in; 0: in the head
+};
+
+// One bit for each byte of a mask of bytes.
+SPARRING_DEVICE uint32_t bits_of_bytes(uint32_t bytes) {
+  return (bytes & 0x01010101u) * 0x01020408u >> 24 & 0xfu;
+}
+
+template <bool kHasSlot>
+class Locator {
+ public:
+  SPARRING_DEVICE Locator(const device::Warp& warp, const DeviceIndexView& index)
+      : warp_(warp), index_(index) {}
+
+  // Each lane gets the answer to its key. All lanes of the warp call this together.
+  SPARRING_DEVICE DeviceLocation locate(const LaneKey& lane_key) {
+    DeviceLocation found;
+    const uint64_t hash = index_.hash(lane_key.key);
+    key_ = lane_key.key;
+    pattern_ = device::repeated_byte(digest_of(hash));
+    DeviceBucket bucket{};
+    bool is_looking = lane_key.is_wanted;
+    if (is_looking) bucket = index_.heads.at(index_.head_of(hash));
+    uint32_t link = 0;
+    for (uint32_t looking = warp_.ballot(is_looking); looking != 0;
+         looking = warp_.ballot(is_looking)) {
+      digests_ = bucket.digests;
+      entries_ = bucket.entries;
+      SPARRING_NO_UNROLL
+      for (unsigned first = 0; first < device::warp_lanes; first += kHalfKeys) {
+        if ((looking >> first & ((1u << kHalfKeys) - 1)) != 0) look(first, looking, link, found);
+      }
+      if (!is_looking) continue;
+      link = index_.has_chains && found.row == kNoDeviceRow ? *bucket.link : 0;
+      is_looking = link != 0;
+      if (is_looking) bucket = index_.overflow.at(link - 1);
+    }
+    return found;
+  }
+
+ private:
+  // What a tile knows of the key it looks at.
+  struct Search {
+    device::Vector16 digests;
+    uint32_t candidates;  // of this lane's 16 slots
+    const DeviceEntry* entries;
+    int64_t key;
+    DeviceEntry entry;  // of the first candidate
+    uint32_t row;
+    uint32_t slot;
+  };
+
+  // The keys of lanes [first, first + kHalfKeys) that are looked for.
+  SPARRING_DEVICE void look(unsigned first, uint32_t looking, uint32_t link,
+                            DeviceLocation& found) const {
+    const unsigned tile = warp_.lane() / kTileLanes;
+    const unsigned lane = warp_.lane() % kTileLanes;
+    Search searches[kGroupsInFlight];
+    SPARRING_UNROLL
+    for (unsigned k = 0; k < kGroupsInFlight; ++k) {
+      const unsigned owner = first + k * kTiles + tile;
+      const uint8_t* const digests = warp_.shuffle(digests_, owner);
+      searches[k].digests = {};
+      if ((looking >> owner & 1u) != 0) {
+        searches[k].digests = device::load_16(digests + lane * 16);
       }
     }
-    const uint32_t winners = (warp.ballot(row != kNoDeviceRow) >> first) & 0xffu;
-    const unsigned winner = first + (winners != 0 ? device::lowest_one(winners) : 0);
-    row = warp.shuffle(row, winner);
-    slot = warp.shuffle(slot, winner);
-    if (!is_looking) continue;
-    if (winners != 0) {
-      found = {row, slot, bucket};
-      is_looking = false;
-    } else {
-      const uint32_t link = index.has_chains ? *bucket.link : 0;
-      is_looking = link != 0;
-      if (is_looking) bucket = index.overflow.at(link - 1);
+    SPARRING_UNROLL
+    for (unsigned k = 0; k < kGroupsInFlight; ++k) {
+      const unsigned owner = first + k * kTiles + tile;
+      Search& search = searches[k];
+      const uint32_t pattern = warp_.shuffle(pattern_, owner);
+      search.entries = warp_.shuffle(entries_, owner);
+      search.key = warp_.shuffle(key_, owner);
+      search.candidates = 0;
+      SPARRING_UNROLL
+      for (unsigned word = 0; word < 4; ++word) {
+        const uint32_t equal = device::equal_bytes(search.digests.words[word], pattern);
+        search.candidates |= bits_of_bytes(equal) << (4 * word);
+      }
+      search.entry = {};
+      search.slot = 0;
+      if (search.candidates != 0) {
+        search.slot = lane * 16 + device::lowest_one(search.candidates);
+        search.entry = load_entry(search.entries + search.slot);
+      }
+    }
+    SPARRING_UNROLL
+    for (unsigned k = 0; k < kGroupsInFlight; ++k) {
+      confirm(searches[k], lane);
+      const uint32_t winners = warp_.ballot(searches[k].row != kNoDeviceRow);
+      // Of this lane's key, if it is of this group.
+      const unsigned asked = warp_.lane() % kTiles * kTileLanes;
+      const uint32_t own = winners >> asked & ((1u << kTileLanes) - 1);
+      const unsigned winner = asked + (own != 0 ? device::lowest_one(own) : 0);
+      const uint32_t row = warp_.shuffle(searches[k].row, winner);
+      uint32_t slot = 0;
+      if constexpr (kHasSlot) slot = warp_.shuffle(searches[k].slot, winner);
+      const bool is_of_group = warp_.lane() / kTiles == first / kTiles + k;
+      if (is_of_group && own != 0) found = {row, slot, link};
     }
   }
-  return found;
-}
+
+  // Digests agree by chance, too: half a candidate more in a full bucket.
+  SPARRING_DEVICE void confirm(Search& search, unsigned lane) const {
+    search.row = kNoDeviceRow;
+    while (search.candidates != 0) {
+      if (search.entry.key == search.key) {
+        search.row = search.entry.row;
+        return;
+      }
+      search.candidates &= search.candidates - 1;
+      if (search.candidates == 0) return;
+      search.slot = lane * 16 + device::lowest_one(search.candidates);
+      search.entry = load_entry(search.entries + search.slot);
+    }
+  }
+
+  const device::Warp warp_;
+  const DeviceIndexView& index_;
+  // Of this lane's key.
+  int64_t key_ = 0;
+  uint32_t pattern_ = 0;
+  const uint8_t* digests_ = nullptr;
+  const DeviceEntry* entries_ = nullptr;
+};
 
 }  // namespace sparring::hkv
 

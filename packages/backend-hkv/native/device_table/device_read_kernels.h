@@ -1,5 +1,5 @@
-// Kernels that look for keys four a warp: find, locate and touch. And the erase
-// of tables without chains.
+// Kernels that look for keys, 32 a warp: find, locate and touch. And the erase of
+// tables without chains.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_READ_KERNELS_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_READ_KERNELS_H_
 
@@ -21,20 +21,21 @@ struct FindRows {
   const int64_t* keys;  // (count) device
   uint64_t count;
   uint64_t begin;  // first byte of the row that is wanted
-  uint64_t bytes;  // how many
+  device::RowShape shape;  // of the bytes that are wanted
   char* out;       // (count, out_stride) bytes, device
   uint64_t out_stride;
   uint8_t* found;  // (count) device
 
   SPARRING_DEVICE void operator()(const device::Block& block) const {
     const device::Warp warp = block.warp();
-    for_each_key(block, keys, count, [&](const TileKey& tile) {
-      const DeviceLocation at = locate_key(warp, index, tile);
-      if (!tile.is_wanted) return;
+    Locator<false> locator(warp, index);
+    for_each_key(block, keys, count, [&](const LaneKey& lane_key, unsigned num_keys) {
+      const DeviceLocation at = locator.locate(lane_key);
       const bool is_found = at.row != kNoDeviceRow;
-      if (tile.lane == 0) found[tile.position] = is_found ? 1 : 0;
-      copy_row<Word>(out + tile.position * out_stride,
-                     is_found ? rows.at(at.row) + begin : nullptr, bytes, tile.lane);
+      if (lane_key.is_wanted) found[lane_key.position] = is_found ? 1 : 0;
+      device::move_rows<Word, device::Reading::kOnce>(
+          warp, shape, num_keys, is_found ? rows.at(at.row) + begin : nullptr,
+          lane_key.is_wanted ? out + lane_key.position * out_stride : nullptr);
     });
   }
 };
@@ -55,20 +56,24 @@ struct LocateKeys {
 
   SPARRING_DEVICE void operator()(const device::Block& block) const {
     const device::Warp warp = block.warp();
-    for_each_key(block, keys, count, [&](const TileKey& tile) {
-      const DeviceLocation at = locate_key(warp, index, tile);
-      const bool answers = tile.is_wanted && tile.lane == 0;
+    Locator<false> locator(warp, index);
+    for_each_key(block, keys, count, [&](const LaneKey& lane_key, unsigned) {
+      const DeviceLocation at = locator.locate(lane_key);
+      const uint64_t position = lane_key.position;
       const bool is_missing = at.row == kNoDeviceRow;
-      if (answers) {
-        numbers[tile.position] = at.row;
-        if (missing != nullptr) missing[tile.position] = is_missing ? 1 : 0;
+      if (lane_key.is_wanted) {
+        numbers[position] = at.row;
+        if (missing != nullptr) missing[position] = is_missing ? 1 : 0;
         if (heads != nullptr) {
-          heads[tile.position] =
-              is_missing == sorts_missing ? index.head_of(index.hash(tile.key)) : index.num_heads;
-          positions[tile.position] = static_cast<uint32_t>(tile.position);
+          heads[position] = is_missing == sorts_missing
+                                ? index.head_of(index.hash(lane_key.key))
+                                : index.num_heads;
+          positions[position] = static_cast<uint32_t>(position);
         }
       }
-      if (counters != nullptr) add_lanes(warp, &counters->num_missing, answers && is_missing);
+      if (counters != nullptr) {
+        add_lanes(warp, &counters->num_missing, lane_key.is_wanted && is_missing);
+      }
     });
   }
 };
@@ -84,11 +89,15 @@ struct TouchKeys {
 
   SPARRING_DEVICE void operator()(const device::Block& block) const {
     const device::Warp warp = block.warp();
-    for_each_key(block, keys, count, [&](const TileKey& tile) {
-      const DeviceLocation at = locate_key(warp, index, tile);
-      if (at.row == kNoDeviceRow || tile.lane != 0) return;
-      uint64_t& score = at.bucket.scores[at.slot];
-      score = rule.updated(score, scores == nullptr ? nullptr : scores + tile.position);
+    Locator<true> locator(warp, index);
+    for_each_key(block, keys, count, [&](const LaneKey& lane_key, unsigned) {
+      const DeviceLocation at = locator.locate(lane_key);
+      if (at.row == kNoDeviceRow) return;
+      const DeviceBucket bucket = at.link != 0
+                                      ? index.overflow.at(at.link - 1)
+                                      : index.heads.at(index.head_of(index.hash(lane_key.key)));
+      uint64_t& score = bucket.scores[at.slot];
+      score = rule.updated(score, scores == nullptr ? nullptr : scores + lane_key.position);
     });
   }
 };

@@ -154,9 +154,9 @@ void DeviceTable::visit(SparringVisit& call) {
     const auto count = static_cast<uint64_t>(call.count);
     const device::Buffer numbers = state.buffer<uint32_t>(count, stream);
     const device::Buffer shown = state.buffer<const void*>(count, stream);
-    state.launch_tiles(stream, count,
-                       LocateKeys{state.index->view(), call.keys, count, true,
-                                  numbers.as<uint32_t>(), nullptr, nullptr, nullptr, nullptr});
+    state.launch(stream, count,
+                 LocateKeys{state.index->view(), call.keys, count, true, numbers.as<uint32_t>(),
+                            nullptr, nullptr, nullptr, nullptr});
     state.launch(stream, count,
                  ShowRows{state.rows->view(), call.columns.begin, numbers.as<uint32_t>(), count,
                           shown.as<const void*>()});

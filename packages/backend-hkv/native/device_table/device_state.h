@@ -55,11 +55,6 @@ class DeviceTable::State {
                             shared_bytes},
                    stream, kernel);
   }
-  // For kernels with a tile for each key.
-  template <class Kernel>
-  void launch_tiles(device::Stream stream, uint64_t num_keys, const Kernel& kernel) {
-    launch(stream, num_keys * kTileLanes, kernel);
-  }
   template <class T>
   device::Buffer buffer(uint64_t count, device::Stream stream) {
     return device::make_buffer<T>(device, count, stream);

@@ -47,10 +47,10 @@ void DeviceTable::find(SparringFind& call) {
     const unsigned word = word_bytes(
         {address(call.rows), call.row_stride, bytes, call.columns.begin, rows.stride});
     with_word(word, [&]<class Word>() {
-      state.launch_tiles(stream, count,
-                         FindRows<Word>{state.index->view(), rows, call.keys, count,
-                                        call.columns.begin, bytes, static_cast<char*>(call.rows),
-                                        call.row_stride, call.found});
+      state.launch(stream, count,
+                   FindRows<Word>{state.index->view(), rows, call.keys, count, call.columns.begin,
+                                  device::row_shape<Word>(bytes), static_cast<char*>(call.rows),
+                                  call.row_stride, call.found});
     });
   });
 }
@@ -85,8 +85,8 @@ void DeviceTable::touch(SparringTouch& call) {
     state.policy.begin_call();
     if (call.count == 0) return;
     const auto count = static_cast<uint64_t>(call.count);
-    state.launch_tiles(stream, count, TouchKeys{state.index->view(), state.policy.rule(),
-                                                call.keys, call.scores, count});
+    state.launch(stream, count, TouchKeys{state.index->view(), state.policy.rule(), call.keys,
+                                          call.scores, count});
   });
 }
 

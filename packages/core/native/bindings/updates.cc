@@ -26,39 +26,13 @@ namespace {
 using execution::process_executor;
 using kernels::UpdateSpec;
 
-struct HyperField {
-  const char* name;
-  double kernels::HyperParameters::*field;
-};
-constexpr HyperField kFields[] = {
-    {"lr", &kernels::HyperParameters::lr},
-    {"weight_decay", &kernels::HyperParameters::weight_decay},
-    {"momentum", &kernels::HyperParameters::momentum},
-    {"lr_decay", &kernels::HyperParameters::lr_decay},
-    {"beta1", &kernels::HyperParameters::beta1},
-    {"beta2", &kernels::HyperParameters::beta2},
-    {"eps", &kernels::HyperParameters::eps},
-    {"alpha", &kernels::HyperParameters::alpha},
-    {"beta", &kernels::HyperParameters::beta},
-    {"l1", &kernels::HyperParameters::l1},
-    {"l2", &kernels::HyperParameters::l2},
-    {"l21", &kernels::HyperParameters::l21},
-    {"clip_value", &kernels::HyperParameters::clip_value},
-    {"clip_norm", &kernels::HyperParameters::clip_norm},
-};
-
 kernels::HyperParameters hyper_from(const py::dict& given) {
   kernels::HyperParameters hyper;
   for (const auto& [key, value] : given) {
     const auto name = key.cast<std::string>();
-    if (name == "nesterov") {
-      hyper.is_nesterov = value.cast<bool>();
-      continue;
+    if (!updates::set_hyper_parameter(&hyper, name, value.cast<double>())) {
+      refuse("unknown hyper-parameter '" + name + "'");
     }
-    const auto* found = std::find_if(std::begin(kFields), std::end(kFields),
-                                     [&](const HyperField& each) { return name == each.name; });
-    if (found == std::end(kFields)) refuse("unknown hyper-parameter '" + name + "'");
-    hyper.*(found->field) = value.cast<double>();
   }
   return hyper;
 }
@@ -289,13 +263,13 @@ UpdateSpec make_update_spec(const std::string& method, const std::string& dtype,
                                      int64_t dim, const py::dict& hyper, int64_t step,
                                      uint64_t rounding_seed) {
   UpdateSpec spec{};
-  if (!kernels::update_method_named(method, &spec.method)) {
+  if (!updates::update_method_named(method, &spec.method)) {
     refuse("unknown update method '" + method + "'");
   }
   if (dim < 1) refuse("dim must be at least 1, found " + std::to_string(dim));
   if (step < 1) refuse("step must be at least 1, found " + std::to_string(step));
   spec.layout = kernels::make_row_layout(row_type_named(dtype), dim,
-                                         kernels::state_width_of(spec.method, dim));
+                                         updates::state_width_of(spec.method, dim));
   spec.hyper = hyper_from(hyper);
   spec.step = step;
   spec.rounding_seed = rounding_seed;

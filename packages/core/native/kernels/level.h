@@ -20,6 +20,8 @@
 
 #include <cstdint>
 
+#include "sparring/update_methods.h"
+
 namespace sparring::kernels {
 
 template <class T>
@@ -137,48 +139,8 @@ struct SumArguments {
   int64_t dim;
 };
 
-enum class UpdateMethod : int32_t {
-  sgd,
-  momentum,
-  adagrad,
-  rowwise_adagrad,
-  adam,
-  adamw,
-  partial_rowwise_adam,
-  lamb,
-  rmsprop,
-  lion,
-  ftrl,
-  group_ftrl,
-};
-
-// The hyper-parameters of a step, in the form that the loops use.
-template <class T>
-struct UpdateConstants {
-  T lr;  // of this step, after any decay
-  T weight_decay;
-  T shrinking;  // 1 - lr * weight_decay
-  T momentum;
-  bool is_nesterov;
-  T beta1;
-  T one_minus_beta1;
-  T beta2;
-  T one_minus_beta2;
-  T correction1;      // 1 - beta1^step
-  T root_correction;  // sqrt(1 - beta2^step)
-  T step_size;        // lr / correction1
-  T eps;
-  T alpha;
-  T one_minus_alpha;
-  T inverse_lr;
-  T beta;
-  T l1;
-  T l2;
-  T l21;
-  bool is_clipping;
-  T clip_value;
-  T clip_norm;
-};
+using updates::UpdateConstants;
+using updates::UpdateMethod;
 
 // See update.h.
 template <class T>

@@ -14,35 +14,13 @@
 
 #include <cstdint>
 
-#include <string_view>
-
 #include "kernels/level.h"
 #include "kernels/row_layout.h"
+#include "sparring/update_hyper_parameters.h"
 
 namespace sparring::kernels {
 
-// Returns false for a name that is no method of UpdateMethod (level.h).
-bool update_method_named(std::string_view name, UpdateMethod* method);
-
-// The hyper-parameters of all methods; each reads its own. Meanings and papers
-// are in sparring/updates, which also checks them.
-struct HyperParameters {
-  double lr = 0;
-  double weight_decay = 0;
-  double momentum = 0;
-  bool is_nesterov = false;
-  double lr_decay = 0;  // adagrad
-  double beta1 = 0;
-  double beta2 = 0;
-  double eps = 0;
-  double alpha = 0;       // rmsprop: what the mean of squares keeps
-  double beta = 0;        // ftrl: smoothing of the learning rate
-  double l1 = 0;          // ftrl
-  double l2 = 0;          // ftrl
-  double l21 = 0;         // group_ftrl: the group lasso
-  double clip_value = 0;  // gradients are held within ±this; 0: not
-  double clip_norm = 0;   // a row's gradient is scaled to at most this norm; 0: not
-};
+using updates::HyperParameters;
 
 struct UpdateSpec {
   UpdateMethod method;
@@ -68,10 +46,7 @@ struct UpdateRows {
   int64_t count;         // n
 };
 
-// How many elements of state a method keeps for a row of `dim`.
-int64_t state_width_of(UpdateMethod method, int64_t dim);
-
-// On the calling thread. REQUIRES: layout.state_width == state_width_of(method, dim),
+// On the calling thread. REQUIRES: layout.state_width == updates::state_width_of(method, dim),
 // dim at most 65,536.
 void update_rows(const PreparedUpdate& update, const UpdateRows& rows);
 

@@ -1,40 +1,13 @@
 // What update methods do to a row, for kernels; core's native/kernels/level_update.inc
 // is the same text for the CPU, and sparring/updates says where methods come from.
-#ifndef SPARRING_HKV_DEVICE_KERNELS_UPDATE_METHODS_H_
-#define SPARRING_HKV_DEVICE_KERNELS_UPDATE_METHODS_H_
+#ifndef SPARRING_HKV_DEVICE_KERNELS_UPDATE_ROW_H_
+#define SPARRING_HKV_DEVICE_KERNELS_UPDATE_ROW_H_
 
 #include "device_kernels/dot.h"
 #include "device_kernels/scalars.h"
 #include "device_kernels/update.h"
 
 namespace sparring::device_kernels {
-
-// The hyper-parameters of a step, in the form that the methods use.
-template <class T>
-struct UpdateConstants {
-  T lr;  // of this step, after any decay
-  T weight_decay;
-  T shrinking;  // 1 - lr * weight_decay
-  T momentum;
-  bool is_nesterov;
-  T beta1;
-  T one_minus_beta1;
-  T beta2;
-  T one_minus_beta2;
-  T correction1;      // 1 - beta1^step
-  T root_correction;  // sqrt(1 - beta2^step)
-  T step_size;        // lr / correction1
-  T eps;
-  T alpha;
-  T one_minus_alpha;
-  T inverse_lr;
-  T beta;
-  T l1;
-  T l2;
-  T l21;
-  T clip_value;  // 0: gradients are not clipped
-  T clip_norm;
-};
 
 // One row and the lanes that change it, each its own columns. A tile without a row
 // has dim 0, and takes part in the sums.
@@ -285,4 +258,4 @@ SPARRING_DEVICE void update_row(const UpdateConstants<T>& c, const UpdatedRow<T>
 
 }  // namespace sparring::device_kernels
 
-#endif  // SPARRING_HKV_DEVICE_KERNELS_UPDATE_METHODS_H_
+#endif  // SPARRING_HKV_DEVICE_KERNELS_UPDATE_ROW_H_

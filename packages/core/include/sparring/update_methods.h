@@ -1,0 +1,59 @@
+// The update methods that kernels have, and the numbers that their loops are given: one list for
+// core's CPU kernels and for those of other packages. What each method computes, and after which
+// paper, is in sparring/updates.
+//
+// No header of the standard library with inline functions is included here: core compiles this
+// once for each SIMD level (native/kernels/level.h says why). update_hyper_parameters.h has the rest.
+#ifndef SPARRING_UPDATE_METHODS_H_
+#define SPARRING_UPDATE_METHODS_H_
+
+#include <stdint.h>
+
+namespace sparring::updates {
+
+enum class UpdateMethod : int32_t {
+  sgd,
+  momentum,
+  adagrad,
+  rowwise_adagrad,
+  adam,
+  adamw,
+  partial_rowwise_adam,
+  lamb,
+  rmsprop,
+  lion,
+  ftrl,
+  group_ftrl,
+};
+
+// The hyper-parameters of a step, in the form that the loops use.
+template <class T>
+struct UpdateConstants {
+  T lr;  // of this step, after any decay
+  T weight_decay;
+  T shrinking;  // 1 - lr * weight_decay
+  T momentum;
+  bool is_nesterov;
+  T beta1;
+  T one_minus_beta1;
+  T beta2;
+  T one_minus_beta2;
+  T correction1;      // 1 - beta1^step
+  T root_correction;  // sqrt(1 - beta2^step)
+  T step_size;        // lr / correction1
+  T eps;
+  T alpha;
+  T one_minus_alpha;
+  T inverse_lr;
+  T beta;
+  T l1;
+  T l2;
+  T l21;
+  bool is_clipping;
+  T clip_value;
+  T clip_norm;
+};
+
+}  // namespace sparring::updates
+
+#endif  // SPARRING_UPDATE_METHODS_H_
