@@ -1,15 +1,12 @@
-"""The nccl collective: why it is unavailable here, and its logic over imitations of NCCL and CUDA.
+"""The nccl collective over a small imitation of NCCL and the driver, and why it is unavailable here.
 
-The imitations move host memory between threads. They keep NCCL's rules that matter: operations of one
-group start together when the group ends, pair up in the order of posting, and have no tags.
+``fake_nccl/fake_nccl.c`` says what the imitation keeps of the real libraries.
 """
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
-from collections import defaultdict, deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,214 +17,270 @@ import pytest
 from sparring import make_plugin_manager
 from sparring.collective import LocalGroup, WorkContext, nccl_library
 from sparring.collective.nccl import NcclCollective
-from sparring.errors import InternalError, InvalidArgumentError, PeerFailure, PluginError
+from sparring.errors import (
+    DeviceError,
+    InternalError,
+    InvalidArgumentError,
+    PeerFailure,
+    PluginError,
+)
 from sparring.rendezvous import Membership
 
-
-class DeviceArray:
-    """Says that its memory is a GPU's."""
-
-    def __init__(self, array: Any) -> None:
-        self.array = array
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {
-            "data": (self.array.ctypes.data, False),
-            "shape": self.array.shape,
-            "strides": self.array.strides,
-            "typestr": self.array.dtype.str,
-            "version": 3,
-        }
+from .fake_nccl import FakeGpus, GpuArray, open_fake
 
 
-class Wire:
-    """What all imitations of one group share."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.sends: dict[tuple[int, int], deque[list[Any]]] = defaultdict(deque)
-        self.receives: dict[tuple[int, int], deque[list[Any]]] = defaultdict(deque)
-        self.ids: set[bytes] = set()
+@pytest.fixture
+def gpus() -> FakeGpus:
+    fake = open_fake()
+    fake.library.fake_reset()
+    return fake
 
 
-class ImitatedNccl:
-    def __init__(self, wire: Wire) -> None:
-        self.wire = wire
-        self.rank = -1
-        self.group: list[Any] | None = None
-        self.group_sizes: list[int] = []
-        self.pending: list[list[Any]] = []
-        self.is_aborted = False
-        self.failure: str | None = None
-
-    def make_unique_id(self) -> bytes:
-        return bytes(range(128))
-
-    def join(self, unique_id: bytes, rank: int, world_size: int) -> int:
-        self.wire.ids.add(unique_id)
-        self.rank = rank
-        return rank + 1
-
-    def start_group(self) -> None:
-        assert self.group is None
-        self.group = []
-
-    def send(self, pointer: int, num_bytes: int, peer: int, communicator: int, stream: int) -> None:
-        assert (communicator, stream) == (self.rank + 1, 77)
-        assert self.group is not None
-        self.group.append((self.wire.sends, (self.rank, peer), [pointer, num_bytes, False]))
-
-    def receive(
-        self, pointer: int, num_bytes: int, peer: int, communicator: int, stream: int
-    ) -> None:
-        assert self.group is not None
-        self.group.append((self.wire.receives, (peer, self.rank), [pointer, num_bytes, False]))
-
-    def end_group(self) -> None:
-        assert self.group is not None
-        self.group_sizes.append(len(self.group))
-        with self.wire.lock:
-            for queues, pair, message in self.group:
-                queues[pair].append(message)
-                self.pending.append(message)
-                sends, receives = self.wire.sends[pair], self.wire.receives[pair]
-                while sends and receives:
-                    sent, received = sends.popleft(), receives.popleft()
-                    ctypes.memmove(received[0], sent[0], received[1])
-                    sent[2] = received[2] = True
-        self.group = None
-
-    def background_error(self, communicator: int) -> str | None:
-        return self.failure
-
-    def abort(self, communicator: int) -> None:
-        self.is_aborted = True
-
-
-class ImitatedCuda:
-    def __init__(self, nccl: ImitatedNccl) -> None:
-        self.nccl = nccl
-        self.events: list[list[list[Any]]] = []
-
-    def retain_context(self, device: int) -> int:
-        return 5
-
-    def use_context(self, context: int) -> None:
-        assert context == 5
-
-    def synchronize(self) -> None:
-        return
-
-    def make_stream(self) -> int:
-        return 77
-
-    def record(self, stream: int) -> int:
-        self.events.append(list(self.nccl.pending))
-        return len(self.events) - 1
-
-    def is_reached(self, event: int) -> bool:
-        return all(message[2] for message in self.events[event])
-
-
-def run_ranks(world_size: int, body: Any, deadline_seconds: float = 10.0) -> list[Any]:
-    group, wire = LocalGroup(world_size, deadline_seconds=deadline_seconds), Wire()
+def run_ranks(
+    gpus: FakeGpus, world_size: int, body: Any, deadline_seconds: float = 10.0
+) -> list[Any]:
+    group = LocalGroup(world_size, deadline_seconds=deadline_seconds)
 
     def run(rank: int) -> Any:
-        nccl: Any = ImitatedNccl(wire)
-        cuda: Any = ImitatedCuda(nccl)
-        with NcclCollective(group.join(rank), nccl, cuda, device=0) as collective:
-            result = body(collective, nccl)
-        assert nccl.is_aborted
+        with NcclCollective(group.join(rank), gpus.nccl, gpus.cuda, device=rank) as collective:
+            result = body(collective)
+        assert gpus.library.fake_is_aborted(rank)
         return result
 
     with ThreadPoolExecutor(world_size) as threads:
-        results = list(threads.map(run, range(world_size)))
-    assert wire.ids == {bytes(range(128))}, "all ranks join with rank 0's unique id"
-    return results
+        return list(threads.map(run, range(world_size)))
 
 
-def test_device_buffers_of_one_exchange_go_as_one_group() -> None:
-    def body(collective: NcclCollective, nccl: ImitatedNccl) -> Any:
+def test_device_buffers_of_one_exchange_go_as_one_group(gpus: FakeGpus) -> None:
+    def body(collective: NcclCollective) -> Any:
         peers = [peer for peer in range(3) if peer != collective.rank]
-        got = {peer: np.zeros(4) for peer in peers}
+        got = {peer: GpuArray.of(np.zeros(4 + peer)) for peer in peers}
         # All ranks send first and wait last: one after the other, nobody would ever get on.
-        works = [collective.send(DeviceArray(np.full(4, collective.rank)), peer) for peer in peers]
-        works += [collective.receive(DeviceArray(got[peer]), peer) for peer in peers]
+        mine = np.full(4 + collective.rank, collective.rank + 1.5)
+        works = [collective.send(GpuArray.of(mine), peer) for peer in peers]
+        works += [collective.receive(got[peer], peer) for peer in peers]
         for work in works:
             work.wait()
             assert work.done()
-        return {peer: int(array[0]) for peer, array in got.items()}, nccl.group_sizes
+        return {peer: array.tolist() for peer, array in got.items()}
 
-    for rank, (got, sizes) in enumerate(run_ranks(3, body)):
-        # An int64 of 1 is no float64 of 1: bytes are what travels.
-        expected = {peer: int(np.array([peer]).view(np.float64)[0]) for peer in got}
-        assert got == expected
-        assert rank not in got
-        assert sizes == [4]
+    results = run_ranks(gpus, 3, body)
+    for rank, got in enumerate(results):
+        assert got == {peer: [peer + 1.5] * (4 + peer) for peer in range(3) if peer != rank}
+    assert gpus.log(0) == ["32 to 1, 32 to 2, 40 from 1, 48 from 2"]
+    assert gpus.log(2) == ["48 to 0, 48 to 1, 32 from 0, 40 from 1"]
+    assert gpus.library.fake_num_events() == 0, "an event was not freed"
 
 
-def test_host_buffers_and_operations_go_the_host_collectives_way() -> None:
-    def body(collective: NcclCollective, nccl: ImitatedNccl) -> Any:
+@pytest.mark.parametrize("dtype", ["bool", "int8", "float16", "int32", "float64", "complex128"])
+def test_every_dtype_and_size_arrives_byte_for_byte(gpus: FakeGpus, dtype: str) -> None:
+    sent = [np.arange(n).astype(dtype).reshape(-1, 1) for n in (0, 1, 7, 1000)]
+
+    def body(collective: NcclCollective) -> bool:
+        other = 1 - collective.rank
+        got = [GpuArray.of(np.zeros_like(each)) for each in sent]
+        works = [collective.receive(each, other) for each in got]
+        works += [collective.send(GpuArray.of(each), other) for each in sent]
+        for work in works:
+            work.wait()
+        return all(np.array_equal(a, b) for a, b in zip(got, sent, strict=True))
+
+    assert run_ranks(gpus, 2, body) == [True, True]
+
+
+def test_groups_pass_in_the_order_of_posting(gpus: FakeGpus) -> None:
+    def body(collective: NcclCollective) -> list[int]:
+        other, got = 1 - collective.rank, []
+        for number in range(20):
+            theirs = GpuArray.of(np.zeros(1, np.int64))
+            works = [
+                collective.send(GpuArray.of(np.array([number])), other),
+                collective.receive(theirs, other),
+            ]
+            got.append((works, theirs))
+            assert works[0].done() in (True, False)  # gives the group to NCCL
+        for works, _ in got:
+            works[1].wait()
+        return [int(theirs[0]) for _, theirs in got]
+
+    assert run_ranks(gpus, 2, body) == [list(range(20))] * 2
+    assert len(gpus.log(0)) == 20
+
+
+def test_a_message_goes_after_the_stream_that_writes_it(gpus: FakeGpus) -> None:
+    with gpus.cuda.in_context(5):
+        stream = gpus.cuda.make_stream()
+    buffer = GpuArray.of(np.zeros(8, np.uint8))
+    held = gpus.hold(stream, buffer, 7)
+    is_posted = threading.Event()
+
+    def body(collective: NcclCollective) -> Any:
+        if collective.rank == 0:
+            sending = collective.send(buffer, 1, stream=stream)
+            assert not sending.done()
+            # Comes later on the stream, and so the message does not wait for it.
+            gpus.hold(stream, GpuArray.of(np.zeros(1, np.uint8)), 0)
+            is_posted.set()
+            sending.wait()
+            return None
+        got = GpuArray.of(np.zeros(8, np.uint8))
+        assert is_posted.wait(5.0)
+        with gpus.cuda.in_context(6):
+            receiving = collective.receive(got, 0, stream=gpus.cuda.make_stream())
+        assert not receiving.done()
+        time.sleep(0.02)
+        assert not receiving.done(), "the message went before it was written"
+        gpus.release(held)
+        receiving.wait()
+        return got.tolist()
+
+    assert run_ranks(gpus, 2, body)[1] == [7] * 8
+    assert gpus.library.fake_num_synchronizes() == 0, "somebody waited for the device"
+
+
+def test_without_a_stream_everything_on_the_device_comes_first(gpus: FakeGpus) -> None:
+    with gpus.cuda.in_context(5):
+        stream = gpus.cuda.make_stream()
+    buffer = GpuArray.of(np.zeros(4, np.uint8))
+    held = gpus.hold(stream, buffer, 9)
+
+    def body(collective: NcclCollective) -> Any:
+        if collective.rank == 0:
+            sending = collective.send(buffer, 1)
+            assert not sending.done()
+            time.sleep(0.02)
+            gpus.release(held)
+            sending.wait()
+            return None
+        got = GpuArray.of(np.zeros(4, np.uint8))
+        collective.receive(got, 0).wait()
+        return got.tolist()
+
+    assert run_ranks(gpus, 2, body)[1] == [9] * 4
+
+
+def test_host_buffers_and_operations_go_the_host_collectives_way(gpus: FakeGpus) -> None:
+    def body(collective: NcclCollective) -> Any:
         other, got = 1 - collective.rank, np.zeros(2)
         sending = collective.send(np.full(2, collective.rank + 5.0), other, tag=3)
         collective.receive(got, other, tag=3).wait()
         sending.wait()
         total = collective.all_reduce(np.array([[collective.rank + 1]]))
-        return got.tolist(), total.tolist(), nccl.group_sizes
+        return got.tolist(), total.tolist(), gpus.log(collective.rank)
 
-    assert run_ranks(2, body) == [([6.0, 6.0], [[3]], []), ([5.0, 5.0], [[3]], [])]
+    assert run_ranks(gpus, 2, body) == [([6.0, 6.0], [[3]], []), ([5.0, 5.0], [[3]], [])]
 
 
-def test_a_silent_peer_ends_at_the_deadline_and_the_communicator_is_aborted() -> None:
-    def body(collective: NcclCollective, nccl: ImitatedNccl) -> Any:
+def test_a_silent_peer_ends_at_the_deadline_and_the_communicator_is_aborted(
+    gpus: FakeGpus,
+) -> None:
+    def body(collective: NcclCollective) -> Any:
         if collective.rank == 1:
             time.sleep(0.5)
             return None
         collective.context = WorkContext("pull", "user", 7)
         start = time.monotonic()
+        receiving = collective.receive(GpuArray.of(np.zeros(3)), 1)
         with pytest.raises(PeerFailure, match=r"rank 1 in pull of table 'user' at step 7.*0\.3 s"):
-            collective.receive(DeviceArray(np.zeros(3)), 1).wait()
+            receiving.wait()
         seconds = time.monotonic() - start
-        assert nccl.is_aborted
+        assert gpus.library.fake_is_aborted(0)
+        with pytest.raises(PeerFailure, match=r"0\.3 s"):
+            receiving.wait()
         with pytest.raises(PeerFailure, match="aborted after an earlier failure"):
-            collective.send(DeviceArray(np.zeros(3)), 1).wait()
+            collective.send(GpuArray.of(np.zeros(3)), 1).wait()
         return seconds
 
-    assert 0.29 <= run_ranks(2, body, deadline_seconds=0.3)[0] <= 0.4
+    assert 0.29 <= run_ranks(gpus, 2, body, deadline_seconds=0.3)[0] <= 0.6
 
 
-def test_what_nccl_notices_by_itself_is_told_before_the_deadline() -> None:
-    def body(collective: NcclCollective, nccl: ImitatedNccl) -> Any:
+def test_a_call_of_nccl_that_blocks_is_ended_at_the_deadline(gpus: FakeGpus) -> None:
+    gpus.library.fake_block_groups(1)
+    try:
+
+        def body(collective: NcclCollective) -> float:
+            start = time.monotonic()
+            with pytest.raises(PeerFailure, match=r"nothing came within 0\.3 s"):
+                collective.receive(GpuArray.of(np.zeros(3)), 0).wait()
+            return time.monotonic() - start
+
+        assert run_ranks(gpus, 1, body, deadline_seconds=0.3)[0] < 2.0
+    finally:
+        gpus.library.fake_block_groups(0)
+
+
+def test_what_nccl_notices_by_itself_is_told_before_the_deadline(gpus: FakeGpus) -> None:
+    def body(collective: NcclCollective) -> None:
         if collective.rank == 1:
             return
-        nccl.failure = "remote process exited"
-        with pytest.raises(PeerFailure, match="remote process exited"):
-            collective.receive(DeviceArray(np.zeros(3)), 1).wait()
+        gpus.library.fake_fail(0, 6)
+        with pytest.raises(PeerFailure, match=r"remote process exited.*\(the fake says why\)"):
+            collective.receive(GpuArray.of(np.zeros(3)), 1).wait()
 
-    run_ranks(2, body)
-
-
-def test_errors_of_a_call_reach_who_waits() -> None:
-    def body(collective: NcclCollective, nccl: ImitatedNccl) -> Any:
-        def refuse() -> None:
-            raise InternalError("NCCL: ncclGroupStart failed: invalid usage")
-
-        nccl.start_group = refuse  # type: ignore[method-assign]
-        with pytest.raises(PeerFailure, match="ncclGroupStart failed"):
-            collective.send(DeviceArray(np.zeros(3)), 0).wait()
-
-    run_ranks(1, body)
+    run_ranks(gpus, 2, body)
 
 
-def test_wrong_device_buffers_are_refused() -> None:
-    def body(collective: NcclCollective, nccl: ImitatedNccl) -> Any:
+def test_a_message_of_another_size_is_an_error_of_both(gpus: FakeGpus) -> None:
+    def body(collective: NcclCollective) -> None:
+        if collective.rank == 0:
+            work = collective.send(GpuArray.of(np.zeros(3)), 1)
+        else:
+            work = collective.receive(GpuArray.of(np.zeros(4)), 0)
+        with pytest.raises(PeerFailure, match="invalid usage"):
+            work.wait()
+
+    run_ranks(gpus, 2, body)
+
+
+@pytest.mark.parametrize("name", ["ncclGroupStart", "ncclSend", "ncclGroupEnd", "cuEventRecord"])
+def test_errors_of_a_call_reach_who_waits(gpus: FakeGpus, name: str) -> None:
+    def body(collective: NcclCollective) -> None:
+        gpus.library.fake_refuse(name.encode(), 5)
+        try:
+            with pytest.raises(PeerFailure, match=f"{name} failed: (invalid usage|some error)"):
+                collective.send(GpuArray.of(np.zeros(3)), 0).wait()
+        finally:
+            gpus.library.fake_refuse(b"", 0)
+
+    run_ranks(gpus, 1, body)
+
+
+def test_a_lost_gpu_is_an_error_of_the_device(gpus: FakeGpus) -> None:
+    def body(collective: NcclCollective) -> None:
+        work = collective.receive(GpuArray.of(np.zeros(3)), 0)
+        assert not work.done()
+        gpus.library.fake_refuse(b"cuEventQuery", 999)
+        try:
+            with pytest.raises(DeviceError, match="cuEventQuery failed: some error of the driver"):
+                work.wait()
+        finally:
+            gpus.library.fake_refuse(b"", 0)
+
+    run_ranks(gpus, 1, body)
+
+
+def test_a_refused_communicator_is_an_error_of_the_start(gpus: FakeGpus) -> None:
+    gpus.library.fake_refuse(b"ncclCommInitRank", 2)
+    try:
+        host = LocalGroup(1).join(0)
+        with pytest.raises(InternalError, match="ncclCommInitRank failed: unhandled system error"):
+            NcclCollective(host, gpus.nccl, gpus.cuda, device=0)
+    finally:
+        gpus.library.fake_refuse(b"", 0)
+
+
+def test_wrong_device_buffers_are_refused(gpus: FakeGpus) -> None:
+    def body(collective: NcclCollective) -> None:
         with pytest.raises(InvalidArgumentError, match="C-contiguous"):
-            collective.send(DeviceArray(np.zeros((4, 4))[:, 1]), 0)
+            collective.send(GpuArray.of(np.zeros((4, 4)))[:, 1], 0)
         with pytest.raises(InvalidArgumentError, match="ranks 0 to 0"):
-            collective.receive(DeviceArray(np.zeros(4)), 1)
+            collective.receive(GpuArray.of(np.zeros(4)), 1)
 
-    run_ranks(1, body)
+    run_ranks(gpus, 1, body)
+
+
+def test_it_says_which_memory_it_takes(gpus: FakeGpus) -> None:
+    assert tuple(NcclCollective.devices) == ("cpu", "cuda")
 
 
 def why() -> str | None:

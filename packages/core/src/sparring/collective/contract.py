@@ -6,7 +6,8 @@ What a backend writes
     where its library does better.
 
 Buffers
-    Anything that NumPy can view without a copy: an array, or an object with ``__dlpack__``. A buffer
+    Anything that NumPy can view without a copy: an array, or an object with ``__dlpack__``. Where
+    `Collective.devices` names a device, arrays in its memory too, for `send` and `receive`. A buffer
     belongs to the operation until its `Work` is done. Sizes may differ from rank to rank and may be
     zero; a receiver knows how many bytes are coming, because the sizes were exchanged before. Where
     the two sides disagree, the receiver gets an error, never a part of a message.
@@ -93,6 +94,9 @@ class Collective(Closable):
         deadline_seconds: the longest that any wait may take.
     """
 
+    devices: Sequence[str] = ("cpu",)
+    """Kinds of devices whose memory `send` and `receive` take: ``cpu``, ``cuda``."""
+
     def __init__(self, rank: int, world_size: int, *, deadline_seconds: float = 60.0) -> None:
         if not 0 <= rank < world_size:
             raise InvalidArgumentError(
@@ -110,13 +114,25 @@ class Collective(Closable):
         self._is_closed = False
         self._has_exchange = False
 
-    def send(self, buffer: Any, destination: int, tag: int = 0) -> Work:
-        """Starts sending `buffer`; it may be changed only when the `Work` is done."""
+    def send(
+        self, buffer: Any, destination: int, tag: int = 0, *, stream: int | None = None
+    ) -> Work:
+        """Starts sending `buffer`; it may be changed only when the `Work` is done.
+
+        Args:
+            stream: of a buffer in a device's memory, the stream that writes it: the message goes
+                after what is on it now. None: it waits for all that the device was given.
+        """
         self._check_message("send to", destination, tag)
         return self._send_impl(_as_array(buffer), destination, tag)
 
-    def receive(self, buffer: Any, source: int, tag: int = 0) -> Work:
-        """Starts filling `buffer`, whose size in bytes is the sender's."""
+    def receive(self, buffer: Any, source: int, tag: int = 0, *, stream: int | None = None) -> Work:
+        """Starts filling `buffer`, whose size in bytes is the sender's.
+
+        Args:
+            stream: of a buffer in a device's memory, the stream that used it before, as in `send`.
+                When the `Work` is done, any stream may read it.
+        """
         self._check_message("receive from", source, tag)
         array = _as_array(buffer)
         if not array.flags.writeable:

@@ -9,10 +9,15 @@ NCCL only the device buffers of `send` and `receive`.
 
         ncclGroupStart · ncclSend · ncclRecv · … · ncclGroupEnd · event    on a thread of its own
 
+    stream of the caller   … writes the buffer ─ event ┐
+    stream of our own                                  └─► group ─ event ─► `done` asks for it
+
 One group makes the order of sends and receives within it irrelevant, which separate calls on one
-stream would not: two ranks that both send first would wait for each other for ever. NCCL may block
-while it connects two ranks, so a thread of its own calls it, and `ncclCommAbort` ends what is under
-way when a deadline has passed.
+stream would not: two ranks that both send first would wait for each other for ever. But groups pass
+one after the other, each as a whole. So what is posted before one question must not wait for what is
+posted after it: a rank that asks for an answer together with its question gets neither. NCCL may
+block while it connects two ranks, so a thread of its own calls it, and `ncclCommAbort` ends what is
+under way when a deadline has passed.
 
 Device messages between two ranks must be posted in the same order on both sides; tags do not
 reorder them.
@@ -41,7 +46,6 @@ from sparring.collective.polling import PolledWork
 from sparring.descriptors import Options
 from sparring.errors import (
     DeadlineError,
-    InternalError,
     InvalidArgumentError,
     PeerFailure,
     SparringError,
@@ -49,6 +53,9 @@ from sparring.errors import (
 from sparring.rendezvous.contract import Membership
 
 __all__ = ["NcclCollective", "NcclOptions", "join_nccl"]
+
+_ISSUE_SECONDS = 0.2
+"""So long a call of NCCL may take to return by itself before the communicator is aborted under it."""
 
 
 class NcclOptions(Options):
@@ -65,7 +72,8 @@ def join_nccl(membership: Membership, options: NcclOptions, deadline_seconds: fl
 
     Raises:
         DeadlineError: not all ranks came.
-        InternalError: NCCL or CUDA report an error.
+        InternalError: NCCL reports an error.
+        DeviceError: CUDA does.
         PluginError: NCCL, the driver, or the host collective is missing.
     """
     from sparring.options import checked_options
@@ -95,6 +103,9 @@ class _Batch:
     def __init__(self) -> None:
         # (communicator, stream) -> starts one message
         self.starts: list[Callable[[int, int], None]] = []
+        # Events of streams that the group comes after.
+        self.after: list[int] = []
+        self.is_after_all = False
         self.is_flushed = False
         self.is_complete = False
         # Set by the thread that calls NCCL.
@@ -105,12 +116,16 @@ class _Batch:
 class NcclCollective(Collective):
     """One rank of an NCCL communicator, and the host collective beside it.
 
+    Device buffers are what has ``__cuda_array_interface__``, of any dtype: bytes are what travels.
+
     Args:
         host: carries host buffers; closed with this one.
         nccl: the library.
         cuda: the driver.
         device: the number of the GPU.
     """
+
+    devices = ("cpu", "cuda")
 
     def __init__(
         self, host: Collective, nccl: NcclLibrary, cuda: CudaDriver, *, device: int
@@ -126,6 +141,7 @@ class NcclCollective(Collective):
         self._batch = _Batch()
         self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
+        self._issuing = threading.Lock()
         self._joined = threading.Event()
         self._join_error: SparringError | None = None
         threading.Thread(target=self._serve, name="sparring-nccl", daemon=True).start()
@@ -139,23 +155,25 @@ class NcclCollective(Collective):
             host.close()
             raise self._join_error
 
-    def send(self, buffer: Any, destination: int, tag: int = 0) -> Work:
+    def send(
+        self, buffer: Any, destination: int, tag: int = 0, *, stream: int | None = None
+    ) -> Work:
         """As the contract has it; `buffer` may also be in GPU memory."""
         device_buffer = _device_buffer(buffer)
         self._host.context = self.context
         if device_buffer is None:
             return self._host.send(buffer, destination, tag)
         self._check_message("send to", destination, tag)
-        return self._post(self._nccl.send, device_buffer, destination)
+        return self._post(self._nccl.send, device_buffer, destination, stream)
 
-    def receive(self, buffer: Any, source: int, tag: int = 0) -> Work:
+    def receive(self, buffer: Any, source: int, tag: int = 0, *, stream: int | None = None) -> Work:
         """As the contract has it; `buffer` may also be in GPU memory."""
         device_buffer = _device_buffer(buffer)
         self._host.context = self.context
         if device_buffer is None:
             return self._host.receive(buffer, source, tag)
         self._check_message("receive from", source, tag)
-        return self._post(self._nccl.receive, device_buffer, source)
+        return self._post(self._nccl.receive, device_buffer, source, stream)
 
     def close(self) -> None:
         """Leaves. Aborts device messages that are under way."""
@@ -177,8 +195,10 @@ class NcclCollective(Collective):
 
     def is_complete(self, batch: _Batch) -> bool:
         if not batch.is_complete and batch.event is not None:
-            self._cuda.use_context(self._context)
-            batch.is_complete = self._cuda.is_reached(batch.event)
+            with self._cuda.in_context(self._context):
+                batch.is_complete = self._cuda.is_reached(batch.event)
+                if batch.is_complete:
+                    self._cuda.free_event(batch.event)
         return batch.is_complete
 
     def background_error(self) -> str | None:
@@ -188,10 +208,18 @@ class NcclCollective(Collective):
             return self._nccl.background_error(self._communicator)
 
     def abort(self) -> None:
+        """Ends what is under way, also a call of NCCL that blocks."""
         with self._lock:
             communicator, self._communicator = self._communicator, None
-        if communicator is not None:
+        if communicator is None:
+            return
+        # A call that is about to return shall not find its communicator gone.
+        has_ended = self._issuing.acquire(timeout=_ISSUE_SECONDS)
+        try:
             self._nccl.abort(communicator)
+        finally:
+            if has_ended:
+                self._issuing.release()
 
     # -- the parts of the contract that are the host's --------------------------------
 
@@ -212,36 +240,50 @@ class NcclCollective(Collective):
         start: Callable[[int, int, int, int, int], None],
         buffer: _DeviceBuffer,
         peer: int,
+        stream: int | None,
     ) -> Work:
-        self._batch.starts.append(
-            lambda communicator, stream: start(
-                buffer.pointer, buffer.num_bytes, peer, communicator, stream
+        batch = self._batch
+        if stream is None:
+            batch.is_after_all = True
+        else:
+            # Here and not on the other thread: what comes on the stream later may wait for this.
+            with self._cuda.in_context(self._context):
+                batch.after.append(self._cuda.record(stream))
+        batch.starts.append(
+            lambda communicator, own: start(
+                buffer.pointer, buffer.num_bytes, peer, communicator, own
             )
         )
-        return _NcclWork(self, self._batch, buffer, peer)
+        return _NcclWork(self, batch, buffer, peer)
 
     def _serve(self) -> None:
         """The thread that calls NCCL."""
         try:
-            self._cuda.use_context(self._context)
-            self._stream = self._cuda.make_stream()
-            self._communicator = self._nccl.join(self._unique_id, self.rank, self.world_size)
+            with self._cuda.in_context(self._context):
+                self._stream = self._cuda.make_stream()
+                self._communicator = self._nccl.join(self._unique_id, self.rank, self.world_size)
         except SparringError as error:
             self._join_error = error
         self._joined.set()
         while (batch := self._batches.get()) is not None:
-            communicator = self._communicator
-            if communicator is None:
-                batch.error = "the communicator was aborted after an earlier failure"
-                continue
-            try:
-                self._issue(batch, communicator)
-            except InternalError as error:
-                batch.error = str(error)
+            with self._issuing:
+                communicator = self._communicator
+                if communicator is None:
+                    batch.error = "the communicator was aborted after an earlier failure"
+                    continue
+                try:
+                    with self._cuda.in_context(self._context):
+                        self._issue(batch, communicator)
+                except SparringError as error:
+                    batch.error = str(error)
 
     def _issue(self, batch: _Batch, communicator: int) -> None:
-        # Whatever wrote the buffers did so on a stream that nobody told us of.
-        self._cuda.synchronize()
+        if batch.is_after_all:
+            # Whatever wrote the buffers did so on a stream that nobody told us of.
+            self._cuda.synchronize()
+        for event in batch.after:
+            self._cuda.order_after(event, self._stream)
+            self._cuda.free_event(event)
         self._nccl.start_group()
         try:
             for start in batch.starts:
@@ -285,7 +327,7 @@ def _device_buffer(buffer: Any) -> _DeviceBuffer | None:
     Raises:
         InvalidArgumentError: it is in GPU memory and not C-contiguous.
     """
-    interface = None if isinstance(buffer, np.ndarray) else _cuda_array_interface(buffer)
+    interface = _cuda_array_interface(buffer)
     if interface is None:
         return None
     dtype = np.dtype(interface["typestr"])

@@ -7,12 +7,13 @@ Both libraries are opened when they are asked for: ``libcuda.so.1`` comes with N
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from sparring.errors import InternalError, PluginError
+from sparring.errors import DeviceError, InternalError, PluginError
 
 __all__ = [
     "UNIQUE_ID_BYTES",
@@ -45,7 +46,9 @@ class NcclLibrary:
 
     def __init__(self, library: Any) -> None:
         self._library = library
-        self._library.ncclGetErrorString.restype = ctypes.c_char_p
+        library.ncclGetErrorString.restype = ctypes.c_char_p
+        if hasattr(library, "ncclGetLastError"):
+            library.ncclGetLastError.restype = ctypes.c_char_p
         size, handle, number = ctypes.c_size_t, _Handle, ctypes.c_int
         for name in ("ncclSend", "ncclRecv"):
             # In order: buffer, count, type, peer, communicator, stream.
@@ -90,7 +93,7 @@ class NcclLibrary:
         )
 
     def background_error(self, communicator: int) -> str | None:
-        """What went wrong since, if anything did."""
+        """What went wrong since, if anything did. Asking drives the communicator on."""
         code = ctypes.c_int()
         result = self._library.ncclCommGetAsyncError(communicator, ctypes.byref(code))
         self._check("ncclCommGetAsyncError", result)
@@ -111,11 +114,15 @@ class NcclLibrary:
 
     def _text(self, code: int) -> str:
         text = self._library.ncclGetErrorString(code)
-        return text.decode() if text else f"error {code}"
+        what = text.decode() if text else f"error {code}"
+        # Since NCCL 2.13, of the calling thread.
+        last = getattr(self._library, "ncclGetLastError", None)
+        reason = last(None) if last is not None else None
+        return f"{what} ({reason.decode()})" if reason else what
 
 
 class CudaDriver:
-    """Each method is one function of ``cuda.h``; errors raise `InternalError`."""
+    """Each method is one function of ``cuda.h``; errors raise `DeviceError`."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -128,9 +135,14 @@ class CudaDriver:
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
         return int(context.value or 0)
 
-    def use_context(self, context: int) -> None:
-        """For the calling thread."""
-        self._call("cuCtxSetCurrent", _Handle(context))
+    @contextmanager
+    def in_context(self, context: int) -> Iterator[None]:
+        """The calling thread's context in the block, and what it was before after it."""
+        self._call("cuCtxPushCurrent_v2", _Handle(context))
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(_Handle()))
 
     def synchronize(self) -> None:
         """Waits for all that the context of the calling thread was given."""
@@ -145,17 +157,28 @@ class CudaDriver:
         """An event that is reached when the stream has done what it was given so far."""
         event = _Handle()
         self._call("cuEventCreate", ctypes.byref(event), _EVENT_DISABLE_TIMING)
-        self._call("cuEventRecord", event, _Handle(stream))
+        try:
+            self._call("cuEventRecord", event, _Handle(stream))
+        except DeviceError:
+            self.free_event(int(event.value or 0))
+            raise
         return int(event.value or 0)
 
+    def order_after(self, event: int, stream: int) -> None:
+        """What comes on the stream from now on runs after the event; nobody waits."""
+        self._call("cuStreamWaitEvent", _Handle(stream), _Handle(event), 0)
+
     def is_reached(self, event: int) -> bool:
-        """Whether an event is reached; the event is gone then."""
+        """Whether an event is reached."""
         code = self._library.cuEventQuery(_Handle(event))
         if code == _CUDA_NOT_READY:
             return False
         self._check("cuEventQuery", code)
-        self._call("cuEventDestroy_v2", _Handle(event))
         return True
+
+    def free_event(self, event: int) -> None:
+        """Frees an event; streams that wait for it go on doing so."""
+        self._library.cuEventDestroy_v2(_Handle(event))
 
     def _call(self, name: str, *arguments: Any) -> None:
         self._check(name, getattr(self._library, name)(*arguments))
@@ -165,9 +188,7 @@ class CudaDriver:
             text = ctypes.c_char_p()
             self._library.cuGetErrorString(code, ctypes.byref(text))
             reason = text.value.decode() if text.value else f"error {code}"
-            raise InternalError(
-                f"CUDA: {what} failed: {reason}; `sparring doctor` shows the driver"
-            )
+            raise DeviceError(f"CUDA: {what} failed: {reason}; `sparring doctor` shows the driver")
 
 
 def why_nccl_is_unavailable() -> str | None:
@@ -179,7 +200,7 @@ def why_nccl_is_unavailable() -> str | None:
         return str(error)
     try:
         driver.retain_context(0)
-    except InternalError as error:
+    except DeviceError as error:
         return f"there is no usable GPU ({error})"
     return None
 
