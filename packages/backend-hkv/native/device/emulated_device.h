@@ -26,7 +26,7 @@ class EmulatedDevice : public Device {
   std::string name() const override { return "emulated"; }
   unsigned num_multiprocessors() const override { return 2; }
   MemoryInfo memory() const override;
-  void use() const override {}
+  void use() const override { current_number = own_number; }
   void check() const override;
 
   void* allocate(size_t num_bytes, Stream stream) override;
@@ -48,6 +48,11 @@ class EmulatedDevice : public Device {
   bool is_done(Event) override { return true; }
   void order_after(Event, Stream) override {}
   void call_on_host(Stream, void (*call)(void*), void* argument) override { call(argument); }
+
+  int current() const override { return current_number; }
+  void make_current(int number) const noexcept override { current_number = number; }
+  static constexpr int own_number = 0;
+  inline static thread_local int current_number = own_number;
 
   // ---- for tests ----
 
