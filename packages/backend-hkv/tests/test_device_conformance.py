@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -14,10 +13,11 @@ from sparring.errors import DeviceError
 from sparring.storage import Storage
 from sparring.table import TableConfig
 from sparring.testing import StorageTests, overrides_kit
+from sparring.testing.devices import named_device
 from sparring_hkv import HkvOptions, HkvStorage
 from sparring_hkv.devices import open_device
 
-DEVICE = os.environ.get("SPARRING_TEST_DEVICE", "emulated")
+DEVICE = named_device()
 POLICIES = ("none", "lru", "lfu", "epoch_lru", "epoch_lfu", "custom")
 
 try:

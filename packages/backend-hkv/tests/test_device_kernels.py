@@ -1,9 +1,9 @@
-"""The key operations of a GPU against core's own, over the emulator: the kernels that nvcc
-compiles, run on the host, in several orders of lanes, warps and blocks."""
+"""The key operations of a GPU against core's own: on the emulator, where the kernels that nvcc
+compiles run on the host, in several orders of lanes, warps and blocks; and on a GPU if one is named."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,21 +17,9 @@ from sparring.kernel_set import ArraySource, KernelSet
 from sparring.table import TableConfig
 from sparring.updates import BUILTIN_METHODS, MethodChoice
 
-_emulated = pytest.importorskip(
-    "sparring_hkv._emulated",
-    reason="sparring-hkv was built without the emulator (-DSPARRING_HKV_EMULATED=ON)",
-)
-
 _INT64 = np.iinfo(np.int64)
 
 ARRAYS = ArraySource(empty=np.empty, stream=lambda: 0)
-
-
-@pytest.fixture(params=[0, 1, 7], ids=lambda seed: f"order{seed}")
-def device(request: pytest.FixtureRequest) -> Iterator[KernelSet]:
-    _emulated.set_schedule(seed=request.param, num_threads=2)
-    yield make_plugin_manager().kernels("emulated").factory(ARRAYS)
-    _emulated.set_schedule(seed=0)
 
 
 @pytest.fixture
@@ -109,7 +97,10 @@ def test_rows_go_to_ids_and_bags_with_equal_bits(
 
 
 def test_segments_are_summed_in_a_fixed_order(
-    device: KernelSet, cpu: KernelSet, generator: np.random.Generator
+    device: KernelSet,
+    cpu: KernelSet,
+    generator: np.random.Generator,
+    shuffle: Callable[..., None],
 ) -> None:
     values = generator.normal(size=(5000, 35)).astype(np.float32)
     segments = generator.integers(0, 900, 5000)
@@ -119,7 +110,7 @@ def test_segments_are_summed_in_a_fixed_order(
     # One segment with far more than 1,024 rows is cut into stretches.
     segments[generator.random(5000) < 0.6] = 3
     first = device.segment_sum(values, segments, 1000)
-    _emulated.set_schedule(seed=99, num_threads=3)
+    shuffle(99, 3)
     assert _equal(device.segment_sum(values, segments, 1000), first)
     expected = np.zeros((1000, 35))
     np.add.at(expected, segments, values.astype(np.float64))
@@ -206,7 +197,7 @@ def test_rows_that_are_not_finite_are_found(
     assert _equal(device.finite_rows(values), cpu.finite_rows(values))
 
 
-def test_dedup_waits_once_and_pooling_never() -> None:
+def test_dedup_waits_once_and_pooling_never(emulated: Any) -> None:
     device = make_plugin_manager().kernels("emulated").factory(ARRAYS)
     handle: Any = device._handle  # type: ignore[attr-defined]
     before = handle.num_waits
@@ -220,6 +211,7 @@ def test_dedup_waits_once_and_pooling_never() -> None:
     assert handle.num_waits == before + 1
 
 
+@pytest.mark.usefixtures("emulated")
 def test_wrong_arrays_are_refused_by_name() -> None:
     device = make_plugin_manager().kernels("emulated").factory(ARRAYS)
     rows = np.ones((4, 6), np.float32)
@@ -238,23 +230,23 @@ def test_wrong_arrays_are_refused_by_name() -> None:
         device.pool(rows, inverse, np.array([0, 3]), mode="max")  # type: ignore[arg-type]
 
 
-def test_out_of_device_memory_says_what_was_asked_and_is_free() -> None:
-    native = _emulated.Device(0, 4096)
+def test_out_of_device_memory_says_what_was_asked_and_is_free(emulated: Any) -> None:
+    native = emulated.Device(0, 4096)
     ids = np.arange(1000)
     with pytest.raises(DeviceMemoryError, match="bytes of device memory were asked for") as caught:
-        _emulated.dedup(native, 0, ids, np.empty_like(ids), np.empty_like(ids))
+        emulated.dedup(native, 0, ids, np.empty_like(ids), np.empty_like(ids))
     assert caught.value.asked_bytes == 8192
     assert caught.value.free_bytes == 4096 - 8
     assert native.free_bytes == 4096
 
 
-def test_a_lost_device_is_reported_by_every_call() -> None:
-    native = _emulated.Device()
+def test_a_lost_device_is_reported_by_every_call(emulated: Any) -> None:
+    native = emulated.Device()
     native.break_down("cuda:0: an illegal memory access was encountered")
     ids = np.arange(10)
     for _ in range(2):
         with pytest.raises(DeviceError, match="illegal memory access"):
-            _emulated.dedup(native, 0, ids, np.empty_like(ids), np.empty_like(ids))
+            emulated.dedup(native, 0, ids, np.empty_like(ids), np.empty_like(ids))
 
 
 def _shared(array: Any) -> Any:

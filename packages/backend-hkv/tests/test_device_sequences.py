@@ -13,10 +13,11 @@ import pytest
 
 from sparring.errors import DeviceError
 from sparring.table import TableConfig
+from sparring.testing.devices import named_device
 from sparring_hkv import HkvOptions, HkvStorage
 from sparring_hkv.devices import open_device
 
-DEVICE = os.environ.get("SPARRING_TEST_DEVICE", "emulated")
+DEVICE = named_device()
 NUM_OPERATIONS = int(os.environ.get("SPARRING_OPERATIONS", "300"))
 EXTREMES = np.array([-(2**63), -1, 0, 2**63 - 1])
 

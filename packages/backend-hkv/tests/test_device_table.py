@@ -1,7 +1,8 @@
-"""Tables on a device, over the emulator: by host arrays, and by kernels straight from the rows."""
+"""Tables on a device: by host arrays, and by kernels straight from the rows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,26 +16,17 @@ from sparring.table import TableConfig
 from sparring.updates import BUILTIN_METHODS, MethodChoice
 from sparring_hkv import HkvOptions, HkvStorage
 
-_emulated = pytest.importorskip(
-    "sparring_hkv._emulated",
-    reason="sparring-hkv was built without the emulator (-DSPARRING_HKV_EMULATED=ON)",
-)
-
-ARRAYS = ArraySource(empty=np.empty, stream=lambda: 0)
 METHOD = BUILTIN_METHODS["rowwise_adagrad"]()
 HYPER = METHOD.hyperparameters(lr=0.1)
 
 
-@pytest.fixture
-def device() -> KernelSet:
-    return make_plugin_manager().kernels("emulated").factory(ARRAYS)
-
-
-def _opened(dtype: str = "float32", dim: int = 12, **options: Any) -> tuple[HkvStorage, HkvStorage]:
+def _opened(
+    place: str, dtype: str = "float32", dim: int = 12, **options: Any
+) -> tuple[HkvStorage, HkvStorage]:
     """The same table on the device and on the CPU."""
     table = TableConfig("t", dim, dtype=dtype, seed=3).with_state(1, METHOD.name)
     return (
-        HkvStorage(table, HkvOptions(device="emulated", **options)),
+        HkvStorage(table, HkvOptions(device=place, **options)),
         HkvStorage(table, HkvOptions(**options)),
     )
 
@@ -48,14 +40,19 @@ def _batch(generator: np.random.Generator, step: int) -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize(("mode", "dim"), [("sum", 12), ("mean", 5), ("mean", 63)])
 def test_training_on_a_device_gives_the_rows_of_the_cpu(
-    device: KernelSet, dtype: str, mode: Any, dim: int
+    device: KernelSet,
+    table_place: str,
+    shuffle: Callable[..., None],
+    dtype: str,
+    mode: Any,
+    dim: int,
 ) -> None:
     generator = np.random.default_rng(7)
-    on_device, on_cpu = _opened(dtype, dim)
+    on_device, on_cpu = _opened(table_place, dtype, dim)
     table, cpu = on_cpu.table, CpuKernels()
     state = METHOD.initial_state(table.dim, HYPER, table.computing_dtype)
     for step in range(1, 6):
-        _emulated.set_schedule(seed=step)
+        shuffle(step)
         ids, offsets, weights = _batch(generator, step)
         weights = weights.astype(table.computing_dtype)
         bags = device.pool_storage(on_device, table, ids, offsets, mode=mode, weights=weights)
@@ -67,9 +64,9 @@ def test_training_on_a_device_gives_the_rows_of_the_cpu(
         choice = MethodChoice(METHOD, HYPER, step)
         size = on_cpu.size
         on_cpu.update(found.keys, sums.copy(), choice)
-        new = device.update_storage(on_device, choice, found.keys, sums, state)
-        assert new == on_cpu.size - size
-    _emulated.set_schedule(seed=0)
+        change = device.update_storage(on_device, choice, found.keys, sums, state)
+        assert change.num_new == on_cpu.size - size
+        assert change.evicted.count == 0
     assert on_device.size == on_cpu.size
     keys = np.arange(-200, 1100)
     ours, theirs = on_device.find(keys), on_cpu.find(keys)
@@ -77,8 +74,8 @@ def test_training_on_a_device_gives_the_rows_of_the_cpu(
     assert ours.rows.tobytes() == theirs.rows.tobytes()
 
 
-def test_a_table_without_rows_shows_initial_values(device: KernelSet) -> None:
-    on_device, on_cpu = _opened()
+def test_a_table_without_rows_shows_initial_values(device: KernelSet, table_place: str) -> None:
+    on_device, on_cpu = _opened(table_place)
     ids, offsets = np.array([5, -1, 5, 2**62]), np.array([0, 1, 1, 4])
     expected = CpuKernels().pool_storage(None, on_cpu.table, ids, offsets)
     for storage in (None, on_device):
@@ -88,19 +85,26 @@ def test_a_table_without_rows_shows_initial_values(device: KernelSet) -> None:
     assert empty.tolist() == np.zeros((2, 12)).tolist()
 
 
-def test_reading_waits_for_nothing(device: KernelSet) -> None:
-    on_device, _ = _opened()
+def test_reading_waits_for_nothing(emulated: Any) -> None:
+    device = (
+        make_plugin_manager()
+        .kernels("emulated")
+        .factory(ArraySource(empty=np.empty, stream=lambda: 0))
+    )
+    table_place = "emulated"
+    on_device, _ = _opened(table_place)
     ids, offsets = np.arange(50), np.arange(51)
-    before = _emulated.num_waits()
+    before = emulated.num_waits()
     device.pool_storage(on_device, on_device.table, ids, offsets)
-    assert _emulated.num_waits() == before
+    assert emulated.num_waits() == before
 
 
-def test_a_full_table_refuses_and_stays_as_it_was(device: KernelSet) -> None:
-    on_device, _ = _opened(capacity=10)
+def test_a_full_table_refuses_and_stays_as_it_was(device: KernelSet, table_place: str) -> None:
+    on_device, _ = _opened(table_place, capacity=10)
     choice = MethodChoice(METHOD, HYPER, 1)
     gradients = np.ones((8, 12), np.float32)
-    assert device.update_storage(on_device, choice, np.arange(8), gradients.copy(), None) == 8
+    change = device.update_storage(on_device, choice, np.arange(8), gradients.copy(), None)
+    assert change.num_new == 8
     before = on_device.find(np.arange(20))
     with pytest.raises(CapacityError):
         device.update_storage(on_device, choice, np.arange(6, 14), gradients.copy(), None)
@@ -109,9 +113,9 @@ def test_a_full_table_refuses_and_stays_as_it_was(device: KernelSet) -> None:
     assert before.found.tolist() == after.found.tolist()
 
 
-def test_a_table_elsewhere_is_refused(device: KernelSet) -> None:
-    _, on_cpu = _opened()
-    with pytest.raises(UnsupportedError, match="'t' lies on cpu, these kernels work on emulated"):
+def test_a_table_elsewhere_is_refused(device: KernelSet, table_place: str) -> None:
+    _, on_cpu = _opened(table_place)
+    with pytest.raises(UnsupportedError, match="'t' lies on cpu, these kernels work on "):
         device.pool_storage(on_cpu, on_cpu.table, np.arange(3), np.arange(4))
 
 
@@ -132,7 +136,7 @@ def test_a_gpu_that_is_missing_is_said_to_be() -> None:
         HkvStorage(TableConfig("t", 4), HkvOptions(device="cuda"))
 
 
-def test_ids_beyond_a_table_are_refused_by_shape(device: KernelSet) -> None:
-    on_device, _ = _opened()
+def test_ids_beyond_a_table_are_refused_by_shape(device: KernelSet, table_place: str) -> None:
+    on_device, _ = _opened(table_place)
     with pytest.raises(InvalidArgumentError, match="offsets"):
         device.pool_storage(on_device, on_device.table, np.arange(3), np.zeros((2, 2), np.int64))

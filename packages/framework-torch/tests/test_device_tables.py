@@ -83,11 +83,124 @@ def test_fused_training_gives_the_bits_of_the_cpu(
     assert count == expected_count
 
 
-def test_native_optimizers_train_tables_on_a_device() -> None:
-    ours, theirs = _modules(mode="sum")
+NATIVE: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
+    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    (torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.3}),
+    (torch.optim.Adam, {"lr": 0.1, "amsgrad": True}),
+    (torch.optim.AdamW, {"lr": 0.1}),
+    (torch.optim.RMSprop, {"lr": 0.1, "momentum": 0.5}),
+    (torch.optim.NAdam, {"lr": 0.1}),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("native", "hyper"), NATIVE, ids=lambda each: getattr(each, "__name__", "")
+)
+def test_native_optimizers_give_the_bits_of_the_cpu(
+    native: type[torch.optim.Optimizer], hyper: dict[str, Any], dtype: torch.dtype
+) -> None:
+    ours, theirs = _modules(mode="sum", dtype=dtype)
     for module in (ours, theirs):
-        _train(module, Optimizer(module, torch.optim.Adam, lr=0.1), 3)
+        _train(module, Optimizer(module, native, **hyper), 3)
     assert torch.equal(_rows(ours), _rows(theirs))
+    assert ours.num_rows() == theirs.num_rows()
+
+
+def test_a_native_optimizer_steps_where_the_rows_lie() -> None:
+    module, _ = _modules(mode="sum")
+    optimizer = Optimizer(module, torch.optim.Adam, lr=0.1)
+    _train(module, optimizer, 1)
+    ids, offsets = _ids(1)
+    module(ids, offsets).sum().backward()
+    before = _emulated.num_waits()
+    optimizer.step()
+    # How many keys there are, whether gradients are finite, what the table has to grow by: rows, and
+    # buckets that overflow.
+    assert _emulated.num_waits() <= before + 4
+
+
+ADMISSIONS: list[dict[str, Any]] = [
+    {"kind": "frequency", "k": 2},
+    {"kind": "probability", "p": 0.4},
+    {"kind": "bloom", "k": 2},
+]
+
+
+@pytest.mark.parametrize("admission", ADMISSIONS, ids=lambda each: each["kind"])
+@pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adam], ids=["fused", "native"])
+def test_filters_admit_the_same_ids_as_on_the_cpu(
+    admission: dict[str, Any], optimizer: Any
+) -> None:
+    results = []
+    for module in _modules(mode="sum", admission=admission):
+        _train(module, Optimizer(module, optimizer, lr=0.1), 5)
+        container = module.agent.container
+        counted = container.num_not_admitted("items"), container.counters.rows_updated
+        results.append((_rows(module), module.num_rows(), counted))
+    assert torch.equal(results[0][0], results[1][0])
+    assert results[0][1:] == results[1][1:]
+    assert results[0][2][0] > 0
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adagrad], ids=["fused", "native"])
+def test_bad_gradients_are_skipped_by_row(optimizer: Any) -> None:
+    results = []
+    for module in _modules(mode="sum"):
+        chosen = Optimizer(module, optimizer, lr=0.1, non_finite_gradients="skip")
+        for step in (1, 2):
+            scale = torch.ones(6, 16)
+            scale[step] = float("nan")
+            (module(torch.arange(12).reshape(6, 2)) * scale).sum().backward()
+            chosen.step()
+        counters = module.agent.container.counters
+        results.append((_rows(module), module.num_rows(), counters.rows_skipped_non_finite))
+    assert torch.equal(results[0][0], results[1][0])
+    assert results[0][1:] == results[1][1:]
+    assert results[0][2] == 4
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adagrad], ids=["fused", "native"])
+@pytest.mark.parametrize("policy", ["lru", "lfu", "epoch_lru", "epoch_lfu"])
+def test_bounded_tables_evict_by_their_policy_as_by_way_of_the_host(
+    policy: str, optimizer: Any
+) -> None:
+    """A step that also changes a table on the CPU goes by way of the host."""
+    results = []
+    for goes_by_host in (False, True):
+        storage = {"backend": "hkv", "device": "emulated", "capacity": 150, "policy": policy}
+        module = EmbeddingBag(16, name="items", mode="sum", storage=storage)
+        beside = EmbeddingBag(2, name="beside", storage="memory")
+        chosen = Optimizer([module, beside], optimizer, lr=0.1)
+        container = module.agent.container
+        for step in range(1, 7):
+            if policy.startswith("epoch"):
+                container.storage("items").set_option("epoch", step // 3)
+            ids, offsets = _ids(step)
+            loss = module(ids, offsets).sin().sum()
+            (loss + beside(ids[None]).sum() if goes_by_host else loss).backward()
+            chosen.step()
+        assert module.num_rows()["items"] <= 150
+        counted = container.counters.rows_evicted
+        kept = {
+            int(key): (row.tobytes(), int(score))
+            for chunk in container.storage("items").scan()
+            for key, row, score in zip(chunk.keys, chunk.rows, chunk.scores, strict=True)
+        }
+        results.append((kept, counted))
+    assert results[0] == results[1]
+    assert results[0][1] > 0
+
+
+def test_calls_leave_the_current_device_as_it_was() -> None:
+    module, _ = _modules(mode="sum")
+    optimizer = Optimizer(module, "sgd", lr=0.1)
+    _emulated.set_current_device(3)
+    try:
+        _train(module, optimizer, 2)
+        assert _emulated.current_device() == 3
+    finally:
+        _emulated.set_current_device(0)
 
 
 def test_micro_batches_add_up() -> None:

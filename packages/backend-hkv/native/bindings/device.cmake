@@ -2,6 +2,7 @@
 function(sparring_hkv_add_device_module name)
   pybind11_add_module(${name}
     native/bindings/device_arrays.cc
+    native/bindings/device_callbacks.cc
     native/bindings/device_fused.cc
     native/bindings/device_kernels.cc
     native/bindings/device_module.cc

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "bindings/device_arrays.h"
+#include "bindings/device_callbacks.h"
 #include "device_kernels/initialize.h"
 #include "device_kernels/rows.h"
 #include "device_kernels/update.h"
@@ -41,22 +42,6 @@ Arguments call_on(const DeviceHandle& handle, Stream stream) {
   arguments.call.stream = stream;
   return arguments;
 }
-
-// What the work in a callback threw: it may not cross the border of the storage.
-struct Thrown {
-  std::exception_ptr error;
-  template <class Body>
-  int32_t guard(const Body& body) {
-    if (error) return 1;
-    try {
-      body();
-      return 0;
-    } catch (...) {
-      error = std::current_exception();
-      return 1;
-    }
-  }
-};
 
 // Raises what a call of a storage reported. Holds the GIL.
 void check_status(SparringStatus status, SparringCall& call, const Thrown& thrown) {
@@ -134,13 +119,15 @@ struct Updating {
   kernels::Update update;
   kernels::Initialize initialize;
   Thrown thrown;
+  Asking asking;
 };
 
-// Returns how many rows are new.
-int64_t update_storage(DeviceHandle& handle, uint64_t stream_address, const py::object& capsule,
+// Returns how many rows are new, and what left.
+py::tuple update_storage(DeviceHandle& handle, uint64_t stream_address, const py::object& capsule,
                        const kernels::Update& step, const kernels::Initializer& initializer,
                        const std::string& dtype, const py::object& keys,
-                       const py::object& gradients, const py::object& state) {
+                       const py::object& gradients, const py::object& state,
+                       const py::object& admit, bool keeps_departed) {
   const DeviceArray by_key(handle, keys, "keys");
   const DeviceArray from(handle, gradients, "gradients");
   std::optional<DeviceArray> initial_state;
@@ -157,7 +144,8 @@ int64_t update_storage(DeviceHandle& handle, uint64_t stream_address, const py::
       kernels::make_row_layout(type, dim, updates::state_width_of(step.method, dim));
   if (initial_state) initial_state->check_shape({layout.state_width});
   const auto stream = reinterpret_cast<Stream>(stream_address);
-  Updating work{&handle.device(), stream, step, {}, {}};
+  Updating work{&handle.device(), stream, step, {}, {}, {}};
+  work.asking = {&handle.device(), stream, by_key.as<int64_t>(), admit};
   work.update.layout = layout;
   work.update.keys = by_key.as<int64_t>();
   work.update.gradients = computing(from);
@@ -168,7 +156,15 @@ int64_t update_storage(DeviceHandle& handle, uint64_t stream_address, const py::
   work.initialize.state = initial_state && layout.state_width > 0 ? computing(*initial_state) : nullptr;
 
   SparringStorage* storage = storage_of(capsule);
+  Departed departed(handle.device(), stream, layout.row_bytes, keeps_departed);
   auto call = call_on<SparringUpdate>(handle, stream);
+  call.evicted = departed.sink();
+  if (!admit.is_none()) {
+    call.admit = [](void* context, int64_t count, const int64_t* positions, uint8_t* is_admitted) {
+      auto& updating = *static_cast<Updating*>(context);
+      return updating.thrown.guard([&] { updating.asking.ask(count, positions, is_admitted); });
+    };
+  }
   call.count = by_key.length();
   call.keys = by_key.as<int64_t>();
   call.context = &work;
@@ -194,7 +190,7 @@ int64_t update_storage(DeviceHandle& handle, uint64_t stream_address, const py::
     status = storage->update(storage->self, &call);
   }
   check_status(status, call.call, work.thrown);
-  return call.inserted;
+  return py::make_tuple(call.inserted, departed.count(), departed.arrays());
 }
 
 }  // namespace

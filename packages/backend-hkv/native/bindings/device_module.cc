@@ -45,6 +45,9 @@ void bind_machine(py::module_& module, py::class_<DeviceHandle>& handle) {
   module.def("num_waits", [] { return device::EmulatedDevice::num_waits_of_all(); },
              "How often anybody waited for any emulated device.");
   handle.def("refuse_once", [](DeviceHandle& self, int64_t n) { emulated(self).refuse_once(n); });
+  module.def("current_device", [] { return device::EmulatedDevice::current_number; });
+  module.def("set_current_device",
+             [](int number) { device::EmulatedDevice::current_number = number; });
   handle.def("fail_from", [](DeviceHandle& self, int64_t n) { emulated(self).fail_from(n); })
       .def("break_down",
            [](DeviceHandle& self, std::string text) { emulated(self).break_down(std::move(text)); })

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "bindings/device_arrays.h"
+#include "bindings/device_callbacks.h"
 #include "device_table/device_storage.h"
 #include "sparring/python_errors.h"
 
@@ -97,8 +98,10 @@ void find(const py::capsule& capsule, const DeviceHandle& handle, uint64_t strea
   run(storage_of(capsule)->find, storage_of(capsule)->self, arguments);
 }
 
-void upsert(const py::capsule& capsule, const DeviceHandle& handle, uint64_t stream,
-            const py::object& keys, const py::object& rows, int64_t row_bytes) {
+// Returns what left: how many rows, and, if `keeps_departed`, which; -1 where nobody asked.
+py::tuple upsert(const py::capsule& capsule, const DeviceHandle& handle, uint64_t stream,
+                 const py::object& keys, const py::object& rows, int64_t row_bytes,
+                 bool counts_departed, bool keeps_departed) {
   const DeviceArray by_key(handle, keys, "keys");
   const DeviceArray from(handle, rows, "rows", true);
   by_key.check_shape({kAny});
@@ -113,7 +116,11 @@ void upsert(const py::capsule& capsule, const DeviceHandle& handle, uint64_t str
   arguments.keys = by_key.as<int64_t>();
   arguments.rows = from.bytes();
   arguments.row_stride = static_cast<uint64_t>(from.row_stride());
+  Departed departed(handle.device(), arguments.call.stream, row_bytes, keeps_departed);
+  if (counts_departed || keeps_departed) arguments.evicted = departed.sink();
   run(storage_of(capsule)->upsert, storage_of(capsule)->self, arguments);
+  const bool is_asked = counts_departed || keeps_departed;
+  return py::make_tuple(is_asked ? departed.count() : -1, departed.arrays());
 }
 
 }  // namespace
@@ -124,6 +131,7 @@ void bind_device_table(py::module_& module) {
              "Finds rows into arrays of the device, on the stream.");
   module.def("table_upsert", &upsert, py::arg("table"), py::arg("device"), py::arg("stream"),
              py::arg("keys"), py::arg("rows"), py::arg("row_bytes"),
+             py::arg("counts_departed") = false, py::arg("keeps_departed") = false,
              "Upserts rows from arrays of the device, on the stream.");
   module.def("create_table", &create_table, py::arg("device"), py::kw_only(),
              py::arg("row_bytes"), py::arg("capacity"), py::arg("memory_bytes"),

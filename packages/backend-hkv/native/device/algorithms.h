@@ -37,7 +37,7 @@ namespace detail {
 // CUB is asked twice: for the bytes it needs, then to work.
 template <class Ask>
 void with_temporary(Device& device, Stream stream, const char* doing, Ask ask) {
-  device.use();
+  const InUse here(device);
   size_t num_bytes = 0;
   throw_if_failed(ask(nullptr, num_bytes), doing);
   const Buffer temporary(device, num_bytes > 0 ? num_bytes : 1, stream);

@@ -165,6 +165,15 @@ class CudaDevice : public Device {
     check_status(cudaLaunchHostFunc(of(stream), call, argument), "putting a host call on a stream");
   }
 
+  int current() const override {
+    int number = index_;
+    check_status(cudaGetDevice(&number), "asking for the current device");
+    return number;
+  }
+  void make_current(int number) const noexcept override {
+    if (number != index_) cudaSetDevice(number);  // a lost GPU has been told of already
+  }
+
  private:
   static cudaStream_t of(Stream stream) { return static_cast<cudaStream_t>(stream); }
   static cudaEvent_t event_of(Event event) { return static_cast<cudaEvent_t>(event); }

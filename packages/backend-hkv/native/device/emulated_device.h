@@ -26,7 +26,7 @@ class EmulatedDevice : public Device {
   std::string name() const override { return "emulated"; }
   unsigned num_multiprocessors() const override { return 2; }
   MemoryInfo memory() const override;
-  void use() const override {}
+  void use() const override { current_number = own_number; }
   void check() const override;
   // Before a kernel runs.
   void begin_launch();
@@ -56,6 +56,11 @@ class EmulatedDevice : public Device {
     check();
     call(argument);
   }
+
+  int current() const override { return current_number; }
+  void make_current(int number) const noexcept override { current_number = number; }
+  static constexpr int own_number = 0;
+  inline static thread_local int current_number = own_number;
 
   // ---- for tests ----
 

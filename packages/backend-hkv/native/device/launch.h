@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(Kernel::block_threads) run_kernel(const __grid
 template <class Kernel>
 void launch(Device& device, const Shape& shape, Stream stream, const Kernel& kernel) {
   static_assert(std::is_trivially_copyable_v<Kernel> && Kernel::block_threads % warp_lanes == 0);
-  device.use();
+  const InUse here(device);
   if (shape.shared_bytes > 48 * 1024) {
     throw_if_failed(cudaFuncSetAttribute(run_kernel<Kernel>,
                                          cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -66,6 +66,7 @@ void launch(Device& device, const Shape& shape, Stream stream, const Kernel& ker
 // Throws KernelError if the kernel breaks a rule of warp.h.
 template <class Kernel>
 void launch(Device& device, const Shape& shape, Stream, const Kernel& kernel) {
+  const InUse here(device);
   static_assert(std::is_trivially_copyable_v<Kernel> && Kernel::block_threads % warp_lanes == 0);
   static_cast<EmulatedDevice&>(device).begin_launch();
   const auto run = [](const void* self, emulator::Lane& lane, const emulator::BlockView& view) {

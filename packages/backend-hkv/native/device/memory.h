@@ -106,6 +106,25 @@ class Device {
   // `call(argument)` on a thread of the device's choice once the stream is
   // there. It must not use the device.
   virtual void call_on_host(Stream stream, void (*call)(void*), void* argument) = 0;
+
+  // The number of the calling thread's device, which `use` changes, and the way back.
+  virtual int current() const = 0;
+  virtual void make_current(int number) const noexcept = 0;
+};
+
+// Makes a device the calling thread's, and puts back the one before at the end.
+class InUse {
+ public:
+  explicit InUse(const Device& device) : device_(device), before_(device.current()) {
+    device.use();
+  }
+  ~InUse() { device_.make_current(before_); }
+  InUse(const InUse&) = delete;
+  InUse& operator=(const InUse&) = delete;
+
+ private:
+  const Device& device_;
+  int before_;
 };
 
 // Device memory of one stream, freed with it.

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sparring import kernels
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.initializers import Initializer
-from sparring.kernel_set import ArraySource, DeviceArray, KernelSet
+from sparring.kernel_set import (
+    ArraySource,
+    DeviceArray,
+    KernelSet,
+    NumEvicted,
+    StorageChange,
+    StoredRows,
+)
 from sparring.kernels import Dedup, Pooling, Rounding, Route
+from sparring.storage.results import Evicted
 from sparring.streams import Streams
 from sparring_hkv.devices import open_device
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from sparring.storage import Storage
     from sparring.table import TableConfig
     from sparring.updates import MethodChoice
@@ -204,21 +216,49 @@ class DeviceKernels(KernelSet):
         keys: DeviceArray,
         gradients: DeviceArray,
         initial_state: DeviceArray | None,
-    ) -> int:
+        *,
+        admit: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None = None,
+        keeps_evicted: bool = False,
+    ) -> StorageChange:
         table = storage.table
-        return int(
-            self._native.update_storage(
-                self._handle,
-                self._stream(),
-                self._capsule(storage),
-                self._update_step(table, choice),
-                self._initializer(table),
-                table.dtype,
-                keys,
-                gradients,
-                initial_state,
-            )
+        num_new, num_evicted, evicted = self._native.update_storage(
+            self._handle,
+            self._stream(),
+            self._capsule(storage),
+            self._update_step(table, choice),
+            self._initializer(table),
+            table.dtype,
+            keys,
+            gradients,
+            initial_state,
+            admit,
+            keeps_evicted,
         )
+        return StorageChange(int(num_new), _evicted(table, num_evicted, evicted))
+
+    def find_storage(self, storage: Storage, keys: DeviceArray) -> StoredRows:
+        count, table = _length(keys, "keys"), storage.table
+        rows = self.arrays.empty((count, table.width), table.dtype)
+        found = self.arrays.empty((count,), "bool")
+        self._native.table_find(
+            self._capsule(storage), self._handle, self._stream(), keys, rows, found
+        )
+        return StoredRows(rows, found)
+
+    def upsert_storage(
+        self, storage: Storage, keys: DeviceArray, rows: DeviceArray, *, keeps_evicted: bool = False
+    ) -> NumEvicted:
+        num_evicted, evicted = self._native.table_upsert(
+            self._capsule(storage),
+            self._handle,
+            self._stream(),
+            keys,
+            rows,
+            storage.table.row_bytes,
+            counts_departed=storage.capabilities.evicts,
+            keeps_departed=keeps_evicted and storage.capabilities.evicts,
+        )
+        return _evicted(storage.table, max(0, num_evicted), evicted)
 
     def _capsule(self, storage: Storage) -> object:
         devices = storage.capabilities.devices
@@ -254,6 +294,13 @@ class DeviceKernels(KernelSet):
 
     def _stream(self) -> int:
         return self.arrays.stream()
+
+
+def _evicted(table: TableConfig, count: int, arrays: Any) -> NumEvicted:
+    if arrays is None:
+        return NumEvicted(int(count), None)
+    keys, rows, scores = arrays
+    return NumEvicted(int(count), Evicted(keys, rows.view(table.numpy_dtype), scores))
 
 
 def _length(array: DeviceArray, name: str) -> int:

@@ -6,13 +6,21 @@ whatever the `ArraySource` is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sparring import kernels
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring.kernel_set import ArraySource, DeviceArray, KernelSet
+from sparring.kernel_set import (
+    ArraySource,
+    DeviceArray,
+    KernelSet,
+    NumEvicted,
+    StorageChange,
+    StoredRows,
+)
 from sparring.kernels import Dedup, Pooling, Rounding, Route
 
 if TYPE_CHECKING:
@@ -188,14 +196,39 @@ class CpuKernels(KernelSet):
         keys: DeviceArray,
         gradients: DeviceArray,
         initial_state: DeviceArray | None,
-    ) -> int:
+        *,
+        admit: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None = None,
+        keeps_evicted: bool = False,
+    ) -> StorageChange:
         from sparring.updates.builtin import NativeMethod
 
         if not isinstance(choice.method, NativeMethod):
             raise _not_of_core(choice)
+        known, sums = _shared(keys, "keys"), _shared(gradients, "gradients")
+        found = storage.find(known).found
+        if admit is not None and not found.all():
+            is_kept = found.copy()
+            is_kept[~found] = admit(known[~found])
+            known, sums, found = known[is_kept], sums[is_kept], found[is_kept]
+        if keeps_evicted and storage.capabilities.evicts:
+            raise UnsupportedError(
+                f"table {storage.table.name!r}: Storage.update of the CPU does not hand over what "
+                "leaves; watch the storage, or ask for keeps_evicted=False"
+            )
         before = storage.size
-        storage.update(_shared(keys, "keys"), _shared(gradients, "gradients"), choice)
-        return storage.size - before
+        storage.update(known, sums, choice)
+        num_new = len(found) - int(np.count_nonzero(found))
+        return StorageChange(num_new, NumEvicted(before + num_new - storage.size, None))
+
+    def find_storage(self, storage: Storage, keys: DeviceArray) -> StoredRows:
+        found = storage.find(_shared(keys, "keys"))
+        return StoredRows(found.rows, found.found)
+
+    def upsert_storage(
+        self, storage: Storage, keys: DeviceArray, rows: DeviceArray, *, keeps_evicted: bool = False
+    ) -> NumEvicted:
+        evicted = storage.upsert(_shared(keys, "keys"), _shared(rows, "rows"))
+        return NumEvicted(len(evicted), evicted if keeps_evicted else None)
 
 
 def _not_of_core(choice: MethodChoice) -> UnsupportedError:

@@ -28,12 +28,12 @@ from sparring.errors import UnsupportedError
 from sparring.kernels import Dedup, Pooling, Rounding, Route
 
 if TYPE_CHECKING:
-    from sparring.storage import Storage
+    from sparring.storage import Evicted, Storage
     from sparring.streams import Streams
     from sparring.table import TableConfig
     from sparring.updates import MethodChoice
 
-__all__ = ["ArraySource", "DeviceArray", "KernelSet"]
+__all__ = ["ArraySource", "DeviceArray", "KernelSet", "NumEvicted", "StorageChange", "StoredRows"]
 
 DeviceArray = Any
 """An array of the caller's framework; it has ``__dlpack__`` and ``__dlpack_device__``."""
@@ -41,6 +41,10 @@ DeviceArray = Any
 
 def _taken(array: DeviceArray, positions: DeviceArray) -> DeviceArray:
     return np.take(array, positions, axis=0)
+
+
+def _viewed(array: DeviceArray, dtype: str) -> DeviceArray:
+    return array.view(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class ArraySource:
         concatenate: arrays one behind the other, along the first dimension.
         take: ``take(array, positions)``: the rows of an array at positions ``(m,)`` int64, which
             lie on the device.
+        view: ``view(array, dtype)``: the same memory as elements of another dtype, the last
+            dimension longer or shorter for it.
     """
 
     empty: Callable[[tuple[int, ...], str], DeviceArray]
@@ -68,6 +74,35 @@ class ArraySource:
     from_host: Callable[[npt.NDArray[Any]], DeviceArray] = np.asarray
     concatenate: Callable[[Sequence[DeviceArray]], DeviceArray] = np.concatenate
     take: Callable[[DeviceArray, DeviceArray], DeviceArray] = _taken
+    view: Callable[[DeviceArray, str], DeviceArray] = _viewed
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """Whole rows of a storage, on the device."""
+
+    rows: DeviceArray
+    """``(u, width)`` of the table's dtype; zeros where `found` is 0."""
+    found: DeviceArray
+    """``(u,)`` bool"""
+
+
+@dataclass(frozen=True, slots=True)
+class NumEvicted:
+    """What left a storage."""
+
+    count: int
+    rows: Evicted | None
+    """In host memory; None where they were not asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class StorageChange:
+    """What an update of a storage came to."""
+
+    num_new: int
+    """Rows that were made, those that left at once included."""
+    evicted: NumEvicted
 
 
 class KernelSet(ABC):
@@ -244,7 +279,10 @@ class KernelSet(ABC):
         keys: DeviceArray,
         gradients: DeviceArray,
         initial_state: DeviceArray | None,
-    ) -> int:
+        *,
+        admit: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None = None,
+        keeps_evicted: bool = False,
+    ) -> StorageChange:
         """Changes rows of a storage by one of core's update methods, in one visit.
 
         Rows that are missing are made first. Nothing is changed where it raises.
@@ -255,11 +293,40 @@ class KernelSet(ABC):
             keys: ``(u,)``, unique.
             gradients: ``(u, dim)`` of the computing dtype; may be overwritten.
             initial_state: ``(state_width,)`` of the computing dtype; None: zeros.
-
-        Returns:
-            How many rows are new.
+            admit: asked which keys without a row may have one, with these keys and its answer in
+                host memory, which waits for the device; None: all may.
+            keeps_evicted: rows that leave are copied to the host.
 
         Raises:
             UnsupportedError: the method is not one of core's, or the storage is elsewhere.
+            CapacityError, DeviceMemoryError: there is no room.
+        """
+
+    @abstractmethod
+    def find_storage(self, storage: Storage, keys: DeviceArray) -> StoredRows:
+        """Whole rows of a storage. Waits for nothing.
+
+        Args:
+            storage: takes arrays of this device.
+            keys: ``(u,)``, unique.
+
+        Raises:
+            UnsupportedError: the storage is elsewhere.
+        """
+
+    @abstractmethod
+    def upsert_storage(
+        self, storage: Storage, keys: DeviceArray, rows: DeviceArray, *, keeps_evicted: bool = False
+    ) -> NumEvicted:
+        """Replaces or inserts whole rows. Nothing is changed where it raises.
+
+        Args:
+            storage: takes arrays of this device.
+            keys: ``(u,)``, unique.
+            rows: ``(u, width)`` of the table's dtype.
+            keeps_evicted: rows that leave are copied to the host.
+
+        Raises:
+            UnsupportedError: the storage is elsewhere.
             CapacityError, DeviceMemoryError: there is no room.
         """

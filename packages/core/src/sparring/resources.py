@@ -205,6 +205,16 @@ class ResourceManager:
             self._add_held(table)
             return _native.key_gradients(self._views[table], *accumulator.take())
 
+    @property
+    def is_on_device(self) -> bool:
+        """Whether there are gradients, and all of them lie on devices."""
+        with self._lock:
+            return (
+                bool(self._held)
+                and all(isinstance(each.sources, DeviceGradients) for each in self._held.values())
+                and not any(each.size for each in self._accumulators.values())
+            )
+
     def drop(self, table: str) -> None:
         """Forgets a table's gradients. Forward passes under way stay valid."""
         with self._lock:

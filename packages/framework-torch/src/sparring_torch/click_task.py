@@ -18,6 +18,7 @@ from sparring.training_loop import ClickSource
 from sparring.training_loop.click_source import FEATURES
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.models import Dlrm
+from sparring_torch.train_agent import tables_device
 
 __all__ = ["ClickTask"]
 
@@ -53,15 +54,20 @@ class ClickTask:
             storage=self.source.storage,
             container=container,
         )
+        self.device = tables_device(self.model)
+        self.model.to(self.device)
 
     def inputs(self, batch: ClickBatch) -> ClickInputs:
         """A batch as `loss` wants it."""
         # Feature after feature, as the collection wants it; each bag holds one id.
         ids = torch.from_numpy(np.ascontiguousarray(batch.ids.T).reshape(-1))
+        lengths = torch.ones(len(ids), dtype=torch.int64)
+        # What is derived from lengths is known before they leave the host.
+        features = KeyedJaggedTensor(_FEATURES, ids, lengths=lengths).sync()
         return ClickInputs(
-            torch.from_numpy(batch.dense),
-            KeyedJaggedTensor(_FEATURES, ids, lengths=torch.ones(len(ids), dtype=torch.int64)),
-            torch.from_numpy(batch.labels),
+            torch.from_numpy(batch.dense).to(self.device),
+            features.to(self.device),
+            torch.from_numpy(batch.labels).to(self.device),
         )
 
     def loss(self, inputs: ClickInputs) -> Tensor:
@@ -75,6 +81,6 @@ class ClickTask:
         """Probabilities of a click."""
         inputs = self.inputs(batch)
         probabilities: npt.NDArray[Any] = (
-            self.model(inputs.dense, inputs.features).sigmoid().numpy()
+            self.model(inputs.dense, inputs.features).sigmoid().cpu().numpy()
         )
         return probabilities

@@ -72,8 +72,12 @@ def kernel_set_for(device: str) -> KernelSet:
         stream=stream,
         index=where.index or 0,
         to_host=lambda array: array.cpu().numpy(),
-        from_host=lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(where),
+        # From pageable memory: it has been read when the call returns, and nobody waits.
+        from_host=lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(
+            where, non_blocking=True
+        ),
         concatenate=lambda parts: torch.cat(list(parts)),
         take=lambda array, positions: array.index_select(0, positions),
+        view=lambda array, dtype: array.view(getattr(torch, dtype)),
     )
     return make_plugin_manager().kernels(kind).factory(arrays)

@@ -10,10 +10,12 @@ import numpy as np
 import torch
 
 from sparring import StepContainer, Storage
+from sparring.declared_table import storage_device
 from sparring.errors import InvalidArgumentError
 from sparring.step import TableUpdate
 from sparring.table_state import TableState, give_states
 from sparring_torch.block_stepping import BLOCK_BYTES, step_in_blocks
+from sparring_torch.device_kernels import tensor_device
 from sparring_torch.probing import probe
 from sparring_torch.row_state import RowState
 from sparring_torch.shadow_parameter import ShadowParameter
@@ -76,7 +78,7 @@ class NativeRoute:
                 partial(self._native_step, self._native),
                 loaded,
                 self.param_groups,
-                self._block_bytes,
+                None if any(shadow.is_on_device for shadow in loaded) else self._block_bytes,
             )
         finally:
             for shadow in loaded:
@@ -103,16 +105,20 @@ def _make_shadows(
     hyperparameters: dict[str, Any],
     given: Mapping[str, Storage],
 ) -> dict[str, ShadowParameter]:
-    layouts: dict[torch.dtype, RowState] = {}
+    layouts: dict[tuple[torch.dtype, torch.device], RowState] = {}
     states, shadows = {}, {}
     for name in tables:
         table = container.tables[name]
         dtype = getattr(torch, table.computing_dtype.name)
-        if dtype not in layouts:
-            layouts[dtype] = probe(native, hyperparameters, dtype)
-        initial = np.array(layouts[dtype].initial_row(table.dim), table.computing_dtype)
+        entry = container.entry(name)
+        device = tensor_device(storage_device(entry.choice or entry.storage))
+        kind = dtype, device
+        if kind not in layouts:
+            # Where the rows lie: optimizers may keep their scalars there, or work otherwise there.
+            layouts[kind] = probe(native, hyperparameters, dtype, device)
+        initial = np.array(layouts[kind].initial_row(table.dim), table.computing_dtype)
         states[name] = TableState(native.__name__, initial)
-        shadows[name] = ShadowParameter(table.dim, dtype, layouts[dtype])
+        shadows[name] = ShadowParameter(table.dim, dtype, layouts[kind], device)
     give_states(container, states, given, native.__name__)
     return shadows
 

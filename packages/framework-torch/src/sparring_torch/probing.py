@@ -36,7 +36,10 @@ _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 
 def probe(
-    native: type[Optimizer], hyperparameters: Mapping[str, Any], dtype: torch.dtype
+    native: type[Optimizer],
+    hyperparameters: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device | None = None,
 ) -> RowState:
     """Finds the state of `native`, and makes sure that it can be kept by row.
 
@@ -44,12 +47,14 @@ def probe(
         native: a class of `torch.optim`, or another of its kind.
         hyperparameters: its keyword arguments.
         dtype: that the tables are computed in; float32 or float64.
+        device: where their rows lie; None: the CPU.
 
     Raises:
         InvalidArgumentError: the optimizer does not accept these hyper-parameters.
         UnsupportedError: its state cannot be kept by row, or rows influence each other.
     """
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    # Tensors without a device of their own are made there, whatever torch's default is.
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), device or torch.device("cpu"):
         layout = _found_state(native, hyperparameters, dtype)
         trial = _Trial(native, hyperparameters, dtype)
         with _refusal(native):
@@ -131,9 +136,11 @@ class _Trial:
         self, native: type[Optimizer], hyperparameters: Mapping[str, Any], dtype: torch.dtype
     ) -> None:
         self._native, self._hyperparameters, self._dtype = native, hyperparameters, dtype
-        generator = torch.Generator().manual_seed(1)
-        self._start = torch.randn(_ROWS, _DIM, dtype=dtype, generator=generator)
-        self._gradients = torch.randn(_STEPS, _ROWS, _DIM, dtype=dtype, generator=generator)
+        self._device = torch.get_default_device()
+        generator = torch.Generator("cpu").manual_seed(1)
+        start = torch.randn(_ROWS, _DIM, dtype=dtype, generator=generator, device="cpu")
+        gradients = torch.randn(_STEPS, _ROWS, _DIM, dtype=dtype, generator=generator, device="cpu")
+        self._start, self._gradients = start.to(self._device), gradients.to(self._device)
 
     def over_parameter(self) -> Tensor:
         """The rows as an ordinary parameter."""
@@ -159,11 +166,11 @@ class _Trial:
         start = self._start[part]
         state = torch.tensor(layout.initial_row(_DIM), dtype=self._dtype)
         rows = torch.cat([start, state.expand(len(start), -1)], 1)
-        shadow = ShadowParameter(_DIM, self._dtype, layout)
+        shadow = ShadowParameter(_DIM, self._dtype, layout, self._device)
         optimizer = self._native([shadow.parameter], **self._hyperparameters)
         shadow.adopt(optimizer.state)
         for gradient in self._gradients[:, part]:
-            shadow.load(rows.numpy(), gradient.clone().numpy())
+            shadow.load(rows, gradient.clone())
             block_bytes = None if num_block_rows is None else num_block_rows * shadow.row_bytes
             step_in_blocks(optimizer.step, [shadow], optimizer.param_groups, block_bytes)
             shadow.unload()

@@ -13,6 +13,7 @@ from sparring.config import RunConfig
 from sparring.data import RatingBatch
 from sparring.training_loop import RatingSource
 from sparring_torch.models import MatrixFactorization
+from sparring_torch.train_agent import tables_device
 
 __all__ = ["RatingTask"]
 
@@ -37,10 +38,12 @@ class RatingTask:
             storage=self.source.storage,
             container=container,
         )
+        self.device = tables_device(self.model)
 
     def inputs(self, batch: RatingBatch) -> tuple[Tensor, ...]:
         """A batch as `loss` wants it."""
-        return tuple(map(torch.from_numpy, (batch.users, batch.items, batch.ratings)))
+        arrays = batch.users, batch.items, batch.ratings
+        return tuple(torch.from_numpy(each).to(self.device) for each in arrays)
 
     def loss(self, inputs: tuple[Tensor, ...]) -> Tensor:
         """Sum over the batch, which may be empty."""
@@ -52,6 +55,6 @@ class RatingTask:
 
     def predict(self, batch: RatingBatch) -> npt.NDArray[Any]:
         """Ratings."""
-        users, items = map(torch.from_numpy, (batch.users, batch.items))
-        predicted: npt.NDArray[Any] = self.model(users, items).numpy()
+        users, items, _ = self.inputs(batch)
+        predicted: npt.NDArray[Any] = self.model(users, items).cpu().numpy()
         return predicted

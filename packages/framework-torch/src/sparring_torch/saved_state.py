@@ -72,13 +72,19 @@ def restore_state(state: State, **parts: _Stateful) -> None:
 
 
 def gather_random_state() -> State:
-    """Copies torch's random state of this rank."""
-    return State(None, {"torch": torch.get_rng_state().numpy().copy()}, is_of_rank=True)
+    """Copies torch's random state of this rank: the CPU's, and that of the current GPU if one is
+    in use."""
+    states = {"torch": torch.get_rng_state().numpy().copy()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states["cuda"] = torch.cuda.get_rng_state().numpy().copy()
+    return State(None, states, is_of_rank=True)
 
 
 def restore_random_state(state: State) -> None:
     """Gives torch the random state back that `gather_random_state` copied."""
     torch.set_rng_state(torch.from_numpy(np.array(state.arrays["torch"], np.uint8)))
+    if "cuda" in state.arrays and torch.cuda.is_available():
+        torch.cuda.set_rng_state(torch.from_numpy(np.array(state.arrays["cuda"], np.uint8)))
 
 
 def _packed(value: Any, place: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -31,6 +30,7 @@ class ShadowParameter:
         dim: elements of an embedding.
         dtype: of the table.
         layout: what the optimizer keeps for each row.
+        device: where the table's rows lie.
     """
 
     __slots__ = (
@@ -45,25 +45,38 @@ class ShadowParameter:
         "parameter",
     )
 
-    def __init__(self, dim: int, dtype: torch.dtype, layout: RowState) -> None:
+    def __init__(
+        self,
+        dim: int,
+        dtype: torch.dtype,
+        layout: RowState,
+        device: torch.device | None = None,
+    ) -> None:
         self._dim = dim
         self._layout = layout
-        self._empty = torch.empty(0, dim, dtype=dtype)
+        # Made there, whatever torch's default device is.
+        device = device or torch.device("cpu")
+        self._empty = torch.empty(0, dim, dtype=dtype, device=device)
         self._rows = self._gradients = self._empty
         self._shown: tuple[Tensor, ...] = ()
         self._before: dict[str, Any] = {}
         self._state: MutableMapping[str, Any] = {}
-        self.parameter = nn.Parameter(torch.empty(0, dim, dtype=dtype))
+        self.parameter = nn.Parameter(torch.empty(0, dim, dtype=dtype, device=device))
 
     def adopt(self, state: MutableMapping[Any, Any]) -> None:
         """Makes a fresh state for the parameter in an optimizer's `state`."""
         self._state = self._layout.fresh_scalars()
         state[self.parameter] = self._state
 
-    def load(self, rows: npt.NDArray[Any], gradients: npt.NDArray[Any]) -> None:
-        """Takes the rows ``(u, width)`` and gradients ``(u, dim)`` of a step."""
-        self._rows = torch.from_numpy(rows)
-        self._gradients = torch.from_numpy(gradients)
+    def load(self, rows: Any, gradients: Any) -> None:
+        """Takes the rows ``(u, width)`` and gradients ``(u, dim)`` of a step: arrays of NumPy, or
+        tensors of a device."""
+        self._rows, self._gradients = map(_as_tensor, (rows, gradients))
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether the rows of this step lie on a GPU, where blocks would only cost launches."""
+        return self._rows.is_cuda
 
     @property
     def takes_blocks(self) -> bool:
@@ -145,6 +158,12 @@ class ShadowParameter:
         for name, value in scalars.items():
             now = self._state.get(name)
             if isinstance(now, Tensor):
-                self._state[name] = torch.as_tensor(value, dtype=now.dtype).clone()
+                self._state[name] = torch.as_tensor(
+                    value, dtype=now.dtype, device=now.device
+                ).clone()
             else:
                 self._state[name] = value.clone() if isinstance(value, Tensor) else value
+
+
+def _as_tensor(array: Any) -> Tensor:
+    return array if isinstance(array, Tensor) else torch.from_numpy(array)

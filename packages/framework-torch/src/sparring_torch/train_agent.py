@@ -32,7 +32,7 @@ from sparring_torch.device_kernels import current_gpu, kernel_set_for
 from sparring_torch.device_path import DevicePath
 from sparring_torch.shadow_pooling import Plan, Shadow, gathered, plan_bags, plan_ids, pooled
 
-__all__ = ["Ahead", "Shadow", "TableModule", "TrainAgent", "agents_of"]
+__all__ = ["Ahead", "Shadow", "TableModule", "TrainAgent", "agents_of", "tables_device"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,12 @@ class TrainAgent(TableHolder):
     def features(self) -> list[tuple[str, str]]:
         """Table and pooling of each feature that the module looks up."""
         return self._features
+
+    @property
+    def device(self) -> torch.device:
+        """Where ids are best: that of the tables, if all of them lie on one GPU."""
+        _ = self.container
+        return torch.device("cpu") if self._path is None else self._path.device
 
     @property
     def stays_on_device(self) -> bool:
@@ -330,3 +336,9 @@ def agents_of(modules: nn.Module | Iterable[nn.Module]) -> list[TrainAgent]:
             "sparring_torch"
         )
     return list(found.values())
+
+
+def tables_device(model: nn.Module) -> torch.device:
+    """Where a model does best: on the GPU of its tables, if any of them lie on one."""
+    devices = [agent.device for agent in agents_of(model)]
+    return next((each for each in devices if each.type != "cpu"), torch.device("cpu"))

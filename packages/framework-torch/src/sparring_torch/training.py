@@ -83,7 +83,7 @@ class _Trainer:
         self._is_skipping = config.training.non_finite_gradients == "skip"
         self._is_pipelined = config.training.pipeline
         self._num_dense_skipped = 0
-        self._loss = 0.0
+        self._loss: Tensor | float = 0.0
 
     def steps(self, batches: Iterator[Any]) -> Iterator[Trained]:
         """See `sparring.training_loop.Trainer`."""
@@ -100,7 +100,7 @@ class _Trainer:
                 with self.container.span("backward"):
                     loss.backward()  # type: ignore[no-untyped-call]
             self.step()
-            yield Trained(batch, self._loss)
+            yield Trained(batch, float(self._loss))
 
     def _pipelined(self, batches: Iterator[Any]) -> Iterator[Trained]:
         """The same, while the next batch is looked up."""
@@ -112,7 +112,7 @@ class _Trainer:
                 yield from self._pieces(batch)
 
         for _ in pipelined_steps(self, self._task.model, pieces(), micro_batches=self._num_parts):
-            yield Trained(begun.popleft(), self._loss)
+            yield Trained(begun.popleft(), float(self._loss))
 
     def _pieces(self, batch: Any) -> Iterator[Piece]:
         """This rank's part of each micro-batch."""
@@ -124,7 +124,10 @@ class _Trainer:
     def loss(self, piece: Piece) -> Tensor:
         """This rank's share of the loss of a step; adds it to the step's."""
         loss: Tensor = self._task.loss(piece.inputs) * piece.share
-        self._loss += loss.item()
+        # Added up in float64 where it is, so that no part of a step waits for a GPU.
+        self._loss = self._loss + (
+            loss.item() if loss.device.type == "cpu" else loss.double().detach()
+        )
         return loss
 
     def zero_grad(self) -> None:
@@ -135,7 +138,7 @@ class _Trainer:
 
     def step(self) -> None:
         """Applies what all micro-batches gave, on all ranks."""
-        self._loss = self._average_gradients(self._loss)
+        self._loss = self._average_gradients(float(self._loss))
         # Looked at before the tables change, so that a step is taken as a whole or not at all.
         broken = self._broken_parameter()
         if broken is not None and not self._is_skipping:
@@ -164,7 +167,7 @@ class _Trainer:
             if parameter.grad is not None
         ]
         # float64 holds every gradient, and the loss beside them, without another exchange.
-        flat = torch.cat([*(each.reshape(-1).double() for each in gradients), torch.empty(1)])
+        flat = torch.cat([*(each.reshape(-1).double().cpu() for each in gradients), torch.empty(1)])
         flat[-1] = loss
         mean = torch.from_numpy(self._ranks.mean(flat.numpy()))
         for gradient, part in zip(
@@ -175,10 +178,18 @@ class _Trainer:
 
     def _broken_parameter(self) -> str | None:
         model: nn.Module = self._task.model
-        for name, parameter in model.named_parameters():
-            if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
-                return str(name)
-        return None
+        gradients = {
+            name: parameter.grad
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        }
+        if not gradients:
+            return None
+        # All of them in one look, which waits for a GPU once.
+        is_finite = torch.stack([each.isfinite().all() for each in gradients.values()]).tolist()
+        return next(
+            (name for name, whole in zip(gradients, is_finite, strict=True) if not whole), None
+        )
 
     def predict(self, batch: Any) -> npt.NDArray[Any]:
         """See `sparring.training_loop.Trainer`."""

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sparring.applying.committing import committing
 from sparring.applying.gathering import Gathered, gather_rows
-from sparring.applying.gradients import check_owned, owned_gradients, taken_gradients
+from sparring.applying.gradients import (
+    check_owned,
+    owned_gradients,
+    summed_gradients,
+    taken_gradients,
+)
 from sparring.applying.table_update import TableUpdate, Update
 from sparring.applying.writing import write_rows
+from sparring.device_functions import apply_update_on_device
+from sparring.device_steps import lie_on_device
 
 if TYPE_CHECKING:
     from sparring.step import StepContainer
@@ -22,7 +29,15 @@ __all__ = ["apply_update"]
 def apply_update(container: StepContainer, update: Update) -> None:
     """As `StepContainer.apply`."""
     with container.resources.ending_step():
-        taken, refusal = taken_gradients(container, container.resources.take)
+        resources = container.resources
+        is_on_device = resources.is_on_device
+        take: Callable[[str], Any] = resources.take_sources if is_on_device else resources.take
+        taken, refusal = taken_gradients(container, take)
+    if is_on_device and refusal is None:
+        waiting = {name: each for name, each in taken.items() if each is not None}
+        if lie_on_device(container, waiting):
+            return apply_update_on_device(container, waiting, update)
+        taken = {name: summed_gradients(container, name, each) for name, each in taken.items()}
     owned = owned_gradients(container, taken, refusal, by_rows=set(container.tables))
     steps = dict.fromkeys(container.tables, container.counters.steps + 1)
     gathered = Gathered([], {})

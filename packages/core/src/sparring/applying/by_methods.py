@@ -17,7 +17,7 @@ from sparring.applying.gradients import (
 from sparring.applying.room import check_rooms
 from sparring.applying.writing import write_fused, write_rows
 from sparring.device_gradients import DeviceGradients
-from sparring.device_steps import apply_on_device, goes_on_device
+from sparring.device_methods import apply_methods_on_device, goes_on_device
 from sparring.errors import InvalidArgumentError
 from sparring.exchange import OwnedGradients
 from sparring.memory_budget import check_memory
@@ -43,7 +43,7 @@ def apply_methods(container: StepContainer, choices: Mapping[str, MethodChoice])
         refusal = refusal or error
     if refusal is None and goes_on_device(container, waiting, choices):
         check_memory(container)
-        return apply_on_device(container, waiting, choices)
+        return apply_methods_on_device(container, waiting, choices)
     step = None
     if refusal is None and any(isinstance(each, DeviceGradients) for each in waiting.values()):
         return _apply_owned(container, sources, choices, refusal)

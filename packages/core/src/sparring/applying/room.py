@@ -11,20 +11,20 @@ from sparring.storage.contract import Storage
 if TYPE_CHECKING:
     from sparring.step import StepContainer
 
-__all__ = ["check_room", "check_rooms"]
+__all__ = ["check_room", "check_rooms", "may_refuse"]
 
 
 def check_rooms(container: StepContainer, waiting: Mapping[str, Any], step: Any) -> None:
     """`check_room` of every table that a fused step will change."""
     for place, name in enumerate(waiting):
         storage = container.storage(name)
-        if _may_refuse(storage):
+        if may_refuse(storage):
             check_room(storage, step.count_new(place))
 
 
 def check_room(storage: Storage, num_new: int) -> None:
     """Refuses a step before its first write where a later write would be refused."""
-    if not _may_refuse(storage):
+    if not may_refuse(storage):
         return
     size, capacity = storage.size, storage.capacity
     assert capacity is not None
@@ -38,5 +38,6 @@ def check_room(storage: Storage, num_new: int) -> None:
         )
 
 
-def _may_refuse(storage: Storage) -> bool:
+def may_refuse(storage: Storage) -> bool:
+    """Whether a write may find no room."""
     return not storage.capabilities.evicts and storage.capacity is not None

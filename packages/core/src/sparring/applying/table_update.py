@@ -14,7 +14,11 @@ __all__ = ["TableUpdate", "Update"]
 
 @dataclass(slots=True)
 class TableUpdate:
-    """What an update gets for one table: it changes `rows` in place."""
+    """What an update gets for one table: it changes `rows` in place.
+
+    Arrays are NumPy's; or, where a framework handed in its own on a device, those of the framework
+    there, as `sparring.kernel_set.DeviceArray`.
+    """
 
     table: TableConfig
     keys: Keys

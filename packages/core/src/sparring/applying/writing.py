@@ -15,7 +15,7 @@ from sparring.storage.updating import fused_evicted
 if TYPE_CHECKING:
     from sparring.step import StepContainer
 
-__all__ = ["write_fused", "write_rows"]
+__all__ = ["count_refused", "raise_interrupted", "write_fused", "write_rows"]
 
 
 def write_rows(container: StepContainer, gathered: Gathered) -> None:
@@ -33,7 +33,7 @@ def write_rows(container: StepContainer, gathered: Gathered) -> None:
         except Exception as error:
             container.aheads.note(update.table.name, None)
             _record(container, gathered, names[:place])
-            _raise_interrupted(
+            raise_interrupted(
                 container, error, names[:place], names[place : place + 1], names[place + 1 :]
             )
         # What was evicted reads as its initial value again.
@@ -47,7 +47,7 @@ def _record(container: StepContainer, gathered: Gathered, names: Sequence[str]) 
     for name, decision in gathered.decisions.items():
         if name in names:
             decision.record()
-            _count_refused(container, name, decision.num_refused)
+            count_refused(container, name, decision.num_refused)
 
 
 def write_fused(container: StepContainer, step: Any, names: Sequence[str]) -> list[str]:
@@ -69,13 +69,13 @@ def write_fused(container: StepContainer, step: Any, names: Sequence[str]) -> li
             container.aheads.note(name, None if evicted else step.keys(place))
         container.counters.rows_updated += updated
         container.counters.rows_evicted += evicted
-        _count_refused(container, name, refused)
+        count_refused(container, name, refused)
         if updated:
             written.append(name)
         if updated or refused:
             touched.append(name)
     if failure is not None:
-        _raise_interrupted(container, failure, written, failed)
+        raise_interrupted(container, failure, written, failed)
     container.end_step()
     return touched
 
@@ -100,12 +100,13 @@ def _applied_fused(container: StepContainer, step: Any, names: Sequence[str]) ->
     return None
 
 
-def _count_refused(container: StepContainer, name: str, num_refused: int) -> None:
+def count_refused(container: StepContainer, name: str, num_refused: int) -> None:
+    """Counts gradients that an admission filter dropped."""
     container.entry(name).num_not_admitted += num_refused
     container.counters.gradients_not_admitted += num_refused
 
 
-def _raise_interrupted(
+def raise_interrupted(
     container: StepContainer,
     error: Exception,
     written: Sequence[str],

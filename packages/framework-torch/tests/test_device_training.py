@@ -1,0 +1,144 @@
+"""`sparring train` with tables on a device, alone and as the first of several tiers, over the
+emulator: the same bits as on the CPU, also where a run is interrupted and resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import make_plugin_manager
+from sparring.config import RunConfig
+from sparring.snapshot import latest_snapshot
+from sparring.testing.devices import why_unavailable
+from sparring.training import SilentProgress, TrainResult
+from sparring_torch.training import train
+
+pytestmark = pytest.mark.skipif(
+    why_unavailable("emulated") is not None, reason=str(why_unavailable("emulated"))
+)
+
+CPU: dict[str, Any] = {"backend": "hkv"}
+DEVICE: dict[str, Any] = {"backend": "hkv", "options": {"device": "emulated"}}
+SMALL: dict[str, Any] = {
+    "backend": "hkv",
+    "options": {"device": "emulated", "capacity": 40, "policy": "lru"},
+}
+
+
+class Interrupting(SilentProgress):
+    """Ends a run by an error after a step."""
+
+    def __init__(self, at: int = -1) -> None:
+        self.at = at
+
+    def on_step(self, step: int, loss: float, samples: int) -> None:
+        if step == self.at:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def ratings(tmp_path: Path) -> Path:
+    """300 ratings of 60 users and 90 items."""
+    random = np.random.default_rng(5)
+    users, items = random.integers(0, 60, 300), random.integers(0, 90, 300)
+    lines = [
+        f"{user * 10**12 - 7},{item * 10**9},{(user + item) % 9 / 2 + 1},0"
+        for user, item in zip(users, items, strict=True)
+    ]
+    path = tmp_path / "ratings.csv"
+    path.write_text("\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n")
+    return path
+
+
+def config(path: Path, storage: dict[str, Any], optimizer: str, **more: Any) -> dict[str, Any]:
+    return {
+        "seed": 3,
+        "threads": 1,
+        "data": {"kind": "movielens", "path": str(path), "batch_size": 64},
+        "model": {"kind": "matrix_factorization", "dim": 4, "embedding_l2": 0.05},
+        "storage": storage,
+        "optimizer": {"sparse": {"name": optimizer, "lr": 0.05}},
+        "training": {"steps": 12, "micro_batches": 2},
+    } | more
+
+
+def run(chosen: dict[str, Any], interrupt_at: int = -1) -> TrainResult | None:
+    manager = make_plugin_manager()
+    try:
+        return train(RunConfig.model_validate(chosen), manager, Interrupting(interrupt_at))
+    except KeyboardInterrupt:
+        return None
+
+
+def saved(folder: Path) -> dict[str, Any]:
+    """Rows of the newest snapshot, by table and key."""
+    snapshot = latest_snapshot(str(folder))
+    assert snapshot is not None
+    return {
+        name: {
+            int(key): row.tobytes()
+            for chunk in snapshot.chunks(name)
+            for key, row in zip(chunk.keys, chunk.rows, strict=True)
+        }
+        for name in snapshot.tables
+    }
+
+
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "torch.optim.Adam"])
+@pytest.mark.parametrize("admission", [None, {"kind": "frequency", "k": 2}], ids=["all", "filter"])
+def test_a_run_that_is_resumed_ends_with_the_bits_of_the_cpu(
+    ratings: Path, tmp_path: Path, optimizer: str, admission: dict[str, Any] | None
+) -> None:
+    results, rows = [], []
+    for name, storage in (("cpu", CPU), ("device", DEVICE)):
+        more: dict[str, Any] = {
+            "tables": {"admission": admission},
+            "snapshots": {
+                "url": str(tmp_path / name), "every_steps": 2, "full_every": 3, "resume": True
+            },
+        }  # fmt: skip
+        chosen = config(ratings, storage, optimizer, **more)
+        if name == "device":
+            # What one device saved, the other goes on with.
+            assert run(chosen, 3) is None
+            assert run({**chosen, "storage": CPU}, 6) is None
+            assert run(chosen, 9) is None
+        result = run(chosen)
+        assert result is not None
+        results.append((result.metrics, result.rows, result.steps, result.not_admitted))
+        rows.append(saved(tmp_path / name))
+    assert results[0] == results[1]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "torch.optim.Adam"])
+@pytest.mark.parametrize("write", ["back", "through"])
+@pytest.mark.parametrize("below", ["hkv", "hkv, rocksdb"])
+def test_rows_go_down_from_a_device_and_come_up_again(
+    ratings: Path, tmp_path: Path, optimizer: str, write: str, below: str
+) -> None:
+    tiers: list[dict[str, Any]] = [SMALL, CPU]
+    if below != "hkv":
+        pytest.importorskip("sparring_rocksdb", reason="sparring-rocksdb is not installed")
+        tiers[1] = {"backend": "hkv", "options": {"capacity": 60, "policy": "lru"}}
+        path = str(tmp_path / "{table}")
+        tiers.append({"backend": "rocksdb", "options": {"path": path}})
+    stacked = {"backend": "tiered", "options": {"tiers": tiers, "write": write}}
+    ours, plain = (run(config(ratings, storage, optimizer)) for storage in (stacked, CPU))
+    assert ours is not None
+    assert plain is not None
+    assert ours.metrics == plain.metrics
+    assert ours.rows == plain.rows
+    first, *_, last = ours.tiers["item"]
+    assert first.evictions > 0
+    assert last.promotions > 0
+
+
+def test_a_model_follows_its_tables(ratings: Path) -> None:
+    chosen = config(ratings, DEVICE, "adagrad", training={"steps": 2, "pipeline": True})
+    result = run(chosen)
+    assert result is not None
+    assert result.steps == 2
