@@ -62,7 +62,8 @@ def bags_from(inputs: Any, weights: Any, what: str) -> Bags:
         what: how messages name them.
 
     Raises:
-        InvalidArgumentError: another rank or dtype; weights of another kind or shape.
+        InvalidArgumentError: another rank or dtype; weights of another kind or shape. In a graph
+            that meets weights in other places than ids, TensorFlow raises its own.
     """
     ids = whole_ids(inputs, what)
     if weights is not None:
@@ -72,15 +73,21 @@ def bags_from(inputs: Any, weights: Any, what: str) -> Bags:
         if ids.shape.rank != 2 or ids.ragged_rank != 1:
             raise _wrong_rank(ids, what)
         lengths = tf.cast(ids.row_lengths(), tf.int64)
-        return Bags(ids.values, lengths, None if weights is None else weights.values)
+        if weights is not None:
+            weights = _placed(weights.values, weights.row_splits, ids.row_splits, what)
+        return Bags(ids.values, lengths, weights)
     if isinstance(ids, tf.SparseTensor):
         if ids.shape.rank not in (2, None):
             raise _wrong_rank(ids, what)
+        is_one_place = weights is not None and weights.indices is ids.indices
         ids = tf.sparse.reorder(ids)
-        weights = None if weights is None else tf.sparse.reorder(weights)
+        if weights is not None:
+            ordered = tf.sparse.reorder(weights)
+            places = ids.indices if is_one_place else ordered.indices
+            weights = _placed(ordered.values, places, ids.indices, what)
         rows = ids.indices[:, 0]
         lengths = tf.math.unsorted_segment_sum(tf.ones_like(rows), rows, ids.dense_shape[0])
-        return Bags(ids.values, lengths, None if weights is None else weights.values)
+        return Bags(ids.values, lengths, weights)
     if ids.shape.rank not in (1, 2):
         raise _wrong_rank(ids, what)
     shape = tf.shape(ids, out_type=tf.int64)
@@ -112,6 +119,28 @@ def _check_weights(ids: Any, weights: Any, what: str) -> None:
         raise InvalidArgumentError(
             f"weights of {what} must be floating-point numbers, found {weights.dtype.name}"
         )
+
+
+def _placed(weights: Any, places: Any, id_places: Any, what: str) -> Any:
+    """`weights`, checked to lie where the ids lie."""
+    if places is id_places:
+        return weights
+    message = (
+        f"weights of {what} must lie where the ids lie, one for each; make them of the ids, as "
+        "ids.with_values(…)"
+    )
+    places, id_places = tf.cast(places, tf.int64), tf.cast(id_places, tf.int64)
+    is_same = tf.cond(
+        tf.reduce_all(tf.equal(tf.shape(places), tf.shape(id_places))),
+        lambda: tf.reduce_all(tf.equal(places, id_places)),
+        lambda: tf.constant(False),
+    )
+    if tf.executing_eagerly():
+        if not is_same:
+            raise InvalidArgumentError(message)
+        return weights
+    with tf.control_dependencies([tf.debugging.Assert(is_same, [message])]):
+        return tf.identity(weights)
 
 
 def _wrong_rank(ids: Any, what: str) -> InvalidArgumentError:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from sparring import Initializer, StepContainer
 from sparring.admission import AdmissionLike
 from sparring.table_holder import StorageLike
-from sparring_tf.ids import whole_ids
+from sparring_tf.ids import checked_id, whole_ids
 from sparring_tf.layer_configs import plain_options
 from sparring_tf.table_configs import TableConfig, declaration
 from sparring_tf.table_layer import TableAgent, TableLayer
@@ -42,6 +42,7 @@ class Embedding(TableLayer):
 
     Raises:
         InvalidArgumentError: a number out of range, an unknown dtype or initializer.
+        UnsupportedError: it is made in the scope of a strategy of `tf.distribute`.
     """
 
     def __init__(  # noqa: PLR0913 - keras.layers.Embedding is made by keywords too
@@ -61,7 +62,7 @@ class Embedding(TableLayer):
     ) -> None:
         super().__init__(**options)
         self.embedding_dim = embedding_dim
-        self.padding_id = padding_id
+        self.padding_id = checked_id(padding_id, f"padding_id of table {self.name!r}")
         self.table = TableConfig(
             name=self.name,
             embedding_dim=embedding_dim,
@@ -92,10 +93,13 @@ class Embedding(TableLayer):
         if self.padding_id is None:
             (found,) = self._gathered([(self.name, ids)], training)
             return self._converted(found)
-        kept = tf.not_equal(ids, self.padding_id)
-        (found,) = self._gathered([(self.name, tf.boolean_mask(ids, kept))], training)
-        shape = tf.concat([tf.shape(ids, out_type=tf.int64), [self.embedding_dim]], 0)
-        padded = tf.scatter_nd(tf.where(kept), found, shape)
+        # Flat, because a single id has no dimension to choose from.
+        flat = tf.reshape(ids, [-1])
+        kept = tf.where(tf.not_equal(flat, self.padding_id))
+        (found,) = self._gathered([(self.name, tf.gather_nd(flat, kept))], training)
+        shape = [tf.size(flat, out_type=tf.int64), self.embedding_dim]
+        padded = tf.scatter_nd(kept, found, tf.stack(shape))
+        padded = tf.reshape(padded, tf.concat([tf.shape(ids), [self.embedding_dim]], 0))
         padded.set_shape(ids.shape.concatenate([self.embedding_dim]))
         return self._converted(padded)
 

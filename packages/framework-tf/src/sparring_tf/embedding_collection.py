@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -90,7 +90,8 @@ class EmbeddingCollection(TableLayer):
             training: whether a gradient will come.
 
         Raises:
-            InvalidArgumentError: features are missing or unknown, or hold no ids.
+            InvalidArgumentError: features are missing or unknown, hold no ids, or are of different
+                numbers of examples.
         """
         weights = {} if weights is None else weights
         self._check_names(inputs, weights)
@@ -105,6 +106,7 @@ class EmbeddingCollection(TableLayer):
                 )
                 for name in group
             ]
+            self._check_sizes(group, bags)
             found.update(zip(group, pooled(self, number, bags, training), strict=True))
         single = [name for name, feature in self._features if feature.table.combiner is None]
         if single:
@@ -140,6 +142,15 @@ class EmbeddingCollection(TableLayer):
                     + suggestion(name, known),
                     feature=name,
                 )
+
+    def _check_sizes(self, names: Sequence[str], features: Sequence[PooledFeature]) -> None:
+        sizes = [each.bags.lengths.shape[0] for each in features]
+        if len({each for each in sizes if each is not None}) > 1:
+            found = ", ".join(f"{name}: {size}" for name, size in zip(names, sizes, strict=True))
+            raise InvalidArgumentError(
+                f"features of layer {self.name!r} must be of the same examples, one bag for each; "
+                f"found {found}"
+            )
 
     def compute_output_shape(
         self, inputs_shape: Mapping[str, Any], weights_shape: Any = None
@@ -184,14 +195,24 @@ def _is_ragged(values: Any) -> bool:
 
 
 def _checked(features: Mapping[str, FeatureConfig]) -> dict[str, FeatureConfig]:
-    if not features:
-        raise InvalidArgumentError("a collection needs at least one feature, found none")
+    if not features or not isinstance(features, Mapping):
+        found = "none" if not features else type(features).__name__
+        raise InvalidArgumentError(
+            "a collection needs a dict of at least one feature, {'name': FeatureConfig(…)}; found "
+            + found
+        )
     tables: dict[str, TableConfig] = {}
     for name, feature in features.items():
         if not isinstance(feature, FeatureConfig):
             raise InvalidArgumentError(
                 f"feature {name!r}: must be a sparring_tf.FeatureConfig, found "
                 f"{type(feature).__name__}",
+                feature=name,
+            )
+        if not isinstance(feature.table, TableConfig):
+            raise InvalidArgumentError(
+                f"table of feature {name!r}: must be a sparring_tf.TableConfig, found "
+                f"{type(feature.table).__name__}",
                 feature=name,
             )
         known = tables.setdefault(feature.table.name, feature.table)

@@ -154,8 +154,9 @@ class KerasShadow:
             raise refused(self.name, reason) from error
         for scalar, value in zip(self._scalars, before, strict=True):
             scalar.assign(value)
-        # Written so that NaN is not close.
-        if not np.abs(together - apart).max() <= _TOLERANCE[dtype] * max(1, np.abs(apart).max()):
+        if not np.isfinite(together).all() or not np.isfinite(apart).all():
+            raise refused(self.name, "a step over gathered rows gives NaN or infinity")
+        if np.abs(together - apart).max() > _TOLERANCE[dtype] * max(1, np.abs(apart).max()):
             raise refused(
                 self.name, "rows that are stepped together move differently from rows stepped apart"
             )
@@ -192,6 +193,15 @@ def check_row_by_row(native: Any) -> None:
         "gradient_accumulation_steps": "give it to sparring_tf.Optimizer",
         "loss_scale_factor": "wrap sparring_tf.Optimizer in a sparring_tf.LossScaleOptimizer",
     }
+    excluded = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
+    if any(getattr(native, each, None) for each in excluded):
+        raise UnsupportedError(
+            f"optimizer {name} with exclude_from_weight_decay cannot update rows of a table: it would "
+            "decay them all the same; give ordinary variables an optimizer of their own, dense=…, and "
+            "exclude them there",
+            optimizer=name,
+            setting="exclude_from_weight_decay",
+        )
     for setting, remedy in settings.items():
         if getattr(native, setting, None):
             raise UnsupportedError(

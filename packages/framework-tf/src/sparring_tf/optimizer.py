@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from sparring import StepContainer
-from sparring.errors import InvalidArgumentError
+from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.table_holder import given_storages, joined_container, non_finite_policy
 from sparring.updates import UpdateMethod, resolve_method
 from sparring_tf.anchors import trained_table
@@ -107,12 +107,37 @@ class Optimizer(keras.optimizers.Optimizer):
         self._policy = non_finite_gradients
         self._num_parts = _checked_parts(gradient_accumulation_steps)
         self._follows = dense is None and is_native
-        self.dense = _copy(sparse) if self._follows else dense
+        self.dense = _copy(sparse) if self._follows else _checked_dense(dense)
         if self.dense is not None and self._num_parts > 1:
             self.dense.gradient_accumulation_steps = self._num_parts
         self._rows: RowUpdates | None = None
+        self.is_scaled_by_keras = False
         if layers is not None:
             self._join(_agents_of(layers))
+
+    # -- what Keras would do without us knowing ------------------------------------
+
+    @property
+    def loss_scale_factor(self) -> float:
+        """1: what scales losses is a `sparring_tf.LossScaleOptimizer` around this."""
+        # Were it None, Keras would leave out the assignment below, of None.
+        return 1.0
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, _: Any) -> None:
+        # Keras's LossScaleOptimizer sets it, by the hand of model.compile too; ours says that it did.
+        self.is_scaled_by_keras = True
+
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        """Nothing that an `Optimizer` could pass on.
+
+        Raises:
+            UnsupportedError: always; `dense` excludes ordinary variables.
+        """
+        raise UnsupportedError(
+            "sparring_tf.Optimizer cannot exclude variables from weight decay; give ordinary variables "
+            "an optimizer of their own, dense=…, and exclude them there"
+        )
 
     # -- what is trained --------------------------------------------------------
 
@@ -129,7 +154,17 @@ class Optimizer(keras.optimizers.Optimizer):
         """Makes what is kept for `variables`, all of a model's trainable ones.
 
         On several ranks, ordinary variables get the values of rank 0.
+
+        Raises:
+            InvalidArgumentError: a table is not of this optimizer's layers; nothing updates ordinary
+                variables; Keras's own `LossScaleOptimizer` was put around this.
         """
+        if self.is_scaled_by_keras:
+            raise InvalidArgumentError(
+                "Keras put its own LossScaleOptimizer around sparring_tf.Optimizer, which cannot look "
+                "into gradients of tables; with the policy mixed_float16, compile the model with "
+                "sparring_tf.LossScaleOptimizer(sparring_tf.Optimizer(…))"
+            )
         if self.built:
             return
         anchors = list(filter(None, map(trained_table, variables)))
@@ -198,7 +233,8 @@ class Optimizer(keras.optimizers.Optimizer):
             trainable_variables: the variables; None: those that it was built with.
 
         Raises:
-            InvalidArgumentError: a gradient of an anchor is no `tf.IndexedSlices`.
+            InvalidArgumentError: a gradient of an anchor is no `tf.IndexedSlices`; there are more or
+                fewer gradients than variables.
             NonFiniteGradientError: a gradient of a row holds NaN or infinity, and the policy is to
                 raise. In a graph, TensorFlow raises its own error with this one's text.
         """
@@ -211,8 +247,14 @@ class Optimizer(keras.optimizers.Optimizer):
         else:
             variables = list(trainable_variables)
             self.build(variables)
+        gradients = list(grads)
+        if len(gradients) != len(variables):
+            raise InvalidArgumentError(
+                f"apply: found {len(gradients)} gradients for {len(variables)} variables; give one for "
+                "each, None where there is none"
+            )
         tables, slices, dense = [], [], []
-        for gradient, variable in zip(list(grads), variables, strict=True):
+        for gradient, variable in zip(gradients, variables, strict=True):
             trained = trained_table(variable)
             if trained is None:
                 dense.append((gradient, variable))
@@ -295,6 +337,15 @@ def _rate_of(native: Any) -> Any:
 def _copy(native: Any) -> Any:
     config = {**native.get_config(), "learning_rate": float(native.learning_rate)}
     return type(native).from_config(config)
+
+
+def _checked_dense(given: Any) -> Any:
+    if given is None or isinstance(given, keras.optimizers.Optimizer):
+        return given
+    raise InvalidArgumentError(
+        "dense must be an optimizer of Keras, as keras.optimizers.Adam(1e-3), or None; found "
+        f"{given!r}"
+    )
 
 
 def _checked_parts(given: int | None) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import StepContainer
-from sparring.errors import DataError, InvalidArgumentError, UnsupportedError
+from sparring.errors import CapacityError, DataError, InvalidArgumentError, UnsupportedError
 from sparring.table import TableConfig
 
 __all__ = [
@@ -69,8 +69,8 @@ def load_rows(container: StepContainer, table: str, folder: Path) -> None:
     """Replaces the rows of a table by those that `save_rows` wrote.
 
     Raises:
-        DataError: they are missing, or not of one length.
-        InvalidArgumentError: they are of another dim or dtype, or have another optimizer's state.
+        DataError: they are missing, or damaged.
+        InvalidArgumentError, CapacityError, UnsupportedError: as `restore_rows`.
     """
     try:
         found = json.loads((folder / f"{table}.json").read_text())
@@ -98,12 +98,7 @@ def gather_rows(container: StepContainer, table: str, target: str, remedy: str) 
         UnsupportedError: rows lie on other ranks too, or are more than `MOST_BYTES`.
     """
     config = container.tables[table]
-    if container.collective.world_size > 1 and not config.is_replicated:
-        raise UnsupportedError(
-            f"the rows of table {table!r} lie on {container.collective.world_size} ranks, and a "
-            f"{target} is written by one; {remedy}",
-            table=table,
-        )
+    _check_ranks(container, table, f"a {target}", remedy)
     num_bytes = container.num_rows(table) * config.row_bytes
     if num_bytes > MOST_BYTES:
         raise UnsupportedError(
@@ -127,12 +122,19 @@ def restore_rows(container: StepContainer, table: str, saved: TableRows) -> None
     """Replaces the rows of a table by those that `gather_rows` copied.
 
     Raises:
-        DataError: they are not of one length.
+        DataError: they are not of one length, or a key is there twice.
         InvalidArgumentError: they are of another dim or dtype, or have another optimizer's state.
+        CapacityError: the storage has no room for them, and may not evict.
+        UnsupportedError: rows lie on other ranks too.
     """
+    _check_ranks(
+        container, table, "a file of Keras or a checkpoint", "load a snapshot: container.load(url)"
+    )
     config = container.tables[table]
     wanted = _described(config)
     found, keys, rows = saved.described, saved.keys, saved.rows
+    if not isinstance(found, Mapping):
+        raise DataError(f"what a row of table {table!r} is was not saved; the file is damaged")
     for name in ("dim", "dtype", "initializer", "seed"):
         if found.get(name) != wanted[name]:
             raise InvalidArgumentError(
@@ -148,19 +150,50 @@ def restore_rows(container: StepContainer, table: str, saved: TableRows) -> None
             "or load it with compile=False",
             table=table,
         )
-    width = config.with_state(len(saved.state), method).row_bytes
-    if rows.shape != (len(keys), width) or len(saved.scores) != len(keys) or rows.dtype != np.uint8:
-        raise DataError(
-            f"the saved rows of table {table!r} have shape {rows.shape}, expected "
-            f"{(len(keys), width)}; the file is damaged",
+    _check_whole(saved, config.with_state(saved.state.size, method).row_bytes, table)
+    storage = container.storage(table)
+    if not storage.capabilities.evicts and len(keys) > (storage.capacity or len(keys)):
+        raise CapacityError(
+            f"table {table!r}: {len(keys):,} rows were saved, and its storage holds up to "
+            f"{storage.capacity:,}; give it a larger vocabulary_size",
             table=table,
         )
     container.set_state(table, saved.state, method)
     storage = container.storage(table)
     storage.clear()
-    takes_scores = storage.capabilities.scores == "given"
-    typed = rows.view(container.tables[table].numpy_dtype)
-    storage.upsert(keys, typed, saved.scores if takes_scores else None)
+    storage.restore(keys, rows.view(container.tables[table].numpy_dtype), saved.scores)
+
+
+def _check_whole(saved: TableRows, row_bytes: int, table: str) -> None:
+    """Refuses what `gather_rows` cannot have given, before rows that are there make room for it."""
+    num_rows = saved.keys.size
+    arrays = {
+        "keys": (saved.keys, (num_rows,), np.int64),
+        "rows": (saved.rows, (num_rows, row_bytes), np.uint8),
+        "scores": (saved.scores, (num_rows,), np.uint64),
+        "state": (saved.state, (saved.state.size,), saved.state.dtype),
+    }
+    for name, (array, shape, dtype) in arrays.items():
+        if array.shape != shape or array.dtype != dtype:
+            raise DataError(
+                f"the saved {name} of table {table!r} are {array.dtype.name} {array.shape}, expected "
+                f"{np.dtype(dtype).name} {shape}; the file is damaged",
+                table=table,
+            )
+    if len(np.unique(saved.keys)) != num_rows:
+        raise DataError(
+            f"the saved keys of table {table!r} are not distinct; the file is damaged", table=table
+        )
+
+
+def _check_ranks(container: StepContainer, table: str, target: str, remedy: str) -> None:
+    world_size = container.collective.world_size
+    if world_size > 1 and not container.tables[table].is_replicated:
+        raise UnsupportedError(
+            f"the rows of table {table!r} lie on {world_size} ranks, and {target} is written "
+            f"and read by one; {remedy}",
+            table=table,
+        )
 
 
 def _described(config: TableConfig) -> dict[str, Any]:

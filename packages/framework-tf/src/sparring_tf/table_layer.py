@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from sparring import StepContainer
+from sparring.errors import UnsupportedError
 from sparring.table_holder import TableDeclaration, TableHolder
 from sparring_tf import exchanged_lookup, lookup_ops
 from sparring_tf.anchors import Anchor, TrainedTable
@@ -91,6 +92,7 @@ class TableLayer(keras.layers.Layer):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        _refuse_strategies(self.name)
         # XLA knows nothing of tables; `jit_compile="auto"` asks.
         self.supports_jit = False
 
@@ -156,3 +158,14 @@ class TableLayer(keras.layers.Layer):
         # A conversion to the same dtype takes as long as looking up ten ids.
         dtype = self.compute_dtype
         return found if found.dtype.name == dtype else tf.cast(found, dtype)
+
+
+def _refuse_strategies(layer: str) -> None:
+    if tf.distribute.has_strategy():
+        strategy = type(tf.distribute.get_strategy()).__name__
+        raise UnsupportedError(
+            f"layer {layer!r} holds tables, whose rows a {strategy} of tf.distribute cannot copy to "
+            "its replicas; start one process a rank instead, as mpiexec -n 4 python …, and give the "
+            "layers a container of these ranks",
+            layer=layer,
+        )

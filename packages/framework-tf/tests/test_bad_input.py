@@ -1,0 +1,196 @@
+"""What a layer or an optimizer cannot mean is refused before anything changes, and says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip(
+    "tensorflow", reason="TensorFlow is not installed; see nox -s tests_tensorflow"
+)
+
+import keras
+
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_tf import (
+    Embedding,
+    EmbeddingBag,
+    EmbeddingCollection,
+    FeatureConfig,
+    LossScaleOptimizer,
+    Optimizer,
+    TableConfig,
+)
+
+IDS, TARGETS = np.arange(8, dtype=np.int64), np.ones((8, 1), np.float32)
+
+
+def model_of(**options: Any) -> Any:
+    layer = Embedding(4, storage="memory", name="rows", **options)
+    return keras.Sequential([keras.Input((), dtype="int64"), layer, keras.layers.Dense(1)])
+
+
+@pytest.mark.parametrize("given", [0.5, "a", True, 2**63])
+def test_a_padding_id_that_is_no_id_is_refused(given: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="padding_id of table 'rows' must be an id"):
+        Embedding(4, padding_id=given, name="rows")
+
+
+def test_a_single_id_may_be_the_padding_id() -> None:
+    layer = Embedding(4, padding_id=np.int64(3), storage="memory")
+    assert not layer(tf.constant(3, tf.int64)).numpy().any()
+    assert layer(tf.constant(4, tf.int64)).numpy().any()
+
+
+def test_what_is_no_tensor_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="int64 tensor, found NoneType"):
+        Embedding(4, storage="memory")(None)
+
+
+def test_floats_that_keras_casts_are_warned_of() -> None:
+    model = model_of()
+    model.compile(optimizer=Optimizer(model, keras.optimizers.SGD(0.1)), loss="mse")
+    with pytest.warns(UserWarning, match=r"table 'rows' come as float32 and are cast to int64"):
+        model.fit(IDS.astype(np.float64), TARGETS, verbose=0)
+
+
+def test_ids_that_are_int64_are_not_warned_of(recwarn: pytest.WarningsRecorder) -> None:
+    model = model_of()
+    model.compile(optimizer=Optimizer(model, keras.optimizers.SGD(0.1)), loss="mse")
+    model.fit(IDS, TARGETS, verbose=0)
+    assert not [each for each in recwarn if "cast to int64" in str(each.message)]
+
+
+def sparse_of(places: list[list[int]], values: Any) -> Any:
+    return tf.SparseTensor(tf.constant(places, tf.int64), values, [2, 3])
+
+
+RAGGED = tf.ragged.constant([[1], [2, 3]], dtype=tf.int64)
+SPARSE = sparse_of([[0, 0], [1, 0], [1, 1]], tf.constant([1, 2, 3], tf.int64))
+
+
+@pytest.mark.parametrize(
+    ("ids", "weights"),
+    [
+        (RAGGED, tf.ragged.constant([[1.0, 2.0], [3.0]])),
+        (RAGGED, tf.ragged.constant([[1.0], [2.0], [3.0]])),
+        (SPARSE, sparse_of([[0, 0], [0, 1], [1, 1]], tf.constant([1.0, 2.0, 3.0]))),
+    ],
+    ids=["other lengths", "other bags", "other places"],
+)
+def test_weights_that_lie_elsewhere_than_the_ids_are_refused(ids: Any, weights: Any) -> None:
+    bag = EmbeddingBag(4, storage="memory")
+    with pytest.raises(InvalidArgumentError, match=r"must (lie where the ids lie|be of the kind)"):
+        bag(ids, weights)
+    kind = tf.RaggedTensorSpec if isinstance(ids, tf.RaggedTensor) else tf.SparseTensorSpec
+    signature = [kind([None, None], tf.int64), kind([None, None], tf.float32)]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must lie where the ids lie"):
+        tf.function(bag, input_signature=signature)(ids, weights)
+
+
+def test_weights_in_the_same_places_in_another_order_are_taken() -> None:
+    bag = EmbeddingBag(4, combiner="sum", storage="memory")
+    weights = sparse_of([[1, 1], [0, 0], [1, 0]], tf.constant([3.0, 1.0, 2.0]))
+    ordered = tf.SparseTensor(SPARSE.indices, tf.constant([1.0, 2.0, 3.0]), [2, 3])
+    assert np.array_equal(bag(SPARSE, weights), bag(SPARSE, ordered))
+
+
+def feature(name: str) -> FeatureConfig:
+    return FeatureConfig(name=name, table=TableConfig(name=name, embedding_dim=4))
+
+
+def test_features_of_different_numbers_of_examples_are_refused() -> None:
+    layer = EmbeddingCollection({"a": feature("a"), "b": feature("b")}, storage="memory")
+    with pytest.raises(InvalidArgumentError, match="found a: 2, b: 1"):
+        layer({"a": tf.constant([1, 2], tf.int64), "b": tf.constant([1], tf.int64)})
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ([feature("a")], "found list"),
+        ({"a": "a"}, "must be a sparring_tf.FeatureConfig, found str"),
+        ({"a": FeatureConfig(name="a", table="a")}, "must be a sparring_tf.TableConfig, found str"),  # type: ignore[arg-type]
+    ],
+)
+def test_features_that_are_none_are_refused(features: Any, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        EmbeddingCollection(features)
+
+
+def excluding() -> Any:
+    native = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    native.exclude_from_weight_decay(var_names=["bias"])
+    return native
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "message"),
+    [
+        (lambda model: Optimizer(model, "sgd", dense="adam"), InvalidArgumentError, "found 'adam'"),
+        (lambda model: Optimizer(model, excluding()), UnsupportedError, "exclude them there"),
+        (
+            lambda model: Optimizer(model, "sgd").exclude_from_weight_decay(var_names=["bias"]),
+            UnsupportedError,
+            "exclude them there",
+        ),
+    ],
+)
+def test_optimizers_that_would_do_something_else_are_refused(
+    make: Callable[[Any], Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        make(model_of())
+
+
+def test_an_optimizer_that_has_stepped_before_is_taken() -> None:
+    native = keras.optimizers.AdamW(0.1)
+    native.apply([tf.ones([2])], [keras.Variable(np.zeros(2, np.float32))])
+    Optimizer(model_of(), native)
+
+
+def test_more_gradients_than_variables_are_refused() -> None:
+    layer = Embedding(4, storage="memory")
+    optimizer = Optimizer(layer, "sgd")
+    with pytest.raises(InvalidArgumentError, match="2 gradients for 1 variables"):
+        optimizer.apply([None, None], layer.trainable_variables)
+
+
+@pytest.mark.parametrize("way", ["model.compile", "a wrapper", "built before"])
+def test_keras_own_loss_scaling_is_refused_by_name(way: str) -> None:
+    model = model_of(dtype="mixed_float16")
+    optimizer = Optimizer(model, keras.optimizers.SGD(0.1))
+    if way == "built before":
+        optimizer.build(model.trainable_variables)
+    if way == "a wrapper":
+        model.compile(optimizer=keras.optimizers.LossScaleOptimizer(optimizer), loss="mse")
+    else:
+        model.dtype_policy = keras.DTypePolicy("mixed_float16")
+        model.compile(optimizer=optimizer, loss="mse")
+        assert type(model.optimizer) is keras.optimizers.LossScaleOptimizer
+    with pytest.raises(InvalidArgumentError, match=r"sparring_tf\.LossScaleOptimizer\(sparring_tf"):
+        model.fit(IDS, TARGETS, verbose=0)
+    assert model.layers[0].num_rows() == {"rows": 0}
+
+
+def test_loss_scaling_of_ours_comes_back_from_a_file(tmp_path: Any) -> None:
+    model = model_of()
+    optimizer = LossScaleOptimizer(Optimizer(model, keras.optimizers.SGD(0.1)), initial_scale=4.0)
+    model.compile(optimizer=optimizer, loss="mse")
+    model.fit(IDS, TARGETS, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for each in (model, loaded):
+        each.fit(IDS, TARGETS, shuffle=False, verbose=0)
+    assert np.array_equal(model.predict(IDS, verbose=0), loaded.predict(IDS, verbose=0))
+
+
+def test_strategies_of_tensorflow_are_refused() -> None:
+    with (
+        tf.distribute.MirroredStrategy(["CPU:0"]).scope(),
+        pytest.raises(UnsupportedError, match=r"MirroredStrategy of tf\.distribute"),
+    ):
+        Embedding(4)
