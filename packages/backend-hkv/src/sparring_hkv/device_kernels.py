@@ -183,15 +183,15 @@ class DeviceKernels(KernelSet):
         step = self._update_step(table, choice)
         self._native.update(self._handle, self._stream(), step, keys, rows, gradients)
 
-    def pool_storage(
+    def _pool_storage_impl(
         self,
         storage: Storage | None,
         table: TableConfig,
         ids: DeviceArray,
         offsets: DeviceArray,
         *,
-        mode: Pooling = "sum",
-        weights: DeviceArray | None = None,
+        mode: Pooling,
+        weights: DeviceArray | None,
     ) -> DeviceArray:
         shape = (_length(offsets, "offsets") - 1, table.dim)
         out = self.arrays.empty(shape, table.computing_dtype.name)
@@ -209,7 +209,7 @@ class DeviceKernels(KernelSet):
         )
         return out
 
-    def update_storage(
+    def _update_storage_impl(
         self,
         storage: Storage,
         choice: MethodChoice,
@@ -217,8 +217,8 @@ class DeviceKernels(KernelSet):
         gradients: DeviceArray,
         initial_state: DeviceArray | None,
         *,
-        admit: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None = None,
-        keeps_evicted: bool = False,
+        admit: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None,
+        keeps_evicted: bool,
     ) -> StorageChange:
         table = storage.table
         num_new, num_evicted, evicted = self._native.update_storage(
@@ -236,17 +236,19 @@ class DeviceKernels(KernelSet):
         )
         return StorageChange(int(num_new), _evicted(table, num_evicted, evicted))
 
-    def find_storage(self, storage: Storage, keys: DeviceArray) -> StoredRows:
+    def _find_storage_impl(
+        self, storage: Storage, keys: DeviceArray, num_columns: int
+    ) -> StoredRows:
         count, table = _length(keys, "keys"), storage.table
-        rows = self.arrays.empty((count, table.width), table.dtype)
+        rows = self.arrays.empty((count, num_columns), table.dtype)
         found = self.arrays.empty((count,), "bool")
         self._native.table_find(
             self._capsule(storage), self._handle, self._stream(), keys, rows, found
         )
         return StoredRows(rows, found)
 
-    def upsert_storage(
-        self, storage: Storage, keys: DeviceArray, rows: DeviceArray, *, keeps_evicted: bool = False
+    def _upsert_storage_impl(
+        self, storage: Storage, keys: DeviceArray, rows: DeviceArray, *, keeps_evicted: bool
     ) -> NumEvicted:
         num_evicted, evicted = self._native.table_upsert(
             self._capsule(storage),

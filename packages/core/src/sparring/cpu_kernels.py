@@ -22,6 +22,7 @@ from sparring.kernel_set import (
     StoredRows,
 )
 from sparring.kernels import Dedup, Pooling, Rounding, Route
+from sparring.storage.results import Columns
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -169,15 +170,15 @@ class CpuKernels(KernelSet):
             spec, _shared(keys, "keys"), _shared(rows, "rows"), _shared(gradients, "gradients")
         )
 
-    def pool_storage(
+    def _pool_storage_impl(
         self,
         storage: Storage | None,
         table: TableConfig,
         ids: DeviceArray,
         offsets: DeviceArray,
         *,
-        mode: Pooling = "sum",
-        weights: DeviceArray | None = None,
+        mode: Pooling,
+        weights: DeviceArray | None,
     ) -> DeviceArray:
         from sparring import _native
 
@@ -189,7 +190,7 @@ class CpuKernels(KernelSet):
         collection = _native.Collection([(view, mode)])
         return collection.pool(_shared(ids, "ids"), bags, (0,), len(bags) - 1, scales)
 
-    def update_storage(
+    def _update_storage_impl(
         self,
         storage: Storage,
         choice: MethodChoice,
@@ -197,8 +198,8 @@ class CpuKernels(KernelSet):
         gradients: DeviceArray,
         initial_state: DeviceArray | None,
         *,
-        admit: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None = None,
-        keeps_evicted: bool = False,
+        admit: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None,
+        keeps_evicted: bool,
     ) -> StorageChange:
         from sparring.updates.builtin import NativeMethod
 
@@ -220,12 +221,14 @@ class CpuKernels(KernelSet):
         num_new = len(found) - int(np.count_nonzero(found))
         return StorageChange(num_new, NumEvicted(before + num_new - storage.size, None))
 
-    def find_storage(self, storage: Storage, keys: DeviceArray) -> StoredRows:
-        found = storage.find(_shared(keys, "keys"))
+    def _find_storage_impl(
+        self, storage: Storage, keys: DeviceArray, num_columns: int
+    ) -> StoredRows:
+        found = storage.find(_shared(keys, "keys"), Columns(0, num_columns))
         return StoredRows(found.rows, found.found)
 
-    def upsert_storage(
-        self, storage: Storage, keys: DeviceArray, rows: DeviceArray, *, keeps_evicted: bool = False
+    def _upsert_storage_impl(
+        self, storage: Storage, keys: DeviceArray, rows: DeviceArray, *, keeps_evicted: bool
     ) -> NumEvicted:
         evicted = storage.upsert(_shared(keys, "keys"), _shared(rows, "rows"))
         return NumEvicted(len(evicted), evicted if keeps_evicted else None)

@@ -67,11 +67,17 @@ class StorageChoice:
 def storage_device(storage: StorageChoice | Storage | None) -> str:
     """Where the rows of a table lie: ``cpu``, or the device whose arrays its storage takes.
 
-    Of storages that have devices, ``device`` among the options says which.
+    Of storages that have devices, ``device`` among the options says which; of a stack it is its
+    first tier's.
     """
     if isinstance(storage, Storage):
         return next((each for each in storage.capabilities.devices if each != "cpu"), "cpu")
-    found = None if storage is None else storage.options.get("device")
+    options: Any = {} if storage is None else storage.options
+    tiers = options.get("tiers")
+    if tiers:
+        first = tiers[0]
+        options = first.get("options", {}) if isinstance(first, Mapping) else {}
+    found = options.get("device")
     return found if isinstance(found, str) and _DEVICE.fullmatch(found) else "cpu"
 
 

@@ -47,6 +47,10 @@ def _viewed(array: DeviceArray, dtype: str) -> DeviceArray:
     return array.view(dtype)
 
 
+def _put(array: DeviceArray, positions: DeviceArray, values: DeviceArray) -> None:
+    array[positions] = values
+
+
 @dataclass(frozen=True, slots=True)
 class ArraySource:
     """What a set needs of the caller's framework.
@@ -63,6 +67,8 @@ class ArraySource:
         concatenate: arrays one behind the other, along the first dimension.
         take: ``take(array, positions)``: the rows of an array at positions ``(m,)`` int64, which
             lie on the device.
+        put: ``put(array, positions, values)``: replaces the rows of an array at different positions
+            ``(m,)`` int64, which lie on the device.
         view: ``view(array, dtype)``: the same memory as elements of another dtype, the last
             dimension longer or shorter for it.
     """
@@ -74,15 +80,16 @@ class ArraySource:
     from_host: Callable[[npt.NDArray[Any]], DeviceArray] = np.asarray
     concatenate: Callable[[Sequence[DeviceArray]], DeviceArray] = np.concatenate
     take: Callable[[DeviceArray, DeviceArray], DeviceArray] = _taken
+    put: Callable[[DeviceArray, DeviceArray, DeviceArray], None] = _put
     view: Callable[[DeviceArray, str], DeviceArray] = _viewed
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """Whole rows of a storage, on the device."""
+    """Rows of a storage, or the first columns of them, on the device."""
 
     rows: DeviceArray
-    """``(u, width)`` of the table's dtype; zeros where `found` is 0."""
+    """``(u, num_columns)`` of the table's dtype; zeros where `found` is 0."""
     found: DeviceArray
     """``(u,)`` bool"""
 
@@ -240,7 +247,6 @@ class KernelSet(ABC):
             UnsupportedError: the method is not one of core's.
         """
 
-    @abstractmethod
     def pool_storage(
         self,
         storage: Storage | None,
@@ -253,8 +259,9 @@ class KernelSet(ABC):
     ) -> DeviceArray:
         """One embedding for each bag, straight from the rows of a storage.
 
-        Nothing is deduplicated, and no row is copied but into the sums. An id without a row has its
-        initial value.
+        Nothing is deduplicated, and no row is copied but into the sums; except for a stack, where
+        rows of lower tiers come from the host, which waits for the device. An id without a row has
+        its initial value.
 
         Args:
             storage: takes arrays of this device (`Capabilities.devices`); None: no id has a row.
@@ -270,8 +277,24 @@ class KernelSet(ABC):
         Raises:
             UnsupportedError: the storage is elsewhere.
         """
+        front = None if storage is None else storage.device_front()
+        if front is not None:
+            return front.pool(self, ids, offsets, mode=mode, weights=weights)
+        return self._pool_storage_impl(storage, table, ids, offsets, mode=mode, weights=weights)
 
     @abstractmethod
+    def _pool_storage_impl(
+        self,
+        storage: Storage | None,
+        table: TableConfig,
+        ids: DeviceArray,
+        offsets: DeviceArray,
+        *,
+        mode: Pooling,
+        weights: DeviceArray | None,
+    ) -> DeviceArray:
+        """`pool_storage` of a storage that is no stack."""
+
     def update_storage(
         self,
         storage: Storage,
@@ -301,20 +324,59 @@ class KernelSet(ABC):
             UnsupportedError: the method is not one of core's, or the storage is elsewhere.
             CapacityError, DeviceMemoryError: there is no room.
         """
+        front = storage.device_front()
+        if front is not None:
+            return front.update(self, choice, keys, gradients, initial_state, admit=admit)
+        return self._update_storage_impl(
+            storage,
+            choice,
+            keys,
+            gradients,
+            initial_state,
+            admit=admit,
+            keeps_evicted=keeps_evicted,
+        )
 
     @abstractmethod
-    def find_storage(self, storage: Storage, keys: DeviceArray) -> StoredRows:
-        """Whole rows of a storage. Waits for nothing.
+    def _update_storage_impl(
+        self,
+        storage: Storage,
+        choice: MethodChoice,
+        keys: DeviceArray,
+        gradients: DeviceArray,
+        initial_state: DeviceArray | None,
+        *,
+        admit: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None,
+        keeps_evicted: bool,
+    ) -> StorageChange:
+        """`update_storage` of a storage that is no stack."""
+
+    def find_storage(
+        self, storage: Storage, keys: DeviceArray, num_columns: int | None = None
+    ) -> StoredRows:
+        """Rows of a storage. Waits for nothing, but for a stack: what lies in lower tiers comes from
+        the host.
 
         Args:
             storage: takes arrays of this device.
             keys: ``(u,)``, unique.
+            num_columns: how many of the first elements of each row; None: all.
 
         Raises:
             UnsupportedError: the storage is elsewhere.
         """
+        count = storage.table.width if num_columns is None else num_columns
+        front = storage.device_front()
+        if front is not None:
+            return front.find(self, keys, count)
+        return self._find_storage_impl(storage, keys, count)
 
     @abstractmethod
+    def _find_storage_impl(
+        self, storage: Storage, keys: DeviceArray, num_columns: int
+    ) -> StoredRows:
+        """`find_storage` of a storage that is no stack."""
+
     def upsert_storage(
         self, storage: Storage, keys: DeviceArray, rows: DeviceArray, *, keeps_evicted: bool = False
     ) -> NumEvicted:
@@ -330,3 +392,13 @@ class KernelSet(ABC):
             UnsupportedError: the storage is elsewhere.
             CapacityError, DeviceMemoryError: there is no room.
         """
+        front = storage.device_front()
+        if front is not None:
+            return front.upsert(self, keys, rows)
+        return self._upsert_storage_impl(storage, keys, rows, keeps_evicted=keeps_evicted)
+
+    @abstractmethod
+    def _upsert_storage_impl(
+        self, storage: Storage, keys: DeviceArray, rows: DeviceArray, *, keeps_evicted: bool
+    ) -> NumEvicted:
+        """`upsert_storage` of a storage that is no stack."""

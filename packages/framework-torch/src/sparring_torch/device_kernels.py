@@ -78,6 +78,7 @@ def kernel_set_for(device: str) -> KernelSet:
         ),
         concatenate=lambda parts: torch.cat(list(parts)),
         take=lambda array, positions: array.index_select(0, positions),
+        put=lambda array, positions, values: array.index_copy_(0, positions, values),
         view=lambda array, dtype: array.view(getattr(torch, dtype)),
     )
     return make_plugin_manager().kernels(kind).factory(arrays)

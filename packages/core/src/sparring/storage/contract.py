@@ -45,6 +45,7 @@ from sparring.storage.watching import UNWATCHED, Watcher, Write
 from sparring.table import TableConfig
 
 if TYPE_CHECKING:
+    from sparring.storage.tiered.device_fronting import DeviceFronting
     from sparring.storage.tiered.fronting import Fronting
     from sparring.updates import MethodChoice
 
@@ -424,6 +425,11 @@ class Storage(Closable):
     def front(self) -> Fronting | None:
         """For a stack whose first tier is native: what native code tells it, so that it may work
         on that tier's rows where they lie. None for all others."""
+        return None
+
+    def device_front(self) -> DeviceFronting | None:
+        """For a stack whose first tier lies on a device: what `KernelSet` calls, so that rows of
+        that tier stay there. None for all others."""
         return None
 
     def watch(self, watcher: Watcher | None) -> None:

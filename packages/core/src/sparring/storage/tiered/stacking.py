@@ -74,4 +74,5 @@ def capabilities_of(tiers: Sequence[Tier]) -> Capabilities:
         touch=first.touch,
         scores="policy" if is_bounded and last.evicts else "none",
         eviction_scope="bucket",
+        devices=first.devices,
     )

@@ -40,6 +40,7 @@ from sparring.storage.contract import (
 )
 from sparring.storage.tiered.counters import TierCounters
 from sparring.storage.tiered.descending import Descent
+from sparring.storage.tiered.device_fronting import DeviceFronting
 from sparring.storage.tiered.fronting import Fronting
 from sparring.storage.tiered.locking import ReaderWriterLock
 from sparring.storage.tiered.options import TieredOptions
@@ -125,6 +126,10 @@ class TieredStorage(Storage):
 
     def front(self) -> Fronting | None:
         return Fronting(self) if self._first.storage.capabilities.native else None
+
+    def device_front(self) -> DeviceFronting | None:
+        is_on_device = set(self._first.storage.capabilities.devices) - {"cpu"}
+        return DeviceFronting(self) if is_on_device else None
 
     def tier_counters(self) -> list[TierCounters]:
         """What was counted of each tier since this storage was opened, hottest first."""

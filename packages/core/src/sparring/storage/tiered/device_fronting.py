@@ -1,0 +1,176 @@
+"""A stack whose first tier lies on a device, for callers whose arrays lie there too.
+
+    find    keys ──► first tier ──► rows (u, width), found
+                        │ missing keys, to the host
+                        ▼
+                     what is on its way, tiers below ──► their rows, to the device
+
+    write   keys, to the host: what is dirty ──► what was staged is brought up ──► find ──► rows change
+            on the device ──► upsert into the first tier ──► rows that leave, to the host: on their
+            way down
+
+Rows that the first tier has never leave the device. Each call waits for it: what has to come from
+below must be known on the host. `sparring.kernel_set.KernelSet` calls this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.kernel_set import DeviceArray, KernelSet, NumEvicted, StorageChange, StoredRows
+from sparring.storage.contract import Columns, Evicted, Keys, Storage
+from sparring.storage.tiered.fronting import Fronting
+
+if TYPE_CHECKING:
+    from sparring.kernels import Pooling
+    from sparring.storage.tiered.storage import TieredStorage
+    from sparring.updates import MethodChoice
+
+__all__ = ["DeviceFronting"]
+
+_Admit = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    stored: StoredRows
+    is_found: npt.NDArray[np.bool_]
+    """`stored.found`, on the host."""
+
+
+class DeviceFronting:
+    """The operations of `KernelSet` over a stack, with the rows of its first tier where they lie."""
+
+    def __init__(self, stack: TieredStorage) -> None:
+        self._stack = stack
+
+    def find(self, kernels: KernelSet, keys: DeviceArray, num_columns: int) -> StoredRows:
+        """`KernelSet.find_storage`."""
+        self._stack._check_open()
+        with self._stack._lock.reading():
+            return self._found(kernels, keys, num_columns, is_staged=True).stored
+
+    def pool(
+        self,
+        kernels: KernelSet,
+        ids: DeviceArray,
+        offsets: DeviceArray,
+        *,
+        mode: Pooling,
+        weights: DeviceArray | None,
+    ) -> DeviceArray:
+        """`KernelSet.pool_storage`. Ids are deduplicated: no row is asked for twice below."""
+        table = self._stack.table
+        dedup = kernels.dedup(ids)
+        stored = self.find(kernels, dedup.keys, table.dim)
+        rows = stored.rows
+        kernels.initialize(rows, dedup.keys, stored.found, table)
+        if table.is_half:
+            rows = kernels.decode(rows)
+        return kernels.pool(rows, dedup.inverse, offsets, mode=mode, weights=weights)
+
+    def update(
+        self,
+        kernels: KernelSet,
+        choice: MethodChoice,
+        keys: DeviceArray,
+        gradients: DeviceArray,
+        initial_state: DeviceArray | None,
+        *,
+        admit: _Admit | None,
+    ) -> StorageChange:
+        """`KernelSet.update_storage`."""
+        table, arrays = self._stack.table, kernels.arrays
+        front = Fronting(self._stack)
+        on_host = _on_host(kernels, keys)
+        front.begin_update(on_host)
+        try:
+            found = self._found(kernels, keys, table.width, is_staged=False)
+            rows, is_known, is_found = found.stored.rows, found.stored.found, found.is_found
+            if admit is not None and not is_found.all():
+                is_kept = is_found.copy()
+                is_kept[~is_found] = admit(np.ascontiguousarray(on_host[~is_found]))
+                kept = arrays.from_host(np.flatnonzero(is_kept))
+                keys, gradients, rows, is_known = (
+                    arrays.take(each, kept) for each in (keys, gradients, rows, is_known)
+                )
+                on_host, is_found = on_host[is_kept], is_found[is_kept]
+            kernels.initialize(rows, keys, is_known, table, initial_state)
+            kernels.update(table, choice, keys, rows, gradients)
+            evicted = kernels.upsert_storage(self._first, keys, rows, keeps_evicted=True)
+        except BaseException:
+            front.abort_update()
+            raise
+        num_new = int(np.count_nonzero(~is_found))
+        return StorageChange(num_new, self._ended(front, on_host, num_new, evicted))
+
+    def upsert(self, kernels: KernelSet, keys: DeviceArray, rows: DeviceArray) -> NumEvicted:
+        """`KernelSet.upsert_storage`."""
+        stack = self._stack
+        front = Fronting(stack)
+        on_host = _on_host(kernels, keys)
+        front.begin_update(on_host)
+        try:
+            num_new = stack._count_new(on_host, stack._staging.take())
+            evicted = kernels.upsert_storage(self._first, keys, rows, keeps_evicted=True)
+        except BaseException:
+            front.abort_update()
+            raise
+        return self._ended(front, on_host, num_new, evicted)
+
+    @property
+    def _first(self) -> Storage:
+        return self._stack.tiers[0]
+
+    def _found(
+        self, kernels: KernelSet, keys: DeviceArray, num_columns: int, *, is_staged: bool
+    ) -> _Found:
+        """The first columns of rows, from whatever tier; the lock is held."""
+        stack, arrays = self._stack, kernels.arrays
+        table = stack.table
+        stored = kernels.find_storage(stack._first.storage, keys, num_columns)
+        is_found = np.asarray(arrays.to_host(stored.found)).astype(np.bool_)
+        missing = np.flatnonzero(~is_found)
+        stack._first.meter.found(
+            len(keys) - len(missing),
+            len(missing),
+            read_bytes=(len(keys) - len(missing)) * num_columns * table.numpy_dtype.itemsize,
+            seconds=0.0,
+        )
+        if not len(missing):
+            return _Found(stored, is_found)
+        missing_keys = _on_host(kernels, arrays.take(keys, arrays.from_host(missing)))
+        rows = np.empty((len(missing), num_columns), table.numpy_dtype)
+        is_below = np.zeros(len(missing), np.bool_)
+        stack._find_below(
+            missing_keys, Columns(0, num_columns), rows, is_below, is_staged=is_staged
+        )
+        if not is_below.any():
+            return _Found(stored, is_found)
+        places = missing[is_below]
+        is_found[places] = True
+        # By bytes: frameworks and NumPy do not share all 16-bit types.
+        brought = arrays.view(arrays.from_host(rows[is_below].view(np.uint8)), table.dtype)
+        arrays.put(stored.rows, arrays.from_host(places), brought)
+        return _Found(StoredRows(stored.rows, arrays.from_host(is_found)), is_found)
+
+    def _ended(self, front: Fronting, keys: Keys, num_new: int, evicted: NumEvicted) -> NumEvicted:
+        left = evicted.rows
+        gone = front.end_update(
+            keys,
+            num_new,
+            None if left is None else (left.keys, left.rows.view(np.uint8), left.scores),
+        )
+        if gone is None:
+            return NumEvicted(0, None)
+        rows = gone[1].view(self._stack.table.numpy_dtype)
+        return NumEvicted(len(gone[0]), Evicted(gone[0], rows, gone[2]))
+
+
+def _on_host(kernels: KernelSet, keys: DeviceArray) -> Keys:
+    return np.ascontiguousarray(kernels.arrays.to_host(keys))

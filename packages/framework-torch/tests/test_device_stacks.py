@@ -1,0 +1,157 @@
+"""Stacks whose first tier lies on a device, over the emulator: training gives the bits of a plain
+table on the CPU, and rows of the first tier do not come to the host for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparring.admission import Frequency
+from sparring.device_gradients import DeviceGradients
+from sparring.errors import DeviceMemoryError
+from sparring.storage.tiered import TieredStorage
+from sparring.testing.devices import why_unavailable
+from sparring_hkv.devices import open_device
+from sparring_torch import EmbeddingBag, Optimizer
+
+pytestmark = pytest.mark.skipif(
+    why_unavailable("emulated") is not None, reason=str(why_unavailable("emulated"))
+)
+
+NUM_IDS = 400
+NUM_STEPS = 6
+
+
+def stacked(capacity: int = 128, **options: Any) -> dict[str, Any]:
+    """A stack whose first tier holds a part of the rows, on the device."""
+    hot = {"device": "emulated", "capacity": capacity, "policy": "lru"}
+    tiers = [{"backend": "hkv", "options": hot}, {"backend": "hkv"}]
+    return {"backend": "tiered", "tiers": tiers, **options}
+
+
+def bags(step: int) -> Tensor:
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(0, 100 + 60 * step, (50, 3), generator=generator) % NUM_IDS
+    ids[0] = torch.tensor([-1, 2**63 - 1, -(2**63)])
+    return ids
+
+
+def trained(
+    storage: Any, optimizer: Any, *, dtype: torch.dtype = torch.float32, admission: Any = None
+) -> tuple[list[Tensor], Tensor, int, EmbeddingBag]:
+    """Outputs of all steps, what all ids read as afterwards, and how many rows there are."""
+    module = EmbeddingBag(
+        8, name="items", mode="sum", storage=storage, dtype=dtype, admission=admission
+    )
+    steps = Optimizer(module, optimizer, lr=0.1)
+    outputs = []
+    for step in range(1, NUM_STEPS + 1):
+        out = module(bags(step))
+        (out.float().sin() * (1 + torch.arange(8))).sum().backward()
+        steps.step()
+        steps.zero_grad()
+        outputs.append(out.detach())
+    with torch.no_grad():
+        rows = module.eval()(torch.arange(-1, NUM_IDS)[:, None])
+    return outputs, rows, module.num_rows()["items"], module
+
+
+@pytest.fixture
+def _no_way_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def summed(self: DeviceGradients, view: Any) -> Any:
+        raise AssertionError("gradients of tables on a device came to the host")
+
+    monkeypatch.setattr(DeviceGradients, "summed", summed)
+
+
+@pytest.mark.usefixtures("_no_way_by_the_host")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"promote": "never"},
+        {"promote": "second_touch"},
+        {"write": "through"},
+        {"capacity": 20},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", torch.optim.Adam])
+def test_training_gives_the_bits_of_a_plain_table(optimizer: Any, options: dict[str, Any]) -> None:
+    outputs, rows, count, module = trained(stacked(**options), optimizer)
+    expected, expected_rows, expected_count, _ = trained("hkv", optimizer)
+    assert all(torch.equal(left, right) for left, right in zip(outputs, expected, strict=True))
+    assert torch.equal(rows, expected_rows)
+    assert count == expected_count
+    stack = module.agent.container.storage("items")
+    assert isinstance(stack, TieredStorage)
+    first, second = stack.tier_counters()
+    assert first.hits > 0, "the first tier was never asked"
+    assert second.hits > 0, "nothing ever lay below"
+    assert first.evictions > 0
+
+
+@pytest.mark.usefixtures("_no_way_by_the_host")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("optimizer", ["adam", torch.optim.Adagrad])
+def test_rows_of_every_dtype_come_up_whole(optimizer: Any, dtype: torch.dtype) -> None:
+    outputs, rows, count, _ = trained(stacked(), optimizer, dtype=dtype)
+    expected, expected_rows, expected_count, _ = trained("hkv", optimizer, dtype=dtype)
+    assert all(torch.equal(left, right) for left, right in zip(outputs, expected, strict=True))
+    assert torch.equal(rows, expected_rows)
+    assert count == expected_count
+
+
+@pytest.mark.usefixtures("_no_way_by_the_host")
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", torch.optim.Adagrad])
+def test_ids_that_are_not_admitted_earn_no_row_in_any_tier(optimizer: Any) -> None:
+    admission = Frequency(2)
+    outputs, rows, count, _ = trained(stacked(), optimizer, admission=admission)
+    expected, expected_rows, expected_count, _ = trained("hkv", optimizer, admission=admission)
+    assert all(torch.equal(left, right) for left, right in zip(outputs, expected, strict=True))
+    assert torch.equal(rows, expected_rows)
+    assert 0 < count == expected_count < NUM_IDS
+
+
+def test_a_lookup_that_the_first_tier_serves_leaves_the_lower_one_alone() -> None:
+    module = trained(stacked(capacity=4096), "sgd")[3]
+    stack = module.agent.container.storage("items")
+    assert isinstance(stack, TieredStorage)
+    before = stack.tier_counters()[1].hits
+    with torch.no_grad():
+        module(bags(NUM_STEPS))
+    assert stack.tier_counters()[1].hits == before
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", torch.optim.SGD])
+def test_a_step_without_memory_on_the_device_changes_no_row_in_any_tier(optimizer: Any) -> None:
+    module = EmbeddingBag(8, name="items", mode="sum", storage=stacked())
+    steps = Optimizer(module, optimizer, lr=0.1)
+
+    def read() -> Tensor:
+        with torch.no_grad():
+            return module.eval()(torch.arange(NUM_IDS)[:, None])
+
+    for step in range(1, 4):
+        module.train()(bags(step)).sum().backward()
+        steps.step()
+    device = open_device("emulated").handle
+    num_refused = 0
+    for allocation in range(200):
+        before = read()
+        module.train()(bags(allocation % 5)).sum().backward()
+        device.fail_from(allocation)
+        try:
+            steps.step()
+        except DeviceMemoryError:
+            num_refused += 1
+        else:
+            break
+        finally:
+            device.fail_from(-1)
+        assert torch.equal(read(), before), f"allocation {allocation} of the step failed"
+    assert num_refused > 5
+    assert not torch.equal(read(), before), "it goes on once there is memory"
