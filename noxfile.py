@@ -340,45 +340,16 @@ def sanitized_tests(session: nox.Session, package: str, sanitizer: str) -> None:
     run_cxx_tests(session, folder)
 
 
-# What a GPU alone can prove, and what runs it.
-GPU_TESTS = (
-    "packages/backend-hkv/tests/test_device_conformance.py",
-    "packages/backend-hkv/tests/test_device_sequences.py",
-)
-GPU_CHECKS = ("memcheck", "racecheck", "initcheck")
-
-
 @nox.session
 def gpu(session: nox.Session) -> None:
     """Runs the tests, checks and benchmarks that need a GPU; elsewhere says what it did not run."""
     install_family(session, "backend-hkv", extras="[testing]")
     program = "from sparring_hkv.devices import why_cuda_is_unavailable as why; print(why() or '')"
     reason = str(session.run("python", "-c", program, silent=True)).strip()
-    checker = shutil.which("compute-sanitizer")
-    if reason:
-        session.warn(reason)
-        for name in (
-            *GPU_TESTS,
-            *(f"compute-sanitizer {each}" for each in GPU_CHECKS),
-            "benchmarks.gpu",
-        ):
-            session.warn(f"not run: {name}")
-        return
-    session.install(TORCH, silent=True)
-    install_local(session, "framework-torch")
-    on_gpu = {"SPARRING_TEST_DEVICE": "cuda"}
-    session.run(
-        "pytest", *GPU_TESTS, *session.posargs, env={**on_gpu, "SPARRING_OPERATIONS": "100000"}
-    )
-    for check in GPU_CHECKS:
-        if checker is None:
-            session.warn(f"not run: compute-sanitizer {check}, which is not on the path")
-            continue
-        session.run(
-            checker, "--tool", check, "--error-exitcode", "1", "--target-processes", "all",
-            "python", "-m", "pytest", "-q", *GPU_TESTS, env=on_gpu, external=True,
-        )  # fmt: skip
-    session.run("python", "-m", "benchmarks.gpu")
+    if not reason:
+        session.install(TORCH, silent=True)
+        install_local(session, "framework-torch")
+    session.run("python", "benchmarks/gpu/run_everything.py", "--no-build", *session.posargs)
 
 
 @nox.session

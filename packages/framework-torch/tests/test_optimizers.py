@@ -87,7 +87,8 @@ def test_rows_move_as_one_parameter_does(
     their_optimizer = native([theirs], **hyperparameters)
     generator = torch.Generator().manual_seed(3)
     for _ in range(20):
-        scale = torch.randn(4, DIM, dtype=torch.float64, generator=generator)
+        drawn = torch.randn(4, DIM, dtype=torch.float64, generator=generator, device="cpu")
+        scale = drawn.to(torch.get_default_device())
         for rows, optimizer in ((ours(ids), our_optimizer), (theirs, their_optimizer)):
             optimizer.zero_grad()
             (rows * scale + rows**2).sum().backward()

@@ -1,0 +1,283 @@
+"""``python benchmarks/gpu/run_everything.py``: all that needs a GPU, without nox and without a network.
+
+Builds core, sparring-hkv (with nvcc) and sparring-torch into an environment beside the one that runs
+this, which lends it PyTorch and whatever else it has; runs the kit, the tests, compute-sanitizer and
+the benchmarks on the GPU; and says what it did not run, and why.
+
+    python benchmarks/gpu/run_everything.py                      everything
+    python benchmarks/gpu/run_everything.py --only tests kit     some of it
+    python benchmarks/gpu/run_everything.py --wheels FOLDER      what is missing comes from there
+
+What has to be there: nvcc, a C++ compiler, and the packages of `NEEDED`; `--wheels` names a folder of
+wheels of those that are not. Nothing is ever fetched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import site
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+# Modules by which packages are known, and the wheels that bring them.
+NEEDED = {
+    "torch": "torch",
+    "numpy": "numpy",
+    "scikit_build_core": "scikit-build-core",
+    "pybind11": "pybind11",
+    "hatchling": "hatchling",
+    "cmake": "cmake",
+    "ninja": "ninja",
+    "pluggy": "pluggy",
+    "pydantic": "pydantic",
+    "ruamel.yaml": "ruamel.yaml",
+    "fsspec": "fsspec",
+    "ml_dtypes": "ml_dtypes",
+    "rich": "rich",
+    "typer": "typer",
+    "xxhash": "xxhash",
+    "pytest": "pytest",
+    "hypothesis": "hypothesis",
+}
+PACKAGES = ("core", "backend-hkv", "framework-torch")
+
+KIT = ("packages/backend-hkv/tests/test_device_conformance.py",)
+SEQUENCES = ("packages/backend-hkv/tests/test_device_sequences.py",)
+TESTS = (
+    "packages/backend-hkv/tests/test_device_kernels.py",
+    "packages/backend-hkv/tests/test_device_table.py",
+    "packages/framework-torch/tests/test_parity.py",
+    "packages/framework-torch/tests/test_embedding_modules.py",
+    "packages/framework-torch/tests/test_embedding_bag_collection.py",
+    "packages/framework-torch/tests/test_optimizers.py",
+    "packages/framework-torch/tests/test_gpu_streams.py",
+)
+# For a sanitizer, under which kernels are hundreds of times slower.
+CHECKED = (
+    "packages/backend-hkv/tests/test_device_kernels.py",
+    "packages/backend-hkv/tests/test_device_table.py",
+    "packages/backend-hkv/tests/test_device_sequences.py",
+)
+CHECKS = ("memcheck", "racecheck", "initcheck")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One thing to run."""
+
+    name: str
+    command: tuple[str, ...]
+    variables: tuple[tuple[str, str], ...] = ()
+    needs_gpu: bool = True
+    limit_seconds: float = 1800
+
+
+def stages(device: str) -> list[Stage]:
+    """All that is run after building, in order, for the device ``cuda``, ``cuda:1``, …"""
+    on_device = (("SPARRING_TEST_DEVICE", device),)
+    chosen = "-k", device.replace(":", " and ")
+    pytest = ("python", "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    few = (*on_device, ("SPARRING_OPERATIONS", "60"))
+    return [
+        Stage("kit", (*pytest, *KIT), on_device),
+        Stage("tests", (*pytest, *TESTS, *chosen), on_device),
+        Stage("sequences", (*pytest, *SEQUENCES), (*on_device, ("SPARRING_OPERATIONS", "100000"))),
+        *(
+            Stage(
+                check,
+                (
+                    "compute-sanitizer", "--tool", check, "--error-exitcode", "1",
+                    "--target-processes", "all", *pytest, *CHECKED, *chosen,
+                ),
+                few,
+            )
+            for check in CHECKS
+        ),
+        Stage("benchmarks", ("python", "-m", "benchmarks.gpu")),
+    ]  # fmt: skip
+
+
+class Run:
+    """Runs stages, and remembers what came of each."""
+
+    def __init__(self, python: str, output: Path | None) -> None:
+        self._python = python
+        self._output = output
+        self.outcomes: list[tuple[str, str]] = []
+
+    @property
+    def has_failed(self) -> bool:
+        return any(outcome.startswith("FAILED") for _, outcome in self.outcomes)
+
+    def skip(self, name: str, reason: str) -> None:
+        """Says that something is not run."""
+        self.outcomes.append((name, f"not run: {reason}"))
+
+    def run(self, stage: Stage) -> bool:
+        """Runs one; returns whether it went well."""
+        program = stage.command[0]
+        if program != "python" and shutil.which(program) is None:
+            self.skip(stage.name, f"{program} is not on the path")
+            return False
+        print(f"\n=== {stage.name}", flush=True)
+        command = [self._python if word == "python" else word for word in stage.command]
+        environment = os.environ | dict(stage.variables) | {"PYTHONPATH": str(ROOT)}
+        # Commands of the environment that was made, as cmake and ninja, go first.
+        environment["PATH"] = f"{Path(self._python).parent}:{os.environ['PATH']}"
+        # Of the environment that lends: oneTBB's library, if it has it.
+        libraries = [f"{sys.prefix}/lib", os.environ.get("LD_LIBRARY_PATH", "")]
+        environment["LD_LIBRARY_PATH"] = ":".join(filter(None, libraries))
+        begin = time.monotonic()
+        try:
+            code = self._run(stage, command, environment)
+        except subprocess.TimeoutExpired:
+            self.outcomes.append((stage.name, f"FAILED: not done in {stage.limit_seconds:.0f} s"))
+            return False
+        seconds = time.monotonic() - begin
+        outcome = "passed" if code == 0 else f"FAILED with code {code}"
+        self.outcomes.append((stage.name, f"{outcome} in {seconds:.0f} s"))
+        return code == 0
+
+    def _run(self, stage: Stage, command: list[str], environment: dict[str, str]) -> int:
+        limit = stage.limit_seconds
+        if self._output is None:
+            return subprocess.run(
+                command, cwd=ROOT, env=environment, timeout=limit, check=False
+            ).returncode
+        with (self._output / f"{stage.name}.log").open("w") as log:
+            ran = subprocess.run(
+                command, cwd=ROOT, env=environment, timeout=limit, check=False, stdout=log,
+                stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        for line in Path(log.name).read_text(errors="replace").splitlines()[-15:]:
+            print(line)
+        return ran.returncode
+
+    def summary(self) -> str:
+        """One line for each stage."""
+        return "\n".join(f"{name:12} {outcome}" for name, outcome in self.outcomes)
+
+
+def missing_packages() -> list[str]:
+    """Names of wheels for what cannot be imported here."""
+    missing = [wheel for module, wheel in NEEDED.items() if not _is_there(module)]
+    # oneTBB is no Python module: its headers and its library lie under the prefix.
+    names = {found.metadata["Name"] for found in metadata.distributions()}
+    missing += [wheel for wheel in ("tbb", "tbb-devel") if wheel not in names]
+    return missing
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def make_environment(folder: Path, wheels: Path | None) -> str:
+    """An environment that also has what this one has. Returns its Python."""
+    python = folder / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+        (own,) = folder.glob("lib/python3*/site-packages")
+        lent = [*site.getsitepackages(), site.getusersitepackages()]
+        (own / "lent.pth").write_text("\n".join(each for each in lent if Path(each).is_dir()))
+    missing = missing_packages()
+    if missing and wheels is not None:
+        subprocess.run(
+            [str(python), "-m", "pip", "install", "--quiet", "--no-index", "--no-deps",
+             *map(str, sorted(wheels.glob("*.whl")))],
+            check=True,
+        )  # fmt: skip
+    elif missing:
+        print(f"missing here: {', '.join(missing)}; give their wheels by --wheels FOLDER")
+    return str(python)
+
+
+def build_stages(folder: Path) -> list[Stage]:
+    """Builds of the packages, core first."""
+    settings = {"backend-hkv": ("--config-settings=cmake.define.SPARRING_HKV_EMULATED=ON",)}
+    pip = ("python", "-m", "pip", "install", "--quiet", "--no-index", "--no-deps")
+    return [
+        Stage(
+            f"build {package}",
+            (
+                *pip, "--no-build-isolation", "--force-reinstall", *settings.get(package, ()),
+                f"--config-settings=build-dir={folder / 'build' / package}",
+                str(ROOT / "packages" / package),
+            )
+            if (ROOT / "packages" / package / "CMakeLists.txt").exists()
+            else (*pip, "--no-build-isolation", "--force-reinstall", str(ROOT / "packages" / package)),
+            needs_gpu=False,
+        )
+        for package in PACKAGES
+    ]  # fmt: skip
+
+
+def why_no_gpu(python: str) -> str:
+    """Why tests cannot run on a GPU; empty if they can."""
+    program = """
+from sparring_hkv.devices import why_cuda_is_unavailable
+reason = why_cuda_is_unavailable()
+if reason is None:
+    import torch
+    reason = "" if torch.cuda.is_available() else "this PyTorch cannot use the GPU"
+print(reason)
+"""
+    environment = os.environ | {"LD_LIBRARY_PATH": f"{sys.prefix}/lib"}
+    ran = subprocess.run(
+        [python, "-c", program], capture_output=True, text=True, check=False, env=environment
+    )
+    if ran.returncode:
+        return (ran.stderr.strip().splitlines() or ["nothing was said"])[-1]
+    return ran.stdout.strip()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", default="cuda", help="cuda or cuda:N")
+    parser.add_argument("--only", nargs="+", metavar="STAGE", help="of the list that --list prints")
+    parser.add_argument("--list", action="store_true", help="print the stages and run nothing")
+    parser.add_argument("--wheels", type=Path, help="a folder of wheels of what is missing")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "gpu", help="to build in")
+    parser.add_argument("--no-build", action="store_true", help="everything is installed here")
+    parser.add_argument("--output", type=Path, help="a folder for one log of each stage")
+    asked = parser.parse_args(arguments)
+    wanted = stages(asked.device)
+    if asked.list:
+        print("\n".join(stage.name for stage in wanted))
+        return 0
+    if asked.only:
+        unknown = set(asked.only) - {stage.name for stage in wanted}
+        if unknown:
+            parser.error(f"no such stage: {', '.join(sorted(unknown))}; see --list")
+        wanted = [stage for stage in wanted if stage.name in asked.only]
+    if asked.output is not None:
+        asked.output.mkdir(parents=True, exist_ok=True)
+    python = sys.executable
+    if not asked.no_build:
+        python = make_environment(asked.folder.resolve() / "venv", asked.wheels)
+    run = Run(python, asked.output)
+    is_built = asked.no_build or all(map(run.run, build_stages(asked.folder.resolve())))
+    reason = why_no_gpu(python) if is_built else "the build failed"
+    for stage in wanted:
+        if reason and stage.needs_gpu:
+            run.skip(stage.name, reason)
+        else:
+            run.run(stage)
+    print(f"\n{run.summary()}")
+    return 1 if run.has_failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

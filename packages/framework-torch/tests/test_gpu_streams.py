@@ -1,0 +1,122 @@
+"""Tables on a GPU and streams: what only a GPU can show; and who waits for whom, without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from sparring.errors import InvalidArgumentError
+from sparring.testing.devices import named_device, why_unavailable
+from sparring_torch import EmbeddingBag, Optimizer
+from sparring_torch.device_streams import Produced
+
+
+class _Stream:
+    def __init__(self) -> None:
+        self.waited_for: list[Any] = []
+
+    def wait_event(self, event: Any) -> None:
+        self.waited_for.append(event)
+
+
+class _Event:
+    def __init__(self) -> None:
+        self.recorded_on: list[Any] = []
+
+    def record(self, stream: Any) -> None:
+        self.recorded_on.append(stream)
+
+
+class _Tensor:
+    def __init__(self) -> None:
+        self.used_on: list[Any] = []
+
+    def record_stream(self, stream: Any) -> None:
+        self.used_on.append(stream)
+
+
+def test_a_step_on_another_stream_waits_for_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    made_on, other = _Stream(), _Stream()
+    current = made_on
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    tensor = _Tensor()
+    produced = Produced(torch.device("cuda:0"), [tensor])  # type: ignore[list-item]
+    produced.take()
+    assert tensor.used_on == []
+    current = other
+    produced.take()
+    (event,) = other.waited_for
+    assert event.recorded_on == [made_on]
+    # Its memory is not handed out again before that stream has passed.
+    assert tensor.used_on == [other]
+
+
+def test_tensors_of_the_cpu_are_simply_there() -> None:
+    Produced(torch.device("cpu"), [torch.ones(3)]).take()
+
+
+@pytest.fixture
+def gpu() -> torch.device:
+    """The GPU that the environment names."""
+    name = named_device()
+    if not name.startswith("cuda"):
+        pytest.skip("SPARRING_TEST_DEVICE names no GPU")
+    reason = why_unavailable(name)
+    if reason is not None:
+        pytest.skip(reason)
+    return torch.device(name)
+
+
+def _trained(device: Any, backward_stream: Any = None) -> torch.Tensor:
+    module = EmbeddingBag(16, name="items", mode="sum", device=device)
+    optimizer = Optimizer(module, "adagrad", lr=0.1)
+    for step in range(4):
+        ids = (torch.arange(4096, device=device) * 7 + step).reshape(512, 8) % 1000
+        if backward_stream is None:
+            module(ids).sin().sum().backward()
+        else:
+            backward_stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(backward_stream):
+                module(ids).sin().sum().backward()
+            # On the stream of the caller, and without waiting here.
+        optimizer.step()
+    with torch.no_grad():
+        return module.eval()(torch.arange(1000, device=device)[:, None]).cpu()
+
+
+def test_gradients_of_another_stream_on_cuda(gpu: torch.device) -> None:
+    with torch.cuda.device(gpu):
+        rows = _trained(gpu, torch.cuda.Stream())
+    torch.testing.assert_close(rows, _trained(gpu))
+    torch.testing.assert_close(rows, _trained(None), rtol=1e-5, atol=1e-5)
+
+
+def test_a_forward_pass_never_waits_for_cuda(gpu: torch.device) -> None:
+    module = EmbeddingBag(16, name="items", mode="sum", device=gpu)
+    optimizer = Optimizer(module, "adagrad", lr=0.1)
+    ids = torch.arange(512, device=gpu).reshape(64, 8)
+    module(ids).sum().backward()
+    optimizer.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        module(ids).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    optimizer.step()
+
+
+def test_ids_of_the_host_are_refused_on_cuda(gpu: torch.device) -> None:
+    module = EmbeddingBag(16, name="items", device=gpu)
+    with pytest.raises(InvalidArgumentError, match="lies on cuda:0, and the ids on cpu"):
+        module(torch.ones(2, 2, dtype=torch.int64))
+
+
+def test_the_current_device_stays_on_cuda(gpu: torch.device) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there is one GPU only")
+    with torch.cuda.device(0):
+        _trained(torch.device("cuda:1"))
+        assert torch.cuda.current_device() == 0
