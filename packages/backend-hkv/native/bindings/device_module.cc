@@ -104,6 +104,14 @@ PYBIND11_MODULE(SPARRING_HKV_MODULE, module) {
                              [](DeviceHandle& self) { return self.device().memory().free_bytes; })
       .def_property_readonly(
           "total_bytes", [](DeviceHandle& self) { return self.device().memory().total_bytes; });
+  handle.def_property_readonly("memory_use", [](DeviceHandle& self) {
+    const device::MemoryUse use = self.device().memory_use();
+    py::dict found;
+    found["lasting_bytes"] = use.lasting_bytes;
+    found["temporary_bytes"] = use.temporary_bytes;
+    found["kept_bytes"] = use.kept_bytes;
+    return found;
+  }, "Bytes of tables, bytes of calls under way, and bytes given back that are kept.");
   bind_machine(module, handle);
   bind_device_kernels(module);
   bind_device_fused(module);

@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "memory.h"
 
@@ -31,8 +32,11 @@ class EmulatedDevice : public Device {
   // Before a kernel runs.
   void begin_launch();
 
-  void* allocate(size_t num_bytes, Stream stream) override;
-  void free(void* memory, size_t num_bytes, Stream stream) noexcept override;
+  void* allocate(size_t num_bytes, Stream stream,
+                 Lifetime lifetime = Lifetime::kTemporary) override;
+  void free(void* memory, size_t num_bytes, Stream stream,
+            Lifetime lifetime = Lifetime::kTemporary) noexcept override;
+  MemoryUse memory_use() const override;
   void* allocate_pinned(size_t num_bytes) override;
   void free_pinned(void* memory, size_t num_bytes) noexcept override;
 
@@ -73,16 +77,21 @@ class EmulatedDevice : public Device {
   static uint64_t num_waits_of_all();
 
  private:
-  void* allocate_piece(size_t num_bytes, bool is_pinned);
+  enum class Kind { kTemporary, kLasting, kPinned };
+  static Kind kind_of(Lifetime lifetime) {
+    return lifetime == Lifetime::kLasting ? Kind::kLasting : Kind::kTemporary;
+  }
+
+  void* allocate_piece(size_t num_bytes, Kind kind);
   bool is_device_memory(const void* address) const;
-  void free_piece(void* memory, size_t num_bytes, bool is_pinned) noexcept;
+  void free_piece(void* memory, size_t num_bytes, Kind kind) noexcept;
   // What every call that would reach a GPU begins with.
   void reach_locked();
   void count_wait();
 
   mutable std::mutex mutex_;
   uint64_t total_bytes_;
-  uint64_t used_bytes_ = 0;
+  MemoryUse use_{};
   int64_t allocations_left_ = -1;
   int64_t calls_left_ = -1;
   bool has_work_ = false;  // since the last wait
@@ -91,7 +100,7 @@ class EmulatedDevice : public Device {
   uint64_t num_records_ = 0;
   uint64_t num_waits_ = 0;
   std::string breakdown_;
-  std::map<void*, std::pair<size_t, bool>> pieces_;  // bytes, is pinned
+  std::map<void*, std::pair<size_t, Kind>> pieces_;
 };
 
 }  // namespace sparring::device
