@@ -43,6 +43,15 @@ void bind_machine(py::module_& module, py::class_<DeviceHandle>& handle) {
   }, py::arg("seed"), py::arg("num_threads") = 2);
   module.def("num_waits", [] { return device::EmulatedDevice::num_waits_of_all(); },
              "How often anybody waited for any emulated device.");
+  handle.def_property_readonly("work", [](DeviceHandle& self) {
+    const device::EmulatedDevice& machine = emulated(self);
+    py::dict found;
+    found["launches"] = machine.num_launches();
+    found["copies"] = machine.num_copies();
+    found["fills"] = machine.num_fills();
+    found["waits"] = machine.num_waits();
+    return found;
+  }, "How much was put on the device so far.");
   handle.def("refuse_once", [](DeviceHandle& self, int64_t n) { emulated(self).refuse_once(n); });
   handle.def("fail_from", [](DeviceHandle& self, int64_t n) { emulated(self).fail_from(n); })
       .def("break_down",

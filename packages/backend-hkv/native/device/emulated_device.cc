@@ -62,6 +62,7 @@ void EmulatedDevice::reach_locked() {
 void EmulatedDevice::begin_launch() {
   const std::lock_guard<std::mutex> lock(mutex_);
   reach_locked();
+  ++num_launches_;
   has_work_ = true;
 }
 
@@ -136,6 +137,7 @@ void EmulatedDevice::copy(void* to, const void* from, size_t num_bytes, Stream) 
   const std::lock_guard<std::mutex> lock(mutex_);
   reach_locked();
   has_work_ = true;
+  ++num_copies_;
   if (is_device_memory(from) && has_poison(static_cast<const unsigned char*>(from), num_bytes))
     ++num_unwritten_copies_;
   std::memcpy(to, from, num_bytes);
@@ -146,6 +148,7 @@ void EmulatedDevice::fill(void* memory, unsigned char byte, size_t num_bytes, St
   const std::lock_guard<std::mutex> lock(mutex_);
   reach_locked();
   has_work_ = true;
+  ++num_fills_;
   std::memset(memory, byte, num_bytes);
 }
 
@@ -185,6 +188,21 @@ void EmulatedDevice::refuse_once(int64_t call) {
 uint64_t EmulatedDevice::num_unwritten_copies() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return num_unwritten_copies_;
+}
+
+uint64_t EmulatedDevice::num_launches() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return num_launches_;
+}
+
+uint64_t EmulatedDevice::num_copies() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return num_copies_;
+}
+
+uint64_t EmulatedDevice::num_fills() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return num_fills_;
 }
 
 uint64_t EmulatedDevice::num_records() const {

@@ -67,6 +67,10 @@ class EmulatedDevice : public Device {
   void break_down(std::string message);
   // Copies out of this memory of bytes that nobody wrote, so far.
   uint64_t num_unwritten_copies() const;
+  // Kernels started so far, the library's (algorithms.h) as one each; copies; fills.
+  uint64_t num_launches() const;
+  uint64_t num_copies() const;
+  uint64_t num_fills() const;
   // Events recorded so far.
   uint64_t num_records() const;
   // Pinned memory given back while work was on a stream that nobody had waited for, so far.
@@ -98,6 +102,9 @@ class EmulatedDevice : public Device {
   uint64_t num_unwritten_copies_ = 0;
   uint64_t num_early_frees_ = 0;
   uint64_t num_records_ = 0;
+  uint64_t num_launches_ = 0;
+  uint64_t num_copies_ = 0;
+  uint64_t num_fills_ = 0;
   uint64_t num_waits_ = 0;
   std::string breakdown_;
   std::map<void*, std::pair<size_t, Kind>> pieces_;

@@ -1,5 +1,7 @@
 #include "device_kernels/sums.h"
 
+#include <algorithm>
+
 #include "device/algorithms.h"
 #include "device/move_rows.h"
 #include "device_kernels/elements.h"
@@ -9,32 +11,28 @@
 namespace sparring::device_kernels {
 namespace {
 
+// What the sort is given, and which bag each occurrence is in.
 struct Prepares {
   static constexpr unsigned block_threads = kBlockThreads;
   const int64_t* targets;
   uint32_t* narrow_targets;
   uint32_t* places;
   uint64_t count;
+  const int64_t* offsets;  // (num_bags + 1), or NULL: bag i is occurrence i
+  uint32_t* bags;          // out (n), if there are offsets
+  uint64_t num_bags;
 
   SPARRING_DEVICE void operator()(const Block& block) const {
     for (uint64_t i = block.thread_in_grid(); i < count; i += block.grid_threads()) {
       narrow_targets[i] = static_cast<uint32_t>(targets[i]);
       places[i] = static_cast<uint32_t>(i);
     }
-  }
-};
-
-// Which bag each occurrence is in.
-struct WritesBags {
-  static constexpr unsigned block_threads = kBlockThreads;
-  const int64_t* offsets;
-  uint32_t* bags;  // out (n)
-  uint64_t num_bags;
-
-  SPARRING_DEVICE void operator()(const Block& block) const {
-    const unsigned lane = block.warp().lane();
-    for (uint64_t bag = block.warp_in_grid(); bag < num_bags; bag += block.grid_warps()) {
-      for (int64_t i = offsets[bag] + lane; i < offsets[bag + 1]; i += device::warp_lanes)
+    if (offsets == nullptr) return;
+    constexpr unsigned lanes = 4;  // a bag; most have few ids
+    for (uint64_t at = block.thread_in_grid(); at / lanes < num_bags; at += block.grid_threads()) {
+      const uint64_t bag = at / lanes;
+      const int64_t end = offsets[bag + 1];
+      for (auto i = offsets[bag] + static_cast<int64_t>(at % lanes); i < end; i += lanes)
         bags[i] = static_cast<uint32_t>(bag);
     }
   }
@@ -301,19 +299,16 @@ void scatter(Device& device, Stream stream, const Scatter<T>& arguments) {
   const Buffer sorted_targets = make_buffer<uint32_t>(device, count, stream);
   const Buffer sorted_places = make_buffer<uint32_t>(device, count, stream);
   const Buffer starts = make_buffer<uint32_t>(device, num_rows + 1, stream);
-  launch(device, grid_for(device, count), stream,
-         Prepares{arguments.targets, targets.as<uint32_t>(), places.as<uint32_t>(), count});
+  Buffer bags;
+  if (arguments.offsets != nullptr) bags = make_buffer<uint32_t>(device, count, stream);
+  launch(device, grid_for(device, std::max(count, 4 * num_bags)), stream,
+         Prepares{arguments.targets, targets.as<uint32_t>(), places.as<uint32_t>(), count,
+                  arguments.offsets, bags.as<uint32_t>(), num_bags});
   device::sort_pairs(device, stream, targets.as<uint32_t>(), places.as<uint32_t>(),
                      sorted_targets.as<uint32_t>(), sorted_places.as<uint32_t>(), count,
                      {0, num_bits_below(num_rows)});
   find_starts(device, stream,
               Starts{sorted_targets.as<uint32_t>(), count, num_rows, starts.as<uint32_t>()});
-  Buffer bags;
-  if (arguments.offsets != nullptr) {
-    bags = make_buffer<uint32_t>(device, count, stream);
-    launch(device, grid_for(device, num_bags * device::warp_lanes), stream,
-           WritesBags{arguments.offsets, bags.as<uint32_t>(), num_bags});
-  }
   const Sorted sorted{bags.as<uint32_t>(), sorted_places.as<uint32_t>(),
                       sorted_targets.as<uint32_t>(), starts.as<uint32_t>()};
   const uint64_t row_bytes = static_cast<uint64_t>(arguments.dim) * sizeof(T);

@@ -111,7 +111,7 @@ def _write(
                 choice,
                 summed.keys,
                 summed.gradients,
-                None if state is None or not len(state) else kernels.arrays.from_host(state),
+                state,
             )
 
 

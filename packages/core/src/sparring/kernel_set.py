@@ -224,7 +224,7 @@ class KernelSet(ABC):
         choice: MethodChoice,
         keys: DeviceArray,
         gradients: DeviceArray,
-        initial_state: DeviceArray | None,
+        initial_state: npt.NDArray[Any] | None,
     ) -> int:
         """Changes rows of a storage by one of core's update methods, in one visit.
 
@@ -235,7 +235,8 @@ class KernelSet(ABC):
             choice: as in `update`.
             keys: ``(u,)``, unique.
             gradients: ``(u, dim)`` of the computing dtype; may be overwritten.
-            initial_state: ``(state_width,)`` of the computing dtype; None: zeros.
+            initial_state: ``(state_width,)`` of the computing dtype, in host memory: the set keeps
+                a copy on its device, and moves it there once. None: zeros.
 
         Returns:
             How many rows are new.
