@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <utility>
 
 namespace py = pybind11;
 
@@ -68,6 +69,18 @@ DeviceHandle::DeviceHandle(std::shared_ptr<device::Device> device)
 
 DeviceHandle::~DeviceHandle() {
   for (int64_t* word : words_) device_->free_pinned(word, sizeof(int64_t));
+}
+
+const void* DeviceHandle::resident(const void* bytes, size_t num_bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::string content(static_cast<const char*>(bytes), num_bytes);
+  const auto found = residents_.find(content);
+  if (found != residents_.end()) return found->second.as<void>();
+  // On the default stream, as callers' streams do not live as long.
+  device::Buffer kept(*device_, num_bytes, nullptr, device::Lifetime::kLasting);
+  device_->copy(kept.as<void>(), bytes, num_bytes, nullptr);
+  device_->wait(nullptr);
+  return residents_.emplace(std::move(content), std::move(kept)).first->second.as<void>();
 }
 
 int64_t DeviceHandle::read_word(const void* from, device::Stream stream) {

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -35,6 +36,9 @@ class DeviceHandle {
   // DLPack's code, 1 = CPU, 2 = CUDA, and number.
   int32_t type() const { return type_; }
   int32_t number() const { return number_; }
+  // These bytes on the device, where they stay as long as this: for the few small arrays that
+  // steps want again and again. Waits, where it has not seen them before.
+  const void* resident(const void* bytes, size_t num_bytes);
   // *from (1) int64, device, once the stream has come there. Waits for that stream alone.
   int64_t read_word(const void* from, device::Stream stream);
 
@@ -45,6 +49,7 @@ class DeviceHandle {
   int32_t type_;
   int32_t number_;
   std::mutex mutex_;
+  std::map<std::string, device::Buffer> residents_;
   std::vector<int64_t*> words_;  // nobody uses
   size_t num_words_ = 0;         // in use or not
 };

@@ -5,6 +5,8 @@
 //   update_storage   update ── change: row pointers ──► new rows made, all changed
 #include "bindings/device_fused.h"
 
+#include <pybind11/numpy.h>
+
 #include <exception>
 #include <optional>
 #include <string>
@@ -118,9 +120,35 @@ struct Updating {
   Stream stream;
   kernels::Update update;
   kernels::Initialize initialize;
+  const SparringUpdate* call;
   Thrown thrown;
   Asking asking;
 };
+
+// The state of new rows, where kernels reach it: an array of the device as it is, one of the host
+// as the copy that the device keeps. NULL: zeros.
+const void* initial_state_of(DeviceHandle& handle, const py::object& state,
+                             const kernels::RowLayout& layout) {
+  if (state.is_none() || layout.state_width == 0) return nullptr;
+  const bool is_double = kernels::computing_bytes(layout.type) == 8;
+  if (!py::isinstance<py::array>(state)) {
+    const DeviceArray array(handle, state, "state");
+    array.check_shape({layout.state_width});
+    return is_double ? static_cast<const void*>(array.as<double>()) : array.as<float>();
+  }
+  const auto array = py::reinterpret_borrow<py::array>(state);
+  const py::dtype wanted = is_double ? py::dtype::of<double>() : py::dtype::of<float>();
+  if (array.ndim() != 1 || array.shape(0) != layout.state_width || !array.dtype().is(wanted)) {
+    refuse("state must be an array of " + std::to_string(layout.state_width) + " " +
+           std::string(py::str(wanted)) + ", found " + std::string(py::str(array.dtype())) +
+           " of shape " + std::string(py::str(array.attr("shape"))));
+  }
+  const auto dense = py::array::ensure(array, py::array::c_style);
+  const void* const bytes = dense.data();
+  const auto num_bytes = static_cast<size_t>(dense.nbytes());
+  const py::gil_scoped_release release;
+  return handle.resident(bytes, num_bytes);
+}
 
 // Returns how many rows are new, and what left.
 py::tuple update_storage(DeviceHandle& handle, uint64_t stream_address, const py::object& capsule,
@@ -130,8 +158,6 @@ py::tuple update_storage(DeviceHandle& handle, uint64_t stream_address, const py
                        const py::object& admit, bool keeps_departed) {
   const DeviceArray by_key(handle, keys, "keys");
   const DeviceArray from(handle, gradients, "gradients");
-  std::optional<DeviceArray> initial_state;
-  if (!state.is_none()) initial_state.emplace(handle, state, "state");
   by_key.check_shape({kAny});
   from.check_shape({by_key.length(), kAny});
   const kernels::RowType type = kernels::row_type_named(dtype);
@@ -142,9 +168,8 @@ py::tuple update_storage(DeviceHandle& handle, uint64_t stream_address, const py
   const int64_t dim = from.shape()[1];
   const auto layout =
       kernels::make_row_layout(type, dim, updates::state_width_of(step.method, dim));
-  if (initial_state) initial_state->check_shape({layout.state_width});
   const auto stream = reinterpret_cast<Stream>(stream_address);
-  Updating work{&handle.device(), stream, step, {}, {}, {}};
+  Updating work{&handle.device(), stream, step, {}, nullptr, {}, {}};
   work.asking = {&handle.device(), stream, by_key.as<int64_t>(), admit};
   work.update.layout = layout;
   work.update.keys = by_key.as<int64_t>();
@@ -153,11 +178,12 @@ py::tuple update_storage(DeviceHandle& handle, uint64_t stream_address, const py
   work.initialize.layout = layout;
   work.initialize.keys = by_key.as<int64_t>();
   work.initialize.writes_flagged = true;
-  work.initialize.state = initial_state && layout.state_width > 0 ? computing(*initial_state) : nullptr;
+  work.initialize.state = initial_state_of(handle, state, layout);
 
   SparringStorage* storage = storage_of(capsule);
   Departed departed(handle.device(), stream, layout.row_bytes, keeps_departed);
   auto call = call_on<SparringUpdate>(handle, stream);
+  work.call = &call;
   call.evicted = departed.sink();
   if (!admit.is_none()) {
     call.admit = [](void* context, int64_t count, const int64_t* positions, uint8_t* is_admitted) {
@@ -176,7 +202,9 @@ py::tuple update_storage(DeviceHandle& handle, uint64_t stream_address, const py
       updating.initialize.flags = is_new;
       updating.initialize.count = updating.update.count = count;
       updating.initialize.rows = updating.update.rows = {rows, nullptr, 0};
-      kernels::initialize(*updating.device, updating.stream, updating.initialize);
+      // Rows are seldom new.
+      if (updating.call->inserted != 0)
+        kernels::initialize(*updating.device, updating.stream, updating.initialize);
       kernels::update(*updating.device, updating.stream, updating.update);
     });
   };

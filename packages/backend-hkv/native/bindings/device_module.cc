@@ -44,6 +44,15 @@ void bind_machine(py::module_& module, py::class_<DeviceHandle>& handle) {
   }, py::arg("seed"), py::arg("num_threads") = 2);
   module.def("num_waits", [] { return device::EmulatedDevice::num_waits_of_all(); },
              "How often anybody waited for any emulated device.");
+  handle.def_property_readonly("work", [](DeviceHandle& self) {
+    const device::EmulatedDevice& machine = emulated(self);
+    py::dict found;
+    found["launches"] = machine.num_launches();
+    found["copies"] = machine.num_copies();
+    found["fills"] = machine.num_fills();
+    found["waits"] = machine.num_waits();
+    return found;
+  }, "How much was put on the device so far.");
   handle.def("refuse_once", [](DeviceHandle& self, int64_t n) { emulated(self).refuse_once(n); });
   module.def("current_device", [] { return device::EmulatedDevice::current_number; });
   module.def("set_current_device",
@@ -108,6 +117,14 @@ PYBIND11_MODULE(SPARRING_HKV_MODULE, module) {
                              [](DeviceHandle& self) { return self.device().memory().free_bytes; })
       .def_property_readonly(
           "total_bytes", [](DeviceHandle& self) { return self.device().memory().total_bytes; });
+  handle.def_property_readonly("memory_use", [](DeviceHandle& self) {
+    const device::MemoryUse use = self.device().memory_use();
+    py::dict found;
+    found["lasting_bytes"] = use.lasting_bytes;
+    found["temporary_bytes"] = use.temporary_bytes;
+    found["kept_bytes"] = use.kept_bytes;
+    return found;
+  }, "Bytes of tables, bytes of calls under way, and bytes given back that are kept.");
   bind_machine(module, handle);
   module.def("streams", [](const DeviceHandle& self) {
     // The table lives as long as the process.

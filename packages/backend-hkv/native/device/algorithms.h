@@ -21,6 +21,8 @@
 #include <algorithm>
 #include <numeric>
 #include <vector>
+
+#include "emulated_device.h"
 #endif
 
 namespace sparring::device {
@@ -62,6 +64,7 @@ void sort_pairs(Device& device, Stream stream, const Key* keys, const uint32_t* 
                                            bits.end, static_cast<cudaStream_t>(stream));
   });
 #else
+  static_cast<EmulatedDevice&>(device).begin_launch();
   // As much temporary memory as a sort by digits needs, so that out of memory is met here too.
   const Buffer temporary(device, count * (sizeof(Key) + 4), stream);
   const Key mask = bits.end - bits.begin >= static_cast<int>(8 * sizeof(Key))
@@ -91,6 +94,7 @@ void exclusive_sum(Device& device, Stream stream, const T* values, T* sums, uint
                                          static_cast<cudaStream_t>(stream));
   });
 #else
+  static_cast<EmulatedDevice&>(device).begin_launch();
   const Buffer temporary(device, 1, stream);
   T sum = 0;
   for (uint64_t i = 0; i < count; ++i) {
@@ -117,6 +121,7 @@ void select_flagged(Device& device, Stream stream, const T* items, const uint8_t
                                       static_cast<int>(count), static_cast<cudaStream_t>(stream));
   });
 #else
+  static_cast<EmulatedDevice&>(device).begin_launch();
   const Buffer temporary(device, 1, stream);
   uint32_t num = 0;
   for (uint64_t i = 0; i < count; ++i)

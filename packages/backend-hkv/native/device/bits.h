@@ -37,6 +37,18 @@ SPARRING_DEVICE unsigned leading_zeros(uint32_t word) {
 #endif
 }
 
+// The one with `rank` others below it. REQUIRES: rank < num_ones(word).
+SPARRING_DEVICE unsigned nth_one(uint32_t word, unsigned rank) {
+  unsigned at = 0;
+  for (unsigned width = 16; width != 0; width /= 2) {
+    const unsigned below = num_ones(word >> at & ((1u << width) - 1));
+    if (rank < below) continue;
+    rank -= below;
+    at += width;
+  }
+  return at;
+}
+
 // 0xff in each byte where the words agree, 0 elsewhere.
 SPARRING_DEVICE uint32_t equal_bytes(uint32_t left, uint32_t right) {
 #if defined(__CUDACC__)

@@ -2,16 +2,13 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <utility>
 
 #include "cuda_status.h"
 
 namespace sparring::device {
 namespace {
-
-// Freed memory that the pool keeps, so that the temporary buffers of a step are
-// not asked of the driver anew each time.
-constexpr uint64_t kept_bytes = uint64_t{1} << 30;
 
 // The calling thread's device, put back at the end.
 class Using {
@@ -32,24 +29,50 @@ class Using {
   int index_ = 0;
 };
 
+// Memory that is given back in the order of a stream. Of what nobody uses it keeps so much, and
+// gives the rest back to the driver when a stream is waited for.
+struct Pool {
+  cudaMemPool_t pool = nullptr;
+  std::atomic<uint64_t> used_bytes{0};
+
+  Pool() = default;
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+  ~Pool() {
+    if (pool != nullptr) cudaMemPoolDestroy(pool);
+  }
+  void make(int index, uint64_t kept_bytes) {
+    cudaMemPoolProps properties{};
+    properties.allocType = cudaMemAllocationTypePinned;
+    properties.location = {cudaMemLocationTypeDevice, index};
+    throw_if_failed(cudaMemPoolCreate(&pool, &properties), "making a memory pool");
+    throw_if_failed(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept_bytes),
+                    "setting up the memory pool");
+  }
+  void trim() const {
+    if (cudaMemPoolTrimTo(pool, 0) != cudaSuccess) cudaGetLastError();
+  }
+  // From the driver, in use or not.
+  uint64_t held_bytes() const {
+    uint64_t bytes = used_bytes;
+    if (pool != nullptr &&
+        cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &bytes) != cudaSuccess) {
+      cudaGetLastError();
+    }
+    return bytes;
+  }
+};
+
 class CudaDevice : public Device {
  public:
-  CudaDevice(int index, const std::optional<FrameworkAllocator>& allocator)
+  CudaDevice(int index, const std::optional<FrameworkAllocator>& allocator, uint64_t kept_bytes)
       : index_(index), allocator_(allocator) {
     const Using here(index_);
     check_status(cudaDeviceGetAttribute(&num_multiprocessors_, cudaDevAttrMultiProcessorCount, index_),
           "asking for the number of multiprocessors");
     if (allocator_) return;
-    cudaMemPoolProps properties{};
-    properties.allocType = cudaMemAllocationTypePinned;
-    properties.location = {cudaMemLocationTypeDevice, index_};
-    check_status(cudaMemPoolCreate(&pool_, &properties), "making a memory pool");
-    uint64_t threshold = kept_bytes;
-    check_status(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &threshold),
-          "setting up the memory pool");
-  }
-  ~CudaDevice() override {
-    if (pool_ != nullptr) cudaMemPoolDestroy(pool_);
+    temporary_.make(index_, kept_bytes);
+    lasting_.make(index_, 0);
   }
 
   std::string name() const override { return "cuda:" + std::to_string(index_); }
@@ -66,31 +89,37 @@ class CudaDevice : public Device {
   void use() const override { check_status(cudaSetDevice(index_), "choosing the device"); }
   void check() const override { memory(); }
 
-  void* allocate(size_t num_bytes, Stream stream) override {
+  void* allocate(size_t num_bytes, Stream stream, Lifetime lifetime) override {
     if (num_bytes == 0) return nullptr;
     const Using here(index_);
-    void* memory = nullptr;
-    if (allocator_) {
-      memory = allocator_->allocate(allocator_->context, num_bytes, stream);
-      if (memory == nullptr) throw OutOfDeviceMemory(num_bytes, free_bytes());
-      return memory;
+    Pool& pool = pool_of(lifetime);
+    void* memory = allocator_ ? allocator_->allocate(allocator_->context, num_bytes, stream)
+                              : take(pool, num_bytes, stream);
+    if (memory == nullptr && !allocator_) {
+      // What is kept for nobody is given back first.
+      temporary_.trim();
+      lasting_.trim();
+      memory = take(pool, num_bytes, stream);
     }
-    const cudaError_t status = cudaMallocFromPoolAsync(&memory, num_bytes, pool_, of(stream));
-    if (status == cudaErrorMemoryAllocation) {
-      cudaGetLastError();  // this one does not stay
-      throw OutOfDeviceMemory(num_bytes, free_bytes());
-    }
-    check_status(status, "allocating device memory");
+    if (memory == nullptr) throw OutOfDeviceMemory(num_bytes, free_bytes());
+    pool.used_bytes += num_bytes;
     return memory;
   }
-  void free(void* memory, size_t num_bytes, Stream stream) noexcept override {
+  void free(void* memory, size_t num_bytes, Stream stream, Lifetime lifetime) noexcept override {
     if (memory == nullptr) return;
     const Using here(index_);
+    pool_of(lifetime).used_bytes -= num_bytes;
     if (allocator_) {
       allocator_->free(allocator_->context, memory, num_bytes, stream);
     } else {
       cudaFreeAsync(memory, of(stream));  // a lost GPU has nothing to free
     }
+  }
+  MemoryUse memory_use() const override {
+    const Using here(index_);
+    const uint64_t used = lasting_.used_bytes + temporary_.used_bytes;
+    const uint64_t held = lasting_.held_bytes() + temporary_.held_bytes();
+    return {lasting_.used_bytes, temporary_.used_bytes, held > used ? held - used : 0};
   }
   void* allocate_pinned(size_t num_bytes) override {
     if (num_bytes == 0) return nullptr;
@@ -186,10 +215,27 @@ class CudaDevice : public Device {
     return cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess ? free_bytes : 0;
   }
 
+  Pool& pool_of(Lifetime lifetime) {
+    return lifetime == Lifetime::kLasting ? lasting_ : temporary_;
+  }
+  // NULL where there is no memory left.
+  void* take(Pool& pool, size_t num_bytes, Stream stream) const {
+    void* memory = nullptr;
+    const cudaError_t status =
+        cudaMallocFromPoolAsync(&memory, num_bytes, pool.pool, of(stream));
+    if (status == cudaErrorMemoryAllocation) {
+      cudaGetLastError();  // this one does not stay
+      return nullptr;
+    }
+    check_status(status, "allocating device memory");
+    return memory;
+  }
+
   int index_;
   std::optional<FrameworkAllocator> allocator_;
   int num_multiprocessors_ = 0;
-  cudaMemPool_t pool_ = nullptr;
+  Pool temporary_;
+  Pool lasting_;
 };
 
 }  // namespace
@@ -203,14 +249,15 @@ GpuCount count_gpus() {
 }
 
 std::unique_ptr<Device> make_cuda_device(int index,
-                                         const std::optional<FrameworkAllocator>& allocator) {
+                                         const std::optional<FrameworkAllocator>& allocator,
+                                         uint64_t kept_bytes) {
   const GpuCount gpus = count_gpus();
   if (index < 0 || index >= gpus.count) {
     throw DeviceError("cuda:" + std::to_string(index) + " was asked for, there are " +
                       std::to_string(gpus.count) + " GPUs" +
                       (gpus.reason.empty() ? "" : " (" + gpus.reason + ")"));
   }
-  return std::make_unique<CudaDevice>(index, allocator);
+  return std::make_unique<CudaDevice>(index, allocator, kept_bytes);
 }
 
 }  // namespace sparring::device

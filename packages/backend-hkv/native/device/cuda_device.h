@@ -17,10 +17,16 @@ struct GpuCount {
 };
 GpuCount count_gpus();
 
-// Memory comes from the framework's allocator if given, else from a pool of its
-// own (cudaMallocAsync). Throws DeviceError where there is no such GPU.
+// Of temporary memory that was given back so much is kept for the next call, and asked of the
+// driver no more. It is let go where memory runs short.
+inline constexpr uint64_t kKeptBytes = uint64_t{256} << 20;
+
+// Memory comes from the framework's allocator if given, else from two pools of its own
+// (cudaMallocAsync): one for tables, which keeps nothing that is given back, and one for
+// what calls need, which keeps `kept_bytes`. Throws DeviceError where there is no such GPU.
 std::unique_ptr<Device> make_cuda_device(
-    int index, const std::optional<FrameworkAllocator>& allocator = std::nullopt);
+    int index, const std::optional<FrameworkAllocator>& allocator = std::nullopt,
+    uint64_t kept_bytes = kKeptBytes);
 
 }  // namespace sparring::device
 

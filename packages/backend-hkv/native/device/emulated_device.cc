@@ -46,7 +46,7 @@ EmulatedDevice::~EmulatedDevice() {
 
 MemoryInfo EmulatedDevice::memory() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return {total_bytes_ - used_bytes_, total_bytes_};
+  return {total_bytes_ - use_.lasting_bytes - use_.temporary_bytes, total_bytes_};
 }
 
 void EmulatedDevice::check() const {
@@ -62,6 +62,7 @@ void EmulatedDevice::reach_locked() {
 void EmulatedDevice::begin_launch() {
   const std::lock_guard<std::mutex> lock(mutex_);
   reach_locked();
+  ++num_launches_;
   has_work_ = true;
 }
 
@@ -73,51 +74,62 @@ void EmulatedDevice::count_wait() {
   ++waits_of_all;
 }
 
-void* EmulatedDevice::allocate_piece(size_t num_bytes, bool is_pinned) {
+void* EmulatedDevice::allocate_piece(size_t num_bytes, Kind kind) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (num_bytes == 0) return nullptr;
   reach_locked();
   const bool is_refused = allocations_left_ == 0;
   if (allocations_left_ > 0) --allocations_left_;
-  const uint64_t free_bytes = total_bytes_ - used_bytes_;
-  if (is_refused || (!is_pinned && num_bytes > free_bytes))
+  const uint64_t free_bytes = total_bytes_ - use_.lasting_bytes - use_.temporary_bytes;
+  if (is_refused || (kind != Kind::kPinned && num_bytes > free_bytes))
     throw OutOfDeviceMemory(num_bytes, is_refused ? 0 : free_bytes);
   auto* whole = static_cast<unsigned char*>(
       ::operator new(num_bytes + 2 * border_bytes, std::align_val_t(alignment)));
   std::memset(whole, border, border_bytes);
   std::memset(whole + border_bytes, poison, num_bytes);
   std::memset(whole + border_bytes + num_bytes, border, border_bytes);
-  pieces_[whole + border_bytes] = {num_bytes, is_pinned};
-  if (!is_pinned) used_bytes_ += num_bytes;
+  pieces_[whole + border_bytes] = {num_bytes, kind};
+  if (kind == Kind::kLasting) use_.lasting_bytes += num_bytes;
+  if (kind == Kind::kTemporary) use_.temporary_bytes += num_bytes;
   return whole + border_bytes;
 }
 
-void EmulatedDevice::free_piece(void* memory, size_t num_bytes, bool is_pinned) noexcept {
+void EmulatedDevice::free_piece(void* memory, size_t num_bytes, Kind kind) noexcept {
   if (memory == nullptr) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto piece = pieces_.find(memory);
   if (piece == pieces_.end()) die("memory was freed that is not in use");
-  if (piece->second != std::pair(num_bytes, is_pinned)) die("memory was freed as other than it is");
+  if (piece->second != std::pair(num_bytes, kind)) die("memory was freed as other than it is");
   auto* bytes = static_cast<unsigned char*>(memory);
   if (!is_border(bytes - watched_bytes)) die("memory was written before its beginning");
   if (!is_border(bytes + num_bytes)) die("memory was written beyond its end");
   std::memset(bytes, poison, num_bytes);
-  if (!is_pinned) used_bytes_ -= num_bytes;
-  if (is_pinned && has_work_) ++num_early_frees_;
+  if (kind == Kind::kLasting) use_.lasting_bytes -= num_bytes;
+  if (kind == Kind::kTemporary) use_.temporary_bytes -= num_bytes;
+  if (kind == Kind::kPinned && has_work_) ++num_early_frees_;
   pieces_.erase(piece);
   ::operator delete(bytes - border_bytes, std::align_val_t(alignment));
 }
 
-void* EmulatedDevice::allocate(size_t num_bytes, Stream) { return allocate_piece(num_bytes, false); }
-
-void EmulatedDevice::free(void* memory, size_t num_bytes, Stream) noexcept {
-  free_piece(memory, num_bytes, false);
+void* EmulatedDevice::allocate(size_t num_bytes, Stream, Lifetime lifetime) {
+  return allocate_piece(num_bytes, kind_of(lifetime));
 }
 
-void* EmulatedDevice::allocate_pinned(size_t num_bytes) { return allocate_piece(num_bytes, true); }
+void EmulatedDevice::free(void* memory, size_t num_bytes, Stream, Lifetime lifetime) noexcept {
+  free_piece(memory, num_bytes, kind_of(lifetime));
+}
+
+MemoryUse EmulatedDevice::memory_use() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return use_;
+}
+
+void* EmulatedDevice::allocate_pinned(size_t num_bytes) {
+  return allocate_piece(num_bytes, Kind::kPinned);
+}
 
 void EmulatedDevice::free_pinned(void* memory, size_t num_bytes) noexcept {
-  free_piece(memory, num_bytes, true);
+  free_piece(memory, num_bytes, Kind::kPinned);
 }
 
 void EmulatedDevice::copy(void* to, const void* from, size_t num_bytes, Stream) {
@@ -125,6 +137,7 @@ void EmulatedDevice::copy(void* to, const void* from, size_t num_bytes, Stream) 
   const std::lock_guard<std::mutex> lock(mutex_);
   reach_locked();
   has_work_ = true;
+  ++num_copies_;
   if (is_device_memory(from) && has_poison(static_cast<const unsigned char*>(from), num_bytes))
     ++num_unwritten_copies_;
   std::memcpy(to, from, num_bytes);
@@ -135,6 +148,7 @@ void EmulatedDevice::fill(void* memory, unsigned char byte, size_t num_bytes, St
   const std::lock_guard<std::mutex> lock(mutex_);
   reach_locked();
   has_work_ = true;
+  ++num_fills_;
   std::memset(memory, byte, num_bytes);
 }
 
@@ -142,7 +156,7 @@ bool EmulatedDevice::is_device_memory(const void* address) const {
   auto after = pieces_.upper_bound(const_cast<void*>(address));
   if (after == pieces_.begin()) return false;
   const auto& [begin, piece] = *--after;
-  return !piece.second && static_cast<const char*>(address) < static_cast<char*>(begin) + piece.first;
+  return piece.second != Kind::kPinned && static_cast<const char*>(address) < static_cast<char*>(begin) + piece.first;
 }
 
 // A stream and an event are names only: all that is put on them has happened.
@@ -175,6 +189,21 @@ void EmulatedDevice::refuse_once(int64_t call) {
 uint64_t EmulatedDevice::num_unwritten_copies() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return num_unwritten_copies_;
+}
+
+uint64_t EmulatedDevice::num_launches() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return num_launches_;
+}
+
+uint64_t EmulatedDevice::num_copies() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return num_copies_;
+}
+
+uint64_t EmulatedDevice::num_fills() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return num_fills_;
 }
 
 uint64_t EmulatedDevice::num_records() const {

@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "memory.h"
 
@@ -31,8 +32,11 @@ class EmulatedDevice : public Device {
   // Before a kernel runs.
   void begin_launch();
 
-  void* allocate(size_t num_bytes, Stream stream) override;
-  void free(void* memory, size_t num_bytes, Stream stream) noexcept override;
+  void* allocate(size_t num_bytes, Stream stream,
+                 Lifetime lifetime = Lifetime::kTemporary) override;
+  void free(void* memory, size_t num_bytes, Stream stream,
+            Lifetime lifetime = Lifetime::kTemporary) noexcept override;
+  MemoryUse memory_use() const override;
   void* allocate_pinned(size_t num_bytes) override;
   void free_pinned(void* memory, size_t num_bytes) noexcept override;
 
@@ -74,6 +78,10 @@ class EmulatedDevice : public Device {
   void break_down(std::string message);
   // Copies out of this memory of bytes that nobody wrote, so far.
   uint64_t num_unwritten_copies() const;
+  // Kernels started so far, the library's (algorithms.h) as one each; copies; fills.
+  uint64_t num_launches() const;
+  uint64_t num_copies() const;
+  uint64_t num_fills() const;
   // Events recorded so far.
   uint64_t num_records() const;
   // Pinned memory given back while work was on a stream that nobody had waited for, so far.
@@ -84,25 +92,33 @@ class EmulatedDevice : public Device {
   static uint64_t num_waits_of_all();
 
  private:
-  void* allocate_piece(size_t num_bytes, bool is_pinned);
+  enum class Kind { kTemporary, kLasting, kPinned };
+  static Kind kind_of(Lifetime lifetime) {
+    return lifetime == Lifetime::kLasting ? Kind::kLasting : Kind::kTemporary;
+  }
+
+  void* allocate_piece(size_t num_bytes, Kind kind);
   bool is_device_memory(const void* address) const;
-  void free_piece(void* memory, size_t num_bytes, bool is_pinned) noexcept;
+  void free_piece(void* memory, size_t num_bytes, Kind kind) noexcept;
   // What every call that would reach a GPU begins with.
   void reach_locked();
   void count_wait();
 
   mutable std::mutex mutex_;
   uint64_t total_bytes_;
-  uint64_t used_bytes_ = 0;
+  MemoryUse use_{};
   int64_t allocations_left_ = -1;
   int64_t calls_left_ = -1;
   bool has_work_ = false;  // since the last wait
   uint64_t num_unwritten_copies_ = 0;
   uint64_t num_early_frees_ = 0;
   uint64_t num_records_ = 0;
+  uint64_t num_launches_ = 0;
+  uint64_t num_copies_ = 0;
+  uint64_t num_fills_ = 0;
   uint64_t num_waits_ = 0;
   std::string breakdown_;
-  std::map<void*, std::pair<size_t, bool>> pieces_;  // bytes, is pinned
+  std::map<void*, std::pair<size_t, Kind>> pieces_;
 };
 
 }  // namespace sparring::device

@@ -52,6 +52,18 @@ struct MemoryInfo {
   uint64_t total_bytes;
 };
 
+// What memory is for. A table's rows and index last, and are taken and given back seldom; what a
+// call needs is temporary, and taken anew by each. They lie apart, so that neither keeps the other's
+// memory from being given back.
+enum class Lifetime { kTemporary, kLasting };
+
+// What was taken of a device and not given back.
+struct MemoryUse {
+  uint64_t lasting_bytes;
+  uint64_t temporary_bytes;
+  uint64_t kept_bytes;  // given back, and kept for the next call
+};
+
 // A framework's allocator, handed over: memory is asked of it and given back to
 // it, on the stream named. `allocate` returns null where there is none left.
 struct FrameworkAllocator {
@@ -80,8 +92,12 @@ class Device {
 
   // At least 256-byte aligned; the content is undefined. 0 bytes: null.
   // Throws OutOfDeviceMemory, DeviceError.
-  virtual void* allocate(size_t num_bytes, Stream stream) = 0;
-  virtual void free(void* memory, size_t num_bytes, Stream stream) noexcept = 0;
+  virtual void* allocate(size_t num_bytes, Stream stream,
+                         Lifetime lifetime = Lifetime::kTemporary) = 0;
+  virtual void free(void* memory, size_t num_bytes, Stream stream,
+                    Lifetime lifetime = Lifetime::kTemporary) noexcept = 0;
+  // Without pinned memory.
+  virtual MemoryUse memory_use() const = 0;
   // Host memory that kernels reach at the same address. Throws OutOfDeviceMemory.
   virtual void* allocate_pinned(size_t num_bytes) = 0;
   virtual void free_pinned(void* memory, size_t num_bytes) noexcept = 0;
@@ -131,21 +147,24 @@ class InUse {
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(Device& device, size_t num_bytes, Stream stream)
+  Buffer(Device& device, size_t num_bytes, Stream stream,
+         Lifetime lifetime = Lifetime::kTemporary)
       : device_(&device),
         stream_(stream),
+        lifetime_(lifetime),
         num_bytes_(num_bytes),
-        memory_(device.allocate(num_bytes, stream)) {}
+        memory_(device.allocate(num_bytes, stream, lifetime)) {}
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) noexcept {
     std::swap(device_, other.device_);
     std::swap(stream_, other.stream_);
+    std::swap(lifetime_, other.lifetime_);
     std::swap(num_bytes_, other.num_bytes_);
     std::swap(memory_, other.memory_);
     return *this;
   }
   ~Buffer() {
-    if (memory_ != nullptr) device_->free(memory_, num_bytes_, stream_);
+    if (memory_ != nullptr) device_->free(memory_, num_bytes_, stream_, lifetime_);
   }
 
   template <class T>
@@ -157,14 +176,16 @@ class Buffer {
  private:
   Device* device_ = nullptr;
   Stream stream_ = nullptr;
+  Lifetime lifetime_ = Lifetime::kTemporary;
   size_t num_bytes_ = 0;
   void* memory_ = nullptr;
 };
 
 // (count) elements of T.
 template <class T>
-Buffer make_buffer(Device& device, size_t count, Stream stream) {
-  return Buffer(device, count * sizeof(T), stream);
+Buffer make_buffer(Device& device, size_t count, Stream stream,
+                   Lifetime lifetime = Lifetime::kTemporary) {
+  return Buffer(device, count * sizeof(T), stream, lifetime);
 }
 
 }  // namespace sparring::device

@@ -116,6 +116,58 @@ void sums_lose_nothing_however_long_segments_are() {
   });
 }
 
+// The order that sums.h gives for a long target: parts by pieces of the sorted order, eight
+// stretches of parts, and those one after the other.
+float sum_of_long(const std::vector<float>& values, size_t begin) {
+  std::vector<float> parts;
+  for (size_t at = 0; at < values.size();) {
+    const size_t end = std::min(values.size(), ((begin + at) / kPiece + 1) * kPiece - begin);
+    parts.push_back(std::accumulate(values.begin() + static_cast<int64_t>(at),
+                                    values.begin() + static_cast<int64_t>(end), 0.0f));
+    at = end;
+  }
+  float sum = 0;
+  for (size_t warp = 0; warp < 8; ++warp) {
+    sum += std::accumulate(parts.begin() + static_cast<int64_t>(parts.size() * warp / 8),
+                           parts.begin() + static_cast<int64_t>(parts.size() * (warp + 1) / 8), 0.0f);
+  }
+  return sum;
+}
+
+// A hot key is shared by many blocks, in the order that is promised; short ones are added up one
+// row after the other.
+void hot_keys_are_summed_in_the_promised_order() {
+  const std::vector<size_t> lengths = {1000, 7000, 3, 1024, 1025, 5000, 512, 0, 30, 1100};
+  for (const int64_t dim : {8, 5}) {
+    std::vector<int64_t> targets;
+    for (size_t t = 0; t < lengths.size(); ++t)
+      targets.insert(targets.end(), lengths[t], static_cast<int64_t>(t));
+    const auto count = static_cast<int64_t>(targets.size());
+    std::vector<float> source(static_cast<size_t>(count * dim));
+    uint64_t state = 3;
+    for (float& value : source) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      value = static_cast<float>(state >> 40) * 0x1p-20f - 8;
+    }
+    in_several_orders([&](device::Device& emulated) {
+      std::vector<float> out(lengths.size() * static_cast<size_t>(dim), -1);
+      scatter<float>(emulated, nullptr,
+                     {source.data(), targets.data(), nullptr, nullptr, out.data(), count, count,
+                      static_cast<int64_t>(lengths.size()), dim, false});
+      size_t begin = 0;
+      for (size_t t = 0; t < lengths.size(); begin += lengths[t++]) {
+        std::vector<float> column;
+        for (size_t i = 0; i < lengths[t]; ++i)
+          column.push_back(source[(begin + i) * static_cast<size_t>(dim) + 2]);
+        const float expected = lengths[t] > kLongSegment
+                                   ? sum_of_long(column, begin)
+                                   : std::accumulate(column.begin(), column.end(), 0.0f);
+        CHECK(out[t * static_cast<size_t>(dim) + 2] == expected);
+      }
+    });
+  }
+}
+
 void pooling_adds_the_rows_of_bags() {
   const int64_t dim = 24;
   std::vector<float> rows(static_cast<size_t>(50 * dim));
@@ -214,6 +266,7 @@ int main() {
       {"route groups keys by owner", route_groups_keys_by_owner},
       {"sums lose nothing however long segments are",
        sums_lose_nothing_however_long_segments_are},
+      {"hot keys are summed in the promised order", hot_keys_are_summed_in_the_promised_order},
       {"pooling adds the rows of bags", pooling_adds_the_rows_of_bags},
       {"rows are made and changed where they lie", rows_are_made_and_changed_where_they_lie},
       {"out of memory is reported and leaks nothing",

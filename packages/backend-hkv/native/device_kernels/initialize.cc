@@ -10,26 +10,33 @@
 namespace sparring::device_kernels {
 namespace {
 
-// A thread makes four columns, or 16 bytes of state.
+// A warp looks at 32 rows, and is done with them where none is to be made, which is the rule.
+// The pieces of the others, four columns or 16 bytes of state each, are dealt out to its lanes.
 template <class T>
 struct Initializes {
   static constexpr unsigned block_threads = kBlockThreads;
   Initialize a;
-  uint64_t num_blocks;        // of four columns, of a row
-  uint64_t pieces_of_row;     // and pieces of what lies behind
+  uint32_t num_blocks;        // of four columns, of a row
+  uint32_t pieces_of_row;     // and pieces of what lies behind
 
   SPARRING_DEVICE void operator()(const Block& block) const {
-    const uint64_t num_pieces = static_cast<uint64_t>(a.count) * pieces_of_row;
-    for (uint64_t at = block.thread_in_grid(); at < num_pieces; at += block.grid_threads()) {
-      const uint64_t i = at / pieces_of_row;
-      const uint64_t piece = at % pieces_of_row;
-      if ((a.flags[i] != 0) != a.writes_flagged) continue;
-      char* const row = a.rows.at(i);
-      if (piece < num_blocks) {
-        make_columns(row, a.keys[a.positions != nullptr ? a.positions[i] : static_cast<int64_t>(i)],
-                     piece);
-      } else {
-        make_state(row, static_cast<int64_t>(piece - num_blocks));
+    const Warp warp = block.warp();
+    const auto count = static_cast<uint64_t>(a.count);
+    for (uint64_t first = block.warp_in_grid() * device::warp_lanes; first < count;
+         first += block.grid_warps() * device::warp_lanes) {
+      const uint64_t own = first + warp.lane();
+      const uint32_t made = warp.ballot(own < count && (a.flags[own] != 0) == a.writes_flagged);
+      const uint32_t num_pieces = device::num_ones(made) * pieces_of_row;
+      for (uint32_t at = warp.lane(); at < num_pieces; at += device::warp_lanes) {
+        const uint64_t i = first + device::nth_one(made, at / pieces_of_row);
+        const uint32_t piece = at % pieces_of_row;
+        char* const row = a.rows.at(i);
+        if (piece < num_blocks) {
+          make_columns(
+              row, a.keys[a.positions != nullptr ? a.positions[i] : static_cast<int64_t>(i)], piece);
+        } else {
+          make_state(row, static_cast<int64_t>(piece - num_blocks));
+        }
       }
     }
   }
@@ -113,12 +120,12 @@ InitialValues initial_values(const Initializer& initializer, RowType type) {
 void initialize(Device& device, Stream stream, const Initialize& arguments) {
   if (arguments.count == 0) return;
   const RowLayout& layout = arguments.layout;
-  const auto num_blocks = static_cast<uint64_t>((layout.dim + 3) / 4);
-  const uint64_t pieces =
+  const auto num_blocks = static_cast<uint32_t>((layout.dim + 3) / 4);
+  const uint32_t pieces =
       num_blocks + (layout.state_width == 0
                         ? 0
-                        : 1 + static_cast<uint64_t>((layout.state_width + 3) / 4));
-  const device::Shape grid = grid_for(device, static_cast<uint64_t>(arguments.count) * pieces);
+                        : 1 + static_cast<uint32_t>((layout.state_width + 3) / 4));
+  const device::Shape grid = grid_for(device, static_cast<uint64_t>(arguments.count));
   with_row_type(layout.type, [&]<class T>(T) {
     launch(device, grid, stream, Initializes<T>{arguments, num_blocks, pieces});
   });

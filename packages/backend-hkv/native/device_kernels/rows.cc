@@ -3,68 +3,38 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "device/atomics.h"
+#include "device/move_rows.h"
 #include "device_kernels/dot.h"
+#include "device_kernels/elements.h"
 #include "device_kernels/initial_value.h"
 #include "device_kernels/tile.h"
 
 namespace sparring::device_kernels {
 namespace {
 
-template <class Word, unsigned kLanes>
+using device::address;
+
+template <class Word>
 struct Gathers {
   static constexpr unsigned block_threads = kBlockThreads;
   const char* rows;
   const int64_t* inverse;
   char* out;
   uint64_t count;
-  uint64_t num_words;  // of a row
+  uint64_t row_bytes;
+  device::RowShape shape;
 
   SPARRING_DEVICE void operator()(const Block& block) const {
-    const unsigned lane = Tile<kLanes>(block).lane();
-    for (uint64_t i = Tile<kLanes>::in_grid(block); i < count; i += Tile<kLanes>::count(block)) {
-      const auto* from =
-          reinterpret_cast<const Word*>(rows) + static_cast<uint64_t>(inverse[i]) * num_words;
-      Word* to = reinterpret_cast<Word*>(out) + i * num_words;
-      for (uint64_t at = lane; at < num_words; at += kLanes) move(to + at, from + at);
-    }
-  }
-  SPARRING_DEVICE static void move(Word* to, const Word* from) {
-    if constexpr (sizeof(Word) == 16) {
-      device::store_16_once(to, device::load_16(from));
-    } else {
-      *to = *from;
-    }
-  }
-};
-
-uint64_t address(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
-
-// kCount elements of T, read at once where they fill 16 bytes.
-template <class T, unsigned kCount>
-struct Elements {
-  T values[kCount];
-
-  SPARRING_DEVICE static Elements load(const T* from) {
-    Elements result;
-    if constexpr (sizeof(Elements) == 16) {
-      const device::Vector16 read = device::load_16(from);
-      memcpy(&result, &read, 16);
-    } else if constexpr (sizeof(Elements) == 8 && kCount > 1) {
-      const uint64_t read = *reinterpret_cast<const uint64_t*>(from);
-      memcpy(&result, &read, 8);
-    } else {
-      for (unsigned k = 0; k < kCount; ++k) result.values[k] = from[k];
-    }
-    return result;
-  }
-  SPARRING_DEVICE void store(T* to) const {
-    if constexpr (sizeof(Elements) == 16) {
-      device::Vector16 written;
-      memcpy(&written, this, 16);
-      device::store_16(to, written);
-    } else {
-      for (unsigned k = 0; k < kCount; ++k) to[k] = values[k];
+    const Warp warp = block.warp();
+    for (uint64_t first = block.warp_in_grid() * device::warp_lanes; first < count;
+         first += block.grid_warps() * device::warp_lanes) {
+      const uint64_t i = first + warp.lane();
+      const uint64_t left = count - first;
+      const char* const from =
+          i < count ? rows + static_cast<uint64_t>(inverse[i]) * row_bytes : nullptr;
+      device::move_rows<Word, device::Reading::kAgain>(
+          warp, shape, left < device::warp_lanes ? static_cast<unsigned>(left) : device::warp_lanes,
+          from, i < count ? out + i * row_bytes : nullptr);
     }
   }
 };
@@ -143,14 +113,18 @@ struct Pools {
   SPARRING_DEVICE void pool_columns(uint64_t bag, uint64_t begin, uint64_t end,
                                     uint64_t column) const {
     Elements<T, kCount> sum{};
-    uint64_t i = begin;
     // Several rows are on their way before the first is added: they lie in no order.
-    for (; i + kInFlight <= end; i += kInFlight) {
-      Elements<T, kCount> pieces[kInFlight];
-      for (unsigned k = 0; k < kInFlight; ++k) pieces[k] = rows.template piece<kCount>(i + k, column);
-      for (unsigned k = 0; k < kInFlight; ++k) add(&sum, pieces[k], i + k);
+    for (uint64_t i = begin; i < end; i += kInFlight) {
+      Elements<T, kCount> pieces[kInFlight] = {};
+      SPARRING_UNROLL
+      for (unsigned k = 0; k < kInFlight; ++k) {
+        if (i + k < end) pieces[k] = rows.template piece<kCount>(i + k, column);
+      }
+      SPARRING_UNROLL
+      for (unsigned k = 0; k < kInFlight; ++k) {
+        if (i + k < end) add(&sum, pieces[k], i + k);
+      }
     }
-    for (; i < end; ++i) add(&sum, rows.template piece<kCount>(i, column), i);
     if (is_mean && end > begin) {
       for (unsigned k = 0; k < kCount; ++k)
         sum.values[k] = sum.values[k] / static_cast<T>(end - begin);
@@ -229,19 +203,14 @@ struct WeightGradients {
 void gather(Device& device, Stream stream, const Gather& arguments) {
   if (arguments.count == 0 || arguments.row_bytes == 0) return;
   const auto row_bytes = static_cast<uint64_t>(arguments.row_bytes);
-  const uint64_t all = address(arguments.rows) | address(arguments.out) | row_bytes;
-  const auto with_word = [&]<class Word>(Word) {
-    const uint64_t num_words = row_bytes / sizeof(Word);
-    with_tile(static_cast<int64_t>(num_words), [&]<unsigned kLanes>() {
-      launch(device, grid_for(device, static_cast<uint64_t>(arguments.count) * kLanes), stream,
-             Gathers<Word, kLanes>{static_cast<const char*>(arguments.rows), arguments.inverse,
-                                   static_cast<char*>(arguments.out),
-                                   static_cast<uint64_t>(arguments.count), num_words});
-    });
-  };
-  if (all % 16 == 0) return with_word(device::Vector16{});
-  if (all % 4 == 0) return with_word(uint32_t{});
-  with_word(uint16_t{});
+  const auto count = static_cast<uint64_t>(arguments.count);
+  const unsigned word = device::word_bytes({address(arguments.rows), address(arguments.out), row_bytes});
+  device::with_word(word, [&]<class Word>() {
+    launch(device, grid_for(device, count), stream,
+           Gathers<Word>{static_cast<const char*>(arguments.rows), arguments.inverse,
+                         static_cast<char*>(arguments.out), count, row_bytes,
+                         device::row_shape<Word>(row_bytes)});
+  });
 }
 
 template <class T>

@@ -1,141 +1,285 @@
 #include "device_kernels/sums.h"
 
+#include <algorithm>
+
 #include "device/algorithms.h"
+#include "device/move_rows.h"
+#include "device_kernels/elements.h"
 #include "device_kernels/segments.h"
 #include "device_kernels/tile.h"
 
 namespace sparring::device_kernels {
 namespace {
 
+// What the sort is given, and which bag each occurrence is in.
 struct Prepares {
   static constexpr unsigned block_threads = kBlockThreads;
   const int64_t* targets;
   uint32_t* narrow_targets;
   uint32_t* places;
   uint64_t count;
+  const int64_t* offsets;  // (num_bags + 1), or NULL: bag i is occurrence i
+  uint32_t* bags;          // out (n), if there are offsets
+  uint64_t num_bags;
 
   SPARRING_DEVICE void operator()(const Block& block) const {
     for (uint64_t i = block.thread_in_grid(); i < count; i += block.grid_threads()) {
       narrow_targets[i] = static_cast<uint32_t>(targets[i]);
       places[i] = static_cast<uint32_t>(i);
     }
-  }
-};
-
-// Which bag each occurrence is in.
-struct WritesBags {
-  static constexpr unsigned block_threads = kBlockThreads;
-  const int64_t* offsets;
-  uint32_t* bags;  // out (n)
-  uint64_t num_bags;
-
-  SPARRING_DEVICE void operator()(const Block& block) const {
-    const unsigned lane = block.warp().lane();
-    for (uint64_t bag = block.warp_in_grid(); bag < num_bags; bag += block.grid_warps()) {
-      for (int64_t i = offsets[bag] + lane; i < offsets[bag + 1]; i += device::warp_lanes)
+    if (offsets == nullptr) return;
+    constexpr unsigned lanes = 4;  // a bag; most have few ids
+    for (uint64_t at = block.thread_in_grid(); at / lanes < num_bags; at += block.grid_threads()) {
+      const uint64_t bag = at / lanes;
+      const int64_t end = offsets[bag + 1];
+      for (auto i = offsets[bag] + static_cast<int64_t>(at % lanes); i < end; i += lanes)
         bags[i] = static_cast<uint32_t>(bag);
     }
   }
 };
 
-struct FlagsLong {
-  static constexpr unsigned block_threads = kBlockThreads;
-  const uint32_t* starts;
-  uint32_t* numbers;
-  uint8_t* is_long;
-  uint64_t num_rows;
+// Sums over stretches of the sorted order, a tile each.
+template <class T, unsigned kCount, unsigned kLanes>
+struct Sums {
+  static constexpr unsigned kInFlight = kLanes < 8 ? kLanes : 8;
+  using Piece = Elements<T, kCount>;
+  Scatter<T> a;
+  const uint32_t* bags;            // (n), or NULL: occurrence i is bag i
+  const uint32_t* places;          // (n) occurrences by target
+  const uint32_t* sorted_targets;  // (n)
+  const uint32_t* starts;          // (num_rows + 1)
 
-  SPARRING_DEVICE void operator()(const Block& block) const {
-    for (uint64_t t = block.thread_in_grid(); t < num_rows; t += block.grid_threads()) {
-      numbers[t] = static_cast<uint32_t>(t);
-      is_long[t] = starts[t + 1] - starts[t] > kLongSegment ? 1 : 0;
+  SPARRING_DEVICE bool is_long(uint64_t target) const {
+    return starts[target + 1] - starts[target] > kLongSegment;
+  }
+
+  // out (dim) = the occurrences [begin, end) of the sorted order, added up one after the other.
+  // `out` NULL: the tile has nothing to do. All tiles of the warp call this together.
+  SPARRING_DEVICE void add_up(const Tile<kLanes>& tile, uint64_t begin, uint64_t end,
+                              T* out) const {
+    if (out == nullptr) end = begin;
+    const auto dim = static_cast<uint64_t>(a.dim);
+    for (uint64_t columns = 0; columns < dim; columns += kLanes * kCount) {
+      const uint64_t column = columns + tile.lane() * kCount;
+      const bool is_there = column < dim;
+      Piece sum{};
+      for (uint64_t at = begin; tile.any_of_warp(at < end); at += kLanes) {
+        const Source own = at + tile.lane() < end ? source(places[at + tile.lane()]) : Source{};
+        for (unsigned first = 0; first < kLanes; first += kInFlight) {
+          if (!tile.any_of_warp(at + first < end)) break;
+          add_some(tile, own, first, at < end ? end - at : 0, is_there ? column : dim, sum);
+        }
+      }
+      if (out != nullptr && is_there) sum.store(out + column);
     }
   }
-};
 
-template <class T>
-struct Sums {
-  Scatter<T> a;
-  const uint32_t* bags;    // (n), or NULL: occurrence i is bag i
-  const uint32_t* places;  // (n) occurrences by target
-  const uint32_t* starts;  // (num_rows + 1)
-
-  // Column `column` of the occurrences [begin, end) of the sorted order.
-  SPARRING_DEVICE T of(uint64_t begin, uint64_t end, uint64_t column) const {
-    const auto dim = static_cast<uint64_t>(a.dim);
-    T sum = 0;
-    for (uint64_t at = begin; at < end; ++at) {
-      const uint32_t i = places[at];
-      const uint64_t bag = bags != nullptr ? bags[i] : i;
-      const T value = a.source[bag * dim + column];
-      if (a.weights != nullptr || a.is_mean) {
-        const T share = a.is_mean ? T{1} / static_cast<T>(num_ids(bag)) : T{1};
-        sum = sum + value * (a.weights != nullptr ? a.weights[i] * share : share);
-      } else {
-        sum = sum + value;
-      }
-    }
-    return sum;
+ private:
+  // Where an occurrence comes from, and what it is multiplied with.
+  struct Source {
+    uint32_t bag = 0;
+    T scale = 1;
+  };
+  SPARRING_DEVICE bool has_scales() const { return a.weights != nullptr || a.is_mean; }
+  SPARRING_DEVICE Source source(uint32_t i) const {
+    Source found;
+    found.bag = bags != nullptr ? bags[i] : i;
+    if (!has_scales()) return found;
+    const T share = a.is_mean ? T{1} / static_cast<T>(num_ids(found.bag)) : T{1};
+    found.scale = a.weights != nullptr ? a.weights[i] * share : share;
+    return found;
   }
   SPARRING_DEVICE int64_t num_ids(uint64_t bag) const {
     return a.offsets != nullptr ? a.offsets[bag + 1] - a.offsets[bag] : 1;
   }
-};
 
-template <class T, unsigned kLanes>
-struct SumsShort {
-  static constexpr unsigned block_threads = kBlockThreads;
-  Sums<T> sums;
-
-  SPARRING_DEVICE void operator()(const Block& block) const {
-    const auto num_rows = static_cast<uint64_t>(sums.a.num_rows);
-    const auto dim = static_cast<uint64_t>(sums.a.dim);
-    const unsigned lane = Tile<kLanes>(block).lane();
-    for (uint64_t t = Tile<kLanes>::in_grid(block); t < num_rows; t += Tile<kLanes>::count(block)) {
-      const uint32_t begin = sums.starts[t];
-      const uint32_t end = sums.starts[t + 1];
-      if (end - begin > kLongSegment) continue;
-      for (uint64_t column = lane; column < dim; column += kLanes)
-        sums.a.out[t * dim + column] = sums.of(begin, end, column);
+  // Occurrences [first, first + kInFlight) of the tile's `num_left`, all on their way before the
+  // first is added.
+  SPARRING_DEVICE void add_some(const Tile<kLanes>& tile, const Source& own, unsigned first,
+                                uint64_t num_left, uint64_t column, Piece& sum) const {
+    const auto dim = static_cast<uint64_t>(a.dim);
+    Piece pieces[kInFlight] = {};
+    T scales[kInFlight];
+    SPARRING_UNROLL
+    for (unsigned k = 0; k < kInFlight; ++k) {
+      const uint64_t bag = tile.shuffle(own.bag, first + k);
+      scales[k] = tile.shuffle(own.scale, first + k);
+      if (first + k < num_left && column < dim) pieces[k] = Piece::load(a.source + bag * dim + column);
     }
-  }
-};
-
-// A block does one long target, 32 columns at a time; each warp a stretch of it.
-template <class T>
-struct SumsLong {
-  static constexpr unsigned block_threads = kBlockThreads;
-  static constexpr uint64_t num_warps = block_threads / device::warp_lanes;
-  Sums<T> sums;
-  const uint32_t* long_targets;
-  const uint32_t* num_long;
-
-  SPARRING_DEVICE void operator()(const Block& block) const {
-    const auto dim = static_cast<uint64_t>(sums.a.dim);
-    T* const parts = block.shared<T>();  // (warps, 32)
-    const unsigned lane = block.warp().lane();
-    const uint32_t num = *num_long;
-    for (uint32_t at = block.index(); at < num; at += block.num_blocks()) {
-      const uint32_t t = long_targets[at];
-      const uint64_t begin = sums.starts[t];
-      const uint64_t length = sums.starts[t + 1] - begin;
-      const uint64_t first = begin + length * block.warp_index() / num_warps;
-      const uint64_t last = begin + length * (block.warp_index() + 1) / num_warps;
-      for (uint64_t column = 0; column < dim; column += device::warp_lanes) {
-        const bool is_there = column + lane < dim;
-        parts[block.thread()] = is_there ? sums.of(first, last, column + lane) : T{0};
-        block.sync();
-        if (block.warp_index() == 0 && is_there) {
-          T sum = parts[lane];
-          for (uint64_t warp = 1; warp < num_warps; ++warp)
-            sum = sum + parts[warp * device::warp_lanes + lane];
-          sums.a.out[t * dim + column + lane] = sum;
-        }
-        block.sync();
+    SPARRING_UNROLL
+    for (unsigned k = 0; k < kInFlight; ++k) {
+      if (first + k >= num_left || column >= dim) continue;
+      for (unsigned element = 0; element < kCount; ++element) {
+        const T value = pieces[k].values[element];
+        sum.values[element] = sum.values[element] + (has_scales() ? value * scales[k] : value);
       }
     }
   }
 };
+
+// A tile does one target.
+template <class T, unsigned kCount, unsigned kLanes>
+struct SumsShort {
+  static constexpr unsigned block_threads = kBlockThreads;
+  Sums<T, kCount, kLanes> sums;
+
+  SPARRING_DEVICE void operator()(const Block& block) const {
+    const Tile<kLanes> tile(block);
+    const auto num_rows = static_cast<uint64_t>(sums.a.num_rows);
+    const uint64_t rounds = rounds_for(num_rows, Tile<kLanes>::count(block));
+    uint64_t t = Tile<kLanes>::in_grid(block);
+    for (uint64_t round = 0; round < rounds; ++round, t += Tile<kLanes>::count(block)) {
+      const bool is_mine = t < num_rows && !sums.is_long(t);
+      sums.add_up(tile, is_mine ? sums.starts[t] : 0, is_mine ? sums.starts[t + 1] : 0,
+                  is_mine ? sums.a.out + t * static_cast<uint64_t>(sums.a.dim) : nullptr);
+    }
+  }
+};
+
+// The sorted order in pieces of kPiece. A long segment lies in several, and a piece holds parts of
+// two of them at the most: that which its first occurrence is of, and that which its last is of.
+struct Pieces {
+  uint64_t count;  // n
+  SPARRING_HOST_DEVICE uint64_t num_pieces() const { return (count + kPiece - 1) / kPiece; }
+  SPARRING_DEVICE static uint64_t begin(uint64_t piece) { return piece * kPiece; }
+  SPARRING_DEVICE uint64_t end(uint64_t piece) const {
+    return begin(piece) + kPiece < count ? begin(piece) + kPiece : count;
+  }
+  // Where the sum of the part of [segment_begin, ...) in a piece is kept.
+  SPARRING_DEVICE static uint64_t place(uint64_t piece, uint64_t segment_begin) {
+    return 2 * piece + (segment_begin > begin(piece) ? 1 : 0);
+  }
+};
+
+// A tile does one part of a long segment.
+template <class T, unsigned kCount, unsigned kLanes>
+struct SumsParts {
+  static constexpr unsigned block_threads = kBlockThreads;
+  Sums<T, kCount, kLanes> sums;
+  Pieces pieces;
+  T* parts;  // out (2 num_pieces, dim), device
+
+  SPARRING_DEVICE void operator()(const Block& block) const {
+    const Tile<kLanes> tile(block);
+    const uint64_t num_parts = 2 * pieces.num_pieces();
+    const uint64_t rounds = rounds_for(num_parts, Tile<kLanes>::count(block));
+    uint64_t at = Tile<kLanes>::in_grid(block);
+    for (uint64_t round = 0; round < rounds; ++round, at += Tile<kLanes>::count(block)) {
+      uint64_t begin = 0;
+      uint64_t end = 0;
+      T* out = nullptr;
+      if (at < num_parts) {
+        const uint64_t piece = at / 2;
+        begin = Pieces::begin(piece);
+        end = pieces.end(piece);
+        const uint32_t target = sums.sorted_targets[at % 2 == 0 ? begin : end - 1];
+        const uint64_t segment_begin = sums.starts[target];
+        const uint64_t segment_end = sums.starts[target + 1];
+        if (sums.is_long(target) && Pieces::place(piece, segment_begin) == at) {
+          begin = begin < segment_begin ? segment_begin : begin;
+          end = end < segment_end ? end : segment_end;
+          out = parts + at * static_cast<uint64_t>(sums.a.dim);
+        }
+      }
+      sums.add_up(tile, begin, end, out);
+    }
+  }
+};
+
+// A block adds up the parts of one long segment, by the piece that it begins in: each warp a
+// stretch of them, then the warps' sums in order.
+template <class T, unsigned kCount>
+struct SumsLong {
+  static constexpr unsigned block_threads = kBlockThreads;
+  static constexpr uint64_t num_warps = block_threads / device::warp_lanes;
+  static constexpr unsigned kInFlight = 8;
+  using Piece = Elements<T, kCount>;
+  Scatter<T> a;
+  const uint32_t* sorted_targets;  // (n)
+  const uint32_t* starts;          // (num_rows + 1)
+  Pieces pieces;
+  const T* parts;  // (2 num_pieces, dim), device
+
+  SPARRING_DEVICE void operator()(const Block& block) const {
+    const uint64_t num_pieces = pieces.num_pieces();
+    for (uint64_t piece = block.index(); piece < num_pieces; piece += block.num_blocks()) {
+      const uint32_t target = sorted_targets[pieces.end(piece) - 1];
+      const uint64_t begin = starts[target];
+      const uint64_t end = starts[target + 1];
+      // All threads alike.
+      if (end - begin <= kLongSegment || begin < Pieces::begin(piece)) continue;
+      add_up(block, target, begin, piece, (end - 1) / kPiece + 1);
+    }
+  }
+
+ private:
+  SPARRING_DEVICE void add_up(const Block& block, uint32_t target, uint64_t begin, uint64_t first,
+                              uint64_t last) const {
+    const auto dim = static_cast<uint64_t>(a.dim);
+    auto* const shared = block.shared<Piece>();  // (warps, 32)
+    const unsigned lane = block.warp().lane();
+    const uint64_t own_first = first + (last - first) * block.warp_index() / num_warps;
+    const uint64_t own_last = first + (last - first) * (block.warp_index() + 1) / num_warps;
+    for (uint64_t columns = 0; columns < dim; columns += device::warp_lanes * kCount) {
+      const uint64_t column = columns + lane * kCount;
+      Piece sum{};
+      for (uint64_t at = own_first; at < own_last && column < dim; at += kInFlight) {
+        Piece read[kInFlight] = {};
+        SPARRING_UNROLL
+        for (unsigned k = 0; k < kInFlight; ++k) {
+          if (at + k < own_last) {
+            read[k] = Piece::load(parts + Pieces::place(at + k, begin) * dim + column);
+          }
+        }
+        SPARRING_UNROLL
+        for (unsigned k = 0; k < kInFlight; ++k) {
+          if (at + k < own_last) add(sum, read[k]);
+        }
+      }
+      shared[block.thread()] = sum;
+      block.sync();
+      if (block.warp_index() == 0 && column < dim) {
+        for (uint64_t warp = 1; warp < num_warps; ++warp)
+          add(sum, shared[warp * device::warp_lanes + lane]);
+        sum.store(a.out + target * dim + column);
+      }
+      block.sync();
+    }
+  }
+  SPARRING_DEVICE static void add(Piece& sum, const Piece& more) {
+    for (unsigned k = 0; k < kCount; ++k) sum.values[k] = sum.values[k] + more.values[k];
+  }
+};
+
+// Where occurrences are: what the kernels share.
+struct Sorted {
+  const uint32_t* bags;
+  const uint32_t* places;
+  const uint32_t* targets;
+  const uint32_t* starts;
+};
+
+// Rows that may be read kCount elements at a time.
+template <unsigned kCount, class T>
+void add_up(Device& device, Stream stream, const Scatter<T>& a, const Sorted& sorted) {
+  const auto num_rows = static_cast<uint64_t>(a.num_rows);
+  with_tile(a.dim / kCount, [&]<unsigned kLanes>() {
+    const Sums<T, kCount, kLanes> sums{a, sorted.bags, sorted.places, sorted.targets,
+                                       sorted.starts};
+    launch(device, grid_for(device, num_rows * kLanes), stream,
+           SumsShort<T, kCount, kLanes>{sums});
+    if (a.count <= kLongSegment) return;
+    const Pieces pieces{static_cast<uint64_t>(a.count)};
+    const Buffer parts =
+        make_buffer<T>(device, 2 * pieces.num_pieces() * static_cast<uint64_t>(a.dim), stream);
+    launch(device, grid_for(device, 2 * pieces.num_pieces() * kLanes), stream,
+           SumsParts<T, kCount, kLanes>{sums, pieces, parts.as<T>()});
+    device::Shape shape = grid_for(device, pieces.num_pieces() * kBlockThreads);
+    shape.shared_bytes = kBlockThreads * sizeof(Elements<T, kCount>);
+    launch(device, shape, stream,
+           SumsLong<T, kCount>{a, sorted.targets, sorted.starts, pieces, parts.as<T>()});
+  });
+}
 
 }  // namespace
 
@@ -155,37 +299,24 @@ void scatter(Device& device, Stream stream, const Scatter<T>& arguments) {
   const Buffer sorted_targets = make_buffer<uint32_t>(device, count, stream);
   const Buffer sorted_places = make_buffer<uint32_t>(device, count, stream);
   const Buffer starts = make_buffer<uint32_t>(device, num_rows + 1, stream);
-  launch(device, grid_for(device, count), stream,
-         Prepares{arguments.targets, targets.as<uint32_t>(), places.as<uint32_t>(), count});
+  Buffer bags;
+  if (arguments.offsets != nullptr) bags = make_buffer<uint32_t>(device, count, stream);
+  launch(device, grid_for(device, std::max(count, 4 * num_bags)), stream,
+         Prepares{arguments.targets, targets.as<uint32_t>(), places.as<uint32_t>(), count,
+                  arguments.offsets, bags.as<uint32_t>(), num_bags});
   device::sort_pairs(device, stream, targets.as<uint32_t>(), places.as<uint32_t>(),
                      sorted_targets.as<uint32_t>(), sorted_places.as<uint32_t>(), count,
                      {0, num_bits_below(num_rows)});
   find_starts(device, stream,
               Starts{sorted_targets.as<uint32_t>(), count, num_rows, starts.as<uint32_t>()});
-  Sums<T> sums{arguments, nullptr, sorted_places.as<uint32_t>(), starts.as<uint32_t>()};
-  Buffer bags;
-  if (arguments.offsets != nullptr) {
-    bags = make_buffer<uint32_t>(device, count, stream);
-    sums.bags = bags.as<uint32_t>();
-    launch(device, grid_for(device, num_bags * device::warp_lanes), stream,
-           WritesBags{arguments.offsets, bags.as<uint32_t>(), num_bags});
+  const Sorted sorted{bags.as<uint32_t>(), sorted_places.as<uint32_t>(),
+                      sorted_targets.as<uint32_t>(), starts.as<uint32_t>()};
+  const uint64_t row_bytes = static_cast<uint64_t>(arguments.dim) * sizeof(T);
+  if ((device::address(arguments.source) | device::address(arguments.out) | row_bytes) % 16 == 0) {
+    add_up<16 / sizeof(T)>(device, stream, arguments, sorted);
+  } else {
+    add_up<1>(device, stream, arguments, sorted);
   }
-  with_tile(arguments.dim, [&]<unsigned kLanes>() {
-    launch(device, grid_for(device, num_rows * kLanes), stream, SumsShort<T, kLanes>{sums});
-  });
-  if (arguments.count <= kLongSegment) return;
-  const Buffer numbers = make_buffer<uint32_t>(device, num_rows, stream);
-  const Buffer is_long = make_buffer<uint8_t>(device, num_rows, stream);
-  const Buffer long_targets = make_buffer<uint32_t>(device, num_rows + 1, stream);
-  launch(device, grid_for(device, num_rows), stream,
-         FlagsLong{starts.as<uint32_t>(), numbers.as<uint32_t>(), is_long.as<uint8_t>(), num_rows});
-  uint32_t* const num_long = long_targets.as<uint32_t>() + num_rows;
-  device::select_flagged(device, stream, numbers.as<uint32_t>(), is_long.as<uint8_t>(),
-                         long_targets.as<uint32_t>(), num_long, num_rows);
-  const uint64_t most_long = count / static_cast<uint64_t>(kLongSegment);
-  device::Shape shape = grid_for(device, most_long * kBlockThreads);
-  shape.shared_bytes = kBlockThreads * sizeof(T);
-  launch(device, shape, stream, SumsLong<T>{sums, long_targets.as<uint32_t>(), num_long});
 }
 
 template void scatter(Device&, Stream, const Scatter<float>&);

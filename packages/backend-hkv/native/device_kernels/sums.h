@@ -1,14 +1,22 @@
 // Adds rows up by target, on a device: `segment_sum`, and the gradient of `pool`.
 //
 // Occurrences are sorted by target, stably, so that those of a target are neighbours
-// in the order of the batch. A part of a warp adds up the occurrences of one target;
-// a target with more than kLongSegment of them is cut into as many equal stretches as
-// a block has such parts, and their sums are added in order. So the order of every
-// sum is a function of the call alone: results are the same each time. They are bit
-// for bit core's for targets with up to kLongSegment occurrences.
+// in the order of the batch, and a part of a warp adds up the occurrences of one.
+// A target with more than kLongSegment of them is shared by many: the sorted order is cut
+// into pieces of kPiece, and a part of a warp adds up what lies in one.
+//
+//   pieces    |     0     |     1     |     2     |     3     |
+//   sorted    a a b b b b b b b b b b b b b b b b b b b c d d e       b is long
+//   parts         b         b           b           b
+//
+// Then a block adds up the parts of a target: its eight warps each a stretch of them (part
+// P w / 8 up to P (w + 1) / 8 of P), and then the warps' sums in order. So the order of every
+// sum is a function of the call alone: results are the same each time. They are bit for
+// bit core's for targets with up to kLongSegment occurrences.
 //
 // Memory traffic for n occurrences of rows of r bytes: a radix sort of 8 n bytes by
-// the bits of the number of targets; n r read in lines, at random; u r written.
+// the bits of the number of targets; n r read in lines, at random; u r written; up to
+// n r / 256 of parts written and read. Eight rows are on their way at a time.
 #ifndef SPARRING_HKV_DEVICE_KERNELS_SUMS_H_
 #define SPARRING_HKV_DEVICE_KERNELS_SUMS_H_
 
@@ -19,6 +27,7 @@
 namespace sparring::device_kernels {
 
 inline constexpr int64_t kLongSegment = 1024;
+inline constexpr uint64_t kPiece = 512;  // less than kLongSegment
 
 // out[t] = the sum over all occurrences i with targets[i] == t, of the row of i's bag
 // times i's weight (divided by the number of ids in the bag, if `is_mean`). Targets

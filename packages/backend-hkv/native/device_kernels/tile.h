@@ -38,6 +38,14 @@ class Tile {
   // What lanes of the warp did to memory before, they all see after it.
   SPARRING_DEVICE void sync() const { warp_.sync(); }
 
+  // Whether it holds in any lane of the whole warp.
+  SPARRING_DEVICE bool any_of_warp(bool holds) const { return warp_.any(holds); }
+  // The value of the tile's lane `source`.
+  template <class T>
+  SPARRING_DEVICE T shuffle(T value, unsigned source) const {
+    return warp_.shuffle(value, warp_.lane() / kLanes * kLanes + source);
+  }
+
   // The sum of the lanes in halves: lane l and lane l + 16, l + 8, ...; all get it.
   template <class T>
   SPARRING_DEVICE T sum_in_halves(T value) const {

@@ -69,9 +69,22 @@ SPARRING_DEVICE void shrink(const UpdateConstants<T>& c, const UpdatedRow<T>& ro
 
 template <class T>
 SPARRING_DEVICE void descend(const UpdatedRow<T>& row, const T* direction, T scale) {
-  row.each_column([&](int64_t at) {
-    row.embedding[at] = row.embedding[at] - direction[at] * scale;
-  });
+  // The compiler cannot know that a store changes none of the loads behind it.
+  constexpr int kInFlight = 4;
+  constexpr int64_t step = DotTile<T>::num_lanes;
+  for (int64_t first = row.tile.lane(); first < row.dim; first += kInFlight * step) {
+    T values[kInFlight] = {};
+    SPARRING_UNROLL
+    for (int k = 0; k < kInFlight; ++k) {
+      const int64_t at = first + k * step;
+      if (at < row.dim) values[k] = row.embedding[at] - direction[at] * scale;
+    }
+    SPARRING_UNROLL
+    for (int k = 0; k < kInFlight; ++k) {
+      const int64_t at = first + k * step;
+      if (at < row.dim) row.embedding[at] = values[k];
+    }
+  }
 }
 
 template <class T>

@@ -1,4 +1,4 @@
-// Positions of flags that are set, in order. As select_flagged of algorithms.h,
+// Positions of flags whose value is wanted, in order. As select_flagged of algorithms.h,
 // but in memory that was taken before: here nothing may fail any more.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_COMPACT_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_COMPACT_H_
@@ -16,20 +16,28 @@ inline uint64_t num_compact_pieces(uint64_t count) {
   return (count + kCompactPiece - 1) / kCompactPiece;
 }
 
+// Flags by their values: bit v says whether v is wanted.
+struct WantedFlags {
+  const uint8_t* flags;  // (count) device, each below 8
+  uint64_t count;
+  uint8_t values;
+
+  SPARRING_DEVICE bool has(uint64_t i) const { return i < count && (values >> flags[i] & 1) != 0; }
+};
+
 struct CountFlags {
   static constexpr unsigned block_threads = kBlockThreads;
-  const uint8_t* flags;  // (count) device
-  uint64_t count;
+  WantedFlags wanted;
   uint32_t* sums;  // out (pieces) device
 
   SPARRING_DEVICE void operator()(const device::Block& block) const {
     const device::Warp warp = block.warp();
-    for (uint64_t piece = block.warp_in_grid(); piece * kCompactPiece < count;
+    for (uint64_t piece = block.warp_in_grid(); piece * kCompactPiece < wanted.count;
          piece += block.grid_warps()) {
       uint32_t sum = 0;
       for (uint64_t at = 0; at < kCompactPiece; at += device::warp_lanes) {
         const uint64_t i = piece * kCompactPiece + at + warp.lane();
-        sum += device::num_ones(warp.ballot(i < count && flags[i] != 0));
+        sum += device::num_ones(warp.ballot(wanted.has(i)));
       }
       if (warp.lane() == 0) sums[piece] = sum;
     }
@@ -63,19 +71,18 @@ struct SumPieces {
 
 struct WritePositions {
   static constexpr unsigned block_threads = kBlockThreads;
-  const uint8_t* flags;  // (count) device
-  uint64_t count;
+  WantedFlags wanted;
   const uint32_t* sums;  // (pieces) device
   uint32_t* positions;   // out (total) device
 
   SPARRING_DEVICE void operator()(const device::Block& block) const {
     const device::Warp warp = block.warp();
-    for (uint64_t piece = block.warp_in_grid(); piece * kCompactPiece < count;
+    for (uint64_t piece = block.warp_in_grid(); piece * kCompactPiece < wanted.count;
          piece += block.grid_warps()) {
       uint32_t place = sums[piece];
       for (uint64_t at = 0; at < kCompactPiece; at += device::warp_lanes) {
         const uint64_t i = piece * kCompactPiece + at + warp.lane();
-        const bool is_set = i < count && flags[i] != 0;
+        const bool is_set = wanted.has(i);
         const uint32_t lanes = warp.ballot(is_set);
         if (is_set) {
           positions[place + device::num_ones(lanes & device::lanes_below(warp.lane()))] =
@@ -87,17 +94,17 @@ struct WritePositions {
   }
 };
 
-//   flags (count) uint8, sums (num_compact_pieces(count)) uint32 scratch,
-//   positions (up to count) uint32 out, total (1) uint32 out; all device
+//   sums (num_compact_pieces(count)) uint32 scratch, positions (up to count) uint32 out,
+//   total (1) uint32 out; all device
 inline void compact(device::Device& device, device::Stream stream, unsigned most_blocks,
-                    const uint8_t* flags, uint64_t count, uint32_t* sums, uint32_t* positions,
+                    const WantedFlags& wanted, uint32_t* sums, uint32_t* positions,
                     uint32_t* total) {
-  const uint64_t pieces = num_compact_pieces(count);
+  const uint64_t pieces = num_compact_pieces(wanted.count);
   const unsigned blocks =
       device::blocks_for(pieces * device::warp_lanes, kBlockThreads, most_blocks);
-  device::launch(device, {blocks}, stream, CountFlags{flags, count, sums});
+  device::launch(device, {blocks}, stream, CountFlags{wanted, sums});
   device::launch(device, {1}, stream, SumPieces{sums, pieces, total});
-  device::launch(device, {blocks}, stream, WritePositions{flags, count, sums, positions});
+  device::launch(device, {blocks}, stream, WritePositions{wanted, sums, positions});
 }
 
 }  // namespace sparring::hkv

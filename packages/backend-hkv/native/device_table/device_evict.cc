@@ -45,7 +45,7 @@ uint64_t DeviceTable::State::collect_departures(Departures& departures, const vo
                                                 uint64_t call_stride, void** made_at,
                                                 uint64_t count, device::Stream stream) {
   if (departures.most == 0) return 0;
-  compact(device, stream, most_blocks(), departures.leaves.as<uint8_t>(), count,
+  compact(device, stream, most_blocks(), {departures.leaves.as<uint8_t>(), count, 1 << 1},
           departures.sums.as<uint32_t>(), departures.positions.as<uint32_t>(),
           departures.total.as<uint32_t>());
   uint32_t num_left = 0;

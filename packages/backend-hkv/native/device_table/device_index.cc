@@ -51,7 +51,8 @@ uint64_t DeviceIndex::memory_bytes() const {
 char* DeviceIndex::add_segment(uint64_t num_buckets) {
   segments_.reserve(segments_.size() + 1);
   device::Buffer segment(
-      device_, num_buckets * DeviceBuckets::bucket_bytes(has_scores_, has_links_), stream_);
+      device_, num_buckets * DeviceBuckets::bucket_bytes(has_scores_, has_links_), stream_,
+      device::Lifetime::kLasting);
   empty(segment);
   segments_.push_back(std::move(segment));
   return segments_.back().as<char>();
@@ -77,7 +78,7 @@ void DeviceIndex::reserve_overflow(uint64_t count) {
     DeviceBuckets& buckets = view_.overflow;
     const uint64_t size = buckets.segment_size(num_overflow_segments_);
     const uint64_t capacity = overflow_capacity_ + size;
-    device::Buffer list(device_, capacity * sizeof(uint32_t), stream_);
+    device::Buffer list(device_, capacity * sizeof(uint32_t), stream_, device::Lifetime::kLasting);
     // All of it, though only so much is listed as the device has counted: lists are copied whole.
     device_.fill(list.as<void>(), 0, list.num_bytes(), stream_);
     char*& segment = buckets.segments[num_overflow_segments_];

@@ -128,6 +128,11 @@ void DeviceTable::State::double_heads() {
 
 void DeviceTable::State::touch_known(const Insertion& insertion, const uint64_t* scores) {
   if (!keeps_scores()) return;
+  if (!layout.has_chains()) {
+    return launch(insertion.stream, insertion.count,
+                  TouchRows{index->view(), policy.rule(), insertion.keys,
+                            insertion.numbers.as<uint32_t>(), scores, insertion.count});
+  }
   launch(insertion.stream, insertion.count,
          TouchKeys{index->view(), policy.rule(), insertion.keys, scores, insertion.count});
 }

@@ -102,6 +102,27 @@ struct TouchKeys {
   }
 };
 
+// The same where LocateKeys found the rows.
+// REQUIRES: a table without chains, whose slots own their rows.
+struct TouchRows {
+  static constexpr unsigned block_threads = kBlockThreads;
+  DeviceIndexView index;
+  ScoreRule rule;
+  const int64_t* keys;      // (count) device
+  const uint32_t* numbers;  // (count) device: the row of each key, or kNoDeviceRow
+  const uint64_t* scores;   // (count) device, or NULL
+  uint64_t count;
+
+  SPARRING_DEVICE void operator()(const device::Block& block) const {
+    for (uint64_t i = block.thread_in_grid(); i < count; i += block.grid_threads()) {
+      if (numbers[i] == kNoDeviceRow) continue;
+      const uint32_t head = index.head_of(index.hash(keys[i]));
+      uint64_t& score = index.heads.at(head).scores[numbers[i] - index.first_row(head)];
+      score = rule.updated(score, scores == nullptr ? nullptr : scores + i);
+    }
+  }
+};
+
 // Empties the slots of keys that LocateKeys found.
 // REQUIRES: a table without chains, whose slots own their rows.
 struct EraseUnchained {

@@ -48,7 +48,7 @@ void DeviceRows::reserve(uint64_t count, uint64_t device_bytes) {
     const uint64_t bytes = (next - capacity_) * view_.stride;
     if (device_bytes == 0 || device_bytes_ + bytes <= device_bytes) {
       in_device_.reserve(in_device_.size() + 1);
-      device::Buffer chunk(device_, bytes, stream_);
+      device::Buffer chunk(device_, bytes, stream_, device::Lifetime::kLasting);
       list_chunk(chunk.as<char>());
       in_device_.push_back(std::move(chunk));
       device_bytes_ += bytes;
@@ -73,7 +73,8 @@ void DeviceRows::list_chunk(char* memory) {
   try {
     const uint64_t room = chunk_list_.num_bytes() / sizeof(char*);
     if (chunks_.size() > room) {
-      device::Buffer longer(device_, std::max(kFirstChunks, 2 * room) * sizeof(char*), stream_);
+      device::Buffer longer(device_, std::max(kFirstChunks, 2 * room) * sizeof(char*), stream_,
+                            device::Lifetime::kLasting);
       device_.copy(longer.as<void>(), chunks_.data(), chunks_.size() * sizeof(char*), stream_);
       chunk_list_ = std::move(longer);
       view_.chunks = chunk_list_.as<char*>();
@@ -90,7 +91,7 @@ void DeviceRows::list_chunk(char* memory) {
 void DeviceRows::reserve_list(uint64_t count) {
   if (count <= list_capacity()) return;
   const uint64_t room = std::min(limit_, std::max<uint64_t>(1024, std::bit_ceil(count)));
-  device::Buffer longer(device_, room * sizeof(uint32_t), stream_);
+  device::Buffer longer(device_, room * sizeof(uint32_t), stream_, device::Lifetime::kLasting);
   // All of it, though only so much is listed as the device has counted: lists are copied whole.
   device_.fill(longer.as<void>(), 0, longer.num_bytes(), stream_);
   if (list_capacity() > 0) {

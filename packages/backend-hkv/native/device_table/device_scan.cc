@@ -46,18 +46,23 @@ struct Positions {
   }
 };
 
+// Where the rows of keys lie; NULL where they have none.
 struct ShowRows {
   static constexpr unsigned block_threads = kBlockThreads;
+  DeviceIndexView index;
   DeviceRowsView rows;
-  uint64_t begin;
-  const uint32_t* numbers;  // (count) device
+  const int64_t* keys;  // (count) device
   uint64_t count;
+  uint64_t begin;      // first byte of the row that is wanted
   const void** shown;  // out (count) device
 
   SPARRING_DEVICE void operator()(const device::Block& block) const {
-    for (uint64_t i = block.thread_in_grid(); i < count; i += block.grid_threads()) {
-      shown[i] = numbers[i] == kNoDeviceRow ? nullptr : rows.at(numbers[i]) + begin;
-    }
+    Locator<false> locator(block.warp(), index);
+    for_each_key(block, keys, count, [&](const LaneKey& lane_key, unsigned) {
+      const DeviceLocation at = locator.locate(lane_key);
+      if (!lane_key.is_wanted) return;
+      shown[lane_key.position] = at.row == kNoDeviceRow ? nullptr : rows.at(at.row) + begin;
+    });
   }
 };
 
@@ -152,14 +157,10 @@ void DeviceTable::visit(SparringVisit& call) {
   state.read(stream, "visit of " + std::to_string(call.count) + " keys", [&] {
     if (call.count == 0) return;
     const auto count = static_cast<uint64_t>(call.count);
-    const device::Buffer numbers = state.buffer<uint32_t>(count, stream);
     const device::Buffer shown = state.buffer<const void*>(count, stream);
     state.launch(stream, count,
-                 LocateKeys{state.index->view(), call.keys, count, true, numbers.as<uint32_t>(),
-                            nullptr, nullptr, nullptr, nullptr});
-    state.launch(stream, count,
-                 ShowRows{state.rows->view(), call.columns.begin, numbers.as<uint32_t>(), count,
-                          shown.as<const void*>()});
+                 ShowRows{state.index->view(), state.rows->view(), call.keys, count,
+                          call.columns.begin, shown.as<const void*>()});
     const int32_t answer = call.show(call.context, 0, call.count, shown.as<const void*>());
     if (answer != 0) {
       throw StatusError(SPARRING_INTERNAL,

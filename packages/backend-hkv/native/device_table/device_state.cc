@@ -25,7 +25,8 @@ DeviceTable::State::State(device::Device& device_used, const DeviceTableOptions&
   own_stream = device.make_stream();
   try {
     order = std::make_unique<DeviceOrder>(device);
-    counters_memory = buffer<DeviceCounters>(1, own_stream);
+    counters_memory = device::make_buffer<DeviceCounters>(device, 1, own_stream,
+                                                          device::Lifetime::kLasting);
     counters = counters_memory.as<DeviceCounters>();
     device.fill(counters, 0, sizeof(DeviceCounters), own_stream);
     index = std::make_unique<DeviceIndex>(device, own_stream, layout, keeps_scores(),

@@ -151,7 +151,7 @@ class DeviceTable::State {
 
   // Arrays for one call of `change` after another, device.
   struct Changes {
-    device::Buffer flags, sums, list, total;
+    device::Buffer sums, list, total;
     device::Buffer positions, rows, is_new;
   };
   Changes prepare_changes(uint64_t count, device::Stream stream);

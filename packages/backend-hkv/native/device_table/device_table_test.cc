@@ -442,6 +442,20 @@ void memory_follows_the_rows() {
   CHECK(evicting.stat().memory_bytes > 900000);
 }
 
+void bytes_are_accounted_for_what_they_are_for() {
+  DeviceTableOptions options = device_options(64);
+  options.device_memory_bytes = 200000;
+  DeviceClient client(options);
+  for (int64_t size : {10, 1000, 5000}) {
+    CHECK(client.upsert(range(0, size), 1) == SPARRING_OK);
+    client.erase(range(0, 7));
+    const sparring::device::MemoryUse use = client.device().memory_use();
+    CHECK(use.temporary_bytes == 0);
+    CHECK(use.lasting_bytes + client.table().pinned_bytes() == client.stat().memory_bytes);
+  }
+  CHECK(client.table().pinned_bytes() > 0);
+}
+
 }  // namespace
 
 int main() {
@@ -466,5 +480,6 @@ int main() {
       {"colliding keys chain and come apart again", colliding_keys_chain_and_come_apart_again},
       {"repeated keys do not break the table", repeated_keys_do_not_break_the_table},
       {"memory follows the rows", memory_follows_the_rows},
+      {"bytes are accounted for what they are for", bytes_are_accounted_for_what_they_are_for},
   });
 }

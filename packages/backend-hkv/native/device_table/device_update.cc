@@ -15,21 +15,6 @@ using border::StatusError;
 // What became of a key of an update.
 enum : uint8_t { kKnown = 0, kNew = 1, kRefused = 2 };
 
-struct FlagKeys {
-  static constexpr unsigned block_threads = kBlockThreads;
-  const uint8_t* missing;  // (count) one of the above, device
-  uint64_t count;
-  bool known;
-  bool fresh;
-  uint8_t* flags;  // out (count) device
-  SPARRING_DEVICE void operator()(const device::Block& block) const {
-    for (uint64_t i = block.thread_in_grid(); i < count; i += block.grid_threads()) {
-      const uint8_t found = missing[i];
-      flags[i] = (found == kKnown && known) || (found == kNew && fresh) ? 1 : 0;
-    }
-  }
-};
-
 struct WidenPositions {
   static constexpr unsigned block_threads = kBlockThreads;
   const uint32_t* list;  // (count) device
@@ -89,7 +74,6 @@ struct DescribeChanges {
 DeviceTable::State::Changes DeviceTable::State::prepare_changes(uint64_t count,
                                                                 device::Stream stream) {
   Changes changes;
-  changes.flags = buffer<uint8_t>(count, stream);
   changes.sums = buffer<uint32_t>(num_compact_pieces(count), stream);
   changes.list = buffer<uint32_t>(count, stream);
   changes.total = buffer<uint32_t>(1, stream);
@@ -102,10 +86,10 @@ DeviceTable::State::Changes DeviceTable::State::prepare_changes(uint64_t count,
 // The positions of known keys, or of new ones, or of both, into changes.list.
 void DeviceTable::State::list_keys(const Insertion& insertion, const Changes& changes, bool known_too,
                                    bool new_too) {
-  launch(insertion.stream, insertion.count,
-         FlagKeys{insertion.missing.as<uint8_t>(), insertion.count, known_too, new_too,
-                  changes.flags.as<uint8_t>()});
-  compact(device, insertion.stream, most_blocks(), changes.flags.as<uint8_t>(), insertion.count,
+  const auto wanted =
+      static_cast<uint8_t>((known_too ? 1 << kKnown : 0) | (new_too ? 1 << kNew : 0));
+  compact(device, insertion.stream, most_blocks(),
+          {insertion.missing.as<uint8_t>(), insertion.count, wanted},
           changes.sums.as<uint32_t>(), changes.list.as<uint32_t>(), changes.total.as<uint32_t>());
 }
 

@@ -215,7 +215,7 @@ class DeviceKernels(KernelSet):
         choice: MethodChoice,
         keys: DeviceArray,
         gradients: DeviceArray,
-        initial_state: DeviceArray | None,
+        initial_state: npt.NDArray[Any] | None,
         *,
         admit: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None,
         keeps_evicted: bool,

@@ -44,7 +44,7 @@
  *   `admit`, `change` and `receive` are given lies on the device too; they are
  *   called on the calling thread and put their own work on the stream, which may
  *   use it if it was put there before they return. `change` gets known and new
- *   rows in one call, or in two.
+ *   rows in one call, or in two; `inserted` is set before the first.
  *
  * ROWS
  *   A row is `row_bytes` opaque bytes: the embedding, then the optimizer state.

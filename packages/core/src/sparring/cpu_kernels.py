@@ -196,7 +196,7 @@ class CpuKernels(KernelSet):
         choice: MethodChoice,
         keys: DeviceArray,
         gradients: DeviceArray,
-        initial_state: DeviceArray | None,
+        initial_state: npt.NDArray[Any] | None,
         *,
         admit: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None,
         keeps_evicted: bool,

@@ -71,7 +71,6 @@ def _write(
     choice: MethodChoice,
 ) -> None:
     entry = container.entry(name)
-    state = entry.initial_state
     asked = None
     if entry.admission_filter is not None:
         asked = _Asked(entry.admission_filter, container.counters.steps + 1)
@@ -81,7 +80,7 @@ def _write(
             choice,
             summed.keys,
             summed.gradients,
-            None if state is None or not len(state) else kernels.arrays.from_host(state),
+            entry.initial_state,
             admit=asked,
             keeps_evicted=write.keeps_evicted,
         )

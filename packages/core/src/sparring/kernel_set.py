@@ -301,7 +301,7 @@ class KernelSet(ABC):
         choice: MethodChoice,
         keys: DeviceArray,
         gradients: DeviceArray,
-        initial_state: DeviceArray | None,
+        initial_state: npt.NDArray[Any] | None,
         *,
         admit: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None = None,
         keeps_evicted: bool = False,
@@ -315,7 +315,8 @@ class KernelSet(ABC):
             choice: as in `update`.
             keys: ``(u,)``, unique.
             gradients: ``(u, dim)`` of the computing dtype; may be overwritten.
-            initial_state: ``(state_width,)`` of the computing dtype; None: zeros.
+            initial_state: ``(state_width,)`` of the computing dtype, in host memory: the set keeps
+                a copy on its device, and moves it there once. None: zeros.
             admit: asked which keys without a row may have one, with these keys and its answer in
                 host memory, which waits for the device; None: all may.
             keeps_evicted: rows that leave are copied to the host.
@@ -344,7 +345,7 @@ class KernelSet(ABC):
         choice: MethodChoice,
         keys: DeviceArray,
         gradients: DeviceArray,
-        initial_state: DeviceArray | None,
+        initial_state: npt.NDArray[Any] | None,
         *,
         admit: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None,
         keeps_evicted: bool,

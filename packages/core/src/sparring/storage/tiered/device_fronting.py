@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -80,7 +80,7 @@ class DeviceFronting:
         choice: MethodChoice,
         keys: DeviceArray,
         gradients: DeviceArray,
-        initial_state: DeviceArray | None,
+        initial_state: npt.NDArray[Any] | None,
         *,
         admit: _Admit | None,
     ) -> StorageChange:
@@ -100,7 +100,9 @@ class DeviceFronting:
                     arrays.take(each, kept) for each in (keys, gradients, rows, is_known)
                 )
                 on_host, is_found = on_host[is_kept], is_found[is_kept]
-            kernels.initialize(rows, keys, is_known, table, initial_state)
+            has_state = initial_state is not None and len(initial_state) > 0
+            state = arrays.from_host(initial_state) if has_state else None
+            kernels.initialize(rows, keys, is_known, table, state)
             kernels.update(table, choice, keys, rows, gradients)
             evicted = kernels.upsert_storage(self._first, keys, rows, keeps_evicted=True)
         except BaseException:
