@@ -41,6 +41,13 @@ class DeviceKernels(KernelSet):
     def streams(self) -> Streams:
         return Streams(self._native.streams(self._handle))
 
+    def find_into(
+        self, storage: Storage, keys: DeviceArray, rows: DeviceArray, found: DeviceArray
+    ) -> None:
+        self._native.table_find(
+            self._capsule(storage), self._handle, self._stream(), keys, rows, found
+        )
+
     def dedup(self, ids: DeviceArray) -> Dedup:
         count = _length(ids, "ids")
         keys = self.arrays.empty((count,), "int64")

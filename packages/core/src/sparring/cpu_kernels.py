@@ -14,6 +14,7 @@ from sparring import kernels
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.kernel_set import ArraySource, DeviceArray, KernelSet
 from sparring.kernels import Dedup, Pooling, Rounding, Route
+from sparring.storage.contract import Columns
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -35,6 +36,14 @@ class CpuKernels(KernelSet):
 
     def __init__(self, arrays: ArraySource | None = None) -> None:
         self.arrays = ArraySource(empty=np.empty, stream=lambda: 0) if arrays is None else arrays
+
+    def find_into(
+        self, storage: Storage, keys: DeviceArray, rows: DeviceArray, found: DeviceArray
+    ) -> None:
+        to = _shared(rows, "rows")
+        result = storage.find(_shared(keys, "keys"), Columns(0, to.shape[1]))
+        to[...] = result.rows
+        _shared(found, "found")[...] = result.found
 
     def dedup(self, ids: DeviceArray) -> Dedup:
         return kernels.dedup(_shared(ids, "ids"))

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,8 @@ class ArraySource:
         stream: the stream that work goes to now, as an address (``cudaStream_t``); 0 is the
             default stream, and all there is on a CPU.
         index: the number of the device among those of its type.
+        using: ``using(stream)``: a context manager that makes this the calling thread's stream, the
+            one that `stream` gives and that memory of `empty` is first used on.
         to_host: the array as NumPy's, in host memory; it may wait for the stream.
         from_host: an array of NumPy as one on the device.
         concatenate: arrays one behind the other, along the first dimension.
@@ -58,6 +61,7 @@ class ArraySource:
     empty: Callable[[tuple[int, ...], str], DeviceArray]
     stream: Callable[[], int]
     index: int = 0
+    using: Callable[[int], AbstractContextManager[Any]] = nullcontext
     to_host: Callable[[DeviceArray], npt.NDArray[Any]] = np.asarray
     from_host: Callable[[npt.NDArray[Any]], DeviceArray] = np.asarray
     concatenate: Callable[[Sequence[DeviceArray]], DeviceArray] = np.concatenate
@@ -83,6 +87,25 @@ class KernelSet(ABC):
         """
         raise UnsupportedError(
             f"the kernels of device {self.device} have no streams; ask a set for a GPU"
+        )
+
+    def find_into(
+        self, storage: Storage, keys: DeviceArray, rows: DeviceArray, found: DeviceArray
+    ) -> None:
+        """The first columns of each row of a storage. Waits for nothing.
+
+        Args:
+            storage: takes arrays of this device.
+            keys: ``(u,)``, unique.
+            rows: ``(u, columns)`` of the table's dtype, filled; zeros where there is none.
+            found: ``(u,)`` uint8, filled: 1 where a key has a row, else 0.
+
+        Raises:
+            UnsupportedError: the storage is elsewhere, or the set cannot read storages.
+            StorageIOError: the device has failed.
+        """
+        raise UnsupportedError(
+            f"the kernels of device {self.device} read no storages; use a set that does"
         )
 
     @abstractmethod
