@@ -23,10 +23,10 @@ TABLE = TableConfig("t", 8, seed=3).with_state(1, METHOD.name)
 STATE = np.full(1, 0.5, np.float32)
 
 
-def _worked(call: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
+def _worked(call: Callable[..., Any], *arguments: Any) -> tuple[Any, dict[str, int]]:
     handle = open_device("emulated").handle
     before = handle.work
-    result = call()
+    result = call(*arguments)
     return result, {name: count - before[name] for name, count in handle.work.items()}
 
 
@@ -40,13 +40,13 @@ def _steps(**options: Any) -> Iterator[dict[str, dict[str, int]]]:
     storage = HkvStorage(TABLE, HkvOptions(device="emulated", **options))
     ids, offsets = np.random.default_rng(0).zipf(1.2, 4000) % 1000, np.arange(0, 4001, 4)
     for step in range(1, 10):
-        bags, pool = _worked(lambda: device.pool_storage(storage, TABLE, ids, offsets))
-        found, dedup = _worked(lambda: device.dedup(ids))
+        bags, pool = _worked(device.pool_storage, storage, TABLE, ids, offsets)
+        found, dedup = _worked(device.dedup, ids)
         gradient, inverse, size = np.tanh(bags), found.inverse, len(found.keys)
-        sums, back = _worked(lambda: device.pool_backward(gradient, inverse, offsets, size))
-        _, finite = _worked(lambda: device.is_finite(sums))
+        sums, back = _worked(device.pool_backward, gradient, inverse, offsets, size)
+        _, finite = _worked(device.is_finite, sums)
         choice, keys = MethodChoice(METHOD, HYPER, step), found.keys
-        _, update = _worked(lambda: device.update_storage(storage, choice, keys, sums, STATE))
+        _, update = _worked(device.update_storage, storage, choice, keys, sums, STATE)
         yield {"pool": pool, "dedup": dedup, "back": back, "finite": finite, "update": update}
 
 
@@ -83,7 +83,7 @@ def test_the_initial_state_is_copied_once() -> None:
         storage = HkvStorage(TABLE, HkvOptions(device="emulated"))
         keys, sums = np.arange(10), np.zeros((10, 8), np.float32)
         choice = MethodChoice(METHOD, HYPER, 1)
-        _, work = _worked(lambda: device.update_storage(storage, choice, keys, sums, state.copy()))
+        _, work = _worked(device.update_storage, storage, choice, keys, sums, state.copy())
         copies.append(work["copies"])
         assert (
             storage.find(keys).rows.view(np.float32).reshape(10, -1)[:, -1].tolist() == [0.125] * 10

@@ -14,7 +14,6 @@ from sparring.kernel_set import (
     KernelSet,
     NumEvicted,
     StorageChange,
-    StoredRows,
 )
 from sparring.kernels import Dedup, Pooling, Rounding, Route
 from sparring.storage.results import Evicted
@@ -52,6 +51,13 @@ class DeviceKernels(KernelSet):
 
     def streams(self) -> Streams:
         return Streams(self._native.streams(self._handle))
+
+    def _find_into_impl(
+        self, storage: Storage, keys: DeviceArray, rows: DeviceArray, found: DeviceArray
+    ) -> None:
+        self._native.table_find(
+            self._capsule(storage), self._handle, self._stream(), keys, rows, found
+        )
 
     def dedup(self, ids: DeviceArray) -> Dedup:
         count = _length(ids, "ids")
@@ -235,17 +241,6 @@ class DeviceKernels(KernelSet):
             keeps_evicted,
         )
         return StorageChange(int(num_new), _evicted(table, num_evicted, evicted))
-
-    def _find_storage_impl(
-        self, storage: Storage, keys: DeviceArray, num_columns: int
-    ) -> StoredRows:
-        count, table = _length(keys, "keys"), storage.table
-        rows = self.arrays.empty((count, num_columns), table.dtype)
-        found = self.arrays.empty((count,), "bool")
-        self._native.table_find(
-            self._capsule(storage), self._handle, self._stream(), keys, rows, found
-        )
-        return StoredRows(rows, found)
 
     def _upsert_storage_impl(
         self, storage: Storage, keys: DeviceArray, rows: DeviceArray, *, keeps_evicted: bool

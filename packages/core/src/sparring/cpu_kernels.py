@@ -19,7 +19,6 @@ from sparring.kernel_set import (
     KernelSet,
     NumEvicted,
     StorageChange,
-    StoredRows,
 )
 from sparring.kernels import Dedup, Pooling, Rounding, Route
 from sparring.storage.results import Columns
@@ -44,6 +43,14 @@ class CpuKernels(KernelSet):
 
     def __init__(self, arrays: ArraySource | None = None) -> None:
         self.arrays = ArraySource(empty=np.empty, stream=lambda: 0) if arrays is None else arrays
+
+    def _find_into_impl(
+        self, storage: Storage, keys: DeviceArray, rows: DeviceArray, found: DeviceArray
+    ) -> None:
+        to = _shared(rows, "rows")
+        result = storage.find(_shared(keys, "keys"), Columns(0, to.shape[1]))
+        to[...] = result.rows
+        _shared(found, "found")[...] = result.found
 
     def dedup(self, ids: DeviceArray) -> Dedup:
         return kernels.dedup(_shared(ids, "ids"))
@@ -220,12 +227,6 @@ class CpuKernels(KernelSet):
         storage.update(known, sums, choice)
         num_new = len(found) - int(np.count_nonzero(found))
         return StorageChange(num_new, NumEvicted(before + num_new - storage.size, None))
-
-    def _find_storage_impl(
-        self, storage: Storage, keys: DeviceArray, num_columns: int
-    ) -> StoredRows:
-        found = storage.find(_shared(keys, "keys"), Columns(0, num_columns))
-        return StoredRows(found.rows, found.found)
 
     def _upsert_storage_impl(
         self, storage: Storage, keys: DeviceArray, rows: DeviceArray, *, keeps_evicted: bool

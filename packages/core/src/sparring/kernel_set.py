@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,8 @@ class ArraySource:
         stream: the stream that work goes to now, as an address (``cudaStream_t``); 0 is the
             default stream, and all there is on a CPU.
         index: the number of the device among those of its type.
+        using: ``using(stream)``: a context manager that makes this the calling thread's stream, the
+            one that `stream` gives and that memory of `empty` is first used on.
         to_host: the array as NumPy's, in host memory; it may wait for the stream.
         from_host: an array of NumPy as one on the device.
         concatenate: arrays one behind the other, along the first dimension.
@@ -76,6 +79,7 @@ class ArraySource:
     empty: Callable[[tuple[int, ...], str], DeviceArray]
     stream: Callable[[], int]
     index: int = 0
+    using: Callable[[int], AbstractContextManager[Any]] = nullcontext
     to_host: Callable[[DeviceArray], npt.NDArray[Any]] = np.asarray
     from_host: Callable[[npt.NDArray[Any]], DeviceArray] = np.asarray
     concatenate: Callable[[Sequence[DeviceArray]], DeviceArray] = np.concatenate
@@ -370,13 +374,38 @@ class KernelSet(ABC):
         front = storage.device_front()
         if front is not None:
             return front.find(self, keys, count)
-        return self._find_storage_impl(storage, keys, count)
+        rows = self.arrays.empty((len(keys), count), storage.table.dtype)
+        found = self.arrays.empty((len(keys),), "bool")
+        self._find_into_impl(storage, keys, rows, found)
+        return StoredRows(rows, found)
+
+    def find_into(
+        self, storage: Storage, keys: DeviceArray, rows: DeviceArray, found: DeviceArray
+    ) -> None:
+        """As `find_storage`, into arrays that are there.
+
+        Args:
+            storage: takes arrays of this device.
+            keys: ``(u,)``, unique.
+            rows: ``(u, num_columns)`` of the table's dtype, filled; zeros where there is none.
+            found: ``(u,)`` bool or uint8, filled: 1 where a key has a row, else 0.
+
+        Raises:
+            UnsupportedError: the storage is elsewhere.
+        """
+        front = storage.device_front()
+        if front is None:
+            self._find_into_impl(storage, keys, rows, found)
+            return
+        stored = front.find(self, keys, rows.shape[1])
+        rows[:] = stored.rows
+        found[:] = stored.found
 
     @abstractmethod
-    def _find_storage_impl(
-        self, storage: Storage, keys: DeviceArray, num_columns: int
-    ) -> StoredRows:
-        """`find_storage` of a storage that is no stack."""
+    def _find_into_impl(
+        self, storage: Storage, keys: DeviceArray, rows: DeviceArray, found: DeviceArray
+    ) -> None:
+        """`find_into` for a storage that is no stack."""
 
     def upsert_storage(
         self, storage: Storage, keys: DeviceArray, rows: DeviceArray, *, keeps_evicted: bool = False

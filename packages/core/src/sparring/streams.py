@@ -16,8 +16,9 @@ stream does not come there in time, even if the driver hangs.
 from __future__ import annotations
 
 import os
+import time
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
@@ -37,10 +38,22 @@ STREAM_DEADLINE_SECONDS = 60.0
 class StreamTask(Task[None]):
     """A wait for the point where a stream was when the wait began."""
 
-    __slots__ = ()
+    __slots__ = ("begin_ns", "end_ns")
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.begin_ns = time.perf_counter_ns()
+        """When the wait began, on the clock of ``time.perf_counter_ns``."""
+        self.end_ns = 0
+        """When it ended; 0 while it has not."""
+
+    def when_done(self, call: Callable[[StreamTask], None]) -> None:
+        """Calls ``call(self)`` once it has ended, on a thread of the pool, or here if it has."""
+        self._future.add_done_callback(lambda _: call(self))
 
     def end(self, kind: str | None, message: str | None) -> None:
         """What the pool calls, once."""
+        self.end_ns = time.perf_counter_ns()
         if not self._future.set_running_or_notify_cancel():
             return  # whoever cancelled it wants no answer
         if kind is None:

@@ -40,8 +40,10 @@ class Span:
     """On the clock of ``time.perf_counter_ns``."""
     end_ns: int
     thread_id: int
-    """The thread it ran on; 0 for a message."""
+    """The thread it ran on; 0 for a message, and for what has a line of its own."""
     details: dict[str, Any] = field(default_factory=dict)
+    line: str = ""
+    """The name of its line where it is no thread's, as a stream's."""
 
 
 class Trace:
@@ -68,6 +70,17 @@ class Trace:
         """Adds what a thread did, this one unless another is named."""
         found = threading.get_ident() if thread_id is None else thread_id
         self._keep(Span(name, begin_ns, end_ns, found, details or {}))
+
+    def add_to_line(
+        self,
+        line: str,
+        name: str,
+        begin_ns: int,
+        end_ns: int,
+        details: dict[str, Any] | None = None,
+    ) -> None:
+        """Adds what happened on a line that is no thread's: a stream of a device."""
+        self._keep(Span(name, begin_ns, end_ns, 0, details or {}, line))
 
     def add_transfer(
         self, name: str, begin_ns: int, end_ns: int, details: dict[str, Any] | None = None
@@ -115,22 +128,22 @@ class Trace:
     def _events(self) -> Iterator[dict[str, Any]]:
         spans = list(self.spans)
         yield _named("process_name", self.rank, 0, f"rank {self.rank}")
-        lines: dict[int, int] = {}
+        lines: dict[int | str, int] = {}
         for span in spans:
-            if span.thread_id and span.thread_id not in lines:
-                lines[span.thread_id] = len(lines) + 1
-                yield _named(
-                    "thread_name", self.rank, lines[span.thread_id], _thread_name(span.thread_id)
-                )
+            line = span.line or span.thread_id
+            if line and line not in lines:
+                lines[line] = len(lines) + 1
+                name = span.line or _thread_name(span.thread_id)
+                yield _named("thread_name", self.rank, lines[line], name)
         numbers = itertools.count(1)
         for span in spans:
             common = {"name": span.name, "pid": self.rank, "args": span.details}
-            if span.thread_id:
+            if span.line or span.thread_id:
                 yield {
                     **common,
                     "ph": "X",
-                    "cat": "thread",
-                    "tid": lines[span.thread_id],
+                    "cat": "stream" if span.line else "thread",
+                    "tid": lines[span.line or span.thread_id],
                     "ts": span.begin_ns / 1000,
                     "dur": (span.end_ns - span.begin_ns) / 1000,
                 }

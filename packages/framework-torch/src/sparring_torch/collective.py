@@ -1,7 +1,8 @@
 """Ranks of a ``torch.distributed`` group.
 
 Messages go over a gloo group of our own, beside whatever groups the program has, so that no tag and
-no time-out meets another's. Where nobody has initialised ``torch.distributed``, this does.
+no time-out meets another's; those of tensors on GPUs by NCCL (`sparring_torch.device_collective`).
+Where nobody has initialised ``torch.distributed``, this does.
 
 gloo has no mercy on a message that is larger than its buffer: it ends the process. And of a smaller
 one it does not tell. So the size goes into the tag: messages of another size do not meet.
@@ -23,6 +24,7 @@ from sparring.collective import Collective, Work
 from sparring.collective.contract import Array
 from sparring.errors import DeadlineError, InvalidArgumentError, UnsupportedError
 from sparring.rendezvous import Membership
+from sparring_torch.device_collective import with_devices
 from sparring_torch.distributed_options import TorchCollectiveOptions
 from sparring_torch.group_watch import GroupWatch
 from sparring_torch.group_works import Channel, GroupWork
@@ -43,6 +45,7 @@ def join_torch(
         DeadlineError: not all ranks came.
         InvalidArgumentError: the group has other ranks than the rendezvous found.
         UnsupportedError: this torch has no gloo.
+        PluginError, DeviceError: the option `process_group` names NCCL, and it cannot be used.
     """
     if not dist.is_available() or not dist.is_gloo_available():
         raise UnsupportedError(
@@ -62,7 +65,8 @@ def join_torch(
             f"{dist.get_world_size()}; give both the same ranks"
         )
     group = dist.new_group(backend="gloo", timeout=timeout, group_desc="sparring")
-    return TorchCollective(group, deadline_seconds=deadline_seconds, owns_default=owns_default)
+    host = TorchCollective(group, deadline_seconds=deadline_seconds, owns_default=owns_default)
+    return with_devices(host, membership, options.process_group)
 
 
 def _initialize(

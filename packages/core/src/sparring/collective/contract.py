@@ -121,7 +121,8 @@ class Collective(Closable):
 
         Args:
             stream: of a buffer in a device's memory, the stream that writes it: the message goes
-                after what is on it now. None: it waits for all that the device was given.
+                after what is on it now. None: after all that the device was given, or that the
+                framework's current stream was.
         """
         self._check_message("send to", destination, tag)
         return self._send_impl(_as_array(buffer), destination, tag)

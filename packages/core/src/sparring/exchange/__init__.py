@@ -1,6 +1,8 @@
 """The exchange between ranks: rows from their owners, gradients to them."""
 
 from sparring.exchange.counters import ExchangeCounters, MessageKind, WireBytes
+from sparring.exchange.device_exchange import DeviceExchange
+from sparring.exchange.device_requests import DevicePulled, DevicePullRequest, DevicePushRequest
 from sparring.exchange.options import ExchangeOptions, Schedule, WireDtype
 from sparring.exchange.record import ChangedKeys, PullRecord
 from sparring.exchange.refreshing import Refreshed
@@ -9,6 +11,10 @@ from sparring.exchange.ring import RingExchange
 
 __all__ = [
     "ChangedKeys",
+    "DeviceExchange",
+    "DevicePullRequest",
+    "DevicePulled",
+    "DevicePushRequest",
     "ExchangeCounters",
     "ExchangeOptions",
     "MessageKind",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -12,11 +14,21 @@ Bytes = npt.NDArray[np.uint8]
 _SMALLEST = 1 << 12
 
 
-class Buffers:
-    """Lends buffers to one thread. Keeps at most `most_bytes` of those that came back."""
+def _fresh(num_bytes: int) -> Bytes:
+    return np.empty(num_bytes, np.uint8)
 
-    def __init__(self, most_bytes: int = 256 << 20) -> None:
+
+class Buffers:
+    """Lends buffers to one thread. Keeps at most `most_bytes` of those that came back.
+
+    Args:
+        most_bytes: of buffers that nobody uses.
+        make: makes one of so many bytes.
+    """
+
+    def __init__(self, most_bytes: int = 256 << 20, make: Callable[[int], Bytes] = _fresh) -> None:
         self._most_bytes = most_bytes
+        self._make = make
         self._kept_bytes = 0
         # Rounded size -> buffers of that size.
         self._kept: dict[int, list[Bytes]] = {}
@@ -28,7 +40,7 @@ class Buffers:
         if kept:
             self._kept_bytes -= size
             return kept.pop()[:num_bytes]
-        return np.empty(size, np.uint8)[:num_bytes]
+        return self._make(size)[:num_bytes]
 
     def give_back(self, buffer: Bytes) -> None:
         """Takes back what `take` gave; nobody may use it any more."""

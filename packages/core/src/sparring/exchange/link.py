@@ -78,16 +78,34 @@ class Link:
         self._num_outstanding = [0] * self.collective.world_size
         self._moved = time.monotonic()
 
-    def send(self, kind: MessageKind, buffer: Any, peer: int, what: str = "") -> Transfer:
-        """Starts sending an array."""
-        work = self.collective.send(buffer, peer, _TAGS[kind])
+    def send(
+        self,
+        kind: MessageKind,
+        buffer: Any,
+        peer: int,
+        what: str = "",
+        *,
+        stream: int | None = None,
+    ) -> Transfer:
+        """Starts sending an array; in a device's memory, after what is on the stream."""
+        on = {} if stream is None else {"stream": stream}
+        work = self.collective.send(buffer, peer, _TAGS[kind], **on)
         self.counters.wire_bytes_sent.add(kind, buffer.nbytes)
         self.counters.num_messages_sent += 1
         return self._started(Transfer(work, buffer, peer, kind, True, 0, what))
 
-    def receive(self, kind: MessageKind, buffer: Any, peer: int, what: str = "") -> Transfer:
-        """Starts filling an array."""
-        work = self.collective.receive(buffer, peer, _TAGS[kind])
+    def receive(
+        self,
+        kind: MessageKind,
+        buffer: Any,
+        peer: int,
+        what: str = "",
+        *,
+        stream: int | None = None,
+    ) -> Transfer:
+        """Starts filling an array; in a device's memory, after what is on the stream."""
+        on = {} if stream is None else {"stream": stream}
+        work = self.collective.receive(buffer, peer, _TAGS[kind], **on)
         return self._started(Transfer(work, buffer, peer, kind, False, 0, what))
 
     @contextmanager

@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sparring.closable import Closable
 from sparring.collective import Collective
 from sparring.errors import ClosedError, PeerFailure
 from sparring.exchange.agreeing import Settings, check_headers, digest_of, refuse_together
 from sparring.exchange.beside import InlineLane, Lane
 from sparring.exchange.buffers import Buffers
 from sparring.exchange.counters import ExchangeCounters
+from sparring.exchange.device_exchange import DeviceExchange
 from sparring.exchange.headers import (
     Header,
     Mailbox,
@@ -47,6 +49,7 @@ from sparring.exchange.routing import Routed, route
 from sparring.exchange.sequential import pull_at_once, push_at_once
 from sparring.exchange.tuning import measure_chunk_rows
 from sparring.exchange.wire import Codec
+from sparring.kernel_set import KernelSet
 from sparring.rendezvous import ShardMap
 from sparring.storage.contract import Columns, Keys, Rows, Storage
 from sparring.table import TableConfig
@@ -61,7 +64,7 @@ _FEW_ROWS = 4096
 """Finding or adding up so many takes less time than handing them to another thread may."""
 
 
-class RingExchange:
+class RingExchange(Closable):
     """Moves rows and gradients between ranks. One thread uses it.
 
     Args:
@@ -98,6 +101,7 @@ class RingExchange:
         self._chunk_rows = self.options.chunk_rows
         self._buffers = Buffers()
         self._threads: ThreadPoolExecutor | None = None
+        self._on_devices: dict[str, DeviceExchange] = {}
         self._failure: PeerFailure | None = None
         self._has_ended = False
         self._has_said_farewell = False
@@ -301,6 +305,17 @@ class RingExchange:
             self._buffers,
         ).run()
 
+    def on_device(self, kernels: KernelSet) -> DeviceExchange:
+        """The same for arrays of a device, which stay there. Closed with this one.
+
+        Raises:
+            UnsupportedError: the kernels have no streams.
+        """
+        found = self._on_devices.get(kernels.device)
+        if found is None:
+            found = self._on_devices[kernels.device] = DeviceExchange(self, kernels)
+        return found
+
     def _is_own(self, table: TableConfig) -> bool:
         """Whether all rows of a table are on this rank."""
         return self._world_size == 1 or table.is_replicated
@@ -342,6 +357,8 @@ class RingExchange:
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None
+        while self._on_devices:
+            self._on_devices.popitem()[1].close()
 
     def _agree(
         self,
@@ -421,6 +438,20 @@ class RingExchange:
             if time.monotonic() > limit:
                 return failure
             time.sleep(0.001)
+
+    def _give_up(self, error: BaseException) -> None:
+        """After a failure of this rank in the middle of an exchange, of which it tells the others."""
+        if self._failure is None:
+            self._failure = PeerFailure(
+                f"rank {self._rank} failed in the middle of an exchange ({type(error).__name__}: "
+                f"{error}), which cannot go on; restart all ranks from the last snapshot",
+                rank=self._rank,
+                operation=self._collective.context.operation,
+                table=self._collective.context.table,
+                step=self.step,
+                is_certain=True,
+            )
+        self._say_farewell()
 
     def _say_farewell(self) -> None:
         if self._has_said_farewell:

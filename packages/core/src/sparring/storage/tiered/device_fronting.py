@@ -100,8 +100,9 @@ class DeviceFronting:
                     arrays.take(each, kept) for each in (keys, gradients, rows, is_known)
                 )
                 on_host, is_found = on_host[is_kept], is_found[is_kept]
-            has_state = initial_state is not None and len(initial_state) > 0
-            state = arrays.from_host(initial_state) if has_state else None
+            state = None
+            if initial_state is not None and len(initial_state):
+                state = arrays.from_host(initial_state)
             kernels.initialize(rows, keys, is_known, table, state)
             kernels.update(table, choice, keys, rows, gradients)
             evicted = kernels.upsert_storage(self._first, keys, rows, keeps_evicted=True)

@@ -1,0 +1,191 @@
+"""The ring over arrays of a device: the contract of `RingExchange`, for arrays that stay there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sparring.closable import Closable
+from sparring.device_gradients import SummedByKey
+from sparring.errors import InvalidArgumentError, PeerFailure, UnsupportedError
+from sparring.exchange.beside import Lane
+from sparring.exchange.device_pulling import DevicePull
+from sparring.exchange.device_pushing import DevicePush
+from sparring.exchange.device_requests import DevicePulled, DevicePullRequest, DevicePushRequest
+from sparring.exchange.device_routing import route_on_device
+from sparring.exchange.device_side import DeviceSide
+from sparring.exchange.headers import Phase
+from sparring.exchange.options import WireDtype
+from sparring.exchange.wire import Codec
+from sparring.kernel_set import KernelSet
+from sparring.table import TableConfig
+
+if TYPE_CHECKING:
+    from sparring.exchange.ring import RingExchange
+
+__all__ = ["DeviceExchange"]
+
+
+class DeviceExchange(Closable):
+    """Moves rows and gradients between devices. Made by `RingExchange.on_device`.
+
+    All ranks call it for the same tables at the same time, as they do `RingExchange`; a rank whose
+    tables lie elsewhere is refused. Numbers travel as they are.
+
+    Args:
+        exchange: whose collective, shard map and options are used.
+        kernels: of the device.
+
+    Raises:
+        UnsupportedError: the kernels have no streams.
+    """
+
+    def __init__(self, exchange: RingExchange, kernels: KernelSet) -> None:
+        self._exchange = exchange
+        self._side = DeviceSide(kernels, exchange._link)
+        self._owners = kernels.arrays.from_host(exchange._owners.astype(np.int32))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sparring-device")
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether messages are sent from the device's memory and received into it."""
+        return self._side.is_direct
+
+    def pull_all(
+        self, requests: Sequence[DevicePullRequest], *, is_training: bool = True
+    ) -> list[DevicePulled]:
+        """Rows from their owners, on the device.
+
+        Args:
+            requests: one for each table, in the same order on all ranks.
+            is_training: gradients will come.
+
+        Raises:
+            PeerFailure, InvalidArgumentError: as `RingExchange.pull_all`.
+            DeviceError, DeadlineError: the device failed; other ranks are told.
+        """
+        exchange = self._exchange
+        is_own = [exchange._is_own(each.table) for each in requests]
+        if any(is_own):
+            others = [each for each, own in zip(requests, is_own, strict=True) if not own]
+            pulled = iter(self.pull_all(others, is_training=is_training) if others else ())
+            return [
+                self._find(each) if own else next(pulled)
+                for each, own in zip(requests, is_own, strict=True)
+            ]
+        self._check_exact(exchange.options.row_wire_dtype, "row_wire_dtype")
+        names = [f"{each.table.name}[0:{each.width}] on a device" for each in requests]
+        phase = Phase.LOOKUP if is_training else Phase.READ
+        tables = [each.table for each in requests]
+        with exchange._guarded("pull", [each.name for each in tables]):
+            routed = route_on_device(
+                self._side.kernels,
+                [each.keys for each in requests],
+                self._owners,
+                exchange._world_size,
+            )
+            counts = exchange._agree(phase, routed.counts, names)
+            pull = DevicePull(
+                self._side,
+                requests,
+                routed,
+                counts,
+                self._chunk_rows([(each.table, each.width) for each in requests]),
+                exchange.options.chunks_in_flight,
+            )
+            with self._given_up_unless_through(pull):
+                return pull.run()
+
+    def push_all(
+        self, requests: Sequence[DevicePushRequest], *, error: BaseException | None = None
+    ) -> list[SummedByKey]:
+        """Gradients to their owners, added up by key: this rank's first, then those of the rank
+        before it, and so on around the ring.
+
+        Args:
+            requests: one for each table, in the same order on all ranks.
+            error: why this rank cannot apply the step. Then nobody pushes anything.
+
+        Raises:
+            BaseException: `error`, or in its place another rank's, naming that rank.
+            PeerFailure, InvalidArgumentError: as `RingExchange.push_all`.
+            UnsupportedError: a table is replicated.
+            DeviceError, DeadlineError: the device failed; other ranks are told.
+        """
+        exchange = self._exchange
+        if exchange._world_size == 1:
+            if error is not None:
+                raise error
+            return [SummedByKey(each.keys, each.gradients) for each in requests]
+        for each in requests:
+            if each.table.is_replicated:
+                raise UnsupportedError(
+                    f"table {each.table.name!r} is replicated: its gradients go to all ranks, by "
+                    "way of host memory; push them with RingExchange.push_all"
+                )
+        self._check_exact(exchange.options.gradient_wire_dtype, "gradient_wire_dtype")
+        names = [f"{each.table.name} on a device" for each in requests]
+        with exchange._guarded("push", [each.table.name for each in requests]):
+            routed = route_on_device(
+                self._side.kernels,
+                [each.keys for each in requests],
+                self._owners,
+                exchange._world_size,
+            )
+            coming = exchange._agree(Phase.PUSH, routed.counts, names, error)
+            push = DevicePush(
+                self._side,
+                Lane(self._thread),
+                requests,
+                routed,
+                coming,
+                self._chunk_rows([(each.table, each.table.dim) for each in requests]),
+                exchange.options.chunks_in_flight,
+            )
+            with self._given_up_unless_through(push):
+                return push.run()
+
+    def close(self) -> None:
+        """Frees the streams. A second call does nothing."""
+        self._thread.shutdown()
+        self._side.close()
+
+    def _find(self, request: DevicePullRequest) -> DevicePulled:
+        """In a world of one, or of a table that every rank has whole."""
+        kernels = self._side.kernels
+        rows = kernels.arrays.empty((len(request.keys), request.width), request.table.dtype)
+        found = kernels.arrays.empty((len(request.keys),), "uint8")
+        if request.storage is None:
+            rows[...] = 0
+            found[...] = 0
+        elif len(request.keys):
+            request.storage._check_open()
+            kernels.find_into(request.storage, request.keys, rows, found)
+        return DevicePulled(rows, found)
+
+    def _chunk_rows(self, widths: Sequence[tuple[TableConfig, int]]) -> int:
+        codecs = [Codec(table.numpy_dtype, width, WireDtype.EXACT) for table, width in widths]
+        return self._exchange._rows_of_a_chunk(codecs)
+
+    def _check_exact(self, wire_dtype: WireDtype | str, name: str) -> None:
+        if wire_dtype is not WireDtype.EXACT:
+            raise InvalidArgumentError(
+                f"{name} must be exact for tables on a device, found {WireDtype(wire_dtype).value}: "
+                "numbers are narrowed on the CPU only; leave the option out, or keep the tables there"
+            )
+
+    @contextmanager
+    def _given_up_unless_through(self, driven: DevicePull | DevicePush) -> Iterator[None]:
+        """Tells the others where this rank fails before they have got what they wait for."""
+        try:
+            yield
+        except PeerFailure:
+            raise  # `_guarded` tells them
+        except BaseException as error:
+            if not driven.is_through:
+                self._exchange._give_up(error)
+            raise
