@@ -121,13 +121,42 @@ void spread(const T* gradient, int64_t stride, int64_t dim, const int64_t* lengt
   }
 }
 
+// Whether `lengths` are none below zero and add up to `sum`.
+bool is_sum_of(int64_t sum, const int64_t* lengths, int64_t count) {
+  for (const int64_t* const end = lengths + count; lengths != end; ++lengths) {
+    if (*lengths < 0 || *lengths > sum) return false;
+    sum -= *lengths;
+  }
+  return sum == 0;
+}
+
+// What is wrong with inputs that must be those of a SparringPool; empty if nothing is.
+std::string spread_fault(const Tensor& gradient, const Tensor& ids, const Tensor& lengths,
+                         const Tensor& weights, int num_features) {
+  if (TF_NumDims(gradient.get()) != 2 || TF_NumDims(lengths.get()) != 2 ||
+      TF_Dim(lengths.get(), 0) != num_features ||
+      TF_Dim(lengths.get(), 1) != TF_Dim(gradient.get(), 0)) {
+    return "gradient must be (bags, dims), lengths (features, bags)";
+  }
+  const int64_t num_ids = TF_TensorElementCount(ids.get());
+  const int64_t num_weights = TF_TensorElementCount(weights.get());
+  const bool is_whole =
+      is_sum_of(num_ids, integers(lengths), TF_TensorElementCount(lengths.get()));
+  if (is_whole && (num_weights == 0 || num_weights == num_ids)) return "";
+  return "found " + std::to_string(num_ids) + " ids and " + std::to_string(num_weights) +
+         " weights, which are not those of the lengths";
+}
+
 template <class T>
 void spread_as(Run& run, TF_OpKernelContext* context) {
   const Tensor gradient = run.input(0), ids = run.input(1), lengths = run.input(2);
   const Tensor weights = run.input(3);
   const int num_features = TF_NumInputs(context) - 4;
   if (!run.is_ok()) return run.fail();
+  const std::string fault = spread_fault(gradient, ids, lengths, weights, num_features);
+  if (!fault.empty()) return run.refuse("SparringSpread: " + fault);
   const int64_t num_bags = TF_Dim(lengths.get(), 1), width = TF_Dim(gradient.get(), 1);
+  int64_t width_left = width;
   const int64_t* length = integers(lengths);
   const int64_t* id = integers(ids);
   const T* from = static_cast<const T*>(TF_TensorData(gradient.get()));
@@ -136,7 +165,11 @@ void spread_as(Run& run, TF_OpKernelContext* context) {
   for (int feature = 0; feature < num_features; ++feature) {
     const Tensor anchor = run.input(4 + feature);
     if (!run.is_ok()) return run.fail();
-    const int64_t dim = TF_Dim(anchor.get(), 1);
+    const int64_t dim = TF_NumDims(anchor.get()) == 2 ? TF_Dim(anchor.get(), 1) : width + 1;
+    width_left -= dim;
+    if (width_left < 0 || (feature + 1 == num_features && width_left != 0)) {
+      return run.refuse("SparringSpread: anchors must be (0, dim), of as many dims as the gradient");
+    }
     const int64_t count = std::accumulate(length, length + num_bags, int64_t{0});
     const Tensor own_ids = run.output({count}, TF_INT64, feature);
     const Tensor values = run.output({count, dim}, run.type(num_features), num_features + feature);
@@ -151,7 +184,6 @@ void spread_as(Run& run, TF_OpKernelContext* context) {
   }
 }
 
-// The lookup that this is the gradient of has checked all shapes but the gradient's.
 void spread(void*, TF_OpKernelContext* context) {
   Run run(context);
   const int num_features = TF_NumInputs(context) - 4;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ import keras
 
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
 from sparring_tf import Embedding, LossScaleOptimizer, Optimizer
+from sparring_tf.exchanged_lookup import own_errors
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "SGD": lambda: keras.optimizers.SGD(0.1),
@@ -242,3 +244,34 @@ def test_an_optimizer_of_keras_alone_is_refused_and_changes_nothing() -> None:
     assert model.layers[0].num_rows() == {"rows": 0}
     for old, new in zip(before, model.get_weights(), strict=True):
         assert np.array_equal(old, new)
+
+
+def test_a_gradient_that_is_refused_leaves_none_of_its_call_behind() -> None:
+    layers = [Embedding(DIM, storage="memory", name=name) for name in ("one", "other")]
+    optimizer = Optimizer(layers, "sgd", learning_rate=1.0)
+    variables = [each.trainable_variables[0] for each in layers]
+
+    def slices(id_: int, dim: int) -> Any:
+        return tf.IndexedSlices(tf.ones([1, dim]), tf.constant([id_], tf.int64), [0, DIM])
+
+    with pytest.raises(InvalidArgumentError, match="gradients must have shape"):
+        optimizer.apply([slices(1, DIM), slices(2, DIM + 1)], variables)
+    optimizer.apply([None, slices(3, DIM)], variables)
+    assert [each.num_rows() for each in layers] == [{"one": 0}, {"other": 1}]
+
+
+def test_errors_are_kept_by_nobody_who_does_not_ask_for_them() -> None:
+    layer = Embedding(DIM, storage="memory")
+    optimizer = Optimizer(layer, "sgd", learning_rate=1.0)
+    broken = tf.IndexedSlices(tf.constant([[np.nan] * DIM]), tf.constant([1], tf.int64), [0, DIM])
+
+    @tf.function
+    def step() -> None:
+        optimizer.apply([broken], layer.trainable_variables)
+
+    with pytest.raises(NonFiniteGradientError), own_errors():
+        step()
+    with pytest.raises(tf.errors.OpError, match="NonFiniteGradientError"):
+        step()
+    gc.collect()
+    assert not [each for each in gc.get_objects() if isinstance(each, NonFiniteGradientError)]

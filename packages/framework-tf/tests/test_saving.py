@@ -63,18 +63,77 @@ def test_rows_go_on_with_the_optimizer_that_they_had(tmp_path: Path) -> None:
     Optimizer(plain, keras.optimizers.Adam())
 
 
-def test_a_file_without_the_rows_is_refused(tmp_path: Path) -> None:
+def saved(layer: Any) -> dict[str, Any]:
+    """What Keras would write."""
+    store: dict[str, Any] = {}
+    layer.save_own_variables(store)
+    return store
+
+
+@pytest.mark.parametrize("name", ["table_0", "keys_0"])
+def test_a_file_without_the_rows_is_refused(name: str, tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    model = model_of(keras.optimizers.Adam(0.05))
+    model.fit(IDS, TARGETS, verbose=0)
+    model.save_weights(tmp_path / "model.weights.h5")
+    with h5py.File(tmp_path / "model.weights.h5", "a") as file:
+        found = [path for path in places(file) if path.endswith(f"/{name}")]
+        for path in found:
+            del file[path]
+    assert len(found) == 1
+    other = model_of(keras.optimizers.Adam(0.05))
+    # Keras makes a ValueError of it, with our text.
+    with pytest.raises(ValueError, match="lacks the rows of table 'rows'"):
+        other.load_weights(tmp_path / "model.weights.h5")
     layer = Embedding(4, storage="memory", name="rows")
-    layer.save_assets(str(tmp_path))
-    (tmp_path / "rows.keys.npy").unlink()
     with pytest.raises(DataError, match="lacks the rows of table 'rows'"):
-        layer.load_assets(str(tmp_path))
+        layer.load_own_variables({})
 
 
-def test_rows_of_another_dim_are_refused(tmp_path: Path) -> None:
-    Embedding(8, storage="memory", name="rows").save_assets(str(tmp_path))
+def places(file: Any) -> list[str]:
+    """Of all that lies in an HDF5 file."""
+    found: list[str] = []
+    file.visit(found.append)
+    return found
+
+
+def test_weights_alone_hold_the_rows(tmp_path: Path) -> None:
+    """As callbacks save them, `BackupAndRestore` among them."""
+    model = model_of(keras.optimizers.Adam(0.05))
+    model.fit(IDS, TARGETS, verbose=0)
+    model.save_weights(tmp_path / "model.weights.h5")
+    other = model_of(keras.optimizers.Adam(0.05))
+    other.fit(IDS + 1, TARGETS, verbose=0)
+    other.load_weights(tmp_path / "model.weights.h5")
+    assert np.array_equal(other.predict(IDS, verbose=0), model.predict(IDS, verbose=0))
+    assert other.layers[0].num_rows() == {"rows": len(IDS)}
+
+
+def test_an_interrupted_fit_goes_on_where_it_was(tmp_path: Path) -> None:
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 2:
+                raise KeyboardInterrupt
+
+    def fitted(*callbacks: Any) -> Any:
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(1)
+        model = model_of(keras.optimizers.Adam(0.05))
+        model.fit(IDS, TARGETS, shuffle=False, epochs=4, verbose=0, callbacks=list(callbacks))
+        return model.predict(IDS, verbose=0)
+
+    def backup() -> Any:
+        return keras.callbacks.BackupAndRestore(tmp_path / "backup")
+
+    with pytest.raises(KeyboardInterrupt):
+        fitted(backup(), Stop())
+    np.testing.assert_allclose(fitted(backup()), fitted(), atol=1e-6)
+
+
+def test_rows_of_another_dim_are_refused() -> None:
+    store = saved(Embedding(8, storage="memory", name="rows"))
     with pytest.raises(InvalidArgumentError, match="dim 8, the layer's table 4"):
-        Embedding(4, storage="memory", name="rows").load_assets(str(tmp_path))
+        Embedding(4, storage="memory", name="rows").load_own_variables(store)
 
 
 def test_more_rows_than_a_file_holds_are_refused(
@@ -83,11 +142,11 @@ def test_more_rows_than_a_file_holds_are_refused(
     model = model_of(keras.optimizers.SGD(0.1))
     model.fit(IDS, TARGETS, verbose=0)
     monkeypatch.setattr(saved_rows, "MOST_BYTES", 100)
-    with pytest.raises(Exception, match="a Keras file holds up to 100"):
+    with pytest.raises(Exception, match="a file of Keras holds up to 100"):
         model.save(tmp_path / "model.keras")
 
 
-def test_scores_come_back_with_their_rows(tmp_path: Path) -> None:
+def test_scores_come_back_with_their_rows() -> None:
     """What is evicted next is what would have been."""
     pytest.importorskip("sparring_hkv")
 
@@ -99,8 +158,7 @@ def test_scores_come_back_with_their_rows(tmp_path: Path) -> None:
     for ids in ([1, 2], [2, 3], [2]):
         slices = tf.IndexedSlices(tf.ones([len(ids), 4]), tf.constant(ids, tf.int64), [0, 4])
         optimizer.apply([slices], layer.trainable_variables)
-    layer.save_assets(str(tmp_path))
-    loaded.load_assets(str(tmp_path))
+    loaded.load_own_variables(saved(layer))
 
     def scores(of: Any) -> dict[int, int]:
         chunks = of.agent.container.storage("rows").scan()
@@ -114,43 +172,41 @@ def test_scores_come_back_with_their_rows(tmp_path: Path) -> None:
     assert len(set(scores(layer).values())) > 1
 
 
-@pytest.mark.parametrize("name", ["keys", "rows", "scores"])
-def test_damaged_rows_leave_those_that_are_there(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["keys_0", "rows_0", "scores_0", "table_0"])
+def test_damaged_rows_leave_those_that_are_there(name: str) -> None:
     layer = Embedding(4, storage="memory", name="rows")
     layer.agent.container.storage("rows").upsert([1, 2], np.ones((2, 4), np.float32))
-    layer.save_assets(str(tmp_path))
-    path = tmp_path / f"rows.{name}.npy"
-    saved = np.load(path)
-    damages = [saved[:1], saved.astype(np.float64)]
-    if name == "keys":
+    whole = saved(layer)
+    damages = [whole[name][:1], whole[name].astype(np.float64)]
+    if name == "keys_0":
         damages.append(np.array([1, 1], np.int64))
+    if name == "table_0":
+        damages.append(np.frombuffer(b"[]", np.uint8))
     for damaged in damages:
-        np.save(path, damaged)
-        with pytest.raises(DataError, match="damaged"):
-            layer.load_assets(str(tmp_path))
+        with pytest.raises(DataError, match=r"damaged|lacks"):
+            layer.load_own_variables({**whole, name: damaged})
         assert layer.num_rows() == {"rows": 2}
 
 
-def test_rows_that_find_no_room_leave_those_that_are_there(tmp_path: Path) -> None:
+def test_rows_that_find_no_room_leave_those_that_are_there() -> None:
     pytest.importorskip("sparring_hkv")
     options = {"storage": {"backend": "hkv", "policy": "none"}, "name": "rows"}
     large = Embedding(4, **options)
     large.agent.container.storage("rows").upsert(np.arange(5000), np.ones((5000, 4), np.float32))
-    large.save_assets(str(tmp_path))
     small = Embedding(4, vocabulary_size=10, **options)
     small.agent.container.storage("rows").upsert([7], np.ones((1, 4), np.float32))
     with pytest.raises(CapacityError, match="5,000 rows were saved"):
-        small.load_assets(str(tmp_path))
+        small.load_own_variables(saved(large))
     assert small.num_rows() == {"rows": 1}
 
 
 def test_rows_of_one_process_are_refused_on_several_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with StepContainer() as container:
         layer = Embedding(4, storage="memory", name="rows", container=container)
-        layer.save_assets(str(tmp_path))
+        store = saved(layer)
         monkeypatch.setattr(container.collective, "world_size", 2)
         with pytest.raises(UnsupportedError, match=r"lie on 2 ranks.*container\.load"):
-            layer.load_assets(str(tmp_path))
+            layer.load_own_variables(store)
         monkeypatch.undo()

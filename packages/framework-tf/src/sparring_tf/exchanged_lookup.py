@@ -22,19 +22,23 @@ from sparring_tf import lookup_ops
 __all__ = ["gather", "in_order", "own_errors"]
 
 _order: list[Any] = []
-_failed: list[BaseException] = []
+_listening: list[list[BaseException]] = []
+"""Of each `own_errors` that is open, the last error; nothing is kept where none is."""
 
 
 @contextmanager
 def own_errors() -> Iterator[None]:
     """Raises errors of this package as they are, where a graph made TensorFlow's of them."""
-    _failed.clear()
+    failed: list[BaseException] = []
+    _listening.append(failed)
     try:
         yield
     except tf.errors.OpError as error:
-        if not _failed:
+        if not failed:
             raise
-        raise _failed.pop() from error
+        raise failed.pop() from error
+    finally:
+        _listening.remove(failed)
 
 
 def gather(
@@ -103,5 +107,6 @@ def _called(function: Callable[..., Any], _: Any, *arrays: Any) -> Any:
     try:
         return function(*arrays)
     except BaseException as error:
-        _failed[:] = [error]
+        for each in _listening:
+            each[:] = [error]
         raise

@@ -85,6 +85,7 @@ class RowUpdates:
         self, tables: Sequence[str], rate: float, iterations: int, parts: Sequence[Any]
     ) -> int:
         resources = self.container.resources
+        sources = []
         for place, table in enumerate(tables):
             ids, values = parts[2 * place], parts[2 * place + 1]
             if self._num_parts > 1:
@@ -92,9 +93,12 @@ class RowUpdates:
                 ids, values = ids.copy(), values / values.dtype.type(self._num_parts)
             view = self.container.entry(table).view
             ids, values = np.ascontiguousarray(ids), np.ascontiguousarray(values)
+            sources.append(_native.key_gradients(view, ids, values))
+        # All of them are right: from here on they count.
+        for table, source in zip(tables, sources, strict=True):
             number = resources.register_direct([table])
             try:
-                resources.hold(number, _native.key_gradients(view, ids, values))
+                resources.hold(number, source)
             finally:
                 resources.release(number)
         self._num_taken += 1

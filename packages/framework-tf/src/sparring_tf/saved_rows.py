@@ -1,16 +1,15 @@
-"""Rows inside a saved model: what `model.save("….keras")` and checkpoints keep of a layer's tables.
+"""Rows inside what Keras saves, ``.keras`` and ``.weights.h5``, and inside checkpoints.
 
-For each table the layer's folder of assets has ``<table>.json``, which says what a row is, and arrays
-without pickle: ``<table>.keys.npy`` (n) int64, ``<table>.rows.npy`` (n, row bytes) uint8,
-``<table>.scores.npy`` (n) uint64, ``<table>.state.npy``, the state of a new row.
+Among a layer's weights, table number i of the layer has arrays: ``table_i`` (bytes) uint8, JSON that
+says what a row is; ``keys_i`` (n) int64; ``rows_i`` (n, row bytes) uint8; ``scores_i`` (n) uint64;
+``state_i``, the state of a new row.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,21 +50,32 @@ class TableRows:
     """Of a new row."""
 
 
-def save_rows(container: StepContainer, table: str, folder: Path) -> None:
+def save_rows(
+    container: StepContainer, table: str, store: MutableMapping[str, Any], i: int
+) -> None:
     """Writes the rows of a table, their state and scores.
+
+    Args:
+        container: where the table lives.
+        table: its name.
+        store: Keras's, of the layer.
+        i: the table's number in the layer.
 
     Raises:
         UnsupportedError: rows lie on other ranks too, or are more than `MOST_BYTES`.
     """
-    rows = gather_rows(container, table, "Keras file", "save weights only: model.save_weights(…)")
-    folder.mkdir(parents=True, exist_ok=True)
+    rows = gather_rows(
+        container,
+        table,
+        "file of Keras",
+        "save a snapshot, container.save(url), with sparring_tf.gather_state(…) for what is dense",
+    )
+    store[f"table_{i}"] = np.frombuffer(json.dumps(rows.described).encode(), np.uint8)
     for name in _ARRAYS:
-        np.save(folder / f"{table}.{name}.npy", getattr(rows, name), allow_pickle=False)
-    described = {**rows.described, "num_rows": len(rows.keys)}
-    (folder / f"{table}.json").write_text(json.dumps(described, indent=1) + "\n")
+        store[f"{name}_{i}"] = getattr(rows, name)
 
 
-def load_rows(container: StepContainer, table: str, folder: Path) -> None:
+def load_rows(container: StepContainer, table: str, store: Mapping[str, Any], i: int) -> None:
     """Replaces the rows of a table by those that `save_rows` wrote.
 
     Raises:
@@ -73,16 +83,20 @@ def load_rows(container: StepContainer, table: str, folder: Path) -> None:
         InvalidArgumentError, CapacityError, UnsupportedError: as `restore_rows`.
     """
     try:
-        found = json.loads((folder / f"{table}.json").read_text())
-        arrays = {
-            name: np.load(folder / f"{table}.{name}.npy", allow_pickle=False) for name in _ARRAYS
-        }
-    except (OSError, ValueError) as error:
+        described = json.loads(_plain(store[f"table_{i}"]).tobytes())
+        arrays = {name: _plain(store[f"{name}_{i}"]) for name in _ARRAYS}
+    except (KeyError, OSError, ValueError) as error:
         raise DataError(
-            f"the saved model lacks the rows of table {table!r}: {error}; save it again, whole",
+            f"the saved model lacks the rows of table {table!r} ({error}); save it again, whole",
             table=table,
         ) from error
-    restore_rows(container, table, TableRows(found, **arrays))
+    restore_rows(container, table, TableRows(described, **arrays))
+
+
+def _plain(stored: Any) -> npt.NDArray[Any]:
+    """An array of HDF5, whose dtype says more than NumPy's own."""
+    array = np.asarray(stored)
+    return array.view(np.dtype(array.dtype.str))
 
 
 def gather_rows(container: StepContainer, table: str, target: str, remedy: str) -> TableRows:
@@ -128,7 +142,7 @@ def restore_rows(container: StepContainer, table: str, saved: TableRows) -> None
         UnsupportedError: rows lie on other ranks too.
     """
     _check_ranks(
-        container, table, "a file of Keras or a checkpoint", "load a snapshot: container.load(url)"
+        container, table, "a file of Keras or checkpoint", "load a snapshot: container.load(url)"
     )
     config = container.tables[table]
     wanted = _described(config)
@@ -167,7 +181,7 @@ def restore_rows(container: StepContainer, table: str, saved: TableRows) -> None
 def _check_whole(saved: TableRows, row_bytes: int, table: str) -> None:
     """Refuses what `gather_rows` cannot have given, before rows that are there make room for it."""
     num_rows = saved.keys.size
-    arrays = {
+    arrays: dict[str, tuple[npt.NDArray[Any], tuple[int, ...], Any]] = {
         "keys": (saved.keys, (num_rows,), np.int64),
         "rows": (saved.rows, (num_rows, row_bytes), np.uint8),
         "scores": (saved.scores, (num_rows,), np.uint64),

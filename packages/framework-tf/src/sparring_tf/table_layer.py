@@ -10,8 +10,7 @@ stands for all of its rows: the gradient flows to it, and who trains the anchor 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import keras
@@ -122,24 +121,26 @@ class TableLayer(keras.layers.Layer):
         """Table name → rows held on this rank."""
         return {name: self.agent.container.num_rows(name) for name in self.agent.table_names}
 
-    def save_assets(self, dir_path: str) -> None:
-        """What Keras calls for `model.save`: the rows go into the file.
+    def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
+        """What Keras calls to save a model or its weights: the rows go among these.
 
         Raises:
             UnsupportedError: they lie on several ranks, or are too many.
         """
-        for table in self.agent.table_names:
-            save_rows(self.agent.container, table, Path(dir_path))
+        for i, table in enumerate(self.agent.table_names):
+            save_rows(self.agent.container, table, store, i)
 
-    def load_assets(self, dir_path: str | None) -> None:
-        """What Keras calls for `load_model`.
+    def load_own_variables(self, store: Mapping[str, Any]) -> None:
+        """What Keras calls to load them.
 
         Raises:
-            DataError: the file has no rows.
+            DataError: the file has no rows, or damaged ones.
             InvalidArgumentError: they do not go with the layer.
+            CapacityError: the storage has no room for them.
+            UnsupportedError: the layer's rows lie on several ranks.
         """
-        for table in self.agent.table_names:
-            load_rows(self.agent.container, table, Path(dir_path or "assets"))
+        for i, table in enumerate(self.agent.table_names):
+            load_rows(self.agent.container, table, store, i)
 
     def _gathered(self, requests: Sequence[tuple[str, Any]], training: bool | None) -> list[Any]:
         """One embedding for each id: of ``(…)`` int64 of a table, ``(…, dim)``."""

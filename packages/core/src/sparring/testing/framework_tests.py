@@ -11,17 +11,25 @@ The numbers are checked against a few lines of NumPy, so adapters that pass agre
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparring.errors import InvalidArgumentError, NonFiniteGradientError
+from sparring.errors import (
+    ClosedError,
+    InvalidArgumentError,
+    NonFiniteGradientError,
+    SparringError,
+)
 from sparring.initializers import Uniform
 from sparring.kernels import initializer_spec
 from sparring.step import StepContainer
 from sparring.table import TableConfig
+from sparring.testing.guard import find_violations
 
 __all__ = ["FrameworkModel", "FrameworkTests", "MakeModel"]
 
@@ -83,6 +91,10 @@ class FrameworkTests:
     @pytest.fixture
     def table(self) -> TableConfig:
         return TableConfig("shared", _DIM, initializer=Uniform(-0.05, 0.05), seed=3)
+
+    def test_no_standard_test_is_removed_or_overridden_without_a_reason(self) -> None:
+        violations = find_violations(type(self), FrameworkTests)
+        assert not violations, "\n".join(violations)
 
     def test_unseen_ids_read_as_the_table_defines_bit_by_bit(
         self, make_model: MakeModel, table: TableConfig
@@ -198,6 +210,57 @@ class FrameworkTests:
                 model.step(_FAR_APART, targets)
             assert np.array_equal(model.look_up(_FAR_APART), before)
 
+    @pytest.mark.parametrize("optimizer", ["adagrad", "fused adagrad", "adam"])
+    def test_a_snapshot_goes_on_bit_by_bit(
+        self, make_model: MakeModel, table: TableConfig, optimizer: str, tmp_path: Path
+    ) -> None:
+        targets = np.ones((7, _DIM), np.float32)
+        url = str(tmp_path / "snapshot")
+        with StepContainer() as container, StepContainer() as other:
+            model = make_model(table, container, optimizer, 0.1)
+            model.step(_FAR_APART, targets)
+            container.save(url)
+            loaded = make_model(table, other, optimizer, 0.1)
+            other.load(url)
+            assert _rows(other, table) == _rows(container, table)
+            assert np.array_equal(loaded.look_up(_FAR_APART), model.look_up(_FAR_APART))
+
+    def test_rows_with_the_state_of_another_optimizer_are_refused(
+        self, make_model: MakeModel, table: TableConfig, tmp_path: Path
+    ) -> None:
+        targets = np.ones((7, _DIM), np.float32)
+        url = str(tmp_path / "snapshot")
+        with StepContainer() as container, StepContainer() as other:
+            make_model(table, container, "adam", 0.1).step(_FAR_APART, targets)
+            container.save(url)
+            make_model(table, other, "adagrad", 0.1)
+            with pytest.raises(SparringError, match="Adam"):
+                other.load(url)
+            assert other.num_rows(table.name) == 0
+
+    def test_a_snapshot_of_another_dim_is_refused(
+        self, make_model: MakeModel, table: TableConfig, tmp_path: Path
+    ) -> None:
+        url = str(tmp_path / "snapshot")
+        wider = replace(table, dim=2 * _DIM)
+        with StepContainer() as container, StepContainer() as other:
+            model = make_model(wider, container, "sgd", 0.1)
+            model.step(_FAR_APART, np.ones((7, 2 * _DIM), np.float32))
+            container.save(url)
+            make_model(table, other, "sgd", 0.1)
+            with pytest.raises(SparringError, match="dim"):
+                other.load(url)
+            assert other.num_rows(table.name) == 0
+
+    def test_a_closed_table_is_told_of(self, make_model: MakeModel, table: TableConfig) -> None:
+        with StepContainer() as container:
+            model = make_model(table, container, "sgd", 0.1)
+            model.look_up(_FAR_APART)
+        with pytest.raises(ClosedError):
+            model.look_up(_FAR_APART)
+        with pytest.raises(Exception, match="closed"):
+            model.step(_FAR_APART, np.ones((7, _DIM), np.float32))
+
     def test_floats_that_are_no_ids_are_refused(
         self, make_model: MakeModel, table: TableConfig
     ) -> None:
@@ -205,6 +268,15 @@ class FrameworkTests:
             model = make_model(table, container, "sgd", 0.1)
             with pytest.raises(InvalidArgumentError, match="int64"):
                 model.look_up(np.array([1.5, 2.0], np.float32))
+
+
+def _rows(container: StepContainer, table: TableConfig) -> dict[int, bytes]:
+    """Key → the whole row, state included."""
+    return {
+        int(key): row.tobytes()
+        for each in container.storage(table.name).scan()
+        for key, row in zip(each.keys, each.rows, strict=True)
+    }
 
 
 def _initial(table: TableConfig, ids: Ids) -> Rows:
