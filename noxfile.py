@@ -59,7 +59,7 @@ CXX_TESTS = {
 TEST_MODULES = {"backend-hkv": ("SPARRING_HKV_EMULATED",)}
 
 # Programs that tests start, and the package of Debian and Ubuntu that brings each.
-TEST_PROGRAMS = {"openssl": "openssl", "redis-server": "redis-server"}
+TEST_PROGRAMS = {"openssl": "openssl", "redis-server": "redis-server", "fiu-run": "fiu-utils"}
 
 # The peers that benchmarks compare with, in the only versions that go with this torch.
 TORCH_PEERS = ("fbgemm-gpu-cpu==1.8.0", "torchrec==1.8.0")
@@ -422,8 +422,8 @@ def benchmarks(session: nox.Session) -> None:
 def reliability(session: nox.Session) -> None:
     """Breaks things for real, thousands of times, and prints counts; some minutes.
 
-    Kills processes that save snapshots, damages files, fills a disk (mounting needs root). Names
-    after ``--`` choose trials, ``--trials N`` how many of each.
+    Kills processes that save snapshots, damages files, fills a disk (mounting needs root), fails calls
+    of the C library, breaks Redis. Names after ``--`` choose trials, ``--trials N`` how many of each.
     """
     install_family(session, *system_packages(session, *FAMILY))
     install_programs(session)

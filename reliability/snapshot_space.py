@@ -23,13 +23,13 @@ from sparring.errors import SnapshotIOError
 from sparring.snapshot import retain
 from sparring.testing.faulty_disk import faulty_disk
 
-__all__ = ["TRIALS", "run"]
+__all__ = ["TRIALS", "Outcomes", "go_on", "run", "save_acknowledged", "try_save"]
 
 TRIALS = 600
 _DISK_BYTES = 2 << 20
 
 
-class _Outcomes:
+class Outcomes:
     """What came of the trials so far."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class _Outcomes:
 
 def run(trials: int) -> Report:
     """Half of the trials fill a disk, half fail a call; all of them fail calls without a mount."""
-    outcomes = _Outcomes()
+    outcomes = Outcomes()
     with scratch_folder() as parent:
         try:
             with _small_disk(parent / "disk") as disk:
@@ -60,7 +60,7 @@ def run(trials: int) -> Report:
             rest = trials
     outcomes.acknowledged = 0
     with scratch_folder(in_memory=True) as folder:
-        _save_acknowledged(folder, outcomes)
+        save_acknowledged(folder, outcomes)
         calls: list[str] = []
         with faulty_disk(calls.append):
             save(folder / "dry", 1)
@@ -70,19 +70,19 @@ def run(trials: int) -> Report:
     return Report(trials, outcomes.counts, outcomes.failures)
 
 
-def _fill_and_save(disk: Path, seed: random.Random, outcomes: _Outcomes) -> None:
+def _fill_and_save(disk: Path, seed: random.Random, outcomes: Outcomes) -> None:
     folder, ballast = disk / "runs", disk / "ballast"
     if not outcomes.acknowledged:
-        _save_acknowledged(folder, outcomes)
+        save_acknowledged(folder, outcomes)
     # What is left is from nothing to a little more than a save takes.
     free = _free_bytes(disk)
     ballast.write_bytes(bytes(max(0, free - seed.randrange(300 << 10))))
-    _try_save(folder, "no space left on a small disk", outcomes)
+    try_save(folder, "no space left on a small disk", outcomes)
     ballast.unlink()
-    _go_on(folder, f"no space left, seed {seed}", outcomes)
+    go_on(folder, f"no space left, seed {seed}", outcomes)
 
 
-def _fail_and_save(folder: Path, failing: int, number: int, outcomes: _Outcomes) -> None:
+def _fail_and_save(folder: Path, failing: int, number: int, outcomes: Outcomes) -> None:
     counter = itertools.count()
 
     def fail(point: str) -> None:
@@ -90,11 +90,16 @@ def _fail_and_save(folder: Path, failing: int, number: int, outcomes: _Outcomes)
             raise OSError(number, "injected", point)
 
     with faulty_disk(fail):
-        _try_save(folder, "a call that failed", outcomes)
-    _go_on(folder, f"call {failing} failed with {errno.errorcode[number]}", outcomes)
+        try_save(folder, "a call that failed", outcomes)
+    go_on(folder, f"call {failing} failed with {errno.errorcode[number]}", outcomes)
 
 
-def _try_save(folder: Path, kind: str, outcomes: _Outcomes) -> None:
+def try_save(folder: Path, kind: str, outcomes: Outcomes) -> None:
+    """Saves while something is broken.
+
+    Args:
+        kind: of what is broken, under which it is counted.
+    """
     outcomes.step += 1
     try:
         save(folder, outcomes.step)
@@ -108,21 +113,27 @@ def _try_save(folder: Path, kind: str, outcomes: _Outcomes) -> None:
         outcomes.failures.append(f"{kind}: {type(error).__name__}: {error}")
 
 
-def _go_on(folder: Path, what: str, outcomes: _Outcomes) -> None:
+def go_on(folder: Path, what: str, outcomes: Outcomes) -> None:
+    """Looks whether the newest acknowledged snapshot loads, and saves with all in order again.
+
+    Args:
+        what: was broken, for failures.
+    """
     wrong = check_latest(folder, outcomes.acknowledged)
     if wrong:
         outcomes.failures.append(f"{what}: {wrong}")
     else:
         outcomes.counts["older snapshots loaded"] += 1
     try:
-        _save_acknowledged(folder, outcomes)
+        save_acknowledged(folder, outcomes)
         outcomes.counts["saves after the failure"] += 1
     except Exception as error:
         outcomes.failures.append(f"after {what}: {type(error).__name__}: {error}")
     retain(folder, 2, stale_seconds=0)
 
 
-def _save_acknowledged(folder: Path, outcomes: _Outcomes) -> None:
+def save_acknowledged(folder: Path, outcomes: Outcomes) -> None:
+    """Saves with nothing broken."""
     outcomes.step += 1
     save(folder, outcomes.step)
     outcomes.acknowledged = outcomes.step

@@ -21,14 +21,22 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "trials"), [("snapshot_kills", 12), ("snapshot_damage", 110), ("snapshot_space", 30)]
+    ("name", "trials"),
+    [
+        ("snapshot_kills", 12),
+        ("snapshot_damage", 110),
+        ("snapshot_space", 30),
+        ("snapshot_calls", 110),
+    ],
 )
 def test_a_few_trials_find_nothing(
     program: Any, name: str, trials: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = program.main([name, "--trials", str(trials)])
-    assert code == 0, capsys.readouterr().out
     out = capsys.readouterr().out
+    assert code == 0, out
+    if "not run: " in out:
+        pytest.skip(out)
     assert f"{trials} │" in out
     assert "failures" in out
 
@@ -37,7 +45,7 @@ def test_what_must_not_happen_fails_the_run(
     program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     modules = program.find_modules()
-    assert {"snapshot_kills", "snapshot_damage", "snapshot_space"} <= set(modules)
+    assert {"snapshot_kills", "snapshot_damage", "snapshot_space", "snapshot_calls"} <= set(modules)
     report = program.Report(3, {"killed": 3}, ["trial 2: lost"])
     monkeypatch.setattr(modules["snapshot_kills"], "run", lambda trials: report)
     assert program.main(["snapshot_kills"]) == 1

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparring import TableConfig, open_storage
 from sparring.cli import main
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
@@ -31,10 +32,8 @@ def trained(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]
     return train
 
 
-@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
-def test_ratings_are_learnt_as_with_a_table_in_memory(
-    tmp_path: Path, optimizer: str, trained: Callable[..., dict[str, Any]]
-) -> None:
+def made_ratings(folder: Path) -> Path:
+    """A file of 1,500 ratings."""
     random = np.random.default_rng(5)
     users, items = random.integers(0, 40, 1500), random.integers(0, 300, 1500)
     scores = np.clip(np.round(6 + random.normal(size=40)[users] * 2) / 2, 0.5, 5)
@@ -42,13 +41,47 @@ def test_ratings_are_learnt_as_with_a_table_in_memory(
         f"{user * 10**12 - 7},{item},{score},0"
         for user, item, score in zip(users, items, scores, strict=True)
     ]
-    path = tmp_path / "ratings.csv"
+    path = folder / "ratings.csv"
     path.write_text("\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n")
-    given = [f"data.path={path}", "training.epochs=2", "data.batch_size=100"]
+    return path
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
+def test_ratings_are_learnt_as_with_a_table_in_memory(
+    tmp_path: Path, optimizer: str, trained: Callable[..., dict[str, Any]]
+) -> None:
+    given = [f"data.path={made_ratings(tmp_path)}", "training.epochs=2", "data.batch_size=100"]
     given.append(f"optimizer.sparse.name={optimizer}")
     place = f"storage.options.path={tmp_path}/{{rank}}-of-{{world_size}}"
     assert trained("rocksdb.yaml", *given, place) == trained("movielens.yaml", *given)
     assert (tmp_path / "0-of-1").is_dir()
+
+
+NOTES = {
+    "a load that was cut short": ("load", "elsewhere", "a load of elsewhere was cut short"),
+    "rows of another part": ("part", "rank 0 of 9", "rows of rank 0 of 9"),
+}
+
+
+@pytest.mark.parametrize("kind", NOTES)
+def test_what_a_run_may_not_train_on_is_mended_by_resuming(
+    kind: str,
+    tmp_path: Path,
+    trained: Callable[..., dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "rows"
+    given = [f"data.path={made_ratings(tmp_path)}", "data.batch_size=100", "training.epochs=2"]
+    expected = trained("movielens.yaml", *given)
+    given += [f"storage.options.path={folder}", f"snapshots.url={tmp_path / 'saved'}"]
+    trained("rocksdb.yaml", *given, "training.steps=9")
+    name, text, message = NOTES[kind]
+    table = TableConfig("user", 33, state_width=33, state_method="adagrad")
+    with open_storage("rocksdb", table, path=str(folder)) as storage:
+        storage.write_note(name, text)
+    assert main(["train", str(ROOT / "configs/rocksdb.yaml"), *given, "snapshots.at_end=false"])
+    assert message in capsys.readouterr().err
+    assert trained("rocksdb.yaml", *given, "--resume") == expected
 
 
 def test_movielens_is_learnt_as_with_a_table_in_memory(

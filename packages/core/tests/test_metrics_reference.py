@@ -10,13 +10,23 @@ import pytest
 
 from sparring import metrics
 from sparring.exchange.counters import ExchangeCounters, WireBytes
+from sparring.lookup_ahead import AheadCounters
 from sparring.saving.requests import SaveCounters
 from sparring.step_results import StepCounters
 from sparring.storage.tiered import TierCounters
 from sparring.training import TrainResult
 
-PAGE = Path(__file__).parents[3] / "docs/reference/metrics.md"
-CLASSES = (TrainResult, StepCounters, SaveCounters, ExchangeCounters, WireBytes, TierCounters)
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs/reference/metrics.md"
+CLASSES = (
+    TrainResult,
+    StepCounters,
+    SaveCounters,
+    AheadCounters,
+    ExchangeCounters,
+    WireBytes,
+    TierCounters,
+)
 WITHOUT_UNIT = {"rank", "extra", "backend"}
 """Not numbers."""
 
@@ -33,6 +43,16 @@ def test_metric_is_on_the_page_with_its_unit(name: str) -> None:
     for unit, meaning in lines:
         assert meaning.strip()
         assert (unit.strip() == "–") == (name in WITHOUT_UNIT), f"{name} has no unit"
+
+
+def test_no_class_of_counters_is_left_out() -> None:
+    sources = ROOT.glob("packages/*/src/**/*.py")
+    found = {
+        name
+        for path in sources
+        for name in re.findall(r"^class (\w+Counters)\b", path.read_text(), re.M)
+    }
+    assert found == {each.__name__ for each in CLASSES} - {"TrainResult", "WireBytes"}
 
 
 def test_page_lists_the_tier_counters_in_their_order() -> None:

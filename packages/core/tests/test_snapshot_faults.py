@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import errno
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sparring.errors import SnapshotError, SnapshotIOError
-from sparring.snapshot import SnapshotWriter, latest_snapshot, list_snapshots, open_snapshot
+from sparring.snapshot import (
+    SnapshotWriter,
+    latest_snapshot,
+    list_snapshots,
+    local_place,
+    open_snapshot,
+)
 from sparring.testing.faulty_disk import faulty_disk
 
 from .snapshot_samples import ITEM, chunks_of, make_chunk, rows_by_key, save, small_files
@@ -121,3 +129,26 @@ def test_an_error_of_any_call_while_reading_is_typed(tmp_path: Path) -> None:
         ):
             read_all()
     assert len(list_snapshots(tmp_path)) == 1
+
+
+def test_a_close_that_fails_loses_nothing_and_is_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Closing:
+        """`os`, whose `close` closes and fails."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(os, name)
+
+        def close(self, descriptor: int) -> None:
+            os.close(descriptor)  # fails by EBADF where it was closed before
+            raise OSError(errno.EIO, "injected")
+
+    monkeypatch.setattr(local_place, "os", Closing())
+    snapshot = save(tmp_path, 1, make_chunk(range(100)))
+    assert len(rows_by_key(snapshot)) == 100
+    assert snapshot.verify().is_sound
+    writer = SnapshotWriter(str(tmp_path / "b"), step=2)
+    writer.write_table(ITEM, [make_chunk([1])])
+    writer.abandon()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]

@@ -59,7 +59,7 @@ def give_states(
     for name, state in states.items():
         container.set_state(name, state.initial, state.method)
         # Opened now: a backend that is missing should not be found out by the first step.
-        container.storage(name)
+        container.opened(container.entry(name))
 
 
 def _check_width(storage: Storage | None, state_width: int, optimizer: str) -> None:

@@ -40,9 +40,8 @@ class _LocalReadFile(ReadFile):
         _read_into(self._descriptor, offset, buffer)
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1
+        _close(descriptor)
 
 
 class _LocalReadFolder(ReadFolder):
@@ -57,9 +56,8 @@ class _LocalReadFolder(ReadFolder):
         return _LocalReadFile(os.open(name, _READ, dir_fd=self._descriptor))
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1
+        _close(descriptor)
 
 
 class LocalWriteFile(WriteFile):
@@ -116,9 +114,9 @@ class LocalWriteFile(WriteFile):
         return hashes
 
     def close(self) -> None:
-        if self._descriptor >= 0 and self._is_owned:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1
+        if self._is_owned:
+            _close(descriptor)
 
 
 class _LocalWriteFolder(WriteFolder):
@@ -160,9 +158,8 @@ class _LocalWriteFolder(WriteFolder):
         return not os.path.lexists(self.path)
 
     def close(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        descriptor, self.descriptor = self.descriptor, -1
+        _close(descriptor)
 
 
 class LocalPlace(Place):
@@ -244,6 +241,14 @@ class LocalPlace(Place):
         return self.path / f".{name}.{token}"
 
 
+def _close(descriptor: int) -> None:
+    """Closes it, if there is one. What was to last was synced before, so a failure loses nothing; the
+    descriptor is gone all the same."""
+    if descriptor >= 0:
+        with suppress(OSError):
+            os.close(descriptor)
+
+
 def _read_into(descriptor: int, offset: int, buffer: memoryview) -> None:
     while buffer:
         count = os.preadv(descriptor, [buffer], offset)
@@ -275,7 +280,7 @@ def _sync_folder(path: Path) -> None:
     try:
         os.fsync(descriptor)
     finally:
-        os.close(descriptor)
+        _close(descriptor)
 
 
 def _unlink(name: str, descriptor: int) -> None:
@@ -295,5 +300,5 @@ def _remove_folder(path: Path) -> None:
         for name in names:
             _unlink(name, descriptor)
     finally:
-        os.close(descriptor)
+        _close(descriptor)
     os.rmdir(path)
