@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import StepContainer
+from sparring import StepContainer, open_storage
 from sparring.errors import CapacityError, DeadlineError, StorageIOError
 from sparring.events import BackgroundError, EventLoop
 from sparring.storage.contract import Storage
 from sparring.storage.memory import MemoryOptions, MemoryStorage
 from sparring.storage.tiered import TieredOptions, TieredStorage
 from sparring.table import TableConfig
+from sparring.updates import BUILTIN_METHODS, MethodChoice
 
 from .faulty_storage import FaultyStorage
 
@@ -228,9 +229,16 @@ def test_a_scan_and_a_save_see_what_is_being_written(
     assert seen == {key: ROWS[key].tobytes() for key in range(30)}
 
 
-def test_counting_anew_waits_for_what_is_being_written(
-    events: EventLoop, last: FaultyStorage
-) -> None:
+def test_counting_anew_waits_for_what_is_being_written(events: EventLoop) -> None:
+    class LandsWhileItIsCounted(FaultyStorage):
+        def _size_impl(self) -> int:
+            size = super()._size_impl()
+            self.breakage = None
+            while self.is_amid_write.is_set():
+                time.sleep(0.001)
+            return size
+
+    last = LandsWhileItIsCounted(memory())
     first = memory(10)
     first.upsert(KEYS[:10], ROWS[:10])  # of an earlier time: nobody knows what lies below
     stack = stack_of(first, last)
@@ -352,6 +360,36 @@ def test_a_last_tier_that_evicts_or_bears_no_readers_is_written_within(events: E
         for begin in range(0, 100, 10):
             stack.upsert(KEYS[begin : begin + 10], ROWS[begin : begin + 10])
             assert events.num_outstanding == 0
+
+
+def test_updates_in_place_beside_writes_give_the_bits_of_a_plain_table(
+    events: EventLoop, last: FaultyStorage
+) -> None:
+    pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
+    stack = stack_of(open_storage("hkv", TABLE, capacity=480, policy="lru"), last)
+    assert stack.front() is not None, "the first tier changes rows where they lie"
+    stack.use_background(events)
+    plain = memory()
+    random = np.random.default_rng(0)
+    method = BUILTIN_METHODS["sgd"]()
+    last.delay_seconds = 0.002
+    for number in range(1, 61):
+        keys = random.permutation(2000)[:200]
+        gradients = random.normal(size=(200, 3)).astype(np.float32)
+        last.breakage = "halfway" if number % 10 in (3, 4) else None
+        choice = MethodChoice(method, BUILTIN_METHODS["sgd"].hyperparameters(lr=0.5), number)
+        assert stack.update(keys, gradients, choice) == plain.update(keys, gradients, choice)
+        wanted = random.permutation(2000)[:300]
+        ours, expected = stack.find(wanted), plain.find(wanted)
+        assert np.array_equal(ours.found, expected.found)
+        assert np.array_equal(ours.rows, expected.rows)
+    assert last.num_failures > 0
+    assert stack.size == plain.size
+    last.breakage = None
+    stack.flush()
+    assert np.array_equal(last.inner.find(np.arange(2000)).rows, plain.find(np.arange(2000)).rows)
+    with pytest.raises(BackgroundError):
+        events.check()
 
 
 # -- steps of a container ------------------------------------------------------

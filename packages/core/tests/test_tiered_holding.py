@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparring.storage.contract import Columns
+from sparring.storage.tiered import holding
 from sparring.storage.tiered.holding import HoldingBuffer
 
 WHOLE = Columns(0, 1)
@@ -75,46 +77,39 @@ def test_what_has_waited_for_long_is_not_copied_by_each_write() -> None:
         assert len(buffer._contents.waiting) <= 5
 
 
-@pytest.fixture
-def many_switches() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-def test_readers_beside_meet_a_row_here_or_below(many_switches: None) -> None:
+def test_a_reader_meets_each_row_here_or_below_at_every_line_that_moves_it() -> None:
     buffer = HoldingBuffer(1, np.float32)
-    keys = np.arange(5)
-    below: list[int] = [0]
-    is_over = threading.Event()
-    complaints: list[str] = []
+    keys = list(range(5))
+    below = 0  # what the tier has of each key
+    allowed = {0}
+    num_looks = 0
 
-    def read() -> None:
-        latest = 0
-        while not is_over.is_set():
-            rows, found = np.zeros((5, 1), np.float32), np.zeros(5, np.bool_)
-            buffer.find(keys, WHOLE, rows, found)
-            number = int(rows[0, 0]) if found.all() else below[0]
-            if found.any() != found.all():
-                complaints.append(f"half of the rows were met: {found}")
-            if number < latest:
-                complaints.append(f"{number} was met after {latest}")
-            latest = number
+    def look(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal num_looks
+        if frame.f_code.co_filename == holding.__file__:
+            num_looks += 1
+            met = found_in(buffer, range(5))
+            rows = {met.get(key, below) for key in keys}
+            assert rows <= allowed, f"at line {frame.f_lineno}"
+        return look
 
-    readers = [threading.Thread(target=read) for _ in range(2)]
-    for reader in readers:
-        reader.start()
-    for number in range(1, 2000):
-        add(buffer, keys.tolist(), number)
-        departed = buffer.depart()
-        assert departed is not None
+    def watched(call: Callable[[], object]) -> None:
+        before = sys.gettrace()
+        sys.settrace(look)
+        try:
+            call()
+        finally:
+            sys.settrace(before)
+
+    add(buffer, keys, 0)
+    for number in range(1, 13):
+        watched(buffer.depart)
+        allowed = {number - 1, number}  # a new row comes to light at one of these lines
+        watched(partial(add, buffer, keys, number))
+        allowed = {number}
         if number % 3:
-            below[0] = int(departed.rows[0, 0])
-            buffer.land()
+            below = number - 1
+            watched(buffer.land)
         else:
-            buffer.put_back()
-    is_over.set()
-    for reader in readers:
-        reader.join()
-    assert not complaints, complaints[0]
+            watched(buffer.put_back)
+    assert num_looks > 100
