@@ -232,9 +232,11 @@ class DeviceKernels(KernelSet):
         )
         return StorageChange(int(num_new), _evicted(table, num_evicted, evicted))
 
-    def find_storage(self, storage: Storage, keys: DeviceArray) -> StoredRows:
+    def find_storage(
+        self, storage: Storage, keys: DeviceArray, width: int | None = None
+    ) -> StoredRows:
         count, table = _length(keys, "keys"), storage.table
-        rows = self.arrays.empty((count, table.width), table.dtype)
+        rows = self.arrays.empty((count, table.width if width is None else width), table.dtype)
         found = self.arrays.empty((count,), "bool")
         self._native.table_find(
             self._capsule(storage), self._handle, self._stream(), keys, rows, found

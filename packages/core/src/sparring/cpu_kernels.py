@@ -22,6 +22,7 @@ from sparring.kernel_set import (
     StoredRows,
 )
 from sparring.kernels import Dedup, Pooling, Rounding, Route
+from sparring.storage.results import Columns
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -220,8 +221,11 @@ class CpuKernels(KernelSet):
         num_new = len(found) - int(np.count_nonzero(found))
         return StorageChange(num_new, NumEvicted(before + num_new - storage.size, None))
 
-    def find_storage(self, storage: Storage, keys: DeviceArray) -> StoredRows:
-        found = storage.find(_shared(keys, "keys"))
+    def find_storage(
+        self, storage: Storage, keys: DeviceArray, width: int | None = None
+    ) -> StoredRows:
+        columns = Columns(0, storage.table.width if width is None else width)
+        found = storage.find(_shared(keys, "keys"), columns)
         return StoredRows(found.rows, found.found)
 
     def upsert_storage(

@@ -20,6 +20,7 @@ from sparring.saving.table_watch import TableWatch
 from sparring.storage.contract import Columns, Storage
 from sparring.storage.converting import conversion_command
 from sparring.storage.tiered import TierCounters, TieredOptions, TieredStorage
+from sparring.storage.tiered.device_front import first_device
 from sparring.table import TableConfig
 
 __all__ = [
@@ -66,11 +67,16 @@ class StorageChoice:
 def storage_device(storage: StorageChoice | Storage | None) -> str:
     """Where the rows of a table lie: ``cpu``, or the device whose arrays its storage takes.
 
-    Of storages that have devices, ``device`` among the options says which.
+    Of storages that have devices, ``device`` among the options says which; of a stack, those of
+    its first tier.
     """
     if isinstance(storage, Storage):
-        return next((each for each in storage.capabilities.devices if each != "cpu"), "cpu")
-    found = None if storage is None else storage.options.get("device")
+        return first_device(storage)
+    options: Any = {} if storage is None else storage.options
+    while isinstance(tiers := options.get("tiers"), (list, tuple)) and tiers:
+        first = tiers[0].get("options") if isinstance(tiers[0], Mapping) else None
+        options = first if isinstance(first, Mapping) else {}
+    found = options.get("device")
     return found if isinstance(found, str) and _DEVICE.fullmatch(found) else "cpu"
 
 

@@ -24,6 +24,7 @@ from sparring.device_steps import sums_on_device, writing_on_device
 from sparring.kernel_set import DeviceArray, KernelSet
 from sparring.kernels import Rounding
 from sparring.memory_budget import check_memory
+from sparring.storage.tiered.device_front import device_front
 from sparring.table import TableConfig
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class _Gathered:
     update: TableUpdate | None
     """None where no key was admitted."""
     decision: Decision | None
+    num_new: int
+    """Of a stack: keys that no tier has; else unknown, 0."""
 
 
 def apply_update_on_device(
@@ -81,10 +84,16 @@ def _gathered(
     entry, storage = container.entry(name), container.storage(name)
     arrays = kernels.arrays
     keys, gradients = summed.keys, summed.gradients
-    stored = kernels.find_storage(storage, keys)
+    front = device_front(storage, kernels)
+    stored = (
+        kernels.find_storage(storage, keys)
+        if front is None
+        else front.find(keys, entry.config.width)
+    )
+    num_new = 0
     rows, found = stored.rows, stored.found
     decision = None
-    if entry.admission_filter is not None or may_refuse(storage):
+    if entry.admission_filter is not None or may_refuse(storage) or front is not None:
         # Which keys are new must be known here, which waits for the device.
         is_found = np.asarray(arrays.to_host(found)).astype(np.bool_)
         if entry.admission_filter is not None and not is_found.all():
@@ -99,9 +108,10 @@ def _gathered(
                 arrays.take(each, kept) for each in (keys, gradients, rows, found)
             )
             is_found = is_found[decision.is_kept]
-        check_room(storage, int(np.count_nonzero(~is_found)))
+        num_new = int(np.count_nonzero(~is_found))
+        check_room(storage, num_new)
     if not len(keys):
-        return _Gathered(kernels, None, decision)
+        return _Gathered(kernels, None, decision, num_new)
     state = entry.initial_state
     kernels.initialize(
         rows,
@@ -112,7 +122,8 @@ def _gathered(
     )
     computing = _computing_rows(kernels, entry.config, rows)
     step = container.counters.steps + 1
-    return _Gathered(kernels, TableUpdate(entry.config, keys, computing, gradients, step), decision)
+    update = TableUpdate(entry.config, keys, computing, gradients, step)
+    return _Gathered(kernels, update, decision, num_new)
 
 
 def _write(container: StepContainer, name: str, gathered: _Gathered) -> None:
@@ -120,11 +131,14 @@ def _write(container: StepContainer, name: str, gathered: _Gathered) -> None:
     if update is not None:
         rows = _stored_rows(kernels, update)
         with writing_on_device(container, name, kernels, update.keys) as write:
-            write.note_evicted(
-                kernels.upsert_storage(
-                    container.storage(name), update.keys, rows, keeps_evicted=write.keeps_evicted
-                )
-            )
+            storage = container.storage(name)
+            front = device_front(storage, kernels)
+            if front is not None:
+                write.note_evicted(front.upsert(update.keys, rows, gathered.num_new))
+            else:
+                keeps = write.keeps_evicted
+                evicted = kernels.upsert_storage(storage, update.keys, rows, keeps_evicted=keeps)
+                write.note_evicted(evicted)
         container.counters.rows_updated += len(update.keys)
     if gathered.decision is not None:
         gathered.decision.record()

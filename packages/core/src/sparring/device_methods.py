@@ -13,7 +13,11 @@ from sparring.applying.writing import count_refused, raise_interrupted
 from sparring.device_gradients import DeviceGradients, SummedByKey
 from sparring.device_steps import lie_on_device, sums_on_device, writing_on_device
 from sparring.errors import CapacityError
-from sparring.kernel_set import KernelSet
+from sparring.kernel_set import KernelSet, StorageChange
+from sparring.storage.contract import Storage
+from sparring.storage.results import Keys
+from sparring.storage.tiered.device_front import device_front
+from sparring.storage.updating import update_storage
 from sparring.updates.builtin import NativeMethod
 from sparring.updates.contract import MethodChoice
 
@@ -75,17 +79,30 @@ def _write(
     asked = None
     if entry.admission_filter is not None:
         asked = _Asked(entry.admission_filter, container.counters.steps + 1)
+    storage = container.storage(name)
+    front = device_front(storage, kernels)
+    made = None if state is None or not len(state) else kernels.arrays.from_host(state)
     with writing_on_device(container, name, kernels, summed.keys) as write:
-        change = kernels.update_storage(
-            container.storage(name),
-            choice,
-            summed.keys,
-            summed.gradients,
-            None if state is None or not len(state) else kernels.arrays.from_host(state),
-            admit=asked,
-            keeps_evicted=write.keeps_evicted,
+
+        def change(changed: Storage) -> StorageChange:
+            return kernels.update_storage(
+                changed,
+                choice,
+                summed.keys,
+                summed.gradients,
+                made,
+                admit=asked,
+                keeps_evicted=front is not None or write.keeps_evicted,
+            )
+
+        def instead(keys: Keys) -> int:
+            gradients = kernels.arrays.to_host(summed.gradients)
+            return update_storage(storage, keys, gradients, choice, write.watched)
+
+        made_change = (
+            change(storage) if front is None else front.update(summed.keys, change, instead)
         )
-        write.note_evicted(change.evicted)
+        write.note_evicted(made_change.evicted)
     if asked is not None:
         num_refused = asked.record()
         container.counters.rows_updated -= num_refused

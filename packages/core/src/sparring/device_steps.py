@@ -25,7 +25,8 @@ from sparring.device_gradients import DeviceGradients, SummedByKey
 from sparring.kernel_set import KernelSet, NumEvicted
 from sparring.non_finite import NonFinite, finite_only
 from sparring.resources import Accumulated
-from sparring.storage.watching import UNWATCHED
+from sparring.storage.tiered.device_front import first_device
+from sparring.storage.watching import UNWATCHED, Write
 
 if TYPE_CHECKING:
     from sparring.step import StepContainer
@@ -45,7 +46,10 @@ def lie_on_device(container: StepContainer, waiting: Mapping[str, Any]) -> bool:
 
 def _takes_arrays(container: StepContainer, name: str, kernels: KernelSet) -> bool:
     devices = {kernels.device, kernels.device.removesuffix(":0")}
-    return bool(devices & set(container.storage(name).capabilities.devices))
+    storage = container.storage(name)
+    # Below the first tier nobody sees which keys are new: a filter is asked by way of the host.
+    is_plain = storage.front() is None or container.entry(name).admission_filter is None
+    return is_plain and first_device(storage) in devices
 
 
 def sums_on_device(
@@ -84,8 +88,10 @@ def _finite_only(
 class DeviceWrite:
     """One write to a table on a device, and who wants to know of it."""
 
-    def __init__(self, container: StepContainer, name: str, write: Any) -> None:
-        self._container, self._name, self._write = container, name, write
+    def __init__(self, container: StepContainer, name: str, write: Write) -> None:
+        self._container, self._name = container, name
+        self.watched: Write = write
+        """What follows the write."""
 
     @property
     def keeps_evicted(self) -> bool:
@@ -96,7 +102,7 @@ class DeviceWrite:
         """What left to make room."""
         self._container.counters.rows_evicted += evicted.count
         if evicted.rows is not None:
-            self._write.note_evicted(evicted.rows)
+            self.watched.note_evicted(evicted.rows)
         if evicted.count:
             # What was evicted reads as its initial value again.
             self._container.aheads.note(self._name, None)

@@ -77,10 +77,10 @@ class ArraySource:
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """Whole rows of a storage, on the device."""
+    """Rows of a storage, on the device."""
 
     rows: DeviceArray
-    """``(u, width)`` of the table's dtype; zeros where `found` is 0."""
+    """``(u, width)`` of the table's dtype; zeros where `found` is False."""
     found: DeviceArray
     """``(u,)`` bool"""
 
@@ -291,12 +291,15 @@ class KernelSet(ABC):
         """
 
     @abstractmethod
-    def find_storage(self, storage: Storage, keys: DeviceArray) -> StoredRows:
-        """Whole rows of a storage. Waits for nothing.
+    def find_storage(
+        self, storage: Storage, keys: DeviceArray, width: int | None = None
+    ) -> StoredRows:
+        """Rows of a storage. Waits for nothing.
 
         Args:
             storage: takes arrays of this device.
             keys: ``(u,)``, unique.
+            width: elements of the table's dtype, from the first; None: whole rows.
 
         Raises:
             UnsupportedError: the storage is elsewhere.

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from sparring import ResourceManager, StepContainer
 from sparring.device_gradients import BagGradients, DeviceGradients
+from sparring.device_reads import pooled_on_device
 from sparring.errors import InvalidArgumentError
 from sparring_torch.device_groups import DeviceGroup, each_alone
 from sparring_torch.device_kernels import kernel_set_for, tensor_device
@@ -92,11 +93,10 @@ class DevicePath:
         weights: Tensor | None = None,
         offsets: Tensor | None = None,
     ) -> Tensor:
-        entry = container.entry(group.table)
         mode: Any = group.mode
-        bags: Tensor = self.kernels.pool_storage(
-            entry.storage,
-            entry.config,
+        bags: Tensor = pooled_on_device(
+            self.kernels,
+            container.entry(group.table),
             group.ids,
             group.offsets if offsets is None else offsets,
             mode=mode,

@@ -14,6 +14,7 @@ import numpy as np
 from sparring.storage.contract import Columns, Evicted, Keys, Rows, Scores
 
 if TYPE_CHECKING:
+    from sparring.storage.contract import Storage
     from sparring.storage.tiered.storage import TieredStorage
 
 __all__ = ["Fronting"]
@@ -24,6 +25,16 @@ class Fronting:
 
     def __init__(self, stack: TieredStorage) -> None:
         self._stack = stack
+
+    @property
+    def stack(self) -> TieredStorage:
+        """Whose front this is."""
+        return self._stack
+
+    @property
+    def first_storage(self) -> Storage:
+        """The first tier."""
+        return self._stack.tiers[0]
 
     @property
     def first(self) -> object:
