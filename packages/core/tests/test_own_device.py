@@ -62,7 +62,7 @@ def test_tiers_lie_on_the_rank_s_own_gpu_too() -> None:
     container = _container(Membership(3, 4, local_rank=1))
     choice = _declared(container, StorageChoice("tiered", {"tiers": tiers}))
     assert choice.options["tiers"][0]["options"]["device"] == "cuda:1"
-    assert storage_device(choice) == "cpu"
+    assert storage_device(choice) == "cuda:1"
 
 
 def test_declaring_again_is_no_other_storage() -> None:

@@ -73,10 +73,9 @@ def storage_device(storage: StorageChoice | Storage | None) -> str:
     if isinstance(storage, Storage):
         return next((each for each in storage.capabilities.devices if each != "cpu"), "cpu")
     options: Any = {} if storage is None else storage.options
-    tiers = options.get("tiers")
-    if tiers:
-        first = tiers[0]
-        options = first.get("options", {}) if isinstance(first, Mapping) else {}
+    while isinstance(tiers := options.get("tiers"), (list, tuple)) and tiers:
+        first = tiers[0].get("options") if isinstance(tiers[0], Mapping) else None
+        options = first if isinstance(first, Mapping) else {}
     found = options.get("device")
     return found if isinstance(found, str) and _DEVICE.fullmatch(found) else "cpu"
 

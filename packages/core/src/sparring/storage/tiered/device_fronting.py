@@ -84,33 +84,32 @@ class DeviceFronting:
         *,
         admit: _Admit | None,
     ) -> StorageChange:
-        """`KernelSet.update_storage`."""
-        table, arrays = self._stack.table, kernels.arrays
+        """`KernelSet.update_storage`. Rows change where they lie in the first tier, or, where those
+        of the batch do not fit into it together, in copies."""
         front = Fronting(self._stack)
         on_host = _on_host(kernels, keys)
         front.begin_update(on_host)
         try:
-            found = self._found(kernels, keys, table.width, is_staged=False)
-            rows, is_known, is_found = found.stored.rows, found.stored.found, found.is_found
-            if admit is not None and not is_found.all():
-                is_kept = is_found.copy()
-                is_kept[~is_found] = admit(np.ascontiguousarray(on_host[~is_found]))
-                kept = arrays.from_host(np.flatnonzero(is_kept))
-                keys, gradients, rows, is_known = (
-                    arrays.take(each, kept) for each in (keys, gradients, rows, is_known)
+            if self._brought_up(kernels, front, keys, on_host):
+                change = kernels.update_storage(
+                    self._first,
+                    choice,
+                    keys,
+                    gradients,
+                    initial_state,
+                    admit=admit,
+                    keeps_evicted=True,
                 )
-                on_host, is_found = on_host[is_kept], is_found[is_kept]
-            state = None
-            if initial_state is not None and len(initial_state):
-                state = arrays.from_host(initial_state)
-            kernels.initialize(rows, keys, is_known, table, state)
-            kernels.update(table, choice, keys, rows, gradients)
-            evicted = kernels.upsert_storage(self._first, keys, rows, keeps_evicted=True)
+            else:
+                change = self._changed_copies(
+                    kernels, choice, keys, gradients, initial_state, admit
+                )
         except BaseException:
             front.abort_update()
             raise
-        num_new = int(np.count_nonzero(~is_found))
-        return StorageChange(num_new, self._ended(front, on_host, num_new, evicted))
+        return StorageChange(
+            change.num_new, self._ended(front, on_host, change.num_new, change.evicted)
+        )
 
     def upsert(self, kernels: KernelSet, keys: DeviceArray, rows: DeviceArray) -> NumEvicted:
         """`KernelSet.upsert_storage`."""
@@ -129,6 +128,42 @@ class DeviceFronting:
     @property
     def _first(self) -> Storage:
         return self._stack.tiers[0]
+
+    def _brought_up(
+        self, kernels: KernelSet, front: Fronting, keys: DeviceArray, on_host: Keys
+    ) -> bool:
+        """Whether all rows that exist are in the first tier now."""
+        probed = kernels.find_storage(self._first, keys, 1)
+        is_found = np.asarray(kernels.arrays.to_host(probed.found)).astype(np.bool_)
+        return bool(is_found.all()) or front.bring_up(on_host, on_host[~is_found])
+
+    def _changed_copies(
+        self,
+        kernels: KernelSet,
+        choice: MethodChoice,
+        keys: DeviceArray,
+        gradients: DeviceArray,
+        initial_state: npt.NDArray[Any] | None,
+        admit: _Admit | None,
+    ) -> StorageChange:
+        table, arrays = self._stack.table, kernels.arrays
+        found = self._found(kernels, keys, table.width, is_staged=False)
+        rows, is_known, is_found = found.stored.rows, found.stored.found, found.is_found
+        if admit is not None and not is_found.all():
+            is_kept = is_found.copy()
+            is_kept[~is_found] = admit(_on_host(kernels, keys)[~is_found])
+            kept = arrays.from_host(np.flatnonzero(is_kept))
+            keys, gradients, rows, is_known = (
+                arrays.take(each, kept) for each in (keys, gradients, rows, is_known)
+            )
+            is_found = is_found[is_kept]
+        state = None
+        if initial_state is not None and len(initial_state):
+            state = arrays.from_host(initial_state)
+        kernels.initialize(rows, keys, is_known, table, state)
+        kernels.update(table, choice, keys, rows, gradients)
+        evicted = kernels.upsert_storage(self._first, keys, rows, keeps_evicted=True)
+        return StorageChange(int(np.count_nonzero(~is_found)), evicted)
 
     def _found(
         self, kernels: KernelSet, keys: DeviceArray, num_columns: int, *, is_staged: bool

@@ -1,0 +1,113 @@
+"""Tables in tiers whose first lies on a device, over the emulator: rows that are there stay there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparring.errors import StorageIOError
+from sparring.storage.tiered import TieredStorage
+from sparring.storage.tiered.tier import Tier
+from sparring.testing.devices import why_unavailable
+from sparring_torch import EmbeddingBag, Optimizer
+
+pytestmark = pytest.mark.skipif(
+    why_unavailable("emulated") is not None, reason=str(why_unavailable("emulated"))
+)
+
+
+def _stack(capacity: int, *below: Any, **options: Any) -> dict[str, Any]:
+    first = {"device": "emulated", "capacity": capacity, "policy": "lru"}
+    tiers = [{"backend": "hkv", "options": first}, *(below or ("hkv",))]
+    return {"backend": "tiered", "tiers": tiers, **options}
+
+
+def _train(module: EmbeddingBag, optimizer: Any, num_steps: int = 6) -> Tensor:
+    module.train()
+    chosen = Optimizer(module, optimizer, lr=0.1)
+    for step in range(num_steps):
+        generator = torch.Generator().manual_seed(step)
+        for _ in range(2):
+            ids = torch.randint(-20 * step, 60 + 20 * step, (12, 4), generator=generator)
+            weights = torch.rand(12, 4, generator=generator, requires_grad=True)
+            module(ids, per_sample_weights=weights).float().sin().sum().backward()
+        chosen.step()
+    with torch.no_grad():
+        return module.eval()(torch.arange(-200, 300)[:, None])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adagrad], ids=["fused", "native"])
+@pytest.mark.parametrize("promote", ["always", "second_touch", "never"])
+@pytest.mark.parametrize("write", ["back", "through"])
+def test_tiers_give_the_bits_of_one_table(
+    write: str, promote: str, optimizer: Any, dtype: torch.dtype
+) -> None:
+    given: dict[str, Any] = {"name": "items", "mode": "sum", "dtype": dtype}
+    ours = EmbeddingBag(8, storage=_stack(100, write=write, promote=promote), **given)
+    theirs = EmbeddingBag(8, **given)
+    assert torch.equal(_train(ours, optimizer), _train(theirs, optimizer))
+    assert ours.num_rows() == theirs.num_rows()
+    first, last = ours.agent.container.tier_counters("items")
+    assert first.rows <= 100
+    assert first.evictions > 0
+    assert last.hits > 0
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adagrad], ids=["fused", "native"])
+def test_a_step_larger_than_the_first_tier_is_applied_whole(optimizer: Any) -> None:
+    ours = EmbeddingBag(8, name="items", mode="sum", storage=_stack(6))
+    theirs = EmbeddingBag(8, name="items", mode="sum")
+    assert torch.equal(_train(ours, optimizer), _train(theirs, optimizer))
+    assert ours.num_rows() == theirs.num_rows()
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adagrad], ids=["fused", "native"])
+def test_rows_of_the_first_tier_do_not_come_to_the_host(
+    optimizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = EmbeddingBag(8, name="items", mode="sum", storage=_stack(10_000))
+    _train(module, optimizer, 1)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("this is the way of the host")
+
+    for kind, name in (
+        (TieredStorage, "_find_impl"),
+        (TieredStorage, "_upsert_impl"),
+        (Tier, "find"),
+    ):
+        monkeypatch.setattr(kind, name, refuse)
+    _train(module, optimizer, 1)
+
+
+def test_a_tier_below_that_fails_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = EmbeddingBag(8, name="items", mode="sum", storage=_stack(60))
+    before = _train(module, "adagrad")
+    rows = module.num_rows()
+    stack = module.agent.container.storage("items")
+    assert isinstance(stack, TieredStorage)
+
+    def fail(*_: Any) -> None:
+        raise StorageIOError("the disk is gone")
+
+    module.train()
+    ids = torch.arange(-50, 50)[None]
+    module(ids).sum().backward()
+    with monkeypatch.context() as broken:
+        broken.setattr(stack._last.storage, "_find_impl", fail)
+        optimizer = Optimizer(module, "adagrad", lr=0.1)
+        with pytest.raises(StorageIOError, match="the disk is gone"):
+            module(ids)
+        stack._staging.clear()
+        with pytest.raises(StorageIOError, match="the disk is gone"):
+            optimizer.step()
+    with torch.no_grad():
+        assert torch.equal(module.eval()(torch.arange(-200, 300)[:, None]), before)
+    assert module.num_rows() == rows
