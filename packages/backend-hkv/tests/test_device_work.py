@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from sparring import make_plugin_manager
-from sparring.kernel_set import ArraySource
+from sparring.kernel_set import ArraySource, KernelSet
 from sparring.table import TableConfig
 from sparring.updates import BUILTIN_METHODS, MethodChoice
 from sparring_hkv import HkvOptions, HkvStorage
@@ -23,6 +23,12 @@ TABLE = TableConfig("t", 8, seed=3).with_state(1, METHOD.name)
 STATE = np.full(1, 0.5, np.float32)
 
 
+@pytest.fixture
+def device() -> KernelSet:
+    arrays = ArraySource(empty=np.empty, stream=lambda: 0)
+    return make_plugin_manager().kernels("emulated").factory(arrays)
+
+
 def _worked(call: Callable[..., Any], *arguments: Any) -> tuple[Any, dict[str, int]]:
     handle = open_device("emulated").handle
     before = handle.work
@@ -30,62 +36,52 @@ def _worked(call: Callable[..., Any], *arguments: Any) -> tuple[Any, dict[str, i
     return result, {name: count - before[name] for name, count in handle.work.items()}
 
 
-def _steps(**options: Any) -> Iterator[dict[str, dict[str, int]]]:
-    """What each part of a step put on the device, step after step over the same ids."""
-    device = (
-        make_plugin_manager()
-        .kernels("emulated")
-        .factory(ArraySource(empty=np.empty, stream=lambda: 0))
-    )
+def _known_step(device: KernelSet, **options: Any) -> dict[str, dict[str, int]]:
+    """What each part of a second step over the same ids puts on the device."""
     storage = HkvStorage(TABLE, HkvOptions(device="emulated", **options))
     ids, offsets = np.random.default_rng(0).zipf(1.2, 4000) % 1000, np.arange(0, 4001, 4)
-    for step in range(1, 10):
-        bags, pool = _worked(device.pool_storage, storage, TABLE, ids, offsets)
-        found, dedup = _worked(device.dedup, ids)
-        gradient, inverse, size = np.tanh(bags), found.inverse, len(found.keys)
-        sums, back = _worked(device.pool_backward, gradient, inverse, offsets, size)
-        _, finite = _worked(device.is_finite, sums)
-        choice, keys = MethodChoice(METHOD, HYPER, step), found.keys
-        _, update = _worked(device.update_storage, storage, choice, keys, sums, STATE)
-        yield {"pool": pool, "dedup": dedup, "back": back, "finite": finite, "update": update}
+    work: dict[str, dict[str, int]] = {}
+    for step in (1, 2):
+        bags, work["pool"] = _worked(device.pool_storage, storage, TABLE, ids, offsets)
+        found, work["dedup"] = _worked(device.dedup, ids)
+        keys = found.keys
+        sums, work["back"] = _worked(
+            device.pool_backward, np.tanh(bags), found.inverse, offsets, len(keys)
+        )
+        _, work["finite"] = _worked(device.is_finite, sums)
+        choice = MethodChoice(METHOD, HYPER, step)
+        _, work["update"] = _worked(device.update_storage, storage, choice, keys, sums, STATE)
+    return work
 
 
 def _total(step: dict[str, dict[str, int]], what: str) -> int:
     return sum(part[what] for part in step.values())
 
 
-def test_a_step_over_known_keys_puts_little_on_the_device() -> None:
+def test_a_step_over_known_keys_puts_little_on_the_device(device: KernelSet) -> None:
     """The figures of docs/explanation/gpu-table.md."""
-    steps = _steps()
-    next(steps)
-    known = next(steps)
+    known = _known_step(device)
     launches = {name: part["launches"] for name, part in known.items()}
     assert launches == {"pool": 2, "dedup": 4, "back": 6, "finite": 1, "update": 3}
     assert (_total(known, "copies"), _total(known, "fills"), _total(known, "waits")) == (3, 2, 3)
 
 
-def test_a_step_over_known_keys_of_a_table_that_evicts_touches_them_besides() -> None:
-    steps = _steps(capacity=4000, policy="lru")
-    next(steps)
-    known = next(steps)
+def test_a_step_over_known_keys_of_a_table_that_evicts_touches_them_besides(
+    device: KernelSet,
+) -> None:
+    known = _known_step(device, capacity=4000, policy="lru")
     assert known["update"] == {"launches": 5, "copies": 1, "fills": 0, "waits": 1}
 
 
-def test_the_initial_state_is_copied_once() -> None:
+def test_the_initial_state_is_copied_once(device: KernelSet) -> None:
     state = np.array([0.125], np.float32)
-    device = (
-        make_plugin_manager()
-        .kernels("emulated")
-        .factory(ArraySource(empty=np.empty, stream=lambda: 0))
-    )
+    choice, keys = MethodChoice(METHOD, HYPER, 1), np.arange(10)
     copies = []
     for _ in range(2):
         storage = HkvStorage(TABLE, HkvOptions(device="emulated"))
-        keys, sums = np.arange(10), np.zeros((10, 8), np.float32)
-        choice = MethodChoice(METHOD, HYPER, 1)
+        sums = np.zeros((10, 8), np.float32)
         _, work = _worked(device.update_storage, storage, choice, keys, sums, state.copy())
         copies.append(work["copies"])
-        assert (
-            storage.find(keys).rows.view(np.float32).reshape(10, -1)[:, -1].tolist() == [0.125] * 10
-        )
+        states = storage.find(keys).rows.view(np.float32).reshape(10, -1)[:, -1]
+        assert states.tolist() == [0.125] * 10
     assert copies[0] == copies[1] + 1
