@@ -28,6 +28,9 @@ __all__ = ["LateArray", "LateDevice", "LateKernels"]
 
 _LONGEST_SECONDS = 0.003
 
+_IO = 6
+"""SPARRING_IO of ``storage_abi.h``."""
+
 
 class _Error(ctypes.Structure):
     _fields_ = (
@@ -112,6 +115,10 @@ class LateDevice:
         self._events: dict[int, threading.Event] = {}
         self._pinned: dict[int, Any] = {}
         self._local = threading.local()
+        self.lost: bytes | None = None
+        """What every function answers once the device is lost."""
+        self.calls_back = True
+        """Whether host calls come."""
         self._table = _Table(1, 0, ctypes.sizeof(_Table), b"late:0", None)
         for name in _FUNCTIONS:
             setattr(self._table, name, _Function(self._checked(getattr(self, f"_{name}"))))
@@ -154,9 +161,11 @@ class LateDevice:
         made.late_device = self
         return made
 
-    @staticmethod
-    def _checked(function: Callable[[_Call], None]) -> Callable[[Any, Any], int]:
+    def _checked(self, function: Callable[[_Call], None]) -> Callable[[Any, Any], int]:
         def call(_self: Any, arguments: Any) -> int:
+            if self.lost is not None:
+                arguments.contents.error.message = self.lost
+                return _IO
             function(arguments.contents)
             return 0
 
@@ -190,7 +199,8 @@ class LateDevice:
         address = ctypes.cast(call.function, ctypes.c_void_p).value
         function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address or 0)
         argument = call.argument
-        self._streams[call.stream].put(lambda: function(argument))
+        if self.calls_back:
+            self._streams[call.stream].put(lambda: function(argument))
 
     def _allocate_pinned(self, call: _Call) -> None:
         memory = np.full(max(1, call.num_bytes), 0xD7, np.uint8)
