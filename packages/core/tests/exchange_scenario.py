@@ -47,6 +47,8 @@ class Scenario:
     reduction: Reduction = Reduction.MEAN
     num_steps: int = 100
     backend: str = "memory"
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Of the backend."""
     exchange: ExchangeOptions = field(default_factory=lambda: ExchangeOptions(chunk_rows=8))
 
     def ids(self, step: int, rank: int, table: str) -> np.ndarray:
@@ -91,7 +93,7 @@ def train(
     method = resolve_method(scenario.method)
     hyper = hyper_from(method, {"lr": 0.05})
     for table in TABLES:
-        made.declare(table, StorageChoice(scenario.backend))
+        made.declare(table, StorageChoice(scenario.backend, dict(scenario.options)))
         state = method.initial_state(table.dim, hyper, table.computing_dtype)
         made.set_state(table.name, state, scenario.method)
     divisor = scenario.world_size if is_alone and scenario.reduction is Reduction.MEAN else 1
