@@ -39,14 +39,12 @@ FAMILY = (
     "framework-tf",
 )
 
-# Those that the TensorFlow adapter is tested with.
-TENSORFLOW_FAMILY = ("backend-hkv", "framework-torch", "framework-tf")
+# With what `tests` says where its wheels are, so that nothing is compiled twice.
+GIVEN_WHEELS = "--wheels="
 
 # What the machine must have before a package can be built or tested: a file that tells whether it is
 # there, and the package of Debian and Ubuntu that brings it.
-SYSTEM_PACKAGES = {
-    "backend-rocksdb": {"/usr/include/rocksdb/db.h": "librocksdb-dev"},
-}
+SYSTEM_PACKAGES = {"backend-rocksdb": {"/usr/include/rocksdb/db.h": "librocksdb-dev"}}
 
 # What the packages with C++ tests call the option that builds them.
 CXX_TESTS = {
@@ -147,7 +145,7 @@ def quickstart(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Runs all tests: Python, C++, and C++ under the sanitizers. Needs g++ and system packages.
 
-    Those of the TensorFlow adapter follow in an environment of their own: `tests_tensorflow`.
+    Those of TensorFlow follow in environments of their own: `tests_tensorflow`, `tests_beside_torch`.
     """
     session.install(TORCH, "pytest-xdist", silent=True)
     family = system_packages(session, *FAMILY)
@@ -167,32 +165,41 @@ def tests(session: nox.Session) -> None:
         run_cxx_tests(session, Path(session.virtualenv.location) / "build" / package)
         for sanitizer in ("thread", "address,undefined"):
             sanitized_tests(session, package, sanitizer)
-    session.notify("tests_tensorflow", posargs=[f"{GIVEN_WHEELS}{wheels}"])
+    for follower in ("tests_tensorflow", "tests_beside_torch"):
+        session.notify(follower, posargs=[f"{GIVEN_WHEELS}{wheels}"])
     left_out = [f"--ignore={PACKAGES / each}" for each in FAMILY if each not in family]
     run_pytest(session, *left_out, "packages", "tests")
 
 
-# With what `tests` tells `tests_tensorflow` where its wheels are, so that nothing is compiled twice.
-GIVEN_WHEELS = "--wheels="
+@nox.session
+def tests_tensorflow(session: nox.Session) -> None:
+    """Runs the TensorFlow adapter's tests where there is no torch. Needs g++."""
+    chosen = install_with_tensorflow(session, "backend-hkv", "framework-tf")
+    run_pytest(session, *(chosen or ["packages/framework-tf"]))
+    if not chosen:
+        session.run("pytest", "tests/test_documents.py", "-k", "keras or framework-tf")
 
 
 @nox.session
-def tests_tensorflow(session: nox.Session) -> None:
-    """Runs the TensorFlow adapter's tests, with torch beside it. Needs g++."""
-    session.install(TORCH, TENSORFLOW, "pytest-xdist", silent=True)
+def tests_beside_torch(session: nox.Session) -> None:
+    """Runs what PyTorch and TensorFlow promise each other, side by side in one process. Needs g++."""
+    session.install(TORCH, silent=True)
+    chosen = install_with_tensorflow(session, "backend-hkv", "framework-torch", "framework-tf")
+    beside = ("packages/framework-tf", "-k", "beside_torch or of_torch or another_framework")
+    run_pytest(session, *(chosen or beside))
+
+
+def install_with_tensorflow(session: nox.Session, *packages: str) -> list[str]:
+    """Installs TensorFlow, core and `packages`; returns which tests were chosen."""
+    session.install(TENSORFLOW, "pytest-xdist", silent=True)
     extras = "[testing,mpi,parquet]"
-    given = [each for each in session.posargs if each.startswith(GIVEN_WHEELS)]
-    chosen = [each for each in session.posargs if each not in given]
-    if given:
-        folder = Path(given[0].removeprefix(GIVEN_WHEELS))
-        install_made(session, folder, "core", *TENSORFLOW_FAMILY, extras=extras)
+    given = next((each for each in session.posargs if each.startswith(GIVEN_WHEELS)), None)
+    if given is None:
+        install_family(session, *packages, extras=extras)
     else:
-        install_family(session, *TENSORFLOW_FAMILY, extras=extras)
-    if chosen:
-        session.run("pytest", *chosen, env=all_that_is_promised())
-        return
-    run_pytest(session, "packages/framework-tf")
-    session.run("pytest", "tests/test_documents.py", "-k", "keras or framework-tf")
+        wheels = Path(given.removeprefix(GIVEN_WHEELS))
+        install_made(session, wheels, "core", *packages, extras=extras)
+    return [each for each in session.posargs if each != given]
 
 
 # Where a plain pytest tries less, so that it stays quick. Under nox it is all that the documentation
@@ -230,7 +237,7 @@ def run_pytest(session: nox.Session, *arguments: str) -> None:
 def tensorflow_releases(session: nox.Session) -> None:
     """Proves one wheel of the TensorFlow adapter on each release in turn; downloads about 1 GB."""
     wheels = Path(session.create_tmp()).resolve() / "wheels"
-    # Without PyTorch, which would bring gigabytes for each; tests of both are in `tests_tensorflow`.
+    # Without PyTorch, which would bring gigabytes for each; see `tests_beside_torch`.
     build_wheels(session, wheels, "backend-hkv", "framework-tf")
     chosen = [
         each for each in TENSORFLOW_RELEASES if not session.posargs or each in session.posargs
