@@ -52,8 +52,10 @@ def test_what_was_flushed_outlives_a_kill_amid_writes_beside(trial: int, tmp_pat
     ) as process:
         assert process.stdout is not None
         told = [process.stdout.readline()]
-        time.sleep(random.Random(trial).uniform(0, 0.3))
-        process.kill()
+        end = time.monotonic() + random.Random(trial).uniform(0, 0.3)
+        while time.monotonic() < end:
+            told.append(process.stdout.readline())
+        process.kill()  # at once after a flush, while the steps that follow it run
         told += process.stdout.readlines()
     flushed = max(int(line) for line in told if line.endswith("\n"))
     written: dict[int, list[int]] = {}
