@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from statistics import median
 from tempfile import TemporaryDirectory
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ NUM_KEYS, DIM, BATCH_IDS, EXPONENT = 10_000_000, 32, 65_536, 1.05
 FIRST_SHARE, LOAD_KEYS = 0.1, 131_072
 WARMING_BATCHES, ROUNDS = 60, 25
 RATE = 0.01
-STEP_KEYS, ROUND_STEPS = 8_500, 20
+STEP_KEYS, ROUND_STEPS = 8_500, 10
 BAR_COST, BAR_SPEED = 1.3, 0.9
 
 Keys = npt.NDArray[np.int64]
@@ -189,53 +189,68 @@ def _all_hit(scale: Scale) -> list[Figure]:
 def _beside(scale: Scale) -> list[Figure]:
     """Steps that look rows up, compute and write them, over a stack that writes what leaves its first
     tier within the step, and over one that writes it beside those that follow."""
-    backend = _lower_backends()[0]
+    if _lower_backends()[0] != "rocksdb":
+        return []
+    figures = []
+    for is_synced in (False, True):
+        with ExitStack() as opened:
+            events = opened.enter_context(EventLoop())
+            stacks = {}
+            for where in ("within", "beside"):
+                folder = opened.enter_context(TemporaryDirectory())
+                options = {"path": folder, "sync_writes": is_synced}
+                stack = opened.enter_context(_stack_of_alike(options, where, scale))
+                stack.use_background(events)
+                stacks[where] = stack
+            last = "rocksdb that waits for the disk" if is_synced else "rocksdb"
+            for pause in (0.0, 0.02):
+                figures.append(_gain(stacks, events, scale, pause, last))
+    return figures
+
+
+def _stack_of_alike(options: dict[str, Any], where: str, scale: Scale) -> Any:
     num_keys = scale.rows(1_000_000)
-    stacks: dict[str, Any] = {}
-    with ExitStack() as opened:
-        events = opened.enter_context(EventLoop())
-        for where in ("within", "beside"):
-            folder = opened.enter_context(TemporaryDirectory())
-            options = {"path": folder} if backend == "rocksdb" else {}
-            first = {"backend": "hkv", "options": {"capacity": num_keys // 10}}
-            stacks[where] = opened.enter_context(
-                open_storage(
-                    "tiered",
-                    TableConfig("tiers", DIM),
-                    validate=False,
-                    tiers=[first, {"backend": backend, "options": options}],
-                    write_back=where,
-                )
-            )
-            stacks[where].use_background(events)
-            for begin in range(0, num_keys, LOAD_KEYS):
-                keys = np.arange(begin, min(begin + LOAD_KEYS, num_keys))
-                stacks[where].upsert(_spread(keys), _rows_of(keys))
-            stacks[where].flush()
-        return [_share(stacks, events, scale, pause) for pause in (0.0, 0.01, 0.03)]
+    tiers = [
+        {"backend": "hkv", "options": {"capacity": num_keys // 10}},
+        {"backend": "rocksdb", "options": options},
+    ]
+    table = TableConfig("tiers", DIM)
+    stack = open_storage("tiered", table, validate=False, tiers=tiers, write_back=where)
+    for begin in range(0, num_keys, LOAD_KEYS):
+        ids = np.arange(begin, min(begin + LOAD_KEYS, num_keys))
+        stack.upsert(_spread(ids), _rows_of(ids))
+    stack.flush()
+    return stack
 
 
-def _share(stacks: dict[str, Any], events: EventLoop, scale: Scale, pause: float) -> Figure:
+def _gain(
+    stacks: dict[str, Any], events: EventLoop, scale: Scale, pause: float, last: str
+) -> Figure:
     num_keys = stacks["beside"].size
     generator = np.random.default_rng(3)
-    rounds = [
-        [_alike(generator, num_keys) for _ in range(ROUND_STEPS)] for _ in range(scale.rounds(15))
-    ]
+    num_rounds = scale.rounds(12)
+    rounds = [[_alike(generator, num_keys) for _ in range(ROUND_STEPS)] for _ in range(num_rounds)]
     drawn = {where: iter([rounds[0], rounds[0], *rounds]) for where in stacks}
     work = bytes(int(_hashed_bytes_a_second() * pause))
     waited = [stacks["beside"].tier_counters()[1].wait_seconds]
 
+    own: dict[str, list[float]] = {where: [] for where in stacks}
+
     def steps(where: str) -> None:
         stack = stacks[where]
+        start = thread_time()
         for keys in next(drawn[where]):
             rows = stack.find(keys).rows
             hashlib.sha256(work)  # the model: one core, and not the interpreter
             rows += 1
             stack.upsert(keys, rows)
+        own[where].append((thread_time() - start) / ROUND_STEPS * 1e3)
         events.drain()  # what was put off counts too
 
     timings = alternate(
-        {where: lambda where=where: steps(where) for where in stacks}, rounds=len(rounds), warm_up=2
+        {where: lambda where=where: steps(where) for where in stacks},
+        rounds=num_rounds,
+        warm_up=2,
     )
     waited.append(stacks["beside"].tier_counters()[1].wait_seconds)
     everything = _spread(np.arange(num_keys))
@@ -244,13 +259,13 @@ def _share(stacks: dict[str, Any], events: EventLoop, scale: Scale, pause: float
     ratio = median(ratios(timings["within"], timings["beside"]))
     milliseconds = [timings[where].median / ROUND_STEPS * 1e3 for where in ("beside", "within")]
     return Figure(
-        f"steps over {len(stacks)} tiers that compute for {pause * 1e3:.0f} ms, rows going down beside "
-        "them",
+        f"steps over hkv over {last}, {pause * 1e3:.0f} ms of computing, rows going down beside them",
         f"{ratio:.2f} x the speed",
         None,
         None,
         f"{milliseconds[0]:.1f} ms against {milliseconds[1]:.1f} ms a step where rows go down within "
-        f"it; steps waited {waited[1] - waited[0]:.2f} s for room",
+        f"it, {median(own['beside']):.1f} against {median(own['within']):.1f} ms of processor time of "
+        f"the steps' own thread; {STEP_KEYS:,} keys; {waited[1] - waited[0]:.2f} s waited for room",
         ratio,
     )
 

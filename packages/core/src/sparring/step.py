@@ -259,6 +259,8 @@ class StepContainer(TableContainer, SavingContainer):
                 row has changed; the gradients are dropped.
             CapacityError: a storage is full and may not evict. No row has changed.
             BackgroundError: work on the event loop failed; the gradients are dropped.
+            DeadlineError: a stack's last tier has not taken earlier rows in time, and there is no
+                room for more. No row has changed; the gradients are dropped.
             PartialStepError: a storage failed while it wrote, and other tables have changed:
                 `written`, `failed` and `untouched` name them, the cause is what the storage
                 raised. Where no other table has changed, that is raised itself, as

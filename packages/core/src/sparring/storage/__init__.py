@@ -1,5 +1,6 @@
 """Storages: the contract, the oracle in plain Python, and the way in and out of native code."""
 
+from sparring.storage.background import Background
 from sparring.storage.contract import (
     Capabilities,
     Columns,
@@ -14,6 +15,7 @@ from sparring.storage.contract import (
 from sparring.storage.opening import open_storage
 
 __all__ = [
+    "Background",
     "Capabilities",
     "Columns",
     "Evicted",
