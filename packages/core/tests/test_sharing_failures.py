@@ -40,14 +40,15 @@ def make(collective: Collective, table: TableConfig = TABLE) -> StepContainer:
     return container
 
 
-def saved(tmp_path: Path, num_tables: int = 1) -> str:
+def saved(tmp_path: Path, num_tables: int = 1, value: float = 1.0) -> str:
     """The URL of a snapshot whose tables have rows of all partitions."""
     url = str(tmp_path / "saved")
     with StepContainer() as container:
         for number in range(num_tables):
             table = TableConfig(f"{TABLE.name}{number or ''}", TABLE.dim)
             container.declare(table, StorageChoice("memory"))
-            container.storage(table.name).upsert(KEYS, np.ones((len(KEYS), 4), np.float32))
+            rows = np.full((len(KEYS), TABLE.dim), value, np.float32)
+            container.storage(table.name).upsert(KEYS, rows)
         container.save(url)
     return url
 
@@ -221,7 +222,7 @@ def test_ranks_that_would_save_to_different_places_are_refused(tmp_path: Path) -
 
 
 def test_ranks_that_would_load_different_snapshots_are_refused(tmp_path: Path) -> None:
-    urls = [saved(tmp_path / name) for name in ("first", "second")]
+    urls = [saved(tmp_path / str(value), value=value) for value in (1.0, 2.0)]
 
     def body(collective: Collective) -> str:
         with make(collective) as container:
