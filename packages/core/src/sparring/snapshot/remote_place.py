@@ -167,7 +167,10 @@ class RemotePlace(Place):
         return [each for each in _names(self._system, self._path) if not each.startswith(".")]
 
     def is_committed(self, name: str) -> bool:
-        return bool(self._system.isfile(f"{self._path}/{name}/{MANIFEST_NAME}"))
+        path = f"{self._path}/{name}"
+        # Listings are remembered, and another process may have committed or removed it since.
+        self._system.invalidate_cache(path)
+        return bool(self._system.isfile(f"{path}/{MANIFEST_NAME}"))
 
     def exists(self, name: str) -> bool:
         return self.is_committed(name)
