@@ -40,14 +40,15 @@ def make(collective: Collective, table: TableConfig = TABLE) -> StepContainer:
     return container
 
 
-def saved(tmp_path: Path, num_tables: int = 1) -> str:
+def saved(tmp_path: Path, num_tables: int = 1, value: float = 1.0) -> str:
     """The URL of a snapshot whose tables have rows of all partitions."""
     url = str(tmp_path / "saved")
     with StepContainer() as container:
         for number in range(num_tables):
             table = TableConfig(f"{TABLE.name}{number or ''}", TABLE.dim)
             container.declare(table, StorageChoice("memory"))
-            container.storage(table.name).upsert(KEYS, np.ones((len(KEYS), 4), np.float32))
+            rows = np.full((len(KEYS), TABLE.dim), value, np.float32)
+            container.storage(table.name).upsert(KEYS, rows)
         container.save(url)
     return url
 
@@ -204,3 +205,44 @@ def test_ranks_that_have_loaded_wait_for_slower_ones_beyond_a_deadline(
             return container.load(url).rows["user5"]
 
     assert sum(run_ranks(WORLD_SIZE, body, deadline=1.0)) == len(KEYS)
+
+
+def test_ranks_that_would_save_to_different_places_are_refused(tmp_path: Path) -> None:
+    def body(collective: Collective) -> str:
+        with make(collective) as container:
+            name = "there" if collective.rank == BROKEN else "here"
+            return str(error_of(lambda: container.save(str(tmp_path / name))))
+
+    errors = run_ranks(WORLD_SIZE, body, deadline=20.0)
+    assert len(set(errors)) == 1
+    assert (
+        f"different URLs to save to: rank 0 {tmp_path}/here, rank 1 {tmp_path}/there" in errors[0]
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ranks_that_would_load_different_snapshots_are_refused(tmp_path: Path) -> None:
+    urls = [saved(tmp_path / str(value), value=value) for value in (1.0, 2.0)]
+
+    def body(collective: Collective) -> str:
+        with make(collective) as container:
+            container.storage("user").upsert([7], np.zeros((1, 4), np.float32))
+            error = error_of(lambda: container.load(urls[collective.rank == BROKEN]))
+            assert container.num_rows("user") == 1
+            return str(error)
+
+    errors = run_ranks(WORLD_SIZE, body, deadline=20.0)
+    assert len(set(errors)) == 1
+    assert "different snapshots to load: rank 0 that of step 0" in errors[0]
+
+
+def test_ranks_that_would_load_different_tables_are_refused(tmp_path: Path) -> None:
+    url = saved(tmp_path, num_tables=2)
+
+    def body(collective: Collective) -> str:
+        with make(collective) as container:
+            container.declare(TableConfig("user1", 4), StorageChoice("memory"))
+            tables = ["user"] if collective.rank == BROKEN else ["user", "user1"]
+            return str(error_of(lambda: container.load(url, tables=tables)))
+
+    assert "tables user, user1, rank 1 " in run_ranks(WORLD_SIZE, body, deadline=20.0)[0]

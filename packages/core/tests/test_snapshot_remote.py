@@ -6,11 +6,12 @@ import threading
 import time
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from sparring import StepContainer
 from sparring.collective import Collective
@@ -29,6 +30,7 @@ from sparring.snapshot import (
     open_snapshot,
     retain,
 )
+from sparring.snapshot.opening import open_place
 from sparring.snapshot.remote_place import RemotePlace
 from sparring.step import StorageChoice
 from sparring.testing.thread_rendezvous import ThreadRendezvous
@@ -37,13 +39,86 @@ from .snapshot_samples import ITEM, make_chunk, rows_by_key, save, small_files
 from .test_collective import run_ranks
 
 
-@pytest.fixture
-def root() -> str:
-    return f"memory://{uuid.uuid4().hex}/runs"
+class CachingFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no types
+    """Remembers listings, as those of object stores do: what other processes write since, it does not
+    see before it is told to forget them."""
+
+    protocol = "caching"
+    listings: ClassVar[dict[str, Any]] = {}
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.removeprefix("caching:/")))
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+        path = self._strip_protocol(path)
+        if path not in self.listings:
+            self.listings[path] = super().ls(path, detail=True, **options)
+        found = self.listings[path]
+        return found if detail else [each["name"] for each in found]
+
+    def info(self, path: str, **options: Any) -> Any:
+        path = self._strip_protocol(path)
+        for listing in (self.listings.get(path), self.listings.get(self._parent(path))):
+            if listing is None:
+                continue
+            for each in listing:
+                if each["name"] == path:
+                    return each
+            if listing is self.listings.get(self._parent(path)):
+                raise FileNotFoundError(path)
+        return super().info(path, **options)
+
+    def exists(self, path: str, **options: Any) -> bool:
+        try:
+            self.info(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def isfile(self, path: str) -> bool:
+        return self.exists(path) and self.info(path)["type"] == "file"
+
+    def open(self, *arguments: Any, **options: Any) -> Any:
+        known = dict(self.listings)
+        file = super().open(*arguments, **options)
+        self.listings.update(known)  # as if another process had opened it
+        return file
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        if path is None:
+            self.listings.clear()
+            return
+        # As s3fs: the folder, and those above it.
+        path = self._strip_protocol(path)
+        while path:
+            self.listings.pop(path, None)
+            path = self._parent(path).rstrip("/")
+
+
+class OtherProcess(CachingFileSystem):
+    """The same files, with listings of its own."""
+
+    protocol = "other"
+    listings: ClassVar[dict[str, Any]] = {}
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.removeprefix("other:/")))
+
+
+for each in (CachingFileSystem, OtherProcess):
+    fsspec.register_implementation(each.protocol, each, clobber=True)
+
+
+@pytest.fixture(params=["memory", "caching"])
+def root(request: pytest.FixtureRequest) -> str:
+    return f"{request.param}://{uuid.uuid4().hex}/runs"
 
 
 def files(url: str) -> list[str]:
     system, path = fsspec.core.url_to_fs(url)
+    system.invalidate_cache()
     return [each.rpartition("/")[2] for each in system.find(path)]
 
 
@@ -207,3 +282,22 @@ def test_a_commit_that_fails_once_the_manifest_is_there_spoils_nothing(
     snapshot = open_snapshot(f"{root}/a")
     assert sorted(rows_by_key(snapshot)) == [0, 1]
     assert snapshot.verify().is_sound
+
+
+def test_what_another_process_does_is_seen_whatever_was_listed_before() -> None:
+    root = f"caching://{uuid.uuid4().hex}/runs"
+    there = open_place(root.replace("caching", "other"))
+    writer = SnapshotWriter(f"{root}/a", step=1, token="t")
+    writer.finish()
+    assert there.open("a").names() == ["t-part-00000.json"]
+    assert not there.is_committed("a")
+    assert list_snapshots(there.url) == []
+    writer.commit()
+    assert there.is_committed("a")
+    assert there.exists("a")
+    assert list_snapshots(there.url) == [f"{there.url}/a"]
+    assert open_snapshot(f"{there.url}/a").verify().is_sound
+    open_place(root).remove("a")
+    assert not there.is_committed("a")
+    assert not there.exists("a")
+    assert list_snapshots(there.url) == []

@@ -8,10 +8,10 @@ from enum import IntEnum
 import numpy as np
 
 from sparring.collective import Collective
-from sparring.errors import SnapshotError
+from sparring.errors import InvalidArgumentError, SnapshotError
 from sparring.exchange.agreeing import raise_first
 
-__all__ = ["Rounds", "agree"]
+__all__ = ["Rounds", "agree", "check_alike"]
 
 _ROUND_SECONDS = 2.0
 """How often ranks that work side by side tell each other how they get on: less than any deadline, and
@@ -36,6 +36,29 @@ def agree(collective: Collective, what: str, error: Exception | None) -> None:
             as `rank`; `SnapshotError` where it is none of sparring's. On ranks that failed, `error`.
     """
     _tell(collective, what, _Standing.DONE if error is None else _Standing.FAILED, error)
+
+
+def check_alike(collective: Collective, what: str, mine: str) -> None:
+    """Returns if all ranks mean the same. All ranks call it.
+
+    Args:
+        what: is meant, in the plural, for the message.
+        mine: what this rank means.
+
+    Raises:
+        InvalidArgumentError: naming what two of them mean.
+    """
+    if collective.world_size == 1:
+        return
+    told = collective.all_gather(np.frombuffer(mine.encode(), np.uint8))
+    texts = [each.tobytes().decode() for each in told]
+    for rank, text in enumerate(texts):
+        if text != texts[0]:
+            raise InvalidArgumentError(
+                f"ranks were given different {what}: rank 0 {texts[0]}, rank {rank} {text}; give "
+                "all ranks the same",
+                rank=rank,
+            )
 
 
 class Rounds:

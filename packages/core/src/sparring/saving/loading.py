@@ -10,7 +10,7 @@ import numpy as np
 
 from sparring.declared_table import DeclaredTable
 from sparring.errors import InvalidArgumentError
-from sparring.saving.agreeing import Rounds, agree
+from sparring.saving.agreeing import Rounds, agree, check_alike
 from sparring.saving.container_state import OWN_STATES, take_container_states
 from sparring.saving.requests import Loaded, State
 from sparring.snapshot import Snapshot, TableDescription, open_snapshot
@@ -42,6 +42,12 @@ def load_snapshot(
         error = failure
     agree(collective, f"load of {url}, nothing was changed", error)
     assert snapshot is not None
+    names = ", ".join(entry.config.name for entry in chosen)
+    check_alike(
+        collective,
+        "snapshots to load",
+        f"that of step {snapshot.step} with the hash {snapshot.manifest_hash}, tables {names}",
+    )
     container.discard()
     container.saves.rebase(None)
     rows: dict[str, int] = {}

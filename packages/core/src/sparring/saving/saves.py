@@ -17,7 +17,7 @@ import numpy as np
 from sparring import _native, execution
 from sparring.declared_table import DeclaredTable
 from sparring.errors import DeadlineError, InvalidArgumentError
-from sparring.saving.agreeing import agree
+from sparring.saving.agreeing import agree, check_alike
 from sparring.saving.container_state import OWN_STATES, container_states
 from sparring.saving.freezing import FrozenTable
 from sparring.saving.kept_rows import KeptBudget
@@ -215,6 +215,7 @@ class Saves:
                 entry.check_whole()
         except Exception as failure:
             error = failure
+        check_alike(container.collective, "URLs to save to", url)
         entries = [
             (entry, entry.storage is not None and not (entry.config.is_replicated and rank))
             for entry in container.entries()

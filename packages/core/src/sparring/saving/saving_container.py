@@ -81,7 +81,8 @@ class SavingContainer:
             What was saved; if not blocking, a task that gives it.
 
         Raises:
-            InvalidArgumentError: a base since which changes are not counted.
+            InvalidArgumentError: a base since which changes are not counted, or ranks were given
+                different URLs.
             SnapshotError: it exists already, or the file system failed, here or on another rank.
             InterruptedLoadError: a table holds a part of a snapshot, here or on another rank.
             DeadlineError: the save before it, or another rank, does not come to an end.
@@ -110,7 +111,8 @@ class SavingContainer:
             is_base: count from now on which keys change, for a delta over this snapshot.
 
         Raises:
-            InvalidArgumentError: the snapshot has other tables. Nothing was changed.
+            InvalidArgumentError: the snapshot has other tables, or ranks were given different
+                snapshots. Nothing was changed.
             SnapshotError: there is no such snapshot, or it is damaged: tables may hold parts of it
                 then. What goes wrong on one rank is raised on all, in its class, with the name of
                 the rank as `rank`.

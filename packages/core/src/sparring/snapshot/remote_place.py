@@ -167,14 +167,14 @@ class RemotePlace(Place):
         return [each for each in _names(self._system, self._path) if not each.startswith(".")]
 
     def is_committed(self, name: str) -> bool:
-        return bool(self._system.isfile(f"{self._path}/{name}/{MANIFEST_NAME}"))
+        path = self._looked_at_anew(name)
+        return bool(self._system.isfile(f"{path}/{MANIFEST_NAME}"))
 
     def exists(self, name: str) -> bool:
         return self.is_committed(name)
 
     def open(self, name: str) -> ReadFolder:
-        path = f"{self._path}/{name}"
-        self._system.invalidate_cache(path)
+        path = self._looked_at_anew(name)
         if not self._system.isdir(path):
             raise FileNotFoundError(errno.ENOENT, "no such folder", path)
         return _RemoteReadFolder(self._system, path)
@@ -228,6 +228,14 @@ class RemotePlace(Place):
                     self._system.rm_file(f"{path}/{each}")
                 self._remove_if_empty(path)
         return stale
+
+    def _looked_at_anew(self, name: str) -> str:
+        """The path of a snapshot: listings are remembered, and another process may have committed or
+        removed it since."""
+        path = f"{self._path}/{name}"
+        for each in (self._path, path):
+            self._system.invalidate_cache(each)
+        return path
 
     def _remove_if_empty(self, path: str) -> None:
         # Object stores have no folders to remove.
