@@ -20,6 +20,9 @@ from sparring import TableConfig, _native, open_storage
 from sparring.errors import (
     CapacityError,
     ClosedError,
+    DeviceError,
+    DeviceLostError,
+    DeviceMemoryError,
     InternalError,
     InvalidArgumentError,
     UnsupportedError,
@@ -267,6 +270,21 @@ def test_errors_keep_their_class_across_the_border() -> None:
     inner.close()
     with pytest.raises(ClosedError, match="closed"):
         outer.find([1])
+
+
+@pytest.mark.parametrize("kind", [DeviceError, DeviceLostError, DeviceMemoryError])
+def test_errors_of_a_device_keep_their_class_and_numbers(kind: type[DeviceError]) -> None:
+    inner, outer = exported()
+
+    def failing(*arguments: object) -> None:
+        raise kind("find: 70 bytes of device memory were asked for, 5 are free; free some")
+
+    inner._find_impl = failing  # type: ignore[method-assign]
+    with pytest.raises(DeviceError, match="asked for, 5 are free") as caught:
+        outer.find([1])
+    assert type(caught.value) is kind
+    if kind is DeviceMemoryError:
+        assert (caught.value.asked_bytes, caught.value.free_bytes) == (70, 5)
 
 
 def test_a_bug_in_a_python_storage_is_named_as_such() -> None:

@@ -39,17 +39,18 @@ struct Gathers {
   }
 };
 
-// Where the rows of a pool come from: piece(i, column) are the elements of the row
-// of id i from `column` on.
+// Where the rows of a pool come from: read(i, column) are the elements of the row of id i from
+// `column` on; where it has none, is_there(i) says so, and make() what they would be.
 template <class T>
 struct DenseRows {
   using Computing = T;
+  static constexpr bool kMayMiss = false;
   const T* rows;
   const int64_t* inverse;
   uint64_t dim;
 
   template <unsigned kCount>
-  SPARRING_DEVICE Elements<T, kCount> piece(uint64_t i, uint64_t column) const {
+  SPARRING_DEVICE Elements<T, kCount> read(uint64_t i, uint64_t column) const {
     return Elements<T, kCount>::load(rows + static_cast<uint64_t>(inverse[i]) * dim + column);
   }
 };
@@ -57,30 +58,37 @@ struct DenseRows {
 template <class Stored_>
 struct ShownRows {
   using Computing = typename Stored<Stored_>::Computing;
+  static constexpr bool kMayMiss = true;
   const void* const* rows;
   const int64_t* ids;
   InitialValues initial;
 
+  SPARRING_DEVICE bool is_there(uint64_t i) const { return rows[i] != nullptr; }
+
   template <unsigned kCount>
-  SPARRING_DEVICE Elements<Computing, kCount> piece(uint64_t i, uint64_t column) const {
-    Elements<Computing, kCount> result;
-    if (rows[i] != nullptr) {
-      const auto* from = static_cast<const Stored_*>(rows[i]) + column;
-      Elements<Stored_, kCount> read;
-      // A storage promises no more than that rows are aligned to their elements. All rows of one are
-      // alike, so lanes go one way.
-      if (reinterpret_cast<uintptr_t>(from) % sizeof(read) == 0) {
-        read = Elements<Stored_, kCount>::load(from);
-      } else {
-        for (unsigned k = 0; k < kCount; ++k) read.values[k] = from[k];
-      }
-      for (unsigned k = 0; k < kCount; ++k) result.values[k] = Stored<Stored_>::load(read.values[k]);
+  SPARRING_DEVICE Elements<Computing, kCount> read(uint64_t i, uint64_t column) const {
+    Elements<Computing, kCount> result{};
+    if (rows[i] == nullptr) return result;
+    const auto* from = static_cast<const Stored_*>(rows[i]) + column;
+    Elements<Stored_, kCount> read;
+    // A storage promises no more than that rows are aligned to their elements. All rows of one are
+    // alike, so lanes go one way.
+    if (reinterpret_cast<uintptr_t>(from) % sizeof(read) == 0) {
+      read = Elements<Stored_, kCount>::load(from);
     } else {
-      static_assert(kCount <= 4);
-      const auto made = initial_columns<Stored_>(initial, ids[i], column / 4);
-      for (unsigned k = 0; k < kCount; ++k)
-        result.values[k] = Stored<Stored_>::load(made.values[column % 4 + k]);
+      for (unsigned k = 0; k < kCount; ++k) read.values[k] = from[k];
     }
+    for (unsigned k = 0; k < kCount; ++k) result.values[k] = Stored<Stored_>::load(read.values[k]);
+    return result;
+  }
+
+  template <unsigned kCount>
+  SPARRING_DEVICE Elements<Computing, kCount> make(uint64_t i, uint64_t column) const {
+    static_assert(kCount <= 4);
+    Elements<Computing, kCount> result;
+    const auto made = initial_columns<Stored_>(initial, ids[i], column / 4);
+    for (unsigned k = 0; k < kCount; ++k)
+      result.values[k] = Stored<Stored_>::load(made.values[column % 4 + k]);
     return result;
   }
 };
@@ -118,8 +126,9 @@ struct Pools {
       Elements<T, kCount> pieces[kInFlight] = {};
       SPARRING_UNROLL
       for (unsigned k = 0; k < kInFlight; ++k) {
-        if (i + k < end) pieces[k] = rows.template piece<kCount>(i + k, column);
+        if (i + k < end) pieces[k] = rows.template read<kCount>(i + k, column);
       }
+      if constexpr (Rows::kMayMiss) make_missing(pieces, i, end, column);
       SPARRING_UNROLL
       for (unsigned k = 0; k < kInFlight; ++k) {
         if (i + k < end) add(&sum, pieces[k], i + k);
@@ -130,6 +139,19 @@ struct Pools {
         sum.values[k] = sum.values[k] / static_cast<T>(end - begin);
     }
     sum.store(out + bag * dim + column);
+  }
+  // Seldom, and long, so that it is there once, and pieces stay in registers.
+  SPARRING_DEVICE void make_missing(Elements<T, kCount> (&pieces)[kInFlight], uint64_t i,
+                                    uint64_t end, uint64_t column) const {
+    SPARRING_NO_UNROLL
+    for (unsigned which = 0; which < kInFlight && i + which < end; ++which) {
+      if (rows.is_there(i + which)) continue;
+      const Elements<T, kCount> made = rows.template make<kCount>(i + which, column);
+      SPARRING_UNROLL
+      for (unsigned k = 0; k < kInFlight; ++k) {
+        if (k == which) pieces[k] = made;
+      }
+    }
   }
   SPARRING_DEVICE void add(Elements<T, kCount>* sum, const Elements<T, kCount>& piece,
                            uint64_t i) const {
