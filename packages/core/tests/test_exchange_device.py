@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sparring import Columns, ResourceManager, TableConfig, make_plugin_manager, open_storage
-from sparring.collective import Collective, LocalGroup
+from sparring.collective import Collective, LocalGroup, Work
 from sparring.collective.local import LocalCollective
 from sparring.collective.nccl import NcclCollective
 from sparring.errors import (
@@ -46,7 +46,7 @@ _emulated = pytest.importorskip(
 ITEM = TableConfig("item", 6, "float32")
 USER = TableConfig("user", 3, "float16", state_width=2)
 TABLES = (ITEM, USER)
-DIRECT, STAGED, NCCL = "direct", "staged", "nccl"
+DIRECT, STAGED, NCCL, SLOW = "direct", "staged", "nccl", "slow"
 WAYS = pytest.mark.parametrize("way", [DIRECT, STAGED, NCCL])
 
 
@@ -54,6 +54,26 @@ class DirectCollective(LocalCollective):
     """Takes the emulator's memory, which is the host's."""
 
     devices = ("cpu", "emulated")
+
+
+class _Slow(Work):
+    """A message that takes a while."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._due = time.monotonic() + 0.02
+
+    def done(self) -> bool:
+        return time.monotonic() >= self._due and self._work.done()
+
+    def wait(self) -> None:
+        time.sleep(max(0.0, self._due - time.monotonic()))
+        self._work.wait()
+
+
+class SlowCollective(LocalCollective):
+    def _receive_impl(self, buffer: Any, source: int, tag: int) -> Work:
+        return _Slow(super()._receive_impl(buffer, source, tag))
 
 
 class EmulatedNccl(NcclCollective):
@@ -106,7 +126,8 @@ def run_ranks(
         if way == NCCL:
             fake = open_fake()
             return EmulatedNccl(group.join(rank), fake.nccl, fake.cuda, device=rank)
-        return DirectCollective(group, rank) if way == DIRECT else LocalCollective(group, rank)
+        kinds = {DIRECT: DirectCollective, STAGED: LocalCollective, SLOW: SlowCollective}
+        return kinds[way](group, rank)
 
     def run(rank: int) -> Any:
         with join(rank) as collective:
@@ -242,6 +263,34 @@ def test_pushed_gradients_add_up_to_the_bits_of_the_host_ring(
             assert sums.tobytes() == known_sums.tobytes()
 
 
+def test_both_ways_of_a_turn_are_one_group_of_nccl(gpus: FakeGpus) -> None:
+    shard_map = ShardMap.balanced(2)
+
+    def body(collective: Collective) -> None:
+        storages = shards(collective, shard_map, "emulated")
+        options = ExchangeOptions(chunk_rows=50, chunks_in_flight=4)
+        with RingExchange(collective, shard_map, options) as exchange:
+            # Rank 1 asks for more than rank 0, and so has turns that only bring rows.
+            keys = _gpu_array(np.arange(200 + 200 * collective.rank))
+            device = exchange.on_device(device_kernels())
+            device.pull_all([DevicePullRequest(storages[0], ITEM, keys)])
+
+    run_ranks(NCCL, 2, body)
+    for rank in range(2):
+        lines, other = gpus.log(rank), 1 - rank
+        assert sorted(part.split(" ", 1)[1] for part in lines[0].split(", ")) == [
+            f"from {other}",
+            f"to {other}",
+        ]
+        # Of each turn rows and whether they were found, each way where there are any.
+        both = [f"from {other}"] * 2, [f"to {other}"] * 2
+        shapes = [[part.split(" ", 1)[1] for part in line.split(", ")] for line in lines[1:]]
+        assert both[0] + both[1] in shapes
+        assert all(shape in (both[0] + both[1], *both) for shape in shapes)
+        one_way = both[1] if rank == 0 else both[0]
+        assert shapes[-1] == one_way
+
+
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_empty_batches_are_ordinary(world_size: int) -> None:
     shard_map = ShardMap.balanced(world_size)
@@ -282,7 +331,7 @@ def test_finds_run_while_the_hop_before_travels_and_a_trace_shows_both_lanes() -
             device.push_all([DevicePushRequest(ITEM, _gpu_array(keys), _gpu_array(gradients))])
         return trace
 
-    for trace in run_ranks(STAGED, 4, body):
+    for trace in run_ranks(SLOW, 4, body):
         on_lines = [span for span in trace.spans if span.line]
         assert {span.line for span in on_lines} == {
             "stream of emulated: find",

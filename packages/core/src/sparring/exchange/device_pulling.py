@@ -163,6 +163,7 @@ class DevicePull:
         for peer, message in packed.items():
             side.send(message, MessageKind.KEYS, peer, "keys")
             self._keys.append(message)
+        side.start(*self._keys)
 
     def _wait_for_keys(self) -> None:
         """Waits for messages of keys, and puts those of other ranks on the device."""
@@ -251,6 +252,7 @@ class DevicePull:
         if found.message is not None:
             asker = (self._rank - turn.hop) % world_size
             side.send(found.message, MessageKind.ROWS, asker, turn.what)
+        side.start(coming, found.message)
         return _Travelling(turn, found.message, coming)
 
     def _retire(self) -> bool:

@@ -176,6 +176,7 @@ class DevicePush:
             if not side.is_direct:
                 side.wait(side.reached(side.finding))
             side.send(going, MessageKind.GRADIENTS, owner, turn.what)
+        side.start(coming, going)
         return _Travelling(turn, going, coming)
 
     def _is_through(self, each: _Travelling) -> bool:

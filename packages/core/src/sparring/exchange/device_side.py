@@ -154,6 +154,12 @@ class DeviceSide(Closable):
             carried.transfers.append(coming)
         return carried
 
+    def start(self, *carried: Carried | None) -> None:
+        """Lets go of what was posted: as one group, where the collective makes groups."""
+        for each in carried:
+            if each is not None:
+                self.is_done(each)
+
     def is_done(self, carried: Carried) -> bool:
         """Whether all of it has travelled.
 
