@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sparring.device_gradients import DeviceGradients
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError
 from sparring_torch import (
     EmbeddingBag,
@@ -212,6 +213,23 @@ def test_micro_batches_add_up() -> None:
             module(ids, offsets).sin().sum().backward()
         optimizer.step()
     assert torch.equal(_rows(ours), _rows(theirs))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", torch.optim.SGD], ids=["fused", "native"])
+def test_many_micro_batches_take_memory_for_their_keys_only(optimizer: Any) -> None:
+    results = []
+    for module in _modules(mode="sum"):
+        chosen = Optimizer(module, optimizer, lr=0.1)
+        for step in range(1, 21):
+            ids, offsets = _ids(step)
+            module(ids, offsets).sin().sum().backward()
+        if module.agent.stays_on_device:
+            held = module.agent.container.resources._held["items"].sources
+            assert isinstance(held, DeviceGradients)
+            assert len(held.batches) < 8
+        chosen.step()
+        results.append(_rows(module))
+    assert torch.equal(*results)
 
 
 def test_tables_here_and_there_are_trained_together() -> None:

@@ -15,6 +15,10 @@ from sparring.storage.contract import Keys, Rows
 __all__ = ["BagGradients", "DeviceGradients", "SummedByKey"]
 
 
+_MOST_WAITING = 8
+"""Batches of a step that wait as they came. Beyond it they are added up by key."""
+
+
 @dataclass(frozen=True, slots=True)
 class BagGradients:
     """The gradient of bags that were pooled from a table; its arrays must not change."""
@@ -40,6 +44,8 @@ class SummedByKey:
     """``(u,)``"""
     gradients: DeviceArray
     """``(u, dim)``"""
+    take: Callable[[], None] | None = None
+    """As in `BagGradients`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,7 @@ class DeviceGradients:
     in host memory."""
 
     kernels: KernelSet
-    batches: Sequence[BagGradients]
+    batches: Sequence[BagGradients | SummedByKey]
     """At least one, in the order in which their gradients came."""
 
     def joined(self, other: Any) -> DeviceGradients | None:
@@ -56,6 +62,17 @@ class DeviceGradients:
         if not isinstance(other, DeviceGradients) or other.kernels.device != self.kernels.device:
             return None
         return DeviceGradients(self.kernels, [*self.batches, *other.batches])
+
+    @property
+    def is_long(self) -> bool:
+        """Whether so many batches wait that their sum takes less memory."""
+        return len(self.batches) >= _MOST_WAITING
+
+    def added_up(self) -> DeviceGradients:
+        """The same as one batch: memory for distinct keys only. Waits as `by_key`."""
+        summed = self.by_key()
+        take = self.kernels.arrays.follow([summed.keys, summed.gradients])
+        return DeviceGradients(self.kernels, [SummedByKey(summed.keys, summed.gradients, take)])
 
     def by_key(self) -> SummedByKey:
         """Adds up what belongs to one key, batch after batch.
@@ -76,7 +93,9 @@ class DeviceGradients:
         )
         return SummedByKey(found.keys, gradients)
 
-    def _by_key(self, batch: BagGradients) -> SummedByKey:
+    def _by_key(self, batch: BagGradients | SummedByKey) -> SummedByKey:
+        if isinstance(batch, SummedByKey):
+            return batch
         found = self.kernels.dedup(batch.ids)
         gradients = self.kernels.pool_backward(
             batch.gradient,

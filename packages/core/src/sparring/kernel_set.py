@@ -44,6 +44,10 @@ def _taken(array: DeviceArray, positions: DeviceArray) -> DeviceArray:
     return np.take(array, positions, axis=0)
 
 
+def _followed(_arrays: Sequence[DeviceArray]) -> Callable[[], None]:
+    return lambda: None
+
+
 def _viewed(array: DeviceArray, dtype: str) -> DeviceArray:
     return array.view(dtype)
 
@@ -72,6 +76,8 @@ class ArraySource:
             lie on the device.
         put: ``put(array, positions, values)``: replaces the rows of an array at different positions
             ``(m,)`` int64, which lie on the device.
+        follow: ``follow(arrays)`` remembers that the stream of now makes these arrays; what it
+            returns is called before they are used, and makes the stream of then wait for that.
         view: ``view(array, dtype)``: the same memory as elements of another dtype, the last
             dimension longer or shorter for it.
     """
@@ -85,6 +91,7 @@ class ArraySource:
     concatenate: Callable[[Sequence[DeviceArray]], DeviceArray] = np.concatenate
     take: Callable[[DeviceArray, DeviceArray], DeviceArray] = _taken
     put: Callable[[DeviceArray, DeviceArray, DeviceArray], None] = _put
+    follow: Callable[[Sequence[DeviceArray]], Callable[[], None]] = _followed
     view: Callable[[DeviceArray, str], DeviceArray] = _viewed
 
 

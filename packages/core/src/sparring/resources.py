@@ -292,4 +292,7 @@ def _joined(waiting: _Held, held: _Held) -> _Held | None:
         for each in checks:
             each()
 
+    if sources.is_long:
+        check()
+        return _Held(sources.added_up(), None)
     return _Held(sources, check)

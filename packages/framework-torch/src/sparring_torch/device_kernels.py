@@ -11,6 +11,7 @@ from torch import Tensor
 from sparring.errors import InvalidArgumentError
 from sparring.kernel_set import ArraySource, KernelSet
 from sparring.plugins import make_plugin_manager
+from sparring_torch.device_streams import Produced
 
 __all__ = ["current_gpu", "kernel_set_for", "storage_device", "tensor_device"]
 
@@ -79,6 +80,7 @@ def kernel_set_for(device: str) -> KernelSet:
         concatenate=lambda parts: torch.cat(list(parts)),
         take=lambda array, positions: array.index_select(0, positions),
         put=lambda array, positions, values: array.index_copy_(0, positions, values),
+        follow=lambda tensors: Produced(where, list(tensors)).take,
         view=lambda array, dtype: array.view(getattr(torch, dtype)),
     )
     return make_plugin_manager().kernels(kind).factory(arrays)
