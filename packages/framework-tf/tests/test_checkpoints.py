@@ -54,7 +54,7 @@ def test_a_restored_model_goes_on_as_the_saved_one(kind: str, tmp_path: Path) ->
     def made() -> Any:
         if kind == "native optimizer":
             return model_of()
-        return model_of("adagrad", learning_rate=0.1, dense=keras.optimizers.Adam(0.01))
+        return model_of("adam", learning_rate=0.1, dense=keras.optimizers.Adam(0.01))
 
     model = made()
     before = trained(model, 2)

@@ -46,8 +46,9 @@ class Model:
         }
         self._dim = table.dim
         self._layer = Embedding(table.dim, **self._options)
-        if optimizer == "fused adagrad":
-            self._optimizer = Optimizer(self._layer, "adagrad", learning_rate=learning_rate)
+        method = optimizer.removeprefix("fused ")
+        if method != optimizer:
+            self._optimizer = Optimizer(self._layer, method, learning_rate=learning_rate)
         else:
             self._optimizer = Optimizer(self._layer, NATIVE[optimizer](learning_rate))
         self._step = tf.function(self._stepped) if is_graph else self._stepped

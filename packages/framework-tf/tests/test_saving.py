@@ -37,7 +37,7 @@ def model_of(sparse: Any, **options: Any) -> Any:
 @pytest.mark.parametrize("kind", ["update method", "native optimizer"])
 def test_a_loaded_model_predicts_and_goes_on_as_the_saved_one(kind: str, tmp_path: Path) -> None:
     if kind == "update method":
-        model = model_of("adagrad", learning_rate=0.1, dense=keras.optimizers.Adam(0.01))
+        model = model_of("adam", learning_rate=0.1, dense=keras.optimizers.Adam(0.01))
     else:
         model = model_of(keras.optimizers.Adam(0.05))
     model.fit(IDS, TARGETS, epochs=3, verbose=0)

@@ -17,6 +17,7 @@ NATIVE: dict[str, Any] = {
     "adagrad": torch.optim.Adagrad,
     "adam": torch.optim.Adam,
     "fused adagrad": "adagrad",
+    "fused adam": "adam",
 }
 
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
+import numpy as np
+import tensorflow as tf
+
 from sparring import StepContainer, Storage
 from sparring.table_state import give_states, method_state
 from sparring.updates import MethodChoice, UpdateMethod
@@ -37,18 +41,28 @@ class MethodRoute:
         self._container, self._method = container, method
         self._own_rate = {name for name, own in by_table.items() if "lr" in own}
         self._hypers = hypers_by_table(method, tables, hyperparameters, by_table)
-        self.variables: list[Any] = []
+        with tf.init_scope():
+            self.steps = keras.Variable(
+                np.zeros(len(self._hypers)), dtype="int64", trainable=False, name="steps_of_tables"
+            )
         states = {
             name: method_state(method, hyper, container.tables[name])
             for name, hyper in self._hypers.items()
         }
         give_states(container, states, given, f"update method {method.name!r}")
 
-    def step(self, learning_rate: float, iterations: int) -> None:
+    @property
+    def variables(self) -> list[Any]:
+        """The number of steps of each table: those in which it had a gradient, on any rank."""
+        return [self.steps]
+
+    def step(self, learning_rate: float, _: int, /) -> None:
         """Applies the gradients since the last step."""
+        steps = self.steps.numpy()
         choices = {}
-        for name, hyper in self._hypers.items():
+        for (name, hyper), number in zip(self._hypers.items(), steps.tolist(), strict=True):
             if name not in self._own_rate:
                 hyper = hyper.model_copy(update={"lr": learning_rate})  # noqa: PLW2901
-            choices[name] = MethodChoice(self._method, hyper, iterations + 1)
-        self._container.apply_methods(choices)
+            choices[name] = MethodChoice(self._method, hyper, number + 1)
+        stepped = set(self._container.apply_methods(choices))
+        self.steps.value.assign(steps + [name in stepped for name in self._hypers])

@@ -62,7 +62,7 @@ class NativeRoute:
         shadows = {id(shadow): shadow for shadow in self._shadows.values()}
         return [each for shadow in shadows.values() for each in shadow.scalars]
 
-    def step(self, learning_rate: float, iterations: int) -> None:
+    def step(self, learning_rate: float, iterations: int, /) -> None:
         """Applies the gradients since the last step."""
         self._rate, self._iterations = learning_rate, iterations
         self._container.apply(self._update)

@@ -209,6 +209,8 @@ class Optimizer(keras.optimizers.Optimizer):
             method = resolve_method(sparse) if isinstance(sparse, str) else sparse
             hyperparameters = dict(self._hyperparameters)
             route = MethodRoute(container, names, method, hyperparameters, self._by_table, given)
+        # As an attribute, Keras takes what is kept for whole tables for variables of this.
+        self.kept_for_tables = route.variables
         self._rows = RowUpdates(container, route, self._num_parts)
         for agent in agents:
             agent.has_optimizer = True
@@ -278,8 +280,7 @@ class Optimizer(keras.optimizers.Optimizer):
         """Steps taken, the learning rate, and what is kept for ordinary variables and for tables as
         a whole. Slots of rows lie with the rows."""
         dense = [] if self.dense is None else self.dense.variables
-        rows = [] if self._rows is None else self._rows.route.variables
-        return [*self._variables, *dense, *rows]
+        return [*self._variables, *dense]
 
     # -- what can be saved --------------------------------------------------------
 

@@ -76,7 +76,7 @@ class MakeModel(Protocol):
             table: float32, with pooling of the model's choice.
             container: where it lives.
             optimizer: ``sgd``, ``adagrad`` (accumulators from 0) or ``adam``: the framework's own;
-                ``fused adagrad``: the update method.
+                ``fused adagrad`` and ``fused adam``: update methods.
             learning_rate: of it.
         """
 
@@ -188,6 +188,19 @@ class FrameworkTests:
             model.step_in_parts([(ids[:3], targets[:3]), (ids[3:], targets[3:])])
             assert container.counters.steps == 1
             np.testing.assert_allclose(model.look_up(ids), rule.look_up(ids), atol=1e-6)
+
+    def test_update_methods_count_the_steps_in_which_a_table_has_gradients(
+        self, make_model: MakeModel, table: TableConfig
+    ) -> None:
+        ids, targets = _FAR_APART, np.ones((7, _DIM), np.float32)
+        rule = _Adam(table, 0.1)
+        with StepContainer() as container:
+            model = make_model(table, container, "fused adam", 0.1)
+            for _ in range(3):
+                model.step(ids, targets)
+                rule.step(ids, targets)
+                model.step(ids[:0], targets[:0])
+            np.testing.assert_allclose(model.look_up(ids), rule.look_up(ids), atol=1e-5)
 
     def test_an_empty_batch_is_a_step_that_changes_nothing(
         self, make_model: MakeModel, table: TableConfig
