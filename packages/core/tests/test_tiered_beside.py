@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sparring import StepContainer, open_storage
+from sparring import open_storage
 from sparring.errors import CapacityError, DeadlineError, StorageIOError
 from sparring.events import BackgroundError, EventLoop
 from sparring.storage.contract import Storage
@@ -390,114 +387,3 @@ def test_updates_in_place_beside_writes_give_the_bits_of_a_plain_table(
     assert np.array_equal(last.inner.find(np.arange(2000)).rows, plain.find(np.arange(2000)).rows)
     with pytest.raises(BackgroundError):
         events.check()
-
-
-# -- steps of a container ------------------------------------------------------
-
-
-class Ones:
-    """An update that sets the rows of a step to its number."""
-
-    def __init__(self) -> None:
-        self.number = 0
-
-    def __call__(self, updates: Any) -> None:
-        self.number += 1
-        for update in updates:
-            update.rows[:] = self.number
-
-
-def stacked_container(last: FaultyStorage, **options: Any) -> StepContainer:
-    """A plain table, and one whose last tier may fail; both are written by each step."""
-    container = StepContainer()
-    plain = TableConfig("actors", 3)
-    container.declare(plain, memory(table=plain))
-    container.declare(TABLE, stack_of(memory(10), last, **options))
-    return container
-
-
-def step(container: StepContainer, update: Ones, begin: int) -> None:
-    keys = KEYS[begin : begin + 10]
-    with container.step(update) as driven:
-        for name in ("actors", "films"):
-            driven.accumulate(driven.lookup(name, keys), np.ones((10, 3), np.float32))
-
-
-def test_the_step_after_a_failure_raises_before_any_row_changes(last: FaultyStorage) -> None:
-    update = Ones()
-    with stacked_container(last) as container:
-        step(container, update, 0)
-        last.breakage = "writes"
-        step(container, update, 10)
-        container.events.drain()
-        with pytest.raises(BackgroundError, match="tier 'memory' did not take") as told:
-            step(container, update, 20)
-        assert isinstance(told.value.__cause__, StorageIOError)
-        assert container.num_rows("actors") == container.num_rows("films") == 20
-        last.breakage = None
-        step(container, update, 20)
-        container.events.drain()
-        assert container.num_rows("actors") == container.num_rows("films") == 30
-        films = container.storage("films")
-        assert np.array_equal(
-            films.find(KEYS[:30]).rows[:, 0], container.storage("actors").find(KEYS[:30]).rows[:, 0]
-        )
-        assert isinstance(films, TieredStorage)
-        assert films.num_held == 0
-
-
-def test_a_step_that_would_wait_too_long_changes_no_table(last: FaultyStorage) -> None:
-    update = Ones()
-    with stacked_container(last, holding_bytes=15 * ROW_BYTES, deadline_seconds=0.1) as container:
-        step(container, update, 0)
-        last.breakage = "hung"
-        step(container, update, 10)
-        assert last.is_amid_write.wait(10)
-        with pytest.raises(DeadlineError, match="has not ended within"):
-            step(container, update, 20)
-        assert container.num_rows("actors") == container.num_rows("films") == 20
-        last.breakage = None
-        step(container, update, 20)
-        assert container.num_rows("actors") == container.num_rows("films") == 30
-
-
-PROGRAM = """\
-import sys, time
-import numpy as np
-from sparring import StepContainer, TableConfig
-from sparring.storage.memory import MemoryOptions, MemoryStorage
-from sparring.storage.tiered import TieredOptions, TieredStorage
-
-TABLE = TableConfig("films", 3)
-written = set()
-
-class Slow(MemoryStorage):
-    def _upsert_impl(self, keys, rows, scores):
-        time.sleep(0.2)
-        written.update(keys.tolist())
-        print(len(written), flush=True)
-        return super()._upsert_impl(keys, rows, scores)
-
-first = MemoryStorage(TABLE, MemoryOptions(capacity=10, policy="lru"))
-stack = TieredStorage(TABLE, TieredOptions(tiers=("memory", "memory")),
-                      [("memory", first), ("slow", Slow(TABLE))])
-container = StepContainer()
-container.declare(TABLE, stack)
-for begin in range(0, 50, 10):
-    keys = np.arange(begin, begin + 10)
-    container.storage("films").upsert(keys, np.zeros((10, 3), np.float32))
-print("written", len(written), flush=True)
-sys.exit(3)
-"""
-
-
-def test_a_program_that_ends_writes_down_what_is_on_its_way(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    ended = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert ended.returncode == 3, ended.stderr
-    lines = ended.stdout.splitlines()
-    assert int(lines[-1]) == 40, ended.stdout
-    assert "written" in ended.stdout
