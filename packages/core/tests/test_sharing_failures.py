@@ -200,11 +200,34 @@ def test_ranks_that_have_loaded_wait_for_slower_ones_beyond_a_deadline(
         with make(collective) as container:
             for number in range(1, 6):
                 container.declare(TableConfig(f"user{number}", 4), StorageChoice("memory"))
-                if collective.rank == BROKEN:
-                    slow(container.storage(f"user{number}"), 0.4)
+            if collective.rank == BROKEN:
+                slow(container.storage("user3"), 3.0)  # in one piece
             return container.load(url).rows["user5"]
 
     assert sum(run_ranks(WORLD_SIZE, body, deadline=1.0)) == len(KEYS)
+
+
+def test_a_rank_that_is_stopped_while_it_loads_tells_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = saved(tmp_path)
+    monkeypatch.setattr(agreeing, "_ROUND_SECONDS", 0.1)
+
+    def body(collective: Collective) -> str:
+        with make(collective) as container:
+            if collective.rank != BROKEN:
+                return str(error_of(lambda: container.load(url)))
+
+            def stopped(*_: object) -> None:
+                raise KeyboardInterrupt
+
+            container.storage("user").restore = stopped  # type: ignore[method-assign]
+            with pytest.raises(KeyboardInterrupt):
+                container.load(url)
+            return ""
+
+    for rank, error in enumerate(run_ranks(WORLD_SIZE, body, deadline=20.0)):
+        assert rank == BROKEN or "rank 1 failed: it was stopped (KeyboardInterrupt())" in error
 
 
 def test_ranks_that_would_save_to_different_places_are_refused(tmp_path: Path) -> None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from enum import IntEnum
 
 import numpy as np
 
 from sparring.collective import Collective
-from sparring.errors import InvalidArgumentError, SnapshotError
+from sparring.errors import InternalError, InvalidArgumentError, SnapshotError
 from sparring.exchange.agreeing import raise_first
 
 __all__ = ["Rounds", "agree", "check_alike"]
 
 _ROUND_SECONDS = 2.0
-"""How often ranks that work side by side tell each other how they get on: less than any deadline, and
-so seldom that waiting for each other costs nothing to speak of."""
+"""How often ranks that work side by side tell each other how they get on: less than any deadline."""
+
+_LEAVE_SECONDS = 5.0
 
 
 class _Standing(IntEnum):
@@ -64,8 +65,9 @@ def check_alike(collective: Collective, what: str, mine: str) -> None:
 class Rounds:
     """Ranks that each do their own share of one thing, for minutes perhaps.
 
-    Now and then all of them meet: so one that has ended early waits for the others as long as they
-    take, and one that fails fails all of them soon. As all come after the same time, they hardly wait.
+    A thread of each meets those of the others now and then. So a rank that has ended early waits for
+    the others as long as they take, whatever they wait for, and one that fails fails all of them soon.
+    Nothing else may use the collective meanwhile. `end` or `leave` must follow.
 
     Args:
         collective: of the ranks; all of them make one at the same time.
@@ -74,21 +76,22 @@ class Rounds:
 
     def __init__(self, collective: Collective, what: str) -> None:
         self._collective, self._what = collective, what
-        self._next = time.monotonic() + _ROUND_SECONDS
-        self._has_failed = False
+        self._has_ended = threading.Event()
+        self._error: Exception | None = None
+        self._failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        if collective.world_size > 1:
+            self._thread = threading.Thread(target=self._meet, name="sparring-rounds", daemon=True)
+            self._thread.start()
 
     def go_on(self) -> None:
-        """Called between pieces of work, of some milliseconds or seconds.
+        """Called between pieces of work.
 
         Raises:
             SparringError: another rank failed.
         """
-        if self._collective.world_size == 1 or time.monotonic() < self._next:
-            return
-        self._has_failed = True
-        _tell(self._collective, self._what, _Standing.WORKING, None)
-        self._has_failed = False
-        self._next = time.monotonic() + _ROUND_SECONDS
+        if self._failure is not None:
+            raise self._failure
 
     def end(self, error: Exception | None) -> None:
         """Returns when all ranks have ended well.
@@ -99,11 +102,35 @@ class Rounds:
         Raises:
             SparringError: as `agree`.
         """
-        if self._has_failed and error is not None:
-            raise error  # the others know
-        mine = _Standing.DONE if error is None else _Standing.FAILED
-        while not _tell(self._collective, self._what, mine, error):
-            pass
+        self._error = error
+        self._has_ended.set()
+        if self._thread is not None:
+            self._thread.join()
+        failure = self._failure or error
+        if failure is not None:
+            raise failure
+
+    def leave(self, reason: BaseException) -> None:
+        """In place of `end`, where somebody stopped this rank, as by Ctrl-C: the others are told."""
+        self._error = InternalError(f"it was stopped ({reason!r})")
+        self._has_ended.set()
+        if self._thread is not None:
+            self._thread.join(_LEAVE_SECONDS)
+
+    def _meet(self) -> None:
+        """On the thread."""
+        try:
+            while True:
+                # In this order: an error is there before it is said that this rank has ended.
+                has_ended, error = self._has_ended.is_set(), self._error
+                mine = _Standing.WORKING
+                if has_ended:
+                    mine = _Standing.DONE if error is None else _Standing.FAILED
+                if _tell(self._collective, self._what, mine, error if has_ended else None):
+                    return
+                self._has_ended.wait(0.0 if has_ended else _ROUND_SECONDS)
+        except BaseException as failure:
+            self._failure = failure
 
 
 def _tell(collective: Collective, what: str, mine: _Standing, error: Exception | None) -> bool:

@@ -60,6 +60,9 @@ def load_snapshot(
         states = _states(snapshot, collective.rank)
     except Exception as failure:
         error = failure
+    except BaseException as stopped:
+        rounds.leave(stopped)
+        raise
     rounds.end(error)
     # All ranks have their rows: they may lie in one place.
     try:
