@@ -101,7 +101,7 @@ def test_out_of_device_memory_changes_nothing_and_says_how_much(
         assert opened.find() == before
         call(opened)
         num_failed += 1
-    assert num_failed > 1
+    assert num_failed > 0
 
 
 @pytest.mark.parametrize("call", CALLS, ids=NAMES)
