@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ tf = pytest.importorskip(
     "tensorflow", reason="TensorFlow is not installed; see nox -s tests_tensorflow"
 )
 
+from sparring_tf import Embedding
 from sparring_tf.op_library import ops
 
 WHOLE: dict[str, Any] = {
@@ -45,3 +49,39 @@ def test_a_gradient_is_spread_over_the_ids_of_each_feature() -> None:
 def test_what_does_not_fit_the_lengths_is_refused(name: str, value: Any, message: str) -> None:
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         ops().sparring_spread(**{**WHOLE, name: value})
+
+
+@pytest.mark.alone
+def test_lookups_run_while_another_thread_keeps_the_lock_of_python() -> None:
+    """A graph notes when it looks up, while this thread sleeps and lets nobody run Python."""
+    pytest.importorskip("sparring_hkv")
+    layer = Embedding(16, storage="hkv")
+    ids = tf.range(10_000, dtype=tf.int64)
+    layer(ids)
+
+    @tf.function
+    def look_up(wait: Any) -> Any:
+        # What keeps it busy until the lock is held: a chain, which nothing can shorten.
+        spun = square
+        for _ in tf.range(wait):
+            spun = tf.linalg.matmul(spun, square) / 400
+        with tf.control_dependencies([spun]):
+            begin = tf.timestamp()
+        with tf.control_dependencies([begin]):
+            found = layer(ids)
+        with tf.control_dependencies([found]):
+            return begin, tf.timestamp()
+
+    square = tf.ones([400, 400])
+    look_up(tf.constant(2))
+    kept: dict[str, Any] = {}
+    thread = threading.Thread(target=lambda: kept.update(times=look_up(tf.constant(300))))
+    keep_lock_for = ctypes.PyDLL(None).usleep
+    thread.start()
+    time.sleep(0.05)
+    begin = time.time()
+    keep_lock_for(3_000_000)
+    thread.join(60)
+    begun, done = (float(each) for each in kept["times"])
+    # Not merely as soon as the lock was free.
+    assert begin < begun <= done < begin + 2.5

@@ -275,3 +275,20 @@ def test_errors_are_kept_by_nobody_who_does_not_ask_for_them() -> None:
         step()
     gc.collect()
     assert not [each for each in gc.get_objects() if isinstance(each, NonFiniteGradientError)]
+
+
+@pytest.mark.parametrize("rate", [float("nan"), -1.0])
+def test_a_learning_rate_that_is_none_is_refused_by_the_step(rate: float) -> None:
+    layer = Embedding(DIM, storage="memory")
+    optimizer = Optimizer(layer, "sgd", learning_rate=1.0)
+    slices = tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([1], tf.int64), [0, DIM])
+    optimizer.apply([slices], layer.trainable_variables)
+    before = layer(tf.constant([1], tf.int64)).numpy()
+    optimizer.learning_rate = rate
+    with pytest.raises(InvalidArgumentError, match="hyper-parameter 'lr'"):
+        optimizer.apply([slices], layer.trainable_variables)
+    assert np.array_equal(layer(tf.constant([1], tf.int64)), before)
+    # The gradient of the refused step is gone.
+    optimizer.learning_rate = 1.0
+    optimizer.apply([None], layer.trainable_variables)
+    assert np.array_equal(layer(tf.constant([1], tf.int64)), before)

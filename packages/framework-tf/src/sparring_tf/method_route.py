@@ -12,7 +12,7 @@ import tensorflow as tf
 from sparring import StepContainer, Storage
 from sparring.table_state import give_states, method_state
 from sparring.updates import MethodChoice, UpdateMethod
-from sparring.updates.resolving import hypers_by_table
+from sparring.updates.resolving import hyper_from, hypers_by_table
 
 __all__ = ["MethodRoute"]
 
@@ -40,7 +40,8 @@ class MethodRoute:
     ) -> None:
         self._container, self._method = container, method
         self._own_rate = {name for name, own in by_table.items() if "lr" in own}
-        self._hypers = hypers_by_table(method, tables, hyperparameters, by_table)
+        self._hypers = dict(hypers_by_table(method, tables, hyperparameters, by_table))
+        self._rate: float | None = None
         with tf.init_scope():
             self.steps = keras.Variable(
                 np.zeros(len(self._hypers)), dtype="int64", trainable=False, name="steps_of_tables"
@@ -59,10 +60,19 @@ class MethodRoute:
     def step(self, learning_rate: float, _: int, /) -> None:
         """Applies the gradients since the last step."""
         steps = self.steps.numpy()
-        choices = {}
-        for (name, hyper), number in zip(self._hypers.items(), steps.tolist(), strict=True):
-            if name not in self._own_rate:
-                hyper = hyper.model_copy(update={"lr": learning_rate})  # noqa: PLW2901
-            choices[name] = MethodChoice(self._method, hyper, number + 1)
+        self._set_rate(learning_rate)
+        choices = {
+            name: MethodChoice(self._method, hyper, number + 1)
+            for (name, hyper), number in zip(self._hypers.items(), steps.tolist(), strict=True)
+        }
         stepped = set(self._container.apply_methods(choices))
         self.steps.value.assign(steps + [name in stepped for name in self._hypers])
+
+    def _set_rate(self, rate: float) -> None:
+        """The learning rate of this step, for all tables but those with one of their own."""
+        if rate == self._rate:
+            return
+        hyper_from(self._method, {"lr": rate})
+        for name in self._hypers.keys() - self._own_rate:
+            self._hypers[name] = self._hypers[name].model_copy(update={"lr": rate})
+        self._rate = rate

@@ -105,7 +105,13 @@ class RowUpdates:
         if self._num_taken < self._num_parts:
             return 0
         self._num_taken = 0
-        self.route.step(rate, iterations)
+        try:
+            self.route.step(rate, iterations)
+        except BaseException:
+            # A step that is refused before the container saw it drops its gradients all the same.
+            for table in self.container.tables:
+                resources.drop(table)
+            raise
         return 1
 
 
