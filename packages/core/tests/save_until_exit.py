@@ -6,6 +6,7 @@ python save_until_exit.py FOLDER WAY IS_CLOSED
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -38,6 +39,8 @@ def end(way: str) -> None:
     if way == "error":
         raise RuntimeError("the model diverged")
     if way == "interrupt":
+        # A shell that starts something in the background has it ignore Ctrl-C.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.kill(os.getpid(), 2)
         time.sleep(10)
 
