@@ -59,10 +59,10 @@ class Opened:
         step = _emulated.UpdateStep("sgd", {"lr": 0.1}, 1, 0)
         zeros = _emulated.Initializer("zeros", (0.0, 0.0), 0)
         gradients = np.ones((len(KEYS), DIM), np.float32)
-        new: int = _emulated.update_storage(
-            self.device, 0, self.table, step, zeros, self.dtype, KEYS, gradients, None
+        change = _emulated.update_storage(
+            self.device, 0, self.table, step, zeros, self.dtype, KEYS, gradients, None, None, False
         )
-        return new
+        return int(change[0])
 
 
 CALLS: tuple[Callable[[Opened], object], ...] = (
