@@ -463,6 +463,10 @@ def test_what_cannot_be_done_on_a_device_is_refused() -> None:
                 device.push_all([DevicePushRequest(replicated, keys, gradients)])
             with pytest.raises(UnsupportedError, match="have no streams"):
                 exchange.on_device(make_plugin_manager().kernels("cpu").factory(ARRAYS))
+            stuck: Any = device_kernels()
+            stuck.device = "cuda:0"
+            with pytest.raises(InvalidArgumentError, match="cuda:0 cannot change streams"):
+                exchange.on_device(stuck)
 
     run_ranks(DIRECT, 2, body)
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.closable import Closable
+from sparring.errors import InvalidArgumentError
 from sparring.exchange.beside import InlineLane
 from sparring.exchange.buffers import Buffers
 from sparring.exchange.counters import MessageKind
@@ -46,6 +47,10 @@ class DeviceSide(Closable):
     Args:
         kernels: of the device.
         link: sends and receives.
+
+    Raises:
+        UnsupportedError: the kernels have no streams.
+        InvalidArgumentError: their arrays cannot be put on another stream than the caller's.
     """
 
     def __init__(self, kernels: KernelSet, link: Link) -> None:
@@ -60,6 +65,21 @@ class DeviceSide(Closable):
         self.placing = self.streams.open()
         """Where what came from other ranks is put in its place, or added up."""
         self._buffers = Buffers(make=self.streams.pinned)
+        if kind == "cuda":
+            self._check_using()
+
+    def _check_using(self) -> None:
+        """What is put on another stream than ordered would be read before it is there."""
+        arrays = self.kernels.arrays
+        with arrays.using(self.finding.handle):
+            found = arrays.stream()
+        if found != self.finding.handle:
+            self.close()
+            raise InvalidArgumentError(
+                f"the ArraySource of {self.kernels.device} cannot change streams: under using(stream) "
+                "its stream() is another one; give it `using`, with PyTorch lambda stream: "
+                "torch.cuda.stream(torch.cuda.ExternalStream(stream, device))"
+            )
 
     def reached(self, stream: Stream) -> StreamTask:
         """A wait for the stream, no longer than the collective's deadline."""
