@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,10 +70,16 @@ def kernel_set_for(device: str) -> KernelSet:
     def stream() -> int:
         return 0 if where.type == "cpu" else int(torch.cuda.current_stream(where).cuda_stream)
 
+    def using(address: int) -> AbstractContextManager[Any]:
+        if where.type == "cpu":
+            return nullcontext()
+        return torch.cuda.stream(torch.cuda.ExternalStream(address, device=where))
+
     arrays = ArraySource(
         empty=empty,
         stream=stream,
         index=where.index or 0,
+        using=using,
         to_host=lambda array: array.cpu().numpy(),
         # From pageable memory: it has been read when the call returns, and nobody waits.
         from_host=lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(
