@@ -73,7 +73,7 @@ def kernel_set_for(device: str) -> KernelSet:
     def using(address: int) -> AbstractContextManager[Any]:
         if where.type == "cpu":
             return nullcontext()
-        return torch.cuda.stream(torch.cuda.ExternalStream(address, device=where))
+        return torch.cuda.stream(torch.cuda.ExternalStream(address, device=where))  # type: ignore[no-untyped-call]
 
     arrays = ArraySource(
         empty=empty,
