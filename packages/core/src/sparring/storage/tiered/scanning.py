@@ -58,6 +58,7 @@ def _of_place(
     stack: TieredStorage, tier: Tier, chunk_rows: int, columns: Columns
 ) -> Iterator[ScanChunk]:
     """What is on its way to a tier, then what is there and was not on its way."""
+    # Looked at before the tier: what lands meanwhile was held, or is met there.
     held = tier.holding.merged()
     for begin in range(0, len(held), chunk_rows):
         part = slice(begin, begin + chunk_rows)
