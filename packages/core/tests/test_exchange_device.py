@@ -32,10 +32,8 @@ from sparring.exchange import (
 from sparring.kernel_set import ArraySource, KernelSet
 from sparring.rendezvous import ShardMap
 from sparring.storage import Storage
-from sparring.testing.thread_rendezvous import ThreadRendezvous
 from sparring.trace import Trace
 
-from .exchange_scenario import Scenario, train
 from .fake_nccl import FakeGpus, GpuArray, open_fake
 
 _emulated = pytest.importorskip(
@@ -487,31 +485,3 @@ def test_ranks_that_pull_on_the_device_and_on_the_host_refuse_each_other() -> No
                 pull()
 
     run_ranks(STAGED, 2, body)
-
-
-@pytest.mark.parametrize("is_fused", [True, False], ids=["fused", "function"])
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_ranks_with_tables_on_a_device_train_the_rows_of_ranks_on_cpus(
-    world_size: int, is_fused: bool
-) -> None:
-    """By way of host arrays, as containers go on several ranks."""
-    trained = []
-    for device in ("cpu", "emulated"):
-        scenario = Scenario(
-            world_size,
-            "adagrad",
-            is_fused,
-            num_steps=12,
-            backend="hkv",
-            options={"device": device},
-        )
-
-        def body(collective: Collective, scenario: Scenario = scenario) -> Any:
-            return train(scenario, collective, ThreadRendezvous(world_size))
-
-        trained.append(run_ranks(STAGED, world_size, body, 60.0))
-    for on_cpu, on_device in zip(*trained, strict=True):
-        for name, shard in on_cpu.items():
-            assert on_device[name].keys == shard.keys
-            for key, row in shard.rows.items():
-                assert on_device[name].rows[key].tobytes() == row.tobytes()

@@ -9,6 +9,7 @@ import pytest
 
 from sparring.collective import Collective, Reduction
 from sparring.exchange import ExchangeOptions, Schedule
+from sparring.testing.devices import why_unavailable
 from sparring.testing.thread_rendezvous import ThreadRendezvous
 
 from .exchange_scenario import Scenario, Shard, check, train
@@ -85,3 +86,30 @@ def test_every_run_gives_the_same_bits() -> None:
                 assert shard.keys == theirs[name].keys
                 for key, row in shard.rows.items():
                     assert row.tobytes() == theirs[name].rows[key].tobytes()
+
+
+@pytest.mark.skipif(
+    why_unavailable("emulated") is not None, reason=str(why_unavailable("emulated"))
+)
+@pytest.mark.parametrize("is_fused", [True, False], ids=["fused", "function"])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_ranks_with_tables_on_a_device_train_the_rows_of_ranks_on_cpus(
+    world_size: int, is_fused: bool
+) -> None:
+    """By way of host arrays, as containers go on several ranks."""
+    trained = []
+    for device in ("cpu", "emulated"):
+        options = {"device": device}
+        scenario = Scenario(
+            world_size, "adagrad", is_fused, num_steps=12, backend="hkv", options=options
+        )
+
+        def body(collective: Collective, scenario: Scenario = scenario) -> dict[str, Shard]:
+            return train(scenario, collective, ThreadRendezvous(world_size))
+
+        trained.append(run_ranks(world_size, body, 60.0))
+    for on_cpu, on_device in zip(*trained, strict=True):
+        for name, shard in on_cpu.items():
+            assert on_device[name].keys == shard.keys
+            for key, row in shard.rows.items():
+                assert on_device[name].rows[key].tobytes() == row.tobytes()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.errors import InvalidArgumentError
+from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.storage.results import Columns, Keys, Rows, Scores
 
 if TYPE_CHECKING:
@@ -139,6 +139,22 @@ def check_scores(scores: npt.ArrayLike, count: int, table: str) -> Scores:
             dtype=str(array.dtype),
         )
     return np.ascontiguousarray(array, dtype=np.uint64)
+
+
+def check_taken_scores(
+    scores: npt.ArrayLike | None, count: int, table: str, taken: str, storage: str
+) -> Scores | None:
+    """As `check_scores`, for a storage whose `Capabilities.scores` are `taken`; None stays None."""
+    if scores is None:
+        return None
+    if taken != "given":
+        raise UnsupportedError(
+            f"scores for table {table!r}: this {storage} takes none (found scores={taken!r}); leave "
+            "them out, or choose a policy that honours the caller's scores",
+            table=table,
+            operation="scores",
+        )
+    return check_scores(scores, count, table)
 
 
 def check_columns(columns: Columns | tuple[int, int] | None, table: TableConfig) -> Columns:

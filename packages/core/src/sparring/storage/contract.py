@@ -494,14 +494,6 @@ class Storage(Closable):
             )
 
     def _check_scores(self, scores: npt.ArrayLike | None, count: int) -> Scores | None:
-        if scores is None:
-            return None
-        if self.capabilities.scores != "given":
-            raise UnsupportedError(
-                f"scores for table {self.table.name!r}: this {type(self).__name__} takes none "
-                f"(found scores={self.capabilities.scores!r}); leave them out, or choose a policy "
-                "that honours the caller's scores",
-                table=self.table.name,
-                operation="scores",
-            )
-        return arguments.check_scores(scores, count, self.table.name)
+        return arguments.check_taken_scores(
+            scores, count, self.table.name, self.capabilities.scores, type(self).__name__
+        )
