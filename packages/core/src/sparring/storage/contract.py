@@ -448,8 +448,7 @@ class Storage(Closable):
         for what an earlier one left to the background. No row has changed.
 
         Raises:
-            DeadlineError: what goes on there has not ended in time.
-            CapacityError: what failed there leaves no room.
+            DeadlineError, CapacityError: what goes on there is late, or failed and leaves no room.
         """
 
     def _writing(self, keys: Keys) -> AbstractContextManager[Write]:
