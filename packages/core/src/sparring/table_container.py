@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from sparring.declared_table import (
 )
 from sparring.errors import InvalidArgumentError, UnknownTableError
 from sparring.events import EventLoop
+from sparring.flushing import Flushes
 from sparring.plugins import make_plugin_manager
 from sparring.rendezvous import Rendezvous, Shard
 from sparring.resources import ResourceManager
@@ -29,6 +30,7 @@ from sparring.storage.tiered import TierCounters
 from sparring.table import TableConfig
 
 if TYPE_CHECKING:
+    from sparring.execution import Task
     from sparring.plugins import PluginManager
 
 __all__ = ["TableContainer"]
@@ -53,6 +55,7 @@ class TableContainer(ABC):
         self.rendezvous = rendezvous
         self.resources = ResourceManager()
         self.events = EventLoop()
+        self.flushes = Flushes(self.events)
         self._plugin_manager = plugin_manager
         self._tables: dict[str, DeclaredTable] = {}
 
@@ -118,6 +121,39 @@ class TableContainer(ABC):
         """The declared tables by name."""
         return {name: entry.config for name, entry in self._tables.items()}
 
+    @overload
+    def flush(self, *, blocking: Literal[True] = True) -> None: ...
+
+    @overload
+    def flush(self, *, blocking: Literal[False]) -> Task[None]: ...
+
+    def flush(self, *, blocking: bool = True) -> Task[None] | None:
+        """Makes what steps have written to this rank's shards as durable as their storages can.
+
+        It runs on the event loop. All ranks call it, if all shall be durable.
+
+        Args:
+            blocking: return when that is so. Otherwise lookups, forward and backward passes go on
+                meanwhile, and whatever changes rows waits for it. A failure then raises
+                `BackgroundError` at the next step, which can be taken again.
+
+        Returns:
+            A task, if not blocking.
+
+        Raises:
+            SparringError: a storage failed. The others were flushed.
+            DeadlineError: the flush before it does not end.
+        """
+        self.check_open()
+        storages = {
+            name: entry.storage for name, entry in self._tables.items() if entry.storage is not None
+        }
+        task = self.flushes.begin(storages, is_told=not blocking)
+        if not blocking:
+            return task
+        task.result()
+        return None
+
     def set_state(self, table: str, initial_state: npt.NDArray[Any], method: str = "") -> None:
         """Says what optimizer state lies behind each embedding of `table`.
 
@@ -130,6 +166,7 @@ class TableContainer(ABC):
         """
         self.check_open()
         self.join_ahead()
+        self.flushes.join()
         set_state(self, self.entry(table), np.asarray(initial_state), method)
 
     def check_state(self, table: str, state_width: int, method: str = "") -> None:
@@ -149,6 +186,7 @@ class TableContainer(ABC):
         """
         self.check_open()
         self.join_ahead()
+        self.flushes.join()
         drop_state(self, self.entry(table))
 
     def storage(self, table: str) -> Storage:

@@ -30,6 +30,7 @@ def load_snapshot(
 ) -> Loaded:
     """As `StepContainer.load`."""
     container.join_ahead()
+    container.flushes.join()
     container.saves.join()
     collective = container.collective
     snapshot: Snapshot | None = None

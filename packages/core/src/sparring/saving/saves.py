@@ -161,6 +161,7 @@ class Saves:
                 )
         container = self._container
         container.join_ahead()
+        container.flushes.join()
         self.join(options.deadline_seconds)
         begin = time.perf_counter()
         saver = self._frozen(

@@ -1,0 +1,91 @@
+"""What steps have written is made durable, on the event loop.
+
+A flush changes where rows lie, so it takes the place of a writer: the next step, save, load or change
+of the optimizer's state joins it before it touches a row. Lookups, forward and backward passes go on
+beside it, in storages that bear readers beside a writer; the others are flushed before `begin` returns.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sparring.errors import SparringError
+from sparring.events import EventLoop
+from sparring.storage.contract import Storage
+
+if TYPE_CHECKING:
+    from sparring.execution import Task
+
+__all__ = ["Flushes"]
+
+_log = logging.getLogger(__name__)
+
+
+class Flushes:
+    """The flushes of a container's tables, one at a time.
+
+    Args:
+        events: where they run.
+    """
+
+    def __init__(self, events: EventLoop) -> None:
+        self._events = events
+        self._task: Task[Any] | None = None
+
+    def begin(self, storages: Mapping[str, Storage], *, is_told: bool) -> Task[Any]:
+        """Flushes storages, by the name of their table.
+
+        Args:
+            storages: open; nobody writes to them until `join` has returned.
+            is_told: `EventLoop.check` tells of a failure, not the task alone.
+
+        Raises:
+            SparringError: a storage that bears no readers beside a writer failed. The others are
+                not flushed.
+            DeadlineError: the flush before it does not end.
+        """
+        self.join()
+        beside = {
+            name: each for name, each in storages.items() if each.capabilities.concurrent_reads
+        }
+        _flush({name: each for name, each in storages.items() if name not in beside})
+        name = f"flush of tables {', '.join(storages)}"
+        self._task = self._events.submit(partial(_flush, beside), name=name, is_told=is_told)
+        return self._task
+
+    def join(self) -> None:
+        """Returns when no flush runs, so that rows may change. `EventLoop.check` has its failure.
+
+        Raises:
+            DeadlineError: it does not end.
+        """
+        task = self._task
+        if task is None:
+            return
+        try:
+            task.result(self._events.deadline_seconds)
+        except Exception:
+            if not task.done():
+                raise
+        self._task = None
+
+
+def _flush(storages: Mapping[str, Storage]) -> None:
+    """Flushes all, whichever fails.
+
+    Raises:
+        SparringError: the first failure.
+    """
+    first: SparringError | None = None
+    for name, storage in storages.items():
+        try:
+            storage.flush()
+        except SparringError as error:
+            if first is not None:
+                _log.error("the flush of table %r failed, too: %s", name, error)
+            first = first or error
+    if first is not None:
+        raise first

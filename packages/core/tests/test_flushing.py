@@ -1,0 +1,173 @@
+"""`StepContainer.flush`: rows are made durable on the event loop, and nothing changes them meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import StepContainer
+from sparring.errors import StorageIOError
+from sparring.events import BackgroundError
+from sparring.storage.memory import MemoryStorage
+from sparring.table import TableConfig
+
+KEYS = np.arange(20)
+SECONDS = 20.0
+
+
+class SlowFlush(MemoryStorage):
+    """Its flush lasts until it is let go, and fails if it was told to."""
+
+    def __init__(self, table: TableConfig) -> None:
+        super().__init__(table)
+        self.may_end = threading.Event()
+        self.has_begun = threading.Event()
+        self.threads: list[threading.Thread] = []
+        self.failure: StorageIOError | None = None
+
+    def _flush_impl(self) -> None:
+        self.threads.append(threading.current_thread())
+        self.has_begun.set()
+        assert self.may_end.wait(SECONDS)
+        if self.failure is not None:
+            raise self.failure
+
+
+@pytest.fixture
+def storages() -> Iterator[list[SlowFlush]]:
+    made = [SlowFlush(TableConfig(name, 3)) for name in ("films", "actors")]
+    yield made
+    for each in made:
+        each.may_end.set()
+
+
+def container_of(storages: list[SlowFlush]) -> StepContainer:
+    container = StepContainer()
+    for each in storages:
+        container.declare(each.table, each)
+    return container
+
+
+def take_step(container: StepContainer, value: float) -> None:
+    def update(updates: Any) -> None:
+        for each in updates:
+            each.rows[:] = value
+
+    with container.step(update) as driven:
+        for name in container.tables:
+            driven.accumulate(driven.lookup(name, KEYS), np.ones((len(KEYS), 3), np.float32))
+
+
+def rows(container: StepContainer) -> list[float]:
+    return [float(container.storage(name).find(KEYS).rows.mean()) for name in container.tables]
+
+
+def test_lookups_go_on_beside_a_flush_and_a_step_waits(storages: list[SlowFlush]) -> None:
+    films = storages[0]
+    with container_of(storages) as container, ThreadPoolExecutor(1) as threads:
+        take_step(container, 1.0)
+        task = container.flush(blocking=False)
+        assert films.has_begun.wait(SECONDS)
+        looked_up = container.lookup("films", KEYS)
+        assert (looked_up.rows == 1).all()
+        stepping = threads.submit(take_step, container, 2.0)
+        assert not task.done()
+        assert not wait([stepping], 0.3).done
+        assert rows(container) == [1.0, 1.0], "a step changed rows beneath a flush"
+        for each in storages:
+            each.may_end.set()
+        stepping.result(SECONDS)
+        assert task.done()
+        assert rows(container) == [2.0, 2.0]
+    assert all("sparring-events" in each.threads[0].name for each in storages)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda container, folder: container.save(f"{folder}/a"),
+        lambda container, folder: container.set_state("films", np.zeros(0, np.float32)),
+    ],
+    ids=["save", "set_state"],
+)
+def test_what_else_moves_rows_waits_for_a_flush(
+    storages: list[SlowFlush], change: Callable[[StepContainer, Path], Any], tmp_path: Path
+) -> None:
+    with container_of(storages) as container, ThreadPoolExecutor(1) as threads:
+        take_step(container, 1.0)
+        container.flush(blocking=False)
+        changing = threads.submit(change, container, tmp_path)
+        assert not wait([changing], 0.3).done
+        for each in storages:
+            each.may_end.set()
+        changing.result(SECONDS)
+
+
+def test_the_step_after_a_flush_that_failed_says_so_and_can_be_taken_again(
+    storages: list[SlowFlush],
+) -> None:
+    films, actors = storages
+    films.failure = StorageIOError("the disk is full")
+    for each in storages:
+        each.may_end.set()
+    with container_of(storages) as container:
+        take_step(container, 1.0)
+        container.flush(blocking=False)
+        with pytest.raises(BackgroundError, match="flush of tables films, actors") as told:
+            take_step(container, 2.0)
+        assert told.value.__cause__ is films.failure
+        assert rows(container) == [1.0, 1.0]
+        assert len(actors.threads) == 1, "the other table was not flushed"
+        take_step(container, 2.0)
+        assert rows(container) == [2.0, 2.0]
+
+
+def test_who_waits_for_a_flush_is_told_of_its_failure_once(storages: list[SlowFlush]) -> None:
+    storages[0].failure = StorageIOError("the disk is full")
+    for each in storages:
+        each.may_end.set()
+    with container_of(storages) as container:
+        take_step(container, 1.0)
+        with pytest.raises(StorageIOError, match="the disk is full"):
+            container.flush()
+        take_step(container, 2.0)
+        storages[0].failure = None
+        container.flush()
+        assert [len(each.threads) for each in storages] == [2, 2]
+
+
+def test_a_storage_that_bears_no_readers_is_flushed_within_the_call(
+    storages: list[SlowFlush],
+) -> None:
+    films, actors = storages
+    films.capabilities = replace(films.capabilities, concurrent_reads=False)
+    films.may_end.set()
+    with container_of(storages) as container:
+        take_step(container, 1.0)
+        task = container.flush(blocking=False)
+        assert films.threads == [threading.current_thread()]
+        actors.may_end.set()
+        task.result(SECONDS)
+        assert "sparring-events" in actors.threads[0].name
+
+
+def test_close_waits_for_a_flush(storages: list[SlowFlush]) -> None:
+    container = container_of(storages)
+    take_step(container, 1.0)
+    task = container.flush(blocking=False)
+    with ThreadPoolExecutor(1) as threads:
+        closing = threads.submit(container.close)
+        assert not wait([closing], 0.3).done
+        assert not any(each.is_closed for each in storages)
+        for each in storages:
+            each.may_end.set()
+        closing.result(SECONDS)
+    assert task.done()
+    assert all(each.is_closed for each in storages)
