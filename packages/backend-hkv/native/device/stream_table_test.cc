@@ -56,6 +56,11 @@ void a_failed_device_answers_with_its_message() {
   int num_calls = 0;
   call.function = [](void* count) { ++*static_cast<int*>(count); };
   call.argument = &num_calls;
+  const int64_t from = 1;
+  int64_t to = 0;
+  call.from = &from;
+  call.to = &to;
+  call.num_bytes = sizeof(to);
   for (const SparringStreamFunction function :
        {streams.record_event, streams.query_event, streams.call_on_host, streams.copy}) {
     CHECK(function(streams.self, &call) == SPARRING_IO);
@@ -63,7 +68,7 @@ void a_failed_device_answers_with_its_message() {
     call.error.release(&call.error);
     call.error = {};
   }
-  CHECK(num_calls == 0);
+  CHECK(num_calls == 0 && to == 0);
   CHECK(streams.free_event(streams.self, &call) == SPARRING_OK);
 }
 
