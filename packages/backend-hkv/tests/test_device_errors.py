@@ -116,6 +116,35 @@ def test_a_refused_call_is_an_error_of_that_call_alone(call: Callable[[Opened], 
     call(opened)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("call", CALLS, ids=NAMES)
+def test_wherever_a_call_is_refused_rows_are_whole_or_the_table_is_lost(
+    call: Callable[[Opened], object], dtype: str
+) -> None:
+    outcomes = set()
+    for number in range(200):
+        opened = Opened(dtype)
+        before = opened.find()
+        opened.device.refuse_once(number)
+        try:
+            call(opened)
+        except DeviceLostError:
+            with pytest.raises(DeviceLostError):
+                opened.find()
+            outcomes.add("lost")
+        except DeviceError:
+            opened.device.refuse_once(-1)
+            assert opened.find() == before, f"call {number} was refused, and rows changed"
+            outcomes.add("refused")
+        else:
+            opened.device.refuse_once(-1)
+            break
+    else:
+        raise AssertionError("it reaches the device more than 200 times")
+    assert "refused" in outcomes
+    assert ("lost" in outcomes) == (call in (Opened.upsert, Opened.update))
+
+
 @pytest.mark.parametrize("call", CALLS, ids=NAMES)
 def test_a_lost_device_is_said_to_be_lost_by_every_call(call: Callable[[Opened], object]) -> None:
     opened = Opened()

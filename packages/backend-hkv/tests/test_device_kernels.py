@@ -3,7 +3,8 @@ compiles run on the host, in several orders of lanes, warps and blocks; and on a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -255,3 +256,37 @@ def _shared(array: Any) -> Any:
         return array
     torch = pytest.importorskip("torch", reason="PyTorch shares bfloat16 by DLPack, NumPy does not")
     return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+
+
+class _OfCurrentDevice(np.ndarray):
+    """An array that is shared only while its device is the framework's current one, as PyTorch's."""
+
+    is_current = False
+
+    def __dlpack__(self, **given: Any) -> Any:
+        if not _OfCurrentDevice.is_current:
+            raise BufferError("this device is not the current one")
+        return np.asarray(self).__dlpack__()
+
+
+def test_native_calls_are_made_where_the_framework_shares_its_arrays() -> None:
+    pytest.importorskip("sparring_hkv._emulated", reason="built without the emulator")
+
+    @contextmanager
+    def here() -> Iterator[None]:
+        _OfCurrentDevice.is_current = True
+        try:
+            yield
+        finally:
+            _OfCurrentDevice.is_current = False
+
+    def empty(shape: tuple[int, ...], dtype: str) -> Any:
+        return np.empty(shape, dtype).view(_OfCurrentDevice)
+
+    arrays = ArraySource(empty=empty, stream=lambda: 0, here=here)
+    kernels = make_plugin_manager().kernels("emulated").factory(arrays)
+    ids = np.array([7, -1, 7]).view(_OfCurrentDevice)
+    found = kernels.dedup(ids)
+    assert np.asarray(found.keys).tolist() == [7, -1]
+    assert np.asarray(found.inverse).tolist() == [0, 1, 0]
+    assert not _OfCurrentDevice.is_current

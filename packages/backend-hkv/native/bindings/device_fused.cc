@@ -47,7 +47,8 @@ Arguments call_on(const DeviceHandle& handle, Stream stream) {
 
 // Raises what a call of a storage reported. Holds the GIL.
 void check_status(SparringStatus status, SparringCall& call, const Thrown& thrown) {
-  if (thrown.error) {
+  // A table that was lost over it says more than what was thrown.
+  if (thrown.error && status != SPARRING_DEVICE_LOST) {
     if (call.error.release != nullptr) call.error.release(&call.error);
     std::rethrow_exception(thrown.error);
   }
@@ -120,7 +121,7 @@ struct Updating {
   Stream stream;
   kernels::Update update;
   kernels::Initialize initialize;
-  const SparringUpdate* call;
+  SparringUpdate* call;
   Thrown thrown;
   Asking asking;
 };
@@ -197,7 +198,7 @@ py::tuple update_storage(DeviceHandle& handle, uint64_t stream_address, const py
   call.change = [](void* context, int64_t count, const int64_t* positions, void* const* rows,
                    const uint8_t* is_new) {
     auto& updating = *static_cast<Updating*>(context);
-    updating.thrown.guard([&] {
+    const int32_t refused = updating.thrown.guard([&] {
       updating.initialize.positions = updating.update.positions = positions;
       updating.initialize.flags = is_new;
       updating.initialize.count = updating.update.count = count;
@@ -207,6 +208,7 @@ py::tuple update_storage(DeviceHandle& handle, uint64_t stream_address, const py
         kernels::initialize(*updating.device, updating.stream, updating.initialize);
       kernels::update(*updating.device, updating.stream, updating.update);
     });
+    if (refused != 0) updating.call->call.error = {"its rows could not be changed", nullptr, nullptr};
   };
   SparringStatus status;
   {

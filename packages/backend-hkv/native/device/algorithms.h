@@ -40,6 +40,8 @@ namespace detail {
 template <class Ask>
 void with_temporary(Device& device, Stream stream, const char* doing, Ask ask) {
   const InUse here(device);
+  // CUB looks at the thread's last error: one that somebody else left behind is not ours.
+  static_cast<void>(cudaGetLastError());
   size_t num_bytes = 0;
   throw_if_failed(ask(nullptr, num_bytes), doing);
   const Buffer temporary(device, num_bytes > 0 ? num_bytes : 1, stream);

@@ -13,7 +13,7 @@ DeviceOrder::~DeviceOrder() {
 
 void DeviceOrder::begin_read(device::Stream stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (was_written_ && writer_ != stream) device_.order_after(last_write_, stream);
+  if (was_written_) device_.order_after(last_write_, stream);
 }
 
 void DeviceOrder::end_read(device::Stream stream) {
@@ -29,9 +29,9 @@ void DeviceOrder::end_read(device::Stream stream) {
 void DeviceOrder::begin_write(device::Stream stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& [other, reader] : readers_) {
-    if (reader.has_read && other != stream) device_.order_after(reader.event, stream);
+    if (reader.has_read) device_.order_after(reader.event, stream);
   }
-  if (was_written_ && writer_ != stream) device_.order_after(last_write_, stream);
+  if (was_written_) device_.order_after(last_write_, stream);
   // Only now: the next writer has to come after them too, where this one got no further.
   for (auto& [other, reader] : readers_) reader.has_read = false;
 }
@@ -39,7 +39,6 @@ void DeviceOrder::begin_write(device::Stream stream) {
 void DeviceOrder::end_write(device::Stream stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
   device_.record(last_write_, stream);
-  writer_ = stream;
   was_written_ = true;
 }
 

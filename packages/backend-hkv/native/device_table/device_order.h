@@ -1,6 +1,8 @@
 // The order of work on several streams that meet in one table: a write comes
 // after all reads and writes that were put on any stream before it, a read after
-// the last write. Events do it; nobody waits.
+// the last write. Events do it; nobody waits. Work on one stream is ordered so, too:
+// a stream that was given back may come again under its address, before its
+// work is done.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_ORDER_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_ORDER_H_
 
@@ -39,7 +41,6 @@ class DeviceOrder {
   };
   std::map<device::Stream, Reader> readers_;
   device::Event last_write_;
-  device::Stream writer_ = nullptr;
   bool was_written_ = false;
   device::Event passing_;
 };

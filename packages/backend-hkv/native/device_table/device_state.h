@@ -157,7 +157,7 @@ class DeviceTable::State {
   Changes prepare_changes(uint64_t count, device::Stream stream);
   void list_keys(const Insertion& insertion, const Changes& changes, bool known_too, bool new_too);
   // For `count` keys of changes.list, or for all keys of the call.
-  void change(const SparringUpdate& call, const Insertion& insertion, const Changes& changes,
+  void change(SparringUpdate& call, const Insertion& insertion, const Changes& changes,
               uint64_t count, const uint32_t* numbers, void* const* made_at);
   void update_evicting(SparringUpdate& call);
   void update_chained(SparringUpdate& call);

@@ -117,7 +117,7 @@ void DeviceTable::State::admit(Insertion& insertion, SparringUpdate& update) {
   insertion.num_refused = count - insertion.num_missing;
 }
 
-void DeviceTable::State::change(const SparringUpdate& call, const Insertion& insertion,
+void DeviceTable::State::change(SparringUpdate& call, const Insertion& insertion,
                                 const Changes& changes, uint64_t count, const uint32_t* numbers,
                                 void* const* made_at) {
   if (count == 0) return;
@@ -129,6 +129,12 @@ void DeviceTable::State::change(const SparringUpdate& call, const Insertion& ins
                          changes.is_new.as<uint8_t>()});
   call.change(call.context, static_cast<int64_t>(count), changes.positions.as<int64_t>(),
               changes.rows.as<void*>(), changes.is_new.as<uint8_t>());
+  if (call.call.error.message != nullptr) {
+    const std::string reason = call.call.error.message;
+    if (call.call.error.release != nullptr) call.call.error.release(&call.call.error);
+    call.call.error = {};
+    throw device::DeviceError(reason);
+  }
 }
 
 void DeviceTable::State::update_chained(SparringUpdate& call) {

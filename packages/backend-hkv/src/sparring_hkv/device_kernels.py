@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from sparring import kernels
@@ -44,7 +46,7 @@ class DeviceKernels(KernelSet):
 
     def __init__(self, kind: str, arrays: ArraySource) -> None:
         opened = open_device(kind, arrays.index)
-        self._native: Any = opened.native
+        self._native: Any = _Within(opened.native, arrays.here)
         self._handle: Any = opened.handle
         self.arrays = arrays
         self.device = opened.name
@@ -291,6 +293,28 @@ class DeviceKernels(KernelSet):
 
     def _stream(self) -> int:
         return self.arrays.stream()
+
+
+class _Within:
+    """A native module whose functions are called within a context of the caller's framework."""
+
+    def __init__(self, native: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._native = native
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._native, name)
+        if isinstance(found, type) or self._context is nullcontext:
+            made = found
+        else:
+
+            @functools.wraps(found)
+            def made(*arguments: Any, **named: Any) -> Any:
+                with self._context():
+                    return found(*arguments, **named)
+
+        setattr(self, name, made)
+        return made
 
 
 def _evicted(table: TableConfig, count: int, arrays: Any) -> NumEvicted:

@@ -69,6 +69,8 @@ class ArraySource:
         index: the number of the device among those of its type.
         using: ``using(stream)``: a context manager that makes this the calling thread's stream, the
             one that `stream` gives and that memory of `empty` is first used on.
+        here: ``here()``: a context manager that makes the device the framework's current one; some
+            frameworks share arrays of no other.
         to_host: the array as NumPy's, in host memory; it may wait for the stream.
         from_host: an array of NumPy as one on the device.
         concatenate: arrays one behind the other, along the first dimension.
@@ -86,6 +88,7 @@ class ArraySource:
     stream: Callable[[], int]
     index: int = 0
     using: Callable[[int], AbstractContextManager[Any]] = nullcontext
+    here: Callable[[], AbstractContextManager[Any]] = nullcontext
     to_host: Callable[[DeviceArray], npt.NDArray[Any]] = np.asarray
     from_host: Callable[[npt.NDArray[Any]], DeviceArray] = np.asarray
     concatenate: Callable[[Sequence[DeviceArray]], DeviceArray] = np.concatenate

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparring.errors import InvalidArgumentError
+from sparring.errors import DeviceMemoryError, InvalidArgumentError
 from sparring.kernel_set import ArraySource, KernelSet
 from sparring.plugins import make_plugin_manager
 from sparring_torch.device_streams import Produced
@@ -65,7 +65,12 @@ def kernel_set_for(device: str) -> KernelSet:
     where = tensor_device(device)
 
     def empty(shape: tuple[int, ...], dtype: str) -> Tensor:
-        return torch.empty(shape, dtype=getattr(torch, dtype), device=where)
+        try:
+            return torch.empty(shape, dtype=getattr(torch, dtype), device=where)
+        except torch.OutOfMemoryError as error:
+            raise DeviceMemoryError(
+                f"{device} has no memory for {shape} of {dtype}: {error}"
+            ) from error
 
     def stream() -> int:
         return 0 if where.type == "cpu" else int(torch.cuda.current_stream(where).cuda_stream)
@@ -80,6 +85,7 @@ def kernel_set_for(device: str) -> KernelSet:
         stream=stream,
         index=where.index or 0,
         using=using,
+        here=nullcontext if where.type == "cpu" else lambda: torch.cuda.device(where),
         to_host=lambda array: array.cpu().numpy(),
         # From pageable memory: it has been read when the call returns, and nobody waits.
         from_host=lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(

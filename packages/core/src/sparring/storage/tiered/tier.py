@@ -222,7 +222,9 @@ class Tier:
         """Between writes: forgets dirty keys whose rows have left, where there are many."""
         if self.dirty is None:
             return
-        if self.dirty.num_added <= max(_PLANNED_DIRTY_KEYS, _MOST_DIRTY_SHARE * self.storage.size):
+        if self.dirty.num_added <= _PLANNED_DIRTY_KEYS:
+            return  # a tier on a device is asked for its size only where it must be: that waits
+        if self.dirty.num_added <= _MOST_DIRTY_SHARE * self.storage.size:
             return
         staying = self._dirty_filter(2 * self.storage.size)
         for chunk in self.storage.scan(columns=PROBE):
