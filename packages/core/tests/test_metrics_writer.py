@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,10 +26,13 @@ from sparring.metrics_writer import MetricsWriter
 from sparring.metrics_writer.json_lines import JsonLines
 from sparring.rendezvous import ShardMap, SingleRendezvous
 from sparring.step import StorageChoice
+from sparring.storage.memory import MemoryStorage
+from sparring.storage.tiered import TieredStorage
 from sparring.training_loop.run_metrics import metrics_written
 from sparring.updates import MethodChoice, resolve_method
 from sparring.updates.resolving import hyper_from
 
+from .rank_launchers import importing_tests
 from .test_collective import run_ranks
 
 METHOD = resolve_method("sgd")
@@ -232,18 +237,19 @@ def test_a_slow_disk_skips_lines_and_holds_up_no_step(
 
     def wait(self: JsonLines, metrics: Mapping[str, Any]) -> None:
         begun.append(metrics["steps"]["steps"])
-        assert is_going_on.wait(30)
+        assert is_going_on.wait(10)
         write(self, metrics)
 
     with make() as container, MetricsWriter(container, path, every_seconds=ALWAYS) as writer:
         monkeypatch.setattr(JsonLines, "write", wait)
         for number in range(6):
             step(container, number)
-        assert (writer.num_skipped, begun) == (5, [1])
+        assert writer.num_skipped == 5
         is_going_on.set()
         writer.close()
     found = lines_of(path)
     assert [each["steps"]["steps"] for each in found] == [0, 1, 6]
+    assert begun == [1, 6]
     assert found[-1]["lines"] == {"num_skipped": 5}
 
 
@@ -251,10 +257,63 @@ def test_a_full_event_loop_skips_lines_and_holds_up_no_step(tmp_path: Path) -> N
     path, is_going_on = tmp_path / "metrics.jsonl", threading.Event()
     with make() as container, MetricsWriter(container, path, every_seconds=ALWAYS) as writer:
         for _ in range(container.events.capacity):
-            container.events.submit(lambda: is_going_on.wait(30))
+            container.events.submit(lambda: is_going_on.wait(10))
         step(container)
         assert writer.num_skipped == 1
         is_going_on.set()
+    assert [each["steps"]["steps"] for each in lines_of(path)] == [0, 1]
+
+
+def test_what_a_server_would_have_to_count_is_asked_for_at_the_end_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, asked = tmp_path / "metrics.jsonl", []
+    size = MemoryStorage._size_impl
+
+    def count(self: MemoryStorage) -> int:
+        asked.append(self)
+        return size(self)
+
+    with make() as container:
+        stack = container.storage("stack")
+        assert isinstance(stack, TieredStorage)
+        storages = [container.storage("plain"), stack.tiers[1]]
+        for each in storages:
+            each.capabilities = replace(each.capabilities, persistent=True)
+        with MetricsWriter(container, path, every_seconds=ALWAYS):
+            monkeypatch.setattr(MemoryStorage, "_size_impl", count)
+            step(container)
+            container.events.drain()
+            assert not set(storages) & set(asked)
+        line, last = (each["tables"] for each in lines_of(path)[1:])
+    assert [line["plain"][name] for name in ("rows", "memory_bytes")] == [None, None]
+    assert line["stack"]["rows"] == 10
+    assert [each["rows"] for each in line["stack"]["tiers"]] == [8, None]
+    assert [last[name]["rows"] for name in ("plain", "stack")] == [10, 10]
+    assert last["stack"]["tiers"][1]["rows"] > 0
+
+
+def test_a_program_that_ends_without_closing_writes_what_is_under_way(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    program = (
+        "import time\n"
+        f"import {__name__} as tests\n"
+        "container = tests.make()\n"
+        f"writer = tests.MetricsWriter(container, {str(path)!r}, every_seconds=tests.ALWAYS)\n"
+        "container.events.submit(lambda: time.sleep(0.2))\n"
+        "container.events.submit(lambda: time.sleep(0.2))\n"
+        "tests.step(container)\n"
+    )
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(
+        command,
+        env={**os.environ, **importing_tests()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
     assert [each["steps"]["steps"] for each in lines_of(path)] == [0, 1]
 
 
@@ -314,7 +373,9 @@ def test_each_rank_has_its_own_file_and_one_file_is_that_of_rank_0(
                 step(container, number)
 
     run_ranks(2, body)
-    lasts = {each.name: lines_of(each)[-1] for each in tmp_path.iterdir()}
+    files = {each.name: lines_of(each) for each in tmp_path.iterdir()}
+    assert all(len(lines) == 2 for lines in files.values())
+    lasts = {name: lines[-1] for name, lines in files.items()}
     if "{rank}" in name:
         assert sorted(lasts) == ["metrics-0-of-2.jsonl", "metrics-1-of-2.jsonl"]
         both = list(lasts.values())
@@ -345,6 +406,8 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
             MetricsWriter(container, tmp_path / "metrics", every_seconds=0)
         with pytest.raises(InvalidArgumentError, match="no format 'xml'; there are jsonl, prom"):
             MetricsWriter(container, tmp_path / "metrics", file_format="xml")
+        with pytest.raises(InvalidArgumentError, match="found the URL s3://bucket/metrics"):
+            MetricsWriter(container, "s3://bucket/metrics")
     assert not list(tmp_path.iterdir())
 
 
@@ -379,6 +442,6 @@ def test_prometheus_reads_the_file_and_finds_the_numbers(tmp_path: Path) -> None
 def test_without_prometheus_client_the_line_to_install_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with make() as container, pytest.raises(PluginError, match=r"pip install 'sparring\[metrics\]"):
         MetricsWriter(container, tmp_path / "a.prom", file_format="prometheus")

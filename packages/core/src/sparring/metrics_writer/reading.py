@@ -25,7 +25,8 @@ def read_metrics(container: StepContainer, *, counts_all: bool = False) -> dict[
 
     Args:
         counts_all: asks every storage how many rows it has, which may be a server's or a disk's to
-            answer. Otherwise `rows` and `memory_bytes` of such tables are None.
+            answer. Otherwise `rows` that are not known without are None. `memory_bytes` of what
+            outlives the process always are.
 
     Raises:
         ClosedError: the container was closed.
@@ -57,7 +58,7 @@ def _read_table(
         rows: int | None = container.num_rows(name)
         tiers = [each.as_dict() for each in container.tier_counters(name)]
     else:
-        rows = (0 if storage is None else storage.size) if is_cheap else None
+        rows = 0 if storage is None else _rows_at_once(storage)
         tiers = _tiers_at_once(entry)
     return {
         "rows": rows,
@@ -78,6 +79,12 @@ def _tiers_at_once(entry: DeclaredTable) -> list[dict[str, Any]]:
         if not _is_counted_at_once(tier):
             counters["rows"] = None
     return found
+
+
+def _rows_at_once(storage: Storage) -> int | None:
+    if isinstance(storage, TieredStorage):
+        return storage.known_size
+    return storage.size if _is_counted_at_once(storage) else None
 
 
 def _is_counted_at_once(storage: Storage) -> bool:

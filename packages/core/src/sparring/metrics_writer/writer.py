@@ -62,7 +62,8 @@ class MetricsWriter(Closable):
     Raises:
         StorageIOError: the file cannot be written: a first writing, here and now, has failed.
         PluginError: the format needs a package that is not installed.
-        InvalidArgumentError: `every_seconds` is not above 0, or there is no such format.
+        InvalidArgumentError: `every_seconds` is not above 0, there is no such format, or `path` is
+            a URL.
     """
 
     def __init__(
@@ -86,6 +87,11 @@ class MetricsWriter(Closable):
                 f"metrics: there is no format {file_format!r}; there are {names}",
                 format=file_format,
             ) from error
+        if "://" in os.fspath(path):
+            raise InvalidArgumentError(
+                f"metrics: found the URL {os.fspath(path)}, expected the path of a local file",
+                path=path,
+            )
         self._container = container
         self._every_seconds = every_seconds
         self._task: Task[Any] | None = None
@@ -174,7 +180,8 @@ class MetricsWriter(Closable):
             work = partial(self._write, metrics)
         try:
             self._task = self._container.events.submit(work, name=self._name, timeout=0.0)
-        except DeadlineError:  # others fill the event loop, and a step waits for no metrics
+        except (DeadlineError, ClosedError):
+            # Others fill the event loop, or ended it. A step waits for no metrics.
             self.num_skipped += 1
 
     def _write_now(self, *, counts_all: bool) -> None:

@@ -147,6 +147,12 @@ class TieredStorage(Storage):
         return [tier.meter.counters for tier in self._tiers]
 
     @property
+    def known_size(self) -> int | None:
+        """As `size`; None where tiers would have to be scanned for it."""
+        self._check_open()
+        return self._num_rows
+
+    @property
     def num_held(self) -> int:
         """Rows that wait for a lower tier to take them."""
         self._check_open()
