@@ -20,7 +20,13 @@ import pytest
 from sparring import StepContainer, TableConfig
 from sparring.collective import Collective
 from sparring.config import MetricsConfig
-from sparring.errors import ClosedError, InvalidArgumentError, PluginError, StorageIOError
+from sparring.errors import (
+    ClosedError,
+    InvalidArgumentError,
+    PluginError,
+    SparringError,
+    StorageIOError,
+)
 from sparring.events import BackgroundError
 from sparring.metrics_writer import MetricsWriter
 from sparring.metrics_writer.json_lines import JsonLines
@@ -398,6 +404,33 @@ def test_all_ranks_refuse_what_one_of_them_cannot_write(tmp_path: Path) -> None:
         return str(caught.value)
 
     assert all("metrics cannot be written to" in message for message in run_ranks(2, body))
+
+
+def test_a_disk_that_fails_one_rank_ends_the_next_step_on_all_and_no_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = JsonLines.write
+
+    def fail_once(self: JsonLines, metrics: Mapping[str, Any]) -> None:
+        if metrics["rank"] == 1 and metrics["steps"]["steps"] == 1:
+            fail_with(errno.ENOSPC)()
+        write(self, metrics)
+
+    def body(collective: Collective) -> tuple[str, int]:
+        chosen = MetricsConfig(path=str(tmp_path / "{rank}.jsonl"), every_seconds=ALWAYS)
+        container = make(collective)
+        with container, metrics_written(container, chosen):
+            step(container, 0)
+            container.events.drain()
+            with pytest.raises(SparringError) as caught:
+                step(container, 1)
+            step(container, 1)
+            return str(caught.value), container.counters.steps
+
+    monkeypatch.setattr(JsonLines, "write", fail_once)
+    told = run_ranks(2, body)
+    assert [steps for _, steps in told] == [2, 2]
+    assert all("metrics cannot be written" in message for message, _ in told)
 
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
