@@ -151,7 +151,7 @@ def tests(session: nox.Session) -> None:
     family = system_packages(session, *FAMILY)
     packages = (*family, "_template")
     wheels = Path(session.virtualenv.location) / "wheels"
-    extras = "[testing,parquet,report,mpi]"
+    extras = "[testing,parquet,report,metrics,mpi]"
     options = {name for names in TEST_MODULES.values() for name in names}
     if not session.posargs:
         options |= set(CXX_TESTS.values())

@@ -39,6 +39,14 @@ WRONG: dict[str, tuple[str, list[str]]] = {
         RATINGS + "stroage: {}\n",
         ["run.yaml:6:1: unknown key 'stroage' (did you mean storage?)"],
     ),
+    "an unknown format of metrics": (
+        RATINGS + "metrics:\n  path: m.jsonl\n  every_seconds: 0\n  format: prometeus\n",
+        [
+            "run.yaml:8:18: metrics.every_seconds is wrong (found 0, expected a number above 0)",
+            "run.yaml:9:11: metrics.format is wrong (found 'prometeus', expected 'jsonl' or "
+            "'prometheus'; did you mean prometheus?)",
+        ],
+    ),
     "unknown key far from any other": (
         RATINGS + "report:\n  zzz: 1\n",
         ["run.yaml:7:3: unknown key 'zzz' in report (expected path or trace_path)"],

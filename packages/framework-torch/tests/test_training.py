@@ -22,6 +22,7 @@ from sparring.errors import (
     InvalidArgumentError,
     NonFiniteGradientError,
     PluginError,
+    StorageIOError,
 )
 from sparring.training import SilentProgress, TrainResult
 from sparring_torch.native_optimizers import native_optimizer
@@ -83,6 +84,37 @@ def test_a_run_writes_the_trace_that_is_asked_for(ratings: Path, tmp_path: Path)
     names = [event["name"] for event in json.loads(path.read_text())["traceEvents"]]
     for name in ("forward", "backward", "apply", "update"):
         assert names.count(name) == 3
+
+
+def test_a_run_writes_its_counters_and_ends_with_the_final_ones(
+    ratings: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    stack = {"tiers": [{"backend": "memory", "options": {"capacity": 8}}, {"backend": "memory"}]}
+    written = rating_config(
+        ratings,
+        training={"epochs": 2},
+        storage={"backend": "tiered", "options": stack},
+        metrics={"path": str(path), "every_seconds": 1e-6},
+    )
+    result = run(written)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(lines) > 2
+    assert (lines[0]["steps"]["steps"], lines[-1]["steps"]["steps"]) == (0, result.steps)
+    last = lines[-1]["tables"]
+    assert {name: table["rows"] for name, table in last.items()} == dict(result.rows)
+    assert [tier["hits"] for table in last.values() for tier in table["tiers"]] == [
+        tier["hits"] for tiers in result.tiers.values() for tier in tiers
+    ]
+
+
+def test_metrics_that_cannot_be_written_are_refused_before_training(
+    ratings: Path, tmp_path: Path
+) -> None:
+    told = Told()
+    with pytest.raises(StorageIOError, match="metrics cannot be written to"):
+        run(rating_config(ratings, metrics={"path": str(ratings / "metrics.jsonl")}), told)
+    assert told.losses == []
 
 
 def click_config(**more: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ Forward reads; only `apply` writes. It computes all tables' new rows before it w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +114,9 @@ class StepContainer(TableContainer, SavingContainer):
         self.counters = StepCounters()
         self.aheads = Aheads(self)
         self.saves = Saves(self)
+        self.after_step: list[Callable[[], None]] = []
+        """Called on the driving thread at the end of each step, which has been applied: they must be
+        quick, and must not raise."""
         self._is_closed = False
 
     @property
@@ -298,6 +301,8 @@ class StepContainer(TableContainer, SavingContainer):
         """A step was applied; only `sparring.applying` calls it."""
         self.counters.steps += 1
         self.exchange.step = self.counters.steps
+        for call in self.after_step:
+            call()
 
     def set_steps(self, steps: int) -> None:
         """Goes on from this step; only `sparring.saving` calls it."""

@@ -7,6 +7,7 @@ from sparring.config.data import CriteoData, DataConfig, MovieLensData, Syntheti
 from sparring.config.exchange import ExchangeConfig
 from sparring.config.initializer import InitializerConfig
 from sparring.config.loading import load_config, parse_config
+from sparring.config.metrics import MetricsConfig
 from sparring.config.model import DlrmModel, MatrixFactorizationModel, ModelConfig
 from sparring.config.optimizer import (
     DenseOptimizer,
@@ -37,6 +38,7 @@ __all__ = [
     "ExchangeConfig",
     "InitializerConfig",
     "MatrixFactorizationModel",
+    "MetricsConfig",
     "ModelConfig",
     "MovieLensData",
     "OptimizerChoice",

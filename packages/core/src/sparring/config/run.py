@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from sparring.config.data import DataConfig
 from sparring.config.exchange import ExchangeConfig
+from sparring.config.metrics import MetricsConfig
 from sparring.config.model import ModelConfig
 from sparring.config.optimizer import OptimizerConfig
 from sparring.config.section import BackendOptions, PositiveFloat, Section
@@ -132,6 +133,9 @@ class RunConfig(Section):
     )
     deadline_seconds: PositiveFloat = Field(
         60.0, description="The longest that one exchange with other ranks may take."
+    )
+    metrics: MetricsConfig = Field(
+        MetricsConfig(), description="Where and how often counters are written."
     )
     report: ReportConfig = Field(ReportConfig(), description="The report on a finished run.")
 

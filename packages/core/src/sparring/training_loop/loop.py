@@ -24,6 +24,7 @@ from sparring.storage.tiered.counters import sum_over_ranks
 from sparring.trace import Trace
 from sparring.training import Progress, SilentProgress, TrainResult
 from sparring.training_loop.contract import Batch, Source, Trainer
+from sparring.training_loop.run_metrics import metrics_written
 from sparring.training_loop.run_report import RunReport
 
 __all__ = ["micro_batches", "run_training"]
@@ -36,7 +37,7 @@ def run_training(
 ) -> TrainResult:
     """Reads the data, trains, evaluates on the test part.
 
-    Writes the report that the configuration asks for. The configuration's seed determines
+    Writes the report and the metrics that the configuration asks for. The configuration's seed determines
     everything: the split, the order of samples, all initial values. Its threads go to the execution
     pool. Every rank of the job calls it; a batch is divided among them, and the first rank alone
     tells of the progress.
@@ -51,7 +52,8 @@ def run_training(
         ConfigError: an optimizer that does not exist.
         DataError: data that is missing or malformed.
         NonFiniteGradientError: a gradient holds NaN or infinity, and the policy is to raise.
-        PluginError: a storage or the report cannot be had.
+        PluginError: a storage, the report or the format of metrics cannot be had.
+        StorageIOError: the file of metrics cannot be written.
     """
     job = join_job(
         config.rendezvous,
@@ -75,7 +77,8 @@ def run_training(
         source, trainer = make(container)
         if job.membership.rank > 0:
             progress = SilentProgress()
-        return _Run(config, source, trainer, progress).to_end()
+        with metrics_written(container, config.metrics):
+            return _Run(config, source, trainer, progress).to_end()
 
 
 @contextmanager

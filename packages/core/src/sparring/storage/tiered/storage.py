@@ -131,12 +131,26 @@ class TieredStorage(Storage):
         is_on_device = set(self._first.storage.capabilities.devices) - {"cpu"}
         return DeviceFronting(self) if is_on_device else None
 
-    def tier_counters(self) -> list[TierCounters]:
-        """What was counted of each tier since this storage was opened, hottest first."""
+    def tier_counters(
+        self, is_counted: Callable[[Storage], bool] = lambda _: True
+    ) -> list[TierCounters]:
+        """What was counted of each tier since this storage was opened, hottest first.
+
+        Args:
+            is_counted: which tiers are asked how many rows they have; of others `rows` is as last
+                time.
+        """
         self._check_open()
         for tier in self._tiers:
-            tier.meter.counters.rows = tier.storage.size
+            if is_counted(tier.storage):
+                tier.meter.counters.rows = tier.storage.size
         return [tier.meter.counters for tier in self._tiers]
+
+    @property
+    def known_size(self) -> int | None:
+        """As `size`; None where tiers would have to be scanned for it."""
+        self._check_open()
+        return self._num_rows
 
     @property
     def num_held(self) -> int:

@@ -1,0 +1,12 @@
+"""Writes the counters of a run to a file while it goes on.
+
+    driving thread   step │ copy numbers, if it is time │ step …
+    event loop                                     └────► file
+
+`reading` copies, `json_lines` and `prometheus` write, `writer` says when.
+"""
+
+from sparring.metrics_writer.reading import read_metrics
+from sparring.metrics_writer.writer import MetricsFormat, MetricsWriter
+
+__all__ = ["MetricsFormat", "MetricsWriter", "read_metrics"]
