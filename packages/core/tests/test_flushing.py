@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from sparring import StepContainer
-from sparring.errors import StorageIOError
+from sparring.collective import LocalGroup
+from sparring.errors import DeadlineError, StorageIOError
 from sparring.events import BackgroundError
 from sparring.storage.memory import MemoryStorage
 from sparring.table import TableConfig
+from sparring.testing.thread_rendezvous import ThreadRendezvous
 
 KEYS = np.arange(20)
 SECONDS = 20.0
@@ -48,8 +50,8 @@ def storages() -> Iterator[list[SlowFlush]]:
         each.may_end.set()
 
 
-def container_of(storages: list[SlowFlush]) -> StepContainer:
-    container = StepContainer()
+def container_of(storages: list[SlowFlush], **joined: Any) -> StepContainer:
+    container = StepContainer(**joined)
     for each in storages:
         container.declare(each.table, each)
     return container
@@ -171,3 +173,89 @@ def test_close_waits_for_a_flush(storages: list[SlowFlush]) -> None:
         closing.result(SECONDS)
     assert task.done()
     assert all(each.is_closed for each in storages)
+
+
+def test_close_leaves_a_storage_to_the_flush_that_goes_on_in_it(storages: list[SlowFlush]) -> None:
+    films, actors = storages
+    actors.may_end.set()
+    container = container_of(storages)
+    take_step(container, 1.0)
+    task = container.flush(blocking=False)
+    assert films.has_begun.wait(SECONDS)
+    container.events.deadline_seconds = 0.2
+    with pytest.raises(DeadlineError, match="flush of tables"):
+        container.close()
+    assert not films.is_closed
+    films.may_end.set()
+    task.result(SECONDS)
+    assert films.is_closed
+    assert actors.is_closed
+
+
+def test_one_that_fails_within_the_call_keeps_no_other_from_its_flush(
+    storages: list[SlowFlush],
+) -> None:
+    films, actors = storages
+    films.capabilities = replace(films.capabilities, concurrent_reads=False)
+    films.failure = StorageIOError("the disk is full")
+    for each in storages:
+        each.may_end.set()
+    with container_of(storages) as container:
+        take_step(container, 1.0)
+        for blocking in (True, False):
+            with pytest.raises(StorageIOError, match="the disk is full"):
+                container.flush(blocking=blocking)
+        assert len(actors.threads) == 2
+        take_step(container, 2.0)
+
+
+def on_two_ranks(storages: list[SlowFlush], body: Callable[[StepContainer, int], Any]) -> list[Any]:
+    """Runs `body` on two ranks that wait for each other for 4 s; each has one of the tables."""
+    group = LocalGroup(2, deadline_seconds=4.0)
+    rendezvous = ThreadRendezvous(2)
+
+    def run(rank: int) -> Any:
+        storage = SlowFlush(TableConfig("films", 3))
+        storage.may_end = storages[rank].may_end
+        with group.join(rank) as collective:
+            container = container_of([storage], collective=collective, rendezvous=rendezvous)
+            with container:
+                return body(container, rank)
+
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(run, range(2)))
+
+
+def test_a_flush_may_last_longer_than_ranks_wait_for_each_other(storages: list[SlowFlush]) -> None:
+    storages[0].may_end.set()
+    letting_go = threading.Timer(6.0, storages[1].may_end.set)
+    letting_go.start()
+
+    def body(container: StepContainer, _: int) -> list[float]:
+        take_step(container, 1.0)
+        container.flush()
+        take_step(container, 2.0)
+        return [float(container.lookup("films", KEYS).rows.mean())]
+
+    assert on_two_ranks(storages, body) == [[2.0], [2.0]]
+    letting_go.join()
+
+
+def test_ranks_learn_in_time_that_a_flush_beside_goes_on_too_long(
+    storages: list[SlowFlush],
+) -> None:
+    storages[0].may_end.set()
+    both = threading.Barrier(2)
+
+    def body(container: StepContainer, rank: int) -> float:
+        take_step(container, 1.0)
+        task = container.flush(blocking=False)
+        with pytest.raises(DeadlineError, match="flush of tables films"):
+            take_step(container, 2.0)
+        both.wait(SECONDS)
+        storages[rank].may_end.set()
+        task.result(SECONDS)
+        take_step(container, 3.0)
+        return float(container.lookup("films", KEYS).rows.mean())
+
+    assert on_two_ranks(storages, body) == [3.0, 3.0]

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from sparring.applying.room import check_room, may_refuse
 from sparring.applying.writing import count_refused, raise_interrupted
 from sparring.device_gradients import DeviceGradients, SummedByKey
 from sparring.device_steps import lie_on_device, sums_on_device, writing_on_device
-from sparring.errors import CapacityError
-from sparring.kernel_set import KernelSet
+from sparring.kernel_set import DeviceArray, KernelSet
 from sparring.updates.builtin import NativeMethod
 from sparring.updates.contract import MethodChoice
 
@@ -45,7 +45,7 @@ def apply_methods_on_device(
     """
     summed = sums_on_device(container, waiting)
     for name, by_key in summed.items():
-        _check_room(container, name, len(by_key.keys))
+        _check_room(container, name, waiting[name].kernels, by_key.keys)
     container.saves.wait_for_room()
     written: list[str] = []
     for name, by_key in summed.items():
@@ -113,21 +113,16 @@ class _Asked:
         return int(np.count_nonzero(~self.answered[1]))
 
 
-def _check_room(container: StepContainer, name: str, num_keys: int) -> None:
-    """Refuses what might not fit before anything is written, if there is more than one table; the
+def _check_room(container: StepContainer, name: str, kernels: KernelSet, keys: DeviceArray) -> None:
+    """Refuses what does not fit before anything is written, if there is more than one table; the
     update of a single one changes nothing where it raises."""
     storage = container.storage(name)
-    capabilities = storage.capabilities
-    if not capabilities.bounded or capabilities.evicts or len(container.tables) == 1:
+    if len(container.tables) == 1 or not may_refuse(storage):
         return
     # Asking waits for the device.
-    capacity, size = storage.capacity, storage.size
+    capacity = storage.capacity
     assert capacity is not None
-    if size + num_keys > capacity:
-        raise CapacityError(
-            f"table {name!r} holds {size} rows and may hold {capacity}; this step has gradients "
-            f"for {num_keys} keys, all of which may be new. No row was changed. Raise its "
-            "capacity, or choose a policy that evicts",
-            table=name,
-            capacity=capacity,
-        )
+    if storage.size + len(keys) <= capacity:
+        return
+    found = kernels.find_storage(storage, keys, 1).found
+    check_room(storage, int(np.count_nonzero(~np.asarray(kernels.arrays.to_host(found), np.bool_))))

@@ -8,6 +8,7 @@ beside it, in storages that bear readers beside a writer; the others are flushed
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,11 +30,16 @@ class Flushes:
 
     Args:
         events: where they run.
+        most_seconds: how long `join` waits; None: as long as it takes.
     """
 
-    def __init__(self, events: EventLoop) -> None:
+    def __init__(self, events: EventLoop, most_seconds: float | None = None) -> None:
         self._events = events
+        self._most_seconds = most_seconds
         self._task: Task[Any] | None = None
+        self._lock = threading.Lock()  # guards what follows
+        self._running: list[Storage] = []
+        self._closing: list[Storage] = []
 
     def begin(self, storages: Mapping[str, Storage], *, is_told: bool) -> Task[Any]:
         """Flushes storages, by the name of their table.
@@ -43,17 +49,25 @@ class Flushes:
             is_told: `EventLoop.check` tells of a failure, not the task alone.
 
         Raises:
-            SparringError: a storage that bears no readers beside a writer failed. The others are
-                not flushed.
+            SparringError: a storage that bears no readers beside a writer failed. The others were
+                flushed.
             DeadlineError: the flush before it does not end.
         """
         self.join()
         beside = {
             name: each for name, each in storages.items() if each.capabilities.concurrent_reads
         }
-        _flush({name: each for name, each in storages.items() if name not in beside})
+        failure = _flush({name: each for name, each in storages.items() if name not in beside})
+        self._running = list(beside.values())
         name = f"flush of tables {', '.join(storages)}"
-        self._task = self._events.submit(partial(_flush, beside), name=name, is_told=is_told)
+        try:
+            self._task = self._events.submit(partial(self._run, beside), name=name, is_told=is_told)
+        except BaseException:
+            self._running = []
+            raise
+        if failure is not None:
+            self.join()
+            raise failure
         return self._task
 
     def join(self) -> None:
@@ -66,19 +80,35 @@ class Flushes:
         if task is None:
             return
         try:
-            task.result(self._events.deadline_seconds)
+            task.result(self._most_seconds)
         except Exception:
             if not task.done():
                 raise
         self._task = None
 
+    def close(self, storage: Storage) -> None:
+        """Closes a storage, once a flush that still goes on in it has ended."""
+        with self._lock:
+            if any(each is storage for each in self._running):
+                self._closing.append(storage)
+                return
+        storage.close()
 
-def _flush(storages: Mapping[str, Storage]) -> None:
-    """Flushes all, whichever fails.
+    def _run(self, storages: Mapping[str, Storage]) -> None:
+        """On a thread of the event loop."""
+        try:
+            failure = _flush(storages)
+        finally:
+            with self._lock:
+                closing, self._closing, self._running = self._closing, [], []
+            for storage in closing:
+                storage.close()
+        if failure is not None:
+            raise failure
 
-    Raises:
-        SparringError: the first failure.
-    """
+
+def _flush(storages: Mapping[str, Storage]) -> SparringError | None:
+    """Flushes all, whichever fails; returns the first failure."""
     first: SparringError | None = None
     for name, storage in storages.items():
         try:
@@ -87,5 +117,4 @@ def _flush(storages: Mapping[str, Storage]) -> None:
             if first is not None:
                 _log.error("the flush of table %r failed, too: %s", name, error)
             first = first or error
-    if first is not None:
-        raise first
+    return first

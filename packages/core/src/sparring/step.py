@@ -353,7 +353,7 @@ class StepContainer(TableContainer, SavingContainer):
             for entry in self.entries():
                 entry.view.close()
                 if entry.storage is not None:
-                    closing.callback(entry.storage.close)
+                    closing.callback(self.flushes.close, entry.storage)
             closing.callback(self.events.close)
             closing.callback(self.exchange.close)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,6 @@ from sparring.storage.tiered import TierCounters
 from sparring.table import TableConfig
 
 if TYPE_CHECKING:
-    from sparring.execution import Task
     from sparring.plugins import PluginManager
 
 __all__ = ["TableContainer"]
@@ -55,7 +54,9 @@ class TableContainer(ABC):
         self.rendezvous = rendezvous
         self.resources = ResourceManager()
         self.events = EventLoop()
-        self.flushes = Flushes(self.events)
+        # Others are told in time that this rank cannot go on.
+        most_seconds = collective.deadline_seconds / 2 if collective.world_size > 1 else None
+        self.flushes = Flushes(self.events, most_seconds)
         self._plugin_manager = plugin_manager
         self._tables: dict[str, DeclaredTable] = {}
 
@@ -120,39 +121,6 @@ class TableContainer(ABC):
     def tables(self) -> Mapping[str, TableConfig]:
         """The declared tables by name."""
         return {name: entry.config for name, entry in self._tables.items()}
-
-    @overload
-    def flush(self, *, blocking: Literal[True] = True) -> None: ...
-
-    @overload
-    def flush(self, *, blocking: Literal[False]) -> Task[None]: ...
-
-    def flush(self, *, blocking: bool = True) -> Task[None] | None:
-        """Makes what steps have written to this rank's shards as durable as their storages can.
-
-        It runs on the event loop. All ranks call it, if all shall be durable.
-
-        Args:
-            blocking: return when that is so. Otherwise lookups, forward and backward passes go on
-                meanwhile, and whatever changes rows waits for it. A failure then raises
-                `BackgroundError` at the next step, which can be taken again.
-
-        Returns:
-            A task, if not blocking.
-
-        Raises:
-            SparringError: a storage failed. The others were flushed.
-            DeadlineError: the flush before it does not end.
-        """
-        self.check_open()
-        storages = {
-            name: entry.storage for name, entry in self._tables.items() if entry.storage is not None
-        }
-        task = self.flushes.begin(storages, is_told=not blocking)
-        if not blocking:
-            return task
-        task.result()
-        return None
 
     def set_state(self, table: str, initial_state: npt.NDArray[Any], method: str = "") -> None:
         """Says what optimizer state lies behind each embedding of `table`.
@@ -256,6 +224,7 @@ class TableContainer(ABC):
     def num_rows(self, table: str) -> int:
         """Rows of a table on this rank."""
         self.check_open()
+        self.flushes.join()
         entry = self.entry(table)
         self.seek_rows(entry)
         return 0 if entry.storage is None else entry.storage.size

@@ -38,7 +38,8 @@ def own_errors() -> Iterator[None]:
             raise
         raise failed.pop() from error
     finally:
-        _listening.remove(failed)
+        # By identity: lists that are equal, as empty ones, are others'.
+        _listening[:] = [each for each in _listening if each is not failed]
 
 
 def gather(

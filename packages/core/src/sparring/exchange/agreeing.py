@@ -139,7 +139,12 @@ def raise_first(
     first = said[rank]
     kind = _error_class(first["class"]) or otherwise
     text = f"{where}rank {rank} {what}: {first['message']}"
-    raise kind(text, **{**first["details"], **details, "rank": rank})
+    said_of = (
+        {"rank": rank, **first["details"]}
+        if kind is PeerFailure
+        else first["details"] | {"rank": rank}
+    )
+    raise kind(text, **{**details, **said_of})
 
 
 def _described(error: BaseException | None) -> dict[str, Any]:

@@ -29,14 +29,14 @@ def load_snapshot(
     container: StepContainer, url: str, tables: Iterable[str] | None, is_base: bool
 ) -> Loaded:
     """As `StepContainer.load`."""
-    container.join_ahead()
-    container.flushes.join()
-    container.saves.join()
     collective = container.collective
     snapshot: Snapshot | None = None
     chosen: list[DeclaredTable] = []
     error: Exception | None = None
     try:
+        container.join_ahead()
+        container.flushes.join()
+        container.saves.join()
         snapshot = open_snapshot(url)
         chosen = _chosen(container, snapshot, tables)
     except Exception as failure:

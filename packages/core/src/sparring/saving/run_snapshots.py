@@ -15,7 +15,6 @@ from sparring.collective import Collective, Reduction
 from sparring.config import RunConfig
 from sparring.errors import (
     ConfigError,
-    InvalidArgumentError,
     SnapshotDamagedError,
     SnapshotError,
 )
@@ -89,7 +88,8 @@ class RunSnapshots:
                     "can be written to, or that can be made",
                     setting="snapshots.url",
                 )
-        except InvalidArgumentError as failure:
+        except Exception as failure:
+            # As those of a file system's client: all ranks are told.
             error = failure
         agree(self._container.collective, "snapshots of this run", error)
 

@@ -1,10 +1,11 @@
-"""`StepContainer.save` and `load`."""
+"""`StepContainer.save`, `load` and `flush`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal, cast, overload
 
+from sparring.saving.agreeing import Rounds
 from sparring.saving.loading import load_snapshot
 from sparring.saving.requests import Loaded, Saved, State
 from sparring.saving.saves import SaveOptions
@@ -17,7 +18,7 @@ __all__ = ["SavingContainer"]
 
 
 class SavingContainer:
-    """The part of a `StepContainer` that saves and loads it."""
+    """The part of a `StepContainer` that saves, loads and flushes it."""
 
     @overload
     def save(
@@ -120,6 +121,55 @@ class SavingContainer:
         container = self._container()
         container.check_open()
         return load_snapshot(container, url, tables, is_base)
+
+    @overload
+    def flush(self, *, blocking: Literal[True] = True) -> None: ...
+
+    @overload
+    def flush(self, *, blocking: Literal[False]) -> Task[None]: ...
+
+    def flush(self, *, blocking: bool = True) -> Task[None] | None:
+        """Makes what steps have written as durable as the storages of the tables can.
+
+        It runs on the event loop. All ranks call it.
+
+        Args:
+            blocking: return when that is so, on all ranks, however long it takes. Otherwise lookups,
+                forward and backward passes go on meanwhile, and whatever changes rows waits for it,
+                on several ranks for half the collective's deadline. A failure then raises
+                `BackgroundError` at the next step, which can be taken again.
+
+        Returns:
+            A task, if not blocking.
+
+        Raises:
+            SparringError: a storage failed, here or, if blocking, on another rank. All others were
+                flushed.
+            DeadlineError: the flush before it does not end.
+        """
+        container = self._container()
+        container.check_open()
+        container.join_ahead()
+        storages = {
+            entry.config.name: entry.storage
+            for entry in container.entries()
+            if entry.storage is not None
+        }
+        if not all(each.capabilities.concurrent_reads for each in storages.values()):
+            container.saves.join()  # it reads beside
+        if not blocking:
+            return container.flushes.begin(storages, is_told=True)
+        rounds = Rounds(container.collective, "flush")
+        error: Exception | None = None
+        try:
+            container.flushes.begin(storages, is_told=False).result()
+        except Exception as failure:
+            error = failure
+        except BaseException as reason:
+            rounds.leave(reason)
+            raise
+        rounds.end(error)
+        return None
 
     def _container(self) -> StepContainer:
         return cast("StepContainer", self)

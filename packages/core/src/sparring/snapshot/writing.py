@@ -381,19 +381,20 @@ class SnapshotWriter:
 
     def _tell(self, cause: BaseException, was_finished: bool) -> bool:
         """Whether the other ranks are told of it; those that are not see the folder gone."""
-        if self.world_size == 1 or self._folder.is_gone():
-            return False
-        if self._place.is_committed(self._name):
-            return False
-        if self.rank and was_finished and not self._outcome.has_failed:
+        if self.world_size == 1:
             return False
         try:
-            self._outcome.tell(cause, [*self._files, part_name(self.rank)])
+            with writing(self.url, "the mark of a rank that failed"):
+                if self._folder.is_gone() or self._place.is_committed(self._name):
+                    return False
+                if self.rank and was_finished and not self._outcome.has_failed:
+                    return False
+                self._outcome.tell(cause, [*self._files, part_name(self.rank)])
+                if not self.rank:
+                    self._outcome.await_marks()
         except SnapshotIOError as error:
-            _log.warning("%s; other ranks are not told of the cause", error)
+            _log.warning("%s; other ranks may not be told of the cause", error)
             return False
-        if not self.rank:
-            self._outcome.await_marks()
         return True
 
     def _release(self) -> None:

@@ -82,7 +82,7 @@ class TieredOptions(Options):
     holding_bytes: ByteCount = 64 << 20
     """The most memory for rows on their way to a lower tier, and for rows that wait to be
     promoted. A write that might need more waits for the lower tier first."""
-    deadline_seconds: float = Field(default=60.0, gt=0)
+    deadline_seconds: float = Field(default=30.0, gt=0)
     """How long a call waits for a write to the last tier that goes on beside it."""
 
     @field_validator("tiers")

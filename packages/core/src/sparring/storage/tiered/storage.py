@@ -23,6 +23,7 @@ thread of a background, the one writer waits for it before it does anything else
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -108,6 +109,7 @@ class TieredStorage(Storage):
         self._gone: list[Evicted] = []
         self._num_written = 0
         self._num_writes = 0
+        self._is_flushing = False
         is_fresh = not any(tier.storage.size for tier in self._tiers[:-1])
         self._num_rows = self._last.storage.size if is_fresh else None
         self.capabilities = capabilities_of(self._tiers)
@@ -253,7 +255,10 @@ class TieredStorage(Storage):
 
     def _size_impl(self) -> int:
         if self._num_rows is None:
-            self._num_rows = self._counted()
+            counted = self._counted()
+            if self._is_flushing:
+                return counted  # rows that went down meanwhile may be missing
+            self._num_rows = counted
         return self._num_rows
 
     def _counted(self) -> int:
@@ -401,6 +406,17 @@ class TieredStorage(Storage):
         super().flush()
 
     def _flush_impl(self) -> None:
+        self._is_flushing = True
+        try:
+            self._bring_all_down()
+            for tier in self._tiers:
+                bears_readers = tier.storage.capabilities.concurrent_reads
+                with nullcontext() if bears_readers else self._lock.writing():
+                    tier.storage._flush_impl()
+        finally:
+            self._is_flushing = False
+
+    def _bring_all_down(self) -> None:
         self._descent.drain()
         for place, tier in enumerate(self._tiers[:-1]):
             if tier.dirty is None or (not tier.dirty.num_added):
@@ -415,7 +431,6 @@ class TieredStorage(Storage):
             tier.dirty.clear()
         for tier in self._tiers:
             tier.join_filter()
-            tier.storage._flush_impl()
 
     def _close_impl(self) -> None:
         failure: Exception | None = None

@@ -157,9 +157,11 @@ class WriteBack:
     def _goes_on(self) -> bool:
         """What has come meanwhile is written in its turn, after what others have submitted; by this
         thread, where no more is taken, as when all is drained."""
-        if not self._tier.holding.has_waiting or self._when_ended is not None:
+        if not self._tier.holding.has_waiting:
             self._end()
             return False
+        if self._when_ended is not None:
+            return True  # the stack was given up: what waits goes down before the tier is closed
         self._changed.notify_all()  # whoever waits for room
         assert self._background is not None
         try:
