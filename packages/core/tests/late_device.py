@@ -314,7 +314,7 @@ class LateKernels(KernelSet):
         )
         return out
 
-    def find_into(self, storage: Any, keys: Any, rows: Any, found: Any) -> None:
+    def _find_into_impl(self, storage: Any, keys: Any, rows: Any, found: Any) -> None:
         self._device.put(
             lambda: self._cpu.find_into(storage, _plain(keys), _plain(rows), _plain(found))
         )
@@ -330,3 +330,4 @@ class LateKernels(KernelSet):
 
     partition = pool = pool_backward = pool_weight_gradient = initialize = decode = encode = _refuse
     is_finite = finite_rows = update = pool_storage = update_storage = _refuse
+    _pool_storage_impl = _update_storage_impl = _upsert_storage_impl = _refuse
