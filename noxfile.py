@@ -174,6 +174,9 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def tests_tensorflow(session: nox.Session) -> None:
     """Runs the TensorFlow adapter's tests where there is no torch. Needs g++."""
+    # An environment that is kept may have them from when they were tested here.
+    beside = ("torch", "sparring-torch")
+    session.run("pip", "uninstall", "--yes", "--quiet", *beside, silent=True, success_codes=[0, 1])
     chosen = install_with_tensorflow(session, "backend-hkv", "framework-tf")
     run_pytest(session, *(chosen or ["packages/framework-tf"]))
     if not chosen:
