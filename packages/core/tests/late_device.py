@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import queue
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -83,14 +83,22 @@ class _Table(ctypes.Structure):
 
 
 class _LateStream:
+    """Its thread ends whenever it has nothing to do: a fork finds the pool of calls idle only where no
+    thread lives on that has enqueued something."""
+
     def __init__(self, seed: int, longest_seconds: float = _LONGEST_SECONDS) -> None:
         self._random = random.Random(seed)
         self._longest_seconds = longest_seconds
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        threading.Thread(target=self._work, daemon=True).start()
+        self._lock = threading.Lock()
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._is_working = False
 
     def put(self, job: Callable[[], None]) -> None:
-        self._jobs.put(job)
+        with self._lock:
+            self._jobs.append(job)
+            if not self._is_working:
+                self._is_working = True
+                threading.Thread(target=self._work, daemon=True).start()
 
     def drain(self) -> None:
         reached = threading.Event()
@@ -99,7 +107,11 @@ class _LateStream:
 
     def _work(self) -> None:
         while True:
-            job = self._jobs.get()
+            with self._lock:
+                if not self._jobs:
+                    self._is_working = False
+                    return
+                job = self._jobs.popleft()
             time.sleep(self._random.random() * self._longest_seconds)
             job()
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <mutex>
 #include <new>
@@ -91,7 +92,11 @@ class StreamWaits {
   bool enqueue_locked(Place place) noexcept {
     StreamWait& wait = *place->second.wait;
     try {
-      Pool::process().enqueue(wait);
+      if (is_own_thread_) {
+        enqueue_and_end(wait);
+      } else {
+        Pool::process().enqueue(wait);
+      }
     } catch (...) {
       return false;  // no memory, or no thread, at this moment
     }
@@ -99,10 +104,30 @@ class StreamWaits {
     return true;
   }
 
+  // oneTBB stays with each thread that has used it until the thread ends, and a fork finds the pool
+  // idle only where it stays with nobody. Our own threads never end, so another one uses it.
+  static void enqueue_and_end(StreamWait& wait) {
+    std::exception_ptr error;
+    std::thread([&] {
+      try {
+        Pool::process().enqueue(wait);
+      } catch (...) {
+        error = std::current_exception();
+      }
+    }).join();
+    if (error) std::rethrow_exception(error);
+  }
+
   void start_threads() {
     if (has_threads_) return;
-    std::thread([this] { keep_time(); }).detach();
-    std::thread([this] { ask(); }).detach();
+    std::thread([this] {
+      is_own_thread_ = true;
+      keep_time();
+    }).detach();
+    std::thread([this] {
+      is_own_thread_ = true;
+      ask();
+    }).detach();
     has_threads_ = true;
   }
 
@@ -159,6 +184,8 @@ class StreamWaits {
     new (&changed_) std::condition_variable;
     mutex_.unlock();
   }
+
+  inline static thread_local bool is_own_thread_ = false;
 
   std::mutex mutex_;
   std::condition_variable changed_;
