@@ -180,7 +180,8 @@ class MpiCollective(Collective):
 
     def transport_failure(self, peer: int, error: Exception, context: WorkContext) -> PeerFailure:
         if self._failure is None:
-            self._fail(Failure(peer, f"MPI reports {error}"))
+            # On one line: MPI's own text has a stack of several, and ours goes on behind it.
+            self._fail(Failure(peer, f"MPI reports {' '.join(str(error).split())}"))
         assert self._failure is not None
         return self._note(peer, self._failure, context)
 
