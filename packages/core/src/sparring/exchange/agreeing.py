@@ -126,7 +126,8 @@ def raise_first(
         where: begins the message of ranks that have none.
         what: follows there after the name of the rank.
         otherwise: raised in place of an error that is none of sparring's.
-        details: for the error on ranks that have none, beside those of the error itself and `rank`.
+        details: for the error on ranks that have none, beside those of the error itself and `rank`,
+            which is the rank that has it; of a `PeerFailure` it stays the rank that failed.
 
     Raises:
         BaseException: `error`.

@@ -5,9 +5,9 @@
                         ▼
                      what is on its way, tiers below ──► their rows, to the device
 
-    write   keys, to the host: what is dirty ──► what was staged is brought up ──► find ──► rows change
-            on the device ──► upsert into the first tier ──► rows that leave, to the host: on their
-            way down
+    update  keys, to the host: what is dirty ──► rows that exist below are brought up ──► the first tier's
+            own update, where they lie ──► rows that leave, to the host: on their way down
+    upsert  keys, to the host ──► the first tier's own upsert ──► rows that leave: on their way down
 
 Rows that the first tier has never leave the device. Each call waits for it: what has to come from
 below must be known on the host. `sparring.kernel_set.KernelSet` calls this.
@@ -134,7 +134,7 @@ class DeviceFronting:
     ) -> bool:
         """Whether all rows that exist are in the first tier now."""
         probed = kernels.find_storage(self._first, keys, 1)
-        is_found = np.asarray(kernels.arrays.to_host(probed.found)).astype(np.bool_)
+        is_found = _flags(kernels, probed.found)
         return bool(is_found.all()) or front.bring_up(on_host, on_host[~is_found])
 
     def _changed_copies(
@@ -172,7 +172,7 @@ class DeviceFronting:
         stack, arrays = self._stack, kernels.arrays
         table = stack.table
         stored = kernels.find_storage(stack._first.storage, keys, num_columns)
-        is_found = np.asarray(arrays.to_host(stored.found)).astype(np.bool_)
+        is_found = _flags(kernels, stored.found)
         missing = np.flatnonzero(~is_found)
         stack._first.meter.found(
             len(keys) - len(missing),
@@ -208,6 +208,10 @@ class DeviceFronting:
             return NumEvicted(0, None)
         rows = gone[1].view(self._stack.table.numpy_dtype)
         return NumEvicted(len(gone[0]), Evicted(gone[0], rows, gone[2]))
+
+
+def _flags(kernels: KernelSet, found: DeviceArray) -> npt.NDArray[np.bool_]:
+    return np.asarray(kernels.arrays.to_host(found)).astype(np.bool_)
 
 
 def _on_host(kernels: KernelSet, keys: DeviceArray) -> Keys:
