@@ -29,9 +29,11 @@ def short_differences(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def first_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One failure is enough: nobody reads the smallest."""
-    phases = [hypothesis.Phase.generate]
-    monkeypatch.setattr(machine, "_SETTINGS", hypothesis.settings(machine._SETTINGS, phases=phases))
+    """One failure is enough, for nobody reads the smallest; and no bug is missed by chance."""
+    settings = hypothesis.settings(
+        machine._SETTINGS, phases=[hypothesis.Phase.generate], max_examples=400
+    )
+    monkeypatch.setattr(machine, "_SETTINGS", settings)
 
 
 def suite_of(storage: type[MemoryStorage]) -> type[StorageTests]:

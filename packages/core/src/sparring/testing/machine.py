@@ -24,8 +24,8 @@ from sparring.testing.samples import EXTREME_KEYS, MakeStorage, contents, row_by
 __all__ = ["StateMachineTests", "StorageMachine"]
 
 _SETTINGS = hypothesis.settings(
-    max_examples=30,
-    stateful_step_count=25,
+    max_examples=40,
+    stateful_step_count=40,
     deadline=None,
     print_blob=True,
     suppress_health_check=list(hypothesis.HealthCheck),
