@@ -211,6 +211,7 @@ class Saves:
         rank = container.collective.rank
         error: Exception | None = None
         try:
+            container.loads.check()
             for entry in container.entries():
                 container.seek_rows(entry)
                 entry.check_whole()
