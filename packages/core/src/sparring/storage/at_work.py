@@ -5,18 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
+from sparring.forking import Forkable
 from sparring.storage.contract import Storage
 
 __all__ = ["StoragesAtWork"]
 
 
-class StoragesAtWork:
+class StoragesAtWork(Forkable):
     """Knows in which storages a flush or a load goes on beside the thread that drives steps.
 
     Any thread may call any method. One piece of work goes on at a time.
     """
 
     def __init__(self) -> None:
+        super().__init__()
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
         self._lock = threading.Lock()  # guards what follows
         self._working: list[Storage] = []
         self._closing: list[Storage] = []
