@@ -23,6 +23,7 @@ from sparring.errors import (
 from sparring.events import BackgroundError, EventLoop
 from sparring.metrics_writer.reading import read_metrics
 from sparring.saving.requests import State
+from sparring.step import StorageChoice
 from sparring.storage.contract import Keys, Rows, Scores
 from sparring.storage.memory import MemoryStorage
 from sparring.table import TableConfig
@@ -230,6 +231,18 @@ def test_a_failure_is_told_once_with_its_cause_and_half_of_the_rows_are_never_us
         actors.failure = None
         container.load(saved[0])
         assert mean(container) == 3.0
+
+
+@pytest.mark.parametrize("num_rows", [0, 5])
+def test_another_optimizer_does_not_make_a_part_of_the_rows_all_of_them(num_rows: int) -> None:
+    with StepContainer() as container:
+        container.declare(table("films"), StorageChoice("memory"))
+        storage = container.storage("films")
+        storage.begin_load("elsewhere")
+        storage.upsert(KEYS[:num_rows], np.ones((num_rows, 3), np.float32))
+        container.set_state("films", np.zeros(2, np.float32), "adam")
+        with pytest.raises(InterruptedLoadError, match="a load of elsewhere was cut short"):
+            container.lookup("films", KEYS)
 
 
 def test_who_asks_the_task_is_told_by_it_alone(

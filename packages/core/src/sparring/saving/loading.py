@@ -86,6 +86,8 @@ class Load:
         self._is_whole = is_whole
         self._is_base = is_base
         self._reason: BaseException | None = None
+        for entry in chosen:
+            entry.view.begin_load()
         self._rounds = Rounds(container.collective, self._what)
 
     def run(self) -> Loaded:
@@ -98,7 +100,7 @@ class Load:
         try:
             return self._run()
         finally:
-            self._container.at_work.end()
+            self._end()
 
     def stop(self, reason: BaseException) -> None:
         """Ends it between two chunks of rows; from another thread.
@@ -111,6 +113,12 @@ class Load:
     def give_up(self, reason: BaseException) -> None:
         """In place of `run`: other ranks are told. No row was changed on this one."""
         self._rounds.leave(reason)
+        self._end()
+
+    def _end(self) -> None:
+        for entry in self._chosen:
+            entry.end_load()
+        self._container.at_work.end()
 
     @property
     def _what(self) -> str:
