@@ -8,14 +8,23 @@
 #include <memory>
 
 #include "abi/storage_handle.h"
+#include "bindings/arrays.h"
 #include "bindings/export.h"
 #include "bindings/gil.h"
+#include "execution/pool.h"
+#include "kernels/blocked_bloom.h"
 #include "sparring/python_errors.h"
+#include "tiers/find_below.h"
 
 namespace py = pybind11;
 using sparring::abi::EvictedRows;
 using sparring::abi::StorageError;
 using sparring::abi::StorageHandle;
+using sparring::bindings::kAny;
+using sparring::bindings::output;
+using sparring::execution::process_executor;
+using sparring::kernels::BlockedBloom;
+namespace tiers = sparring::tiers;
 
 namespace {
 
@@ -73,6 +82,38 @@ class PyStorageHandle {
     if (found.size() != keys.size()) throw py::value_error("found has another length than keys");
     sparring::bindings::GilRelease release;
     handle_.find(arguments);
+  }
+
+  // Asks a lower tier of a stack for the keys at `missing`, of which it puts those that are
+  // missing still first. staged_keys: as many as are missing; staged_rows: whole rows for as
+  // many, or None. Gives (keys found, keys that the filters ruled out, seconds).
+  py::tuple find_below(const std::vector<const BlockedBloom*>& filters, const Keys& keys,
+                       py::array& missing, std::pair<uint64_t, uint64_t> columns, py::array& rows,
+                       py::array_t<bool>& found, py::array& staged_keys,
+                       std::optional<py::array> staged_rows) const {
+    check_shapes(keys.size(), rows, columns.second - columns.first);
+    if (found.size() != keys.size()) throw py::value_error("found has another length than keys");
+    if (filters.empty()) throw py::value_error("there is no filter to ask");
+    const tiers::Asked asked{keys.data(),
+                             {columns.first, columns.second},
+                             static_cast<char*>(rows.mutable_data()),
+                             stride_of(rows),
+                             reinterpret_cast<uint8_t*>(found.mutable_data())};
+    auto* const places = output<int64_t>(missing, "missing", {kAny});
+    const int64_t num_missing = missing.shape(0);
+    tiers::Staged staged{output<int64_t>(staged_keys, "staged_keys", {num_missing}), nullptr};
+    if (staged_rows) {
+      check_shapes(num_missing, *staged_rows, row_bytes_);
+      if (stride_of(*staged_rows) != row_bytes_) throw py::value_error("staged_rows has gaps");
+      staged.rows = static_cast<char*>(staged_rows->mutable_data());
+    }
+    tiers::Below below;
+    {
+      sparring::bindings::GilRelease release;
+      below = tiers::find_below(process_executor(), handle_, filters, asked, places, num_missing,
+                                staged);
+    }
+    return py::make_tuple(below.num_found, below.num_skipped, below.seconds);
   }
 
   py::object upsert(const Keys& keys, const py::array& rows,
@@ -182,6 +223,7 @@ class PyStorageHandle {
   }
   bool offers_touch() const { return handle_.offers_touch(); }
   bool offers_evict() const { return handle_.offers_evict(); }
+  bool offers_visit() const { return handle_.offers_visit(); }
   py::capsule capsule() const { return capsule_; }
 
  private:
@@ -228,6 +270,10 @@ void bind_storage(py::module_& module) {
       .def(py::init<py::capsule>(), py::arg("capsule"))
       .def("find", &PyStorageHandle::find, py::arg("keys").noconvert(), py::arg("begin"),
            py::arg("end"), py::arg("rows").noconvert(), py::arg("found").noconvert())
+      .def("find_below", &PyStorageHandle::find_below, py::arg("filters"),
+           py::arg("keys").noconvert(), py::arg("missing").noconvert(), py::arg("columns"),
+           py::arg("rows").noconvert(), py::arg("found").noconvert(),
+           py::arg("staged_keys").noconvert(), py::arg("staged_rows").noconvert())
       .def("upsert", &PyStorageHandle::upsert, py::arg("keys").noconvert(),
            py::arg("rows").noconvert(), py::arg("scores").noconvert() = py::none())
       .def("erase", &PyStorageHandle::erase, py::arg("keys").noconvert())
@@ -244,5 +290,6 @@ void bind_storage(py::module_& module) {
       .def_property_readonly("calls_python", &PyStorageHandle::calls_python)
       .def_property_readonly("offers_touch", &PyStorageHandle::offers_touch)
       .def_property_readonly("offers_evict", &PyStorageHandle::offers_evict)
+      .def_property_readonly("offers_visit", &PyStorageHandle::offers_visit)
       .def_property_readonly("capsule", &PyStorageHandle::capsule);
 }

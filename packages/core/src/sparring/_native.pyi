@@ -145,6 +145,17 @@ class StorageHandle:
     def find(
         self, keys: Indices, begin: int, end: int, rows: Values, found: npt.NDArray[np.bool_]
     ) -> None: ...
+    def find_below(
+        self,
+        filters: list[BlockedBloom],
+        keys: Indices,
+        missing: Indices,
+        columns: tuple[int, int],
+        rows: Values,
+        found: npt.NDArray[np.bool_],
+        staged_keys: Indices,
+        staged_rows: Values | None,
+    ) -> tuple[int, int, float]: ...
     def upsert(
         self, keys: Indices, rows: Values, scores: npt.NDArray[np.uint64] | None = None
     ) -> Any: ...
@@ -164,6 +175,8 @@ class StorageHandle:
     def offers_touch(self) -> bool: ...
     @property
     def offers_evict(self) -> bool: ...
+    @property
+    def offers_visit(self) -> bool: ...
     @property
     def capsule(self) -> Any: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +11,11 @@ import numpy.typing as npt
 from sparring import _native
 from sparring.bloom import GrowingBloomFilter
 from sparring.storage.contract import Columns, Evicted, Keys, Rows, Scores, Storage
+from sparring.storage.native import NativeStorage
 from sparring.storage.tiered.counters import TierMeter
 from sparring.storage.tiered.holding import Held, HoldingBuffer
 
-__all__ = ["PROBE", "Tier"]
+__all__ = ["PROBE", "Below", "Tier"]
 
 PROBE = Columns(0, 1)
 """The least that can be read of a row, for who only asks whether there is one."""
@@ -24,6 +26,18 @@ _MOST_FILTER_PARTS = 2
 _LEAST_ERASED = 1_024
 _MOST_ERASED_SHARE = 0.25
 _MOST_DIRTY_SHARE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """What a find came to in a lower tier."""
+
+    keys: Keys
+    """Those that the tier has."""
+    rows: Rows | None
+    """Their whole rows, where these were wanted."""
+    missing: Keys
+    """The places of those that are still missing, in no order."""
 
 
 class Tier:
@@ -91,36 +105,99 @@ class Tier:
         )
 
     def find_missing(
-        self, keys: Keys, missing: Keys, columns: Columns, span: Columns, *, is_counted: bool = True
-    ) -> _Found:
-        """Looks for keys that no tier above has.
+        self,
+        keys: Keys,
+        missing: Keys,
+        columns: Columns,
+        rows: Rows,
+        found: npt.NDArray[np.bool_],
+        room: Rows | None,
+        *,
+        is_counted: bool = True,
+    ) -> Below:
+        """Looks for keys that no tier above has, and fills in `rows` and `found` for them.
 
         Args:
             keys: those asked for, ``(n,)``.
-            missing: the places of those not found yet.
+            missing: the places of those not found yet; may be changed.
             columns: the part of each row that is wanted.
-            span: the part that is read.
+            rows: ``(n, width of columns)``.
+            found: ``(n,)``.
+            room: where whole rows are kept besides, ``(at least len(missing), width)``.
             is_counted: it tells of training; otherwise no counter changes.
-
-        Returns:
-            The places that are in the storage, with what was read of them.
         """
+        handle = None
+        if isinstance(self.storage, NativeStorage):
+            handle = self.storage.handle_in_memory
+        if handle is None:
+            return self._find_missing(keys, missing, columns, rows, found, room, is_counted)
+        assert self.keys_filter is not None
+        below_keys = np.empty(len(missing), np.int64)
+        size = rows.itemsize
+        num_found, num_skipped, seconds = handle.find_below(
+            self.keys_filter.native_parts,
+            keys,
+            missing,
+            (columns.begin * size, columns.end * size),
+            rows,
+            found,
+            below_keys,
+            None if room is None else room[: len(missing)],
+        )
+        num_missing = len(missing) - num_found
+        if is_counted:
+            misses = num_missing - num_skipped
+            width = (columns.end - columns.begin) if room is None else room.shape[1]
+            self.meter.found(
+                num_found, misses, read_bytes=num_found * width * size, seconds=seconds
+            )
+            self.meter.filtered(num_skipped, misses)
+        return Below(
+            below_keys[:num_found],
+            None if room is None else room[:num_found],
+            missing[:num_missing],
+        )
+
+    def _find_missing(
+        self,
+        keys: Keys,
+        missing: Keys,
+        columns: Columns,
+        rows: Rows,
+        found: npt.NDArray[np.bool_],
+        room: Rows | None,
+        is_counted: bool,
+    ) -> Below:
+        """The same for any storage, in steps of NumPy."""
         assert self.keys_filter is not None
         may_have = self.keys_filter.contains(keys[missing])
         asked = missing[may_have]
         table = self.storage.table
-        part = np.empty((len(asked), span.end - span.begin), table.numpy_dtype)
-        found = np.empty(len(asked), np.bool_)
+        span = columns if room is None else Columns(0, table.width)
+        part = (
+            np.empty((len(asked), span.end - span.begin), table.numpy_dtype)
+            if room is None
+            else room[: len(asked)]
+        )
+        is_there = np.empty(len(asked), np.bool_)
         asked_keys = keys[asked]
         if len(asked):
             find = self.find if is_counted else self.storage._find_impl
-            find(asked_keys, span, part, found)
-        hits = int(np.count_nonzero(found))
+            find(asked_keys, span, part, is_there)
+        hits = int(np.count_nonzero(is_there))
         if is_counted:
             self.meter.filtered(len(missing) - len(asked), len(asked) - hits)
-        if hits == len(asked):
-            return _Found(asked, asked_keys, part)
-        return _Found(asked[found], asked_keys[found], part[found])
+        places = asked
+        if hits < len(asked):
+            places, asked_keys, part = asked[is_there], asked_keys[is_there], part[is_there]
+        if columns == span and rows.flags.c_contiguous:
+            _native.place_rows(part, places, rows)
+        else:
+            begin = columns.begin - span.begin
+            rows[places] = part[:, begin : begin + columns.end - columns.begin]
+        found[places] = True
+        still_missing = missing[:0] if hits == len(missing) else missing[~found[missing]]
+        return Below(asked_keys, None if room is None else part, still_missing)
 
     def has(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Which keys have a row in the storage. Counts nothing but what the filter spares."""
@@ -230,22 +307,3 @@ class Tier:
         for chunk in self.storage.scan(columns=PROBE):
             staying.add(chunk.keys[self.dirty.contains(chunk.keys)])
         self.dirty = staying
-
-
-class _Found:
-    """Places among the keys asked for, their keys, and what was read of their rows."""
-
-    __slots__ = ("keys", "places", "rows")
-
-    def __init__(self, places: Keys, keys: Keys, rows: Rows) -> None:
-        self.places = places
-        self.keys = keys
-        self.rows = rows
-
-    def place_into(self, rows: Rows, columns: Columns, span: Columns) -> None:
-        """Puts the wanted columns where they belong."""
-        if columns == span and rows.flags.c_contiguous:
-            _native.place_rows(self.rows, self.places, rows)
-        else:
-            begin = columns.begin - span.begin
-            rows[self.places] = self.rows[:, begin : begin + columns.end - columns.begin]
