@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from importlib import metadata
 from itertools import count
 from typing import Any
@@ -401,7 +402,9 @@ def _derive(bits: int, handle: Any) -> Capabilities:
     )
 
 
+@cache
 def _version(distribution: str = "sparring") -> str:
+    """Reads files: too slow for each update of a storage that is exported."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
