@@ -213,6 +213,15 @@ class PieceFinder {
 
 }  // namespace
 
+int64_t places_missing(const uint8_t* found, int64_t count, int64_t* missing) {
+  int64_t num_missing = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    missing[num_missing] = i;
+    num_missing += found[i] == 0;
+  }
+  return num_missing;
+}
+
 Below find_below(const SparringExecutor* executor, const abi::StorageHandle& tier,
                  const Filters& filters, const Asked& asked, int64_t* missing,
                  int64_t num_missing, const Staged& staged) {

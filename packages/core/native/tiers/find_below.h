@@ -43,6 +43,14 @@ struct Below {
   double seconds = 0;       // of this call's time, the part that the tier took
 };
 
+// The places of keys that are not found.
+//
+// found    // (count)
+// missing  // out (count) int64, ascending
+//
+// Returns how many they are.
+int64_t places_missing(const uint8_t* found, int64_t count, int64_t* missing);
+
 // Asks a lower tier for keys that none above has.
 //
 // filters  at least one; a key that none of them contains has no row there

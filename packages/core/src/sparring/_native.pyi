@@ -145,6 +145,16 @@ class StorageHandle:
     def find(
         self, keys: Indices, begin: int, end: int, rows: Values, found: npt.NDArray[np.bool_]
     ) -> None: ...
+    def find_first(
+        self,
+        keys: Indices,
+        columns: tuple[int, int],
+        rows: Values,
+        found: npt.NDArray[np.bool_],
+        below: StorageHandle,
+        filters: list[BlockedBloom],
+        staged_rows: Values | None,
+    ) -> tuple[int, float, tuple[Indices, Indices, int, float]]: ...
     def find_below(
         self,
         filters: list[BlockedBloom],
@@ -153,9 +163,8 @@ class StorageHandle:
         columns: tuple[int, int],
         rows: Values,
         found: npt.NDArray[np.bool_],
-        staged_keys: Indices,
         staged_rows: Values | None,
-    ) -> tuple[int, int, float]: ...
+    ) -> tuple[Indices, Indices, int, float]: ...
     def upsert(
         self, keys: Indices, rows: Values, scores: npt.NDArray[np.uint64] | None = None
     ) -> Any: ...

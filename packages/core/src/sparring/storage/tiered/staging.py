@@ -113,9 +113,11 @@ class Staging:
             rows: ``(n, width)``: the first rows of what `lend` gave, or an array of its own.
             origin: the place of the tier.
         """
-        if not len(keys):
-            return
         with self._lock:
+            if not len(keys):
+                if rows is not None:
+                    self._keep(rows)
+                return
             self._known.append(keys)
             if rows is None:
                 return

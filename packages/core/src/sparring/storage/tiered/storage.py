@@ -182,9 +182,20 @@ class TieredStorage(Storage):
         self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
     ) -> None:
         with self._lock.reading():
+            below = self._first.find_through(
+                self._tiers[1], keys, columns, rows, found, self._room_for
+            )
+            if below is not None:
+                self._staging.add(below.keys, below.rows, 1)
+                if len(below.missing) and len(self._tiers) > 2:
+                    self._find_below(keys, columns, rows, found, first_place=2)
+                return
             self._first.find(keys, columns, rows, found)
             if not found.all():
                 self._find_below(keys, columns, rows, found)
+
+    def _room_for(self, num_rows: int) -> Rows | None:
+        return self._staging.lend(num_rows) if self._staging.wants_rows else None
 
     def _copy_impl(
         self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
@@ -212,18 +223,18 @@ class TieredStorage(Storage):
         rows: Rows,
         found: npt.NDArray[np.bool_],
         *,
+        first_place: int = 1,
         is_staged: bool = True,
     ) -> None:
-        """Fills in what the first tier does not have; the lock is held."""
-        wants_rows = is_staged and self._staging.wants_rows
+        """Fills in what the tiers above `first_place` do not have; the lock is held."""
         missing = np.flatnonzero(~found)
-        for place, tier in enumerate(self._tiers[1:], 1):
+        for place, tier in enumerate(self._tiers[first_place:], first_place):
             if num_held := tier.holding.find(keys, columns, rows, found):
                 tier.meter.found(num_held, 0, read_bytes=0, seconds=0.0)
                 missing = np.flatnonzero(~found)
             if not len(missing):
                 return
-            room = self._staging.lend(len(missing)) if wants_rows else None
+            room = self._room_for(len(missing)) if is_staged else None
             below = tier.find_missing(keys, missing, columns, rows, found, room)
             if is_staged:
                 self._staging.add(below.keys, below.rows, place)

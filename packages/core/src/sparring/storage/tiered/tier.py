@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -119,44 +121,93 @@ class Tier:
 
         Args:
             keys: those asked for, ``(n,)``.
-            missing: the places of those not found yet; may be changed.
+            missing: the places of those not found yet.
             columns: the part of each row that is wanted.
             rows: ``(n, width of columns)``.
             found: ``(n,)``.
             room: where whole rows are kept besides, ``(at least len(missing), width)``.
             is_counted: it tells of training; otherwise no counter changes.
         """
-        handle = None
-        if isinstance(self.storage, NativeStorage):
-            handle = self.storage.handle_in_memory
+        handle = self._handle
         if handle is None:
             return self._find_missing(keys, missing, columns, rows, found, room, is_counted)
         assert self.keys_filter is not None
-        below_keys = np.empty(len(missing), np.int64)
         size = rows.itemsize
-        num_found, num_skipped, seconds = handle.find_below(
+        met = handle.find_below(
             self.keys_filter.native_parts,
             keys,
             missing,
             (columns.begin * size, columns.end * size),
             rows,
             found,
-            below_keys,
-            None if room is None else room[: len(missing)],
+            room,
         )
-        num_missing = len(missing) - num_found
-        if is_counted:
-            misses = num_missing - num_skipped
+        return self._below(met, columns, size, room, is_counted)
+
+    def find_through(
+        self,
+        second: Tier,
+        keys: Keys,
+        columns: Columns,
+        rows: Rows,
+        found: npt.NDArray[np.bool_],
+        lend: Callable[[int], Rows | None],
+    ) -> Below | None:
+        """As `find` of the first tier and `find_missing` of the second in one call, where the rows
+        of both lie in memory and none are on their way between them.
+
+        Args:
+            second: the tier below this one.
+            keys, columns, rows, found: as `find`.
+            lend: gives room for as many whole rows, or None.
+
+        Returns:
+            What the second had; None where the tiers are not such, and nothing has been done.
+        """
+        handle, below = self._handle, second._handle
+        if handle is None or below is None or second.holding:
+            return None
+        assert second.keys_filter is not None
+        size = rows.itemsize
+        room = lend(len(keys))
+        num_found, seconds, met = handle.find_first(
+            keys,
+            (columns.begin * size, columns.end * size),
+            rows,
+            found,
+            below,
+            second.keys_filter.native_parts,
+            room,
+        )
+        read_bytes = num_found * (columns.end - columns.begin) * size
+        self.meter.found(num_found, len(keys) - num_found, read_bytes=read_bytes, seconds=seconds)
+        return second._below(met, columns, size, room, True)
+
+    @property
+    def _handle(self) -> Any | None:
+        """Of a storage whose rows lie in memory."""
+        if not isinstance(self.storage, NativeStorage):
+            return None
+        return self.storage.handle_in_memory
+
+    def _below(
+        self,
+        met: tuple[Keys, Keys, int, float],
+        columns: Columns,
+        itemsize: int,
+        room: Rows | None,
+        is_counted: bool,
+    ) -> Below:
+        """What native code met in this tier, which is counted."""
+        keys, missing, num_skipped, seconds = met
+        if is_counted and len(keys) + len(missing):
             width = (columns.end - columns.begin) if room is None else room.shape[1]
+            misses = len(missing) - num_skipped
             self.meter.found(
-                num_found, misses, read_bytes=num_found * width * size, seconds=seconds
+                len(keys), misses, read_bytes=len(keys) * width * itemsize, seconds=seconds
             )
             self.meter.filtered(num_skipped, misses)
-        return Below(
-            below_keys[:num_found],
-            None if room is None else room[:num_found],
-            missing[:num_missing],
-        )
+        return Below(keys, None if room is None else room[: len(keys)], missing)
 
     def _find_missing(
         self,
