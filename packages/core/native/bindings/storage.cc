@@ -4,18 +4,29 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <memory>
 
 #include "abi/storage_handle.h"
+#include "bindings/arrays.h"
 #include "bindings/export.h"
 #include "bindings/gil.h"
+#include "execution/pool.h"
+#include "kernels/blocked_bloom.h"
 #include "sparring/python_errors.h"
+#include "tiers/find_below.h"
 
 namespace py = pybind11;
 using sparring::abi::EvictedRows;
 using sparring::abi::StorageError;
 using sparring::abi::StorageHandle;
+using sparring::bindings::kAny;
+using sparring::bindings::input;
+using sparring::execution::process_executor;
+using sparring::kernels::BlockedBloom;
+namespace tiers = sparring::tiers;
 
 namespace {
 
@@ -73,6 +84,49 @@ class PyStorageHandle {
     if (found.size() != keys.size()) throw py::value_error("found has another length than keys");
     sparring::bindings::GilRelease release;
     handle_.find(arguments);
+  }
+
+  // Finds in the first tier of a stack, and what it lacks in the one below. staged_rows: room for
+  // whole rows of as many keys, or None. Gives (keys found here, seconds, what `find_below` gives).
+  py::tuple find_first(const Keys& keys, std::pair<uint64_t, uint64_t> columns, py::array& rows,
+                       py::array_t<bool>& found, const PyStorageHandle& below,
+                       const std::vector<const BlockedBloom*>& filters,
+                       std::optional<py::array> staged_rows) const {
+    const tiers::Asked asked = asked_for(keys, columns, rows, found);
+    const auto count = static_cast<int64_t>(keys.size());
+    SparringFind arguments{};
+    arguments.count = count;
+    arguments.keys = asked.keys;
+    arguments.columns = asked.columns;
+    arguments.rows = asked.rows;
+    arguments.row_stride = asked.row_stride;
+    arguments.found = asked.found;
+    auto missing = std::make_unique_for_overwrite<int64_t[]>(static_cast<size_t>(count));
+    int64_t num_missing = 0;
+    std::chrono::duration<double> time{};
+    {
+      sparring::bindings::GilRelease release;
+      const auto start = std::chrono::steady_clock::now();
+      handle_.find(arguments);
+      time = std::chrono::steady_clock::now() - start;
+      num_missing = tiers::places_missing(asked.found, count, missing.get());
+    }
+    return py::make_tuple(count - num_missing, time.count(),
+                          below.met(filters, asked, missing.get(), num_missing, staged_rows));
+  }
+
+  // Finds what no tier above has, the keys at `missing`; gives (keys found, (m) places of those
+  // still missing, in no order, how many the filters ruled out, seconds).
+  py::tuple find_below(const std::vector<const BlockedBloom*>& filters, const Keys& keys,
+                       const py::array& missing, std::pair<uint64_t, uint64_t> columns,
+                       py::array& rows, py::array_t<bool>& found,
+                       std::optional<py::array> staged_rows) const {
+    const tiers::Asked asked = asked_for(keys, columns, rows, found);
+    const auto* const places = input<int64_t>(missing, "missing", {kAny});
+    const auto num_missing = static_cast<int64_t>(missing.shape(0));
+    auto copied = std::make_unique_for_overwrite<int64_t[]>(static_cast<size_t>(num_missing));
+    std::copy_n(places, num_missing, copied.get());
+    return met(filters, asked, copied.get(), num_missing, staged_rows);
   }
 
   py::object upsert(const Keys& keys, const py::array& rows,
@@ -182,6 +236,7 @@ class PyStorageHandle {
   }
   bool offers_touch() const { return handle_.offers_touch(); }
   bool offers_evict() const { return handle_.offers_evict(); }
+  bool offers_visit() const { return handle_.offers_visit(); }
   py::capsule capsule() const { return capsule_; }
 
  private:
@@ -200,6 +255,41 @@ class PyStorageHandle {
         (rows.shape(1) > 1 && rows.strides(1) != rows.itemsize()) || stride_of(rows) < bytes) {
       throw py::value_error("rows must be (keys, columns) with contiguous rows");
     }
+  }
+
+  static tiers::Asked asked_for(const Keys& keys, std::pair<uint64_t, uint64_t> columns,
+                                py::array& rows, py::array_t<bool>& found) {
+    check_shapes(keys.size(), rows, columns.second - columns.first);
+    if (found.size() != keys.size()) throw py::value_error("found has another length than keys");
+    return {keys.data(),
+            {columns.first, columns.second},
+            static_cast<char*>(rows.mutable_data()),
+            stride_of(rows),
+            reinterpret_cast<uint8_t*>(found.mutable_data())};
+  }
+
+  py::tuple met(const std::vector<const BlockedBloom*>& filters, const tiers::Asked& asked,
+                int64_t* missing, int64_t num_missing,
+                std::optional<py::array>& staged_rows) const {
+    if (filters.empty()) throw py::value_error("there is no filter to ask");
+    auto keys = std::make_unique_for_overwrite<int64_t[]>(static_cast<size_t>(num_missing));
+    tiers::Staged staged{keys.get(), nullptr};
+    if (staged_rows) {
+      check_shapes(staged_rows->shape(0), *staged_rows, row_bytes_);
+      if (staged_rows->shape(0) < num_missing || stride_of(*staged_rows) != row_bytes_) {
+        throw py::value_error("staged_rows must have room for all missing rows, without gaps");
+      }
+      staged.rows = static_cast<char*>(staged_rows->mutable_data());
+    }
+    tiers::Below below;
+    {
+      sparring::bindings::GilRelease release;
+      below = tiers::find_below(process_executor(), handle_, filters, asked, missing, num_missing,
+                                staged);
+    }
+    return py::make_tuple(py::array_t<int64_t>(below.num_found, keys.get()),
+                          py::array_t<int64_t>(num_missing - below.num_found, missing),
+                          below.num_skipped, below.seconds);
   }
 
   py::capsule capsule_;
@@ -228,6 +318,13 @@ void bind_storage(py::module_& module) {
       .def(py::init<py::capsule>(), py::arg("capsule"))
       .def("find", &PyStorageHandle::find, py::arg("keys").noconvert(), py::arg("begin"),
            py::arg("end"), py::arg("rows").noconvert(), py::arg("found").noconvert())
+      .def("find_first", &PyStorageHandle::find_first, py::arg("keys").noconvert(),
+           py::arg("columns"), py::arg("rows").noconvert(), py::arg("found").noconvert(),
+           py::arg("below"), py::arg("filters"), py::arg("staged_rows").noconvert())
+      .def("find_below", &PyStorageHandle::find_below, py::arg("filters"),
+           py::arg("keys").noconvert(), py::arg("missing").noconvert(), py::arg("columns"),
+           py::arg("rows").noconvert(), py::arg("found").noconvert(),
+           py::arg("staged_rows").noconvert())
       .def("upsert", &PyStorageHandle::upsert, py::arg("keys").noconvert(),
            py::arg("rows").noconvert(), py::arg("scores").noconvert() = py::none())
       .def("erase", &PyStorageHandle::erase, py::arg("keys").noconvert())
@@ -244,5 +341,6 @@ void bind_storage(py::module_& module) {
       .def_property_readonly("calls_python", &PyStorageHandle::calls_python)
       .def_property_readonly("offers_touch", &PyStorageHandle::offers_touch)
       .def_property_readonly("offers_evict", &PyStorageHandle::offers_evict)
+      .def_property_readonly("offers_visit", &PyStorageHandle::offers_visit)
       .def_property_readonly("capsule", &PyStorageHandle::capsule);
 }
