@@ -180,7 +180,8 @@ def tests_tensorflow(session: nox.Session) -> None:
     chosen = install_with_tensorflow(session, "backend-hkv", "framework-tf")
     run_pytest(session, *(chosen or ["packages/framework-tf"]))
     if not chosen:
-        session.run("pytest", "tests/test_documents.py", "-k", "keras or framework-tf")
+        of_all = ("tests/test_documents.py", "tests/test_configs_start.py")
+        session.run("pytest", *of_all, "-k", "keras or framework-tf or movielens-tf")
 
 
 @nox.session

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -135,10 +136,10 @@ def test_time_of_writes_beside_is_counted_too() -> None:
 # -- first tiers whose rows native code reads and changes where they lie -------
 
 
-def native(table: TableConfig, below: str) -> TieredStorage:
+def native(table: TableConfig, *below: Any, **options: Any) -> TieredStorage:
     pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
     above = {"backend": "hkv", "options": {"capacity": 480, "policy": "lru"}}
-    stack = open_storage("tiered", table, tiers=[above, below])
+    stack = open_storage("tiered", table, tiers=[above, *below], **options)
     assert isinstance(stack, TieredStorage)
     assert stack.front() is not None, "the first tier changes rows where they lie"
     return stack
@@ -205,3 +206,38 @@ def test_bytes_and_time_of_rows_that_are_read_in_place_are_counted(
         assert (first.hits, first.misses, last.hits) == (200, 0, 0)
         assert first.read_bytes == 200 * table.dim * 4, "of the embeddings, not of the state"
         assert 0 < first.read_seconds <= elapsed * 64
+
+
+LARGER = {"backend": "hkv", "options": {"capacity": 960, "policy": "lru"}}
+
+
+@pytest.mark.parametrize("promote", ["always", "never"])
+@pytest.mark.parametrize("last", ["hkv", "memory", "rocksdb"])
+def test_what_native_code_reads_below_is_counted_where_it_was_found(
+    tmp_path: Path, last: str, promote: str
+) -> None:
+    if last == "rocksdb":
+        pytest.importorskip("sparring_rocksdb", reason="sparring-rocksdb is not installed")
+    below = {"backend": last, "options": {"path": str(tmp_path)} if last == "rocksdb" else {}}
+    keys = np.arange(3_000)
+    with native(TABLE, LARGER, below, promote=promote) as stack:
+        stack.upsert(keys, np.ones((3_000, 3), np.float32))
+        stack.flush()
+        counters = stack.tier_counters()
+        assert [each.hits + each.read_bytes for each in counters] == [0, 0, 0]
+        assert all(each.write_seconds > 0 for each in counters)
+        is_in = [tier.find(keys).found for tier in stack.tiers]
+        expected = [is_in[0].sum(), (is_in[1] & ~is_in[0]).sum(), (~is_in[0] & ~is_in[1]).sum()]
+        assert all(expected), "each tier has rows of its own"
+        start = time.perf_counter()
+        assert stack.find(np.concatenate([keys, UNSEEN + 5_000]), PART).found.sum() == 3_000
+        elapsed = time.perf_counter() - start
+        assert [each.hits for each in counters] == expected
+        row_bytes = TABLE.row_bytes if promote == "always" else PART_BYTES
+        of_rows = [PART_BYTES, row_bytes, row_bytes]
+        assert [each.read_bytes for each in counters] == [
+            count * size for count, size in zip(expected, of_rows, strict=True)
+        ]
+        assert counters[2].misses <= 5
+        assert all(each.read_seconds > 0 for each in counters)
+        assert sum(each.read_seconds for each in counters) <= elapsed

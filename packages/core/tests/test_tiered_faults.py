@@ -276,6 +276,25 @@ class StackMachine(RuleBasedStateMachine):
         if self.last.breakage not in UNREADABLE and not self.doubtful:
             assert self._contents(self.stack, chunk_rows) == self.model
 
+    @rule(start=COUNT, count=COUNT, is_update=st.booleans())
+    def change_rows_amid_a_scan(self, start: int, count: int, is_update: bool) -> None:
+        if self.last.breakage is not None or self.doubtful:
+            return
+        before = dict(self.model)
+        may_be_old = {key for chunk in self.stack.tiers[0].scan() for key in chunk.keys.tolist()}
+        chunks = self.stack.scan(3 * self.scale)
+        first = next(chunks)
+        may_be_old.update(first.keys.tolist())
+        (self.update if is_update else self.upsert)(start, count)
+        given: set[int] = set()
+        for chunk in (first, *chunks):
+            for key, version in zip(chunk.keys.tolist(), chunk.rows[:, 0].tolist(), strict=True):
+                assert key not in given, f"key {key} was given twice"
+                given.add(key)
+                allowed = {self.model[key]} | ({before.get(key)} if key in may_be_old else set())
+                assert version in allowed, f"an old row of key {key}"
+        assert given >= set(before), f"{set(before) - given} are missing"
+
     @rule(count=st.integers(1, 4))
     def touch(self, count: int) -> None:
         if self.stack.capabilities.touch:

@@ -1,0 +1,153 @@
+"""Every file in ``configs/`` trains as it stands, with a little data where it looks for them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.cli import main
+from sparring.config import load_config
+from sparring.testing.devices import why_unavailable
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+STEPS = 6
+
+PACKAGES = {
+    "hkv": "sparring_hkv",
+    "redis": "sparring_redis",
+    "rocksdb": "sparring_rocksdb",
+    "torch": "sparring_torch",
+    "tensorflow": "sparring_tf",
+}
+EVERYWHERE = ("memory", "tiered")
+
+Train = Callable[[Path], dict[str, Any]]
+
+
+@pytest.fixture
+def services() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
+
+
+@pytest.fixture
+def train(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    services: ExitStack,
+    capsys: pytest.CaptureFixture[str],
+) -> Train:
+    """Runs ``sparring train`` in a folder of its own; what it says at its end."""
+
+    def run(path: Path) -> dict[str, Any]:
+        folder = tmp_path / path.stem
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        overrides = [f"training.steps={STEPS}", "threads=1", *adapted(path, folder, services)]
+        assert main(["train", str(path), *overrides, "--json"]) == 0, capsys.readouterr().err
+        result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+        return result
+
+    return run
+
+
+def adapted(path: Path, folder: Path, services: ExitStack) -> list[str]:
+    """Writes the data that a config looks for; what else of it must be another here."""
+    config = load_config(path)
+    need(config.framework)
+    if config.framework == "tensorflow":
+        pytest.importorskip("tensorflow", reason="tensorflow is not installed")
+    overrides = []
+    if config.data.kind == "movielens":
+        write_ratings(folder / config.data.path)
+    elif config.data.kind == "criteo":
+        write_clicks(folder / config.data.path)
+        overrides += ["data.batch_size=64"]
+    else:
+        overrides += ["data.samples=20000", "data.test_samples=500"]
+    storages = [("storage", config.storage.backend, config.storage.options)]
+    for place, tier in enumerate(config.storage.options.get("tiers", ())):
+        below = {"backend": tier} if isinstance(tier, str) else tier
+        where = f"storage.options.tiers.{place}"
+        storages.append((where, below["backend"], below.get("options", {})))
+    for where, backend, options in storages:
+        need(backend)
+        if backend == "redis":
+            testing = pytest.importorskip("sparring_redis.testing")
+            if reason := testing.redis_server_missing():
+                pytest.skip(reason)
+            server = services.enter_context(testing.RedisServer())
+            overrides.append(f"{where}.options.url={server.url}")
+        if options.get("device") == "cuda":
+            device = "cuda" if why_unavailable("cuda") is None else "emulated"
+            if reason := why_unavailable(device):
+                pytest.skip(f"needs a GPU, or its emulator: {reason}")
+            overrides += [f"{where}.options.device={device}", f"{where}.options.capacity=2000"]
+    return overrides
+
+
+def need(part: str) -> None:
+    if part not in EVERYWHERE and find_spec(PACKAGES[part]) is None:
+        pytest.skip(f"{PACKAGES[part].replace('_', '-')} is not installed")
+
+
+def write_ratings(path: Path) -> None:
+    """6,000 ratings of 60 users and nearly as many items: more than the first tiers have room for."""
+    random = np.random.default_rng(5)
+    users, items = random.integers(0, 60, 6_000), random.integers(0, 10**9, 6_000)
+    lines = [
+        f"{user},{item},{(user + item) % 9 / 2 + 1},0"
+        for user, item in zip(users, items, strict=True)
+    ]
+    path.write_text("\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n")
+
+
+def write_clicks(path: Path) -> None:
+    """400 rows of a label, 13 integers and 26 hexadecimal ids, some of them missing."""
+    random = np.random.default_rng(6)
+    lines = []
+    for label in random.integers(0, 2, 400).tolist():
+        integers = [str(each) if each else "" for each in random.integers(0, 90, 13).tolist()]
+        ids = [f"{each:08x}" if each else "" for each in random.integers(0, 50, 26).tolist()]
+        lines.append("\t".join([str(label), *integers, *ids]))
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_a_config_trains_as_it_stands(path: Path, train: Train) -> None:
+    result = train(path)
+    config = load_config(path)
+    assert result["steps"] == STEPS
+    assert all(result["rows"].values()), result["rows"]
+    assert result["metrics"]
+    assert all(math.isfinite(value) for value in result["metrics"].values()), result["metrics"]
+    named = [
+        tier if isinstance(tier, str) else tier["backend"]
+        for tier in config.storage.options.get("tiers", ())
+    ]
+    for tiers in result.get("tiers", {"": []} if named else {}).values():
+        assert [tier["backend"] for tier in tiers] == named
+    if config.report.path is not None:
+        assert Path(config.report.path).stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    "path",
+    [each for each in CONFIGS if each.stem.partition("-")[0] in ("redis", "rocksdb", "tiered")],
+    ids=lambda path: path.name,
+)
+def test_what_keeps_the_rows_of_a_config_changes_no_bit(path: Path, train: Train) -> None:
+    kept, plain = train(path), train(ROOT / "configs/movielens.yaml")
+    assert kept["metrics"] == plain["metrics"]
+    assert kept["rows"] == plain["rows"]
+    if "tiers" in kept:
+        assert kept["tiers"]["item"][0]["evictions"] > 0
