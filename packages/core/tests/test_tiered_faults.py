@@ -421,3 +421,24 @@ def test_every_row_is_found_whatever_fails_below(machine: type[StackMachine]) ->
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     run(machine, settings=settings)
+
+
+def test_a_scan_gives_no_row_of_before_an_update_in_place() -> None:
+    pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
+    above = {"backend": "hkv", "options": {"capacity": 120, "policy": "lru"}}
+    keys = np.arange(600)
+    with open_storage("tiered", TABLE, tiers=[above, "memory"]) as stack:
+        stack.upsert(keys, rows_of(1, 600))
+        chunks = stack.scan(30)
+        given = [next(chunks)]
+        below = keys[~stack.tiers[0].find(keys).found][::10]
+        # They come up, some to places that the scan has passed.
+        stack.update(below, np.full((len(below), 3), -1, np.float32), ADD_ONE)
+        given += chunks
+        found = {
+            key: version
+            for chunk in given
+            for key, version in zip(chunk.keys.tolist(), chunk.rows[:, 0].tolist(), strict=True)
+        }
+    assert sum(map(len, given)) == len(found) == 600
+    assert [found[key] for key in below.tolist()] == [2] * len(below)
