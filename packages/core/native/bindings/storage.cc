@@ -5,7 +5,6 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <memory>
 
@@ -94,25 +93,16 @@ class PyStorageHandle {
                        std::optional<py::array> staged_rows) const {
     const tiers::Asked asked = asked_for(keys, columns, rows, found);
     const auto count = static_cast<int64_t>(keys.size());
-    SparringFind arguments{};
-    arguments.count = count;
-    arguments.keys = asked.keys;
-    arguments.columns = asked.columns;
-    arguments.rows = asked.rows;
-    arguments.row_stride = asked.row_stride;
-    arguments.found = asked.found;
-    auto missing = std::make_unique_for_overwrite<int64_t[]>(static_cast<size_t>(count));
-    int64_t num_missing = 0;
-    std::chrono::duration<double> time{};
+    Room room(count, staged_rows, below.row_bytes_);
+    check_filters(filters);
+    tiers::Through through;
     {
       sparring::bindings::GilRelease release;
-      const auto start = std::chrono::steady_clock::now();
-      handle_.find(arguments);
-      time = std::chrono::steady_clock::now() - start;
-      num_missing = tiers::places_missing(asked.found, count, missing.get());
+      through = tiers::find_first(process_executor(), handle_, below.handle_, filters, asked, count,
+                                  room.missing.get(), room.staged());
     }
-    return py::make_tuple(count - num_missing, time.count(),
-                          below.met(filters, asked, missing.get(), num_missing, staged_rows));
+    return py::make_tuple(count - through.num_missing, through.seconds,
+                          room.met(through.below, through.num_missing));
   }
 
   // Finds what no tier above has, the keys at `missing`; gives (keys found, (m) places of those
@@ -124,9 +114,16 @@ class PyStorageHandle {
     const tiers::Asked asked = asked_for(keys, columns, rows, found);
     const auto* const places = input<int64_t>(missing, "missing", {kAny});
     const auto num_missing = static_cast<int64_t>(missing.shape(0));
-    auto copied = std::make_unique_for_overwrite<int64_t[]>(static_cast<size_t>(num_missing));
-    std::copy_n(places, num_missing, copied.get());
-    return met(filters, asked, copied.get(), num_missing, staged_rows);
+    Room room(num_missing, staged_rows, row_bytes_);
+    check_filters(filters);
+    std::copy_n(places, num_missing, room.missing.get());
+    tiers::Below below;
+    {
+      sparring::bindings::GilRelease release;
+      below = tiers::find_below(process_executor(), handle_, filters, asked, room.missing.get(),
+                                num_missing, room.staged());
+    }
+    return room.met(below, num_missing);
   }
 
   py::object upsert(const Keys& keys, const py::array& rows,
@@ -268,29 +265,35 @@ class PyStorageHandle {
             reinterpret_cast<uint8_t*>(found.mutable_data())};
   }
 
-  py::tuple met(const std::vector<const BlockedBloom*>& filters, const tiers::Asked& asked,
-                int64_t* missing, int64_t num_missing,
-                std::optional<py::array>& staged_rows) const {
+  static void check_filters(const std::vector<const BlockedBloom*>& filters) {
     if (filters.empty()) throw py::value_error("there is no filter to ask");
-    auto keys = std::make_unique_for_overwrite<int64_t[]>(static_cast<size_t>(num_missing));
-    tiers::Staged staged{keys.get(), nullptr};
-    if (staged_rows) {
-      check_shapes(staged_rows->shape(0), *staged_rows, row_bytes_);
-      if (staged_rows->shape(0) < num_missing || stride_of(*staged_rows) != row_bytes_) {
+  }
+
+  // What a find leaves of a lower tier, for `count` keys at the most.
+  struct Room {
+    Room(int64_t count, std::optional<py::array>& staged_rows, uint64_t row_bytes)
+        : missing(std::make_unique_for_overwrite<int64_t[]>(static_cast<size_t>(count))),
+          keys(std::make_unique_for_overwrite<int64_t[]>(static_cast<size_t>(count))) {
+      if (!staged_rows) return;
+      check_shapes(staged_rows->shape(0), *staged_rows, row_bytes);
+      if (staged_rows->shape(0) < count || stride_of(*staged_rows) != row_bytes) {
         throw py::value_error("staged_rows must have room for all missing rows, without gaps");
       }
-      staged.rows = static_cast<char*>(staged_rows->mutable_data());
+      rows = static_cast<char*>(staged_rows->mutable_data());
     }
-    tiers::Below below;
-    {
-      sparring::bindings::GilRelease release;
-      below = tiers::find_below(process_executor(), handle_, filters, asked, missing, num_missing,
-                                staged);
+
+    tiers::Staged staged() const { return {keys.get(), rows}; }
+
+    py::tuple met(const tiers::Below& below, int64_t num_missing) const {
+      return py::make_tuple(py::array_t<int64_t>(below.num_found, keys.get()),
+                            py::array_t<int64_t>(num_missing - below.num_found, missing.get()),
+                            below.num_skipped, below.seconds);
     }
-    return py::make_tuple(py::array_t<int64_t>(below.num_found, keys.get()),
-                          py::array_t<int64_t>(num_missing - below.num_found, missing),
-                          below.num_skipped, below.seconds);
-  }
+
+    std::unique_ptr<int64_t[]> missing;
+    std::unique_ptr<int64_t[]> keys;
+    char* rows = nullptr;
+  };
 
   py::capsule capsule_;
   StorageHandle handle_;

@@ -211,61 +211,127 @@ class PieceFinder {
   uint8_t other_flags_[kMostKeys];
 };
 
-}  // namespace
+// What the pieces of a loop leave in arrays that they share: each takes a part of its own from
+// them, and in the end what they left moves together.
+class Results {
+ public:
+  // Room for so many in the shared arrays; returns where it begins.
+  int64_t take(int64_t count) { return num_taken_.fetch_add(count, std::memory_order_relaxed); }
 
-int64_t places_missing(const uint8_t* found, int64_t count, int64_t* missing) {
+  void add(int64_t begin, const PieceFinder& finder, Clock::duration first_time) {
+    const std::lock_guard lock(mutex_);
+    pieces_.push_back({begin, finder.num_missing, finder.num_found});
+    num_skipped_ += finder.num_skipped;
+    tier_time_ += finder.tier_time;
+    first_time_ += first_time;
+    all_time_ += first_time + finder.tier_time + finder.other_time;
+  }
+
+  int64_t num_taken() const { return num_taken_.load(std::memory_order_relaxed); }
+
+  // Threads work beside each other: a tier's part of their time is its part of the call's.
+  double seconds_of(Clock::duration time, Clock::duration call) const {
+    if (all_time_.count() == 0) return 0;
+    return std::chrono::duration<double>(call).count() * static_cast<double>(time.count()) /
+           static_cast<double>(all_time_.count());
+  }
+  double first_seconds(Clock::duration call) const { return seconds_of(first_time_, call); }
+
+  Below together(int64_t* missing, const Staged& staged, int64_t row_bytes, Clock::duration call) {
+    std::sort(pieces_.begin(), pieces_.end(),
+              [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+    Below below;
+    int64_t num_missing = 0;
+    for (const Piece& piece : pieces_) {
+      std::copy_n(missing + piece.begin, piece.num_missing, missing + num_missing);
+      num_missing += piece.num_missing;
+      if (piece.begin != below.num_found) {
+        std::copy_n(staged.keys + piece.begin, piece.num_found, staged.keys + below.num_found);
+        if (staged.rows != nullptr) {
+          std::memmove(staged.rows + below.num_found * row_bytes,
+                       staged.rows + piece.begin * row_bytes,
+                       static_cast<size_t>(piece.num_found * row_bytes));
+        }
+      }
+      below.num_found += piece.num_found;
+    }
+    below.num_skipped = num_skipped_;
+    below.seconds = seconds_of(tier_time_, call);
+    return below;
+  }
+
+ private:
+  std::atomic<int64_t> num_taken_{0};
+  std::mutex mutex_;
+  std::vector<Piece> pieces_;
+  int64_t num_skipped_ = 0;
+  Clock::duration first_time_{};
+  Clock::duration tier_time_{};
+  Clock::duration all_time_{};
+};
+
+Staged part_of(const Staged& staged, int64_t begin, int64_t row_bytes) {
+  return {staged.keys + begin,
+          staged.rows != nullptr ? staged.rows + begin * row_bytes : nullptr};
+}
+
+// Asks the first tier for a range of keys; returns how many it lacks.
+int64_t ask_first(const abi::StorageHandle& first, const Asked& asked, int64_t begin, int64_t end,
+                  int64_t* missing) {
   int64_t num_missing = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    missing[num_missing] = i;
-    num_missing += found[i] == 0;
+  for (int64_t at = begin; at < end; at += kGrain) {
+    SparringFind find{};
+    find.count = std::min(kGrain, end - at);
+    find.keys = asked.keys + at;
+    find.columns = asked.columns;
+    find.rows = asked.rows + static_cast<uint64_t>(at) * asked.row_stride;
+    find.row_stride = asked.row_stride;
+    find.found = asked.found + at;
+    first.find(find);
+    for (int64_t i = at; i < at + find.count; ++i) {
+      missing[num_missing] = i;
+      num_missing += asked.found[i] == 0;
+    }
   }
   return num_missing;
 }
+
+}  // namespace
 
 Below find_below(const SparringExecutor* executor, const abi::StorageHandle& tier,
                  const Filters& filters, const Asked& asked, int64_t* missing,
                  int64_t num_missing, const Staged& staged) {
   const auto start = Clock::now();
   const auto row_bytes = static_cast<int64_t>(tier.row_bytes());
-  std::mutex mutex;
-  std::vector<Piece> pieces;
-  Below below;
-  Clock::duration tier_time{};
-  Clock::duration other_time{};
+  Results results;
   kernels::parallel_for(executor, num_missing, kGrain, [&](int64_t begin, int64_t end) {
-    Staged room{staged.keys + begin, nullptr};
-    if (staged.rows != nullptr) room.rows = staged.rows + begin * row_bytes;
-    PieceFinder finder(tier, filters, asked, missing + begin, room);
+    PieceFinder finder(tier, filters, asked, missing + begin, part_of(staged, begin, row_bytes));
     finder.run(end - begin);
-    const std::lock_guard lock(mutex);
-    pieces.push_back({begin, finder.num_missing, finder.num_found});
-    below.num_skipped += finder.num_skipped;
-    tier_time += finder.tier_time;
-    other_time += finder.other_time;
+    results.add(begin, finder, {});
   });
+  return results.together(missing, staged, row_bytes, Clock::now() - start);
+}
 
-  std::sort(pieces.begin(), pieces.end(),
-            [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
-  int64_t still_missing = 0;
-  for (const Piece& piece : pieces) {
-    std::copy_n(missing + piece.begin, piece.num_missing, missing + still_missing);
-    still_missing += piece.num_missing;
-    if (piece.begin != below.num_found) {
-      std::copy_n(staged.keys + piece.begin, piece.num_found, staged.keys + below.num_found);
-      if (staged.rows != nullptr) {
-        std::memmove(staged.rows + below.num_found * row_bytes,
-                     staged.rows + piece.begin * row_bytes,
-                     static_cast<size_t>(piece.num_found * row_bytes));
-      }
-    }
-    below.num_found += piece.num_found;
-  }
-  // Threads work beside each other: the tier's part of their time is its part of the call's.
-  const std::chrono::duration<double> seconds = Clock::now() - start;
-  const std::chrono::duration<double> of_tier = tier_time;
-  const std::chrono::duration<double> of_all = tier_time + other_time;
-  if (of_all.count() > 0) below.seconds = seconds.count() * of_tier.count() / of_all.count();
-  return below;
+Through find_first(const SparringExecutor* executor, const abi::StorageHandle& first,
+                   const abi::StorageHandle& tier, const Filters& filters, const Asked& asked,
+                   int64_t count, int64_t* missing, const Staged& staged) {
+  const auto start = Clock::now();
+  const auto row_bytes = static_cast<int64_t>(tier.row_bytes());
+  Results results;
+  kernels::parallel_for(executor, count, kGrain, [&](int64_t begin, int64_t end) {
+    const auto began = Clock::now();
+    const auto places = std::make_unique_for_overwrite<int64_t[]>(static_cast<size_t>(end - begin));
+    const int64_t num_places = ask_first(first, asked, begin, end, places.get());
+    const auto ended = Clock::now();
+    const int64_t taken = results.take(num_places);
+    std::copy_n(places.get(), num_places, missing + taken);
+    PieceFinder finder(tier, filters, asked, missing + taken, part_of(staged, taken, row_bytes));
+    finder.run(num_places);
+    results.add(taken, finder, ended - began);
+  });
+  const auto time = Clock::now() - start;
+  return {results.first_seconds(time), results.num_taken(),
+          results.together(missing, staged, row_bytes, time)};
 }
 
 }  // namespace sparring::tiers

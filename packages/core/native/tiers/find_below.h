@@ -1,5 +1,7 @@
-// How a find of a stack goes on below its first tier, where a tier's rows lie in memory.
+// How a find of a stack goes through tiers whose rows lie in memory.
 //
+//   keys ── the first tier's own find ──► rows
+//        │
 //   missing: places of keys that no tier above has
 //        │ filters: surely not there ──► stays missing
 //        ▼
@@ -43,14 +45,6 @@ struct Below {
   double seconds = 0;       // of this call's time, the part that the tier took
 };
 
-// The places of keys that are not found.
-//
-// found    // (count)
-// missing  // out (count) int64, ascending
-//
-// Returns how many they are.
-int64_t places_missing(const uint8_t* found, int64_t count, int64_t* missing);
-
 // Asks a lower tier for keys that none above has.
 //
 // filters  at least one; a key that none of them contains has no row there
@@ -63,6 +57,23 @@ int64_t places_missing(const uint8_t* found, int64_t count, int64_t* missing);
 Below find_below(const SparringExecutor* executor, const abi::StorageHandle& tier,
                  const std::vector<const kernels::BlockedBloom*>& filters, const Asked& asked,
                  int64_t* missing, int64_t num_missing, const Staged& staged);
+
+// Asks the first tier for all keys, and the one below for those that it lacks.
+struct Through {
+  double seconds = 0;       // of this call's time, the part that the first tier took
+  int64_t num_missing = 0;  // keys that it lacks
+  Below below;
+};
+
+// As find_below, for `count` keys of which no tier has been asked for any.
+//
+// asked    `found` and `rows` are written throughout: rows of missing keys are zeros
+// missing  // out (count) int64: places of keys that both tiers lack come first, in no order
+// staged   has room for `count` keys
+Through find_first(const SparringExecutor* executor, const abi::StorageHandle& first,
+                   const abi::StorageHandle& tier,
+                   const std::vector<const kernels::BlockedBloom*>& filters, const Asked& asked,
+                   int64_t count, int64_t* missing, const Staged& staged);
 
 }  // namespace sparring::tiers
 

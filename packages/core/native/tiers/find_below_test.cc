@@ -85,6 +85,17 @@ struct Case {
                        is_staged ? reinterpret_cast<char*>(staged_rows.data()) : nullptr});
   }
 
+  Through run_first(const SparringExecutor* executor, const abi::StorageHandle& first,
+                    bool is_staged) {
+    missing.resize(keys.size());
+    return find_first(executor, first, handle, {&filters[0], &filters[1]},
+                      {keys.data(), columns, reinterpret_cast<char*>(rows.data()),
+                       columns.end - columns.begin, found.data()},
+                      static_cast<int64_t>(keys.size()), missing.data(),
+                      {staged_keys.data(),
+                       is_staged ? reinterpret_cast<char*>(staged_rows.data()) : nullptr});
+  }
+
   // Whether rows and places are those of a tier with the keys that `every` divides.
   void check(const Below& below, int64_t every, bool is_staged) {
     const auto begin = static_cast<int64_t>(columns.begin / 8);
@@ -180,6 +191,42 @@ void few_keys_are_asked_for_in_vain() {
   }
 }
 
+void two_tiers_are_asked_in_one_call() {
+  const testing::ThreadExecutor threads(4);
+  for (const SparringExecutor* executor : {threads.get(), (const SparringExecutor*)nullptr}) {
+    for (const bool is_staged : {true, false}) {
+      for (const SparringColumns columns : {kWhole, kSome}) {
+        for (const int64_t count : {int64_t{1}, int64_t{1'500}, kMany}) {
+          // The first tier has every third key, as those that a case never asks below for.
+          const auto table = std::make_shared<Table>(3);
+          SparringStorage* const storage = border::make_storage(table, "test 1.0");
+          const abi::StorageHandle first(storage);
+          Case asked(count, 5, 5, columns);
+          const Through through = asked.run_first(executor, first, is_staged);
+          storage->release(storage);
+          CHECK(table->num_asked == count);
+          CHECK(through.num_missing == asked.num_missing);
+          CHECK(through.seconds >= 0);
+          for (int64_t key = 0; key < count; ++key) {
+            // What the first tier had is left out of the check, and so are zeros for misses.
+            uint8_t& is_found = asked.found[static_cast<size_t>(key)];
+            const bool is_first = key % 3 == 0;
+            for (size_t j = 0; j < asked.width(); ++j) {
+              int64_t& value = asked.rows[static_cast<size_t>(key) * asked.width() + j];
+              const auto place = static_cast<int64_t>(columns.begin / 8 + j);
+              if (is_first) CHECK(is_found == 1 && value == element(key, place));
+              if (is_found == 0) CHECK(value == 0);
+              if (is_first || is_found == 0) value = -7;
+            }
+            if (is_first) is_found = 0;
+          }
+          asked.check(through.below, 5, is_staged);
+        }
+      }
+    }
+  }
+}
+
 void a_tier_that_fails_is_heard() {
   const testing::ThreadExecutor threads(4);
   Case asked(kMany, 1, 1, kWhole);
@@ -198,6 +245,7 @@ int main() {
        a_filter_that_lets_too_much_pass_costs_trips_only},
       {"keys that the filters rule out cost no trip", keys_that_the_filters_rule_out_cost_no_trip},
       {"few keys are asked for in vain", few_keys_are_asked_for_in_vain},
+      {"two tiers are asked in one call", two_tiers_are_asked_in_one_call},
       {"a tier that fails is heard", a_tier_that_fails_is_heard},
   });
 }
