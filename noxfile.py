@@ -435,7 +435,8 @@ def reliability(session: nox.Session) -> None:
     Kills processes that save snapshots, damages files, fills a disk (mounting needs root), fails calls
     of the C library, breaks Redis. Names after ``--`` choose trials, ``--trials N`` how many of each.
     """
-    install_family(session, *system_packages(session, *FAMILY))
+    storages = [package for package in FAMILY if package.startswith("backend-")]
+    install_family(session, *system_packages(session, *storages))
     install_programs(session)
     session.run("python", "-m", "reliability", *session.posargs, env={"PYTHONPATH": str(ROOT)})
 
@@ -483,3 +484,35 @@ def build(session: nox.Session) -> None:
             shutil.move(wheel, output / wheel.name)
     for wheel in sorted(output.iterdir()):
         session.log(f"dist/{wheel.name}")
+    if "backend-rocksdb" in family:
+        check_bundled(session, output)
+
+
+def check_bundled(session: nox.Session, wheels: Path) -> None:
+    """Installs RocksDB's wheel as a user would, and sees that it runs on the library that it brought."""
+    folder = Path(session.create_tmp()).resolve() / "installed"
+    shutil.rmtree(folder, ignore_errors=True)
+    session.run("python", "-m", "venv", str(folder), silent=True)
+    python = str(folder / "bin/python")
+    packages = [str(wheel_of(package, wheels)) for package in ("core", "backend-rocksdb")]
+    session.run(python, "-m", "pip", "install", "--quiet", *packages, external=True, silent=True)
+    session.run(python, "-c", LIBRARIES_OF_A_TABLE, str(folder), external=True)
+
+
+# Opens a table on flash, and names each librocksdb that the process then has.
+LIBRARIES_OF_A_TABLE = """
+import pathlib, sys, tempfile
+import numpy, sparring
+
+with tempfile.TemporaryDirectory() as path:
+    table = sparring.TableConfig("ids", 4)
+    with sparring.open_storage("rocksdb", table, path=path) as storage:
+        storage.upsert(numpy.arange(3), numpy.ones((3, 4), numpy.float32))
+        assert storage.size == 3
+        lines = pathlib.Path("/proc/self/maps").read_text().splitlines()
+loaded = {line.split(maxsplit=5)[5] for line in lines if "librocksdb" in line}
+foreign = {each for each in loaded if not each.startswith(sys.argv[1])}
+if foreign or not loaded:
+    sys.exit(f"the wheel should bring librocksdb; loaded were {loaded or 'none'}")
+print("librocksdb comes with the wheel:", *loaded)
+"""
