@@ -42,12 +42,10 @@ int32_t Departed::receive(void* context, int64_t count, const int64_t* keys, con
       self.keys_.resize(before + size);
       self.rows_.resize((before + size) * row_bytes);
       self.scores_.resize(before + size);
-      self.device_.copy(self.keys_.data() + before, keys, size * sizeof(int64_t), self.stream_);
-      self.device_.copy(self.rows_.data() + before * row_bytes, rows, size * row_bytes,
-                        self.stream_);
-      self.device_.copy(self.scores_.data() + before, scores, size * sizeof(uint64_t),
-                        self.stream_);
-      self.device_.wait(self.stream_);
+      self.departing_.read({{self.keys_.data() + before, keys, size * sizeof(int64_t)},
+                            {self.rows_.data() + before * row_bytes, rows, size * row_bytes},
+                            {self.scores_.data() + before, scores, size * sizeof(uint64_t)}},
+                           self.stream_);
     }
   } catch (const std::bad_alloc&) {
     return 1;  // the rows have left; the table says so
