@@ -21,6 +21,8 @@ __all__ = ["find_nvcc", "install_nvcc", "release_of"]
 OLDEST, BEYOND = (12, 4), (14, 0)
 """Releases that native/device/cuda.cmake takes."""
 
+USUAL = Path("/usr/local/cuda/bin/nvcc")
+
 RELEASE = "13.0"
 """What comes from PyPI where nothing else is asked for."""
 
@@ -47,7 +49,7 @@ def find_nvcc() -> Path:
     Raises:
         NvccError: there is none of a release that fits; what was found is named.
     """
-    named = os.environ.get("CUDACXX"), shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc"
+    named = os.environ.get("CUDACXX"), shutil.which("nvcc"), USUAL
     refused = []
     for path in (Path(each) for each in named if each):
         release = release_of(path)

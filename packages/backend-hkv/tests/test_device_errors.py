@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -159,6 +161,30 @@ def test_a_call_fails_where_nobody_can_give_enough_back(
     opened.device.fail_from(-1)
     assert opened.find() == before
     opened.upsert()
+
+
+def test_who_is_asked_may_run_python_while_others_wait_for_the_table() -> None:
+    opened = Opened()
+    is_asked, is_done = threading.Event(), threading.Event()
+
+    def give_back() -> bool:
+        is_asked.set()
+        time.sleep(0.05)  # others get the interpreter, and want the table that this thread holds
+        opened.device.fail_from(-1)
+        return True
+
+    def read() -> None:
+        is_asked.wait(10)
+        opened.find()
+        is_done.set()
+
+    opened.device.add_reclaimer(give_back)
+    opened.device.fail_from(0)
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    opened.upsert()
+    assert is_done.wait(10)
+    reader.join(10)
 
 
 def test_kernels_let_the_device_ask_their_framework() -> None:
