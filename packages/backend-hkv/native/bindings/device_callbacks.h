@@ -57,7 +57,8 @@ class Departed {
 
   int64_t count() const { return count_; }
   // Keys (n) int64, rows (n, row_bytes) uint8, scores (n) uint64; None where nothing is kept.
-  pybind11::object arrays() const;
+  // Once: what was kept goes with them.
+  pybind11::object arrays();
 
  private:
   static int32_t receive(void* context, int64_t count, const int64_t* keys, const void* rows,
