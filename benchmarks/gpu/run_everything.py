@@ -61,6 +61,7 @@ TESTS = (
     "packages/framework-torch/tests/test_embedding_bag_collection.py",
     "packages/framework-torch/tests/test_optimizers.py",
     "packages/framework-torch/tests/test_gpu_streams.py",
+    "packages/framework-torch/tests/test_device_memory.py",
 )
 # For a sanitizer, under which kernels are hundreds of times slower. Tests of these files carry the
 # name of their device; those of the kit and of sequences read it from the environment.

@@ -118,6 +118,12 @@ def device(device_name: str) -> Any:
 
 
 @pytest.fixture
+def named_kernels() -> Any:
+    """The kernels of the device that the environment names, on NumPy's arrays."""
+    return opened_kernels(named_device())
+
+
+@pytest.fixture
 def shuffle(device_name: str) -> Callable[..., None]:
     """Chooses another order, where the device lets us: ``shuffle(seed, num_threads)``."""
     return partial(set_schedule, device_name)

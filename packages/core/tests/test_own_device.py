@@ -7,6 +7,7 @@ import pytest
 from sparring import StepContainer, TableConfig
 from sparring.collective import LocalGroup
 from sparring.declared_table import storage_device
+from sparring.errors import InvalidArgumentError
 from sparring.rendezvous import Membership, SingleRendezvous
 from sparring.rendezvous.shard_map import ShardMap
 from sparring.step import StorageChoice
@@ -67,8 +68,13 @@ def test_tiers_lie_on_the_rank_s_own_gpu_too() -> None:
 
 def test_declaring_again_is_no_other_storage() -> None:
     container = _container(Membership(3, 4, local_rank=1))
-    for _ in range(2):
-        _declared(container, StorageChoice("hkv", {"device": "cuda"}))
+    first = _declared(container, StorageChoice("hkv", {"device": "cuda"}))
+    assert _declared(container, StorageChoice("hkv", {"device": "cuda"})) == first
+    # The same GPU by its number is the same place, another is another.
+    assert _declared(container, StorageChoice("hkv", {"device": "cuda:1"})) == first
+    with pytest.raises(InvalidArgumentError, match="items"):
+        container.declare(TableConfig("items", 4), StorageChoice("hkv", {"device": "cuda:0"}))
+    assert container.entry("items").choice == first
 
 
 def test_what_a_backend_calls_device_may_be_something_else() -> None:

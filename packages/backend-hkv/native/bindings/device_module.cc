@@ -51,6 +51,7 @@ void bind_machine(py::module_& module, py::class_<DeviceHandle>& handle) {
     found["copies"] = machine.num_copies();
     found["fills"] = machine.num_fills();
     found["waits"] = machine.num_waits();
+    found["lasting_allocations"] = machine.num_lasting_allocations();
     return found;
   }, "How much was put on the device so far.");
   handle.def("refuse_once", [](DeviceHandle& self, int64_t n) { emulated(self).refuse_once(n); });
@@ -125,6 +126,9 @@ PYBIND11_MODULE(SPARRING_HKV_MODULE, module) {
     found["kept_bytes"] = use.kept_bytes;
     return found;
   }, "Bytes of tables, bytes of calls under way, and bytes given back that are kept.");
+  handle.def("add_reclaimer", &DeviceHandle::add_reclaimer, py::arg("function"),
+             "function() gives back memory of the device that it keeps unused, and says whether "
+             "there was any; asked where the device has none left.");
   bind_machine(module, handle);
   module.def("streams", [](const DeviceHandle& self) {
     // The table lives as long as the process.

@@ -99,7 +99,7 @@ void find(const py::capsule& capsule, const DeviceHandle& handle, uint64_t strea
 }
 
 // Returns what left: how many rows, and, if `keeps_departed`, which; -1 where nobody asked.
-py::tuple upsert(const py::capsule& capsule, const DeviceHandle& handle, uint64_t stream,
+py::tuple upsert(const py::capsule& capsule, DeviceHandle& handle, uint64_t stream,
                  const py::object& keys, const py::object& rows, int64_t row_bytes,
                  bool counts_departed, bool keeps_departed) {
   const DeviceArray by_key(handle, keys, "keys");
@@ -116,7 +116,7 @@ py::tuple upsert(const py::capsule& capsule, const DeviceHandle& handle, uint64_
   arguments.keys = by_key.as<int64_t>();
   arguments.rows = from.bytes();
   arguments.row_stride = static_cast<uint64_t>(from.row_stride());
-  Departed departed(handle.device(), arguments.call.stream, row_bytes, keeps_departed);
+  Departed departed(handle.departing(), arguments.call.stream, row_bytes, keeps_departed);
   if (counts_departed || keeps_departed) arguments.evicted = departed.sink();
   run(storage_of(capsule)->upsert, storage_of(capsule)->self, arguments);
   const bool is_asked = counts_departed || keeps_departed;

@@ -93,14 +93,14 @@ class CudaDevice : public Device {
     if (num_bytes == 0) return nullptr;
     const Using here(index_);
     Pool& pool = pool_of(lifetime);
-    void* memory = allocator_ ? allocator_->allocate(allocator_->context, num_bytes, stream)
-                              : take(pool, num_bytes, stream);
+    void* memory = take(pool, num_bytes, stream);
     if (memory == nullptr && !allocator_) {
       // What is kept for nobody is given back first.
       temporary_.trim();
       lasting_.trim();
       memory = take(pool, num_bytes, stream);
     }
+    if (memory == nullptr && reclaim()) memory = take(pool, num_bytes, stream);
     if (memory == nullptr) throw OutOfDeviceMemory(num_bytes, free_bytes());
     pool.used_bytes += num_bytes;
     return memory;
@@ -220,6 +220,7 @@ class CudaDevice : public Device {
   }
   // NULL where there is no memory left.
   void* take(Pool& pool, size_t num_bytes, Stream stream) const {
+    if (allocator_) return allocator_->allocate(allocator_->context, num_bytes, stream);
     void* memory = nullptr;
     const cudaError_t status =
         cudaMallocFromPoolAsync(&memory, num_bytes, pool.pool, of(stream));

@@ -75,14 +75,22 @@ void EmulatedDevice::count_wait() {
 }
 
 void* EmulatedDevice::allocate_piece(size_t num_bytes, Kind kind) {
-  const std::lock_guard<std::mutex> lock(mutex_);
   if (num_bytes == 0) return nullptr;
+  uint64_t free_bytes = 0;
+  void* memory = take_piece(num_bytes, kind, &free_bytes);
+  if (memory == nullptr && kind != Kind::kPinned && reclaim())
+    memory = take_piece(num_bytes, kind, &free_bytes);
+  if (memory == nullptr) throw OutOfDeviceMemory(num_bytes, free_bytes);
+  return memory;
+}
+
+void* EmulatedDevice::take_piece(size_t num_bytes, Kind kind, uint64_t* free_bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
   reach_locked();
   const bool is_refused = allocations_left_ == 0;
   if (allocations_left_ > 0) --allocations_left_;
-  const uint64_t free_bytes = total_bytes_ - use_.lasting_bytes - use_.temporary_bytes;
-  if (is_refused || (kind != Kind::kPinned && num_bytes > free_bytes))
-    throw OutOfDeviceMemory(num_bytes, is_refused ? 0 : free_bytes);
+  *free_bytes = is_refused ? 0 : total_bytes_ - use_.lasting_bytes - use_.temporary_bytes;
+  if (is_refused || (kind != Kind::kPinned && num_bytes > *free_bytes)) return nullptr;
   auto* whole = static_cast<unsigned char*>(
       ::operator new(num_bytes + 2 * border_bytes, std::align_val_t(alignment)));
   std::memset(whole, border, border_bytes);
@@ -91,6 +99,7 @@ void* EmulatedDevice::allocate_piece(size_t num_bytes, Kind kind) {
   pieces_[whole + border_bytes] = {num_bytes, kind};
   if (kind == Kind::kLasting) use_.lasting_bytes += num_bytes;
   if (kind == Kind::kTemporary) use_.temporary_bytes += num_bytes;
+  if (kind != Kind::kTemporary) ++num_lasting_allocations_;
   return whole + border_bytes;
 }
 
@@ -204,6 +213,11 @@ uint64_t EmulatedDevice::num_copies() const {
 uint64_t EmulatedDevice::num_fills() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return num_fills_;
+}
+
+uint64_t EmulatedDevice::num_lasting_allocations() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return num_lasting_allocations_;
 }
 
 uint64_t EmulatedDevice::num_records() const {

@@ -82,6 +82,8 @@ class EmulatedDevice : public Device {
   uint64_t num_launches() const;
   uint64_t num_copies() const;
   uint64_t num_fills() const;
+  // Pieces taken so far that a GPU may wait for: lasting ones and pinned ones.
+  uint64_t num_lasting_allocations() const;
   // Events recorded so far.
   uint64_t num_records() const;
   // Pinned memory given back while work was on a stream that nobody had waited for, so far.
@@ -98,6 +100,8 @@ class EmulatedDevice : public Device {
   }
 
   void* allocate_piece(size_t num_bytes, Kind kind);
+  // NULL where there is no memory left; then `free_bytes` says how much there is.
+  void* take_piece(size_t num_bytes, Kind kind, uint64_t* free_bytes);
   bool is_device_memory(const void* address) const;
   void free_piece(void* memory, size_t num_bytes, Kind kind) noexcept;
   // What every call that would reach a GPU begins with.
@@ -116,6 +120,7 @@ class EmulatedDevice : public Device {
   uint64_t num_launches_ = 0;
   uint64_t num_copies_ = 0;
   uint64_t num_fills_ = 0;
+  uint64_t num_lasting_allocations_ = 0;
   uint64_t num_waits_ = 0;
   std::string breakdown_;
   std::map<void*, std::pair<size_t, Kind>> pieces_;
