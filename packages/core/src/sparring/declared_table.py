@@ -15,6 +15,7 @@ import xxhash
 from sparring import _native, kernels
 from sparring.admission import admission_from, make_filter
 from sparring.errors import InterruptedLoadError, InvalidArgumentError
+from sparring.kernel_set import KernelSet
 from sparring.rendezvous import Shard
 from sparring.saving.table_watch import TableWatch
 from sparring.storage.background import Background
@@ -183,6 +184,7 @@ class DeclaredTable:
         "initial_state",
         "initializer",
         "is_sought",
+        "kernels",
         "num_not_admitted",
         "part",
         "storage",
@@ -204,6 +206,8 @@ class DeclaredTable:
         self.initial_state: npt.NDArray[Any] | None = None
         self.admission_filter = make_filter(admission_from(config.admission), config)
         self.num_not_admitted = 0
+        self.kernels: KernelSet | None = None
+        """What works on rows where they lie, if lookups and steps are to leave them there."""
         self.is_sought = False
         """Whether somebody looked for rows that outlived the process."""
         self.part: str | None = None
