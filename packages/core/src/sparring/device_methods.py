@@ -67,9 +67,7 @@ def write_methods_on_device(
         container.counters.rows_updated += len(each.keys)
 
 
-def _write(
-    container: StepContainer, name: str, owned: OwnedOnDevice, choice: MethodChoice
-) -> None:
+def _write(container: StepContainer, name: str, owned: OwnedOnDevice, choice: MethodChoice) -> None:
     entry = container.entry(name)
     asked = None
     if entry.admission_filter is not None:

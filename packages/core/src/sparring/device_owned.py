@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +131,9 @@ def _summed(
     if isinstance(sources, DeviceGradients):
         return sources.by_key()
     # Of a table that other modules look up by way of the host.
-    found = sources if isinstance(sources, Accumulated) else summed_gradients(container, name, sources)
+    found = (
+        sources if isinstance(sources, Accumulated) else summed_gradients(container, name, sources)
+    )
     if not len(found.keys):
         return None
     from_host = kernels.arrays.from_host

@@ -77,9 +77,7 @@ class DevicePath:
         for group in groups:
             self._prepare(container, group)
         if not is_registered:
-            return [
-                source.pooled(group) for source, group in zip(sources, groups, strict=True)
-            ]
+            return [source.pooled(group) for source, group in zip(sources, groups, strict=True)]
         batch = _Batch(self, container, groups, sources)
         outputs: tuple[Tensor, ...] = _Output.apply(  # type: ignore[no-untyped-call]
             _ANCHOR, batch, *(group.weights for group in groups)
@@ -95,9 +93,7 @@ class DevicePath:
             container.check_readable(tables)
             return [_Stored(self, container, group.table) for group in groups]
         requests = [(group.table, group.ids) for group in groups]
-        lookups = looked_up_on_device(
-            container, self.kernels, requests, is_training=is_registered
-        )
+        lookups = looked_up_on_device(container, self.kernels, requests, is_training=is_registered)
         return [_Pulled(self.kernels, each) for each in lookups]
 
     def _prepare(self, container: StepContainer, group: DeviceGroup) -> None:
@@ -127,9 +123,7 @@ class _Stored:
         each = each_alone(group.ids)
         return self._pool(group.ids, each, "sum", None), each[:-1]
 
-    def _pool(
-        self, ids: Tensor, offsets: Tensor, mode: Any, weights: Tensor | None
-    ) -> Tensor:
+    def _pool(self, ids: Tensor, offsets: Tensor, mode: Any, weights: Tensor | None) -> Tensor:
         bags: Tensor = self._kernels.pool_storage(
             self._entry.storage, self._entry.config, ids, offsets, mode=mode, weights=weights
         )

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["count_refused", "raise_interrupted", "write_fused", "write_rows"]
 
 
-def write_rows(
-    container: StepContainer, gathered: Gathered, before: Sequence[str] = ()
-) -> None:
+def write_rows(container: StepContainer, gathered: Gathered, before: Sequence[str] = ()) -> None:
     """Upserts rows that were computed in arrays, a table at a time.
 
     Args:
