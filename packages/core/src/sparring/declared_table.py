@@ -60,6 +60,11 @@ class StorageChoice:
         words = {"{rank}": str(rank), "{world_size}": str(world_size), "{table}": table}
         return StorageChoice(self.backend, _filled_in(self.options, words))
 
+    @property
+    def means_own_device(self) -> bool:
+        """Whether any device among its options is ``cuda`` without a number."""
+        return _placed(self.options, "") != self.options
+
     def on_device(self, own: str) -> StorageChoice:
         """The choice with ``device: cuda`` read as this rank's own GPU, also in what it stacks."""
         return StorageChoice(self.backend, _placed(self.options, own))
@@ -91,7 +96,8 @@ def _placed(value: Any, own: str) -> Any:
             for name, each in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [_placed(each, own) for each in value]
+        placed = [_placed(each, own) for each in value]
+        return placed if isinstance(value, list) else tuple(placed)
     return value
 
 

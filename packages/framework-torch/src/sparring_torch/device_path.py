@@ -86,7 +86,7 @@ class DevicePath:
 
     def _sources(
         self, container: StepContainer, groups: Sequence[DeviceGroup], is_registered: bool
-    ) -> list[_Stored] | list[_Pulled]:
+    ) -> list[_Stored | _Pulled]:
         """Where the rows of each group come from."""
         tables = list(dict.fromkeys(group.table for group in groups))
         if container.reads_directly(tables):
@@ -163,10 +163,10 @@ class _Batch:
         path: DevicePath,
         container: StepContainer,
         groups: Sequence[DeviceGroup],
-        sources: Sequence[_Stored] | Sequence[_Pulled],
+        sources: Sequence[_Stored | _Pulled],
     ) -> None:
         self.path, self.groups = path, list(groups)
-        self.sources: list[_Stored | _Pulled] = list(sources)
+        self.sources = list(sources)
         """Of each group; forgotten once outputs are made of them."""
         self._found = [each.found for each in sources]
         self._resources: ResourceManager = container.resources
