@@ -355,6 +355,9 @@ def test_where_all_is_there_it_is_available(monkeypatch: pytest.MonkeyPatch) -> 
         def cuInit(self, flags: int) -> int:
             return 0
 
+        def cuDeviceGetCount(self, count: Any) -> int:
+            return 0
+
         def cuDeviceGet(self, number: Any, device: int) -> int:
             return 0
 
