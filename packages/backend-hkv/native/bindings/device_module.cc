@@ -39,6 +39,7 @@ device::EmulatedDevice& emulated(DeviceHandle& handle) {
 
 void bind_machine(py::module_& module, py::class_<DeviceHandle>& handle) {
   module.def("unavailable", [] { return py::none(); });
+  module.def("num_devices", [] { return 1; });
   module.def("set_schedule", [](uint64_t seed, unsigned num_threads) {
     device::emulator::set_schedule({seed, num_threads});
   }, py::arg("seed"), py::arg("num_threads") = 2);
@@ -77,6 +78,7 @@ void bind_machine(py::module_& module, py::class_<DeviceHandle>&) {
     if (gpus.count > 0) return py::none();
     return py::str("no GPU: " + gpus.reason);
   });
+  module.def("num_devices", [] { return device::count_gpus().count; });
   module.def("stays", [](int code) -> py::object {
     switch (device::severity_of(static_cast<cudaError_t>(code))) {
       case device::CudaSeverity::kCall: return py::bool_(false);

@@ -6,28 +6,45 @@
 #include <utility>
 
 #include "cuda_status.h"
+#include "device_scope.h"
 
 namespace sparring::device {
 namespace {
 
-// The calling thread's device, put back at the end.
-class Using {
- public:
-  explicit Using(int index) {
-    cudaGetDevice(&before_);
-    if (before_ != index) cudaSetDevice(index);
-    index_ = index;
-  }
-  ~Using() {
-    if (before_ != index_) cudaSetDevice(before_);
-  }
-  Using(const Using&) = delete;
-  Using& operator=(const Using&) = delete;
+// A function of the driver, which need not be linked; NULL where there is none.
+void* driver_function(const char* name) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+#if CUDART_VERSION >= 12050
+  const cudaError_t status =
+      cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
+#else
+  const cudaError_t status = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
+#endif
+  if (status == cudaSuccess && result == cudaDriverEntryPointSuccess) return found;
+  cudaGetLastError();
+  return nullptr;
+}
 
- private:
-  int before_ = 0;
-  int index_ = 0;
+// What `DeviceScope` asks. A lost GPU has been told of already, so nothing is checked.
+struct CudaRuntime {
+  static int current() {
+    int number = 0;
+    cudaGetDevice(&number);
+    return number;
+  }
+  static void choose(int number) { cudaSetDevice(number); }
+  static bool has_context(int number) {
+    using GetState = int (*)(int device, unsigned* flags, int* is_active);
+    static const auto get_state =
+        reinterpret_cast<GetState>(driver_function("cuDevicePrimaryCtxGetState"));
+    unsigned flags = 0;
+    int is_active = 0;
+    return get_state == nullptr || (get_state(number, &flags, &is_active) == 0 && is_active != 0);
+  }
 };
+
+using Using = DeviceScope<CudaRuntime>;
 
 // Memory that is given back in the order of a stream. Of what nobody uses it keeps so much, and
 // gives the rest back to the driver when a stream is waited for.
@@ -200,7 +217,7 @@ class CudaDevice : public Device {
     return number;
   }
   void make_current(int number) const noexcept override {
-    if (number != index_) cudaSetDevice(number);  // a lost GPU has been told of already
+    put_back<CudaRuntime>(number);
   }
 
  private:

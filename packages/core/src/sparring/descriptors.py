@@ -154,11 +154,13 @@ class KernelsDescriptor(Descriptor):
     """The key operations of one device type.
 
     `factory(arrays)` opens the set for one device of it: `arrays` says which, how results are made
-    and which stream work goes to.
+    and which stream work goes to. `num_devices()` says how many of them this process sees, 0 where
+    none can be used; None: nobody knows.
     """
 
     device: str
     factory: Callable[[ArraySource], KernelSet]
+    num_devices: Callable[[], int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
