@@ -63,7 +63,7 @@ class StorageChoice:
     @property
     def means_own_device(self) -> bool:
         """Whether any device among its options is ``cuda`` without a number."""
-        return _placed(self.options, "") != self.options
+        return bool(_placed(self.options, "") != self.options)
 
     def on_device(self, own: str) -> StorageChoice:
         """The choice with ``device: cuda`` read as this rank's own GPU, also in what it stacks."""
