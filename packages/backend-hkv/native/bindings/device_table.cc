@@ -34,9 +34,14 @@ py::capsule create_table(const DeviceHandle& handle, uint64_t row_bytes,
     options.device_memory_bytes = device_memory_bytes.value_or(0);
     // The emulator's memory passes for a GPU's, as the CPU's arrays are staged for it too.
     const SparringDevice place{kGpu, handle.type() == kGpu ? handle.number() : 0};
-    SparringStorage* storage = border::make_storage(
-        std::make_shared<DeviceStorage>(handle.shared_device(), place, options),
-        "sparring-hkv " SPARRING_HKV_VERSION);
+    SparringStorage* storage = nullptr;
+    {
+      // Memory for many rows, or pinned memory, takes seconds.
+      const py::gil_scoped_release release;
+      storage = border::make_storage(
+          std::make_shared<DeviceStorage>(handle.shared_device(), place, options),
+          "sparring-hkv " SPARRING_HKV_VERSION);
+    }
     PyObject* capsule = PyCapsule_New(storage, SPARRING_STORAGE_CAPSULE, [](PyObject* self) {
       auto* owned =
           static_cast<SparringStorage*>(PyCapsule_GetPointer(self, SPARRING_STORAGE_CAPSULE));

@@ -58,7 +58,13 @@ struct Pool {
   ~Pool() {
     if (pool != nullptr) cudaMemPoolDestroy(pool);
   }
+  // Where the GPU has no pools, as some that are shared among machines, there is none: its memory
+  // is taken by cudaMalloc then, and given back when the stream is through.
   void make(int index, uint64_t kept_bytes) {
+    int has_pools = 0;
+    throw_if_failed(cudaDeviceGetAttribute(&has_pools, cudaDevAttrMemoryPoolsSupported, index),
+                    "asking for memory pools");
+    if (has_pools == 0) return;
     cudaMemPoolProps properties{};
     properties.allocType = cudaMemAllocationTypePinned;
     properties.location = {cudaMemLocationTypeDevice, index};
@@ -67,7 +73,7 @@ struct Pool {
                     "setting up the memory pool");
   }
   void trim() const {
-    if (cudaMemPoolTrimTo(pool, 0) != cudaSuccess) cudaGetLastError();
+    if (pool != nullptr && cudaMemPoolTrimTo(pool, 0) != cudaSuccess) cudaGetLastError();
   }
   // From the driver, in use or not.
   uint64_t held_bytes() const {
@@ -125,11 +131,16 @@ class CudaDevice : public Device {
   void free(void* memory, size_t num_bytes, Stream stream, Lifetime lifetime) noexcept override {
     if (memory == nullptr) return;
     const Using here(index_);
-    pool_of(lifetime).used_bytes -= num_bytes;
+    Pool& pool = pool_of(lifetime);
+    pool.used_bytes -= num_bytes;
+    // A lost GPU has nothing to free.
     if (allocator_) {
       allocator_->free(allocator_->context, memory, num_bytes, stream);
+    } else if (pool.pool != nullptr) {
+      cudaFreeAsync(memory, of(stream));
     } else {
-      cudaFreeAsync(memory, of(stream));  // a lost GPU has nothing to free
+      cudaStreamSynchronize(of(stream));
+      cudaFree(memory);
     }
   }
   MemoryUse memory_use() const override {
@@ -240,7 +251,8 @@ class CudaDevice : public Device {
     if (allocator_) return allocator_->allocate(allocator_->context, num_bytes, stream);
     void* memory = nullptr;
     const cudaError_t status =
-        cudaMallocFromPoolAsync(&memory, num_bytes, pool.pool, of(stream));
+        pool.pool != nullptr ? cudaMallocFromPoolAsync(&memory, num_bytes, pool.pool, of(stream))
+                             : cudaMalloc(&memory, num_bytes);
     if (status == cudaErrorMemoryAllocation) {
       cudaGetLastError();  // this one does not stay
       return nullptr;

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <vector>
 
 namespace sparring::device {
 namespace {
@@ -40,7 +41,14 @@ bool is_border(const unsigned char* bytes) {
 
 }  // namespace
 
+std::unique_ptr<EmulatedDevice> EmulatedDevice::make_late(uint64_t seed) {
+  auto device = std::make_unique<EmulatedDevice>();
+  device->late_ = std::make_unique<LateWork>(seed);
+  return device;
+}
+
 EmulatedDevice::~EmulatedDevice() {
+  if (late_ != nullptr) late_->finish();
   if (!pieces_.empty()) die("memory was not given back");
 }
 
@@ -124,8 +132,9 @@ void* EmulatedDevice::allocate(size_t num_bytes, Stream, Lifetime lifetime) {
   return allocate_piece(num_bytes, kind_of(lifetime));
 }
 
-void EmulatedDevice::free(void* memory, size_t num_bytes, Stream, Lifetime lifetime) noexcept {
-  free_piece(memory, num_bytes, kind_of(lifetime));
+void EmulatedDevice::free(void* memory, size_t num_bytes, Stream stream,
+                          Lifetime lifetime) noexcept {
+  put(stream, [=, this] { free_piece(memory, num_bytes, kind_of(lifetime)); });
 }
 
 MemoryUse EmulatedDevice::memory_use() const {
@@ -141,44 +150,79 @@ void EmulatedDevice::free_pinned(void* memory, size_t num_bytes) noexcept {
   free_piece(memory, num_bytes, Kind::kPinned);
 }
 
-void EmulatedDevice::copy(void* to, const void* from, size_t num_bytes, Stream) {
+void EmulatedDevice::copy(void* to, const void* from, size_t num_bytes, Stream stream) {
   if (num_bytes == 0) return;
+  bool is_read_now = false;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    reach_locked();
+    has_work_ = true;
+    ++num_copies_;
+    is_read_now = late_ != nullptr && piece_of(from) == nullptr;
+  }
+  if (!is_read_now) return put(stream, [=, this] { copy_now(to, from, num_bytes); });
+  const auto* const bytes = static_cast<const unsigned char*>(from);
+  put(stream, [to, read = std::vector<unsigned char>(bytes, bytes + num_bytes)] {
+    std::memcpy(to, read.data(), read.size());
+  });
+}
+
+void EmulatedDevice::copy_now(void* to, const void* from, size_t num_bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  reach_locked();
-  has_work_ = true;
-  ++num_copies_;
   if (is_device_memory(from) && has_poison(static_cast<const unsigned char*>(from), num_bytes))
     ++num_unwritten_copies_;
   std::memcpy(to, from, num_bytes);
 }
 
-void EmulatedDevice::fill(void* memory, unsigned char byte, size_t num_bytes, Stream) {
+void EmulatedDevice::fill(void* memory, unsigned char byte, size_t num_bytes, Stream stream) {
   if (num_bytes == 0) return;
-  const std::lock_guard<std::mutex> lock(mutex_);
-  reach_locked();
-  has_work_ = true;
-  ++num_fills_;
-  std::memset(memory, byte, num_bytes);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    reach_locked();
+    has_work_ = true;
+    ++num_fills_;
+  }
+  put(stream, [=] { std::memset(memory, byte, num_bytes); });
+}
+
+auto EmulatedDevice::piece_of(const void* address) const -> const std::pair<size_t, Kind>* {
+  auto after = pieces_.upper_bound(const_cast<void*>(address));
+  if (after == pieces_.begin()) return nullptr;
+  const auto& [begin, piece] = *--after;
+  const bool is_within = static_cast<const char*>(address) < static_cast<char*>(begin) + piece.first;
+  return is_within ? &piece : nullptr;
 }
 
 bool EmulatedDevice::is_device_memory(const void* address) const {
-  auto after = pieces_.upper_bound(const_cast<void*>(address));
-  if (after == pieces_.begin()) return false;
-  const auto& [begin, piece] = *--after;
-  return piece.second != Kind::kPinned && static_cast<const char*>(address) < static_cast<char*>(begin) + piece.first;
+  const auto* const piece = piece_of(address);
+  return piece != nullptr && piece->second != Kind::kPinned;
 }
 
-// A stream and an event are names only: all that is put on them has happened.
+// A stream and an event are names only.
 Stream EmulatedDevice::make_stream() { return new char; }
-void EmulatedDevice::free_stream(Stream stream) noexcept { delete static_cast<char*>(stream); }
+void EmulatedDevice::free_stream(Stream stream) noexcept {
+  if (late_ != nullptr) late_->forget_stream(stream);
+  delete static_cast<char*>(stream);
+}
 Event EmulatedDevice::make_event() { return new char; }
-void EmulatedDevice::free_event(Event event) noexcept { delete static_cast<char*>(event); }
-void EmulatedDevice::record(Event, Stream) {
+void EmulatedDevice::free_event(Event event) noexcept {
+  if (late_ != nullptr) late_->forget_event(event);
+  delete static_cast<char*>(event);
+}
+void EmulatedDevice::record(Event event, Stream stream) {
   check();
+  if (late_ != nullptr) late_->record(event, stream);
   const std::lock_guard<std::mutex> lock(mutex_);
   ++num_records_;
 }
-void EmulatedDevice::wait(Stream) { count_wait(); }
+void EmulatedDevice::wait(Stream stream) {
+  count_wait();
+  if (late_ != nullptr) late_->wait(stream);
+}
+void EmulatedDevice::wait_event(Event event) {
+  count_wait();
+  if (late_ != nullptr) late_->wait_event(event);
+}
 
 void EmulatedDevice::fail_from(int64_t allocation) {
   const std::lock_guard<std::mutex> lock(mutex_);
