@@ -211,7 +211,13 @@ def make_environment(folder: Path, wheels: Path | None) -> str:
 
 def build_stages(folder: Path) -> list[Stage]:
     """Builds of the packages, core first."""
-    settings = {"backend-hkv": ("--config-settings=cmake.define.SPARRING_HKV_EMULATED=ON",)}
+    settings = {
+        "backend-hkv": (
+            "--config-settings=cmake.define.SPARRING_HKV_EMULATED=ON",
+            # For the GPU at hand alone: a third of the time.
+            "--config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES=native",
+        )
+    }
     pip = ("python", "-m", "pip", "install", "--quiet", "--no-index", "--no-deps")
     return [
         Stage(

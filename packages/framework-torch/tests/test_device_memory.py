@@ -166,8 +166,10 @@ def test_a_table_takes_what_torch_keeps_on_cuda(gpu: torch.device) -> None:
     torch.cuda.synchronize(gpu)
     torch.cuda.empty_cache()
     free_bytes = torch.cuda.mem_get_info(gpu)[0]
-    held = torch.empty(free_bytes - (64 << 20), dtype=torch.uint8, device=gpu)
-    del held  # torch keeps it
+    # The batch below is made from a piece of its own: torch gives back no piece partly in use.
+    small = torch.empty(1 << 30, dtype=torch.uint8, device=gpu)
+    held = torch.empty(free_bytes - (1 << 30) - (64 << 20), dtype=torch.uint8, device=gpu)
+    del small, held  # torch keeps them
     assert torch.cuda.memory_reserved(gpu) > free_bytes // 2
     handle = open_device("cuda", gpu.index or 0).handle
     before = handle.memory_use["lasting_bytes"]

@@ -184,7 +184,10 @@ class CudaDevice : public Device {
     check_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
     return stream;
   }
-  void free_stream(Stream stream) noexcept override { cudaStreamDestroy(of(stream)); }
+  void free_stream(Stream stream) noexcept override {
+    const Using here(index_);
+    cudaStreamDestroy(of(stream));
+  }
   void wait(Stream stream) override {
     const Using here(index_);
     check_status(cudaStreamSynchronize(of(stream)), "waiting for a stream");
@@ -196,15 +199,20 @@ class CudaDevice : public Device {
     check_status(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
     return event;
   }
-  void free_event(Event event) noexcept override { cudaEventDestroy(event_of(event)); }
+  void free_event(Event event) noexcept override {
+    const Using here(index_);
+    cudaEventDestroy(event_of(event));
+  }
   void record(Event event, Stream stream) override {
     const Using here(index_);
     check_status(cudaEventRecord(event_of(event), of(stream)), "recording an event");
   }
   void wait_event(Event event) override {
+    const Using here(index_);
     check_status(cudaEventSynchronize(event_of(event)), "waiting for an event");
   }
   bool is_done(Event event) override {
+    const Using here(index_);
     const cudaError_t status = cudaEventQuery(event_of(event));
     if (status == cudaErrorNotReady) {
       cudaGetLastError();
