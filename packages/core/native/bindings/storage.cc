@@ -4,18 +4,28 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 
 #include "abi/storage_handle.h"
+#include "bindings/arrays.h"
 #include "bindings/export.h"
 #include "bindings/gil.h"
+#include "execution/pool.h"
+#include "kernels/blocked_bloom.h"
 #include "sparring/python_errors.h"
+#include "tiers/find_below.h"
 
 namespace py = pybind11;
 using sparring::abi::EvictedRows;
 using sparring::abi::StorageError;
 using sparring::abi::StorageHandle;
+using sparring::bindings::kAny;
+using sparring::bindings::input;
+using sparring::execution::process_executor;
+using sparring::kernels::BlockedBloom;
+namespace tiers = sparring::tiers;
 
 namespace {
 
@@ -73,6 +83,47 @@ class PyStorageHandle {
     if (found.size() != keys.size()) throw py::value_error("found has another length than keys");
     sparring::bindings::GilRelease release;
     handle_.find(arguments);
+  }
+
+  // Finds in the first tier of a stack, and what it lacks in the one below. staged_rows: room for
+  // whole rows of as many keys, or None. Gives (keys found here, seconds, what `find_below` gives).
+  py::tuple find_first(const Keys& keys, std::pair<uint64_t, uint64_t> columns, py::array& rows,
+                       py::array_t<bool>& found, const PyStorageHandle& below,
+                       const std::vector<const BlockedBloom*>& filters,
+                       std::optional<py::array> staged_rows) const {
+    const tiers::Asked asked = asked_for(keys, columns, rows, found);
+    const auto count = static_cast<int64_t>(keys.size());
+    Room room(count, staged_rows, below.row_bytes_);
+    check_filters(filters);
+    tiers::Through through;
+    {
+      sparring::bindings::GilRelease release;
+      through = tiers::find_first(process_executor(), handle_, below.handle_, filters, asked, count,
+                                  room.missing.get(), room.staged());
+    }
+    return py::make_tuple(count - through.num_missing, through.seconds,
+                          room.met(through.below, through.num_missing));
+  }
+
+  // Finds what no tier above has, the keys at `missing`; gives (keys found, (m) places of those
+  // still missing, in no order, how many the filters ruled out, seconds).
+  py::tuple find_below(const std::vector<const BlockedBloom*>& filters, const Keys& keys,
+                       const py::array& missing, std::pair<uint64_t, uint64_t> columns,
+                       py::array& rows, py::array_t<bool>& found,
+                       std::optional<py::array> staged_rows) const {
+    const tiers::Asked asked = asked_for(keys, columns, rows, found);
+    const auto* const places = input<int64_t>(missing, "missing", {kAny});
+    const auto num_missing = static_cast<int64_t>(missing.shape(0));
+    Room room(num_missing, staged_rows, row_bytes_);
+    check_filters(filters);
+    std::copy_n(places, num_missing, room.missing.get());
+    tiers::Below below;
+    {
+      sparring::bindings::GilRelease release;
+      below = tiers::find_below(process_executor(), handle_, filters, asked, room.missing.get(),
+                                num_missing, room.staged());
+    }
+    return room.met(below, num_missing);
   }
 
   py::object upsert(const Keys& keys, const py::array& rows,
@@ -182,6 +233,7 @@ class PyStorageHandle {
   }
   bool offers_touch() const { return handle_.offers_touch(); }
   bool offers_evict() const { return handle_.offers_evict(); }
+  bool offers_visit() const { return handle_.offers_visit(); }
   py::capsule capsule() const { return capsule_; }
 
  private:
@@ -201,6 +253,47 @@ class PyStorageHandle {
       throw py::value_error("rows must be (keys, columns) with contiguous rows");
     }
   }
+
+  static tiers::Asked asked_for(const Keys& keys, std::pair<uint64_t, uint64_t> columns,
+                                py::array& rows, py::array_t<bool>& found) {
+    check_shapes(keys.size(), rows, columns.second - columns.first);
+    if (found.size() != keys.size()) throw py::value_error("found has another length than keys");
+    return {keys.data(),
+            {columns.first, columns.second},
+            static_cast<char*>(rows.mutable_data()),
+            stride_of(rows),
+            reinterpret_cast<uint8_t*>(found.mutable_data())};
+  }
+
+  static void check_filters(const std::vector<const BlockedBloom*>& filters) {
+    if (filters.empty()) throw py::value_error("there is no filter to ask");
+  }
+
+  // What a find leaves of a lower tier, for `count` keys at the most.
+  struct Room {
+    Room(int64_t count, std::optional<py::array>& staged_rows, uint64_t row_bytes)
+        : missing(std::make_unique_for_overwrite<int64_t[]>(static_cast<size_t>(count))),
+          keys(std::make_unique_for_overwrite<int64_t[]>(static_cast<size_t>(count))) {
+      if (!staged_rows) return;
+      check_shapes(staged_rows->shape(0), *staged_rows, row_bytes);
+      if (staged_rows->shape(0) < count || stride_of(*staged_rows) != row_bytes) {
+        throw py::value_error("staged_rows must have room for all missing rows, without gaps");
+      }
+      rows = static_cast<char*>(staged_rows->mutable_data());
+    }
+
+    tiers::Staged staged() const { return {keys.get(), rows}; }
+
+    py::tuple met(const tiers::Below& below, int64_t num_missing) const {
+      return py::make_tuple(py::array_t<int64_t>(below.num_found, keys.get()),
+                            py::array_t<int64_t>(num_missing - below.num_found, missing.get()),
+                            below.num_skipped, below.seconds);
+    }
+
+    std::unique_ptr<int64_t[]> missing;
+    std::unique_ptr<int64_t[]> keys;
+    char* rows = nullptr;
+  };
 
   py::capsule capsule_;
   StorageHandle handle_;
@@ -228,6 +321,13 @@ void bind_storage(py::module_& module) {
       .def(py::init<py::capsule>(), py::arg("capsule"))
       .def("find", &PyStorageHandle::find, py::arg("keys").noconvert(), py::arg("begin"),
            py::arg("end"), py::arg("rows").noconvert(), py::arg("found").noconvert())
+      .def("find_first", &PyStorageHandle::find_first, py::arg("keys").noconvert(),
+           py::arg("columns"), py::arg("rows").noconvert(), py::arg("found").noconvert(),
+           py::arg("below"), py::arg("filters"), py::arg("staged_rows").noconvert())
+      .def("find_below", &PyStorageHandle::find_below, py::arg("filters"),
+           py::arg("keys").noconvert(), py::arg("missing").noconvert(), py::arg("columns"),
+           py::arg("rows").noconvert(), py::arg("found").noconvert(),
+           py::arg("staged_rows").noconvert())
       .def("upsert", &PyStorageHandle::upsert, py::arg("keys").noconvert(),
            py::arg("rows").noconvert(), py::arg("scores").noconvert() = py::none())
       .def("erase", &PyStorageHandle::erase, py::arg("keys").noconvert())
@@ -244,5 +344,6 @@ void bind_storage(py::module_& module) {
       .def_property_readonly("calls_python", &PyStorageHandle::calls_python)
       .def_property_readonly("offers_touch", &PyStorageHandle::offers_touch)
       .def_property_readonly("offers_evict", &PyStorageHandle::offers_evict)
+      .def_property_readonly("offers_visit", &PyStorageHandle::offers_visit)
       .def_property_readonly("capsule", &PyStorageHandle::capsule);
 }

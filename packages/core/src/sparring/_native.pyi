@@ -145,6 +145,26 @@ class StorageHandle:
     def find(
         self, keys: Indices, begin: int, end: int, rows: Values, found: npt.NDArray[np.bool_]
     ) -> None: ...
+    def find_first(
+        self,
+        keys: Indices,
+        columns: tuple[int, int],
+        rows: Values,
+        found: npt.NDArray[np.bool_],
+        below: StorageHandle,
+        filters: list[BlockedBloom],
+        staged_rows: Values | None,
+    ) -> tuple[int, float, tuple[Indices, Indices, int, float]]: ...
+    def find_below(
+        self,
+        filters: list[BlockedBloom],
+        keys: Indices,
+        missing: Indices,
+        columns: tuple[int, int],
+        rows: Values,
+        found: npt.NDArray[np.bool_],
+        staged_rows: Values | None,
+    ) -> tuple[Indices, Indices, int, float]: ...
     def upsert(
         self, keys: Indices, rows: Values, scores: npt.NDArray[np.uint64] | None = None
     ) -> Any: ...
@@ -164,6 +184,8 @@ class StorageHandle:
     def offers_touch(self) -> bool: ...
     @property
     def offers_evict(self) -> bool: ...
+    @property
+    def offers_visit(self) -> bool: ...
     @property
     def capsule(self) -> Any: ...
 

@@ -153,6 +153,11 @@ class GrowingBloomFilter:
             found |= part.contains(keys)
         return found
 
+    @property
+    def native_parts(self) -> list[_native.BlockedBloom]:
+        """For native code: the filters, of which any may contain a key."""
+        return [part._native for part in self._parts]
+
     def clear(self) -> None:
         """Takes all keys out, and gives back the memory of all but the first part."""
         self._parts = [self._part(self.planned_keys, 0)]

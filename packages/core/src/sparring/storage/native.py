@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from importlib import metadata
 from itertools import count
 from typing import Any
@@ -94,6 +95,12 @@ class NativeStorage(Storage):
             )
         self.capabilities = capabilities or _derive(stat["capabilities"], self._handle)
         self._itemsize = table.numpy_dtype.itemsize
+        # Who shows rows where they lie has them in memory; a device's are shown as copies.
+        self._is_in_memory = (
+            self.capabilities.native
+            and self.capabilities.devices == ("cpu",)
+            and self._handle.offers_visit
+        )
 
     @property
     def distribution(self) -> str:
@@ -112,6 +119,15 @@ class NativeStorage(Storage):
         self._check_open()
         found: int = self._handle.stat()["memory_bytes"]
         return found
+
+    @property
+    def handle_in_memory(self) -> Any | None:
+        """Finds rows for native code without the GIL, from memory: a trip costs no more than some
+        misses of the cache. None where rows lie elsewhere, or a subclass finds them itself."""
+        if not self._is_in_memory:
+            return None
+        is_own = getattr(self._find_impl, "__func__", None) is NativeStorage._find_impl
+        return self._handle if is_own else None
 
     def set_option(self, name: str, value: object) -> None:
         """Sets an option of the backend while it is open, as ``epoch`` of an epoch policy.
@@ -386,7 +402,9 @@ def _derive(bits: int, handle: Any) -> Capabilities:
     )
 
 
+@cache
 def _version(distribution: str = "sparring") -> str:
+    """Reads files: too slow for each update of a storage that is exported."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

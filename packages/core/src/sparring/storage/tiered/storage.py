@@ -182,9 +182,20 @@ class TieredStorage(Storage):
         self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
     ) -> None:
         with self._lock.reading():
+            below = self._first.find_through(
+                self._tiers[1], keys, columns, rows, found, self._room_for
+            )
+            if below is not None:
+                self._staging.add(below.keys, below.rows, 1)
+                if len(below.missing) and len(self._tiers) > 2:
+                    self._find_below(keys, columns, rows, found, first_place=2)
+                return
             self._first.find(keys, columns, rows, found)
             if not found.all():
                 self._find_below(keys, columns, rows, found)
+
+    def _room_for(self, num_rows: int) -> Rows | None:
+        return self._staging.lend(num_rows) if self._staging.wants_rows else None
 
     def _copy_impl(
         self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
@@ -196,14 +207,14 @@ class TieredStorage(Storage):
         """Finds without a trace; the lock is held. A save reads every row: promoted, they would
         push out the hot ones; counted, they would hide how training fares."""
         self._first.storage._find_impl(keys, columns, rows, found)
+        missing = np.flatnonzero(~found)
         for tier in self._tiers[1:]:
-            tier.holding.find(keys, columns, rows, found)
-            missing = np.flatnonzero(~found)
+            if tier.holding.find(keys, columns, rows, found):
+                missing = np.flatnonzero(~found)
             if not len(missing):
                 return
-            below = tier.find_missing(keys, missing, columns, columns, is_counted=False)
-            below.place_into(rows, columns, columns)
-            found[below.places] = True
+            below = tier.find_missing(keys, missing, columns, rows, found, None, is_counted=False)
+            missing = below.missing
 
     def _find_below(
         self,
@@ -212,23 +223,22 @@ class TieredStorage(Storage):
         rows: Rows,
         found: npt.NDArray[np.bool_],
         *,
+        first_place: int = 1,
         is_staged: bool = True,
     ) -> None:
-        """Fills in what the first tier does not have; the lock is held."""
-        wants_rows = is_staged and self._staging.wants_rows
-        span = Columns(0, self.table.width) if wants_rows else columns
-        for place, tier in enumerate(self._tiers[1:], 1):
+        """Fills in what the tiers above `first_place` do not have; the lock is held."""
+        missing = np.flatnonzero(~found)
+        for place, tier in enumerate(self._tiers[first_place:], first_place):
             if num_held := tier.holding.find(keys, columns, rows, found):
                 tier.meter.found(num_held, 0, read_bytes=0, seconds=0.0)
-            missing = np.flatnonzero(~found)
+                missing = np.flatnonzero(~found)
             if not len(missing):
                 return
-            below = tier.find_missing(keys, missing, columns, span)
-            if len(below.places):
-                below.place_into(rows, columns, span)
-                found[below.places] = True
-                if is_staged:
-                    self._staging.add(below.keys, below.rows if wants_rows else None, place)
+            room = self._room_for(len(missing)) if is_staged else None
+            below = tier.find_missing(keys, missing, columns, rows, found, room)
+            if is_staged:
+                self._staging.add(below.keys, below.rows, place)
+            missing = below.missing
 
     def _exists_below(self, keys: Keys, known: Keys) -> npt.NDArray[np.bool_]:
         """Which keys that the first tier lacks have a row below it; `known` is sorted."""
@@ -307,11 +317,11 @@ class TieredStorage(Storage):
             num_rows = int(np.count_nonzero(staged.origins == place))
             self._tiers[place].meter.counters.promotions += num_rows
         is_wanted = ~is_in(staged.keys, np.sort(but))
-        if not is_wanted.any():
-            return
-        self._descent.hand_down(
-            0, self._first.upsert(staged.keys[is_wanted], staged.rows[is_wanted], None)
-        )
+        if is_wanted.any():
+            self._descent.hand_down(
+                0, self._first.upsert(staged.keys[is_wanted], staged.rows(is_wanted), None)
+            )
+        self._staging.give_back(staged)
 
     def _let_go(self, evicted: Evicted) -> None:
         """Rows left the last tier. Where a tier above has the key it stays, and must go down

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +13,11 @@ import numpy.typing as npt
 from sparring import _native
 from sparring.bloom import GrowingBloomFilter
 from sparring.storage.contract import Columns, Evicted, Keys, Rows, Scores, Storage
+from sparring.storage.native import NativeStorage
 from sparring.storage.tiered.counters import TierMeter
 from sparring.storage.tiered.holding import Held, HoldingBuffer
 
-__all__ = ["PROBE", "Tier"]
+__all__ = ["PROBE", "Below", "Tier"]
 
 PROBE = Columns(0, 1)
 """The least that can be read of a row, for who only asks whether there is one."""
@@ -24,6 +28,18 @@ _MOST_FILTER_PARTS = 2
 _LEAST_ERASED = 1_024
 _MOST_ERASED_SHARE = 0.25
 _MOST_DIRTY_SHARE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """What a find came to in a lower tier."""
+
+    keys: Keys
+    """Those that the tier has."""
+    rows: Rows | None
+    """Their whole rows, where these were wanted."""
+    missing: Keys
+    """The places of those that are still missing, in no order."""
 
 
 class Tier:
@@ -91,36 +107,148 @@ class Tier:
         )
 
     def find_missing(
-        self, keys: Keys, missing: Keys, columns: Columns, span: Columns, *, is_counted: bool = True
-    ) -> _Found:
-        """Looks for keys that no tier above has.
+        self,
+        keys: Keys,
+        missing: Keys,
+        columns: Columns,
+        rows: Rows,
+        found: npt.NDArray[np.bool_],
+        room: Rows | None,
+        *,
+        is_counted: bool = True,
+    ) -> Below:
+        """Looks for keys that no tier above has, and fills in `rows` and `found` for them.
 
         Args:
             keys: those asked for, ``(n,)``.
             missing: the places of those not found yet.
             columns: the part of each row that is wanted.
-            span: the part that is read.
+            rows: ``(n, width of columns)``.
+            found: ``(n,)``.
+            room: where whole rows are kept besides, ``(at least len(missing), width)``.
             is_counted: it tells of training; otherwise no counter changes.
+        """
+        handle = self._handle
+        if handle is None:
+            return self._find_missing(keys, missing, columns, rows, found, room, is_counted)
+        assert self.keys_filter is not None
+        size = rows.itemsize
+        met = handle.find_below(
+            self.keys_filter.native_parts,
+            keys,
+            missing,
+            (columns.begin * size, columns.end * size),
+            rows,
+            found,
+            room,
+        )
+        return self._below(met, columns, size, room, is_counted)
+
+    def find_through(
+        self,
+        second: Tier,
+        keys: Keys,
+        columns: Columns,
+        rows: Rows,
+        found: npt.NDArray[np.bool_],
+        lend: Callable[[int], Rows | None],
+    ) -> Below | None:
+        """As `find` of the first tier and `find_missing` of the second in one call, where the rows
+        of both lie in memory and none are on their way between them.
+
+        Args:
+            second: the tier below this one.
+            keys, columns, rows, found: as `find`.
+            lend: gives room for as many whole rows, or None.
 
         Returns:
-            The places that are in the storage, with what was read of them.
+            What the second had; None where the tiers are not such, and nothing has been done.
         """
+        handle, below = self._handle, second._handle
+        if handle is None or below is None or second.holding:
+            return None
+        assert second.keys_filter is not None
+        size = rows.itemsize
+        room = lend(len(keys))
+        num_found, seconds, met = handle.find_first(
+            keys,
+            (columns.begin * size, columns.end * size),
+            rows,
+            found,
+            below,
+            second.keys_filter.native_parts,
+            room,
+        )
+        read_bytes = num_found * (columns.end - columns.begin) * size
+        self.meter.found(num_found, len(keys) - num_found, read_bytes=read_bytes, seconds=seconds)
+        return second._below(met, columns, size, room, True)
+
+    @property
+    def _handle(self) -> Any | None:
+        """Of a storage whose rows lie in memory."""
+        if not isinstance(self.storage, NativeStorage):
+            return None
+        return self.storage.handle_in_memory
+
+    def _below(
+        self,
+        met: tuple[Keys, Keys, int, float],
+        columns: Columns,
+        itemsize: int,
+        room: Rows | None,
+        is_counted: bool,
+    ) -> Below:
+        """What native code met in this tier, which is counted."""
+        keys, missing, num_skipped, seconds = met
+        if is_counted and len(keys) + len(missing):
+            width = (columns.end - columns.begin) if room is None else room.shape[1]
+            misses = len(missing) - num_skipped
+            self.meter.found(
+                len(keys), misses, read_bytes=len(keys) * width * itemsize, seconds=seconds
+            )
+            self.meter.filtered(num_skipped, misses)
+        return Below(keys, None if room is None else room[: len(keys)], missing)
+
+    def _find_missing(
+        self,
+        keys: Keys,
+        missing: Keys,
+        columns: Columns,
+        rows: Rows,
+        found: npt.NDArray[np.bool_],
+        room: Rows | None,
+        is_counted: bool,
+    ) -> Below:
+        """The same for any storage, in steps of NumPy."""
         assert self.keys_filter is not None
         may_have = self.keys_filter.contains(keys[missing])
         asked = missing[may_have]
         table = self.storage.table
-        part = np.empty((len(asked), span.end - span.begin), table.numpy_dtype)
-        found = np.empty(len(asked), np.bool_)
+        span = columns if room is None else Columns(0, table.width)
+        part = (
+            np.empty((len(asked), span.end - span.begin), table.numpy_dtype)
+            if room is None
+            else room[: len(asked)]
+        )
+        is_there = np.empty(len(asked), np.bool_)
         asked_keys = keys[asked]
         if len(asked):
             find = self.find if is_counted else self.storage._find_impl
-            find(asked_keys, span, part, found)
-        hits = int(np.count_nonzero(found))
+            find(asked_keys, span, part, is_there)
+        hits = int(np.count_nonzero(is_there))
         if is_counted:
             self.meter.filtered(len(missing) - len(asked), len(asked) - hits)
-        if hits == len(asked):
-            return _Found(asked, asked_keys, part)
-        return _Found(asked[found], asked_keys[found], part[found])
+        places = asked
+        if hits < len(asked):
+            places, asked_keys, part = asked[is_there], asked_keys[is_there], part[is_there]
+        if columns == span and rows.flags.c_contiguous:
+            _native.place_rows(part, places, rows)
+        else:
+            begin = columns.begin - span.begin
+            rows[places] = part[:, begin : begin + columns.end - columns.begin]
+        found[places] = True
+        still_missing = missing[:0] if hits == len(missing) else missing[~found[missing]]
+        return Below(asked_keys, None if room is None else part, still_missing)
 
     def has(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Which keys have a row in the storage. Counts nothing but what the filter spares."""
@@ -230,22 +358,3 @@ class Tier:
         for chunk in self.storage.scan(columns=PROBE):
             staying.add(chunk.keys[self.dirty.contains(chunk.keys)])
         self.dirty = staying
-
-
-class _Found:
-    """Places among the keys asked for, their keys, and what was read of their rows."""
-
-    __slots__ = ("keys", "places", "rows")
-
-    def __init__(self, places: Keys, keys: Keys, rows: Rows) -> None:
-        self.places = places
-        self.keys = keys
-        self.rows = rows
-
-    def place_into(self, rows: Rows, columns: Columns, span: Columns) -> None:
-        """Puts the wanted columns where they belong."""
-        if columns == span and rows.flags.c_contiguous:
-            _native.place_rows(self.rows, self.places, rows)
-        else:
-            begin = columns.begin - span.begin
-            rows[self.places] = self.rows[:, begin : begin + columns.end - columns.begin]

@@ -1,0 +1,337 @@
+#include "tiers/find_below.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <mutex>
+
+#include "kernels/parallel.h"
+
+namespace sparring::tiers {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Filters = std::vector<const kernels::BlockedBloom*>;
+
+// Below this a key costs less than waking a thread.
+constexpr int64_t kGrain = 1024;
+// Keys that go through the steps together: enough that starting a find does not count, and few
+// enough that their rows stay in the second cache.
+constexpr int64_t kMostKeys = 2048;
+constexpr int64_t kLeastKeys = 32;
+constexpr int64_t kChunkBytes = 256 * 1024;
+// Of so many keys, and more, one of kSampled is asked for at the filters first; see
+// PieceFinder::choose.
+constexpr int64_t kManyKeys = 1024;
+constexpr int64_t kSampled = 16;
+
+constexpr int64_t kPlacesAhead = 16;
+
+// Puts row i of `from` at places[i].
+using Place = void (*)(const char* from, uint64_t from_stride, const int64_t* places, int64_t count,
+                       const Asked& asked);
+
+template <size_t kBytes>
+void place(const char* from, uint64_t from_stride, const int64_t* places, int64_t count,
+           const Asked& asked) {
+  char* const to = asked.rows;
+  const uint64_t stride = asked.row_stride;
+  const uint64_t bytes = kBytes != 0 ? kBytes : asked.columns.end - asked.columns.begin;
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kPlacesAhead < count) {
+      char* const next = to + static_cast<uint64_t>(places[i + kPlacesAhead]) * stride;
+      for (uint64_t byte = 0; byte < bytes && byte < 512; byte += 64) __builtin_prefetch(next + byte, 1);
+    }
+    std::memcpy(to + static_cast<uint64_t>(places[i]) * stride,
+                from + static_cast<uint64_t>(i) * from_stride, bytes);
+  }
+}
+
+// Embeddings of 16 to 128 float32 are moved without a call for each.
+Place place_for(uint64_t bytes) {
+  switch (bytes) {
+    case 64:
+      return place<64>;
+    case 128:
+      return place<128>;
+    case 256:
+      return place<256>;
+    case 512:
+      return place<512>;
+    default:
+      return place<0>;
+  }
+}
+
+// What one piece of the loop left at the beginning of its part of the shared arrays.
+struct Piece {
+  int64_t begin;
+  int64_t num_missing;
+  int64_t num_found;
+};
+
+// The steps for one piece. What it needs for a chunk is made once.
+class PieceFinder {
+ public:
+  PieceFinder(const abi::StorageHandle& tier, const Filters& filters, const Asked& asked,
+              int64_t* missing, const Staged& staged)
+      : tier_(tier),
+        filters_(filters),
+        asked_(asked),
+        missing_(missing),
+        staged_(staged),
+        columns_(staged.rows != nullptr ? SparringColumns{0, tier.row_bytes()} : asked.columns),
+        row_bytes_(columns_.end - columns_.begin),
+        place_(place_for(asked.columns.end - asked.columns.begin)),
+        chunk_keys_(std::clamp(kChunkBytes / static_cast<int64_t>(row_bytes_), kLeastKeys,
+                               kMostKeys)) {}
+
+  void run(int64_t count) {
+    for (int64_t at = 0; at < count; at += chunk_keys_) {
+      const auto start = Clock::now();
+      const int64_t num_asked = choose(at, std::min(chunk_keys_, count - at));
+      const auto begun = Clock::now();
+      if (num_asked > 0) find(num_asked);
+      const auto ended = Clock::now();
+      other_time += begun - start;
+      tier_time += ended - begun;
+      if (num_asked > 0) take(num_asked);
+      other_time += Clock::now() - ended;
+    }
+  }
+
+  int64_t num_missing = 0;
+  int64_t num_found = 0;
+  int64_t num_skipped = 0;
+  Clock::duration tier_time{};
+  Clock::duration other_time{};
+
+ private:
+  // Leaves the keys that the tier is to be asked for in keys_, and their places; returns how many.
+  //
+  // Here asking the filters costs as much as asking the tier, and where all keys are there it is
+  // spent for nothing. So of many keys a sample is asked for first, and the others only where the
+  // filters rule out one of it: of n keys, u of which are not there, the tier is asked for all with
+  // a chance of (1 - u / n)^(n / 16), so in the mean for at most 16 / e = 6 in vain.
+  int64_t choose(int64_t at, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      places_[i] = missing_[at + i];
+      keys_[i] = asked_.keys[places_[i]];
+    }
+    if (count >= kManyKeys && sample_passes(count)) return count;
+    ask_filters(keys_, count);
+    int64_t num_asked = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      // Places that are written here have been read: there are never more of them.
+      missing_[num_missing] = places_[i];
+      num_missing += flags_[i] == 0;
+      keys_[num_asked] = keys_[i];
+      places_[num_asked] = places_[i];
+      num_asked += flags_[i];
+    }
+    num_skipped += count - num_asked;
+    return num_asked;
+  }
+
+  bool sample_passes(int64_t count) {
+    int64_t sample[kMostKeys / kSampled + 1];
+    int64_t num_sampled = 0;
+    for (int64_t i = 0; i < count; i += kSampled) sample[num_sampled++] = keys_[i];
+    ask_filters(sample, num_sampled);
+    return std::find(flags_, flags_ + num_sampled, 0) == flags_ + num_sampled;
+  }
+
+  // flags_: 1 where one of the filters may contain the key.
+  void ask_filters(const int64_t* keys, int64_t count) {
+    filters_.front()->contains(nullptr, keys, count, flags_);
+    for (size_t part = 1; part < filters_.size(); ++part) {
+      filters_[part]->contains(nullptr, keys, count, other_flags_);
+      for (int64_t i = 0; i < count; ++i) flags_[i] |= other_flags_[i];
+    }
+  }
+
+  char* room() {
+    if (staged_.rows != nullptr) return staged_.rows + num_found * static_cast<int64_t>(row_bytes_);
+    if (!scratch_) {
+      scratch_ = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(chunk_keys_) *
+                                                        static_cast<size_t>(row_bytes_));
+    }
+    return scratch_.get();
+  }
+
+  void find(int64_t num_asked) {
+    SparringFind find{};
+    find.count = num_asked;
+    find.keys = keys_;
+    find.columns = columns_;
+    find.rows = room();
+    find.row_stride = row_bytes_;
+    find.found = flags_;
+    tier_.find(find);
+  }
+
+  void take(int64_t num_asked) {
+    char* const rows = room();
+    int64_t num_taken = 0;
+    for (int64_t i = 0; i < num_asked; ++i) {
+      if (flags_[i] == 0) {
+        missing_[num_missing++] = places_[i];
+        continue;
+      }
+      if (num_taken != i) {
+        std::memcpy(rows + static_cast<uint64_t>(num_taken) * row_bytes_,
+                    rows + static_cast<uint64_t>(i) * row_bytes_, row_bytes_);
+        places_[num_taken] = places_[i];
+        keys_[num_taken] = keys_[i];
+      }
+      asked_.found[places_[num_taken]] = 1;
+      ++num_taken;
+    }
+    const uint64_t first_byte = staged_.rows != nullptr ? asked_.columns.begin : 0;
+    place_(rows + first_byte, row_bytes_, places_, num_taken, asked_);
+    std::copy_n(keys_, num_taken, staged_.keys + num_found);
+    num_found += num_taken;
+  }
+
+  const abi::StorageHandle& tier_;
+  const Filters& filters_;
+  const Asked asked_;
+  int64_t* const missing_;
+  const Staged staged_;
+  const SparringColumns columns_;  // that are read
+  const uint64_t row_bytes_;       // of these
+  const Place place_;
+  const int64_t chunk_keys_;
+  std::unique_ptr<char[]> scratch_;
+  int64_t keys_[kMostKeys];
+  int64_t places_[kMostKeys];
+  uint8_t flags_[kMostKeys];
+  uint8_t other_flags_[kMostKeys];
+};
+
+// What the pieces of a loop leave in arrays that they share: each takes a part of its own from
+// them, and in the end what they left moves together.
+class Results {
+ public:
+  // Room for so many in the shared arrays; returns where it begins.
+  int64_t take(int64_t count) { return num_taken_.fetch_add(count, std::memory_order_relaxed); }
+
+  void add(int64_t begin, const PieceFinder& finder, Clock::duration first_time) {
+    const std::lock_guard lock(mutex_);
+    pieces_.push_back({begin, finder.num_missing, finder.num_found});
+    num_skipped_ += finder.num_skipped;
+    tier_time_ += finder.tier_time;
+    first_time_ += first_time;
+    all_time_ += first_time + finder.tier_time + finder.other_time;
+  }
+
+  int64_t num_taken() const { return num_taken_.load(std::memory_order_relaxed); }
+
+  // Threads work beside each other: a tier's part of their time is its part of the call's.
+  double seconds_of(Clock::duration time, Clock::duration call) const {
+    if (all_time_.count() == 0) return 0;
+    return std::chrono::duration<double>(call).count() * static_cast<double>(time.count()) /
+           static_cast<double>(all_time_.count());
+  }
+  double first_seconds(Clock::duration call) const { return seconds_of(first_time_, call); }
+
+  Below together(int64_t* missing, const Staged& staged, int64_t row_bytes, Clock::duration call) {
+    std::sort(pieces_.begin(), pieces_.end(),
+              [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+    Below below;
+    int64_t num_missing = 0;
+    for (const Piece& piece : pieces_) {
+      std::copy_n(missing + piece.begin, piece.num_missing, missing + num_missing);
+      num_missing += piece.num_missing;
+      if (piece.begin != below.num_found) {
+        std::copy_n(staged.keys + piece.begin, piece.num_found, staged.keys + below.num_found);
+        if (staged.rows != nullptr) {
+          std::memmove(staged.rows + below.num_found * row_bytes,
+                       staged.rows + piece.begin * row_bytes,
+                       static_cast<size_t>(piece.num_found * row_bytes));
+        }
+      }
+      below.num_found += piece.num_found;
+    }
+    below.num_skipped = num_skipped_;
+    below.seconds = seconds_of(tier_time_, call);
+    return below;
+  }
+
+ private:
+  std::atomic<int64_t> num_taken_{0};
+  std::mutex mutex_;
+  std::vector<Piece> pieces_;
+  int64_t num_skipped_ = 0;
+  Clock::duration first_time_{};
+  Clock::duration tier_time_{};
+  Clock::duration all_time_{};
+};
+
+Staged part_of(const Staged& staged, int64_t begin, int64_t row_bytes) {
+  return {staged.keys + begin,
+          staged.rows != nullptr ? staged.rows + begin * row_bytes : nullptr};
+}
+
+// Asks the first tier for a range of keys; returns how many it lacks.
+int64_t ask_first(const abi::StorageHandle& first, const Asked& asked, int64_t begin, int64_t end,
+                  int64_t* missing) {
+  int64_t num_missing = 0;
+  for (int64_t at = begin; at < end; at += kGrain) {
+    SparringFind find{};
+    find.count = std::min(kGrain, end - at);
+    find.keys = asked.keys + at;
+    find.columns = asked.columns;
+    find.rows = asked.rows + static_cast<uint64_t>(at) * asked.row_stride;
+    find.row_stride = asked.row_stride;
+    find.found = asked.found + at;
+    first.find(find);
+    for (int64_t i = at; i < at + find.count; ++i) {
+      missing[num_missing] = i;
+      num_missing += asked.found[i] == 0;
+    }
+  }
+  return num_missing;
+}
+
+}  // namespace
+
+Below find_below(const SparringExecutor* executor, const abi::StorageHandle& tier,
+                 const Filters& filters, const Asked& asked, int64_t* missing,
+                 int64_t num_missing, const Staged& staged) {
+  const auto start = Clock::now();
+  const auto row_bytes = static_cast<int64_t>(tier.row_bytes());
+  Results results;
+  kernels::parallel_for(executor, num_missing, kGrain, [&](int64_t begin, int64_t end) {
+    PieceFinder finder(tier, filters, asked, missing + begin, part_of(staged, begin, row_bytes));
+    finder.run(end - begin);
+    results.add(begin, finder, {});
+  });
+  return results.together(missing, staged, row_bytes, Clock::now() - start);
+}
+
+Through find_first(const SparringExecutor* executor, const abi::StorageHandle& first,
+                   const abi::StorageHandle& tier, const Filters& filters, const Asked& asked,
+                   int64_t count, int64_t* missing, const Staged& staged) {
+  const auto start = Clock::now();
+  const auto row_bytes = static_cast<int64_t>(tier.row_bytes());
+  Results results;
+  kernels::parallel_for(executor, count, kGrain, [&](int64_t begin, int64_t end) {
+    const auto began = Clock::now();
+    const auto places = std::make_unique_for_overwrite<int64_t[]>(static_cast<size_t>(end - begin));
+    const int64_t num_places = ask_first(first, asked, begin, end, places.get());
+    const auto ended = Clock::now();
+    const int64_t taken = results.take(num_places);
+    std::copy_n(places.get(), num_places, missing + taken);
+    PieceFinder finder(tier, filters, asked, missing + taken, part_of(staged, taken, row_bytes));
+    finder.run(num_places);
+    results.add(taken, finder, ended - began);
+  });
+  const auto time = Clock::now() - start;
+  return {results.first_seconds(time), results.num_taken(),
+          results.together(missing, staged, row_bytes, time)};
+}
+
+}  // namespace sparring::tiers
