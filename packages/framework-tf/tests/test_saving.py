@@ -21,7 +21,7 @@ from sparring.errors import (
     InvalidArgumentError,
     UnsupportedError,
 )
-from sparring_tf import Embedding, Optimizer, saved_rows
+from sparring_tf import Embedding, Optimizer
 
 IDS = np.arange(20, dtype=np.int64) * 10**15 - 7
 TARGETS = (np.arange(20) % 3).astype(np.float32)[:, None]
@@ -134,16 +134,6 @@ def test_rows_of_another_dim_are_refused() -> None:
     store = saved(Embedding(8, storage="memory", name="rows"))
     with pytest.raises(InvalidArgumentError, match="dim 8, the layer's table 4"):
         Embedding(4, storage="memory", name="rows").load_own_variables(store)
-
-
-def test_more_rows_than_a_file_holds_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = model_of(keras.optimizers.SGD(0.1))
-    model.fit(IDS, TARGETS, verbose=0)
-    monkeypatch.setattr(saved_rows, "MOST_BYTES", 100)
-    with pytest.raises(Exception, match="a file of Keras holds up to 100"):
-        model.save(tmp_path / "model.keras")
 
 
 def test_scores_come_back_with_their_rows() -> None:

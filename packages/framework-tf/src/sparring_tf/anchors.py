@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from sparring.errors import DataError, InvalidArgumentError, UnsupportedError
-from sparring_tf.saved_rows import TableRows, gather_rows, restore_rows
+from sparring_tf.saved_rows import TableRows, check_inside, gather_rows, restore_rows
 
 if TYPE_CHECKING:
     from sparring_tf.table_layer import TableAgent
@@ -90,12 +90,10 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
     def _serialize_to_tensors(self) -> dict[str, Any]:
         self._check_eager("write")
         trained = self.sparring_table
-        rows = gather_rows(
-            trained.agent.container,
-            trained.name,
-            "checkpoint",
-            "save a snapshot: container.save(url)",
-        )
+        container = trained.agent.container
+        remedy = "save a snapshot: container.save(url)"
+        check_inside(container, trained.name, "checkpoint", remedy)
+        rows = gather_rows(container, trained.name)
         tensors = {_TABLE: tf.constant(json.dumps(rows.described))}
         tensors |= {name: tf.constant(getattr(rows, field)) for name, field in _ARRAYS.items()}
         return {**super()._serialize_to_tensors(), **tensors}

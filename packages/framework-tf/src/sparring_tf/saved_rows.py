@@ -1,8 +1,9 @@
-"""Rows inside what Keras saves, ``.keras`` and ``.weights.h5``, and inside checkpoints.
+"""Rows of what Keras saves, ``.keras`` and ``.weights.h5``, and inside checkpoints.
 
 Among a layer's weights, table number i of the layer has arrays: ``table_i`` (bytes) uint8, JSON that
-says what a row is; ``keys_i`` (n) int64; ``rows_i`` (n, row bytes) uint8; ``scores_i`` (n) uint64;
-``state_i``, the state of a new row.
+says what a row is; ``state_i``, the state of a new row; and ``keys_i`` (n) int64, ``rows_i`` (n, row
+bytes) uint8, ``scores_i`` (n) uint64. Where rows are too many, or lie on several ranks, the JSON names a
+snapshot beside the file instead, as ``beside``: see `rows_beside`.
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ import numpy.typing as npt
 
 from sparring import StepContainer
 from sparring.errors import CapacityError, DataError, InvalidArgumentError, UnsupportedError
+from sparring.saving.agreeing import agree
 from sparring.table import TableConfig
+from sparring_tf.keras_files import file_at_hand
+from sparring_tf.rows_beside import begun_save, named_in, open_beside, prepared
 
 __all__ = [
     "MOST_BYTES",
     "TableRows",
+    "check_inside",
     "gather_rows",
     "load_rows",
+    "num_row_bytes",
     "restore_rows",
     "save_rows",
 ]
@@ -53,7 +59,7 @@ class TableRows:
 def save_rows(
     container: StepContainer, table: str, store: MutableMapping[str, Any], i: int
 ) -> None:
-    """Writes the rows of a table, their state and scores.
+    """Writes the rows of a table, their state and scores, or where they lie.
 
     Args:
         container: where the table lives.
@@ -62,35 +68,91 @@ def save_rows(
         i: the table's number in the layer.
 
     Raises:
-        UnsupportedError: rows lie on other ranks too, or are more than `MOST_BYTES`.
+        UnsupportedError: rows lie on other ranks too, and `sparring_tf.save_model` was not asked; or
+            they are more than `MOST_BYTES`, and Keras writes to no file on this machine.
+        SnapshotError: the file system failed.
     """
-    rows = gather_rows(
-        container,
-        table,
-        "file of Keras",
-        "save a snapshot, container.save(url), with sparring_tf.gather_state(…) for what is dense",
-    )
-    store[f"table_{i}"] = np.frombuffer(json.dumps(rows.described).encode(), np.uint8)
-    for name in _ARRAYS:
-        store[f"{name}_{i}"] = getattr(rows, name)
+    save = prepared()
+    if save is None:
+        remedy = "call sparring_tf.save_model(model, path) on all of them"
+        _check_ranks(container, table, "a file of Keras", remedy)
+        if num_row_bytes(container, table) > MOST_BYTES:
+            _check_alone(container, table, remedy)
+            save = begun_save(store, MOST_BYTES)
+            save.write(container)
+            save.remove_older()
+    described: dict[str, Any]
+    if save is not None and container in save:
+        beside = save.rows(container, table).as_dict()
+        described = {**_described(container.tables[table]), "beside": beside}
+        arrays = {"state": _initial_state(container, table)}
+    else:
+        rows = gather_rows(container, table)
+        described = dict(rows.described)
+        arrays = {name: getattr(rows, name) for name in _ARRAYS}
+    store[f"table_{i}"] = np.frombuffer(json.dumps(described).encode(), np.uint8)
+    for name, array in arrays.items():
+        store[f"{name}_{i}"] = array
 
 
 def load_rows(container: StepContainer, table: str, store: Mapping[str, Any], i: int) -> None:
     """Replaces the rows of a table by those that `save_rows` wrote.
 
+    Where they lie beside the file, all ranks call it.
+
     Raises:
         DataError: they are missing, or damaged.
+        SnapshotError: the snapshot beside the file is missing, damaged or another one.
         InvalidArgumentError, CapacityError, UnsupportedError: as `restore_rows`.
     """
+    arrays = {}
     try:
         described = json.loads(_plain(store[f"table_{i}"]).tobytes())
-        arrays = {name: _plain(store[f"{name}_{i}"]) for name in _ARRAYS}
+        is_beside = isinstance(described, dict) and "beside" in described
+        for name in ("state",) if is_beside else _ARRAYS:
+            arrays[name] = _plain(store[f"{name}_{i}"])
     except (KeyError, OSError, ValueError) as error:
         raise DataError(
             f"the saved model lacks the rows of table {table!r} ({error}); save it again, whole",
             table=table,
         ) from error
-    restore_rows(container, table, TableRows(described, **arrays))
+    if is_beside:
+        _load_beside(container, table, described, arrays["state"])
+    else:
+        restore_rows(container, table, TableRows(described, **arrays))
+
+
+def _load_beside(
+    container: StepContainer, table: str, described: Mapping[str, Any], state: npt.NDArray[Any]
+) -> None:
+    error: Exception | None = None
+    method, url = str(described.get("state_method")), ""
+    try:
+        rows = named_in(described["beside"], table)
+        _check_described(container.tables[table], described)
+        if rows.table != table:
+            raise InvalidArgumentError(
+                f"table {table!r}: these rows were saved as those of table {rows.table!r}; give the "
+                f"layer the name that it had: name={rows.table!r}",
+                table=table,
+            )
+        snapshot = open_beside(file_at_hand(), rows, table)
+        saved = snapshot.tables.get(table)
+        if saved is None or (saved.state_width, saved.state_method) != (state.size, method):
+            raise DataError(
+                f"the snapshot {snapshot.url} has no rows of table {table!r} with the state that the "
+                "file says; the file is damaged",
+                table=table,
+            )
+        if container.collective.world_size == 1:
+            _check_room(container, table, snapshot.num_rows(table))
+        container.check_state(table, state.size, method)
+        url = snapshot.url
+    except Exception as failure:
+        error = failure
+    agree(container.collective, f"rows of table {table!r}, nothing was loaded", error)
+    container.set_state(table, state, method)
+    container.load(url, tables=[table])
 
 
 def _plain(stored: Any) -> npt.NDArray[Any]:
@@ -99,36 +161,17 @@ def _plain(stored: Any) -> npt.NDArray[Any]:
     return array.view(np.dtype(array.dtype.str))
 
 
-def gather_rows(container: StepContainer, table: str, target: str, remedy: str) -> TableRows:
-    """Copies the rows of a table, their state and scores.
-
-    Args:
-        container: where the table lives.
-        table: its name.
-        target: what will hold the rows, for messages.
-        remedy: what to do where it cannot, for messages.
-
-    Raises:
-        UnsupportedError: rows lie on other ranks too, or are more than `MOST_BYTES`.
-    """
+def gather_rows(container: StepContainer, table: str) -> TableRows:
+    """Copies the rows of a table on this rank, their state and scores."""
     config = container.tables[table]
-    _check_ranks(container, table, f"a {target}", remedy)
-    num_bytes = container.num_rows(table) * config.row_bytes
-    if num_bytes > MOST_BYTES:
-        raise UnsupportedError(
-            f"the rows of table {table!r} take {num_bytes:,} bytes, and a {target} holds up to "
-            f"{MOST_BYTES:,}; {remedy}",
-            table=table,
-        )
     chunks = list(container.storage(table).scan()) if container.num_rows(table) else []
     rows = [np.ascontiguousarray(each.rows).view(np.uint8) for each in chunks]
-    initial = container.entry(table).initial_state
     return TableRows(
         _described(config),
         _joined([each.keys for each in chunks], np.empty(0, np.int64)),
         _joined(rows, np.empty((0, config.row_bytes), np.uint8)),
         _joined([each.scores for each in chunks], np.empty(0, np.uint64)),
-        np.empty(0, config.computing_dtype) if initial is None else initial,
+        _initial_state(container, table),
     )
 
 
@@ -145,10 +188,48 @@ def restore_rows(container: StepContainer, table: str, saved: TableRows) -> None
         container, table, "a file of Keras or checkpoint", "load a snapshot: container.load(url)"
     )
     config = container.tables[table]
-    wanted = _described(config)
     found, keys, rows = saved.described, saved.keys, saved.rows
     if not isinstance(found, Mapping):
         raise DataError(f"what a row of table {table!r} is was not saved; the file is damaged")
+    _check_described(config, found)
+    method = str(found.get("state_method"))
+    _check_whole(saved, config.with_state(saved.state.size, method).row_bytes, table)
+    _check_room(container, table, len(keys))
+    container.set_state(table, saved.state, method)
+    storage = container.storage(table)
+    storage.clear()
+    storage.restore(keys, rows.view(container.tables[table].numpy_dtype), saved.scores)
+
+
+def check_inside(container: StepContainer, table: str, target: str, remedy: str) -> None:
+    """Refuses rows that what is saved cannot hold.
+
+    Args:
+        container: where the table lives.
+        table: its name.
+        target: what would hold them, for messages.
+        remedy: what to do instead, for messages.
+
+    Raises:
+        UnsupportedError: rows lie on other ranks too, or are more than `MOST_BYTES`.
+    """
+    _check_ranks(container, table, f"a {target}", remedy)
+    num_bytes = num_row_bytes(container, table)
+    if num_bytes > MOST_BYTES:
+        raise UnsupportedError(
+            f"the rows of table {table!r} take {num_bytes:,} bytes, and a {target} holds up to "
+            f"{MOST_BYTES:,}; {remedy}",
+            table=table,
+        )
+
+
+def num_row_bytes(container: StepContainer, table: str) -> int:
+    """Of all rows of a table on this rank."""
+    return container.num_rows(table) * container.tables[table].row_bytes
+
+
+def _check_described(config: TableConfig, found: Mapping[str, Any]) -> None:
+    table, wanted = config.name, _described(config)
     for name in ("dim", "dtype", "initializer", "seed"):
         if found.get(name) != wanted[name]:
             raise InvalidArgumentError(
@@ -164,18 +245,17 @@ def restore_rows(container: StepContainer, table: str, saved: TableRows) -> None
             "or load it with compile=False",
             table=table,
         )
-    _check_whole(saved, config.with_state(saved.state.size, method).row_bytes, table)
-    storage = container.storage(table)
-    if not storage.capabilities.evicts and len(keys) > (storage.capacity or len(keys)):
+
+
+def _check_room(container: StepContainer, table: str, num_rows: int) -> None:
+    # Even if it holds but a part of a snapshot: a load is what mends that.
+    storage = container.opened(container.entry(table))
+    if not storage.capabilities.evicts and num_rows > (storage.capacity or num_rows):
         raise CapacityError(
-            f"table {table!r}: {len(keys):,} rows were saved, and its storage holds up to "
+            f"table {table!r}: {num_rows:,} rows were saved, and its storage holds up to "
             f"{storage.capacity:,}; give it a larger vocabulary_size",
             table=table,
         )
-    container.set_state(table, saved.state, method)
-    storage = container.storage(table)
-    storage.clear()
-    storage.restore(keys, rows.view(container.tables[table].numpy_dtype), saved.scores)
 
 
 def _check_whole(saved: TableRows, row_bytes: int, table: str) -> None:
@@ -208,6 +288,22 @@ def _check_ranks(container: StepContainer, table: str, target: str, remedy: str)
             f"and read by one; {remedy}",
             table=table,
         )
+
+
+def _check_alone(container: StepContainer, table: str, remedy: str) -> None:
+    world_size = container.collective.world_size
+    if world_size > 1:
+        raise UnsupportedError(
+            f"the rows of table {table!r} are too many for a file of Keras, and the snapshot beside "
+            f"it is written by all {world_size} ranks; {remedy}",
+            table=table,
+        )
+
+
+def _initial_state(container: StepContainer, table: str) -> npt.NDArray[Any]:
+    initial = container.entry(table).initial_state
+    dtype = container.tables[table].computing_dtype
+    return np.empty(0, dtype) if initial is None else initial
 
 
 def _described(config: TableConfig) -> dict[str, Any]:
