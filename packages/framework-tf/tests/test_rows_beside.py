@@ -29,7 +29,7 @@ from sparring.errors import (
 )
 from sparring.rendezvous import ShardMap, SingleRendezvous
 from sparring.snapshot import open_snapshot
-from sparring_tf import Embedding, EmbeddingBag, Optimizer, save_model, saved_rows
+from sparring_tf import Embedding, EmbeddingBag, Optimizer, keras_rows, save_model, saved_rows
 from sparring_tf.rows_beside import named_in
 
 IDS = np.arange(20, dtype=np.int64) * 10**15 - 7
@@ -197,7 +197,7 @@ def test_a_file_without_its_own_rows_is_refused_and_changes_nothing(
     other.fit(IDS[:7], TARGETS[:7], verbose=0)
     before = other.layers[0](IDS)
     raised: list[Exception] = []
-    load = saved_rows.load_rows
+    load = keras_rows.load_rows
 
     def remembering(*given: Any) -> None:
         try:

@@ -49,14 +49,14 @@ def save_model(
     ranks = max(containers, key=lambda each: each.collective.world_size, default=None)
     collective = None if ranks is None else ranks.collective
     if collective is None or collective.world_size == 1:
-        _write(model, path, containers, SaveBeside(path, limit))
+        _write(model, path, containers, SaveBeside(path), limit)
         return
     check_alike(collective, "paths to save a model to", str(path))
     # What the first rank finds beside the file holds for all.
-    number = SaveBeside(path, limit).number if collective.rank == 0 else 0
+    number = SaveBeside(path).number if collective.rank == 0 else 0
     told = collective.all_gather(np.array([number], np.int64))
-    save = SaveBeside(path, limit, int(told[0][0]))
-    _write(model, path, containers, save, is_first=collective.rank == 0)
+    save = SaveBeside(path, int(told[0][0]))
+    _write(model, path, containers, save, limit, is_first=collective.rank == 0)
 
 
 def _checked(filepath: str | os.PathLike[str]) -> Path:
@@ -84,13 +84,14 @@ def _write(
     path: Path,
     containers: Sequence[StepContainer],
     save: SaveBeside,
+    limit: int,
     *,
     is_first: bool = True,
 ) -> None:
     shared = [each for each in containers if each.collective.world_size > 1]
     for container in containers:
         sizes = (saved_rows.num_row_bytes(container, table) for table in container.tables)
-        if container in shared or max(sizes, default=0) > save.most_bytes_inside:
+        if container in shared or max(sizes, default=0) > limit:
             save.write(container)
     error: Exception | None = None
     if is_first:

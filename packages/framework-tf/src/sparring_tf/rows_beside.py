@@ -1,4 +1,4 @@
-"""Snapshots beside files of Keras, for rows that are too many to lie inside.
+"""Snapshots beside files of Keras and checkpoints, for rows that are too many to lie inside.
 
 ::
 
@@ -6,6 +6,9 @@
     m.keras.rows/
     ├── save-000001.0/           of the save before; copies of m.keras may name it
     └── save-000002.0/           one for each container of the model
+    checkpoint-1.index           names save-000001.0 of
+    checkpoint-1.checkpoint.rows/
+    └── save-000001.0/
 
 A snapshot is committed before the file that names it is whole. It is never written twice, so a file
 finds its own or none.
@@ -15,10 +18,10 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,6 @@ from sparring.errors import DataError, SnapshotError
 from sparring.snapshot import Snapshot, open_snapshot
 from sparring.snapshot.opening import open_place
 from sparring.step import SaveOptions
-from sparring_tf.keras_files import file_at_hand
 
 __all__ = [
     "RowsBeside",
@@ -118,18 +120,15 @@ class SaveBeside:
 
     Args:
         path: of the file.
-        most_bytes_inside: rows of a table that the file itself holds.
         number: of the save; None: the next one.
     """
 
-    def __init__(self, path: Path, most_bytes_inside: int, number: int | None = None) -> None:
-        self.most_bytes_inside = most_bytes_inside
+    def __init__(self, path: Path, number: int | None = None) -> None:
         self.number = 1 + max(_numbers(path), default=0) if number is None else number
+        self.is_whole = True
+        """Whether other tables of the file are of this save."""
         self._path = path
         self._rows: dict[StepContainer, RowsBeside] = {}
-
-    def __contains__(self, container: StepContainer) -> bool:
-        return container in self._rows
 
     def write(self, container: StepContainer) -> None:
         """Saves a container, all of its ranks, once. All ranks call it.
@@ -145,13 +144,15 @@ class SaveBeside:
         manifest_hash = open_snapshot(saved.url).manifest_hash
         self._rows[container] = RowsBeside(folder.name, name, manifest_hash, "")
 
-    def rows(self, container: StepContainer, table: str) -> RowsBeside:
-        """What the file says of a table of a container that was written."""
-        known = self._rows[container]
-        return RowsBeside(known.folder, known.name, known.manifest_hash, table)
+    def rows(self, container: StepContainer, table: str) -> RowsBeside | None:
+        """What the file says of a table; None: its container was not written."""
+        known = self._rows.get(container)
+        return None if known is None else replace(known, table=table)
 
     def remove_older(self) -> None:
         """Leaves the snapshots of this save and of the one before."""
+        if not self.is_whole:
+            return
         place = open_place(_folder(self._path))
         numbers = sorted({each for each in _numbers(self._path) if each <= self.number})
         for name in place.names():
@@ -163,7 +164,7 @@ class SaveBeside:
 
 _prepared: ContextVar[SaveBeside | None] = ContextVar("prepared", default=None)
 _saves: dict[int, SaveBeside] = {}
-"""Of saves that Keras is in the middle of, by the identity of what it writes to."""
+"""Those under way, by the identity of what is written."""
 
 
 @contextmanager
@@ -181,24 +182,25 @@ def prepared() -> SaveBeside | None:
     return _prepared.get()
 
 
-def begun_save(store: Any, most_bytes_inside: int) -> SaveBeside:
-    """The save that Keras is in the middle of.
+def begun_save(written: object, path: Callable[[], Path]) -> SaveBeside:
+    """The save of a file that is under way, or a new one.
 
     Args:
-        store: Keras's, of a layer.
-        most_bytes_inside: as for `SaveBeside`.
+        written: what lives as long as that file is written.
+        path: of the file.
 
     Raises:
-        UnsupportedError: there is nothing beside what Keras writes to.
+        UnsupportedError: there is nothing beside what is written.
     """
-    # Old releases make an entry for each layer, of one file of HDF5.
-    written = store if hasattr(store, "make") else getattr(store, "h5_file", store)
     save = _saves.get(id(written))
     if save is None:
-        save = SaveBeside(file_at_hand(), most_bytes_inside)
-        with suppress(TypeError):
+        save = SaveBeside(path())
+        try:
             weakref.finalize(written, _saves.pop, id(written), None)
             _saves[id(written)] = save
+        except TypeError:
+            # None, or what cannot be referred to weakly. Each table is a save of its own then.
+            save.is_whole = False
     return save
 
 
