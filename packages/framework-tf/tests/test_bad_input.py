@@ -49,11 +49,61 @@ def test_what_is_no_tensor_is_refused() -> None:
         Embedding(4, storage="memory")(None)
 
 
-def test_floats_that_keras_casts_are_warned_of() -> None:
-    model = model_of()
+def in_a_sequential_model(_: Any) -> Any:
+    return model_of()
+
+
+def in_a_functional_model(inputs: Any) -> Any:
+    layer = Embedding(4, storage="memory", name="rows")
+    return keras.Model(inputs, keras.layers.Dense(1)(layer(inputs)))
+
+
+def within_another(inputs: Any) -> Any:
+    return keras.Model(inputs, keras.layers.Dense(1)(model_of()(inputs)))
+
+
+def of_several_inputs(inputs: Any) -> Any:
+    more = keras.Input((1,), name="a")
+    layer = Embedding(4, storage="memory", name="rows")
+    found = keras.layers.Concatenate()([more, layer(inputs)])
+    return keras.Model({"a": more, "ids": inputs}, keras.layers.Dense(1)(found))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "make", [in_a_sequential_model, in_a_functional_model, within_another, of_several_inputs]
+)
+def test_floats_for_an_input_of_int64_are_refused_and_change_nothing(make: Any, dtype: Any) -> None:
+    model = make(keras.Input((), dtype="int64", name="ids"))
+    model.compile(optimizer=Optimizer(model, keras.optimizers.SGD(0.1)), loss="mse")
+
+    def fed(ids: Any) -> Any:
+        return {"a": TARGETS, "ids": ids} if len(model.inputs) > 1 else ids
+
+    container = model.optimizer.container
+    for call in (
+        lambda ids: model.fit(ids, TARGETS, verbose=0),
+        lambda ids: model.predict(ids, verbose=0),
+        model,
+    ):
+        with pytest.raises(
+            InvalidArgumentError, match=r"table 'rows' must be int64, found dtype float"
+        ):
+            call(fed(IDS.astype(dtype)))
+    assert container.num_rows("rows") == 0
+    model.fit(fed(IDS), TARGETS, verbose=0)
+    assert container.num_rows("rows") == 8
+
+
+def test_floats_that_are_cast_on_purpose_are_taken_and_warned_of() -> None:
+    inputs = keras.Input(())
+    ids = keras.ops.cast(inputs / 2, "int64")
+    layer = Embedding(4, storage="memory", name="rows")
+    model = keras.Model(inputs, keras.layers.Dense(1)(layer(ids)))
     model.compile(optimizer=Optimizer(model, keras.optimizers.SGD(0.1)), loss="mse")
     with pytest.warns(UserWarning, match=r"table 'rows' come as float32 and are cast to int64"):
-        model.fit(IDS.astype(np.float64), TARGETS, verbose=0)
+        model.fit(IDS.astype(np.float32), TARGETS, verbose=0)
+    assert layer.num_rows() == {"rows": 4}
 
 
 def test_ids_that_are_int64_are_not_warned_of(recwarn: pytest.WarningsRecorder) -> None:

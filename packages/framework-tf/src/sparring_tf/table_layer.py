@@ -98,6 +98,7 @@ class TableLayer(keras.layers.Layer):
     def _hold(self, agent: TableAgent) -> None:
         """Takes the tables of `agent` as this layer's."""
         self.agent = agent
+        exchanged_lookup.order_variable()
         for each in agent.declarations:
             self._add_anchor(each.table.name, each.table.dim, each.table.computing_dtype.name)
 
