@@ -31,6 +31,7 @@ from sparring_tf.checkpoint_files import (
     Restored,
     being_restored,
     being_written,
+    is_saved_model_written,
     remove_orphans,
     rows_path,
 )
@@ -110,6 +111,8 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
         restored = being_restored()
+        if restored is None and is_saved_model_written():
+            return dict(super()._serialize_to_tensors())
         self._check_eager("write" if restored is None else "restore")
         tensors = super()._serialize_to_tensors()
         if restored is not None:

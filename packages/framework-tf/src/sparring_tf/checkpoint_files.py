@@ -21,7 +21,14 @@ from typing import Any
 
 from sparring.errors import UnsupportedError
 
-__all__ = ["Restored", "being_restored", "being_written", "remove_orphans", "rows_path"]
+__all__ = [
+    "Restored",
+    "being_restored",
+    "being_written",
+    "is_saved_model_written",
+    "remove_orphans",
+    "rows_path",
+]
 
 _ENDING = ".checkpoint"
 _ORPHAN_SECONDS = 600.0
@@ -49,6 +56,11 @@ def being_restored() -> Restored | None:
             }
             return Restored(prefix, keys)
     return None
+
+
+def is_saved_model_written() -> bool:
+    """Whether what TensorFlow writes are the variables of a SavedModel, which has rows as assets."""
+    return next(_frames("tensorflow.python.saved_model.save"), None) is not None
 
 
 def being_written() -> tuple[Path, object]:
