@@ -16,7 +16,7 @@ import tensorflow as tf
 
 __all__ = ["floats_behind"]
 
-_FEW_CALLS = 16
+_FEW_CALLS = 12
 """Between a layer and the functional model that it is a part of."""
 
 _CALLING = (".models.sequential", ".layers.layer", ".ops.operation", ".utils.traceback_utils")
