@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from sparring import StepContainer, TableConfig, _native
+from sparring.errors import SnapshotDamagedError
+from sparring.step import StorageChoice
+from sparring.storage.memory import MemoryStorage
 
 INVALID_ARGUMENT, CLOSED, FLOAT32 = 1, 3, 1
 
@@ -102,3 +108,58 @@ def test_what_cannot_be_looked_up_is_told(ids: Any) -> None:
     assert "is closed" in gathered(number, ids)[1]
     del publication
     assert "are gone" in gathered(number, ids)[1]
+
+
+def test_lookups_by_number_wait_for_rows_that_are_loaded_beside(ids: Any, tmp_path: Path) -> None:
+    url = str(tmp_path / "saved")
+    table = TableConfig("rows", 4)
+    with StepContainer() as container:
+        container.declare(table, StorageChoice("memory"))
+        container.storage("rows").upsert(np.unique(ids), np.full((3, 4), 3, np.float32))
+        container.save(url)
+    storage = MemoryStorage(table)
+    restore, has_begun, may_go_on = storage.restore, threading.Event(), threading.Event()
+    failures = [SnapshotDamagedError("a bit is gone"), None]
+
+    def slow(*arguments: Any) -> None:
+        has_begun.set()
+        assert may_go_on.wait(20)
+        failure = failures.pop(0)
+        if failure is not None:
+            raise failure
+        restore(*arguments)
+
+    storage.restore = slow  # type: ignore[method-assign]
+    with StepContainer() as container, ThreadPoolExecutor(1) as threads:
+        container.declare(table, storage)
+        publication = _native.Publication()
+        publication.show(container.collection([("rows", "sum")]))
+        number = publication.number
+        loading = container.load(url, blocking=False)
+        assert has_begun.wait(20)
+        asking = threads.submit(gathered, number, ids)
+        assert not wait([asking], 0.2).done
+        may_go_on.set()
+        status, message, _ = asking.result(20)
+        assert status == CLOSED
+        assert "was cut short" in message
+        with pytest.raises(SnapshotDamagedError):
+            loading.result(20)
+        container.load(url, blocking=False)
+        status, _, found = gathered(number, ids)
+        assert (status, (found == 3).all()) == (0, True)
+
+
+def test_a_table_that_was_cleared_after_half_a_load_is_looked_up_in_again(ids: Any) -> None:
+    with StepContainer() as container:
+        container.declare(TableConfig("rows", 4), StorageChoice("memory"))
+        publication = _native.Publication()
+        publication.show(container.collection([("rows", "sum")]))
+        entry = container.entry("rows")
+        container.storage("rows").begin_load("elsewhere")
+        entry.view.begin_load()
+        entry.end_load()
+        assert gathered(publication.number, ids)[0] == CLOSED
+        container.opened(entry).clear()
+        container.check_readable(["rows"])
+        assert gathered(publication.number, ids)[0] == 0

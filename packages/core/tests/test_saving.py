@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -434,3 +438,37 @@ def test_other_tables_are_refused_before_anything_changes(tmp_path: Path) -> Non
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("sparring.saving.freezing._GROUP_BYTES", 1 << 11)
     return
+
+
+def test_a_child_that_is_forked_amid_a_save_leaves_it_to_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_amid, may_go_on, write = threading.Event(), threading.Event(), SnapshotWriter.write_table
+
+    def waiting(writer: SnapshotWriter, *arguments: Any) -> Any:
+        is_amid.set()
+        assert may_go_on.wait(20)
+        return write(writer, *arguments)
+
+    monkeypatch.setattr(SnapshotWriter, "write_table", waiting)
+    with make("memory") as container:
+        for number in range(3):
+            step(container, number)
+        saving = container.save(str(tmp_path / "a"), blocking=False)
+        assert is_amid.wait(20)
+        child = os.fork()
+        if not child:
+            signal.alarm(10)  # ends a child that hangs
+            try:
+                step(container, 3)
+                container.saves.join(1.0)
+                may_go_on.set()
+                container.save(str(tmp_path / "b"))
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        may_go_on.set()
+        assert saving.result(20).step == 3
+    assert [open_snapshot(str(tmp_path / name)).step for name in "ab"] == [3, 4]

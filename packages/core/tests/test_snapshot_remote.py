@@ -107,7 +107,20 @@ class OtherProcess(CachingFileSystem):
         return str(super()._strip_protocol(path.removeprefix("other:/")))
 
 
-for each in (CachingFileSystem, OtherProcess):
+class UnsizedFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no types
+    """Does not say how long files are, as servers need not."""
+
+    protocol = "unsized"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.removeprefix("unsized:/")))
+
+    def info(self, path: str, **options: Any) -> Any:
+        return {**super().info(path, **options), "size": None}
+
+
+for each in (CachingFileSystem, OtherProcess, UnsizedFileSystem):
     fsspec.register_implementation(each.protocol, each, clobber=True)
 
 
@@ -301,3 +314,20 @@ def test_what_another_process_does_is_seen_whatever_was_listed_before() -> None:
     assert not there.is_committed("a")
     assert not there.exists("a")
     assert list_snapshots(there.url) == []
+
+
+def test_marks_are_read_where_nobody_says_how_long_they_are() -> None:
+    root = f"{uuid.uuid4().hex}/runs"
+    folder = open_place(f"unsized://{root}").stage("a", "token")
+    folder.put("failed-00001.json", b'{"rank": 1}')
+    assert folder.read("failed-00001.json", 11) == b'{"rank": 1}'
+    assert folder.read("failed-00002.json", 11) is None
+    with pytest.raises(ValueError, match="more than 10 bytes"):
+        folder.read("failed-00001.json", 10)
+
+
+def test_a_snapshot_of_which_nobody_says_how_long_its_files_are_is_refused() -> None:
+    root = f"{uuid.uuid4().hex}/runs"
+    save(f"memory://{root}", 1, make_chunk([1]))
+    with pytest.raises(SnapshotIOError, match="does not say how long it is"):
+        open_snapshot(latest_snapshot(f"memory://{root}").url.replace("memory", "unsized"))

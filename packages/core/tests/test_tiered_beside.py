@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
+import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -331,6 +334,83 @@ def test_a_forked_child_finds_the_rows_that_its_parent_was_writing(
         os._exit(0)
     _, status = os.waitpid(child, 0)
     assert status == 0
+
+
+LOCKS: dict[str, Callable[[TieredStorage], Any]] = {
+    "write-back": lambda stack: stack._descent.write_back._changed,
+    "holding": lambda stack: stack._tiers[-1].holding._changing,
+    "stack": lambda stack: stack._lock._changed,
+    "writer": lambda stack: stack._lock.writing(),
+    "staging": lambda stack: stack._staging._lock,
+    "meter": lambda stack: stack._tiers[-1].meter._lock,
+}
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_child_that_is_forked_while_a_thread_holds_a_lock_does_not_hang(
+    lock: str, events: EventLoop, last: FaultyStorage
+) -> None:
+    stack = beside(events, last, promote="second_touch")
+    hang(stack, last)
+    is_held, may_let_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with LOCKS[lock](stack):
+            is_held.set()
+            may_let_go.wait(20)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert is_held.wait(10)
+    child = os.fork()
+    if not child:
+        signal.alarm(10)  # ends a child that hangs
+        try:
+            last.breakage = None
+            assert np.array_equal(stack.find(KEYS[:20]).rows, ROWS[:20])
+            stack.upsert(KEYS[20:40], ROWS[20:40])
+            stack.flush()
+            assert stack.size == 40
+            stack.close()
+            del stack
+            gc.collect()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    may_let_go.set()
+    holder.join()
+    assert status == 0
+
+
+@pytest.mark.parametrize("lock", ["write-back", "holding"])
+def test_a_worker_that_is_forked_amid_a_write_back_ends(
+    lock: str, events: EventLoop, last: FaultyStorage
+) -> None:
+    stack = beside(events, last)
+    hang(stack, last)
+    is_held, may_let_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with LOCKS[lock](stack):
+            is_held.set()
+            may_let_go.wait(20)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert is_held.wait(10)
+
+    def work() -> None:
+        # As a loader of batches does, which has the container by chance, and looks nothing up.
+        gc.collect()
+
+    worker = multiprocessing.get_context("fork").Process(target=work)
+    worker.start()
+    worker.join(20)
+    may_let_go.set()
+    holder.join()
+    assert worker.exitcode == 0
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,9 @@ from sparring import make_plugin_manager
 from sparring.config import RunConfig
 from sparring.errors import ConfigError, InvalidArgumentError, SnapshotError
 from sparring.snapshot import SnapshotWriter, latest_snapshot, list_snapshots, open_snapshot
+from sparring.storage import Storage
 from sparring.training import SilentProgress, TrainResult
+from sparring.training_loop.click_source import ClickSource
 from sparring_torch import training as torch_training
 from sparring_torch.training import train
 
@@ -305,6 +309,33 @@ def test_a_damaged_snapshot_is_told_of_and_the_one_before_it_taken(tmp_path: Pat
     assert result.metrics == expected.metrics
     # The damaged one stays for somebody to look at; the new one has another name.
     assert open_snapshot(f"{newest.url}-2").step == 100
+
+
+def test_data_are_opened_while_rows_come_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = run(config(tmp_path / "run", every_steps=60))
+    newest = latest_snapshot(str(tmp_path / "run"))
+    assert newest is not None
+    shutil.rmtree(newest.url)
+    is_open, open_data, restore = threading.Event(), ClickSource.batches, Storage.restore
+
+    def batches(source: ClickSource, epoch: int) -> Any:
+        for batch in open_data(source, epoch):
+            is_open.set()
+            yield batch
+
+    def waiting(storage: Storage, *arguments: Any) -> None:
+        assert is_open.wait(20), "no batch was read while rows came in"
+        restore(storage, *arguments)
+
+    monkeypatch.setattr(ClickSource, "batches", batches)
+    monkeypatch.setattr(Storage, "restore", waiting)
+    result, messages = run(config(tmp_path / "run", every_steps=60, resume=True))
+    assert expected is not None
+    assert result is not None
+    assert (result.resumed_steps, result.metrics) == (60, expected.metrics)
+    assert "step-000000000060" in messages[0]
 
 
 def test_no_readable_snapshot_is_an_error_and_none_at_all_is_a_beginning(tmp_path: Path) -> None:

@@ -54,6 +54,9 @@ class OpenDatabase {
     if (database_ == nullptr) {
       throw sparring::border::StatusError(SPARRING_CLOSED, "this database is closed; open it again");
     }
+    if (database_->is_of_parent()) {
+      throw sparring::border::StatusError(SPARRING_CLOSED, "this database" + std::string(kOfParent));
+    }
     return *database_;
   }
   const std::shared_ptr<Database>& shared() const {

@@ -1,9 +1,12 @@
 #include "database.h"
 
+#include <pthread.h>
 #include <rocksdb/cache.h>
 #include <rocksdb/utilities/checkpoint.h>
 
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <system_error>
 #include <thread>
@@ -47,6 +50,24 @@ Registry& registry() {
   return *made;
 }
 
+// RocksDB ends its threads when the process ends, and waits for them. A forked child has none of them,
+// and ends without. Once in a process.
+void mind_forks() {
+#ifdef __GLIBC__
+  static std::once_flag once;
+  std::call_once(once, [] {
+    pthread_atfork(nullptr, nullptr, [] {
+      on_exit(
+          [](int status, void*) {
+            std::fflush(nullptr);
+            ::_exit(status);
+          },
+          nullptr);
+    });
+  });
+#endif
+}
+
 [[noreturn]] void refuse(const std::string& message) {
   throw StatusError(SPARRING_INVALID_ARGUMENT, message);
 }
@@ -76,6 +97,10 @@ std::shared_ptr<Database> Database::open(const std::string& folder,
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
   auto found = all.entries.find(place);
+  if (found != all.entries.end() && found->second.database->is_of_parent()) {
+    throw StatusError(SPARRING_IO, place + kOfParent);
+  }
+  mind_forks();
   if (found == all.entries.end()) {
     std::unique_ptr<Database> made(new Database(place, options));
     found = all.entries.emplace(place, Registry::Entry{std::move(made), 0}).first;
@@ -85,7 +110,8 @@ std::shared_ptr<Database> Database::open(const std::string& folder,
            "; give all tables of a folder the same, or name another folder");
   }
   ++found->second.num_users;
-  return {found->second.database.get(), [place](Database*) {
+  return {found->second.database.get(), [place](const Database* used) {
+            if (used->is_of_parent()) return;
             Registry& left = registry();
             const std::lock_guard leaving(left.mutex);
             const auto entry = left.entries.find(place);

@@ -18,6 +18,7 @@
 #define SPARRING_ROCKSDB_TABLE_DATABASE_H_
 
 #include <rocksdb/db.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
@@ -31,6 +32,11 @@
 #include <vector>
 
 namespace sparring::flash {
+
+// What is said in a forked child.
+inline constexpr const char* kOfParent =
+    " was opened before this process was forked, and is its parent's; use it there, or start this "
+    "process by spawn";
 
 struct DatabaseOptions {
   uint64_t block_cache_bytes = 256 << 20;
@@ -54,13 +60,17 @@ class Database {
   // The process's database in `folder`, opened if it was not; it stays open until
   // the last pointer to it goes. Makes the folder. Throws StatusError:
   // SPARRING_INVALID_ARGUMENT where it is open with other options, or holds
-  // something else; SPARRING_IO (another process has it open, no space, …),
-  // SPARRING_CORRUPT.
+  // something else; SPARRING_IO (another process has it open, also one that forked
+  // this one; no space, …), SPARRING_CORRUPT.
   static std::shared_ptr<Database> open(const std::string& folder, const DatabaseOptions& options);
 
   ~Database();
   Database(const Database&) = delete;
   Database& operator=(const Database&) = delete;
+
+  // This is a child that was forked since: threads of RocksDB are not in it, its locks may be held
+  // for ever, and what it wrote would spoil what the parent writes. So it is left as it is.
+  bool is_of_parent() const { return owner_ != ::getpid(); }
 
   const std::string& folder() const { return folder_; }
   rocksdb::DB& db() const { return *db_; }
@@ -110,6 +120,7 @@ class Database {
 
   const std::string folder_;
   const DatabaseOptions options_;
+  const pid_t owner_ = ::getpid();
   std::shared_ptr<rocksdb::Cache> cache_;
   rocksdb::ColumnFamilyOptions family_options_;
   std::unique_ptr<rocksdb::DB> db_;

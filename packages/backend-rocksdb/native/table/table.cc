@@ -81,6 +81,9 @@ Table::Table(std::shared_ptr<Database> database, const TableOptions& options)
 Table::~Table() { close(); }
 
 std::shared_lock<std::shared_mutex> Table::use() {
+  if (owner_ != ::getpid()) {
+    throw StatusError(SPARRING_CLOSED, "the storage of table '" + options_.name + "'" + kOfParent);
+  }
   std::shared_lock<std::shared_mutex> lock;
   if (!is_closed_.load(std::memory_order_acquire)) lock = std::shared_lock(in_use_);
   if (is_closed_.load(std::memory_order_acquire)) {
@@ -93,6 +96,10 @@ std::shared_lock<std::shared_mutex> Table::use() {
 void Table::close() {
   // First the flag, so that callers that keep coming do not keep this waiting.
   is_closed_.store(true, std::memory_order_release);
+  if (owner_ != ::getpid()) {
+    database_.reset();  // a thread of the parent may hold the lock
+    return;
+  }
   const std::unique_lock lock(in_use_);
   if (database_ == nullptr) return;
   database_->give_back(options_.name);

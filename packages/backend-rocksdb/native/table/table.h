@@ -87,6 +87,7 @@ class Table {
   std::string asked(const char* what) const;
 
   const TableOptions options_;
+  const pid_t owner_ = ::getpid();
   std::shared_ptr<Database> database_;
   rocksdb::ColumnFamilyHandle* family_;
   std::atomic<int64_t> num_rows_;

@@ -20,7 +20,9 @@
  *
  * THREADS
  *   Calls may run at the same time as each other, and not beside a step that
- *   changes the same tables: whoever drives steps sees to that.
+ *   changes the same tables: whoever drives steps sees to that. They wait while a
+ *   load replaces rows of these tables; where one was cut short, SPARRING_CLOSED
+ *   is the answer.
  */
 #ifndef SPARRING_LOOKUP_ABI_H_
 #define SPARRING_LOOKUP_ABI_H_

@@ -350,6 +350,16 @@ void PyTableView::close() {
   view_.is_closed = true;
 }
 
+void PyTableView::begin_load() {
+  const GilRelease release;
+  collection::begin_load(view_);
+}
+
+void PyTableView::end_load(bool is_whole) {
+  const GilRelease release;
+  collection::end_load(view_, is_whole);
+}
+
 double PyGradientSources::largest_gradient() const {
   if (!largest_) {
     largest_ = std::visit([](const auto& part) { return largest_of(part); }, parts_);
@@ -370,7 +380,10 @@ void bind_collection(py::module_& module) {
            py::arg("dtype"), py::arg("initializer"))
       .def("attach", &PyTableView::attach, py::arg("capsule"), py::arg("state_width"))
       .def("detach", &PyTableView::detach)
-      .def("close", &PyTableView::close);
+      .def("close", &PyTableView::close)
+      .def("begin_load", &PyTableView::begin_load)
+      .def("end_load", &PyTableView::end_load, py::arg("is_whole"))
+      .def_property_readonly("is_cut_short", &PyTableView::is_cut_short);
   py::class_<PyGradientSources>(module, "GradientSources")
       .def("summed", &PyGradientSources::summed, py::arg("table"))
       .def_property_readonly("is_finite", [](const PyGradientSources& self) {

@@ -32,6 +32,11 @@ class PyTableView {
   // As detach, for ever.
   void close();
 
+  // As those of published.h.
+  void begin_load();
+  void end_load(bool is_whole);
+  bool is_cut_short() const { return view_.rows == collection::Rows::cut_short; }
+
   const collection::TableView& view() const { return view_; }
   bool is_double() const { return view_.layout.type == kernels::RowType::float64; }
 

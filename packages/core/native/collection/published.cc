@@ -1,5 +1,7 @@
 #include "collection/published.h"
 
+#include <algorithm>
+#include <condition_variable>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -15,6 +17,7 @@ namespace {
 
 struct Registry {
   std::shared_mutex mutex;
+  std::condition_variable_any changed;  // what follows, or which rows are coming
   std::map<int64_t, Published> collections;
   int64_t next = 1;
 };
@@ -65,11 +68,13 @@ SparringStatus guarded(SparringError& error, Function&& function) {
   }
 }
 
-// Calls function(collection), which nobody withdraws meanwhile.
-template <class Function>
-void with_collection(int64_t number, Function&& function) {
-  Registry& known = registry();
-  const std::shared_lock<std::shared_mutex> lock(known.mutex);
+bool is_any(const Published& collection, Rows rows) {
+  return std::any_of(collection.features.begin(), collection.features.end(),
+                     [&](const PublishedFeature& feature) { return feature.table->rows == rows; });
+}
+
+// REQUIRES: the caller holds the mutex.
+const Published& find_usable(const Registry& known, int64_t number) {
   const auto found = known.collections.find(number);
   if (found == known.collections.end()) {
     refuse(SPARRING_CLOSED,
@@ -82,7 +87,25 @@ void with_collection(int64_t number, Function&& function) {
              "the container of the tables that are looked up in is closed; make another");
     }
   }
-  function(found->second);
+  return found->second;
+}
+
+// Calls function(collection), which nobody withdraws meanwhile, once all its rows are there.
+template <class Function>
+void with_collection(int64_t number, Function&& function) {
+  Registry& known = registry();
+  std::shared_lock<std::shared_mutex> lock(known.mutex);
+  const Published* collection = &find_usable(known, number);
+  while (is_any(*collection, Rows::coming)) {
+    known.changed.wait(lock);
+    collection = &find_usable(known, number);
+  }
+  if (is_any(*collection, Rows::cut_short)) {
+    refuse(SPARRING_CLOSED,
+           "a load into the tables that are looked up in was cut short, and they hold a part of "
+           "the rows; load a snapshot again (container.load) before going on");
+  }
+  function(*collection);
 }
 
 void check_type(const TableView& table, int32_t type) {
@@ -179,12 +202,26 @@ void publish(int64_t number, Published collection) {
   Registry& known = registry();
   const std::unique_lock<std::shared_mutex> lock(known.mutex);
   known.collections.insert_or_assign(number, std::move(collection));
+  known.changed.notify_all();
 }
 
 void withdraw(int64_t number) {
   Registry& known = registry();
   const std::unique_lock<std::shared_mutex> lock(known.mutex);
   known.collections.erase(number);
+  known.changed.notify_all();
+}
+
+void begin_load(TableView& table) {
+  const std::unique_lock<std::shared_mutex> lock(registry().mutex);
+  table.rows = Rows::coming;
+}
+
+void end_load(TableView& table, bool is_whole) {
+  Registry& known = registry();
+  const std::unique_lock<std::shared_mutex> lock(known.mutex);
+  table.rows = is_whole ? Rows::whole : Rows::cut_short;
+  known.changed.notify_all();
 }
 
 const SparringLookups* lookups() {

@@ -32,6 +32,13 @@ void publish(int64_t number, Published collection);
 // written in Python waits for the GIL: call it without.
 void withdraw(int64_t number);
 
+// A load replaces the rows of `table`: lookups by number in it wait from now on. Returns when none is
+// under way. Call it without the GIL, as `withdraw`.
+void begin_load(TableView& table);
+
+// They go on; where the load did not end, they are refused.
+void end_load(TableView& table, bool is_whole);
+
 // What callers are given; lives as long as the process.
 const SparringLookups* lookups();
 

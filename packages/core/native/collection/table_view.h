@@ -8,6 +8,13 @@
 
 namespace sparring::collection {
 
+// Whether all rows of a table are there.
+enum class Rows {
+  whole,
+  coming,     // a load replaces them
+  cut_short,  // a load did not end: rows may be missing
+};
+
 struct TableView {
   kernels::RowLayout layout;
   kernels::InitializerSpec initializer;
@@ -15,6 +22,8 @@ struct TableView {
   const abi::StorageHandle* storage = nullptr;
   // The container was closed: nothing may be looked up by number any more.
   bool is_closed = false;
+  // Only for lookups by number; see published.h.
+  Rows rows = Rows::whole;
 };
 
 }  // namespace sparring::collection

@@ -14,7 +14,7 @@ import xxhash
 
 from sparring import _native, kernels
 from sparring.admission import admission_from, make_filter
-from sparring.errors import InterruptedLoadError, InvalidArgumentError
+from sparring.errors import InterruptedLoadError, InvalidArgumentError, SparringError
 from sparring.kernel_set import KernelSet
 from sparring.rendezvous import Shard
 from sparring.saving.table_watch import TableWatch
@@ -307,6 +307,8 @@ class DeclaredTable:
             self._check_part()
         source = self.storage.interrupted_load
         if source is None:
+            if self.view.is_cut_short:  # it was cleared since
+                self.view.end_load(is_whole=True)
             return
         name = self.config.name
         raise InterruptedLoadError(
@@ -316,6 +318,16 @@ class DeclaredTable:
             table=name,
             source=source,
         )
+
+    def end_load(self) -> None:
+        """Native lookups, which wait since `view.begin_load`, go on, or are refused as by
+        `check_whole`."""
+        storage = self.storage
+        try:
+            is_whole = storage is None or storage.is_closed or storage.interrupted_load is None
+        except SparringError:
+            is_whole = False  # it cannot say now; `check_whole` asks again
+        self.view.end_load(is_whole)
 
     def _check_part(self) -> None:
         assert self.storage is not None

@@ -314,7 +314,9 @@ class EventLoop(Closable):
 
     def _end(self, task: _Work, result: object, error: BaseException | None) -> None:
         if error is not None:
-            _log.error("background work %r failed", task.name, exc_info=error)
+            # Of what nobody need be told, whoever holds the task tells.
+            level = logging.ERROR if task.is_told else logging.INFO
+            _log.log(level, "background work %r failed", task.name, exc_info=error)
         with self._changed:
             if error is not None and task.is_told:
                 self._first_failure = self._first_failure or (task.name, error)

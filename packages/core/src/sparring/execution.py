@@ -19,7 +19,7 @@ import operator
 import os
 import threading
 from collections.abc import Callable, Generator
-from concurrent.futures import Future, wait
+from concurrent.futures import CancelledError, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Generic, ParamSpec, SupportsIndex, TypeVar
 
@@ -69,11 +69,13 @@ def num_threads() -> int:
 class Task(Generic[T]):
     """Work that runs, or will run, on another thread. Awaitable from asyncio."""
 
-    __slots__ = ("__weakref__", "_future", "name")
+    __slots__ = ("__weakref__", "_future", "is_heard", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
         """What the work is called in errors."""
+        self.is_heard = False
+        """Whether `result` has raised its failure to somebody."""
         self._future: Future[T] = Future()
 
     def result(self, timeout: float | None = None) -> T:
@@ -91,13 +93,42 @@ class Task(Generic[T]):
             return future.result(timeout)
         except (TimeoutError, FutureTimeoutError):  # two classes in Python 3.10
             if future.done():  # the work's own TimeoutError, or it ended this very moment
-                return future.result()
+                return self._outcome()
+        except Exception:
+            self.is_heard = True
+            raise
         raise DeadlineError(
             f"{self.name} was given {timeout} s and has not ended; allow more, or find out what "
             "it waits for",
             name=self.name,
             timeout=timeout,
         )
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits for the work to end; says whether it has. Its failure is not raised, nor heard.
+
+        Args:
+            timeout: seconds; None waits as long as it takes.
+        """
+        try:
+            self._future.exception(timeout)
+        except (TimeoutError, FutureTimeoutError):
+            return self._future.done()
+        except CancelledError:
+            pass
+        return True
+
+    def failure(self) -> BaseException | None:
+        """What work failed with that has ended, for who passes it on; None: nothing, or it was
+        cancelled."""
+        return None if self.cancelled() else self._future.exception(0)
+
+    def _outcome(self) -> T:
+        try:
+            return self._future.result(0)
+        except Exception:
+            self.is_heard = True
+            raise
 
     def done(self) -> bool:
         """Whether the work has ended, be it by a result, an error or a cancellation."""
@@ -112,7 +143,11 @@ class Task(Generic[T]):
         return self._future.cancelled()
 
     def __await__(self) -> Generator[Any, None, T]:
-        return asyncio.wrap_future(self._future).__await__()
+        try:
+            return (yield from asyncio.wrap_future(self._future).__await__())
+        except Exception:
+            self.is_heard = True
+            raise
 
     def __repr__(self) -> str:
         return f"<Task {self.name!r} {'done' if self.done() else 'not done'}>"

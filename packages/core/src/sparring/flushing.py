@@ -8,13 +8,13 @@ beside it, in storages that bear readers beside a writer; the others are flushed
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparring.errors import SparringError
 from sparring.events import EventLoop
+from sparring.storage.at_work import StoragesAtWork
 from sparring.storage.contract import Storage
 
 if TYPE_CHECKING:
@@ -30,16 +30,17 @@ class Flushes:
 
     Args:
         events: where they run.
+        at_work: knows of the storages that are flushed.
         most_seconds: how long `join` waits; None: as long as it takes.
     """
 
-    def __init__(self, events: EventLoop, most_seconds: float | None = None) -> None:
+    def __init__(
+        self, events: EventLoop, at_work: StoragesAtWork, most_seconds: float | None = None
+    ) -> None:
         self._events = events
+        self._at_work = at_work
         self._most_seconds = most_seconds
         self._task: Task[Any] | None = None
-        self._lock = threading.Lock()  # guards what follows
-        self._running: list[Storage] = []
-        self._closing: list[Storage] = []
 
     def begin(self, storages: Mapping[str, Storage], *, is_told: bool) -> Task[Any]:
         """Flushes storages, by the name of their table.
@@ -58,12 +59,12 @@ class Flushes:
             name: each for name, each in storages.items() if each.capabilities.concurrent_reads
         }
         failure = _flush({name: each for name, each in storages.items() if name not in beside})
-        self._running = list(beside.values())
+        self._at_work.begin(beside.values())
         name = f"flush of tables {', '.join(storages)}"
         try:
             self._task = self._events.submit(partial(self._run, beside), name=name, is_told=is_told)
         except BaseException:
-            self._running = []
+            self._at_work.end()
             raise
         if failure is not None:
             self.join()
@@ -86,23 +87,12 @@ class Flushes:
                 raise
         self._task = None
 
-    def close(self, storage: Storage) -> None:
-        """Closes a storage, once a flush that still goes on in it has ended."""
-        with self._lock:
-            if any(each is storage for each in self._running):
-                self._closing.append(storage)
-                return
-        storage.close()
-
     def _run(self, storages: Mapping[str, Storage]) -> None:
         """On a thread of the event loop."""
         try:
             failure = _flush(storages)
         finally:
-            with self._lock:
-                closing, self._closing, self._running = self._closing, [], []
-            for storage in closing:
-                storage.close()
+            self._at_work.end()
         if failure is not None:
             raise failure
 

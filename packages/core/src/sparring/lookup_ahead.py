@@ -106,6 +106,7 @@ class LookupAhead:
         self._requests = list(requests)
         self._refusal = refusal
         self._step = container.counters.steps
+        self._num_loads = container.loads.num_begun
         self._storages = [entry.storage for entry, _ in requests]
         self._changed: dict[str, ChangedKeys] = {
             entry.config.name: ChangedKeys() for entry, _ in requests
@@ -177,7 +178,12 @@ class LookupAhead:
         if error is not None:
             raise error
         assert self._prepared is not None
-        if self._must_refresh():
+        if container.loads.num_begun != self._num_loads:
+            # All rows are others now, and may be a part of them.
+            self._lookups = container.lookup_all(
+                [(entry.config.name, ids) for entry, ids in self._requests], is_registered=False
+            )
+        elif self._must_refresh():
             self._refresh(self._prepared)
         counters = container.aheads.counters
         counters.lookups += 1

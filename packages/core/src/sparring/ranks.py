@@ -73,6 +73,7 @@ class Ranks:
         """The sum over ranks, element by element; see `mean`."""
         if self.world_size == 1 or not len(values):
             return values
+        self._wait()
         return self._collective.all_reduce(values, Reduction.SUM)
 
     def total(self, counts: Mapping[str, int]) -> dict[str, int]:

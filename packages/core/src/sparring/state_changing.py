@@ -54,7 +54,8 @@ def _replace_storage(
     """Moves embeddings into a storage whose rows have another state."""
     old = entry.storage
     assert old is not None
-    if not old.size and entry.choice is not None:
+    half_loaded = old.interrupted_load
+    if not old.size and entry.choice is not None and half_loaded is None:
         old.close()
         entry.hold(None)
         return
@@ -71,6 +72,8 @@ def _replace_storage(
             table=config.name,
         )
     new = container.open_storage(entry.choice, config)
+    if half_loaded is not None:
+        new.begin_load(half_loaded)  # a part stays a part
     copy_embeddings(old, new, state)
     entry.hold(new)
     old.close()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from sparring.kernel_set import KernelSet
 from sparring.lookup_ahead import Aheads, LookupAhead, looked_up
 from sparring.non_finite import NonFinite
 from sparring.rendezvous import Rendezvous, SingleRendezvous
+from sparring.saving.loads import Loads
 from sparring.saving.requests import Loaded, Retention, Saved, State
 from sparring.saving.saves import SaveOptions, Saves
 from sparring.saving.saving_container import SavingContainer
@@ -116,6 +118,7 @@ class StepContainer(TableContainer, SavingContainer):
         self.counters = StepCounters()
         self.aheads = Aheads(self)
         self.saves = Saves(self)
+        self.loads = Loads(self)
         self.after_step: list[Callable[[], None]] = []
         """Called on the driving thread at the end of each step, which has been applied: they must be
         quick, and must not raise."""
@@ -207,6 +210,7 @@ class StepContainer(TableContainer, SavingContainer):
         """What is to be looked up, and why this rank cannot: other ranks must be told."""
         entries = [(self.entry(table), ids) for table, ids in requests]
         try:
+            self.loads.check()
             named = [(entry, _checked_ids(entry.config.name, ids)) for entry, ids in entries]
             for entry, _ in named:
                 self.seek_rows(entry)
@@ -217,12 +221,18 @@ class StepContainer(TableContainer, SavingContainer):
             return [(entry, np.empty(0, np.int64)) for entry, _ in entries], error
         return named, None
 
+    def join_load(self) -> None:
+        """Returns when no load runs beside this thread: rows and counters are what they are."""
+        self.loads.join()
+
     def join_ahead(self) -> None:
-        """Returns when no lookup runs beside this thread, so that exchange and collective are free.
+        """Returns when no lookup and no load runs beside this thread, so that exchange and collective
+        are free. The next lookup or step tells of a load that failed.
 
         Raises:
-            SparringError: one failed, and there are other ranks, which go on no further.
+            SparringError: a lookup failed, and there are other ranks, which go on no further.
         """
+        self.join_load()
         error = self.aheads.join()
         if error is not None and self.collective.world_size > 1:
             self.discard()
@@ -334,10 +344,15 @@ class StepContainer(TableContainer, SavingContainer):
         self.exchange.step = steps
 
     def check_readable(self, tables: Sequence[str]) -> None:
-        """Raises `ClosedError` if the container, or the storage of a table, was closed, and
-        `InterruptedLoadError` if a table holds a part of a snapshot."""
+        """Returns when `tables` may be read, directly where `reads_directly`; then raises
+        `ClosedError` if the container, or the storage of a table, was closed, `BackgroundError` if
+        a load beside failed, and `InterruptedLoadError` if a table holds a part of a snapshot. What
+        is read by way of other ranks is refused there, on all of them."""
         self.check_open()
         self.join_ahead()
+        if not self.reads_directly(tables):
+            return
+        self.loads.check()
         for table in tables:
             entry = self.entry(table)
             self.seek_rows(entry)
@@ -377,14 +392,23 @@ class StepContainer(TableContainer, SavingContainer):
             for entry in self.entries():
                 entry.view.close()
                 if entry.storage is not None:
-                    closing.callback(self.flushes.close, entry.storage)
+                    closing.callback(self.at_work.close, entry.storage)
             closing.callback(self.events.close)
             closing.callback(self.exchange.close)
+            # First: it meets other ranks.
+            closing.callback(self.loads.close, self.events.deadline_seconds)
 
     def __enter__(self) -> StepContainer:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.loads.stop(error)  # nobody will want its rows
         self.close()
 
     def check_open(self) -> None:

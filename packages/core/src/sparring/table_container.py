@@ -24,6 +24,7 @@ from sparring.plugins import make_plugin_manager
 from sparring.rendezvous import Rendezvous, Shard
 from sparring.resources import ResourceManager
 from sparring.state_changing import drop_state, set_state
+from sparring.storage.at_work import StoragesAtWork
 from sparring.storage.contract import Columns, Storage
 from sparring.storage.opening import found_table, open_storage
 from sparring.storage.tiered import TierCounters
@@ -57,7 +58,8 @@ class TableContainer(ABC):
         self.events = EventLoop()
         # Others are told in time that this rank cannot go on.
         most_seconds = collective.deadline_seconds / 2 if collective.world_size > 1 else None
-        self.flushes = Flushes(self.events, most_seconds)
+        self.at_work = StoragesAtWork()
+        self.flushes = Flushes(self.events, self.at_work, most_seconds)
         self._plugin_manager = plugin_manager
         self._tables: dict[str, DeclaredTable] = {}
         self._own_device: str | None = None
@@ -79,7 +81,11 @@ class TableContainer(ABC):
 
     @abstractmethod
     def join_ahead(self) -> None:
-        """Returns when no lookup runs beside this thread."""
+        """Returns when no lookup and no load runs beside this thread."""
+
+    @abstractmethod
+    def join_load(self) -> None:
+        """Returns when no load runs beside this thread: rows and counters are what they are."""
 
     def declare(self, table: TableConfig, storage: StorageChoice | Storage | None = None) -> None:
         """Adds a table. Its storage is opened when the first row may be written, because only
@@ -169,6 +175,7 @@ class TableContainer(ABC):
             InvalidArgumentError: it holds rows that another rank kept.
         """
         self.check_open()
+        self.join_load()
         entry = self.entry(table)
         opened = self.opened(entry)
         entry.check_whole()
@@ -228,6 +235,7 @@ class TableContainer(ABC):
     def num_rows(self, table: str) -> int:
         """Rows of a table on this rank."""
         self.check_open()
+        self.join_load()
         self.flushes.join()
         entry = self.entry(table)
         self.seek_rows(entry)
@@ -236,21 +244,25 @@ class TableContainer(ABC):
     def table_bytes(self, table: str) -> int:
         """Memory that a table holds on this rank."""
         self.check_open()
+        self.join_load()
         entry = self.entry(table)
         return 0 if entry.storage is None else entry.storage.memory_bytes
 
     def num_not_admitted(self, table: str) -> int:
         """Gradients that the table's admission filter dropped on this rank."""
+        self.join_load()
         return self.entry(table).num_not_admitted
 
     def tier_counters(self, table: str) -> list[TierCounters]:
         """What was counted of each tier of a table on this rank, hottest first; nothing for a
         table that is in no stack of storages."""
         self.check_open()
+        self.join_load()
         return self.entry(table).tier_counters()
 
     def num_forgotten(self, table: str) -> int:
         """Ids that the table's admission filter no longer counts on this rank, for want of room."""
+        self.join_load()
         made = self.entry(table).admission_filter
         return 0 if made is None else int(made.num_forgotten)
 

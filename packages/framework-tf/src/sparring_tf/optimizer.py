@@ -188,6 +188,7 @@ class Optimizer(keras.optimizers.Optimizer):
             )
         if ordinary:
             self.dense.build(ordinary)
+            self.container.join_ahead()
             broadcast(ordinary, self.container.collective)
         super().build(variables)
 
@@ -264,7 +265,7 @@ class Optimizer(keras.optimizers.Optimizer):
             elif gradient is not None:
                 tables.append(trained.name)
                 slices.append(_checked_slices(gradient, trained.name))
-        dense = averaged(dense, self.container.collective)
+        dense = averaged(dense, self.container.collective, self.container.join_ahead)
         anchors = [each for each in self._trainable_variables if trained_table(each) is not None]
         rate = self._get_current_learning_rate()
         is_taken = self._known_rows().step(tables, slices, anchors, rate, self._iterations.value)

@@ -25,6 +25,7 @@ def taken_gradients(
     """What was accumulated, by table, and why the step cannot be applied, if it cannot."""
     taken: dict[str, Any] = {}
     try:
+        container.loads.check()
         container.flushes.join()
         container.events.check()
         for entry in container.entries():

@@ -33,6 +33,7 @@ def read_metrics(container: StepContainer, *, counts_all: bool = False) -> dict[
         StorageIOError: a storage could not count its rows.
     """
     container.check_open()
+    container.join_load()
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
         "rank": container.collective.rank,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,19 +49,30 @@ def container_states(container: StepContainer) -> dict[str, State]:
     }
 
 
-def take_container_states(container: StepContainer, snapshot: Snapshot) -> None:
-    """Takes over what ranks had saved. Totals over ranks stay what they were.
+def take_container_states(container: StepContainer, snapshot: Snapshot) -> Callable[[], None]:
+    """Takes over what filters of ranks had counted. Totals over ranks stay what they were.
+
+    Returns:
+        What takes over the counters, to be called once all ranks have all: until then they stand at
+        one step.
 
     Raises:
         InvalidArgumentError: a filter was declared otherwise; some may have been taken over.
         SnapshotDamagedError: a file is not what was written.
     """
-    rank = container.collective.rank
     shards = container.rendezvous.shard_map()
     saved = [snapshot.state(_CONTAINER, rank=each) for each in range(snapshot.world_size)]
     owners = saved[0].arrays["owners"]
     is_same_job = snapshot.world_size == shards.world_size and np.array_equal(owners, shards.owners)
-    _take_counters(container, [each.values for each in saved], is_same_job)
+    _take_filters(container, snapshot, shards, is_same_job)
+    values = [each.values for each in saved]
+    return partial(_take_counters, container, values, is_same_job)
+
+
+def _take_filters(
+    container: StepContainer, snapshot: Snapshot, shards: ShardMap, is_same_job: bool
+) -> None:
+    rank = container.collective.rank
     if not any(entry.admission_filter is not None for entry in container.entries()):
         return
     wanted = [rank] if is_same_job else range(snapshot.world_size)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sparring.declared_table import DeclaredTable
-from sparring.errors import InvalidArgumentError
+from sparring.errors import InterruptedLoadError, InvalidArgumentError
 from sparring.saving.agreeing import Rounds, agree, check_alike
 from sparring.saving.container_state import OWN_STATES, take_container_states
 from sparring.saving.requests import Loaded, State
@@ -20,21 +20,26 @@ from sparring.table import TableConfig
 if TYPE_CHECKING:
     from sparring.step import StepContainer
 
-__all__ = ["load_snapshot"]
+__all__ = ["Load", "begin_load"]
 
 _log = logging.getLogger(__name__)
 
 
-def load_snapshot(
+def begin_load(
     container: StepContainer, url: str, tables: Iterable[str] | None, is_base: bool
-) -> Loaded:
-    """As `StepContainer.load`."""
+) -> Load:
+    """What comes before the first row: ranks agree on what is to be loaded. All ranks call it.
+
+    Raises:
+        SparringError: as `StepContainer.load`; nothing was changed.
+    """
     collective = container.collective
     snapshot: Snapshot | None = None
     chosen: list[DeclaredTable] = []
     error: Exception | None = None
     try:
         container.join_ahead()
+        container.loads.check()
         container.flushes.join()
         container.saves.join()
         snapshot = open_snapshot(url)
@@ -51,33 +56,147 @@ def load_snapshot(
     )
     container.discard()
     container.saves.rebase(None)
-    rows: dict[str, int] = {}
-    rounds = Rounds(collective, f"load of {url}, {_HALF_LOADED}")
-    try:
-        for entry in chosen:
-            rows[entry.config.name] = _load_table(container, entry, snapshot, rounds)
-        if tables is None:
-            take_container_states(container, snapshot)
-        states = _states(snapshot, collective.rank)
-    except Exception as failure:
-        error = failure
-    except BaseException as stopped:
-        rounds.leave(stopped)
-        raise
-    rounds.end(error)
-    # All ranks have their rows: they may lie in one place.
-    try:
-        for entry in chosen:
-            container.opened(entry).end_load()
-    except Exception as failure:
-        error = failure
-    agree(collective, f"load of {url}, {_HALF_LOADED}", error)
-    if is_base and tables is None:
-        container.saves.rebase(snapshot.url)
-    return Loaded(snapshot.url, snapshot.step, rows, states)
+    return Load(container, snapshot, chosen, is_whole=tables is None, is_base=is_base)
 
 
-_HALF_LOADED = "of which tables may hold parts now (load one again before going on)"
+class Load:
+    """A load that ranks have agreed on. `run` or `give_up` must follow: ranks meet until then.
+
+    Args:
+        container: nothing but this may use its tables and its collective until the load is over.
+        snapshot: the same on all ranks.
+        chosen: the tables whose rows are loaded.
+        is_whole: take over counters too.
+        is_base: count from the end on which keys change.
+    """
+
+    def __init__(
+        self,
+        container: StepContainer,
+        snapshot: Snapshot,
+        chosen: Sequence[DeclaredTable],
+        *,
+        is_whole: bool,
+        is_base: bool,
+    ) -> None:
+        self.url = snapshot.url
+        self._container = container
+        self._snapshot = snapshot
+        self._chosen = chosen
+        self._is_whole = is_whole
+        self._is_base = is_base
+        self._reason: BaseException | None = None
+        for entry in chosen:
+            entry.view.begin_load()
+        self._rounds = Rounds(container.collective, self._what)
+
+    def run(self) -> Loaded:
+        """Takes over rows and counters; on any thread.
+
+        Raises:
+            SparringError: as `StepContainer.load`.
+            InterruptedLoadError: `stop` was called, here or on another rank.
+        """
+        try:
+            return self._run()
+        finally:
+            self._end()
+
+    def stop(self, reason: BaseException) -> None:
+        """Ends it between two chunks of rows; from another thread.
+
+        Args:
+            reason: for the message, here and on other ranks.
+        """
+        self._reason = reason
+
+    def give_up(self, reason: BaseException) -> None:
+        """In place of `run`: other ranks are told. No row was changed on this one."""
+        self._rounds.leave(reason)
+        self._end()
+
+    def _end(self) -> None:
+        for entry in self._chosen:
+            entry.end_load()
+        self._container.at_work.end()
+
+    @property
+    def _what(self) -> str:
+        return (
+            f"load of {self.url}, of which tables may hold parts now (load one again before going "
+            "on)"
+        )
+
+    def _run(self) -> Loaded:
+        container, snapshot = self._container, self._snapshot
+        rows: dict[str, int] = {}
+        states: Mapping[str, State] = {}
+        take_counters: Callable[[], None] | None = None
+        error: Exception | None = None
+        try:
+            for entry in self._chosen:
+                rows[entry.config.name] = self._load_table(entry)
+            if self._is_whole:
+                take_counters = take_container_states(container, snapshot)
+            states = _states(snapshot, container.collective.rank)
+        except Exception as failure:
+            error = failure
+        except BaseException as stopped:
+            self._rounds.leave(stopped)
+            raise
+        self._rounds.end(error)
+        # All ranks have their rows: they may lie in one place.
+        try:
+            for entry in self._chosen:
+                container.opened(entry).end_load()
+        except Exception as failure:
+            error = failure
+        agree(container.collective, self._what, error)
+        if take_counters is not None:
+            take_counters()
+        if self._is_base and self._is_whole:
+            container.saves.rebase(snapshot.url)
+        return Loaded(snapshot.url, snapshot.step, rows, states)
+
+    def _load_table(self, entry: DeclaredTable) -> int:
+        container, snapshot, table = self._container, self._snapshot, entry.config
+        self._go_on()
+        storage = container.opened(entry)
+        container.at_work.begin([storage])
+        # What is being looked up ahead is read again.
+        container.aheads.note(table.name, None)
+        storage.begin_load(snapshot.url)
+        entry.note_part()
+        saved = snapshot.tables[table.name].config
+        num_rows = 0
+        for chunk in snapshot.chunks(table.name, self._partitions_of(table)):
+            rows: Rows = chunk.rows
+            if saved.width != table.width:
+                rows = np.zeros((len(chunk), table.width), table.numpy_dtype)
+                table.embeddings(rows)[...] = saved.embeddings(chunk.rows)
+            storage.restore(chunk.keys, rows, chunk.scores)
+            num_rows += len(chunk)
+            self._go_on()
+        return num_rows
+
+    def _partitions_of(self, table: TableConfig) -> list[int] | None:
+        """Those that this rank reads; None: all."""
+        collective = self._container.collective
+        if collective.world_size == 1 or table.is_replicated:
+            return None
+        shards = self._container.rendezvous.shard_map()
+        partitions: list[int] = shards.partitions_of(collective.rank).tolist()
+        return partitions
+
+    def _go_on(self) -> None:
+        """Called between pieces of work."""
+        self._rounds.go_on()
+        if self._reason is not None:
+            raise InterruptedLoadError(
+                f"the load of {self.url} was stopped ({self._reason!r}), and tables may hold parts "
+                "of it; load a snapshot again before going on",
+                source=self.url,
+            )
 
 
 def _chosen(
@@ -132,32 +251,6 @@ def _warn_of_other_initial_values(saved: TableDescription, table: TableConfig) -
                 saved.extra[name],
                 declared[name],
             )
-
-
-def _load_table(
-    container: StepContainer, entry: DeclaredTable, snapshot: Snapshot, rounds: Rounds
-) -> int:
-    table = entry.config
-    storage = container.opened(entry)
-    # What is being looked up ahead is read again.
-    container.aheads.note(table.name, None)
-    storage.begin_load(snapshot.url)
-    entry.note_part()
-    collective = container.collective
-    partitions = None
-    if collective.world_size > 1 and not table.is_replicated:
-        partitions = container.rendezvous.shard_map().partitions_of(collective.rank).tolist()
-    saved = snapshot.tables[table.name].config
-    num_rows = 0
-    for chunk in snapshot.chunks(table.name, partitions):
-        rows: Rows = chunk.rows
-        if saved.width != table.width:
-            rows = np.zeros((len(chunk), table.width), table.numpy_dtype)
-            table.embeddings(rows)[...] = saved.embeddings(chunk.rows)
-        storage.restore(chunk.keys, rows, chunk.scores)
-        num_rows += len(chunk)
-        rounds.go_on()
-    return num_rows
 
 
 def _states(snapshot: Snapshot, rank: int) -> Mapping[str, State]:

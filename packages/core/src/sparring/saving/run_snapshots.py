@@ -7,6 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from sparring.errors import (
 from sparring.saving.agreeing import agree
 from sparring.saving.requests import Loaded, Retention, Saved, State
 from sparring.saving.saves import SaveOptions
-from sparring.snapshot import open_snapshot
+from sparring.snapshot import Snapshot, open_snapshot
 from sparring.snapshot.opening import open_place
 
 if TYPE_CHECKING:
@@ -180,8 +181,12 @@ class RunSnapshots:
             self._container.saves.join(self._chosen.deadline_seconds)
             self.check()
 
-    def resume(self) -> Loaded | None:
+    def resume(self, meanwhile: Callable[[Snapshot], None]) -> Loaded | None:
         """Loads the newest snapshot that can be read, and says which; None: there is none.
+
+        Args:
+            meanwhile: called while its rows come in, which may be in vain: with each snapshot that
+                is tried.
 
         Raises:
             SnapshotError: there are some, and none can be read.
@@ -198,7 +203,7 @@ class RunSnapshots:
                 damaged = SnapshotDamagedError(reason)
                 continue
             try:
-                loaded = self._container.load(url, is_base=chosen.full_every > 1)
+                loaded = self._loaded(url, meanwhile)
             except SnapshotError as error:
                 self._tell(f"snapshot {url} cannot be read ({error}); the one before it is tried")
                 damaged = error
@@ -217,8 +222,22 @@ class RunSnapshots:
         self._tell(f"there is no snapshot in {chosen.url} yet; training starts anew")
         return None
 
+    def _loaded(self, url: str, meanwhile: Callable[[Snapshot], None]) -> Loaded:
+        container = self._container
+        loading = container.load(url, is_base=self._chosen.full_every > 1, blocking=False)
+        try:
+            # What cannot be read the load cannot read either, and tells all ranks of.
+            with suppress(SnapshotError):
+                meanwhile(open_snapshot(url))
+        except BaseException as error:
+            container.loads.stop(error)
+            raise
+        container.join_load()  # Ctrl-C stops it
+        return loading.result()
+
     def _candidates(self, root: str) -> list[tuple[str, str]]:
         """URLs, the newest first, with the reason why one cannot be read: the first rank's."""
+        self._container.join_ahead()
         collective = self._container.collective
         found = _snapshots_in(root) if collective.rank == 0 else []
         if collective.world_size == 1:

@@ -17,6 +17,7 @@ import numpy as np
 from sparring import _native, execution
 from sparring.declared_table import DeclaredTable
 from sparring.errors import DeadlineError, InvalidArgumentError
+from sparring.forking import Forkable
 from sparring.saving.agreeing import agree, check_alike
 from sparring.saving.container_state import OWN_STATES, container_states
 from sparring.saving.freezing import FrozenTable
@@ -79,7 +80,7 @@ class SaveOptions:
             )
 
 
-class Saves:
+class Saves(Forkable):
     """See `StepContainer.save`."""
 
     def __init__(self, container: StepContainer) -> None:
@@ -89,6 +90,14 @@ class Saves:
         self._task: Task[Saved] | None = None
         self._base: str | None = None
         container.events.when_awaited(self.hurry)
+        super().__init__()
+
+    def begin_anew(self) -> None:
+        # The save goes on in the parent, for the rows of the parent.
+        if self._running is not None:
+            for table in self._running.tables:
+                table.thaw()
+        self._running, self._task = None, None
 
     def hurry(self) -> None:
         """A save that runs pauses no more: somebody waits for its end."""
@@ -211,6 +220,7 @@ class Saves:
         rank = container.collective.rank
         error: Exception | None = None
         try:
+            container.loads.check()
             for entry in container.entries():
                 container.seek_rows(entry)
                 entry.check_whole()

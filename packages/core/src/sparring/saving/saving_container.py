@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal, cast, overload
 
 from sparring.saving.agreeing import Rounds
-from sparring.saving.loading import load_snapshot
 from sparring.saving.requests import Loaded, Saved, State
 from sparring.saving.saves import SaveOptions
 
@@ -98,9 +97,44 @@ class SavingContainer:
             options=options or SaveOptions(),
         )
 
+    @overload
     def load(
-        self, url: str, *, tables: Iterable[str] | None = None, is_base: bool = False
-    ) -> Loaded:
+        self,
+        url: str,
+        *,
+        blocking: Literal[True] = True,
+        tables: Iterable[str] | None = None,
+        is_base: bool = False,
+    ) -> Loaded: ...
+
+    @overload
+    def load(
+        self,
+        url: str,
+        *,
+        blocking: Literal[False],
+        tables: Iterable[str] | None = None,
+        is_base: bool = False,
+    ) -> Task[Loaded]: ...
+
+    @overload
+    def load(
+        self,
+        url: str,
+        *,
+        blocking: bool,
+        tables: Iterable[str] | None = None,
+        is_base: bool = False,
+    ) -> Loaded | Task[Loaded]: ...
+
+    def load(
+        self,
+        url: str,
+        *,
+        blocking: bool = True,
+        tables: Iterable[str] | None = None,
+        is_base: bool = False,
+    ) -> Loaded | Task[Loaded]:
         """Takes over a snapshot: rows, with state and scores, counters, admission, steps.
 
         All ranks call it, as many as there are now; each reads the partitions that it owns. What
@@ -108,19 +142,29 @@ class SavingContainer:
 
         Args:
             url: of the snapshot.
+            blocking: return when all is there. Otherwise only what can be refused at once is, and
+                rows come in on the event loop, while models are built and data opened. Whatever
+                reads, changes or counts rows, or meets other ranks, waits for the end, as long as
+                it takes; Ctrl-C in such a wait stops the load. A failure raises `BackgroundError`,
+                or `PeerFailure` as it is, at the next lookup, step, save, load or `close`, unless
+                the task's `result` has raised it.
             tables: load the rows of these only, and no counters; None: everything.
             is_base: count from now on which keys change, for a delta over this snapshot.
+
+        Returns:
+            What was loaded; if not blocking, a task that gives it.
 
         Raises:
             InvalidArgumentError: the snapshot has other tables, or ranks were given different
                 snapshots. Nothing was changed.
             SnapshotError: there is no such snapshot, or it is damaged: tables may hold parts of it
-                then. What goes wrong on one rank is raised on all, in its class, with the name of
-                the rank as `rank`.
+                then, and `InterruptedLoadError` refuses lookups and steps until one was loaded.
+                What goes wrong on one rank is raised on all, in its class, with the name of the
+                rank as `rank`.
         """
         container = self._container()
         container.check_open()
-        return load_snapshot(container, url, tables, is_base)
+        return container.loads.load(url, tables, is_base=is_base, blocking=blocking)
 
     @overload
     def flush(self, *, blocking: Literal[True] = True) -> None: ...
@@ -150,6 +194,8 @@ class SavingContainer:
         container = self._container()
         container.check_open()
         container.join_ahead()
+        if not blocking:
+            container.loads.check()
         storages = {
             entry.config.name: entry.storage
             for entry in container.entries()
@@ -162,6 +208,7 @@ class SavingContainer:
         rounds = Rounds(container.collective, "flush")
         error: Exception | None = None
         try:
+            container.loads.check()
             container.flushes.begin(storages, is_told=False).result()
         except Exception as failure:
             error = failure

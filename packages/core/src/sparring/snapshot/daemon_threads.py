@@ -1,4 +1,4 @@
-"""Threads that write and seal files of a snapshot while others are written.
+"""Threads that write, seal and read files of a snapshot while others are used.
 
 They are daemon threads. A `ThreadPoolExecutor` takes no more work once the interpreter has begun to end,
 and that is when a save that nobody waited for is finished. From then on some versions of Python start no

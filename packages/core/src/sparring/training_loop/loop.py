@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 
 from sparring import execution
@@ -19,6 +19,7 @@ from sparring.plugins import PluginManager
 from sparring.ranks import Ranks
 from sparring.saving.requests import State
 from sparring.saving.run_snapshots import RunSnapshots
+from sparring.snapshot import Snapshot
 from sparring.step import StepContainer
 from sparring.storage.tiered.counters import sum_over_ranks
 from sparring.trace import Trace
@@ -28,6 +29,9 @@ from sparring.training_loop.run_metrics import metrics_written
 from sparring.training_loop.run_report import RunReport
 
 __all__ = ["micro_batches", "run_training"]
+
+_POSITION = "position"
+"""The name of the state that says how far a run has come."""
 
 MakeTrainer = Callable[[StepContainer], "tuple[Source[Any], Trainer]"]
 
@@ -89,6 +93,7 @@ def _traced(container: StepContainer, path: str | None) -> Iterator[None]:
         return
     container.trace = Trace(container.collective.rank)
     yield
+    container.join_ahead()
     container.trace.write_together(path, container.collective)
 
 
@@ -120,6 +125,7 @@ class _Run:
         self._at = _Position()
         # Where the run is once the steps under way are made: batches are asked for ahead of them.
         self._coming: deque[_Position] = deque()
+        self._ready: Iterator[Any] | None = None
         self._resumed_steps = 0
         self._metrics: dict[str, float] = {}
         self._metrics_step = -1
@@ -132,7 +138,7 @@ class _Run:
         interval = self._config.training.evaluation_interval_steps
         self._snapshots.check_folder()
         self._resume()
-        for trained in self._trainer.steps(self._batches()):
+        for trained in self._trainer.steps(self._ready or self._batches()):
             self._at = self._coming.popleft()
             self._report.on_ids(self._source.ids(trained.batch))
             self._progress.on_step(self._step, trained.loss, len(trained.batch))
@@ -192,11 +198,11 @@ class _Run:
     def _states(self) -> dict[str, State]:
         """What the run needs to go on from here, but for what the container saves itself."""
         counted = {"metrics": self._metrics, "metrics_step": self._metrics_step}
-        return {**self._trainer.states(), "position": State(asdict(self._at) | counted)}
+        return {**self._trainer.states(), _POSITION: State(asdict(self._at) | counted)}
 
     def _resume(self) -> None:
         """Goes on where a snapshot says, if so chosen."""
-        loaded = self._snapshots.resume()
+        loaded = self._snapshots.resume(self._go_to)
         if loaded is None:
             return
         framework = self._config.framework
@@ -207,10 +213,22 @@ class _Run:
                 f"{loaded.url} was not written with {framework}: rows go on, with their optimizer "
                 "state; ordinary parameters start anew"
             )
-        values = loaded.states["position"].values
-        self._at = _Position(values["step"], values["epoch"], values["batch"])
+        values = loaded.states[_POSITION].values
+        position = _Position(values["step"], values["epoch"], values["batch"])
+        if self._at != position:
+            self._at, self._ready = position, None
+            self._coming.clear()
         self._resumed_steps = self._step
         self._metrics, self._metrics_step = values["metrics"], values["metrics_step"]
+
+    def _go_to(self, snapshot: Snapshot) -> None:
+        """Opens the data where a snapshot was saved, while its rows come in."""
+        values = snapshot.state(_POSITION).values
+        self._at = _Position(values["step"], values["epoch"], values["batch"])
+        self._coming.clear()
+        batches = self._batches()
+        # The first one is there when those before it have been skipped.
+        self._ready = chain(list(islice(batches, 1)), batches)
 
     def _evaluate(self) -> None:
         self._metrics = self._source.evaluate(self._trainer.predict, self._ranks)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sparring.forking import Forkable
+
 if TYPE_CHECKING:
     from sparring.ranks import Ranks
 
@@ -73,11 +75,15 @@ def sum_over_ranks(tiers: list[TierCounters], ranks: Ranks) -> list[TierCounters
     ]
 
 
-class TierMeter:
+class TierMeter(Forkable):
     """Adds to the counters of one tier, from any thread."""
 
     def __init__(self, backend: str) -> None:
+        super().__init__()
         self.counters = TierCounters(backend)
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
         self._lock = threading.Lock()
 
     def found(self, hits: int, misses: int, *, read_bytes: int, seconds: float) -> None:

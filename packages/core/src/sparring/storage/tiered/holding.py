@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sparring.forking import Forkable
 from sparring.storage.contract import Columns, Keys, Rows, Scores
 
 __all__ = ["Held", "HoldingBuffer"]
@@ -54,7 +55,7 @@ class _Contents:
         return self.waiting if self.departed is None else (*self.waiting, self.departed)
 
 
-class HoldingBuffer:
+class HoldingBuffer(Forkable):
     """What left one tier and has not arrived in the next.
 
         add ──► waiting ──depart──► departed ──land──► in the next tier
@@ -72,10 +73,14 @@ class HoldingBuffer:
     """
 
     def __init__(self, width: int, dtype: npt.DTypeLike) -> None:
+        super().__init__()
         self._empty = Held(
             np.empty(0, np.int64), np.empty((0, width), dtype), np.empty(0, np.uint64)
         )
         self._contents = _Contents()
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
         self._changing = threading.Lock()
 
     def __bool__(self) -> bool:

@@ -6,16 +6,22 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sparring.forking import Forkable
+
 __all__ = ["ReaderWriterLock"]
 
 
-class ReaderWriterLock:
+class ReaderWriterLock(Forkable):
     """Readers beside each other, a writer alone. Who waits to write goes before new readers.
 
     It is not reentrant: who holds it in either way must not ask for it again.
     """
 
     def __init__(self) -> None:
+        super().__init__()
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
         self._changed = threading.Condition(threading.Lock())
         self._num_readers = 0
         self._num_waiting = 0

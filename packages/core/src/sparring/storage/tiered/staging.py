@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.bloom import BloomFilter
+from sparring.forking import Forkable
 from sparring.storage.contract import Keys, Rows
 
 __all__ = ["Staged", "Staging"]
@@ -55,7 +56,7 @@ class Staged:
         return parts
 
 
-class Staging:
+class Staging(Forkable):
     """Bounded, and safe for use by readers beside each other.
 
     Args:
@@ -66,16 +67,20 @@ class Staging:
     """
 
     def __init__(self, policy: str, most_bytes: int, most_rows: int, empty: Rows) -> None:
+        super().__init__()
         self.policy = policy
         self._most_bytes = most_bytes
         self._most_rows = most_rows
         self._empty = empty
-        self._lock = threading.Lock()
         self._spare: list[Rows] = []
+        self.begin_anew()
         self._touched: BloomFilter | None = None
         if policy == "second_touch":
             self._touched = BloomFilter(max(1024, min(most_rows, 1 << 22)))
         self.clear()
+
+    def begin_anew(self) -> None:
+        self._lock = threading.Lock()
 
     @property
     def wants_rows(self) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sparring.errors import ClosedError, DeadlineError, SparringError
+from sparring.forking import Forkable
 from sparring.storage.background import Background
 from sparring.storage.tiered.tier import Tier
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["WriteBack"]
 
 
-class WriteBack:
+class WriteBack(Forkable):
     """Writes what is held for a last tier that bears readers beside a writer, and evicts nothing.
 
     Any thread may wait; one thread, the one that writes to the stack, begins.
@@ -44,14 +45,19 @@ class WriteBack:
         deadline_seconds: float,
         failure: Callable[[Exception], SparringError],
     ) -> None:
+        super().__init__()
         self.deadline_seconds = deadline_seconds
         self._table = table
         self._tier = tier
         self._failure = failure
         self._background: Background | None = None
-        self._changed = threading.Condition()  # guards what follows, and what departs and lands
         self._task: Task[Any] | None = None
         self._when_ended: Callable[[], None] | None = None
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        # Guards `_task`, `_when_ended`, and what departs and lands.
+        self._changed = threading.Condition()
 
     @property
     def is_on(self) -> bool:

@@ -1,0 +1,32 @@
+"""What a forked child has to make anew: a thread that is not in it may hold a lock there for ever."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from abc import ABC, abstractmethod
+
+__all__ = ["Forkable"]
+
+
+class Forkable(ABC):
+    """Has locks, or waits for threads, and goes on in a forked child without those of its parent."""
+
+    def __init__(self) -> None:
+        _made.add(self)
+
+    @abstractmethod
+    def begin_anew(self) -> None:
+        """In a forked child: makes locks, and forgets what threads of the parent are at. What they
+        guard may be used, as another thread may have left it."""
+
+
+_made: weakref.WeakSet[Forkable] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for each in list(_made):
+        each.begin_anew()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

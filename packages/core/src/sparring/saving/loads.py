@@ -1,0 +1,156 @@
+"""The loads of a container: at most one at a time, in the caller's thread or beside it.
+
+A load beside holds the tables and the collective: whatever reads, changes or counts rows, or meets
+other ranks, first waits for it (`StepContainer.join_ahead`, `join_load`). It waits as long as the load
+takes, which other ranks bear: they are in the same load, where ranks meet every two seconds, and one
+that is gone fails it on all others within the collective's deadline.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import weakref
+from collections.abc import Iterable
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING
+
+from sparring import events
+from sparring.errors import ClosedError, DeadlineError, PeerFailure, SparringError
+from sparring.events import BackgroundError
+from sparring.saving.loading import Load, begin_load
+from sparring.saving.requests import Loaded
+
+if TYPE_CHECKING:
+    from sparring.execution import Task
+    from sparring.step import StepContainer
+
+__all__ = ["Loads"]
+
+_STOP_SECONDS = 5.0
+"""How long who stops a load waits for its end: a chunk of rows is written meanwhile."""
+
+_log = logging.getLogger(__name__)
+
+
+class Loads:
+    """See `StepContainer.load`."""
+
+    def __init__(self, container: StepContainer) -> None:
+        self.num_begun = 0
+        """Loads of which rows may have changed."""
+        self._container = container
+        self._load: Load | None = None
+        self._task: Task[Loaded] | None = None
+        self._ended: Task[Loaded] | None = None
+        self._is_awaited_at_exit = False
+
+    def load(
+        self, url: str, tables: Iterable[str] | None, *, is_base: bool, blocking: bool
+    ) -> Loaded | Task[Loaded]:
+        """As `StepContainer.load`."""
+        load = begin_load(self._container, url, tables, is_base)
+        self.num_begun += 1
+        if blocking:
+            return load.run()
+        self._await_at_exit()
+        try:
+            task = self._container.events.submit(
+                load.run, name=f"load of {load.url}", is_told=False
+            )
+        except BaseException as refusal:
+            load.give_up(refusal)
+            raise
+        self._load, self._task = load, task
+        return task
+
+    def join(self) -> None:
+        """Returns when no load runs; `check` tells of its failure. Who is interrupted while he waits,
+        as by Ctrl-C, stops it."""
+        self._wait(None)
+
+    def check(self) -> None:
+        """Raises what the last load beside failed with, after `join`, unless somebody was told of it.
+
+        Raises:
+            PeerFailure: a rank is gone.
+            BackgroundError: from any other failure.
+        """
+        task, self._ended = self._ended, None
+        failure = None if task is None else task.failure()
+        if task is None or failure is None or task.is_heard:
+            return
+        if isinstance(failure, PeerFailure):
+            raise failure
+        raise BackgroundError(
+            f"background work {task.name!r} failed: {type(failure).__name__}: {failure}",
+            name=task.name,
+            num_failed=1,
+        ) from failure
+
+    def stop(self, reason: BaseException) -> None:
+        """Ends a load that runs, as soon as it may be; who stops it need not be told of it.
+
+        Args:
+            reason: for the message, here and on other ranks.
+        """
+        load, task = self._load, self._task
+        if load is None or task is None:
+            return
+        load.stop(reason)
+        task.wait(_STOP_SECONDS)
+        task.is_heard = True
+
+    def close(self, timeout: float) -> None:
+        """Waits for a load that runs, and stops it where it takes too long.
+
+        Args:
+            timeout: seconds.
+
+        Raises:
+            DeadlineError: it took too long, and tables hold a part of the snapshot.
+            BackgroundError: as `check`.
+        """
+        task = self._task
+        if task is not None and not self._wait(timeout):
+            self.stop(ClosedError("its container was closed, or the program ended"))
+            raise DeadlineError(
+                f"{task.name} was given {timeout} s to end when its container was closed, or the "
+                "program ended, and has not: it was stopped, and tables that outlive the process "
+                "hold a part of the rows. Wait for it first (result()), and load it again",
+                name=task.name,
+                timeout=timeout,
+            )
+        self.check()
+
+    def _wait(self, timeout: float | None) -> bool:
+        load, task = self._load, self._task
+        if load is None or task is None:
+            return True
+        try:
+            if not task.wait(timeout):
+                return False
+        except BaseException as reason:
+            self.stop(reason)
+            raise
+        if task.cancelled():
+            load.give_up(CancelledError())
+        self._load, self._task, self._ended = None, None, task
+        return True
+
+    def _await_at_exit(self) -> None:
+        """Has the program's end wait for a load before ranks part, which the end of collectives is
+        registered for before this."""
+        if not self._is_awaited_at_exit:
+            self._is_awaited_at_exit = True
+            atexit.register(_close_at_exit, weakref.ref(self))
+
+
+def _close_at_exit(found: weakref.ref[Loads]) -> None:
+    loads = found()
+    if loads is None:
+        return
+    try:
+        loads.close(events.EXIT_SECONDS)
+    except SparringError as error:
+        _log.error("at exit: %s", error)
