@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from sparring.errors import (
     PeerFailure,
     SparringError,
 )
+from sparring.events import BackgroundError
 from sparring.testing.devices import why_unavailable
 from sparring.testing.thread_rendezvous import ThreadRendezvous
 from sparring_torch import EmbeddingBag, Optimizer
@@ -267,3 +269,30 @@ def test_a_rank_whose_device_fails_anywhere_before_rows_are_written_stops_all(
         assert isinstance(errors[0], DeviceMemoryError) or held[0].failed not in _TOLD
     assert num_failed > 10
     assert places >= {"dedup", "route", "gather", "is_finite", "empty"}
+
+
+def test_a_load_that_failed_beside_is_told_by_the_next_lookup(tmp_path: Path) -> None:
+    url = str(tmp_path / "snapshot")
+    ids = torch.arange(20).reshape(5, 4)
+
+    def save(collective: Collective) -> None:
+        rank = Rank(collective, "adagrad")
+        rank.step(ids)
+        rank.container.save(url)
+
+    def load(collective: Collective) -> SparringError:
+        rank = Rank(collective, "adagrad")
+        storage = rank.container.storage("items")
+        if rank.rank == 1:
+
+            def fail(*_: Any, **__: Any) -> None:
+                raise OSError("a cable was pulled")
+
+            storage.restore = fail  # type: ignore[method-assign]
+        rank.container.load(url, blocking=False)
+        return refused(lambda: rank.items(ids))
+
+    run_ranks("direct", 2, save)
+    for error in run_ranks("direct", 2, load):
+        assert isinstance(error, BackgroundError)
+        assert "a cable was pulled" in str(error)

@@ -50,6 +50,7 @@ def looked_up_on_device(
 
     Raises:
         UnknownTableError: nobody declared a table.
+        BackgroundError: the last load failed beside what its caller did.
         InterruptedLoadError, InvalidArgumentError: as `StepContainer.lookup_all`, on any rank.
         PeerFailure: a rank is gone, silent, elsewhere, or could not read its rows.
         DeviceMemoryError: a device has no memory for keys or rows, on any rank.
@@ -60,6 +61,7 @@ def looked_up_on_device(
     refusal: Exception | None = None
     found: list[Dedup] = []
     try:
+        container.loads.check()
         for entry in entries:
             container.seek_rows(entry)
             entry.check_whole()
