@@ -1,13 +1,16 @@
 """No row is lost on its way: evictions, a lower tier that fails and comes back, readers and writes
-beside."""
+beside, updates in place; between tiers of Python and native ones."""
 
 from __future__ import annotations
 
+import tempfile
 import threading
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, ClassVar
 
 import hypothesis
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -17,19 +20,21 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from sparring import _native, kernels, open_storage
 from sparring.errors import CapacityError, DeadlineError, StorageIOError
 from sparring.events import BackgroundError, EventLoop
 from sparring.storage.contract import Keys, Storage
 from sparring.storage.memory import MemoryOptions, MemoryStorage
 from sparring.storage.tiered import TieredOptions, TieredStorage
 from sparring.table import TableConfig
+from sparring.updates import BUILTIN_METHODS, MethodChoice
 
 from .faulty_storage import FaultyStorage
 
-TABLE = TableConfig("films", 3)
-POOL = np.arange(40, dtype=np.int64) * 7 - 100
-KEPT = POOL[:10]
-"""Written at the start and never erased: readers beside must find them at any moment."""
+TABLE = TableConfig("films", 3, initializer="zeros")
+SGD = BUILTIN_METHODS["sgd"]
+ADD_ONE = MethodChoice(SGD(), SGD.hyperparameters(lr=1.0), 1)
+"""With gradients of -1."""
 
 UNREADABLE = ("lost", "slow")
 """Breakages in which reads fail too."""
@@ -37,6 +42,8 @@ HUNG_SECONDS = 0.05
 
 FAILURES = (StorageIOError, DeadlineError, CapacityError)
 COUNT = st.integers(0, 30)
+VERSIONS = 1_000
+"""From one upsert to the next; updates of rows lie between."""
 
 
 def memory(capacity: int | None = None, policy: str = "none") -> Storage:
@@ -48,10 +55,15 @@ def rows_of(version: int, count: int) -> np.ndarray[Any, Any]:
 
 
 class Reader:
-    """Finds the kept keys again and again; a version must never go back."""
+    """Reads the kept keys again and again, by `find` and, in turn, where they lie; a version must
+    never go back."""
 
-    def __init__(self, stack: TieredStorage) -> None:
+    def __init__(self, stack: TieredStorage, kept: Keys) -> None:
         self._stack = stack
+        self._kept = kept
+        self._view = _native.TableView(TABLE.dtype, kernels.initializer_spec(TABLE))
+        self._view.attach(stack.__sparring_storage__(), 0)
+        self._collection = _native.Collection([(self._view, "sum")])
         self._is_over = threading.Event()
         self.complaint: str | None = None
         self.num_reads = 0
@@ -59,35 +71,61 @@ class Reader:
         self._thread.start()
 
     def _run(self) -> None:
-        latest = np.zeros(len(KEPT), np.float32)
+        latest = np.zeros(len(self._kept), np.float32)
         while not self._is_over.wait(0.0002):
             try:
-                result = self._stack.find(KEPT)
+                rows, found = self._read()
             except FAILURES:
                 continue
             except Exception as error:
                 self.complaint = f"{type(error).__name__}: {error}"
                 return
-            versions = result.rows[:, 0].copy()
-            if not result.found.all():
-                self.complaint = f"{KEPT[~result.found]} were not found"
-            elif not (result.rows == versions[:, None]).all():
+            versions = rows[:, 0].copy()
+            if not found.all():
+                self.complaint = f"{self._kept[~found]} were not found"
+            elif not (rows == versions[:, None]).all():
                 self.complaint = "a mixture of two rows was read"
             elif (versions < latest).any():
-                self.complaint = f"rows of {KEPT[versions < latest]} went back"
+                self.complaint = f"rows of {self._kept[versions < latest]} went back"
             latest = versions
             self.num_reads += 1
+
+    def _read(self) -> tuple[Any, Any]:
+        if self.num_reads % 2:
+            count = len(self._kept)
+            rows = self._collection.pool(self._kept, np.arange(count + 1), (0,), count)
+            return rows, rows[:, 0] != 0  # the initial value
+        result = self._stack.find(self._kept)
+        return result.rows, result.found
 
     def end(self) -> None:
         self._is_over.set()
         self._thread.join(10)
+        self._view.close()
 
 
 class StackMachine(RuleBasedStateMachine):
     """A stack beside the dict that it should equal, over a last tier that breaks."""
 
+    scale = 1
+    """How many keys there are for each that the rules count."""
+    breaks = True
+    """Whether the last tier does; otherwise nothing stands between the stack and that tier."""
+    num_examples = 60
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    def above(self, size: int) -> tuple[str, Storage]:
+        return "memory", memory(size, "lru")
+
+    def below(self) -> Storage:
+        return memory()
+
     def __init__(self) -> None:
         super().__init__()
+        self.pool = np.arange(40 * self.scale, dtype=np.int64) * 7 - 100
+        # Written at the start and never erased: readers beside must find them at any moment.
+        self.kept = self.pool[: 10 * self.scale]
+        self.places = ExitStack()
         self.model: dict[int, int] = {}
         self.doubtful: dict[int, set[int]] = {}
         self.version = 0
@@ -110,31 +148,52 @@ class StackMachine(RuleBasedStateMachine):
         delay_seconds: float,
         is_beside: bool,
     ) -> None:
-        self.last = FaultyStorage(memory())
+        self.last = FaultyStorage(self.below())
         self.last.delay_seconds = delay_seconds
         self.last.hung_seconds = HUNG_SECONDS
-        tiers = [("memory", memory(size, "lru")) for size in sizes]
+        last = self.last if self.breaks else self.last.inner
         options = TieredOptions(
             tiers=("memory",) * (len(sizes) + 1),  # type: ignore[arg-type]
             write=write,
             promote=promote,
-            holding_bytes=holding_rows * (TABLE.row_bytes + 16),
+            holding_bytes=holding_rows * self.scale * (TABLE.row_bytes + 16),
         )
         self.is_through = write == "through"
-        self.stack = TieredStorage(TABLE, options, [*tiers, ("faulty", self.last)])
+        self.stack = TieredStorage(
+            TABLE, options, [*(self.above(size) for size in sizes), ("last", last)]
+        )
         self.events = EventLoop()
         if is_beside:
             self.stack.use_background(self.events)
-        self._write(KEPT)
-        self.reader = Reader(self.stack)
+        self._write(self.kept)
+        self.reader = Reader(self.stack, self.kept)
 
     @rule(start=COUNT, count=COUNT)
     def upsert(self, start: int, count: int) -> None:
-        self._write(self._keys(POOL, start, count))
+        self._write(self._keys(self.pool, start, count))
+
+    @rule(start=COUNT, count=COUNT)
+    def update(self, start: int, count: int) -> None:
+        keys = self._keys(self.pool, start, count)
+        try:
+            changed = self.stack.update(keys, np.full((len(keys), 3), -1, np.float32), ADD_ONE)
+        except FAILURES:
+            assert self.last.breakage is not None
+            if self.is_through:
+                for key in keys.tolist():
+                    allowed = self._allowed(key)
+                    self.doubtful[key] = allowed | {version + 1 for version in allowed}
+            return
+        assert changed == len(keys)
+        for key in keys.tolist():
+            if key in self.doubtful:
+                self.doubtful[key] = {version + 1 for version in self.doubtful[key]}
+            else:
+                self.model[key] = self.model.get(key, 0) + 1
 
     @rule(start=COUNT, count=COUNT)
     def erase(self, start: int, count: int) -> None:
-        keys = self._keys(POOL[len(KEPT) :], start, count)
+        keys = self._keys(self.pool[len(self.kept) :], start, count)
         try:
             erased = self.stack.erase(keys)
         except FAILURES:
@@ -150,7 +209,7 @@ class StackMachine(RuleBasedStateMachine):
 
     @rule(start=COUNT, count=COUNT)
     def find(self, start: int, count: int) -> None:
-        keys = self._keys(POOL, start, count)
+        keys = self._keys(self.pool, start, count)
         try:
             result = self.stack.find(keys)
         except FAILURES:
@@ -164,6 +223,8 @@ class StackMachine(RuleBasedStateMachine):
 
     @rule(breakage=st.sampled_from(["writes", "halfway", "lost", "slow", "hung", "hung"]))
     def break_the_last_tier(self, breakage: str) -> None:
+        if not self.breaks:
+            return
         self._wait_at_most(HUNG_SECONDS / 2)
         self.has_broken = True
         self.last.breakage = breakage
@@ -217,7 +278,8 @@ class StackMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 4))
     def touch(self, count: int) -> None:
-        self.stack.touch(POOL[:count])
+        if self.stack.capabilities.touch:
+            self.stack.touch(self.pool[: count * self.scale])
 
     @invariant()
     def readers_beside_saw_nothing_wrong(self) -> None:
@@ -230,6 +292,10 @@ class StackMachine(RuleBasedStateMachine):
             assert self.stack.size == len(self.model)
 
     def teardown(self) -> None:
+        with self.places:
+            self._end()
+
+    def _end(self) -> None:
         if not hasattr(self, "stack"):
             return
         try:
@@ -247,7 +313,7 @@ class StackMachine(RuleBasedStateMachine):
         assert self.reader.complaint is None, self.reader.complaint
 
     def _write(self, keys: Keys) -> None:
-        self.version += 1
+        self.version += VERSIONS
         try:
             evicted = self.stack.upsert(keys, rows_of(self.version, len(keys)))
         except FAILURES:
@@ -270,6 +336,7 @@ class StackMachine(RuleBasedStateMachine):
         return self.doubtful.get(key, {self.model.get(key, 0)})
 
     def _keys(self, pool: Keys, start: int, count: int) -> Keys:
+        start, count = start * self.scale, count * self.scale
         return pool[(start + np.arange(count % (len(pool) + 1))) % len(pool)]
 
     def _contents(self, storage: Storage, chunk_rows: int = 7) -> dict[int, int]:
@@ -281,10 +348,52 @@ class StackMachine(RuleBasedStateMachine):
         return held
 
 
-def test_every_row_is_found_whatever_fails_below() -> None:
+class NativeAbove(StackMachine):
+    """Rows of the first tier are read and changed where they lie."""
+
+    scale = 15
+    num_examples = 20
+    needs = ("sparring_hkv",)
+
+    def above(self, size: int) -> tuple[str, Storage]:
+        made = open_storage("hkv", TABLE, capacity=120 if size < 8 else 240, policy="lru")
+        return "hkv", made
+
+
+class NativeThroughout(NativeAbove):
+    """Rows of the tiers below are read without the interpreter, too."""
+
+    breaks = False
+
+    def below(self) -> Storage:
+        return open_storage("hkv", TABLE)
+
+
+class NativeOverFlash(NativeAbove):
+    num_examples = 10
+    breaks = False
+    needs = ("sparring_hkv", "sparring_rocksdb")
+
+    def below(self) -> Storage:
+        folder = self.places.enter_context(tempfile.TemporaryDirectory())
+        return open_storage("rocksdb", TABLE, path=folder, write_buffer_bytes=1 << 16)
+
+
+class NativeOverFlashThatBreaks(NativeOverFlash):
+    breaks = True
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [StackMachine, NativeAbove, NativeThroughout, NativeOverFlash, NativeOverFlashThatBreaks],
+)
+def test_every_row_is_found_whatever_fails_below(machine: type[StackMachine]) -> None:
+    for module in machine.needs:
+        distribution = module.replace("_", "-")
+        pytest.importorskip(module, reason=f"{distribution} is not installed")
     run: Any = run_state_machine_as_test
     settings = hypothesis.settings(
-        max_examples=60,
+        max_examples=machine.num_examples,
         stateful_step_count=30,
         deadline=None,
         print_blob=True,
@@ -292,4 +401,4 @@ def test_every_row_is_found_whatever_fails_below() -> None:
         phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
         suppress_health_check=list(hypothesis.HealthCheck),
     )
-    run(StackMachine, settings=settings)
+    run(machine, settings=settings)

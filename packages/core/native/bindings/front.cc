@@ -1,6 +1,7 @@
 #include "bindings/front.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <new>
 #include <vector>
@@ -39,6 +40,20 @@ void send(const SparringEvictionSink& sink, const EvictedRows& evicted) {
     throw StorageError(SPARRING_INTERNAL, "the receiver of evicted rows failed");
   }
 }
+
+// Adds the time that it lives to `seconds`.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double& seconds) : seconds_(seconds) {}
+  ~Stopwatch() { seconds_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  double& seconds_;
+  const Clock::time_point start_ = Clock::now();
+};
 
 // Passes on what the first tier shows, until a row is missing there.
 struct Watch {
@@ -101,6 +116,7 @@ Front::Front(py::capsule first)
 
 void Front::visit(py::object& adapter, const SparringStorage& stack, SparringVisit* a) const {
   Watch watch{a};
+  double seconds = 0;
   adapter.attr("begin_visit")();
   try {
     SparringVisit inner{};
@@ -110,14 +126,16 @@ void Front::visit(py::object& adapter, const SparringStorage& stack, SparringVis
     inner.show = &Watch::show;
     inner.context = &watch;
     const GilRelease release;
+    const Stopwatch stopwatch(seconds);
     first_.visit(inner);
   } catch (...) {
     if (!watch.is_missing) {
-      adapter.attr("end_visit")(0);
+      adapter.attr("end_visit")(0, 0, seconds);
       throw;
     }
   }
-  adapter.attr("end_visit")(watch.num_served);
+  const auto bytes = static_cast<int64_t>(a->columns.end - a->columns.begin);
+  adapter.attr("end_visit")(watch.num_served, watch.num_served * bytes, seconds);
   if (watch.num_served == a->count) return;
   SparringStorage plain = stack;
   plain.visit = nullptr;
@@ -138,6 +156,7 @@ void Front::update(py::object& adapter, const SparringStorage& stack, SparringUp
   EvictedRows evicted;
   SparringUpdate inner = *a;
   bool fits = true;
+  double seconds = 0;
   try {
     Missing missing;
     inner.admit = &Missing::admit;
@@ -146,6 +165,7 @@ void Front::update(py::object& adapter, const SparringStorage& stack, SparringUp
     inner.change = &Missing::change;
     try {
       const GilRelease release;
+      const Stopwatch stopwatch(seconds);
       first_.update(inner, &evicted);
     } catch (const StorageError&) {
       if (missing.keys.empty()) throw;
@@ -156,6 +176,7 @@ void Front::update(py::object& adapter, const SparringStorage& stack, SparringUp
       if (fits) {
         inner = *a;
         const GilRelease release;
+        const Stopwatch stopwatch(seconds);
         first_.update(inner, &evicted);
       }
     }
@@ -176,7 +197,7 @@ void Front::update(py::object& adapter, const SparringStorage& stack, SparringUp
   }
   a->inserted = inner.inserted;
   const py::object gone =
-      adapter.attr("end_update")(keys, inner.inserted, evicted_parts(evicted));
+      adapter.attr("end_update")(keys, inner.inserted, evicted_parts(evicted), seconds);
   if (!gone.is_none()) send_evicted(a->evicted, gone);
 }
 

@@ -3,13 +3,13 @@
 // A storage that is written in Python, but whose first tier is native, need not have rows
 // copied where that tier has them. The stack's Python side is told before and after:
 //
-//   begin_visit()              readers' lock; end_visit(num_served) lets go
+//   begin_visit()              readers' lock; end_visit(num_served, bytes, seconds) lets go
 //   begin_update(keys)         takes up what was staged, and the writer's lock
 //   bring_up(keys, missing)    only where the first tier lacks some: brings up those of them
 //                              that exist below; False where they do not fit: then copies are
 //                              changed
-//   end_update(keys, inserted, evicted)   hands down what left, and lets the lock go;
-//                              abort_update() where nothing has changed
+//   end_update(keys, inserted, evicted, seconds)   hands down what left, and lets the lock
+//                              go; abort_update() where nothing has changed
 #ifndef SPARRING_BINDINGS_FRONT_H_
 #define SPARRING_BINDINGS_FRONT_H_
 

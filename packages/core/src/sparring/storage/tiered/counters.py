@@ -47,7 +47,8 @@ class TierCounters:
     written_bytes: int = 0
     """Bytes of rows that were written to it."""
     read_seconds: float = 0.0
-    """Time spent in its find."""
+    """Time spent in its find, summed over threads. Rows that native code reads where they lie count
+    with what it does with them."""
     write_seconds: float = 0.0
     """Time spent in its upsert, update and erase, beside steps or within them."""
     wait_seconds: float = 0.0
@@ -104,6 +105,11 @@ class TierMeter(Forkable):
         """A call waited for a write that went on beside it."""
         with self._lock:
             self.counters.wait_seconds += seconds
+
+    def wrote(self, written_bytes: int, seconds: float) -> None:
+        """The tier has changed rows by itself."""
+        self.counters.written_bytes += written_bytes
+        self.counters.write_seconds += seconds
 
     @contextmanager
     def writing(self, written_bytes: int) -> Iterator[None]:

@@ -15,6 +15,7 @@ below must be known on the host. `sparring.kernel_set.KernelSet` calls this.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -90,7 +91,9 @@ class DeviceFronting:
         on_host = _on_host(kernels, keys)
         front.begin_update(on_host)
         try:
-            if self._brought_up(kernels, front, keys, on_host):
+            is_brought_up = self._brought_up(kernels, front, keys, on_host)
+            start = time.perf_counter()
+            if is_brought_up:
                 change = kernels.update_storage(
                     self._first,
                     choice,
@@ -107,9 +110,9 @@ class DeviceFronting:
         except BaseException:
             front.abort_update()
             raise
-        return StorageChange(
-            change.num_new, self._ended(front, on_host, change.num_new, change.evicted)
-        )
+        seconds = time.perf_counter() - start
+        left = self._ended(front, on_host, change.num_new, change.evicted, seconds)
+        return StorageChange(change.num_new, left)
 
     def upsert(self, kernels: KernelSet, keys: DeviceArray, rows: DeviceArray) -> NumEvicted:
         """`KernelSet.upsert_storage`."""
@@ -119,11 +122,12 @@ class DeviceFronting:
         front.begin_update(on_host)
         try:
             num_new = stack._count_new(on_host, stack._staging.take())
+            start = time.perf_counter()
             evicted = kernels.upsert_storage(self._first, keys, rows, keeps_evicted=True)
         except BaseException:
             front.abort_update()
             raise
-        return self._ended(front, on_host, num_new, evicted)
+        return self._ended(front, on_host, num_new, evicted, time.perf_counter() - start)
 
     @property
     def _first(self) -> Storage:
@@ -171,14 +175,16 @@ class DeviceFronting:
         """The first columns of rows, from whatever tier; the lock is held."""
         stack, arrays = self._stack, kernels.arrays
         table = stack.table
+        start = time.perf_counter()
         stored = kernels.find_storage(stack._first.storage, keys, num_columns)
         is_found = _flags(kernels, stored.found)
+        seconds = time.perf_counter() - start
         missing = np.flatnonzero(~is_found)
         stack._first.meter.found(
             len(keys) - len(missing),
             len(missing),
             read_bytes=(len(keys) - len(missing)) * num_columns * table.numpy_dtype.itemsize,
-            seconds=0.0,
+            seconds=seconds,
         )
         if not len(missing):
             return _Found(stored, is_found)
@@ -197,12 +203,20 @@ class DeviceFronting:
         arrays.put(stored.rows, arrays.from_host(places), brought)
         return _Found(StoredRows(stored.rows, arrays.from_host(is_found)), is_found)
 
-    def _ended(self, front: Fronting, keys: Keys, num_new: int, evicted: NumEvicted) -> NumEvicted:
+    def _ended(
+        self,
+        front: Fronting,
+        keys: Keys,
+        num_new: int,
+        evicted: NumEvicted,
+        seconds: float,
+    ) -> NumEvicted:
         left = evicted.rows
         gone = front.end_update(
             keys,
             num_new,
             None if left is None else (left.keys, left.rows.view(np.uint8), left.scores),
+            seconds,
         )
         if gone is None:
             return NumEvicted(0, None)

@@ -24,6 +24,7 @@ class Fronting:
 
     def __init__(self, stack: TieredStorage) -> None:
         self._stack = stack
+        self._num_unseen = 0
 
     @property
     def first(self) -> object:
@@ -35,13 +36,11 @@ class Fronting:
         self._stack._check_open()
         self._stack._lock.begin_reading()
 
-    def end_visit(self, num_served: int) -> None:
-        """So many keys were read from the first tier."""
+    def end_visit(self, num_served: int, read_bytes: int, seconds: float) -> None:
+        """So many keys were read from the first tier, in so long, what was done with their rows
+        where they lie included."""
         self._stack._lock.end_reading()
-        row_bytes = self._stack.table.row_bytes
-        self._stack._first.meter.found(
-            num_served, 0, read_bytes=num_served * row_bytes, seconds=0.0
-        )
+        self._stack._first.meter.found(num_served, 0, read_bytes=read_bytes, seconds=seconds)
 
     def begin_update(self, keys: Keys) -> None:
         """Takes up what was staged. The stack is locked until `end_update` or `abort_update`.
@@ -50,6 +49,7 @@ class Fronting:
             SparringError: a lower tier failed; no row has changed.
         """
         stack = self._stack
+        self._num_unseen = 0
         stack._check_open()
         stack._settle(keys)
         stack._lock.begin_writing()
@@ -80,6 +80,7 @@ class Fronting:
         rows = np.empty((len(missing), stack.table.width), stack.table.numpy_dtype)
         found = np.zeros(len(missing), np.bool_)
         stack._find_below(missing, whole, rows, found, is_staged=False)
+        self._num_unseen = len(missing) - int(np.count_nonzero(found))
         if not found.any():
             return True
         evicted = stack._first.upsert(missing[found], rows[found], None)
@@ -87,9 +88,19 @@ class Fronting:
         return not np.isin(evicted.keys, keys).any()
 
     def end_update(
-        self, keys: Keys, num_inserted: int, evicted: tuple[Keys, Rows, Scores] | None
+        self,
+        keys: Keys,
+        num_inserted: int,
+        evicted: tuple[Keys, Rows, Scores] | None,
+        seconds: float,
     ) -> tuple[Keys, Rows, Scores] | None:
-        """The rows of `keys` have changed; `evicted` had to leave, as keys, bytes and scores.
+        """The rows of `keys` have changed, but for those that were not admitted.
+
+        Args:
+            keys: of the update.
+            num_inserted: how many of them are new.
+            evicted: what had to leave, as keys, bytes and scores.
+            seconds: how long the first tier's own update took.
 
         Returns:
             What left the stack altogether.
@@ -97,7 +108,9 @@ class Fronting:
         stack = self._stack
         try:
             stack._num_writes += 1
-            stack._first.meter.counters.written_bytes += len(keys) * stack.table.row_bytes
+            num_refused = self._num_unseen - num_inserted if self._num_unseen else 0
+            num_written = len(keys) - num_refused
+            stack._first.meter.wrote(num_written * stack.table.row_bytes, seconds)
             left = stack._nothing_evicted()
             if evicted is not None:
                 left = Evicted(evicted[0], evicted[1].view(stack.table.numpy_dtype), evicted[2])

@@ -1,0 +1,215 @@
+"""What options promise of disks and memory is what the system sees: syncs, reads, open files, time."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.table import TableConfig
+from sparring_rocksdb import RocksdbOptions, RocksdbStorage
+
+TABLE = TableConfig("table", 16)
+NUM_ROWS = 20_000
+KEYS = np.arange(0, 2 * NUM_ROWS, 2)
+"""Between any two of them is a key that has no row."""
+
+SOURCE = Path(__file__).with_name("count_syncs.c")
+MOST_BYTES = 64 << 20
+
+
+# -- syncs ------------------------------------------------------------------------
+
+PROGRAM = """\
+import ctypes, json, sys
+import numpy as np
+from sparring import TableConfig, open_storage
+from sparring.updates import BUILTIN_METHODS, MethodChoice
+
+num_syncs = ctypes.CDLL(None).num_syncs
+num_syncs.restype = ctypes.c_long
+table = TableConfig("table", 16)
+path, is_synced, is_stack = sys.argv[1], sys.argv[2] == "True", sys.argv[3] == "True"
+rocksdb = {"path": path, "sync_writes": is_synced}
+if is_stack:
+    tiers = [{"backend": "memory", "options": {"capacity": 10}},
+             {"backend": "rocksdb", "options": rocksdb}]
+    storage = open_storage("tiered", table, tiers=tiers, write="through")
+else:
+    storage = open_storage("rocksdb", table, **rocksdb)
+sgd = BUILTIN_METHODS["sgd"]
+choice = MethodChoice(sgd(), sgd.hyperparameters(lr=0.5), 1)
+rows = np.ones((100, 16), np.float32)
+counts = {}
+
+def counted(name, call, times):
+    before = num_syncs()
+    for number in range(times):
+        call(np.arange(100 * number, 100 * number + 100))
+    counts[name] = num_syncs() - before
+
+counted("upsert", lambda keys: storage.upsert(keys, rows), 20)
+counted("update", lambda keys: storage.update(keys, rows, choice), 10)
+counted("erase", lambda keys: storage.erase(keys[:50]), 10)
+counted("flush", lambda keys: storage.flush(), 1)
+storage.upsert(np.arange(100), rows)
+counted("close", lambda keys: storage.close(), 1)
+print(json.dumps(counts))
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None or not sys.platform.startswith("linux"):
+        pytest.skip("needs a C compiler, and a system that preloads libraries")
+    built = tmp_path_factory.mktemp("preloaded") / "count_syncs.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", built, SOURCE, "-ldl"], check=True)
+    return built
+
+
+def syncs(library: Path, folder: Path, *, sync_writes: bool, is_stack: bool) -> dict[str, int]:
+    """How often each kind of call waited for the disk."""
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(folder), str(sync_writes), str(is_stack)],
+        env={**os.environ, "LD_PRELOAD": str(library)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr
+    counts: dict[str, int] = json.loads(ran.stdout)
+    return counts
+
+
+@pytest.mark.parametrize("is_stack", [False, True], ids=["alone", "in a stack"])
+def test_every_call_waits_for_the_disk_with_sync_writes(
+    library: Path, tmp_path: Path, is_stack: bool
+) -> None:
+    counts = syncs(library, tmp_path, sync_writes=True, is_stack=is_stack)
+    assert counts["upsert"] >= 20
+    assert counts["update"] >= 10
+    assert counts["erase"] >= 10
+
+
+@pytest.mark.parametrize("is_stack", [False, True], ids=["alone", "in a stack"])
+def test_only_flush_and_close_wait_for_the_disk_without(
+    library: Path, tmp_path: Path, is_stack: bool
+) -> None:
+    counts = syncs(library, tmp_path, sync_writes=False, is_stack=is_stack)
+    assert counts["upsert"] == counts["update"] == counts["erase"] == 0
+    assert counts["flush"] >= 1
+    assert counts["close"] >= 1
+
+
+# -- reads -------------------------------------------------------------------------
+
+
+def read_calls() -> int:
+    """Calls of this process, so far, that read from files."""
+    counters = Path("/proc/self/io")
+    if not counters.exists():
+        pytest.skip("needs /proc/self/io, which counts what is read")
+    lines = dict(line.split(": ") for line in counters.read_text().splitlines())
+    return int(lines["syscr"])
+
+
+def reads_of(storage: RocksdbStorage, keys: Any) -> int:
+    """How many reads it takes to look for `keys`, a hundred at a time."""
+    before = read_calls()
+    for part in np.array_split(keys, len(keys) // 100):
+        storage.find(part)
+    return read_calls() - before
+
+
+def written_out(folder: Path, **options: Any) -> RocksdbStorage:
+    """A table whose rows lie in files of their own and nowhere else, opened with `options`."""
+    made = RocksdbOptions(path=folder / "made", **options)
+    with RocksdbStorage(TABLE, made) as storage:
+        storage.upsert(KEYS, np.ones((NUM_ROWS, 16), np.float32))
+        storage.checkpoint(folder / "written out")
+    return RocksdbStorage(TABLE, made.model_copy(update={"path": folder / "written out"}))
+
+
+def test_filters_spare_reads_for_keys_that_are_not_there(tmp_path: Path) -> None:
+    reads = {}
+    for bits in (0.0, 4.0, 10.0):
+        folder = tmp_path / str(bits)
+        with written_out(folder, bloom_bits_per_key=bits, block_cache_bytes=MOST_BYTES) as storage:
+            assert not storage.find(KEYS[:1] + 1).found.any()  # what is read of a file once
+            reads[bits] = reads_of(storage, KEYS[::20] + 1)
+    # A block of 4 KiB has about 50 rows, and is read once.
+    assert reads[0.0] > 200, reads
+    assert reads[10.0] < 0.1 * reads[0.0], reads
+    assert reads[10.0] < reads[4.0] < reads[0.0], reads
+
+
+def test_a_cache_spares_the_second_read_and_takes_no_more_than_it_may(tmp_path: Path) -> None:
+    with written_out(tmp_path / "large", block_cache_bytes=MOST_BYTES) as storage:
+        assert reads_of(storage, KEYS) > 200
+        assert reads_of(storage, KEYS) <= 5
+    budget = 256 << 10
+    with written_out(tmp_path / "small", block_cache_bytes=budget) as storage:
+        at_first = storage.memory_bytes
+        assert reads_of(storage, KEYS) > 200
+        assert reads_of(storage, KEYS) > 200
+        assert storage.memory_bytes <= at_first + budget
+    with written_out(tmp_path / "none", block_cache_bytes=0) as storage:
+        reads_of(storage, KEYS[:100])
+        assert reads_of(storage, KEYS[:100]) >= 1
+
+
+def test_a_larger_block_brings_more_rows_with_one_read(tmp_path: Path) -> None:
+    reads = {}
+    for size in (1 << 12, 1 << 16):
+        folder = tmp_path / str(size)
+        with written_out(folder, block_bytes=size, block_cache_bytes=MOST_BYTES) as storage:
+            reads[size] = reads_of(storage, KEYS)
+    assert reads[1 << 16] < 0.2 * reads[1 << 12], reads
+
+
+@pytest.mark.parametrize("direct_io", [False, True])
+def test_files_are_open_past_the_page_cache_with_direct_io(tmp_path: Path, direct_io: bool) -> None:
+    direct = getattr(os, "O_DIRECT", None)
+    if direct is None or not Path("/proc/self/fdinfo").exists():
+        pytest.skip("needs O_DIRECT and /proc/self/fdinfo")
+    with written_out(tmp_path, direct_io=direct_io) as storage:
+        storage.find(KEYS)
+        is_direct = []
+        for handle in Path("/proc/self/fd").iterdir():
+            try:
+                file = str(handle.readlink())
+                information = Path(f"/proc/self/fdinfo/{handle.name}").read_text()
+            except FileNotFoundError:
+                continue  # that of the listing itself
+            if file.startswith(str(tmp_path)) and file.endswith(".sst"):
+                (flags,) = (line for line in information.splitlines() if "flags" in line)
+                is_direct.append(bool(int(flags.split()[1], 8) & direct))
+    assert is_direct
+    assert set(is_direct) == {direct_io}
+
+
+# -- writes -------------------------------------------------------------------------
+
+
+def test_a_rate_limit_makes_writing_out_take_its_time(tmp_path: Path) -> None:
+    seconds = {}
+    for limit in (None, 2 << 20):
+        options = RocksdbOptions(path=tmp_path / str(limit), rate_limit_bytes_per_second=limit)
+        with RocksdbStorage(TABLE, options) as storage:
+            storage.upsert(KEYS, np.ones((NUM_ROWS, 16), np.float32))
+            start = time.monotonic()
+            storage.checkpoint(tmp_path / f"{limit} written out")
+            seconds[limit] = time.monotonic() - start
+    # 1.5 MB of rows and keys, of which the first tenth of a second's share goes at once.
+    assert seconds[2 << 20] > 0.4, seconds
+    assert seconds[None] < seconds[2 << 20], seconds
