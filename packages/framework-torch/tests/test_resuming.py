@@ -18,6 +18,7 @@ from sparring import make_plugin_manager
 from sparring.config import RunConfig
 from sparring.errors import ConfigError, InvalidArgumentError, SnapshotError
 from sparring.snapshot import SnapshotWriter, latest_snapshot, list_snapshots, open_snapshot
+from sparring.step import StepContainer
 from sparring.training import SilentProgress, TrainResult
 from sparring_torch import training as torch_training
 from sparring_torch.training import train
@@ -323,6 +324,53 @@ def test_a_run_with_other_data_is_refused(tmp_path: Path) -> None:
     other = chosen.model_copy(update={"seed": 2})
     with pytest.raises(ConfigError, match="seed: 1, this one has 2"):
         run(other)
+
+
+def test_a_run_that_is_refused_has_changed_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(config(tmp_path / "run"))
+    loads: list[str] = []
+    monkeypatch.setattr(StepContainer, "load", lambda _, url, **__: loads.append(url))
+    chosen = config(tmp_path / "run", resume=True)
+    dense = {**chosen.optimizer.model_dump(), "dense": {"name": "sgd", "lr": 0.01}}
+    for changed in ({"seed": 2}, {"optimizer": dense}):
+        with pytest.raises(ConfigError):
+            run(RunConfig.model_validate(chosen.model_dump(exclude_none=True) | changed))
+    assert not loads
+
+
+@pytest.mark.parametrize("full_every", [1, 3])
+def test_a_run_that_begins_anew_is_refused_where_another_one_was_saved(
+    full_every: int, tmp_path: Path
+) -> None:
+    began = config(tmp_path, every_steps=20, keep=2, full_every=full_every)
+    run(began)
+    before = list_snapshots(str(tmp_path))
+
+    class Counting(Interrupting):
+        def on_step(self, step: int, loss: float, samples: int) -> None:
+            raise AssertionError("a step was made")
+
+    for other in (began, began.model_copy(update={"seed": 2})):
+        with pytest.raises(ConfigError, match=r"snapshots of a run already.*--resume"):
+            train(other, make_plugin_manager(), Counting(-1))
+    assert list_snapshots(str(tmp_path)) == before
+
+
+def test_what_was_found_damaged_is_not_counted_by_the_run_that_went_on(tmp_path: Path) -> None:
+    chosen = config(tmp_path, every_steps=10, keep=2, resume=True)
+    run(chosen, 45)
+    damaged = next((tmp_path / "step-000000000040").glob("rows.*"))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
+    _, messages = run(chosen, 47)
+    assert any("resumed from" in each and "after step 30" in each for each in messages)
+    names = ["step-000000000030", "step-000000000040", "step-000000000040-2"]
+    assert [Path(each).name for each in list_snapshots(str(tmp_path))] == names
+    # The run remembers, though it need not try that one again.
+    run(chosen, 55)
+    names = ["step-000000000040", "step-000000000040-2", "step-000000000050"]
+    assert [Path(each).name for each in list_snapshots(str(tmp_path))] == names
 
 
 def test_old_snapshots_go(tmp_path: Path) -> None:

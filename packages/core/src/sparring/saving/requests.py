@@ -32,7 +32,10 @@ class Retention:
     root: str
     """The folder that holds them."""
     keep: int
-    """How many, the newest; a snapshot that another needs stays too."""
+    """How many, the newest; a snapshot that another needs stays too. Those that this container saved
+    or loaded are newer than all others, the last one the newest."""
+    damaged: tuple[str, ...] = ()
+    """URLs of those that are known to be damaged: neither counted nor removed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,9 @@ class Saves(Forkable):
 
     def __init__(self, container: StepContainer) -> None:
         self.counters = SaveCounters()
+        self.line: list[str] = []
+        """What this rank loaded or committed, the last one last: the newest, whatever else lies
+        beside them."""
         self._container = container
         self._running: Saver | None = None
         self._task: Task[Saved] | None = None
@@ -280,6 +283,7 @@ class Saves(Forkable):
             {**own, **given},
             budget,
             options.retention,
+            self.line,
             begin,
             pace,
         )
