@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from sparring import make_plugin_manager
+from sparring.cli import main
 from sparring.config import RunConfig
 from sparring.errors import ConfigError, InvalidArgumentError, SnapshotError
 from sparring.snapshot import SnapshotWriter, latest_snapshot, list_snapshots, open_snapshot
@@ -411,3 +412,13 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     assert json.loads(ended.stdout.splitlines()[-1])["metrics"] == expected.metrics
     assert "resumed from" in ended.stderr
     assert everything(tmp_path / "killed") == everything(tmp_path / "whole")
+
+
+def test_a_folder_that_ends_with_the_command_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.yaml"
+    chosen = config(tmp_path).model_dump(mode="json", exclude_none=True)
+    path.write_text(json.dumps(chosen))
+    assert main(["train", str(path), "snapshots.url=memory://runs", "training.steps=3"]) == 2
+    assert "lies in the memory of this command" in capsys.readouterr().err

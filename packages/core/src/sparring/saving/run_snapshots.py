@@ -25,6 +25,7 @@ from sparring.saving.same_run import RUN, check_same_run, described_run
 from sparring.saving.saves import SaveOptions
 from sparring.snapshot import Snapshot, open_snapshot
 from sparring.snapshot.opening import locate, open_place
+from sparring.snapshot.reporting import reading
 
 if TYPE_CHECKING:
     from sparring.execution import Task
@@ -272,7 +273,13 @@ class RunSnapshots:
         """URLs, the newest first, with the reason why one cannot be read: the first rank's."""
         self._container.join_ahead()
         collective = self._container.collective
-        found = _snapshots_in(root) if collective.rank == 0 else []
+        found: list[tuple[str, str]] = []
+        error: Exception | None = None
+        try:
+            found = _snapshots_in(root) if collective.rank == 0 else []
+        except Exception as failure:
+            error = failure
+        agree(collective, f"resuming from {root}", error)
         if collective.world_size == 1:
             return found
         text = "\n".join("\t".join((url, " ".join(why.split()))) for url, why in found).encode()
@@ -283,10 +290,11 @@ class RunSnapshots:
 def _snapshots_in(root: str) -> list[tuple[str, str]]:
     """URLs of committed snapshots, the newest first, with the reason why one cannot be read."""
     place = open_place(root)
-    try:
-        names = [name for name in place.names() if place.is_committed(name)]
-    except FileNotFoundError:
-        return []
+    with reading(place.url, "the folder"):
+        try:
+            names = [name for name in place.names() if place.is_committed(name)]
+        except FileNotFoundError:
+            return []
     found = []
     for name in names:
         url, reason = place.url_of(name), ""
