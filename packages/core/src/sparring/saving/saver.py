@@ -87,6 +87,8 @@ class Saver:
     """See `Saves.line`."""
     begin: float
     pace: Pace
+    deadline_seconds: float
+    """How long others wait for its end."""
     failure: BaseException | None = None
     is_over: threading.Event = field(default_factory=threading.Event)
 
