@@ -132,6 +132,27 @@ def test_a_run_interrupted_at_random_steps_ends_with_the_same_bits(
     assert everything(tmp_path / "parts") == everything(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+@pytest.mark.parametrize("backend", ["memory", "hkv"])
+def test_a_table_that_evicts_is_resumed_exactly(backend: str, policy: str, tmp_path: Path) -> None:
+    storage = {"backend": backend, "options": {"capacity": 50, "policy": policy}}
+
+    def evicting(folder: str, **snapshots: Any) -> RunConfig:
+        chosen = config(tmp_path / folder, **snapshots).model_dump(exclude_none=True)
+        return RunConfig.model_validate({**chosen, "storage": storage})
+
+    expected, _ = run(evicting("whole"))
+    assert expected is not None
+    assert max(expected.rows.values()) < 100
+    chosen = evicting("parts", every_steps=6, full_every=3, resume=True)
+    for at in (17, 38, 71):
+        run(chosen, at)
+    result, _ = run(chosen)
+    assert result is not None
+    assert result.metrics == expected.metrics
+    assert everything(tmp_path / "parts") == everything(tmp_path / "whole")
+
+
 def test_hyperparameters_are_those_of_the_configuration_and_changes_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,8 @@ class EventLoop(Closable):
         self._outstanding: set[_Work] = set()
         self._first_failure: tuple[str, BaseException] | None = None
         self._num_failed = 0
+        self.num_failed = 0
+        """Work that has failed since this was made, whoever was told of it."""
 
     @property
     def num_outstanding(self) -> int:
@@ -340,6 +342,7 @@ class EventLoop(Closable):
                 level, "background work %r failed: %s: %s", task.name, kind, error, exc_info=trace
             )
         with self._changed:
+            self.num_failed += error is not None
             if error is not None and task.is_told:
                 self._first_failure = self._first_failure or (task.name, error)
                 self._num_failed += 1

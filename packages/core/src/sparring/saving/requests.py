@@ -70,6 +70,8 @@ class SaveCounters:
 
     saves: int = 0
     """That have ended well."""
+    failed: int = 0
+    """That have not, beside steps or not."""
     freeze_seconds: float = 0.0
     """For which steps stood still while tables were frozen."""
     wait_seconds: float = 0.0

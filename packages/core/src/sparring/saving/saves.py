@@ -377,6 +377,7 @@ class Saves(Forkable):
         if self._running is saver:
             self._running = None
             self.counters.saves += saver.failure is None
+            self.counters.failed += saver.failure is not None
             self.counters.wait_seconds += saver.budget.wait_seconds
             self.counters.rows_kept += saver.budget.num_rows
             self.counters.work_seconds += saver.pace.worked_seconds
