@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from sparring.errors import (
     StorageIOError,
 )
 from sparring.events import BackgroundError
+from sparring.saving.freezing import FrozenTable
 from sparring.saving.requests import State
 from sparring.saving.saves import SaveOptions
 from sparring.snapshot import SnapshotWriter, open_snapshot
@@ -150,6 +152,34 @@ def test_what_is_saved_beside_steps_is_one_step_of_all_tables(
         with make(stack[0], **stack[1]) as container:
             container.load(url)
             assert contents(container) == expected
+
+
+def test_steps_wait_for_a_save_that_holds_as_many_old_rows_as_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, chunks = threading.Event(), FrozenTable.chunks
+
+    def after_the_gate(frozen: FrozenTable, pause: Any) -> Iterator[Any]:
+        assert gate.wait(30)
+        yield from chunks(frozen, pause)
+
+    monkeypatch.setattr(FrozenTable, "chunks", after_the_gate)
+    with make("memory") as container:
+        for number in range(3):
+            step(container, number)
+        saved = contents(container)
+        options = SaveOptions(kept_bytes=1)
+        task = container.save(str(tmp_path / "a"), blocking=False, options=options)
+        step(container, 3)  # fills the room
+        assert not gate.is_set()
+        threading.Timer(0.3, gate.set).start()
+        step(container, 4)
+        assert gate.is_set()
+        task.result(30)
+        container.saves.join()
+        assert container.saves.counters.wait_seconds > 0.1
+        container.load(str(tmp_path / "a"))
+        assert contents(container) == saved
 
 
 def test_saving_changes_nothing_of_the_training(tmp_path: Path) -> None:
