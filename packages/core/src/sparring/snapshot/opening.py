@@ -15,12 +15,14 @@ def open_place(root_url: str | os.PathLike[str]) -> Place:
     """The folder that snapshots lie in.
 
     Raises:
-        InvalidArgumentError: no file system goes by that URL.
+        InvalidArgumentError: no file system goes by that URL, or it names no folder.
+        SnapshotIOError: its file system cannot be reached.
     """
     from sparring.snapshot.local_place import LocalPlace
 
     text = os.fspath(root_url)
     scheme, is_url, path = text.partition("://")
+    _check_names_a_folder(text)
     if not is_url:
         return LocalPlace(Path(os.path.realpath(text)))
     if scheme == "file":
@@ -37,6 +39,7 @@ def locate(url: str | os.PathLike[str]) -> tuple[Place, str]:
         InvalidArgumentError: the URL names no folder within another.
     """
     given = os.fspath(url)
+    _check_names_a_folder(given)
     text = given.rstrip("/") or given
     scheme, is_url, path = text.partition("://")
     if not is_url or scheme == "file":
@@ -49,3 +52,13 @@ def locate(url: str | os.PathLike[str]) -> tuple[Place, str]:
             f"snapshot {url}: names no folder within another; give one like runs/step-000000123"
         )
     return open_place(parent), name
+
+
+def _check_names_a_folder(text: str) -> None:
+    """Without this, what is empty would mean the current folder."""
+    scheme, is_url, path = text.partition("://")
+    if not scheme or (is_url and not path):
+        raise InvalidArgumentError(
+            f"{text!r} names no folder; give a path as runs/a, or a URL as s3://bucket/runs/a",
+            url=text,
+        )
