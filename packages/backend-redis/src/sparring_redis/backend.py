@@ -148,7 +148,7 @@ class RedisStorage(Storage):
     def _write_note_impl(self, name: str, text: str | None) -> None:
         # One note for the whole table: ranks load together, and a job of another size must see it.
         note = partial(self._layout.note_command, name)
-        command = note("DEL") if text is None else note("SET", text.encode())
+        command = note("UNLINK") if text is None else note("SET", text.encode())
         self._client.run([command], f"note {name!r}", is_write=True)
 
     def _read_note_impl(self, name: str) -> str | None:
