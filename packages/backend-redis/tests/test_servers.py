@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import time
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +19,7 @@ from sparring.rendezvous import ShardMap
 from sparring.step import StorageChoice
 from sparring_redis import RedisRendezvous, RedisRendezvousOptions
 from sparring_redis.connection import Access
+from sparring_redis.deadline import Deadline
 from sparring_redis.testing import (
     RedisCluster,
     RedisSentinel,
@@ -234,6 +236,19 @@ def test_a_failover_is_followed() -> None:
             assert (storage.find(KEYS).rows == ROWS[::-1]).all()
         address = watched.sentinel.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", watched.service)
         assert int(address[1]) == watched.replica.port
+
+
+def test_a_silent_sentinel_does_not_hide_the_other_one() -> None:
+    """It accepts and says nothing, as a stopped machine does."""
+    with RedisSentinel() as watched, socket.create_server(("127.0.0.1", 0)) as silent:
+        hosts = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{watched.sentinel.port}"
+        url = f"redis+sentinel://{hosts}/{watched.service}"
+        with open_storage("redis", TABLE, url=url, deadline_seconds=3.0) as storage:
+            storage.upsert(KEYS, ROWS)
+            client = storage._client  # type: ignore[attr-defined]
+            start = time.monotonic()
+            client.topology.refresh(Deadline(3.0))
+            assert time.monotonic() - start < 0.5, "the one that answered is asked first"
 
 
 def test_slots_that_move_are_followed(cluster: RedisCluster, new_prefix: Any) -> None:
