@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from sparring.errors import InvalidArgumentError
+from sparring.secret_values import has_password
 from sparring.snapshot.places import Place
 
 __all__ = ["locate", "open_place"]
@@ -15,11 +16,12 @@ def open_place(root_url: str | os.PathLike[str]) -> Place:
     """The folder that snapshots lie in.
 
     Raises:
-        InvalidArgumentError: no file system goes by that URL.
+        InvalidArgumentError: no file system goes by that URL, or it holds a password.
     """
     from sparring.snapshot.local_place import LocalPlace
 
     text = os.fspath(root_url)
+    _refuse_password(text)
     scheme, is_url, path = text.partition("://")
     if not is_url:
         return LocalPlace(Path(os.path.realpath(text)))
@@ -37,6 +39,7 @@ def locate(url: str | os.PathLike[str]) -> tuple[Place, str]:
         InvalidArgumentError: the URL names no folder within another.
     """
     given = os.fspath(url)
+    _refuse_password(given)
     text = given.rstrip("/") or given
     scheme, is_url, path = text.partition("://")
     if not is_url or scheme == "file":
@@ -49,3 +52,13 @@ def locate(url: str | os.PathLike[str]) -> tuple[Place, str]:
             f"snapshot {url}: names no folder within another; give one like runs/step-000000123"
         )
     return open_place(parent), name
+
+
+def _refuse_password(url: str) -> None:
+    """The URL of a snapshot is told in messages, in metrics and to other ranks."""
+    if "://" in url and has_password(url):
+        raise InvalidArgumentError(
+            "the URL of a snapshot must hold no password, because it is printed; give it by the "
+            "variables or files of the file system, as AWS_SECRET_ACCESS_KEY or fsspec's "
+            "configuration"
+        )
