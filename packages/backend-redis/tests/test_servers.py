@@ -56,8 +56,7 @@ def test_a_unix_socket(own_server: RedisServer) -> None:
 
 def test_an_encrypted_server_whose_certificate_is_trusted(tmp_path: Path) -> None:
     made = make_certificates(tmp_path)
-    tls = {"ssl_ca_certs": str(made.authority), "ssl_check_hostname": True}
-    access = Access(is_encrypted=True, tls=tls)
+    access = Access(context=made.context)
     with RedisServer(made.server_settings, access=access) as server:
         check(url=server.url, tls_ca_file=made.authority)
         check(host="127.0.0.1", port=server.port, tls=True, tls_ca_file=made.authority)
@@ -75,8 +74,7 @@ def test_an_encrypted_server_whose_certificate_is_trusted(tmp_path: Path) -> Non
 
 def test_a_certificate_for_another_host_is_refused(tmp_path: Path) -> None:
     made = make_certificates(tmp_path, host="127.0.0.9")
-    tls = {"ssl_ca_certs": str(made.authority), "ssl_check_hostname": False}
-    with RedisServer(made.server_settings, access=Access(is_encrypted=True, tls=tls)) as server:
+    with RedisServer(made.server_settings, access=Access(context=made.context)) as server:
         with pytest.raises(StorageIOError, match=r"127\.0\.0\.1"):
             check(url=server.url, tls_ca_file=made.authority, deadline_seconds=0.3)
         check(url=server.url, tls_ca_file=made.authority, tls_check_hostname=False)

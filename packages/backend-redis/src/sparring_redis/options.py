@@ -90,7 +90,8 @@ class RedisServerOptions(Options):
     tls_certificate_file: Path | None = None
     """Our own certificate, PEM, where the server asks for one."""
     tls_key_file: Path | None = None
-    """The key of our own certificate, PEM."""
+    """The key of our own certificate, PEM, without a password; left out where the certificate's
+    file holds it."""
     tls_check_hostname: bool = True
     """Whether the server's certificate must name the host that we asked for."""
     deadline_seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
@@ -115,6 +116,11 @@ class RedisServerOptions(Options):
                     "give {name}_environment or {name}_file, not both",
                     {"name": name},
                 )
+        if self.tls_key_file is not None and self.tls_certificate_file is None:
+            raise PydanticCustomError(
+                "key_without_certificate",
+                "tls_key_file is the key of tls_certificate_file; name that file too",
+            )
         try:
             self.place()
         except InvalidArgumentError as error:

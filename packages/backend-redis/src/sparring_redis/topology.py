@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 from sparring_redis.connection import Access, Link
 from sparring_redis.deadline import Deadline
 from sparring_redis.place import Address, Place
+from sparring_redis.refusals import RefusedError, refusals_of
 from sparring_redis.server import Server
 
 __all__ = ["ClusterTopology", "SentinelTopology", "StandaloneTopology", "Topology"]
@@ -70,7 +71,9 @@ class SentinelTopology(Topology):
 
     def __init__(self, place: Place, access: Access, sentinel_access: Access) -> None:
         super().__init__(place, access)
-        self._sentinels = _Guides(place.addresses, sentinel_access)
+        self._sentinels = _Guides(
+            place.addresses, sentinel_access, "see whether a sentinel answers there"
+        )
         self._master: Address | None = None
 
     def server_of(self, slot: int) -> Server | None:
@@ -82,7 +85,10 @@ class SentinelTopology(Topology):
     def _master_of(self, link: Link) -> Address:
         found = link.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.place.service)
         if found is None:
-            raise RedisError(f"the sentinel knows no master {self.place.service!r}")
+            raise RefusedError(
+                f"sentinel at {link.address} knows no master {self.place.service!r}; name one "
+                "that it watches, option service"
+            )
         return Address(found[0].decode(), int(found[1]))
 
 
@@ -92,7 +98,9 @@ class ClusterTopology(Topology):
     def __init__(self, place: Place, access: Access) -> None:
         super().__init__(place, access)
         self._owners: list[Server | None] = [None] * NUM_SLOTS
-        self._nodes = _Guides(place.addresses, access)
+        self._nodes = _Guides(
+            place.addresses, access, "see whether a node of a cluster answers there"
+        )
 
     def server_of(self, slot: int) -> Server | None:
         return self._owners[slot]
@@ -118,7 +126,8 @@ class ClusterTopology(Topology):
 class _Guides:
     """Servers any of which can say who answers for what. Any thread may ask."""
 
-    def __init__(self, addresses: Sequence[Address], access: Access) -> None:
+    def __init__(self, addresses: Sequence[Address], access: Access, advice: str) -> None:
+        self._advice = advice
         self._addresses = list(addresses)
         self._access = access
         self._lock = threading.Lock()
@@ -132,17 +141,22 @@ class _Guides:
         """The first answer; who gave it is asked first the next time.
 
         Raises:
+            RefusedError: all said no.
             redis.exceptions.RedisError, OSError: nobody answered.
         """
-        failure: Exception | None = None
+        failures: list[Exception] = []
         with self._lock:
             addresses = list(self._addresses)
         for address in addresses:
+            who = f"{self._access.what} at {address}"
             try:
-                with _visit(address, self._access, self._part(deadline, addresses)) as link:
+                with (
+                    _visit(address, self._access, self._part(deadline, addresses)) as link,
+                    refusals_of(who, self._advice),
+                ):
                     answer = question(link)
             except (RedisError, OSError) as error:
-                failure = error
+                failures.append(error)
                 if deadline.is_over:
                     break
                 continue
@@ -151,8 +165,15 @@ class _Guides:
                     self._addresses.remove(address)
                     self._addresses.insert(0, address)
             return answer
-        assert failure is not None  # there is at least one address
-        raise failure
+        raise self._worst(failures)
+
+    def _worst(self, failures: Sequence[Exception]) -> Exception:
+        """What is said of all; that is lasting only where nobody else may answer yet."""
+        refused = [each for each in failures if isinstance(each, RefusedError)]
+        others = [each for each in failures if not isinstance(each, RefusedError)]
+        if refused and others:
+            return RedisError(f"{others[-1]}, and {refused[0]}")
+        return (refused or others)[-1]
 
     def _part(self, deadline: Deadline, addresses: Sequence[Address]) -> Deadline:
         """What one of them gets: a stopped one must not take the time of those that would answer."""
