@@ -12,7 +12,8 @@ from sparring.rendezvous import NUM_PARTITIONS, Shard
 from sparring.storage import Capabilities, Columns, Evicted, Keys, Rows, ScanChunk, Scores, Storage
 from sparring.table import TableConfig
 from sparring_redis.deadline import Deadline
-from sparring_redis.description import agree_on_buckets, found_label
+from sparring_redis.description import agree_on_buckets, description_slot, found_label
+from sparring_redis.eviction import check_that_rows_stay
 from sparring_redis.layout import Layout
 from sparring_redis.opening import open_client
 from sparring_redis.options import RedisOptions
@@ -54,7 +55,8 @@ class RedisStorage(Storage):
         validate: see `sparring.storage.Storage`.
 
     Raises:
-        InvalidArgumentError: the table lies there with other rows; a password cannot be read.
+        InvalidArgumentError: the table lies there with other rows; a password cannot be read; the
+            server removes rows when its memory is full.
         DeadlineError, StorageIOError: Redis failed.
     """
 
@@ -74,6 +76,9 @@ class RedisStorage(Storage):
         self._client = open_client(self.options, f"table {table.name!r}")
         try:
             deadline = Deadline(self._client.deadline_seconds)
+            if not self.options.allow_eviction:
+                slot = description_slot(table, self.options)
+                check_that_rows_stay(self._client, slot, deadline)
             num_buckets = agree_on_buckets(self._client, table, self.options, deadline)
         except BaseException:
             self._client.close()

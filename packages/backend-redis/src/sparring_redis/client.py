@@ -68,6 +68,7 @@ class Client:
         *,
         is_write: bool,
         is_repeatable: bool = True,
+        may_be_refused: bool = False,
         deadline: Deadline | None = None,
     ) -> list[Any]:
         """Runs all commands; nothing is promised of their order.
@@ -77,6 +78,7 @@ class Client:
             operation: its name, for messages.
             is_write: they change something.
             is_repeatable: running any of them twice leaves and returns the same as once.
+            may_be_refused: a refusal is a reply too.
             deadline: None: a new one.
 
         Returns:
@@ -100,7 +102,7 @@ class Client:
                 # That the time ran out while trying again says less than why that was needed.
                 call.failure = before
             refusals = [each for each in call.replies if isinstance(each, ResponseError)]
-            if refusals:
+            if refusals and not may_be_refused:
                 raise self._refused(call, refusals)
             if call.is_answered:
                 return call.replies

@@ -16,7 +16,7 @@ from sparring_redis.connection import packed
 from sparring_redis.deadline import Deadline
 from sparring_redis.options import RedisOptions
 
-__all__ = ["FORMAT", "agree_on_buckets", "found_label"]
+__all__ = ["FORMAT", "agree_on_buckets", "description_slot", "found_label"]
 
 FORMAT = 1
 """The version of `sparring_redis.layout`."""
@@ -59,7 +59,7 @@ def agree_on_buckets(
         "rows": table.row_label,
         "num_buckets": num_buckets or _DEFAULT_BUCKETS,
     }
-    slot = key_slot(name.encode())
+    slot = description_slot(table, options)
 
     def run(*words: Any, is_write: bool) -> Any:
         command = Command(slot, packed(words))
@@ -90,7 +90,7 @@ def found_label(
         DeadlineError, StorageIOError: Redis failed.
     """
     name = _name(table, options)
-    command = Command(key_slot(name.encode()), packed(["GET", name]))
+    command = Command(description_slot(table, options), packed(["GET", name]))
     found = client.run([command], "opening", is_write=False, deadline=deadline)[0]
     try:
         label = json.loads(found or b"")["rows"]
@@ -98,6 +98,11 @@ def found_label(
         # `agree_on_buckets` says what is wrong with it, once somebody opens the table.
         return None
     return str(label)
+
+
+def description_slot(table: TableConfig, options: RedisOptions) -> int:
+    """Where the description of a table lies in a cluster."""
+    return key_slot(_name(table, options).encode())
 
 
 def _name(table: TableConfig, options: RedisOptions) -> str:

@@ -165,6 +165,9 @@ class RedisOptions(RedisServerOptions):
     num_buckets: WholeNumber | None = Field(default=None, ge=1, le=4096)
     """Hashes that a new table is dealt to, a power of two; 256 if nothing is said. More spread a
     table more evenly over a cluster, fewer make small batches cheaper. Fixed at creation."""
+    allow_eviction: bool = False
+    """Take a server that removes rows when its memory is full, as a cache may: a row that is gone
+    reads as its initial value."""
 
     @field_validator("num_buckets")
     @classmethod

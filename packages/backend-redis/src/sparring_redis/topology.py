@@ -42,6 +42,10 @@ class Topology(ABC):
     def server_of(self, slot: int) -> Server | None:
         """Who answers for `slot`; None: nobody, as far as is known."""
 
+    def slots(self) -> list[int]:
+        """One slot of each server that answers for any, as far as is known."""
+        return [0]
+
     @abstractmethod
     def refresh(self, deadline: Deadline) -> None:
         """Asks again who answers for what.
@@ -104,6 +108,12 @@ class ClusterTopology(Topology):
 
     def server_of(self, slot: int) -> Server | None:
         return self._owners[slot]
+
+    def slots(self) -> list[int]:
+        slot_of: dict[Server | None, int] = {}
+        for slot, server in enumerate(self._owners):
+            slot_of.setdefault(server, slot)
+        return [slot for server, slot in slot_of.items() if server is not None]
 
     def refresh(self, deadline: Deadline) -> None:
         self._nodes.ask(self._take_over, deadline)
