@@ -51,7 +51,9 @@ API_VERSION: tuple[int, int] = (1, 0)
 class Options(BaseModel):
     """The base of options models: unknown options are refused, defaults are checked too."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True
+    )
 
 
 def _plain_int(value: object) -> object:
