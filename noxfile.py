@@ -1,4 +1,7 @@
-"""Every task a person needs. `nox --list` shows them; each installs what it needs by itself."""
+"""Every task a person needs. `nox --list` shows them; each installs what it needs by itself.
+
+One file, and longer than others, because nox reads one; a session is read with what it calls, no more.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +58,13 @@ CXX_TESTS = {
 
 # Options for modules that only tests need: a GPU's kernels, run on the host.
 TEST_MODULES = {"backend-hkv": ("SPARRING_HKV_EMULATED",)}
+
+# What finds the compiler of GPU code, or brings it from PyPI; and the releases that it can bring.
+FIND_NVCC = PACKAGES / "backend-hkv/find_nvcc.py"
+CUDA_RELEASES = ("13.0", "13.5")
+GPU_OPTION = "SPARRING_HKV_CUDA"
+# Set to anything, tests do without it.
+WITHOUT_NVCC = "SPARRING_WITHOUT_NVCC"
 
 # Programs that tests start, and the package of Debian and Ubuntu that brings each.
 TEST_PROGRAMS = {"openssl": "openssl", "redis-server": "redis-server", "fiu-run": "fiu-utils"}
@@ -155,7 +165,8 @@ def tests(session: nox.Session) -> None:
     options = {name for names in TEST_MODULES.values() for name in names}
     if not session.posargs:
         options |= set(CXX_TESTS.values())
-    build_wheels(session, wheels, *packages, extras=extras, options=options)
+    nvcc = find_nvcc(session)
+    build_wheels(session, wheels, *packages, extras=extras, options=options, nvcc=nvcc)
     install_made(session, wheels, *packages)
     install_programs(session)
     if session.posargs:
@@ -267,6 +278,7 @@ def build_wheels(
     *packages: str,
     extras: str = "",
     options: Collection[str] = (),
+    nvcc: str | None = None,
 ) -> None:
     """Builds wheels of core and the packages named. Installs core's, for the others need its header.
 
@@ -280,21 +292,42 @@ def build_wheels(
         ]
         for package in CXX_TESTS
     }
+    has_gpu_code = "OFF" if nvcc is None else "REQUIRED"
+    settings["backend-hkv"].append(f"--config-settings=cmake.define.{GPU_OPTION}={has_gpu_code}")
     session.install(*BUILD_TOOLS, "tbb-devel>=2022.1", silent=True)
     shutil.rmtree(folder, ignore_errors=True)
     make_wheel(session, "core", folder, *settings["core"])
     install_made(session, folder, "core", extras=extras)
     for package in packages:
-        make_wheel(session, package, folder, *settings.get(package, ()))
+        make_wheel(session, package, folder, *settings.get(package, ()), nvcc=nvcc)
 
 
-def make_wheel(session: nox.Session, package: str, folder: Path, *settings: str) -> None:
+def make_wheel(
+    session: nox.Session, package: str, folder: Path, *settings: str, nvcc: str | None = None
+) -> None:
     """Builds a wheel of a package of this checkout."""
+    env = cached() if nvcc is None else {**cached(), "CUDACXX": nvcc}
     session.run(
         "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder),
         *build_settings(session, package), *settings, str(PACKAGES / package),
-        silent=True, env=cached(),
+        silent=True, env=env,
     )  # fmt: skip
+
+
+def find_nvcc(session: nox.Session) -> str | None:
+    """The compiler of GPU code: the machine's own, or PyPI's. None where there may be none."""
+    if os.environ.get(WITHOUT_NVCC):
+        session.warn(f"{WITHOUT_NVCC} is set: no GPU code is compiled")
+        return None
+    folder = Path(session.virtualenv.location) / "nvcc"
+    try:
+        return str(session.run("python", str(FIND_NVCC), str(folder), silent=True)).split()[-1]
+    except nox.command.CommandFailed:
+        how = f"install nvcc of CUDA 12.4 to 13.x, or set {WITHOUT_NVCC}=1 to go without"
+        if os.environ.get("CI"):
+            session.error(f"GPU code could not be compiled: {how}")
+        session.warn(f"no GPU code is compiled; to have it compiled, {how}")
+        return None
 
 
 def install_made(session: nox.Session, folder: Path, *packages: str, extras: str = "") -> None:
@@ -361,6 +394,23 @@ def gpu(session: nox.Session) -> None:
         session.install(TORCH, silent=True)
         install_local(session, "framework-torch")
     session.run("python", "benchmarks/gpu/run_everything.py", "--no-build", *session.posargs)
+
+
+@nox.session
+def cuda_releases(session: nox.Session) -> None:
+    """Compiles GPU code with nvcc of several releases, from PyPI; minutes. Names after ``--`` choose."""
+    session.install(*BUILD_TOOLS)
+    here = Path(session.virtualenv.location)
+    for release in session.posargs or CUDA_RELEASES:
+        find = ("python", str(FIND_NVCC), str(here / "nvcc"), "--release", release)
+        env = {**cached(), "CUDACXX": str(session.run(*find, silent=True)).split()[-1]}
+        folder = str(here / "build" / f"cuda-{release}")
+        session.run(
+            "cmake", "-G", "Ninja", "-S", str(PACKAGES / "backend-hkv"), "-B", folder,
+            f"-D{GPU_OPTION}=REQUIRED", silent=True, env=env,
+        )  # fmt: skip
+        session.run("cmake", "--build", folder, silent=True, env=env)
+        session.log(f"CUDA {release}: all of it compiles")
 
 
 @nox.session
@@ -436,7 +486,8 @@ def reliability(session: nox.Session) -> None:
     Kills processes that save snapshots, damages files, fills a disk (mounting needs root), fails calls
     of the C library, breaks Redis. Names after ``--`` choose trials, ``--trials N`` how many of each.
     """
-    install_family(session, *system_packages(session, *FAMILY))
+    storages = [package for package in FAMILY if package.startswith("backend-")]
+    install_family(session, *system_packages(session, *storages))
     install_programs(session)
     session.run("python", "-m", "reliability", *session.posargs, env={"PYTHONPATH": str(ROOT)})
 
@@ -484,3 +535,35 @@ def build(session: nox.Session) -> None:
             shutil.move(wheel, output / wheel.name)
     for wheel in sorted(output.iterdir()):
         session.log(f"dist/{wheel.name}")
+    if "backend-rocksdb" in family:
+        check_bundled(session, output)
+
+
+def check_bundled(session: nox.Session, wheels: Path) -> None:
+    """Installs RocksDB's wheel as a user would, and sees that it runs on the library that it brought."""
+    folder = Path(session.create_tmp()).resolve() / "installed"
+    shutil.rmtree(folder, ignore_errors=True)
+    session.run("python", "-m", "venv", str(folder), silent=True)
+    python = str(folder / "bin/python")
+    packages = [str(wheel_of(package, wheels)) for package in ("core", "backend-rocksdb")]
+    session.run(python, "-m", "pip", "install", "--quiet", *packages, external=True, silent=True)
+    session.run(python, "-c", LIBRARIES_OF_A_TABLE, str(folder), external=True)
+
+
+# Opens a table on flash, and names each librocksdb that the process then has.
+LIBRARIES_OF_A_TABLE = """
+import pathlib, sys, tempfile
+import numpy, sparring
+
+with tempfile.TemporaryDirectory() as path:
+    table = sparring.TableConfig("ids", 4)
+    with sparring.open_storage("rocksdb", table, path=path) as storage:
+        storage.upsert(numpy.arange(3), numpy.ones((3, 4), numpy.float32))
+        assert storage.size == 3
+        lines = pathlib.Path("/proc/self/maps").read_text().splitlines()
+loaded = {line.split(maxsplit=5)[5] for line in lines if "librocksdb" in line}
+foreign = {each for each in loaded if not each.startswith(sys.argv[1])}
+if foreign or not loaded:
+    sys.exit(f"the wheel should bring librocksdb; loaded were {loaded or 'none'}")
+print("librocksdb comes with the wheel:", *loaded)
+"""

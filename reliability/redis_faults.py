@@ -30,6 +30,8 @@ import numpy as np
 
 from sparring import Storage, TableConfig, open_storage
 from sparring.errors import DeadlineError, StorageIOError
+from sparring.kernels import partition
+from sparring.rendezvous import Shard, ShardMap
 from sparring_redis.testing import (
     Fault,
     FaultProxy,
@@ -46,10 +48,14 @@ __all__ = ["KINDS", "TRIALS", "Counts", "run", "run_trials"]
 TRIALS = 300
 
 _NUM_KEYS = 600
+_NUM_OTHERS = 100_000
+"""Of all ranks, beside a part: so many that to read them takes several answers."""
 _DIM = 16
 _SLACK_SECONDS = 0.5
 _NEXT = 0.5
 """What the version of a second upsert is above that of the row before the first."""
+_MAP = ShardMap.balanced(2)
+_SHARD = _MAP.shard_of(0)
 _PROMISES = ("late", "untyped", "silent", "twice")
 
 
@@ -81,20 +87,35 @@ class _World:
             )
             self.single = self._open(self.proxy.url)
             self.spread = self._open(self.cluster.url)
+            # One rank's part: the other rank's rows lie in the same buckets.
+            self.parted = self._open(self.proxy.url, table="parted", shard=_SHARD, num_buckets=1)
         except BaseException:
             self._closing.close()
             raise
 
-    def _open(self, url: str) -> Storage:
+    def _open(
+        self, url: str, *, table: str = "rows", shard: Shard | None = None, num_buckets: int = 32
+    ) -> Storage:
         return self._closing.enter_context(
             open_storage(
                 "redis",
-                TableConfig("rows", _DIM),
+                TableConfig(table, _DIM),
+                shard=shard,
                 url=url,
                 deadline_seconds=self.deadline_seconds,
-                num_buckets=32,
+                num_buckets=num_buckets,
             )
         )
+
+    def open_again(self) -> None:
+        """A new table, so that all is asked which opening asks."""
+        name = f"opened{self.draw.randrange(1 << 30)}"
+        open_storage(
+            "redis",
+            TableConfig(name, _DIM),
+            url=self.proxy.url,
+            deadline_seconds=self.deadline_seconds,
+        ).close()
 
     def close(self) -> None:
         self._closing.close()
@@ -200,6 +221,9 @@ KINDS = (
     "a request that comes late",
     "a cluster's node stopped",
     "a cluster's node killed",
+    "a part, slow",
+    "a part, half a reply",
+    "a part, stopped",
 )
 
 
@@ -222,25 +246,70 @@ def _broken(world: _World, kind: str) -> Iterator[Storage]:
         "a request that comes late": world.late,
         "a cluster's node stopped": lambda: world.stopped(node),
         "a cluster's node killed": lambda: world.killed(node),
+        # Each answer may come in time and all of them not.
+        "a part, slow": lambda: world.proxied(
+            Fault(delay_seconds=world.deadline_seconds * (0.2 + 0.2 * draw.random()))
+        ),
+        "a part, half a reply": lambda: world.proxied(Fault(cut_reply_at=size)),
+        "a part, stopped": lambda: world.stopped(world.server),
     }
-    storage = world.spread if kind.startswith("a cluster") else world.single
+    storage = world.single
+    if kind.startswith("a cluster"):
+        storage = world.spread
+    elif kind.startswith("a part"):
+        storage = world.parted
     with faults[kind]():
         yield storage
 
 
 class _Book:
-    """What one storage holds: row `i` is all ``versions[i]``, or is missing."""
+    """What one storage holds: row `i` is all ``versions[i]``, or is missing.
 
-    def __init__(self) -> None:
-        self.keys = np.arange(_NUM_KEYS, dtype=np.int64) * 7_919 - 1_000_000
+    Args:
+        is_part: the keys are those of `_SHARD`; `others` lie beside them, and are all zeros.
+    """
+
+    def __init__(self, *, is_part: bool = False) -> None:
+        keys = np.arange(_NUM_OTHERS, dtype=np.int64) * 7_919 - 1_000_000
+        is_mine = _MAP.owners[partition(keys)] == 0
+        self.keys = (keys[is_mine] if is_part else keys)[:_NUM_KEYS]
+        self.others = keys[~is_mine] if is_part else keys[:0]
         self.versions = np.zeros(_NUM_KEYS, np.float32)
 
     def rows(self, version: float) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
         return np.full((_NUM_KEYS, _DIM), version, np.float32)
 
+    def fill(self, storage: Storage) -> None:
+        storage.upsert(self.keys, self.rows(0.0))
+        # Within one deadline each.
+        for part in np.array_split(self.others, 8):
+            storage.upsert(part, np.zeros((len(part), _DIM), np.float32))
+
+
+def _call(world: _World, storage: Storage, book: _Book, operation: str) -> object:
+    """One call, and what it returns where that can be checked."""
+    if operation == "upsert":
+        storage.upsert(book.keys, book.rows(float(book.versions[0]) + 1))
+    elif operation == "clear":
+        storage.clear()
+    elif operation == "open":
+        world.open_again()
+    elif operation == "find":
+        return storage.find(book.keys)
+    elif operation == "erase":
+        return storage.erase(book.keys[::3])
+    elif operation == "size":
+        return storage.size
+    else:
+        return sum(len(chunk) for chunk in storage.scan(max(200, len(book.others))))
+    return None
+
 
 def _trial(world: _World, kind: str, books: dict[int, _Book], counts: Counts) -> None:
-    operation = world.draw.choice(["upsert", "upsert", "find", "erase", "size", "scan"])
+    operations = ["upsert", "upsert", "find", "erase", "size", "scan"]
+    if kind.startswith("a part"):
+        operations += ["size", "clear", "clear", "open"]
+    operation = world.draw.choice(operations)
     label = f"{kind}, {operation}"
 
     def broke(promise: str, what: object) -> None:
@@ -249,21 +318,11 @@ def _trial(world: _World, kind: str, books: dict[int, _Book], counts: Counts) ->
     result: object = None
     failure: BaseException | None = None
     with _broken(world, kind) as storage:
-        book = books.setdefault(id(storage), _Book())
+        book = books[id(storage)]
         old = float(book.versions[0])
-        new = old + 1
         start = time.monotonic()
         try:
-            if operation == "upsert":
-                storage.upsert(book.keys, book.rows(new))
-            elif operation == "find":
-                result = storage.find(book.keys)
-            elif operation == "erase":
-                result = storage.erase(book.keys[::3])
-            elif operation == "size":
-                result = storage.size
-            else:
-                result = sum(len(chunk) for chunk in storage.scan(200))
+            result = _call(world, storage, book, operation)
         except (DeadlineError, StorageIOError) as error:
             failure = error
         except Exception as error:
@@ -276,10 +335,13 @@ def _trial(world: _World, kind: str, books: dict[int, _Book], counts: Counts) ->
             with suppress(DeadlineError, StorageIOError):
                 storage.upsert(book.keys, book.rows(old + _NEXT))
                 operation, failure = "upsert after upsert", None
-        # A scan is many calls; each has the deadline.
+        # A scan is many exchanges; each has the deadline.
         if seconds > world.deadline_seconds + _SLACK_SECONDS and operation != "scan":
             broke("late", f"{seconds:.2f} s")
 
+    others = storage.find(book.others)
+    if not (others.found.all() and (others.rows == 0).all()):
+        broke("silent", "rows of another rank were changed")
     counts.num_trials[kind] += 1
     (counts.num_returned if failure is None else counts.num_raised)[kind] += 1
     if failure is None:
@@ -322,6 +384,8 @@ def _check_rows(
         is_right = is_old.copy()
         gone = ~found.found[::3]
         is_right[::3] = gone if has_returned else gone | is_old[::3]
+    elif operation == "clear":
+        is_right = ~found.found if has_returned else ~found.found | is_old
     else:
         is_right = is_old
     if not is_right.all():
@@ -359,9 +423,9 @@ def run_trials(
     world = _World(deadline_seconds, random.Random(seed))
     books: dict[int, _Book] = {}
     try:
-        for storage in (world.single, world.spread):
-            books[id(storage)] = _Book()
-            storage.upsert(books[id(storage)].keys, books[id(storage)].rows(0.0))
+        for storage in (world.single, world.spread, world.parted):
+            books[id(storage)] = _Book(is_part=storage is world.parted)
+            books[id(storage)].fill(storage)
         for i in range(num_trials):
             before = len(counts.broken)
             try:

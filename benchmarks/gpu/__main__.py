@@ -51,7 +51,7 @@ def _run(device: str, names: Sequence[str], output: Path | None) -> int:
     console.print(f"GPU: {machine.name}")
     results: dict[str, list[Figure]] = {}
     failed = []
-    for name in names:
+    for name in ("machine", *names):
         try:
             results[name] = importlib.import_module(f"benchmarks.gpu.{name}").measure(machine)
         except Exception:

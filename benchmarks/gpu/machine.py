@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 
 import torch
@@ -13,7 +14,7 @@ from benchmarks.measuring import Figure
 from sparring import make_plugin_manager
 from sparring.kernel_set import ArraySource, KernelSet
 
-__all__ = ["Bar", "Machine", "Stage"]
+__all__ = ["Bar", "Machine", "Stage", "measure"]
 
 _SAMPLES, _CALLS, _UNCOUNTED = 15, 8, 3
 _COPY_BYTES = 1 << 30
@@ -34,7 +35,7 @@ class Stage:
     """On the GPU, of one call."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Machine:
     """Where programs run, and how they are timed.
 
@@ -114,6 +115,7 @@ class Machine:
         ]
         return sorted(stages, key=lambda stage: -stage.seconds)
 
+    @cached_property
     def copy_bandwidth(self) -> float:
         """Bytes read and written each second by a copy of 1 GiB within the memory."""
         source = torch.empty(self.sized(_COPY_BYTES), dtype=torch.uint8, device=self.where)
@@ -165,3 +167,9 @@ class Bar:
             return value >= self.at_least
         assert self.at_most is not None
         return value <= self.at_most
+
+
+def measure(machine: Machine) -> list[Figure]:
+    """What stands beside the figures of every run, whichever programs are chosen."""
+    rate = machine.copy_bandwidth / 1e9
+    return [machine.figure("copy within the memory", rate, "GB/s", None, "1 GiB")]

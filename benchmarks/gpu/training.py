@@ -38,7 +38,7 @@ def measure(machine: Machine) -> list[Figure]:
     # gradients are written and read.
     num_read = sum(len(torch.unique(batch)) for batch in batches) / _NUM_BATCHES
     least_bytes = (num_read * 4 + num_bags * 2) * _DIM * 4
-    bound = least_bytes / machine.copy_bandwidth()
+    bound = least_bytes / machine.copy_bandwidth
     what = "forward, backward and update, pooled 4, dim 128"
     return [
         machine.figure(what, 1000 * ours, "ms", None, explained),

@@ -13,6 +13,7 @@ import pytest
 
 from sparring import make_plugin_manager
 from sparring.kernel_set import ArraySource, KernelSet
+from sparring.kernels import Rounding
 from sparring.testing.devices import named_device, why_unavailable
 
 
@@ -45,6 +46,8 @@ class OnHost:
 
     def _put(self, given: Any, moved: list[tuple[Any, Any]]) -> Any:
         torch = self._torch
+        if isinstance(given, Rounding):
+            return dataclasses.replace(given, keys=self._put(given.keys, moved))
         if isinstance(given, np.ndarray):
             if given.dtype.name == "bfloat16":
                 given = torch.from_numpy(given.view(np.int16)).view(torch.bfloat16)
@@ -85,7 +88,29 @@ def opened_kernels(device: str) -> Any:
         return 0 if where == "cpu" else int(torch.cuda.current_stream(where).cuda_stream)
 
     arrays = ArraySource(empty=empty, stream=stream, index=int(index or 0))
-    return OnHost(descriptor.factory(arrays), where)
+    kernels = descriptor.factory(arrays)
+    if kind == "emulated":
+        kernels._native = _TakesNoHostArrays(kernels._native)
+    return OnHost(kernels, where)
+
+
+class _TakesNoHostArrays:
+    """A native module that refuses NumPy's arrays, as that of a GPU does; tensors pass."""
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._native, name)
+        if isinstance(found, type):
+            return found
+
+        def call(*given: Any, **named: Any) -> Any:
+            for each in (*given, *named.values()):
+                assert not isinstance(each, np.ndarray), f"{name} got an array of the host"
+            return found(*given, **named)
+
+        return call
 
 
 def set_schedule(device: str, seed: int, num_threads: int = 2) -> None:
@@ -115,6 +140,12 @@ def device_name(request: pytest.FixtureRequest) -> Iterator[str]:
 def device(device_name: str) -> Any:
     """Its kernels."""
     return opened_kernels(device_name)
+
+
+@pytest.fixture
+def named_kernels() -> Any:
+    """The kernels of the device that the environment names, on NumPy's arrays."""
+    return opened_kernels(named_device())
 
 
 @pytest.fixture

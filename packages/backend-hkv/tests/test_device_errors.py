@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sparring import make_plugin_manager
 from sparring.errors import DeviceError, DeviceLostError, DeviceMemoryError
+from sparring.kernel_set import ArraySource
+from sparring.table import TableConfig
+from sparring_hkv import HkvOptions, HkvStorage
+from sparring_hkv.devices import open_device
 
 _emulated = pytest.importorskip(
     "sparring_hkv._emulated", reason="built without -DSPARRING_HKV_EMULATED=ON"
@@ -102,6 +109,110 @@ def test_out_of_device_memory_changes_nothing_and_says_how_much(
         call(opened)
         num_failed += 1
     assert num_failed > 0
+
+
+@pytest.mark.parametrize("call", CALLS[1:], ids=NAMES[1:])
+def test_who_keeps_memory_unused_is_asked_before_a_call_fails(
+    call: Callable[[Opened], object],
+) -> None:
+    opened, expected = Opened(), Opened()
+    num_asked = 0
+
+    def give_back() -> bool:
+        nonlocal num_asked
+        num_asked += 1
+        opened.device.fail_from(-1)
+        return True
+
+    for _ in range(2):
+        opened.device.add_reclaimer(give_back)
+    opened.device.fail_from(0)
+    call(opened)
+    call(expected)
+    assert num_asked == 1, "one that was added twice is asked once, and memory is there then"
+    assert opened.find() == expected.find()
+
+
+@pytest.mark.parametrize("answer", [True, False, "raises"])
+def test_a_call_fails_where_nobody_can_give_enough_back(
+    answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr("sys.unraisablehook", told.append)
+    opened = Opened()
+    before = opened.find()
+    num_asked = 0
+
+    def give_back() -> bool:
+        nonlocal num_asked
+        num_asked += 1
+        if answer == "raises":
+            raise ValueError("torch is out of order")
+        return bool(answer)
+
+    opened.device.add_reclaimer(give_back)
+    opened.device.fail_from(0)
+    with pytest.raises(DeviceMemoryError):
+        opened.upsert()
+    assert num_asked == 1
+    assert [str(each.exc_value) for each in told] == (
+        ["torch is out of order"] if answer == "raises" else []
+    )
+    opened.device.fail_from(-1)
+    assert opened.find() == before
+    opened.upsert()
+
+
+def test_who_is_asked_may_run_python_while_others_wait_for_the_table() -> None:
+    opened = Opened()
+    is_asked, is_done = threading.Event(), threading.Event()
+
+    def give_back() -> bool:
+        is_asked.set()
+        time.sleep(0.05)  # others get the interpreter, and want the table that this thread holds
+        opened.device.fail_from(-1)
+        return True
+
+    def read() -> None:
+        is_asked.wait(10)
+        opened.find()
+        is_done.set()
+
+    opened.device.add_reclaimer(give_back)
+    opened.device.fail_from(0)
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    opened.upsert()
+    assert is_done.wait(10)
+    reader.join(10)
+
+
+def test_kernels_let_the_device_ask_their_framework() -> None:
+    handle = open_device("emulated").handle
+    is_mine = True
+    num_asked = 0
+
+    def give_back() -> bool:
+        nonlocal num_asked
+        if is_mine:
+            num_asked += 1
+            handle.fail_from(-1)
+        return is_mine
+
+    arrays = ArraySource(empty=np.empty, stream=lambda: 0, release_unused=give_back)
+    kernels = make_plugin_manager().kernels("emulated").factory(arrays)
+    try:
+        handle.fail_from(0)
+        found = kernels.dedup(np.array([5, 5, 7]))
+        storage = HkvStorage(TableConfig("t", DIM), HkvOptions(device="emulated"))
+        handle.fail_from(0)
+        storage.upsert(KEYS, np.ones((len(KEYS), DIM), np.float32))
+    finally:
+        handle.fail_from(-1)
+        is_mine = False
+    assert found.keys.tolist() == [5, 7]
+    assert storage.size == len(KEYS)
+    assert num_asked == 2
 
 
 @pytest.mark.parametrize("call", CALLS, ids=NAMES)

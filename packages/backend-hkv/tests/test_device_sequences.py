@@ -7,13 +7,16 @@ are compared with a model in ``native/device_table/device_sequence_test.cc``.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 import pytest
 
+from sparring.cpu_kernels import CpuKernels
 from sparring.errors import DeviceError
 from sparring.table import TableConfig
 from sparring.testing.devices import named_device
+from sparring.updates import BUILTIN_METHODS, MethodChoice
 from sparring_hkv import HkvOptions, HkvStorage
 from sparring_hkv.devices import open_device
 
@@ -72,3 +75,82 @@ def test_the_same_calls_give_the_same_tables(policy: str, dtype: str) -> None:
         if turn % 50 == 49:
             assert contents(cpu) == contents(device)
     assert contents(cpu) == contents(device)
+
+
+class Pair:
+    """A table on the CPU and one on the device, which get the same calls by arrays that lie there."""
+
+    def __init__(self, kernels: Any) -> None:
+        self._method = BUILTIN_METHODS["rowwise_adagrad"]()
+        self._table = TableConfig("table", 5, seed=3).with_state(1, self._method.name)
+        self._kernels = (CpuKernels(), kernels)
+        # Chunks in pinned memory, too.
+        on_device = HkvOptions(policy="lfu", device=DEVICE, device_memory_bytes=200_000)
+        self._storages = (
+            HkvStorage(self._table, HkvOptions(policy="lfu")),
+            HkvStorage(self._table, on_device),
+        )
+        self._step = 0
+
+    @property
+    def storages(self) -> tuple[HkvStorage, HkvStorage]:
+        return self._storages
+
+    def both(self, name: str, *arguments: Any, **named: Any) -> tuple[Any, Any]:
+        """What that operation of both sets gives, on the table of each; its arrays may be changed."""
+        results = []
+        for kernels, storage in zip(self._kernels, self._storages, strict=True):
+            given = [each.copy() if isinstance(each, np.ndarray) else each for each in arguments]
+            results.append(getattr(kernels, name)(storage, *given, **named))
+        return results[0], results[1]
+
+    def find(self, keys: np.ndarray) -> None:
+        expected, found = self.both("find_storage", keys)
+        assert np.array_equal(expected.found, found.found)
+        assert expected.rows.tobytes() == found.rows.tobytes()
+
+    def upsert(self, keys: np.ndarray, rng: np.random.Generator) -> None:
+        self.both("upsert_storage", keys, rng.random((len(keys), self._table.width), np.float32))
+
+    def update(self, keys: np.ndarray, rng: np.random.Generator) -> None:
+        self._step += 1
+        choice = MethodChoice(self._method, self._method.hyperparameters(lr=0.1), self._step)
+        gradients = rng.standard_normal((len(keys), self._table.dim), np.float32)
+        expected, change = self.both("update_storage", choice, keys, gradients, None)
+        assert change.num_new == expected.num_new
+
+    def pool(self, keys: np.ndarray, rng: np.random.Generator) -> None:
+        if len(keys) == 0:
+            return
+        ids = rng.choice(keys, 2 * len(keys))
+        offsets = np.union1d([0, len(ids)], rng.integers(0, len(ids), 20))
+        mode = ("sum", "mean")[rng.integers(2)]
+        expected, bags = self.both("pool_storage", self._table, ids, offsets, mode=mode)
+        assert expected.tobytes() == bags.tobytes()
+
+    def erase(self, keys: np.ndarray) -> None:
+        expected, erased = (storage.erase(keys) for storage in self._storages)
+        assert erased == expected
+
+
+def test_calls_with_arrays_of_the_device_give_the_same_table(named_kernels: Any) -> None:
+    """One sequence as long as was asked for: with arrays of the GPU where it runs on one."""
+    rng = np.random.default_rng(11)
+    pair = Pair(named_kernels)
+    for turn in range(NUM_OPERATIONS):
+        keys = draw_keys(rng)
+        kind = rng.integers(0, 10)
+        if kind < 3:
+            pair.update(keys, rng)
+        elif kind < 5:
+            pair.upsert(keys, rng)
+        elif kind < 7:
+            pair.find(keys)
+        elif kind < 9:
+            pair.pool(keys, rng)
+        else:
+            pair.erase(keys)
+        if turn % 1000 == 999:
+            assert contents(pair.storages[0]) == contents(pair.storages[1])
+    assert contents(pair.storages[0]) == contents(pair.storages[1])
+    assert pair.storages[0].size > 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sparring import _native, make_plugin_manager
-from sparring.errors import DeviceError, InvalidArgumentError, UnsupportedError
+from sparring.errors import DeviceLostError, InvalidArgumentError, UnsupportedError
 from sparring.kernel_set import ArraySource
 from sparring.streams import Streams
 
@@ -61,12 +61,12 @@ def test_a_failed_device_is_an_error_of_the_wait() -> None:
     with streams.open() as stream:
         handle.break_down("fell off the bus")
         with pytest.raises(
-            DeviceError, match=r"emulated: .* failed: fell off the bus; .* new process"
+            DeviceLostError, match=r"emulated: .* failed: fell off the bus; .* new process"
         ):
             stream.reached().result(5.0)
-        with pytest.raises(DeviceError, match="pinned memory failed: fell off the bus"):
+        with pytest.raises(DeviceLostError, match="pinned memory failed: fell off the bus"):
             streams.pinned(8)
-        with pytest.raises(DeviceError, match="fell off the bus"):
+        with pytest.raises(DeviceLostError, match="fell off the bus"):
             streams.wrap(0).follow(stream)
     assert _native.num_stream_waits() == 0
 

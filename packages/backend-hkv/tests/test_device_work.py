@@ -64,13 +64,45 @@ def test_a_step_over_known_keys_puts_little_on_the_device(device: KernelSet) -> 
     launches = {name: part["launches"] for name, part in known.items()}
     assert launches == {"pool": 2, "dedup": 4, "back": 6, "finite": 1, "update": 3}
     assert (_total(known, "copies"), _total(known, "fills"), _total(known, "waits")) == (3, 2, 3)
+    # What it needs comes from the pool of temporary memory, in the order of the stream.
+    assert _total(known, "lasting_allocations") == 0
 
 
 def test_a_step_over_known_keys_of_a_table_that_evicts_touches_them_besides(
     device: KernelSet,
 ) -> None:
     known = _known_step(device, capacity=4000, policy="lru")
-    assert known["update"] == {"launches": 5, "copies": 1, "fills": 0, "waits": 1}
+    assert known["update"] == {
+        "launches": 5,
+        "copies": 1,
+        "fills": 0,
+        "waits": 1,
+        "lasting_allocations": 0,
+    }
+
+
+def test_rows_that_leave_take_one_wait_and_no_memory_anew(device: KernelSet) -> None:
+    options = HkvOptions(device="emulated", capacity=500, policy="lru")
+    storage = HkvStorage(TABLE, options)
+    choice = MethodChoice(METHOD, HYPER, 1)
+    works = []
+    for first in range(0, 4000, 1000):
+        keys = np.arange(first, first + 1000)
+        gradients = np.full((1000, TABLE.dim), first // 1000 + 1, np.float32)
+        change, work = _worked(
+            lambda *given: device.update_storage(*given, keeps_evicted=True),
+            *(storage, choice, keys, gradients, STATE),
+        )
+        rows = change.evicted.rows
+        assert rows is not None
+        assert len(rows) == change.evicted.count > 0
+        numbers = rows.keys // 1000 + 1
+        states = rows.rows.view(np.float32).reshape(len(rows), -1)[:, -1]
+        assert np.array_equal(states, 0.5 + numbers**2)
+        works.append(work)
+    # How many are new, how many leave, and what left is in host memory.
+    assert [work["waits"] for work in works[1:]] == [3, 3, 3]
+    assert [work["lasting_allocations"] for work in works[1:]] == [0, 0, 0]
 
 
 def test_the_initial_state_is_copied_once(device: KernelSet) -> None:

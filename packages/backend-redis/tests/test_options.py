@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 import sparring
 from sparring.cli import main
@@ -101,11 +102,39 @@ def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
         sparring.open_storage("redis", TABLE, **options)
 
 
-@pytest.mark.parametrize("url", [f"redis://:{SECRET}@cache", f"redis://me:{SECRET}@cache:1/2"])
-def test_a_password_in_the_url_is_refused_and_not_repeated(url: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="password_environment") as refused:
-        sparring.open_storage("redis", TABLE, url=url)
-    assert SECRET not in str(refused.value) + repr(refused.value) + repr(refused.value.details)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"url": f"redis://:{SECRET}@cache"}, "password_environment"),
+        ({"url": f"redis://me:{SECRET}@cache:1/2"}, "password_environment"),
+        ({"url": f"redis://me:{SECRET}@cache".encode()}, "password_environment"),
+        ({"url": [f"redis://me:{SECRET}@cache"]}, "url"),
+        ({"host": f"me:{SECRET}@cache"}, "password_environment"),
+        ({"host": f"{SECRET}@cache"}, "password_environment"),
+        ({"password": SECRET}, "did you mean 'password_file'"),
+        ({"password_environment": f"{SECRET}!"}, "name of an environment variable"),
+        ({"password_environment": "hunter2_hunter2"}, "names a variable, which is not set"),
+        ({"sentinel_password_environment": f"{SECRET}!"}, "name of an environment variable"),
+        ({"password_environment": [SECRET]}, "password_environment"),
+    ],
+)
+def test_a_password_among_the_options_is_refused_and_not_repeated(
+    options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=said) as refused:
+        sparring.open_storage("redis", TABLE, **options)
+    printed = str(refused.value) + repr(refused.value) + repr(refused.value.details)
+    assert "hunter2" not in printed
+    with pytest.raises((ValidationError, InvalidArgumentError)) as refused:
+        RedisOptions(**options).password()
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_place_that_is_read_by_itself_repeats_no_password() -> None:
+    for url in (f"redis://me:{SECRET}@cache", f"redis://cache/{SECRET}@cache"):
+        with pytest.raises(InvalidArgumentError) as refused:
+            place_of(url, None)
+        assert SECRET not in str(refused.value)
 
 
 @pytest.mark.parametrize("way", ["file", "override"])
@@ -152,6 +181,8 @@ def test_passwords_come_from_a_variable_or_a_file(
     (tmp_path / "password").unlink()
     with pytest.raises(InvalidArgumentError, match="cannot be read"):
         by_file.password()
+    with pytest.raises(InvalidArgumentError, match="cannot be read"):
+        RedisOptions(password_file="pass\0word").password()
 
 
 def test_whole_numbers_of_numpy_are_taken() -> None:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sparring import TableConfig, open_storage
+from sparring import StepContainer, TableConfig, open_storage
 from sparring.errors import DeadlineError, StorageIOError
+from sparring.rendezvous import ShardMap
+from sparring.step import StorageChoice
+from sparring_redis import RedisRendezvous, RedisRendezvousOptions
 from sparring_redis.connection import Access
+from sparring_redis.deadline import Deadline
 from sparring_redis.testing import (
     RedisCluster,
     RedisSentinel,
@@ -50,8 +56,7 @@ def test_a_unix_socket(own_server: RedisServer) -> None:
 
 def test_an_encrypted_server_whose_certificate_is_trusted(tmp_path: Path) -> None:
     made = make_certificates(tmp_path)
-    tls = {"ssl_ca_certs": str(made.authority), "ssl_check_hostname": True}
-    access = Access(is_encrypted=True, tls=tls)
+    access = Access(context=made.context)
     with RedisServer(made.server_settings, access=access) as server:
         check(url=server.url, tls_ca_file=made.authority)
         check(host="127.0.0.1", port=server.port, tls=True, tls_ca_file=made.authority)
@@ -69,46 +74,122 @@ def test_an_encrypted_server_whose_certificate_is_trusted(tmp_path: Path) -> Non
 
 def test_a_certificate_for_another_host_is_refused(tmp_path: Path) -> None:
     made = make_certificates(tmp_path, host="127.0.0.9")
-    tls = {"ssl_ca_certs": str(made.authority), "ssl_check_hostname": False}
-    with RedisServer(made.server_settings, access=Access(is_encrypted=True, tls=tls)) as server:
+    with RedisServer(made.server_settings, access=Access(context=made.context)) as server:
         with pytest.raises(StorageIOError, match=r"127\.0\.0\.1"):
             check(url=server.url, tls_ca_file=made.authority, deadline_seconds=0.3)
         check(url=server.url, tls_ca_file=made.authority, tls_check_hostname=False)
 
 
-# What docs/how-to/keep-rows-in-redis.md gives to a user.
-PERMISSIONS = (
-    "~sparring:* +hmget +hset +hdel +hlen +hscan +get +set +unlink +memory|usage "
-    "+client|info +client|kill +select +cluster|slots +asking"
-)
+_GUIDE = Path(__file__).parents[3] / "docs" / "how-to" / "keep-rows-in-redis.md"
+
+
+def permissions(user: str) -> list[str]:
+    """The rules that the guide gives for this ACL user."""
+    text = _GUIDE.read_text()
+    begin = text.index(f"ACL SETUSER {user} on >PASSWORD ")
+    rules = text[begin : text.index("```", begin)].partition("\nACL SETUSER")[0]
+    return rules.split()[5:]
+
+
+def guard(server: RedisServer, user: str, rules: list[str]) -> None:
+    """From now on only this user gets in."""
+    server.ask("ACL", "SETUSER", user, "on", f">{SECRET}", *rules)
+    server.ask("ACL", "SETUSER", "default", "off")
+
+
+@pytest.fixture
+def password(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of the variable that holds it."""
+    monkeypatch.setenv("FILMS_PASSWORD", SECRET)
+    return "FILMS_PASSWORD"
 
 
 def test_an_acl_user_with_the_documented_permissions(
-    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    own_server: RedisServer, password: str
 ) -> None:
-    own_server.ask("ACL", "SETUSER", "trainer", "on", f">{SECRET}", *PERMISSIONS.split())
-    own_server.ask("ACL", "SETUSER", "default", "off")
-    monkeypatch.setenv("FILMS_PASSWORD", SECRET)
-    options = {"url": own_server.url, "username": "trainer", "deadline_seconds": 2.0}
-    check(**options, password_environment="FILMS_PASSWORD")
-    with open_storage("redis", TABLE, **options, password_environment="FILMS_PASSWORD") as storage:
+    guard(own_server, "trainer", permissions("trainer"))
+    options = {
+        "url": own_server.url,
+        "username": "trainer",
+        "password_environment": password,
+        "deadline_seconds": 2.0,
+    }
+    check(**options)
+    check(**options, database=1)
+    with open_storage("redis", TABLE, **options) as storage:
         assert sum(len(chunk) for chunk in storage.scan()) == len(KEYS)
         assert storage.memory_bytes > 0
         assert storage.erase(KEYS[:3]) == 3
         storage.clear()
+    # A part of a table, whose buckets other ranks share.
+    shard = ShardMap.balanced(3).shard_of(1)
+    with open_storage("redis", TABLE, shard=shard, **options) as storage:
+        storage.upsert(KEYS, ROWS)
+        assert 0 < storage.size < len(KEYS)
+        storage.clear()
+        assert storage.size == 0
+
+
+def test_a_job_with_the_documented_permissions_saves_loads_and_resumes(
+    own_server: RedisServer, password: str, tmp_path: Path
+) -> None:
+    guard(own_server, "trainer", permissions("trainer"))
+    options = {"url": own_server.url, "username": "trainer", "password_environment": password}
+    choice = StorageChoice("redis", options)
+    with StepContainer() as container:
+        container.declare(TABLE, choice)
+        container.storage("films").upsert(KEYS, ROWS)
+        container.save(str(tmp_path / "one"))
+        container.storage("films").upsert(KEYS, ROWS[::-1].copy())
+        container.load(str(tmp_path / "one"))
+        assert (container.storage("films").find(KEYS).rows == ROWS).all()
+    with StepContainer() as container:
+        container.declare(TABLE, choice)
+        assert (container.lookup("films", KEYS, is_registered=False).rows == ROWS).all()
+
+
+@pytest.mark.parametrize("database", [0, 1])
+def test_ranks_meet_with_the_documented_permissions(
+    own_server: RedisServer, password: str, database: int
+) -> None:
+    guard(own_server, "meeting", permissions("meeting"))
+    options = RedisRendezvousOptions(
+        url=f"{own_server.url}/{database}",
+        username="meeting",
+        password_environment=password,
+        world_size=1,
+        deadline_seconds=2.0,
+    )
+    with closing(RedisRendezvous(options)) as rendezvous:
+        rendezvous.set("run", b"1")
+        assert rendezvous.get("run", 1.0) == b"1"
+
+
+def test_a_cluster_serves_users_with_the_documented_permissions(password: str) -> None:
+    with RedisCluster(3) as nodes:
+        for node in nodes.servers:
+            for user in ("trainer", "meeting"):
+                node.ask("ACL", "SETUSER", user, "on", f">{SECRET}", *permissions(user))
+        for node in nodes.servers:
+            node.ask("ACL", "SETUSER", "default", "off")
+        check(url=nodes.url, username="trainer", password_environment=password)
+        options = RedisRendezvousOptions(
+            url=nodes.url, username="meeting", password_environment=password, world_size=1
+        )
+        with closing(RedisRendezvous(options)) as rendezvous:
+            rendezvous.set("run", b"1")
+            assert rendezvous.get("run", 1.0) == b"1"
 
 
 @pytest.mark.parametrize("missing", ["hset", "client|kill", "client|info"])
 def test_a_permission_that_is_missing_is_named(
-    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch, missing: str
+    own_server: RedisServer, password: str, missing: str
 ) -> None:
     """Also those that only a retry needs, before one does."""
-    permissions = PERMISSIONS.replace(f"+{missing}", "").split()
-    own_server.ask("ACL", "SETUSER", "trainer", "on", f">{SECRET}", *permissions)
-    monkeypatch.setenv("FILMS_PASSWORD", SECRET)
+    guard(own_server, "trainer", [each for each in permissions("trainer") if each != f"+{missing}"])
     start = time.monotonic()
     with pytest.raises(StorageIOError, match=rf"permission.*'{re.escape(missing)}'") as refused:
-        check(url=own_server.url, username="trainer", password_environment="FILMS_PASSWORD")
+        check(url=own_server.url, username="trainer", password_environment=password)
     assert time.monotonic() - start < 2, "what is refused is not tried again and again"
     assert SECRET not in str(refused.value)
 
@@ -153,6 +234,19 @@ def test_a_failover_is_followed() -> None:
             assert (storage.find(KEYS).rows == ROWS[::-1]).all()
         address = watched.sentinel.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", watched.service)
         assert int(address[1]) == watched.replica.port
+
+
+def test_a_silent_sentinel_does_not_hide_the_other_one() -> None:
+    """It accepts and says nothing, as a stopped machine does."""
+    with RedisSentinel() as watched, socket.create_server(("127.0.0.1", 0)) as silent:
+        hosts = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{watched.sentinel.port}"
+        url = f"redis+sentinel://{hosts}/{watched.service}"
+        with open_storage("redis", TABLE, url=url, deadline_seconds=3.0) as storage:
+            storage.upsert(KEYS, ROWS)
+            client = storage._client  # type: ignore[attr-defined]
+            start = time.monotonic()
+            client.topology.refresh(Deadline(3.0))
+            assert time.monotonic() - start < 0.5, "the one that answered is asked first"
 
 
 def test_slots_that_move_are_followed(cluster: RedisCluster, new_prefix: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -11,12 +12,12 @@ import pytest
 
 from sparring import StepContainer, Storage, TableConfig, open_storage
 from sparring.collective.local import LocalGroup
-from sparring.errors import InvalidArgumentError
+from sparring.errors import DeadlineError, InvalidArgumentError, StorageIOError
 from sparring.kernels import partition
 from sparring.rendezvous import ShardMap
 from sparring.step import StorageChoice
 from sparring.testing.thread_rendezvous import ThreadRendezvous
-from sparring_redis.testing import RedisCluster, RedisServer
+from sparring_redis.testing import Fault, FaultProxy, RedisCluster, RedisServer
 
 TABLE = TableConfig("item", 4)
 KEYS = np.arange(-2_000, 2_000, dtype=np.int64)
@@ -146,3 +147,54 @@ def test_a_replicated_table_is_refused_on_many_ranks(
     with StepContainer() as container:
         container.declare(table, choice)
         assert container.storage("item").size == 0
+
+
+@pytest.mark.parametrize("call", ["size", "clear", "open"])
+def test_a_slow_server_does_not_draw_out_a_call_of_many_commands(
+    server: RedisServer, new_prefix: Callable[[], str], call: str
+) -> None:
+    """Each answer comes within the deadline; all of them do not."""
+    keys = np.arange(100_000)
+    shard = ShardMap.balanced(2).shard_of(0)
+    options = {"prefix": new_prefix(), "num_buckets": 1, "deadline_seconds": 0.5}
+    table = TableConfig("item", 1)
+    with FaultProxy(server.port) as proxy:
+        storage = open_storage("redis", table, shard=shard, url=proxy.url, **options)
+        storage.upsert(keys, np.ones((len(keys), 1), np.float32))
+        proxy.arm(Fault(delay_seconds=0.2), 100)
+        options["prefix"] = new_prefix()
+        calls = {
+            "size": lambda: storage.size,
+            "clear": storage.clear,
+            "open": lambda: open_storage("redis", table, url=proxy.url, **options),
+        }
+        start = time.monotonic()
+        with pytest.raises((DeadlineError, StorageIOError)):
+            calls[call]()
+        assert time.monotonic() - start < 0.9
+        proxy.arm(Fault())
+        storage.close()
+
+
+def test_a_walk_gets_time_for_the_rows_that_it_must_read(
+    server: RedisServer, new_prefix: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparring_redis.backend._ROWS_IN_A_DEADLINE", 20_000)
+    keys = np.arange(100_000)
+    shard = ShardMap.balanced(2).shard_of(0)
+    with (
+        FaultProxy(server.port) as proxy,
+        open_storage(
+            "redis",
+            TableConfig("item", 1),
+            shard=shard,
+            url=proxy.url,
+            prefix=new_prefix(),
+            num_buckets=1,
+            deadline_seconds=0.5,
+        ) as storage,
+    ):
+        storage.upsert(keys, np.ones((len(keys), 1), np.float32))
+        proxy.arm(Fault(delay_seconds=0.1), 100)
+        owners = ShardMap.balanced(2).owners[partition(keys)]
+        assert storage.size == (owners == 0).sum()

@@ -73,15 +73,44 @@ def test_what_a_run_may_not_train_on_is_mended_by_resuming(
     folder = tmp_path / "rows"
     given = [f"data.path={made_ratings(tmp_path)}", "data.batch_size=100", "training.epochs=2"]
     expected = trained("movielens.yaml", *given)
-    given += [f"storage.options.path={folder}", f"snapshots.url={tmp_path / 'saved'}"]
-    trained("rocksdb.yaml", *given, "training.steps=9")
+    given.append(f"storage.options.path={folder}")
+    saved = f"snapshots.url={tmp_path / 'saved'}"
+    trained("rocksdb.yaml", *given, saved, "training.steps=9")
     name, text, message = NOTES[kind]
     table = TableConfig("user", 33, state_width=33, state_method="adagrad")
     with open_storage("rocksdb", table, path=str(folder)) as storage:
         storage.write_note(name, text)
-    assert main(["train", str(ROOT / "configs/rocksdb.yaml"), *given, "snapshots.at_end=false"])
+    assert main(["train", str(ROOT / "configs/rocksdb.yaml"), *given])
     assert message in capsys.readouterr().err
-    assert trained("rocksdb.yaml", *given, "--resume") == expected
+    assert trained("rocksdb.yaml", *given, saved, "--resume") == expected
+
+
+def test_a_resume_that_is_refused_leaves_rows_as_they_are(
+    tmp_path: Path, trained: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, saved = tmp_path / "rows", f"snapshots.url={tmp_path / 'saved'}"
+    given = [f"data.path={made_ratings(tmp_path)}", "data.batch_size=100"]
+    given += [f"storage.options.path={folder}", "training.epochs=2"]
+
+    def rows() -> dict[int, bytes]:
+        table = TableConfig("user", 33, state_width=33, state_method="adagrad")
+        with open_storage("rocksdb", table, path=str(folder)) as storage:
+            return {
+                int(key): row.tobytes()
+                for chunk in storage.scan()
+                for key, row in zip(chunk.keys, chunk.rows, strict=True)
+            }
+
+    trained("rocksdb.yaml", *given, saved, "training.steps=9")
+    # The rows go on beyond the snapshot, so that loading it would change them.
+    trained("rocksdb.yaml", *given, "training.steps=20")
+    before = rows()
+    command = ["train", str(ROOT / "configs/rocksdb.yaml"), *given, saved, "--resume"]
+    assert main([*command, "seed=2"]) == 2
+    assert "seed: 1, this one has 2" in capsys.readouterr().err
+    assert rows() == before
+    assert main([*command, "training.steps=9"]) == 0
+    assert rows() != before
 
 
 def test_movielens_is_learnt_as_with_a_table_in_memory(

@@ -28,8 +28,8 @@ __all__ = ["LateArray", "LateDevice", "LateKernels"]
 
 _LONGEST_SECONDS = 0.003
 
-_IO = 6
-"""SPARRING_IO of ``storage_abi.h``."""
+_DEVICE_LOST = 11
+"""SPARRING_DEVICE_LOST of ``storage_abi.h``."""
 
 
 class _Error(ctypes.Structure):
@@ -177,7 +177,7 @@ class LateDevice:
         def call(_self: Any, arguments: Any) -> int:
             if self.lost is not None:
                 arguments.contents.error.message = self.lost
-                return _IO
+                return _DEVICE_LOST
             function(arguments.contents)
             return 0
 

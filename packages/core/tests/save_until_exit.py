@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from sparring import StepContainer, TableConfig, events
-from sparring.step import StorageChoice
+from sparring.step import SaveOptions, StorageChoice
 from sparring.testing.faulty_disk import faulty_disk
 
 TABLES = [TableConfig(name, 4) for name in ("item", "user", "tag", "day", "zone")]
@@ -52,11 +52,14 @@ def main(folder: Path, way: str, is_closed: bool) -> None:
     fill(container, 1)
     container.save(str(folder / "one"))
     fill(container, 2)
+    # A save is given what its options say, not what other work is given.
+    container.events.deadline_seconds = events.EXIT_SECONDS = 0.1
+    options = SaveOptions()
     if way == "too slow":
         global sync_seconds
-        sync_seconds, container.events.deadline_seconds, events.EXIT_SECONDS = 60.0, 0.2, 0.2
+        sync_seconds, options = 60.0, SaveOptions(deadline_seconds=0.2)
     disk.__enter__()
-    container.save(str(folder / "two"), blocking=False)
+    container.save(str(folder / "two"), blocking=False, options=options)
     begun.wait(10)
     fill(container, 3)
     if is_closed:

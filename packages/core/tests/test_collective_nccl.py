@@ -269,6 +269,18 @@ def test_a_refused_communicator_is_an_error_of_the_start(gpus: FakeGpus) -> None
         gpus.library.fake_refuse(b"", 0)
 
 
+def test_a_rank_that_is_shown_its_own_gpu_alone_uses_it(gpus: FakeGpus) -> None:
+    """By its number on the machine it would ask for one that it does not see."""
+    gpus.library.fake_show_devices(1)
+    try:
+        assert gpus.cuda.retain_context(3) == gpus.cuda.retain_context(0)
+        gpus.library.fake_show_devices(2)
+        with pytest.raises(DeviceError, match="cuDeviceGet"):
+            gpus.cuda.retain_context(3)
+    finally:
+        gpus.library.fake_show_devices(8)
+
+
 def test_wrong_device_buffers_are_refused(gpus: FakeGpus) -> None:
     def body(collective: NcclCollective) -> None:
         with pytest.raises(InvalidArgumentError, match="C-contiguous"):
@@ -341,6 +353,9 @@ def test_with_a_driver_and_no_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) ->
 def test_where_all_is_there_it_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     class Driver(NoGpu):
         def cuInit(self, flags: int) -> int:
+            return 0
+
+        def cuDeviceGetCount(self, count: Any) -> int:
             return 0
 
         def cuDeviceGet(self, number: Any, device: int) -> int:

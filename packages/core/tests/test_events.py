@@ -230,6 +230,32 @@ def test_close_reports_a_failure_that_nobody_checked() -> None:
         other.submit(fail, name="in block")
 
 
+def test_close_waits_longer_for_work_that_was_given_longer() -> None:
+    gate = threading.Event()
+    with EventLoop() as loop:
+        loop.submit(lambda: gate.wait(WAIT), closing_seconds=WAIT)
+        threading.Timer(0.3, gate.set).start()
+        loop.close(0.05)
+        assert gate.is_set()
+
+
+@pytest.mark.parametrize("error", [DeadlineError("too late; wait longer"), ValueError("odd")])
+def test_errors_that_say_all_are_logged_without_a_trace(
+    error: Exception, loop: EventLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> None:
+        raise error
+
+    loop.submit(fails, name="last save")
+    loop.drain()
+    (record,) = caplog.records
+    assert "'last save' failed" in record.getMessage()
+    assert str(error) in record.getMessage()
+    assert bool(record.exc_info) == isinstance(error, ValueError)
+    with pytest.raises(BackgroundError):
+        loop.check()
+
+
 def test_close_gives_up_at_its_deadline_and_cancels_coroutines() -> None:
     gate = threading.Event()
     has_begun = threading.Event()

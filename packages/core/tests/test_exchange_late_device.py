@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sparring import Columns, ResourceManager, TableConfig, kernels, open_storage
-from sparring.collective import Collective, LocalGroup
+from sparring.collective import Collective, LocalGroup, Work
 from sparring.collective.local import LocalCollective
 from sparring.exchange import (
     DevicePullRequest,
@@ -34,6 +34,10 @@ class DirectCollective(LocalCollective):
     """Takes the device's memory, which is the host's."""
 
     devices = ("cpu", "late")
+
+    def _receive_impl(self, buffer: Any, source: int, tag: int) -> Work:
+        # Whoever fills it does so at once, and on no stream.
+        return super()._receive_impl(buffer.view(np.ndarray), source, tag)
 
 
 def run_ranks(world_size: int, is_direct: bool, body: Callable[[Collective], Any]) -> list[Any]:

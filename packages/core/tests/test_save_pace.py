@@ -172,7 +172,7 @@ def test_old_rows_of_a_table_whose_turn_has_not_come_are_written_before_room_run
         saved.append(SavingTable(description, watch.frozen, watch, False))
     url = str(tmp_path / "step-1")
     writer = SnapshotWriter(url, step=1)
-    rows = Saver(url, 1, None, writer, saved, {}, budget, None, 0.0, spared).run().rows
+    rows = Saver(url, 1, None, writer, saved, {}, budget, None, [], 0.0, spared, 60.0).run().rows
     assert rows == {"large": 6000, "changed": 3000}
     assert budget.num_rows == 3000, "all rows of a table changed before its turn"
     assert spared.waits == 0

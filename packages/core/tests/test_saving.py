@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,7 @@ from sparring.errors import (
     StorageIOError,
 )
 from sparring.events import BackgroundError
+from sparring.saving.freezing import FrozenTable
 from sparring.saving.requests import State
 from sparring.saving.saves import SaveOptions
 from sparring.snapshot import SnapshotWriter, open_snapshot
@@ -111,8 +116,6 @@ def stack(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
 def test_a_training_goes_on_from_a_snapshot_as_if_it_had_never_stopped(
     stack: tuple[str, dict[str, Any]], tmp_path: Path
 ) -> None:
-    if stack == STACKS[-1]:
-        pytest.skip("memory breaks ties of scores by order of arrival, which is not saved")
     url = str(tmp_path / "step-5")
     with make(stack[0], **stack[1]) as container:
         for number in range(5):
@@ -152,6 +155,34 @@ def test_what_is_saved_beside_steps_is_one_step_of_all_tables(
         with make(stack[0], **stack[1]) as container:
             container.load(url)
             assert contents(container) == expected
+
+
+def test_steps_wait_for_a_save_that_holds_as_many_old_rows_as_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, chunks = threading.Event(), FrozenTable.chunks
+
+    def after_the_gate(frozen: FrozenTable, pause: Any) -> Iterator[Any]:
+        assert gate.wait(30)
+        yield from chunks(frozen, pause)
+
+    monkeypatch.setattr(FrozenTable, "chunks", after_the_gate)
+    with make("memory") as container:
+        for number in range(3):
+            step(container, number)
+        saved = contents(container)
+        options = SaveOptions(kept_bytes=1)
+        task = container.save(str(tmp_path / "a"), blocking=False, options=options)
+        step(container, 3)  # fills the room
+        assert not gate.is_set()
+        threading.Timer(0.3, gate.set).start()
+        step(container, 4)
+        assert gate.is_set()
+        task.result(30)
+        container.saves.join()
+        assert container.saves.counters.wait_seconds > 0.1
+        container.load(str(tmp_path / "a"))
+        assert contents(container) == saved
 
 
 def test_saving_changes_nothing_of_the_training(tmp_path: Path) -> None:
@@ -434,3 +465,62 @@ def test_other_tables_are_refused_before_anything_changes(tmp_path: Path) -> Non
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("sparring.saving.freezing._GROUP_BYTES", 1 << 11)
     return
+
+
+def test_a_child_that_is_forked_amid_a_save_leaves_it_to_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_amid, may_go_on, write = threading.Event(), threading.Event(), SnapshotWriter.write_table
+
+    def waiting(writer: SnapshotWriter, *arguments: Any) -> Any:
+        is_amid.set()
+        assert may_go_on.wait(20)
+        return write(writer, *arguments)
+
+    monkeypatch.setattr(SnapshotWriter, "write_table", waiting)
+    with make("memory") as container:
+        for number in range(3):
+            step(container, number)
+        saving = container.save(str(tmp_path / "a"), blocking=False)
+        assert is_amid.wait(20)
+        child = os.fork()
+        if not child:
+            signal.alarm(10)  # ends a child that hangs
+            try:
+                step(container, 3)
+                container.saves.join(1.0)
+                may_go_on.set()
+                container.save(str(tmp_path / "b"))
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        may_go_on.set()
+        assert saving.result(20).step == 3
+    assert [open_snapshot(str(tmp_path / name)).step for name in "ab"] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"deadline_seconds": 0},
+        {"deadline_seconds": -1.0},
+        {"deadline_seconds": float("nan")},
+        {"deadline_seconds": float("inf")},
+        {"deadline_seconds": "soon"},
+        {"kept_bytes": 0},
+        {"kept_bytes": "all"},
+        {"share": float("nan")},
+        {"share": True},
+    ],
+)
+def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
+        SaveOptions(**wrong)
+
+
+def test_a_state_that_is_none_is_refused(tmp_path: Path) -> None:
+    with StepContainer() as container, pytest.raises(InvalidArgumentError, match=r"State.*int"):
+        container.save(str(tmp_path / "a"), states={"a": 1})  # type: ignore[dict-item]
+    assert not list(tmp_path.iterdir())

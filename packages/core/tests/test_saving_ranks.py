@@ -17,13 +17,14 @@ from sparring.events import BackgroundError
 from sparring.rendezvous import ShardMap, SingleRendezvous
 from sparring.saving.requests import State
 from sparring.saving.saves import SaveOptions
-from sparring.snapshot import SnapshotWriter, list_snapshots, open_snapshot
+from sparring.snapshot import SnapshotWriter, list_snapshots, local_place, open_snapshot
 from sparring.snapshot.local_place import LocalPlace
 from sparring.step import StorageChoice
 from sparring.storage import Storage
 from sparring.updates import MethodChoice, resolve_method
 from sparring.updates.resolving import hyper_from
 
+from .snapshot_samples import make_chunk, save, small_files
 from .test_collective import run_ranks
 
 METHOD = resolve_method("adagrad")
@@ -394,3 +395,30 @@ def test_a_rank_that_cannot_load_stops_all_before_anything_changes(tmp_path: Pat
     errors = run_ranks(2, body)
     assert "nothing was changed: rank 1 failed" in errors[0]
     assert "no table 'more'" in errors[1]
+
+
+def test_ranks_that_load_read_what_they_own_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S4"""
+    saved = save(tmp_path, 1, make_chunk(range(20_000)), options=small_files(num_ranges=8))
+    num_bytes = sum(each.size_bytes for each in saved.files("item", "rows"))
+    found: list[int] = []
+    read = local_place._read_into
+
+    def counting(descriptor: int, offset: int, buffer: memoryview) -> None:
+        found.append(len(buffer))
+        read(descriptor, offset, buffer)
+
+    monkeypatch.setattr(local_place, "_read_into", counting)
+
+    def body(collective: Collective) -> int:
+        owners = ShardMap.balanced(collective.world_size)
+        with StepContainer(collective=collective, rendezvous=Job(owners)) as container:
+            container.declare(TableConfig("item", 4), StorageChoice("memory"))
+            container.set_state("item", np.zeros(1, np.float32), "rowwise_adagrad")
+            return container.load(saved.url, tables=["item"]).rows["item"]
+
+    assert sum(run_ranks(4, body)) == 20_000
+    # All ranks together read each file once, and each of them the manifest.
+    assert num_bytes <= sum(found) < 1.5 * num_bytes

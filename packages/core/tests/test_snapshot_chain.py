@@ -167,6 +167,52 @@ def test_retention_keeps_what_is_asked_for_and_every_base_of_it(
     assert retain(tmp_path / "nowhere", 2) == []
 
 
+def test_retention_keeps_what_was_just_saved_beside_snapshots_of_higher_steps(
+    tmp_path: Path,
+) -> None:
+    """S11"""
+    of_others = [save(tmp_path, step, make_chunk(range(5))) for step in (20, 22)]
+    mine = []
+    for step in (4, 8):
+        base = mine[-1].url if mine else None
+        mine.append(save(tmp_path, step, make_chunk(range(step)), base=base))
+        retain(tmp_path, 2, newest=[each.url for each in mine])
+        assert len(rows_by_key(open_snapshot(mine[-1].url))) == step
+    # The two newest are one chain: another one is kept beside it.
+    assert list_snapshots(tmp_path) == [mine[0].url, mine[1].url, of_others[1].url]
+    # What lies elsewhere has no say here, whatever it is called.
+    elsewhere = save(tmp_path / "elsewhere", 4, make_chunk(range(5)))
+    more = [save(tmp_path, step, make_chunk(range(5))) for step in (23, 24)]
+    retain(tmp_path, 2, newest=[elsewhere.url])
+    assert list_snapshots(tmp_path) == [each.url for each in more]
+
+
+def test_no_single_file_takes_all_kept_snapshots_away(tmp_path: Path) -> None:
+    """S11"""
+    url = None
+    for step in range(1, 21):
+        is_full = step % 6 == 1
+        newest = save(tmp_path, step, make_chunk(range(5)), base=None if is_full else url)
+        url = newest.url
+        retain(tmp_path, 3)
+        if step < 7:
+            continue
+        for damaged in tmp_path.glob("*/rows.*"):
+            data = damaged.read_bytes()
+            damaged.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+            assert any(open_snapshot(each).verify().is_sound for each in list_snapshots(tmp_path))
+            damaged.write_bytes(data)
+    assert [open_snapshot(each).step for each in list_snapshots(tmp_path)] == [13, *range(14, 21)]
+
+
+def test_damaged_snapshots_are_neither_counted_nor_removed(tmp_path: Path) -> None:
+    """S11"""
+    made = [save(tmp_path, step, make_chunk(range(5))) for step in range(1, 6)]
+    over = save(tmp_path, 6, make_chunk(range(3)), base=made[-1].url)
+    assert retain(tmp_path, 2, damaged=[made[-1].url]) == [made[1].url, made[0].url]
+    assert list_snapshots(tmp_path) == [each.url for each in (*made[2:], over)]
+
+
 def test_retention_removes_dead_attempts_and_counts_no_damaged_snapshot(tmp_path: Path) -> None:
     for step in range(1, 5):
         save(tmp_path, step, make_chunk(range(5)))

@@ -211,6 +211,58 @@ def test_damage_is_found(root: str) -> None:
         rows_by_key(snapshot)
 
 
+@pytest.mark.parametrize("url", ["", "file://", "://x", "memory://"])
+def test_an_empty_path_is_not_the_current_folder(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    calls = (open_place, list_snapshots, open_snapshot, SnapshotWriter, lambda _: retain(url, 2))
+    for call in calls:
+        with pytest.raises(InvalidArgumentError, match="names no folder"):
+            call(url) if call is not SnapshotWriter else SnapshotWriter(url, step=1)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("ftp:///x", InvalidArgumentError),
+        ("reference://x", InvalidArgumentError),
+        ("dir://x", InvalidArgumentError),
+        ("ftp://127.0.0.1:1/x", SnapshotIOError),
+        ("zip://x", SnapshotIOError),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_file_system_that_cannot_be_opened_is_told_of_with_its_url(
+    url: str, expected: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for call in (list_snapshots, lambda _: open_snapshot(f"{url}/a")):
+        with pytest.raises(expected, match=url):
+            call(url)
+
+
+def test_what_a_client_raises_of_its_own_is_an_error_of_the_file_system(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class ClientError(Exception):
+        pass
+
+    def fails(*_: object, **__: object) -> None:
+        raise ClientError("slow down")
+
+    snapshot = save(root, 1, make_chunk(range(5)))
+    for name in ("pipe_file", "open", "makedirs"):
+        with monkeypatch.context() as patched:
+            patched.setattr(MemoryFileSystem, name, fails)
+            with pytest.raises(SnapshotIOError, match="ClientError: slow down"):
+                save(root, 2, make_chunk(range(5)))
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", fails)
+    with pytest.raises(SnapshotIOError, match="ClientError: slow down"):
+        rows_by_key(snapshot)
+
+
 def test_a_file_system_that_nobody_knows_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="no file system for nowhere://a"):
         SnapshotWriter("nowhere://a/b", step=1)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from sparring import _native
-from sparring.errors import ClosedError, DeadlineError, DeviceError
+from sparring.errors import ClosedError, DeadlineError, DeviceLostError
 
 from .late_device import LateDevice
 from .test_execution import exit_status_of_child
@@ -92,9 +92,9 @@ def test_a_device_that_is_lost_while_somebody_waits_is_named() -> None:
         task = stream.reached()
         assert not task.done()
         device.lost = b"unspecified launch failure"
-        with pytest.raises(DeviceError, match=r"late:0: .* unspecified launch failure"):
+        with pytest.raises(DeviceLostError, match=r"late:0: .* unspecified launch failure"):
             task.result(20.0)
-        with pytest.raises(DeviceError, match="unspecified launch failure"):
+        with pytest.raises(DeviceLostError, match="unspecified launch failure"):
             stream.reached().result(20.0)
         device.lost = None
     assert _native.num_stream_waits() == 0

@@ -16,13 +16,14 @@ tf = pytest.importorskip(
 
 import keras
 
-from sparring.errors import DataError, InvalidArgumentError, UnsupportedError
+from sparring.errors import DataError, InvalidArgumentError, SnapshotError, UnsupportedError
 from sparring_tf import (
     Embedding,
     EmbeddingCollection,
     FeatureConfig,
     Optimizer,
     TableConfig,
+    checkpoint_files,
     saved_rows,
 )
 from sparring_tf.anchors import Anchor
@@ -125,7 +126,7 @@ def test_a_checkpoint_without_rows_is_refused_and_changes_nothing(
         patched.delattr(Anchor, "_serialize_to_tensors")
         path = checkpoint_of(model).save(str(tmp_path / "checkpoint"))
     before = trained(model, 1)
-    with pytest.raises(tf.errors.NotFoundError, match="SPARRING_"):
+    with pytest.raises(DataError, match=r"has no rows of table 'rows': it lacks .*SPARRING_KEYS"):
         checkpoint_of(model).restore(path)
     assert np.array_equal(model.predict(IDS, verbose=0), before)
     assert int(model.optimizer.iterations) == 1
@@ -158,8 +159,10 @@ def test_what_a_checkpoint_cannot_hold_is_refused(
     options = tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)
     with pytest.raises(UnsupportedError, match="asynchronously"):
         checkpoint.save(path, options)
-    monkeypatch.setattr(saved_rows, "MOST_BYTES", 100)
-    with pytest.raises(UnsupportedError, match=r"a checkpoint holds up to 100; .*container\.save"):
+    monkeypatch.setattr(model.layers[0].agent.container.collective, "world_size", 2)
+    with pytest.raises(
+        UnsupportedError, match=r"lie on 2 ranks, and a checkpoint .*container\.save"
+    ):
         checkpoint.save(path)
     assert not list(tmp_path.glob("checkpoint*"))
 
@@ -180,3 +183,96 @@ def test_damaged_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(DataError, match="damaged"):
         checkpoint.restore(path)
     assert np.array_equal(model.predict(IDS, verbose=0), before)
+
+
+@pytest.fixture
+def few_bytes_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved_rows, "MOST_BYTES", 100)
+
+
+@pytest.mark.usefixtures("few_bytes_inside")
+def test_rows_too_many_for_a_checkpoint_lie_in_a_snapshot_beside_it(tmp_path: Path) -> None:
+    model = model_of()
+    before = trained(model, 2)
+    path = checkpoint_of(model).save(str(tmp_path / "checkpoint"))
+    assert path.endswith("checkpoint-1")
+    assert names_in(tmp_path / "checkpoint-1.checkpoint.rows") == ["save-000001.0"]
+    after = trained(model, 2)
+    moved = tmp_path.with_name(f"{tmp_path.name}-moved")
+    tmp_path.rename(moved)
+    other = model_of()
+    other.fit(IDS + 5, TARGETS, verbose=0)
+    path = str(moved / "checkpoint-1")
+    checkpoint_of(other).restore(path).assert_consumed()
+    assert np.array_equal(other.predict(IDS, verbose=0), before)
+    np.testing.assert_allclose(trained(other, 2), after, atol=1e-6)
+
+
+@pytest.mark.usefixtures("few_bytes_inside")
+def test_a_layer_that_is_made_after_restore_finds_the_rows_beside(tmp_path: Path) -> None:
+    model = model_of()
+    before = trained(model, 1)
+
+    class Holder(tf.Module):  # type: ignore[misc,unused-ignore]
+        pass
+
+    holder, later = Holder(), Holder()
+    holder.model = model
+    path = tf.train.Checkpoint(held=holder).save(str(tmp_path / "checkpoint"))
+    tf.train.Checkpoint(held=later).restore(path)
+    other = model_of()
+    later.model = other
+    assert np.array_equal(other.predict(IDS, verbose=0), before)
+
+
+@pytest.mark.usefixtures("few_bytes_inside")
+@pytest.mark.parametrize("breaking", ["no rows", "rows of another"])
+def test_a_checkpoint_without_the_rows_beside_it_is_refused_and_changes_nothing(
+    breaking: str, tmp_path: Path
+) -> None:
+    model = model_of()
+    trained(model, 1)
+    path = Path(checkpoint_of(model).save(str(tmp_path / "first" / "checkpoint")))
+    before = trained(model, 1)
+    rows = Path(f"{path}.checkpoint.rows")
+    rows.rename(tmp_path / "elsewhere")
+    message = rf"expected at {rows}/save-000001\.0; there is none"
+    if breaking == "rows of another":
+        checkpoint_of(model).write(str(tmp_path / "second"))
+        (tmp_path / "second.checkpoint.rows").rename(rows)
+        message = "which is another one"
+    with pytest.raises(SnapshotError, match=message) as caught:
+        checkpoint_of(model).restore(str(path))
+    assert type(caught.value) is SnapshotError
+    assert np.array_equal(model.predict(IDS, verbose=0), before)
+    assert int(model.optimizer.iterations) == 2
+
+
+@pytest.mark.usefixtures("few_bytes_inside")
+def test_rows_go_with_their_checkpoints_and_serve_all_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = [TableConfig(name=name, embedding_dim=4, combiner="sum") for name in "abc"]
+    features = {each.name: FeatureConfig(name=each.name, table=each) for each in tables}
+    layer = EmbeddingCollection(features, storage="memory")
+    Optimizer(layer, "sgd")
+    container = layer.agent.container
+    for each in tables:
+        container.storage(each.name).upsert(IDS, np.ones((len(IDS), 4), np.float32))
+    monkeypatch.setattr(checkpoint_files, "_ORPHAN_SECONDS", -1.0)
+    checkpoint = tf.train.Checkpoint(layer=layer)
+    manager = tf.train.CheckpointManager(checkpoint, str(tmp_path), max_to_keep=1)
+    for _ in range(3):
+        path = manager.save()
+    # That of the second save is gone with the next one.
+    assert names_in(tmp_path, "*.rows") == ["ckpt-2.checkpoint.rows", "ckpt-3.checkpoint.rows"]
+    assert names_in(Path(f"{path}.checkpoint.rows")) == ["save-000001.0"]
+    for _ in range(3):
+        checkpoint.write(path)
+    assert names_in(Path(f"{path}.checkpoint.rows")) == ["save-000003.0", "save-000004.0"]
+    checkpoint.read(path).assert_consumed()
+    assert layer.num_rows() == dict.fromkeys("abc", len(IDS))
+
+
+def names_in(folder: Path, pattern: str = "*") -> list[str]:
+    return sorted(each.name for each in folder.glob(pattern))

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 
 tf = pytest.importorskip(
@@ -95,11 +94,3 @@ class TestGraph(FrameworkTests):
     @pytest.fixture
     def make_model(self) -> MakeModel:
         return partial(Model, is_graph=True)
-
-
-def test_rows_are_read_without_a_lock_of_python_where_the_storage_is_native() -> None:
-    pytest.importorskip("sparring_hkv")
-    layer = Embedding(4, storage="hkv")
-    Optimizer(layer, "sgd", learning_rate=1.0)
-    assert layer.agent.container.storage("embedding").capabilities.native
-    assert np.isfinite(layer(tf.constant([1, 2], tf.int64)).numpy()).all()

@@ -166,9 +166,13 @@ def test_state_comes_back_and_another_model_is_refused(tmp_path: Path) -> None:
         optimizer.apply(tape.gradient(loss, variables), variables)
         state = sparring_tf.gather_state(model=model, optimizer=optimizer)
         kept = [each.numpy() for each in model.layers[-1].trainable_variables]
-        for each in model.layers[-1].trainable_variables:
+        moments = [each.numpy() for each in optimizer.dense.variables]
+        for each in (*model.layers[-1].trainable_variables, *optimizer.variables):
             each.assign(tf.zeros_like(each))
         sparring_tf.restore_state(state, model=model, optimizer=optimizer)
+        for each, value in zip(optimizer.dense.variables, moments, strict=True):
+            assert np.array_equal(each.numpy(), value)
+        assert any(each.any() for each in moments if each.ndim)
         for each, value in zip(model.layers[-1].trainable_variables, kept, strict=True):
             assert np.array_equal(each.numpy(), value)
             assert value.any()

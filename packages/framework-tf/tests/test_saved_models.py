@@ -35,6 +35,7 @@ from sparring_tf import (
     Optimizer,
     TableConfig,
     opened_tables,
+    saved_rows,
 )
 from sparring_tf.opened_tables import num_opened
 from sparring_tf.saved_model_rows import rows_as_assets
@@ -115,8 +116,20 @@ def test_a_fresh_process_serves_what_was_exported(way: str, imports: str, tmp_pa
     assert np.array_equal(np.load(files[2]), predicted(model))
 
 
-def test_the_assets_are_snapshots_of_the_embeddings(tmp_path: Path) -> None:
+@pytest.mark.parametrize("most_bytes_inside", [100, 1 << 30])
+def test_the_assets_are_snapshots_of_the_embeddings(
+    most_bytes_inside: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved_rows, "MOST_BYTES", most_bytes_inside)
     trained_model().export(str(tmp_path / "exported"), verbose=False)
+    # And nothing else has rows.
+    variables = tmp_path / "exported/variables"
+    assert sorted(each.name.partition(".")[2] for each in variables.iterdir()) == [
+        "data-00000-of-00001",
+        "index",
+    ]
+    names = tf.train.load_checkpoint(str(variables / "variables")).get_variable_to_shape_map()
+    assert not [each for each in names if "SPARRING" in each]
     found = {}
     for name in ("manifest.json", "manifest.1.json"):
         snapshot = open_snapshot(tmp_path / "exported/assets" / name)

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from sparring.testing.devices import named_device, why_unavailable
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -36,6 +38,18 @@ def place(table_device: str) -> Iterator[Place]:
         return
     with where.device:
         yield where
+
+
+@pytest.fixture
+def gpu() -> torch.device:
+    """The GPU that the environment names."""
+    name = named_device()
+    if not name.startswith("cuda"):
+        pytest.skip("SPARRING_TEST_DEVICE names no GPU")
+    reason = why_unavailable(name)
+    if reason is not None:
+        pytest.skip(reason)
+    return torch.device(name)
 
 
 @pytest.fixture(autouse=True)

@@ -119,11 +119,12 @@ def test_a_batch_without_examples_or_ids(place: Any) -> None:
 
 def test_whole_floats_are_ids_and_others_are_refused_by_feature(place: Any) -> None:
     ebc = EmbeddingBagCollection(tables=[USERS], **place.table)
-    out = ebc(KeyedJaggedTensor(["user"], torch.Tensor([5]), lengths=[1]))
+    # torch.Tensor is the CPU's, whatever torch's default device is.
+    out = ebc(KeyedJaggedTensor(["user"], torch.Tensor([5]).to(place.device), lengths=[1]))
     torch.testing.assert_close(out["user"], initial("users", 2, [5]))
     optimizer = Optimizer(ebc, torch.optim.SGD, lr=1.0)
     with pytest.raises(InvalidArgumentError, match=r"feature 'user': 5\.5 at position 0"):
-        ebc(KeyedJaggedTensor(["user"], torch.Tensor([5.5]), lengths=[1]))
+        ebc(KeyedJaggedTensor(["user"], torch.Tensor([5.5]).to(place.device), lengths=[1]))
     optimizer.step()
     assert ebc.num_rows() == {"users": 0}
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from sparring.errors import InvalidArgumentError
-from sparring.testing.devices import named_device, why_unavailable
 from sparring_torch import EmbeddingBag, Optimizer
 from sparring_torch.device_streams import Produced
 
@@ -54,20 +53,15 @@ def test_a_step_on_another_stream_waits_for_the_gradients(monkeypatch: pytest.Mo
     assert tensor.used_on == [other]
 
 
-def test_tensors_of_the_cpu_are_simply_there() -> None:
-    Produced(torch.device("cpu"), [torch.ones(3)]).take()
+def test_tensors_of_the_cpu_are_there_without_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("tensors of the CPU need no stream and no event")
 
-
-@pytest.fixture
-def gpu() -> torch.device:
-    """The GPU that the environment names."""
-    name = named_device()
-    if not name.startswith("cuda"):
-        pytest.skip("SPARRING_TEST_DEVICE names no GPU")
-    reason = why_unavailable(name)
-    if reason is not None:
-        pytest.skip(reason)
-    return torch.device(name)
+    for name in ("current_stream", "Event"):
+        monkeypatch.setattr(torch.cuda, name, refuse)
+    tensor = _Tensor()
+    Produced(torch.device("cpu"), [tensor]).take()  # type: ignore[list-item]
+    assert tensor.used_on == []
 
 
 def _trained(device: Any, backward_stream: Any = None) -> torch.Tensor:

@@ -17,9 +17,11 @@ import numpy as np
 import pytest
 
 from sparring import make_plugin_manager
+from sparring.cli import main
 from sparring.config import RunConfig
 from sparring.errors import ConfigError, InvalidArgumentError, SnapshotError
 from sparring.snapshot import SnapshotWriter, latest_snapshot, list_snapshots, open_snapshot
+from sparring.step import StepContainer
 from sparring.storage import Storage
 from sparring.training import SilentProgress, TrainResult
 from sparring.training_loop.click_source import ClickSource
@@ -131,6 +133,27 @@ def test_a_run_interrupted_at_random_steps_ends_with_the_same_bits(
     assert (result.rows, result.steps) == (expected.rows, expected.steps)
     assert (result.resumed_steps, expected.resumed_steps) == (int(steps[-1] - 1) // 6 * 6, 0)
     assert result.not_admitted == expected.not_admitted
+    assert everything(tmp_path / "parts") == everything(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+@pytest.mark.parametrize("backend", ["memory", "hkv"])
+def test_a_table_that_evicts_is_resumed_exactly(backend: str, policy: str, tmp_path: Path) -> None:
+    storage = {"backend": backend, "options": {"capacity": 50, "policy": policy}}
+
+    def evicting(folder: str, **snapshots: Any) -> RunConfig:
+        chosen = config(tmp_path / folder, **snapshots).model_dump(exclude_none=True)
+        return RunConfig.model_validate({**chosen, "storage": storage})
+
+    expected, _ = run(evicting("whole"))
+    assert expected is not None
+    assert max(expected.rows.values()) < 100
+    chosen = evicting("parts", every_steps=6, full_every=3, resume=True)
+    for at in (17, 38, 71):
+        run(chosen, at)
+    result, _ = run(chosen)
+    assert result is not None
+    assert result.metrics == expected.metrics
     assert everything(tmp_path / "parts") == everything(tmp_path / "whole")
 
 
@@ -356,6 +379,53 @@ def test_a_run_with_other_data_is_refused(tmp_path: Path) -> None:
         run(other)
 
 
+def test_a_run_that_is_refused_has_changed_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(config(tmp_path / "run"))
+    loads: list[str] = []
+    monkeypatch.setattr(StepContainer, "load", lambda _, url, **__: loads.append(url))
+    chosen = config(tmp_path / "run", resume=True)
+    dense = {**chosen.optimizer.model_dump(), "dense": {"name": "sgd", "lr": 0.01}}
+    for changed in ({"seed": 2}, {"optimizer": dense}):
+        with pytest.raises(ConfigError):
+            run(RunConfig.model_validate(chosen.model_dump(exclude_none=True) | changed))
+    assert not loads
+
+
+@pytest.mark.parametrize("full_every", [1, 3])
+def test_a_run_that_begins_anew_is_refused_where_another_one_was_saved(
+    full_every: int, tmp_path: Path
+) -> None:
+    began = config(tmp_path, every_steps=20, keep=2, full_every=full_every)
+    run(began)
+    before = list_snapshots(str(tmp_path))
+
+    class Counting(Interrupting):
+        def on_step(self, step: int, loss: float, samples: int) -> None:
+            raise AssertionError("a step was made")
+
+    for other in (began, began.model_copy(update={"seed": 2})):
+        with pytest.raises(ConfigError, match=r"snapshots of a run already.*--resume"):
+            train(other, make_plugin_manager(), Counting(-1))
+    assert list_snapshots(str(tmp_path)) == before
+
+
+def test_what_was_found_damaged_is_not_counted_by_the_run_that_went_on(tmp_path: Path) -> None:
+    chosen = config(tmp_path, every_steps=10, keep=2, resume=True)
+    run(chosen, 45)
+    damaged = next((tmp_path / "step-000000000040").glob("rows.*"))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
+    _, messages = run(chosen, 47)
+    assert any("resumed from" in each and "after step 30" in each for each in messages)
+    names = ["step-000000000030", "step-000000000040", "step-000000000040-2"]
+    assert [Path(each).name for each in list_snapshots(str(tmp_path))] == names
+    # The run remembers, though it need not try that one again.
+    run(chosen, 55)
+    names = ["step-000000000040", "step-000000000040-2", "step-000000000050"]
+    assert [Path(each).name for each in list_snapshots(str(tmp_path))] == names
+
+
 def test_old_snapshots_go(tmp_path: Path) -> None:
     run(config(tmp_path / "run", every_steps=10, keep=2))
     assert [Path(url).name for url in list_snapshots(str(tmp_path / "run"))] == [
@@ -394,3 +464,13 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     assert json.loads(ended.stdout.splitlines()[-1])["metrics"] == expected.metrics
     assert "resumed from" in ended.stderr
     assert everything(tmp_path / "killed") == everything(tmp_path / "whole")
+
+
+def test_a_folder_that_ends_with_the_command_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.yaml"
+    chosen = config(tmp_path).model_dump(mode="json", exclude_none=True)
+    path.write_text(json.dumps(chosen))
+    assert main(["train", str(path), "snapshots.url=memory://runs", "training.steps=3"]) == 2
+    assert "lies in the memory of this command" in capsys.readouterr().err

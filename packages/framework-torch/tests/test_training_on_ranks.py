@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparring.testing.devices import why_unavailable
+
 DEADLINE_SECONDS = 150
 PYTHON = Path(sys.executable)
 MPIEXEC = str(PYTHON.parent / "mpiexec") if (PYTHON.parent / "mpiexec").exists() else ""
@@ -132,6 +134,19 @@ def test_ranks_reach_what_one_process_reaches(
         assert many["steps"] == one["steps"]
         assert many["metrics"][metric] == pytest.approx(one["metrics"][metric], rel=2e-6)
         assert (folder / "report.html").exists() is (name == "ratings.yaml")
+
+
+@pytest.mark.skipif(
+    why_unavailable("emulated") is not None, reason=str(why_unavailable("emulated"))
+)
+def test_ranks_with_tables_on_devices_reach_what_one_process_reaches(
+    folder: Path, alone: dict[str, Any]
+) -> None:
+    more = ["storage.backend=hkv", "storage.options.device=emulated", "--json"]
+    (together,) = launched("torchrun", 2, ["clicks.yaml", *more], folder)
+    one, many = alone["clicks.yaml"], json.loads(together)
+    assert many["rows"] == one["rows"]
+    assert many["metrics"]["log_loss"] == pytest.approx(one["metrics"]["log_loss"], rel=2e-6)
 
 
 def test_ranks_that_read_other_settings_are_refused_naming_both(folder: Path) -> None:

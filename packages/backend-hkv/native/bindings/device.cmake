@@ -6,7 +6,8 @@ function(sparring_hkv_add_device_module name)
     native/bindings/device_fused.cc
     native/bindings/device_kernels.cc
     native/bindings/device_module.cc
-    native/bindings/device_table.cc)
+    native/bindings/device_table.cc
+    native/bindings/reclaimers.cc)
   target_include_directories(${name} PRIVATE native)
   target_compile_options(${name} PRIVATE -Wall -Wextra)
   target_compile_definitions(${name} PRIVATE

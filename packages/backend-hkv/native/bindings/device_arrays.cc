@@ -59,7 +59,7 @@ void refuse(const std::string& message) {
 }
 
 DeviceHandle::DeviceHandle(std::shared_ptr<device::Device> device)
-    : device_(std::move(device)), type_(kCpu), number_(0) {
+    : device_(std::move(device)), departing_(device_), type_(kCpu), number_(0) {
   const std::string name = device_->name();
   if (name.rfind("cuda:", 0) == 0) {
     type_ = kCuda;
@@ -68,7 +68,14 @@ DeviceHandle::DeviceHandle(std::shared_ptr<device::Device> device)
 }
 
 DeviceHandle::~DeviceHandle() {
+  // Tables may outlive this; they go on without.
+  device_->set_reclaimer({});
   for (int64_t* word : words_) device_->free_pinned(word, sizeof(int64_t));
+}
+
+void DeviceHandle::add_reclaimer(py::object function) {
+  reclaimers_->add(std::move(function));
+  device_->set_reclaimer([all = reclaimers_] { return all->call(); });
 }
 
 const void* DeviceHandle::resident(const void* bytes, size_t num_bytes) {

@@ -14,7 +14,9 @@
 #include <string>
 #include <vector>
 
+#include "bindings/reclaimers.h"
 #include "device/memory.h"
+#include "device/read_back.h"
 #include "device_kernels/row_layout.h"
 
 namespace sparring::hkv {
@@ -33,12 +35,17 @@ class DeviceHandle {
   device::Device& device() const { return *device_; }
   // For tables, which outlive the handle.
   const std::shared_ptr<device::Device>& shared_device() const { return device_; }
+  // By which rows come to the host that leave a table.
+  device::ReadBack& departing() { return departing_; }
   // DLPack's code, 1 = CPU, 2 = CUDA, and number.
   int32_t type() const { return type_; }
   int32_t number() const { return number_; }
   // These bytes on the device, where they stay as long as this: for the few small arrays that
   // steps want again and again. Waits, where it has not seen them before.
   const void* resident(const void* bytes, size_t num_bytes);
+  // `function()` gives back what it keeps of the device's memory without use, and says whether
+  // there was any: asked where the device has no memory left. Holds the GIL.
+  void add_reclaimer(pybind11::object function);
   // *from (1) int64, device, once the stream has come there. Waits for that stream alone.
   int64_t read_word(const void* from, device::Stream stream);
 
@@ -46,6 +53,8 @@ class DeviceHandle {
   int64_t* take_word();
 
   std::shared_ptr<device::Device> device_;
+  std::shared_ptr<Reclaimers> reclaimers_ = std::make_shared<Reclaimers>();
+  device::ReadBack departing_;
   int32_t type_;
   int32_t number_;
   std::mutex mutex_;

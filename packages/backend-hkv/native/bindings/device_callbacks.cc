@@ -2,7 +2,9 @@
 
 #include <pybind11/numpy.h>
 
+#include <memory>
 #include <new>
+#include <utility>
 
 #include "bindings/device_arrays.h"
 #include "device_kernels/rows.h"
@@ -10,6 +12,19 @@
 namespace py = pybind11;
 
 namespace sparring::hkv {
+namespace {
+
+// The same memory.
+template <class T>
+py::array_t<T> array_of(std::vector<T>&& values, std::vector<py::ssize_t> shape) {
+  auto owned = std::make_unique<std::vector<T>>(std::move(values));
+  const T* const data = owned->data();
+  const py::capsule owner(owned.get(), [](void* held) { delete static_cast<std::vector<T>*>(held); });
+  static_cast<void>(owned.release());  // the capsule has it
+  return py::array_t<T>(std::move(shape), data, owner);
+}
+
+}  // namespace
 
 void Asking::ask(int64_t count, const int64_t* positions, uint8_t* is_admitted) const {
   const auto size = static_cast<size_t>(count);
@@ -42,12 +57,10 @@ int32_t Departed::receive(void* context, int64_t count, const int64_t* keys, con
       self.keys_.resize(before + size);
       self.rows_.resize((before + size) * row_bytes);
       self.scores_.resize(before + size);
-      self.device_.copy(self.keys_.data() + before, keys, size * sizeof(int64_t), self.stream_);
-      self.device_.copy(self.rows_.data() + before * row_bytes, rows, size * row_bytes,
-                        self.stream_);
-      self.device_.copy(self.scores_.data() + before, scores, size * sizeof(uint64_t),
-                        self.stream_);
-      self.device_.wait(self.stream_);
+      self.departing_.read({{self.keys_.data() + before, keys, size * sizeof(int64_t)},
+                            {self.rows_.data() + before * row_bytes, rows, size * row_bytes},
+                            {self.scores_.data() + before, scores, size * sizeof(uint64_t)}},
+                           self.stream_);
     }
   } catch (const std::bad_alloc&) {
     return 1;  // the rows have left; the table says so
@@ -56,14 +69,12 @@ int32_t Departed::receive(void* context, int64_t count, const int64_t* keys, con
   return 0;
 }
 
-py::object Departed::arrays() const {
+py::object Departed::arrays() {
   if (!is_kept_) return py::none();
   const auto count = static_cast<py::ssize_t>(count_);
-  const py::array_t<int64_t> keys(count, keys_.data());
-  const py::array_t<uint8_t> rows(
-      std::vector<py::ssize_t>{count, static_cast<py::ssize_t>(row_bytes_)}, rows_.data());
-  const py::array_t<uint64_t> scores(count, scores_.data());
-  return py::make_tuple(keys, rows, scores);
+  return py::make_tuple(array_of(std::move(keys_), {count}),
+                        array_of(std::move(rows_), {count, static_cast<py::ssize_t>(row_bytes_)}),
+                        array_of(std::move(scores_), {count}));
 }
 
 }  // namespace sparring::hkv

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "device/memory.h"
+#include "device/read_back.h"
 #include "sparring/storage_abi.h"
 
 namespace sparring::hkv {
@@ -46,8 +47,8 @@ struct Asking {
 // Rows that had to leave: counted, and copied to the host where somebody wants them.
 class Departed {
  public:
-  Departed(device::Device& device, device::Stream stream, int64_t row_bytes, bool is_kept)
-      : device_(device), stream_(stream), row_bytes_(row_bytes), is_kept_(is_kept) {}
+  Departed(device::ReadBack& departing, device::Stream stream, int64_t row_bytes, bool is_kept)
+      : departing_(departing), stream_(stream), row_bytes_(row_bytes), is_kept_(is_kept) {}
   Departed(const Departed&) = delete;
   Departed& operator=(const Departed&) = delete;
 
@@ -56,13 +57,14 @@ class Departed {
 
   int64_t count() const { return count_; }
   // Keys (n) int64, rows (n, row_bytes) uint8, scores (n) uint64; None where nothing is kept.
-  pybind11::object arrays() const;
+  // Once: what was kept goes with them.
+  pybind11::object arrays();
 
  private:
   static int32_t receive(void* context, int64_t count, const int64_t* keys, const void* rows,
                          const uint64_t* scores);
 
-  device::Device& device_;
+  device::ReadBack& departing_;
   device::Stream stream_;
   int64_t row_bytes_;
   bool is_kept_;

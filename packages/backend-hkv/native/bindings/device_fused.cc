@@ -182,7 +182,7 @@ py::tuple update_storage(DeviceHandle& handle, uint64_t stream_address, const py
   work.initialize.state = initial_state_of(handle, state, layout);
 
   SparringStorage* storage = storage_of(capsule);
-  Departed departed(handle.device(), stream, layout.row_bytes, keeps_departed);
+  Departed departed(handle.departing(), stream, layout.row_bytes, keeps_departed);
   auto call = call_on<SparringUpdate>(handle, stream);
   work.call = &call;
   call.evicted = departed.sink();

@@ -39,6 +39,7 @@ device::EmulatedDevice& emulated(DeviceHandle& handle) {
 
 void bind_machine(py::module_& module, py::class_<DeviceHandle>& handle) {
   module.def("unavailable", [] { return py::none(); });
+  module.def("num_devices", [] { return 1; });
   module.def("set_schedule", [](uint64_t seed, unsigned num_threads) {
     device::emulator::set_schedule({seed, num_threads});
   }, py::arg("seed"), py::arg("num_threads") = 2);
@@ -51,6 +52,7 @@ void bind_machine(py::module_& module, py::class_<DeviceHandle>& handle) {
     found["copies"] = machine.num_copies();
     found["fills"] = machine.num_fills();
     found["waits"] = machine.num_waits();
+    found["lasting_allocations"] = machine.num_lasting_allocations();
     return found;
   }, "How much was put on the device so far.");
   handle.def("refuse_once", [](DeviceHandle& self, int64_t n) { emulated(self).refuse_once(n); });
@@ -76,6 +78,7 @@ void bind_machine(py::module_& module, py::class_<DeviceHandle>&) {
     if (gpus.count > 0) return py::none();
     return py::str("no GPU: " + gpus.reason);
   });
+  module.def("num_devices", [] { return device::count_gpus().count; });
   module.def("stays", [](int code) -> py::object {
     switch (device::severity_of(static_cast<cudaError_t>(code))) {
       case device::CudaSeverity::kCall: return py::bool_(false);
@@ -125,6 +128,9 @@ PYBIND11_MODULE(SPARRING_HKV_MODULE, module) {
     found["kept_bytes"] = use.kept_bytes;
     return found;
   }, "Bytes of tables, bytes of calls under way, and bytes given back that are kept.");
+  handle.def("add_reclaimer", &DeviceHandle::add_reclaimer, py::arg("function"),
+             "function() gives back memory of the device that it keeps unused, and says whether "
+             "there was any; asked where the device has none left.");
   bind_machine(module, handle);
   module.def("streams", [](const DeviceHandle& self) {
     // The table lives as long as the process.

@@ -34,9 +34,14 @@ py::capsule create_table(const DeviceHandle& handle, uint64_t row_bytes,
     options.device_memory_bytes = device_memory_bytes.value_or(0);
     // The emulator's memory passes for a GPU's, as the CPU's arrays are staged for it too.
     const SparringDevice place{kGpu, handle.type() == kGpu ? handle.number() : 0};
-    SparringStorage* storage = border::make_storage(
-        std::make_shared<DeviceStorage>(handle.shared_device(), place, options),
-        "sparring-hkv " SPARRING_HKV_VERSION);
+    SparringStorage* storage = nullptr;
+    {
+      // Memory for many rows, or pinned memory, takes seconds.
+      const py::gil_scoped_release release;
+      storage = border::make_storage(
+          std::make_shared<DeviceStorage>(handle.shared_device(), place, options),
+          "sparring-hkv " SPARRING_HKV_VERSION);
+    }
     PyObject* capsule = PyCapsule_New(storage, SPARRING_STORAGE_CAPSULE, [](PyObject* self) {
       auto* owned =
           static_cast<SparringStorage*>(PyCapsule_GetPointer(self, SPARRING_STORAGE_CAPSULE));
@@ -99,7 +104,7 @@ void find(const py::capsule& capsule, const DeviceHandle& handle, uint64_t strea
 }
 
 // Returns what left: how many rows, and, if `keeps_departed`, which; -1 where nobody asked.
-py::tuple upsert(const py::capsule& capsule, const DeviceHandle& handle, uint64_t stream,
+py::tuple upsert(const py::capsule& capsule, DeviceHandle& handle, uint64_t stream,
                  const py::object& keys, const py::object& rows, int64_t row_bytes,
                  bool counts_departed, bool keeps_departed) {
   const DeviceArray by_key(handle, keys, "keys");
@@ -116,7 +121,7 @@ py::tuple upsert(const py::capsule& capsule, const DeviceHandle& handle, uint64_
   arguments.keys = by_key.as<int64_t>();
   arguments.rows = from.bytes();
   arguments.row_stride = static_cast<uint64_t>(from.row_stride());
-  Departed departed(handle.device(), arguments.call.stream, row_bytes, keeps_departed);
+  Departed departed(handle.departing(), arguments.call.stream, row_bytes, keeps_departed);
   if (counts_departed || keeps_departed) arguments.evicted = departed.sink();
   run(storage_of(capsule)->upsert, storage_of(capsule)->self, arguments);
   const bool is_asked = counts_departed || keeps_departed;

@@ -66,21 +66,24 @@ void sort_pairs(Device& device, Stream stream, const Key* keys, const uint32_t* 
                                            bits.end, static_cast<cudaStream_t>(stream));
   });
 #else
-  static_cast<EmulatedDevice&>(device).begin_launch();
+  auto& emulated = static_cast<EmulatedDevice&>(device);
+  emulated.begin_launch();
   // As much temporary memory as a sort by digits needs, so that out of memory is met here too.
   const Buffer temporary(device, count * (sizeof(Key) + 4), stream);
   const Key mask = bits.end - bits.begin >= static_cast<int>(8 * sizeof(Key))
                        ? static_cast<Key>(~Key{0})
                        : static_cast<Key>((Key{1} << (bits.end - bits.begin)) - 1);
-  std::vector<uint64_t> order(count);
-  std::iota(order.begin(), order.end(), uint64_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](uint64_t left, uint64_t right) {
-    return ((keys[left] >> bits.begin) & mask) < ((keys[right] >> bits.begin) & mask);
+  emulated.put(stream, [=] {
+    std::vector<uint64_t> order(count);
+    std::iota(order.begin(), order.end(), uint64_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](uint64_t left, uint64_t right) {
+      return ((keys[left] >> bits.begin) & mask) < ((keys[right] >> bits.begin) & mask);
+    });
+    for (uint64_t i = 0; i < count; ++i) {
+      sorted_keys[i] = keys[order[i]];
+      sorted_values[i] = values[order[i]];
+    }
   });
-  for (uint64_t i = 0; i < count; ++i) {
-    sorted_keys[i] = keys[order[i]];
-    sorted_values[i] = values[order[i]];
-  }
 #endif
 }
 
@@ -96,14 +99,17 @@ void exclusive_sum(Device& device, Stream stream, const T* values, T* sums, uint
                                          static_cast<cudaStream_t>(stream));
   });
 #else
-  static_cast<EmulatedDevice&>(device).begin_launch();
+  auto& emulated = static_cast<EmulatedDevice&>(device);
+  emulated.begin_launch();
   const Buffer temporary(device, 1, stream);
-  T sum = 0;
-  for (uint64_t i = 0; i < count; ++i) {
-    const T value = values[i];
-    sums[i] = sum;
-    sum = static_cast<T>(sum + value);
-  }
+  emulated.put(stream, [=] {
+    T sum = 0;
+    for (uint64_t i = 0; i < count; ++i) {
+      const T value = values[i];
+      sums[i] = sum;
+      sum = static_cast<T>(sum + value);
+    }
+  });
 #endif
 }
 
@@ -123,12 +129,15 @@ void select_flagged(Device& device, Stream stream, const T* items, const uint8_t
                                       static_cast<int>(count), static_cast<cudaStream_t>(stream));
   });
 #else
-  static_cast<EmulatedDevice&>(device).begin_launch();
+  auto& emulated = static_cast<EmulatedDevice&>(device);
+  emulated.begin_launch();
   const Buffer temporary(device, 1, stream);
-  uint32_t num = 0;
-  for (uint64_t i = 0; i < count; ++i)
-    if (flags[i] != 0) selected[num++] = items[i];
-  *num_selected = num;
+  emulated.put(stream, [=] {
+    uint32_t num = 0;
+    for (uint64_t i = 0; i < count; ++i)
+      if (flags[i] != 0) selected[num++] = items[i];
+    *num_selected = num;
+  });
 #endif
 }
 

@@ -1,19 +1,31 @@
 # Looks for nvcc. Sets SPARRING_HKV_HAS_CUDA, and where it is ON defines
 # sparring_hkv_cuda: what CUDA sources are compiled and linked with.
 set(SPARRING_HKV_HAS_CUDA OFF)
+function(sparring_hkv_leave_out_cuda reason)
+  if(SPARRING_HKV_CUDA STREQUAL "REQUIRED")
+    message(FATAL_ERROR "sparring_hkv: ${reason}, and SPARRING_HKV_CUDA is REQUIRED: install nvcc of "
+                        "CUDA 12.4 to 13.x, or name it by CUDACXX (packages/backend-hkv/find_nvcc.py "
+                        "brings one from PyPI)")
+  endif()
+  message(STATUS "sparring_hkv: ${reason}; GPUs are left out")
+endfunction()
 if(SPARRING_HKV_CUDA AND NOT SPARRING_SANITIZE)
   include(CheckLanguage)
   # Real code for A100 and H100 class GPUs; PTX of the latter for what comes.
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 80-real 90)
   endif()
+  # A build folder that is kept asks again: there may be one now.
+  if(NOT CMAKE_CUDA_COMPILER)
+    unset(CMAKE_CUDA_COMPILER CACHE)
+  endif()
   check_language(CUDA)
   if(NOT CMAKE_CUDA_COMPILER)
-    message(STATUS "sparring_hkv: no nvcc was found; GPUs are left out")
+    sparring_hkv_leave_out_cuda("no nvcc was found")
   else()
     enable_language(CUDA)
     if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.4 OR CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 14)
-      message(STATUS "sparring_hkv: nvcc ${CMAKE_CUDA_COMPILER_VERSION} is outside 12.4 to 13.x; GPUs are left out")
+      sparring_hkv_leave_out_cuda("nvcc ${CMAKE_CUDA_COMPILER_VERSION} is outside 12.4 to 13.x")
     else()
       set(SPARRING_HKV_HAS_CUDA ON)
     endif()

@@ -6,28 +6,45 @@
 #include <utility>
 
 #include "cuda_status.h"
+#include "device_scope.h"
 
 namespace sparring::device {
 namespace {
 
-// The calling thread's device, put back at the end.
-class Using {
- public:
-  explicit Using(int index) {
-    cudaGetDevice(&before_);
-    if (before_ != index) cudaSetDevice(index);
-    index_ = index;
-  }
-  ~Using() {
-    if (before_ != index_) cudaSetDevice(before_);
-  }
-  Using(const Using&) = delete;
-  Using& operator=(const Using&) = delete;
+// A function of the driver, which need not be linked; NULL where there is none.
+void* driver_function(const char* name) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+#if CUDART_VERSION >= 12050
+  const cudaError_t status =
+      cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
+#else
+  const cudaError_t status = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
+#endif
+  if (status == cudaSuccess && result == cudaDriverEntryPointSuccess) return found;
+  cudaGetLastError();
+  return nullptr;
+}
 
- private:
-  int before_ = 0;
-  int index_ = 0;
+// What `DeviceScope` asks. A lost GPU has been told of already, so nothing is checked.
+struct CudaRuntime {
+  static int current() {
+    int number = 0;
+    cudaGetDevice(&number);
+    return number;
+  }
+  static void choose(int number) { cudaSetDevice(number); }
+  static bool has_context(int number) {
+    using GetState = int (*)(int device, unsigned* flags, int* is_active);
+    static const auto get_state =
+        reinterpret_cast<GetState>(driver_function("cuDevicePrimaryCtxGetState"));
+    unsigned flags = 0;
+    int is_active = 0;
+    return get_state == nullptr || (get_state(number, &flags, &is_active) == 0 && is_active != 0);
+  }
 };
+
+using Using = DeviceScope<CudaRuntime>;
 
 // Memory that is given back in the order of a stream. Of what nobody uses it keeps so much, and
 // gives the rest back to the driver when a stream is waited for.
@@ -41,7 +58,13 @@ struct Pool {
   ~Pool() {
     if (pool != nullptr) cudaMemPoolDestroy(pool);
   }
+  // Where the GPU has no pools, as some that are shared among machines, there is none: its memory
+  // is taken by cudaMalloc then, and given back when the stream is through.
   void make(int index, uint64_t kept_bytes) {
+    int has_pools = 0;
+    throw_if_failed(cudaDeviceGetAttribute(&has_pools, cudaDevAttrMemoryPoolsSupported, index),
+                    "asking for memory pools");
+    if (has_pools == 0) return;
     cudaMemPoolProps properties{};
     properties.allocType = cudaMemAllocationTypePinned;
     properties.location = {cudaMemLocationTypeDevice, index};
@@ -50,7 +73,7 @@ struct Pool {
                     "setting up the memory pool");
   }
   void trim() const {
-    if (cudaMemPoolTrimTo(pool, 0) != cudaSuccess) cudaGetLastError();
+    if (pool != nullptr && cudaMemPoolTrimTo(pool, 0) != cudaSuccess) cudaGetLastError();
   }
   // From the driver, in use or not.
   uint64_t held_bytes() const {
@@ -93,14 +116,14 @@ class CudaDevice : public Device {
     if (num_bytes == 0) return nullptr;
     const Using here(index_);
     Pool& pool = pool_of(lifetime);
-    void* memory = allocator_ ? allocator_->allocate(allocator_->context, num_bytes, stream)
-                              : take(pool, num_bytes, stream);
+    void* memory = take(pool, num_bytes, stream);
     if (memory == nullptr && !allocator_) {
       // What is kept for nobody is given back first.
       temporary_.trim();
       lasting_.trim();
       memory = take(pool, num_bytes, stream);
     }
+    if (memory == nullptr && reclaim()) memory = take(pool, num_bytes, stream);
     if (memory == nullptr) throw OutOfDeviceMemory(num_bytes, free_bytes());
     pool.used_bytes += num_bytes;
     return memory;
@@ -108,11 +131,16 @@ class CudaDevice : public Device {
   void free(void* memory, size_t num_bytes, Stream stream, Lifetime lifetime) noexcept override {
     if (memory == nullptr) return;
     const Using here(index_);
-    pool_of(lifetime).used_bytes -= num_bytes;
+    Pool& pool = pool_of(lifetime);
+    pool.used_bytes -= num_bytes;
+    // A lost GPU has nothing to free.
     if (allocator_) {
       allocator_->free(allocator_->context, memory, num_bytes, stream);
+    } else if (pool.pool != nullptr) {
+      cudaFreeAsync(memory, of(stream));
     } else {
-      cudaFreeAsync(memory, of(stream));  // a lost GPU has nothing to free
+      cudaStreamSynchronize(of(stream));
+      cudaFree(memory);
     }
   }
   MemoryUse memory_use() const override {
@@ -156,7 +184,10 @@ class CudaDevice : public Device {
     check_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
     return stream;
   }
-  void free_stream(Stream stream) noexcept override { cudaStreamDestroy(of(stream)); }
+  void free_stream(Stream stream) noexcept override {
+    const Using here(index_);
+    cudaStreamDestroy(of(stream));
+  }
   void wait(Stream stream) override {
     const Using here(index_);
     check_status(cudaStreamSynchronize(of(stream)), "waiting for a stream");
@@ -168,15 +199,20 @@ class CudaDevice : public Device {
     check_status(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
     return event;
   }
-  void free_event(Event event) noexcept override { cudaEventDestroy(event_of(event)); }
+  void free_event(Event event) noexcept override {
+    const Using here(index_);
+    cudaEventDestroy(event_of(event));
+  }
   void record(Event event, Stream stream) override {
     const Using here(index_);
     check_status(cudaEventRecord(event_of(event), of(stream)), "recording an event");
   }
   void wait_event(Event event) override {
+    const Using here(index_);
     check_status(cudaEventSynchronize(event_of(event)), "waiting for an event");
   }
   bool is_done(Event event) override {
+    const Using here(index_);
     const cudaError_t status = cudaEventQuery(event_of(event));
     if (status == cudaErrorNotReady) {
       cudaGetLastError();
@@ -200,7 +236,7 @@ class CudaDevice : public Device {
     return number;
   }
   void make_current(int number) const noexcept override {
-    if (number != index_) cudaSetDevice(number);  // a lost GPU has been told of already
+    put_back<CudaRuntime>(number);
   }
 
  private:
@@ -220,9 +256,11 @@ class CudaDevice : public Device {
   }
   // NULL where there is no memory left.
   void* take(Pool& pool, size_t num_bytes, Stream stream) const {
+    if (allocator_) return allocator_->allocate(allocator_->context, num_bytes, stream);
     void* memory = nullptr;
     const cudaError_t status =
-        cudaMallocFromPoolAsync(&memory, num_bytes, pool.pool, of(stream));
+        pool.pool != nullptr ? cudaMallocFromPoolAsync(&memory, num_bytes, pool.pool, of(stream))
+                             : cudaMalloc(&memory, num_bytes);
     if (status == cudaErrorMemoryAllocation) {
       cudaGetLastError();  // this one does not stay
       return nullptr;

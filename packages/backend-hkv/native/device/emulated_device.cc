@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <vector>
 
 namespace sparring::device {
 namespace {
@@ -40,7 +41,14 @@ bool is_border(const unsigned char* bytes) {
 
 }  // namespace
 
+std::unique_ptr<EmulatedDevice> EmulatedDevice::make_late(uint64_t seed) {
+  auto device = std::make_unique<EmulatedDevice>();
+  device->late_ = std::make_unique<LateWork>(seed);
+  return device;
+}
+
 EmulatedDevice::~EmulatedDevice() {
+  if (late_ != nullptr) late_->finish();
   if (!pieces_.empty()) die("memory was not given back");
 }
 
@@ -75,14 +83,22 @@ void EmulatedDevice::count_wait() {
 }
 
 void* EmulatedDevice::allocate_piece(size_t num_bytes, Kind kind) {
-  const std::lock_guard<std::mutex> lock(mutex_);
   if (num_bytes == 0) return nullptr;
+  uint64_t free_bytes = 0;
+  void* memory = take_piece(num_bytes, kind, &free_bytes);
+  if (memory == nullptr && kind != Kind::kPinned && reclaim())
+    memory = take_piece(num_bytes, kind, &free_bytes);
+  if (memory == nullptr) throw OutOfDeviceMemory(num_bytes, free_bytes);
+  return memory;
+}
+
+void* EmulatedDevice::take_piece(size_t num_bytes, Kind kind, uint64_t* free_bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
   reach_locked();
   const bool is_refused = allocations_left_ == 0;
   if (allocations_left_ > 0) --allocations_left_;
-  const uint64_t free_bytes = total_bytes_ - use_.lasting_bytes - use_.temporary_bytes;
-  if (is_refused || (kind != Kind::kPinned && num_bytes > free_bytes))
-    throw OutOfDeviceMemory(num_bytes, is_refused ? 0 : free_bytes);
+  *free_bytes = is_refused ? 0 : total_bytes_ - use_.lasting_bytes - use_.temporary_bytes;
+  if (is_refused || (kind != Kind::kPinned && num_bytes > *free_bytes)) return nullptr;
   auto* whole = static_cast<unsigned char*>(
       ::operator new(num_bytes + 2 * border_bytes, std::align_val_t(alignment)));
   std::memset(whole, border, border_bytes);
@@ -91,6 +107,7 @@ void* EmulatedDevice::allocate_piece(size_t num_bytes, Kind kind) {
   pieces_[whole + border_bytes] = {num_bytes, kind};
   if (kind == Kind::kLasting) use_.lasting_bytes += num_bytes;
   if (kind == Kind::kTemporary) use_.temporary_bytes += num_bytes;
+  if (kind != Kind::kTemporary) ++num_lasting_allocations_;
   return whole + border_bytes;
 }
 
@@ -115,8 +132,9 @@ void* EmulatedDevice::allocate(size_t num_bytes, Stream, Lifetime lifetime) {
   return allocate_piece(num_bytes, kind_of(lifetime));
 }
 
-void EmulatedDevice::free(void* memory, size_t num_bytes, Stream, Lifetime lifetime) noexcept {
-  free_piece(memory, num_bytes, kind_of(lifetime));
+void EmulatedDevice::free(void* memory, size_t num_bytes, Stream stream,
+                          Lifetime lifetime) noexcept {
+  put(stream, [=, this] { free_piece(memory, num_bytes, kind_of(lifetime)); });
 }
 
 MemoryUse EmulatedDevice::memory_use() const {
@@ -132,44 +150,79 @@ void EmulatedDevice::free_pinned(void* memory, size_t num_bytes) noexcept {
   free_piece(memory, num_bytes, Kind::kPinned);
 }
 
-void EmulatedDevice::copy(void* to, const void* from, size_t num_bytes, Stream) {
+void EmulatedDevice::copy(void* to, const void* from, size_t num_bytes, Stream stream) {
   if (num_bytes == 0) return;
+  bool is_read_now = false;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    reach_locked();
+    has_work_ = true;
+    ++num_copies_;
+    is_read_now = late_ != nullptr && piece_of(from) == nullptr;
+  }
+  if (!is_read_now) return put(stream, [=, this] { copy_now(to, from, num_bytes); });
+  const auto* const bytes = static_cast<const unsigned char*>(from);
+  put(stream, [to, read = std::vector<unsigned char>(bytes, bytes + num_bytes)] {
+    std::memcpy(to, read.data(), read.size());
+  });
+}
+
+void EmulatedDevice::copy_now(void* to, const void* from, size_t num_bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  reach_locked();
-  has_work_ = true;
-  ++num_copies_;
   if (is_device_memory(from) && has_poison(static_cast<const unsigned char*>(from), num_bytes))
     ++num_unwritten_copies_;
   std::memcpy(to, from, num_bytes);
 }
 
-void EmulatedDevice::fill(void* memory, unsigned char byte, size_t num_bytes, Stream) {
+void EmulatedDevice::fill(void* memory, unsigned char byte, size_t num_bytes, Stream stream) {
   if (num_bytes == 0) return;
-  const std::lock_guard<std::mutex> lock(mutex_);
-  reach_locked();
-  has_work_ = true;
-  ++num_fills_;
-  std::memset(memory, byte, num_bytes);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    reach_locked();
+    has_work_ = true;
+    ++num_fills_;
+  }
+  put(stream, [=] { std::memset(memory, byte, num_bytes); });
+}
+
+auto EmulatedDevice::piece_of(const void* address) const -> const std::pair<size_t, Kind>* {
+  auto after = pieces_.upper_bound(const_cast<void*>(address));
+  if (after == pieces_.begin()) return nullptr;
+  const auto& [begin, piece] = *--after;
+  const bool is_within = static_cast<const char*>(address) < static_cast<char*>(begin) + piece.first;
+  return is_within ? &piece : nullptr;
 }
 
 bool EmulatedDevice::is_device_memory(const void* address) const {
-  auto after = pieces_.upper_bound(const_cast<void*>(address));
-  if (after == pieces_.begin()) return false;
-  const auto& [begin, piece] = *--after;
-  return piece.second != Kind::kPinned && static_cast<const char*>(address) < static_cast<char*>(begin) + piece.first;
+  const auto* const piece = piece_of(address);
+  return piece != nullptr && piece->second != Kind::kPinned;
 }
 
-// A stream and an event are names only: all that is put on them has happened.
+// A stream and an event are names only.
 Stream EmulatedDevice::make_stream() { return new char; }
-void EmulatedDevice::free_stream(Stream stream) noexcept { delete static_cast<char*>(stream); }
+void EmulatedDevice::free_stream(Stream stream) noexcept {
+  if (late_ != nullptr) late_->forget_stream(stream);
+  delete static_cast<char*>(stream);
+}
 Event EmulatedDevice::make_event() { return new char; }
-void EmulatedDevice::free_event(Event event) noexcept { delete static_cast<char*>(event); }
-void EmulatedDevice::record(Event, Stream) {
+void EmulatedDevice::free_event(Event event) noexcept {
+  if (late_ != nullptr) late_->forget_event(event);
+  delete static_cast<char*>(event);
+}
+void EmulatedDevice::record(Event event, Stream stream) {
   check();
+  if (late_ != nullptr) late_->record(event, stream);
   const std::lock_guard<std::mutex> lock(mutex_);
   ++num_records_;
 }
-void EmulatedDevice::wait(Stream) { count_wait(); }
+void EmulatedDevice::wait(Stream stream) {
+  count_wait();
+  if (late_ != nullptr) late_->wait(stream);
+}
+void EmulatedDevice::wait_event(Event event) {
+  count_wait();
+  if (late_ != nullptr) late_->wait_event(event);
+}
 
 void EmulatedDevice::fail_from(int64_t allocation) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -204,6 +257,11 @@ uint64_t EmulatedDevice::num_copies() const {
 uint64_t EmulatedDevice::num_fills() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return num_fills_;
+}
+
+uint64_t EmulatedDevice::num_lasting_allocations() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return num_lasting_allocations_;
 }
 
 uint64_t EmulatedDevice::num_records() const {

@@ -1,5 +1,6 @@
 // Host memory that plays device memory, for kernels on the emulator. What is
-// put on a stream has happened when the call returns.
+// put on a stream has happened when the call returns, or, with Timing::kLate, not
+// before somebody waits: late_work.h.
 //
 // Fresh memory is poisoned (every byte 0xd7), memory given back is poisoned
 // too, and 64 bytes on either side of each piece must stay as they were: free()
@@ -8,10 +9,12 @@
 #define SPARRING_HKV_DEVICE_EMULATED_DEVICE_H_
 
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
 
+#include "late_work.h"
 #include "memory.h"
 
 namespace sparring::device {
@@ -21,6 +24,8 @@ class EmulatedDevice : public Device {
   static constexpr unsigned char poison = 0xd7;
 
   explicit EmulatedDevice(uint64_t total_bytes = uint64_t{1} << 40) : total_bytes_(total_bytes) {}
+  // Whose streams are late. Arrays of callers must be memory of this device.
+  static std::unique_ptr<EmulatedDevice> make_late(uint64_t seed);
   // Ends the process if memory was not given back.
   ~EmulatedDevice() override;
 
@@ -29,8 +34,14 @@ class EmulatedDevice : public Device {
   MemoryInfo memory() const override;
   void use() const override { current_number = own_number; }
   void check() const override;
-  // Before a kernel runs.
+  // Before a kernel is put on a stream.
   void begin_launch();
+  // `work` now, or when the stream comes there.
+  template <class Work>
+  void put(Stream stream, const Work& work) {
+    if (late_ == nullptr) return work();
+    late_->put(stream, work);
+  }
 
   void* allocate(size_t num_bytes, Stream stream,
                  Lifetime lifetime = Lifetime::kTemporary) override;
@@ -49,16 +60,19 @@ class EmulatedDevice : public Device {
 
   Event make_event() override;
   void free_event(Event event) noexcept override;
-  void record(Event, Stream) override;
-  void wait_event(Event) override { count_wait(); }
-  bool is_done(Event) override {
+  void record(Event event, Stream stream) override;
+  void wait_event(Event event) override;
+  bool is_done(Event event) override {
     check();
-    return true;
+    return late_ == nullptr || late_->is_done(event);
   }
-  void order_after(Event, Stream) override { check(); }
-  void call_on_host(Stream, void (*call)(void*), void* argument) override {
+  void order_after(Event event, Stream stream) override {
     check();
-    call(argument);
+    if (late_ != nullptr) late_->order_after(event, stream);
+  }
+  void call_on_host(Stream stream, void (*call)(void*), void* argument) override {
+    check();
+    put(stream, [call, argument] { call(argument); });
   }
 
   int current() const override { return current_number; }
@@ -82,6 +96,8 @@ class EmulatedDevice : public Device {
   uint64_t num_launches() const;
   uint64_t num_copies() const;
   uint64_t num_fills() const;
+  // Pieces taken so far that a GPU may wait for: lasting ones and pinned ones.
+  uint64_t num_lasting_allocations() const;
   // Events recorded so far.
   uint64_t num_records() const;
   // Pinned memory given back while work was on a stream that nobody had waited for, so far.
@@ -98,13 +114,19 @@ class EmulatedDevice : public Device {
   }
 
   void* allocate_piece(size_t num_bytes, Kind kind);
+  // NULL where there is no memory left; then `free_bytes` says how much there is.
+  void* take_piece(size_t num_bytes, Kind kind, uint64_t* free_bytes);
   bool is_device_memory(const void* address) const;
   void free_piece(void* memory, size_t num_bytes, Kind kind) noexcept;
+  // Of the device or pinned; NULL: neither.
+  const std::pair<size_t, Kind>* piece_of(const void* address) const;
+  void copy_now(void* to, const void* from, size_t num_bytes);
   // What every call that would reach a GPU begins with.
   void reach_locked();
   void count_wait();
 
   mutable std::mutex mutex_;
+  std::unique_ptr<LateWork> late_;  // NULL: everything happens at once
   uint64_t total_bytes_;
   MemoryUse use_{};
   int64_t allocations_left_ = -1;
@@ -116,6 +138,7 @@ class EmulatedDevice : public Device {
   uint64_t num_launches_ = 0;
   uint64_t num_copies_ = 0;
   uint64_t num_fills_ = 0;
+  uint64_t num_lasting_allocations_ = 0;
   uint64_t num_waits_ = 0;
   std::string breakdown_;
   std::map<void*, std::pair<size_t, Kind>> pieces_;

@@ -63,17 +63,20 @@ void launch(Device& device, const Shape& shape, Stream stream, const Kernel& ker
 
 #else
 
-// Throws KernelError if the kernel breaks a rule of warp.h.
+// Throws KernelError if the kernel breaks a rule of warp.h; of a late stream, from the wait.
 template <class Kernel>
-void launch(Device& device, const Shape& shape, Stream, const Kernel& kernel) {
+void launch(Device& device, const Shape& shape, Stream stream, const Kernel& kernel) {
   const InUse here(device);
   static_assert(std::is_trivially_copyable_v<Kernel> && Kernel::block_threads % warp_lanes == 0);
-  static_cast<EmulatedDevice&>(device).begin_launch();
+  auto& emulated = static_cast<EmulatedDevice&>(device);
+  emulated.begin_launch();
   const auto run = [](const void* self, emulator::Lane& lane, const emulator::BlockView& view) {
     (*static_cast<const Kernel*>(self))(Block(lane, view));
   };
-  emulator::run({&kernel, run, typeid(Kernel).name(), shape.num_blocks, Kernel::block_threads,
-                 shape.shared_bytes});
+  emulated.put(stream, [kernel, shape, run] {
+    emulator::run({&kernel, run, typeid(Kernel).name(), shape.num_blocks, Kernel::block_threads,
+                   shape.shared_bytes});
+  });
 }
 
 #endif

@@ -11,7 +11,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -126,7 +128,36 @@ class Device {
   // The number of the calling thread's device, which `use` changes, and the way back.
   virtual int current() const = 0;
   virtual void make_current(int number) const noexcept = 0;
+
+  // Gives back to the device what others keep of its memory without using it, and returns whether
+  // there was any. Called by an allocation that finds no memory, once, before it fails; from any
+  // thread, under whatever locks the caller of `allocate` holds. It takes no memory here.
+  using Reclaimer = std::function<bool()>;
+  // An empty one: nobody keeps any. One that is running meanwhile ends later.
+  void set_reclaimer(Reclaimer reclaimer);
+
+ protected:
+  bool reclaim();
+
+ private:
+  std::mutex reclaimer_mutex_;
+  std::shared_ptr<const Reclaimer> reclaimer_;
 };
+
+inline void Device::set_reclaimer(Reclaimer reclaimer) {
+  auto next = reclaimer ? std::make_shared<const Reclaimer>(std::move(reclaimer)) : nullptr;
+  const std::lock_guard<std::mutex> lock(reclaimer_mutex_);
+  reclaimer_.swap(next);  // the old one ends after the lock
+}
+
+inline bool Device::reclaim() {
+  std::shared_ptr<const Reclaimer> chosen;
+  {
+    const std::lock_guard<std::mutex> lock(reclaimer_mutex_);
+    chosen = reclaimer_;
+  }
+  return chosen != nullptr && (*chosen)();
+}
 
 // Makes a device the calling thread's, and puts back the one before at the end.
 class InUse {

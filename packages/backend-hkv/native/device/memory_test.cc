@@ -48,6 +48,41 @@ void the_nth_allocation_fails() {
   const Buffer again(device, 1, nullptr);
 }
 
+void an_allocation_that_finds_no_memory_asks_others_once() {
+  EmulatedDevice device(1000);
+  auto held = std::make_unique<Buffer>(device, 600, nullptr);
+  int num_asked = 0;
+  device.set_reclaimer([&] {
+    ++num_asked;
+    held.reset();
+    return true;
+  });
+  const Buffer fits(device, 400, nullptr);
+  CHECK(num_asked == 0);
+  const Buffer more(device, 500, nullptr);  // what was held makes room
+  CHECK(num_asked == 1);
+  for (const bool has_given : {true, false}) {
+    device.set_reclaimer([&, has_given] {
+      ++num_asked;
+      return has_given;
+    });
+    try {
+      device.allocate(500, nullptr);
+      CHECK(false);
+    } catch (const OutOfDeviceMemory& error) {
+      CHECK(error.asked_bytes == 500 && error.free_bytes == 100);
+    }
+  }
+  CHECK(num_asked == 3);
+  device.set_reclaimer({});
+  try {
+    device.allocate(500, nullptr);
+    CHECK(false);
+  } catch (const OutOfDeviceMemory&) {
+    CHECK(num_asked == 3);
+  }
+}
+
 void a_broken_device_refuses_everything() {
   EmulatedDevice device;
   char byte = 0;
@@ -120,6 +155,8 @@ int main() {
       {"fresh memory is poisoned", fresh_memory_is_poisoned},
       {"out of memory says what was asked and is free", out_of_memory_says_what_was_asked_and_is_free},
       {"the nth allocation fails", the_nth_allocation_fails},
+      {"an allocation that finds no memory asks others once",
+       an_allocation_that_finds_no_memory_asks_others_once},
       {"a broken device refuses everything", a_broken_device_refuses_everything},
       {"waits are counted", waits_are_counted},
       {"sorts stably by chosen bits", sorts_stably_by_chosen_bits},

@@ -35,8 +35,12 @@ constexpr SparringStreamFunction with(Body) {
       return SPARRING_OK;
     } catch (const OutOfDeviceMemory& error) {
       return refuse(call, SPARRING_OUT_OF_MEMORY, error.what());
+    } catch (const DeviceLost& error) {
+      return refuse(call, SPARRING_DEVICE_LOST, error.what());
+    } catch (const DeviceError& error) {
+      return refuse(call, SPARRING_DEVICE_FAILED, error.what());
     } catch (const std::exception& error) {
-      return refuse(call, SPARRING_IO, error.what());
+      return refuse(call, SPARRING_INTERNAL, error.what());
     }
   };
 }

@@ -63,7 +63,7 @@ void a_failed_device_answers_with_its_message() {
   call.num_bytes = sizeof(to);
   for (const SparringStreamFunction function :
        {streams.record_event, streams.query_event, streams.call_on_host, streams.copy}) {
-    CHECK(function(streams.self, &call) == SPARRING_IO);
+    CHECK(function(streams.self, &call) == SPARRING_DEVICE_LOST);
     CHECK(std::string(call.error.message) == "fell off the bus");
     call.error.release(&call.error);
     call.error = {};
@@ -72,11 +72,28 @@ void a_failed_device_answers_with_its_message() {
   CHECK(streams.free_event(streams.self, &call) == SPARRING_OK);
 }
 
+void a_refused_call_is_not_a_lost_device() {
+  const auto device = std::make_shared<EmulatedDevice>();
+  const SparringStreams& streams = *streams_of(device);
+  const int64_t from = 1;
+  int64_t to = 0;
+  SparringStreamCall call = make_call();
+  call.from = &from;
+  call.to = &to;
+  call.num_bytes = sizeof(to);
+  device->refuse_once(0);
+  CHECK(streams.copy(streams.self, &call) == SPARRING_DEVICE_FAILED && to == 0);
+  call.error.release(&call.error);
+  call.error = {};
+  CHECK(streams.copy(streams.self, &call) == SPARRING_OK && to == 1);
+}
+
 }  // namespace
 
 int main() {
   return sparring::testing::run({
       {"the table drives the device", the_table_drives_the_device},
       {"a failed device answers with its message", a_failed_device_answers_with_its_message},
+      {"a refused call is not a lost device", a_refused_call_is_not_a_lost_device},
   });
 }

@@ -75,6 +75,7 @@ struct InsertOrEvict {
     Owned owned{index.heads.at(head), index.first_row(head),
                 bytes_below(index.limit(head), warp.lane()), 0, 0, {}, 0};
     owned.digests = digests_of_lane(owned.bucket, warp.lane());
+    SPARRING_UNROLL
     for (uint32_t i = 0; i < 4; ++i) {
       // Those of empty slots were never written.
       if ((owned.digests >> (8 * i) & 0xffu) == 0) continue;
@@ -84,6 +85,7 @@ struct InsertOrEvict {
   }
 
   SPARRING_DEVICE void release(const device::Warp& warp, const Owned& owned) const {
+    SPARRING_UNROLL
     for (uint32_t i = 0; i < 4; ++i) {
       if ((owned.filled >> (8 * i) & 1u) == 0) continue;
       owned.bucket.entries[4 * warp.lane() + i].used = 0;
@@ -128,6 +130,7 @@ struct InsertOrEvict {
       const uint32_t mask = uint32_t{0xff} << (8 * byte);
       owned.digests = (owned.digests & ~mask) | uint32_t{digest} << (8 * byte);
       owned.filled |= mask;
+      SPARRING_UNROLL
       for (uint32_t i = 0; i < 4; ++i) {
         if (i == byte) owned.scores[i] = arriving.score;
       }
@@ -153,6 +156,7 @@ struct InsertOrEvict {
   SPARRING_DEVICE uint32_t first_to_leave(const device::Warp& warp, const Owned& owned,
                                           Rank& leaving) const {
     uint64_t lowest = ~uint64_t{0};
+    SPARRING_UNROLL
     for (uint32_t i = 0; i < 4; ++i) {
       const bool is_allowed = (owned.allowed >> (8 * i) & 1u) != 0;
       if (is_allowed && owned.scores[i] < lowest) lowest = owned.scores[i];
@@ -164,6 +168,7 @@ struct InsertOrEvict {
     // Keys lie on other lines, so they are read only where scores do not decide.
     int64_t smallest = INT64_MAX;
     uint32_t slot = kDeviceSlots;
+    SPARRING_UNROLL
     for (uint32_t i = 0; i < 4; ++i) {
       if ((owned.allowed >> (8 * i) & 1u) == 0 || owned.scores[i] != lowest) continue;
       const int64_t key = owned.bucket.entries[4 * warp.lane() + i].key;

@@ -22,6 +22,8 @@ void DeviceOrder::end_read(device::Stream stream) {
   Reader& reader = found != readers_.end()
                        ? found->second
                        : readers_.emplace(stream, Reader{device_.make_event(), false}).first->second;
+  // Else a new stream of an old one's address would hide what the old one still reads.
+  if (reader.has_read) device_.order_after(reader.event, stream);
   device_.record(reader.event, stream);
   reader.has_read = true;
 }

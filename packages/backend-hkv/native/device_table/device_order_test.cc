@@ -16,6 +16,8 @@ using namespace sparring::hkv;
 class RecordingDevice : public device::EmulatedDevice {
  public:
   void work(device::Stream stream, int number) { done_[stream].insert(number); }
+  // Given back with work on it; the next one of this address has nothing behind it.
+  void forget(device::Stream stream) { done_.erase(stream); }
   bool comes_after(device::Stream stream, int number) { return done_[stream].contains(number); }
 
   void record(device::Event event, device::Stream stream) override { events_[event] = done_[stream]; }
@@ -67,6 +69,15 @@ void a_write_comes_after_all_reads_of_other_streams() {
   CHECK(streams.device.comes_after(streams.a, 2) && streams.device.comes_after(streams.a, 3));
 }
 
+void a_write_comes_after_reads_of_a_stream_whose_address_came_again() {
+  Streams streams;
+  streams.read(streams.a, 1);
+  streams.device.forget(streams.a);
+  streams.read(streams.a, 2);
+  streams.write(streams.b, 3);
+  CHECK(streams.device.comes_after(streams.b, 1) && streams.device.comes_after(streams.b, 2));
+}
+
 void reads_wait_for_no_reads() {
   Streams streams;
   streams.read(streams.a, 1);
@@ -94,6 +105,8 @@ int main() {
        a_read_comes_after_the_last_write_of_another_stream},
       {"a write comes after all reads of other streams",
        a_write_comes_after_all_reads_of_other_streams},
+      {"a write comes after reads of a stream whose address came again",
+       a_write_comes_after_reads_of_a_stream_whose_address_came_again},
       {"reads wait for no reads", reads_wait_for_no_reads},
       {"a detour comes between", a_detour_comes_between},
   });

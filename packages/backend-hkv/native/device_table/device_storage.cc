@@ -36,7 +36,10 @@ void DeviceStorage::check_device(const SparringCall& call) const {
 class DeviceStorage::Staging {
  public:
   explicit Staging(DeviceStorage& storage)
-      : device_(*storage.device_), place_(storage.place_), stream_(storage.table_.stream()) {}
+      : device_(*storage.device_),
+        departing_(storage.departing_),
+        place_(storage.place_),
+        stream_(storage.table_.stream()) {}
 
   // What a call of the table needs, for the call of a user.
   SparringCall call(const SparringCall& asked) const {
@@ -91,10 +94,10 @@ class DeviceStorage::Staging {
       std::vector<int64_t> host_keys(size);
       std::vector<char> host_rows(size * self.row_bytes_);
       std::vector<uint64_t> host_scores(size);
-      self.send(host_keys.data(), keys, size);
-      self.send(host_rows.data(), static_cast<const char*>(rows), host_rows.size());
-      self.send(host_scores.data(), scores, size);
-      self.wait();
+      self.departing_.read({{host_keys.data(), keys, size * sizeof(int64_t)},
+                            {host_rows.data(), rows, host_rows.size()},
+                            {host_scores.data(), scores, size * sizeof(uint64_t)}},
+                           self.stream_);
       return self.asked_sink_.receive(self.asked_sink_.context, count, host_keys.data(),
                                       host_rows.data(), host_scores.data());
     } catch (const std::bad_alloc&) {
@@ -103,6 +106,7 @@ class DeviceStorage::Staging {
   }
 
   device::Device& device_;
+  device::ReadBack& departing_;
   SparringDevice place_;
   device::Stream stream_;
   std::vector<device::Buffer> buffers_;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "device/read_back.h"
 #include "device_table.h"
 
 namespace sparring::hkv {
@@ -19,7 +20,7 @@ class DeviceStorage {
   // `place`: what calls name the device. Throws as DeviceTable.
   DeviceStorage(std::shared_ptr<device::Device> device, const SparringDevice& place,
                 const DeviceTableOptions& options)
-      : device_(std::move(device)), place_(place), table_(*device_, options) {}
+      : device_(std::move(device)), place_(place), departing_(device_), table_(*device_, options) {}
 
   uint64_t row_bytes() const { return table_.row_bytes(); }
   bool keeps_scores() const { return table_.keeps_scores(); }
@@ -46,6 +47,7 @@ class DeviceStorage {
 
   std::shared_ptr<device::Device> device_;
   SparringDevice place_;
+  device::ReadBack departing_;  // rows that leave for the host
   DeviceTable table_;
 };
 

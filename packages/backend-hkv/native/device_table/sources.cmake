@@ -14,7 +14,10 @@ set(device_table_sources
   native/device_table/device_update.cc)
 
 # These launch nothing, and stay plain C++.
-set(device_border_sources native/device/stream_table.cc native/device_table/device_storage.cc)
+set(device_border_sources
+  native/device/read_back.cc
+  native/device/stream_table.cc
+  native/device_table/device_storage.cc)
 if(TARGET sparring_hkv_emulator)
   add_library(sparring_hkv_emulated_table STATIC
     ${device_table_sources} ${device_border_sources})

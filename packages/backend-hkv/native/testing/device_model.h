@@ -51,6 +51,22 @@ class DeviceModel {
     return evicted;
   }
 
+  // New rows are make_row(key, version); each byte of a known one is 1 more.
+  // REQUIRES: fits(keys), nothing leaves.
+  void update(const Keys& keys, uint64_t version) {
+    policy_.begin_call();
+    Evicted evicted;
+    for (const int64_t key : keys) {
+      const auto found = rows_.find(key);
+      if (found == rows_.end()) {
+        insert(key, version, nullptr, evicted);
+        continue;
+      }
+      for (char& byte : found->second.row) byte = static_cast<char>(byte + 1);
+      found->second.score = policy_.updated(found->second.score, nullptr);
+    }
+  }
+
   void touch(const Keys& keys, const Scores* scores) {
     policy_.begin_call();
     for (size_t i = 0; i < keys.size(); ++i) {

@@ -48,6 +48,9 @@ class DeviceKernels(KernelSet):
         opened = open_device(kind, arrays.index)
         self._native: Any = _Within(opened.native, arrays.here)
         self._handle: Any = opened.handle
+        if arrays.release_unused is not None:
+            # Of the device, so tables on it profit too.
+            self._handle.add_reclaimer(arrays.release_unused)
         self.arrays = arrays
         self.device = opened.name
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from sparring.errors import DeviceError
 
-__all__ = ["OpenDevice", "open_device", "why_cuda_is_unavailable"]
+__all__ = ["OpenDevice", "num_gpus", "open_device", "why_cuda_is_unavailable"]
 
 _MODULES = {"cuda": "sparring_hkv._cuda", "emulated": "sparring_hkv._emulated"}
 
@@ -56,6 +56,14 @@ def why_cuda_is_unavailable() -> str | None:
     except DeviceError as error:
         return str(error)
     return reason
+
+
+def num_gpus() -> int:
+    """How many GPUs this process sees; 0 where none can be used. Makes no context on any."""
+    try:
+        return int(_module("cuda").num_devices())
+    except DeviceError:
+        return 0
 
 
 def _module(kind: str) -> ModuleType:

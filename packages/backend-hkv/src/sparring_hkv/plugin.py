@@ -38,6 +38,7 @@ def sparring_register_kernels() -> Sequence[KernelsDescriptor]:
         device="cuda",
         unavailable=_why_cuda_is_unavailable,
         factory=_open_cuda_kernels,
+        num_devices=_num_gpus,
     )
     if find_spec("sparring_hkv._emulated") is None:
         return [cuda]
@@ -55,6 +56,12 @@ def _why_cuda_is_unavailable() -> str | None:
     from sparring_hkv.devices import why_cuda_is_unavailable
 
     return why_cuda_is_unavailable()
+
+
+def _num_gpus() -> int:
+    from sparring_hkv.devices import num_gpus
+
+    return num_gpus()
 
 
 def _open_cuda_kernels(arrays: ArraySource) -> KernelSet:

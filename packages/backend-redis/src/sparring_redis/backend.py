@@ -12,7 +12,8 @@ from sparring.rendezvous import NUM_PARTITIONS, Shard
 from sparring.storage import Capabilities, Columns, Evicted, Keys, Rows, ScanChunk, Scores, Storage
 from sparring.table import TableConfig
 from sparring_redis.deadline import Deadline
-from sparring_redis.description import agree_on_buckets, found_label
+from sparring_redis.description import agree_on_buckets, description_slot, found_label
+from sparring_redis.eviction import check_that_rows_stay
 from sparring_redis.layout import Layout
 from sparring_redis.opening import open_client
 from sparring_redis.options import RedisOptions
@@ -23,6 +24,10 @@ __all__ = ["RedisStorage", "found_table"]
 
 _MOST_ROWS_AT_ONCE = 65_536
 _MOST_BYTES_AT_ONCE = 32 << 20
+
+# What a walk over rows must be able to read within the deadline of a call.
+_ROWS_IN_A_DEADLINE = 1 << 18
+_BYTES_IN_A_DEADLINE = 64 << 20
 
 
 class RedisStorage(Storage):
@@ -50,7 +55,8 @@ class RedisStorage(Storage):
         validate: see `sparring.storage.Storage`.
 
     Raises:
-        InvalidArgumentError: the table lies there with other rows; a password cannot be read.
+        InvalidArgumentError: the table lies there with other rows; a password cannot be read; the
+            server removes rows when its memory is full.
         DeadlineError, StorageIOError: Redis failed.
     """
 
@@ -69,7 +75,11 @@ class RedisStorage(Storage):
         self.shard = shard
         self._client = open_client(self.options, f"table {table.name!r}")
         try:
-            num_buckets = agree_on_buckets(self._client, table, self.options)
+            deadline = Deadline(self._client.deadline_seconds)
+            if not self.options.allow_eviction:
+                slot = description_slot(table, self.options)
+                check_that_rows_stay(self._client, slot, deadline)
+            num_buckets = agree_on_buckets(self._client, table, self.options, deadline)
         except BaseException:
             self._client.close()
             raise
@@ -111,9 +121,14 @@ class RedisStorage(Storage):
             self._check_open()
 
     def _size_impl(self) -> int:
-        commands = [self._layout.command(each, "HLEN") for each in self._owned.whole_buckets]
-        size = sum(self._client.run(commands, "size", is_write=False)) if commands else 0
-        return size + sum(len(keys) for keys in self._keys_in_shared_buckets())
+        deadline = Deadline(self._client.deadline_seconds)
+        size = self._count_in(self._owned.whole_buckets, "size", deadline)
+        return size + sum(len(keys) for keys in self._keys_in_shared_buckets("size", deadline))
+
+    def _count_in(self, buckets: Sequence[int], operation: str, deadline: Deadline) -> int:
+        """The rows in some buckets, whosever they are."""
+        commands = [self._layout.command(each, "HLEN") for each in buckets]
+        return sum(self._client.run(commands, operation, is_write=False, deadline=deadline))
 
     # -- writing ------------------------------------------------------------
 
@@ -138,17 +153,17 @@ class RedisStorage(Storage):
         return int(sum(replies))
 
     def _clear_impl(self) -> None:
+        deadline = Deadline(self._client.deadline_seconds)
         commands = [self._layout.command(each, "UNLINK") for each in self._owned.whole_buckets]
-        if commands:
-            self._client.run(commands, "clear", is_write=True)
-        for keys in self._keys_in_shared_buckets():
+        self._client.run(commands, "clear", is_write=True, deadline=deadline)
+        for keys in self._keys_in_shared_buckets("clear", deadline):
             commands = self._layout.erase_commands(keys, self._layout.deal(keys))
-            self._client.run(commands, "clear", is_write=True)
+            self._client.run(commands, "clear", is_write=True, deadline=deadline)
 
     def _write_note_impl(self, name: str, text: str | None) -> None:
         # One note for the whole table: ranks load together, and a job of another size must see it.
         note = partial(self._layout.note_command, name)
-        command = note("DEL") if text is None else note("SET", text.encode())
+        command = note("UNLINK") if text is None else note("SET", text.encode())
         self._client.run([command], f"note {name!r}", is_write=True)
 
     def _read_note_impl(self, name: str) -> str | None:
@@ -166,13 +181,25 @@ class RedisStorage(Storage):
         for begin in range(0, count, self._rows_at_once):
             yield slice(begin, min(begin + self._rows_at_once, count))
 
-    def _keys_in_shared_buckets(self) -> Iterator[Keys]:
-        """This rank's keys in buckets where other ranks have some, chunk by chunk."""
-        for keys, _ in self._scan_buckets(self._owned.shared_buckets, _MOST_ROWS_AT_ONCE):
+    def _keys_in_shared_buckets(self, operation: str, deadline: Deadline) -> Iterator[Keys]:
+        """This rank's keys in buckets where other ranks have some, chunk by chunk.
+
+        Nobody counts them but who reads them, so `deadline` is extended by how much there is to
+        read, known before: a server that answers slowly cannot make it longer.
+        """
+        buckets = self._owned.shared_buckets
+        num_rows = self._count_in(buckets, operation, deadline)
+        num_extensions = num_rows * self._layout.table.row_bytes // _BYTES_IN_A_DEADLINE
+        num_extensions = max(num_extensions, num_rows // _ROWS_IN_A_DEADLINE)
+        deadline.extend(num_extensions * self._client.deadline_seconds)
+        for keys, _ in self._scan_buckets(buckets, _MOST_ROWS_AT_ONCE, deadline):
             yield keys
 
-    def _scan_buckets(self, buckets: Sequence[int], chunk_rows: int) -> Iterator[tuple[Keys, Rows]]:
-        return BucketScan(self._client, self._layout, self._owned, buckets).chunks(chunk_rows)
+    def _scan_buckets(
+        self, buckets: Sequence[int], chunk_rows: int, deadline: Deadline | None = None
+    ) -> Iterator[tuple[Keys, Rows]]:
+        scan = BucketScan(self._client, self._layout, self._owned, buckets, deadline)
+        return scan.chunks(chunk_rows)
 
 
 def found_table(table: TableConfig, options: RedisOptions) -> TableConfig | None:
@@ -183,7 +210,7 @@ def found_table(table: TableConfig, options: RedisOptions) -> TableConfig | None
     """
     client = open_client(options, f"table {table.name!r}")
     try:
-        label = found_label(client, table, options)
+        label = found_label(client, table, options, Deadline(client.deadline_seconds))
     finally:
         client.close()
     return None if label is None else table.labelled(label)

@@ -29,6 +29,7 @@ from sparring.errors import DeadlineError, StorageIOError
 from sparring_redis.connection import Link
 from sparring_redis.deadline import Deadline
 from sparring_redis.place import Address
+from sparring_redis.refusals import NOT_RUN, RefusedError, begins, is_lasting
 from sparring_redis.server import Server
 from sparring_redis.topology import Topology
 
@@ -36,10 +37,6 @@ __all__ = ["Client", "Command"]
 
 _PENDING: Any = object()
 _SHORTEST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.005, 0.2
-
-# The server says so before it has run anything.
-_NOT_RUN = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "LOADING", "READONLY", "MASTERDOWN", "BUSY")
-_REFUSED_ACCESS = ("NOAUTH", "WRONGPASS", "NOPERM")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +68,7 @@ class Client:
         *,
         is_write: bool,
         is_repeatable: bool = True,
+        may_be_refused: bool = False,
         deadline: Deadline | None = None,
     ) -> list[Any]:
         """Runs all commands; nothing is promised of their order.
@@ -80,6 +78,7 @@ class Client:
             operation: its name, for messages.
             is_write: they change something.
             is_repeatable: running any of them twice leaves and returns the same as once.
+            may_be_refused: a refusal is a reply too.
             deadline: None: a new one.
 
         Returns:
@@ -103,15 +102,13 @@ class Client:
                 # That the time ran out while trying again says less than why that was needed.
                 call.failure = before
             refusals = [each for each in call.replies if isinstance(each, ResponseError)]
-            if refusals:
+            if refusals and not may_be_refused:
                 raise self._refused(call, refusals)
             if call.is_answered:
                 return call.replies
             if call.may_have_run and not is_repeatable:
                 raise self._lost(call)
-            if isinstance(call.failure, AuthenticationError) or _begins(
-                call.failure, _REFUSED_ACCESS
-            ):
+            if is_lasting(call.failure):
                 raise self._refused(call, [call.failure])
             if deadline.is_over:
                 raise self._too_late(call)
@@ -120,6 +117,8 @@ class Client:
                 wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
                 self.topology.refresh(deadline)
             except (RedisError, OSError) as error:
+                if is_lasting(error):
+                    raise self._refused(call, [error]) from error
                 call.failure = call.failure or error
 
     def close(self) -> None:
@@ -183,10 +182,10 @@ class Client:
     def _sort_out(self, call: _Call) -> None:
         """Takes back replies that say that the command did not run."""
         for place, reply in enumerate(call.replies):
-            if _begins(reply, _NOT_RUN):
+            if begins(reply, NOT_RUN):
                 call.failure = reply
                 call.replies[place] = _PENDING
-                if _begins(reply, ("ASK",)):
+                if begins(reply, ("ASK",)):
                     call.replies[place] = self._ask_elsewhere(call, place, str(reply))
 
     def _ask_elsewhere(self, call: _Call, place: int, reply: str) -> Any:
@@ -206,7 +205,7 @@ class Client:
             server.discard(link, has_writes=call.is_write)
             raise
         server.release(link)
-        return _PENDING if _begins(found, _NOT_RUN) else found
+        return _PENDING if begins(found, NOT_RUN) else found
 
     # -- what is said when it fails ----------------------------------------------
 
@@ -222,6 +221,12 @@ class Client:
         )
 
     def _refused(self, call: _Call, refusals: Sequence[Any]) -> StorageIOError:
+        if isinstance(refusals[0], RefusedError):
+            return StorageIOError(
+                f"{self._asked(call)}: {refusals[0]}; mend that there, or the "
+                f"options.{self._outcome(call)}",
+                operation=call.operation,
+            )
         return StorageIOError(
             f"{self._asked(call)}: {len(refusals)} of {len(call.commands)} commands were refused, "
             f"the first with: {refusals[0]}; mend that on the server, or the user's "
@@ -291,35 +296,6 @@ class _Call:
         return sum(
             not (reply is _PENDING or isinstance(reply, ResponseError)) for reply in self.replies
         )
-
-
-def _begins(error: object, words: Sequence[str]) -> bool:
-    """Whether it is a refusal of one of these kinds.
-
-    redis-py takes the first word of some away and says it by the class instead.
-    """
-    if not isinstance(error, RedisError):
-        return False
-    return _kind_of(error) in words
-
-
-def _kind_of(error: RedisError) -> str:
-    status = getattr(error, "status_code", None)
-    if isinstance(status, str):
-        return status.split()[0]
-    return _CLASSES.get(type(error).__name__) or str(error).partition(" ")[0]
-
-
-_CLASSES = {
-    "MovedError": "MOVED",
-    "AskError": "ASK",
-    "TryAgainError": "TRYAGAIN",
-    "ClusterDownError": "CLUSTERDOWN",
-    "MasterDownError": "MASTERDOWN",
-    "BusyLoadingError": "LOADING",
-    "ReadOnlyError": "READONLY",
-    "NoPermissionError": "NOPERM",
-}
 
 
 def _is_timeout(error: Exception | None) -> bool:

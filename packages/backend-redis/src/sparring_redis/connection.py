@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import select
+import socket
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +17,7 @@ from redis.retry import Retry
 
 from sparring_redis.deadline import BoundedSocket, Deadline
 from sparring_redis.place import Address
+from sparring_redis.refusals import refusals_of
 
 __all__ = ["Access", "Link", "packed"]
 
@@ -28,8 +31,14 @@ class Access:
     username: str | None = field(default=None, repr=False)
     password: str | None = field(default=None, repr=False)
     database: int = 0
-    is_encrypted: bool = False
-    tls: dict[str, Any] = field(default_factory=dict, repr=False)
+    context: ssl.SSLContext | None = field(default=None, repr=False)
+    """How to encrypt; None: not at all."""
+    what: str = "Redis"
+    """For messages, what answers there."""
+
+    @property
+    def is_encrypted(self) -> bool:
+        return self.context is not None
 
 
 class _Bounded:
@@ -48,7 +57,11 @@ class _Plain(_Bounded, Connection):
 
 
 class _Encrypted(_Bounded, SSLConnection):
-    pass
+    context: ssl.SSLContext
+
+    def _wrap_socket_with_ssl(self, sock: socket.socket) -> ssl.SSLSocket:
+        # The client library would read the files anew for each connection.
+        return self.context.wrap_socket(sock, server_hostname=self.host)
 
 
 class _Unix(_Bounded, UnixDomainSocketConnection):
@@ -64,7 +77,8 @@ class Link:
         deadline: of the call that opens it.
 
     Raises:
-        redis.exceptions.RedisError: it cannot be reached, or does not let us in.
+        RefusedError: it does not let us in.
+        redis.exceptions.RedisError: it cannot be reached.
     """
 
     def __init__(self, address: Address, access: Access, deadline: Deadline) -> None:
@@ -87,10 +101,12 @@ class Link:
         else:
             options = {"host": address.host, "port": address.port, **options}
             if access.is_encrypted:
-                kind, options = _Encrypted, {**access.tls, **options}
+                kind = _Encrypted
         self._connection = kind(**options)
         self._connection.deadline = deadline
-        self._connection.connect()
+        self._connection.context = access.context
+        with refusals_of(f"{access.what} at {address}"):
+            self._connection.connect()
         self.identity: tuple[bytes, ...] | None = None
 
     def use(self, deadline: Deadline) -> None:

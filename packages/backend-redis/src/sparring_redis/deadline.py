@@ -17,6 +17,11 @@ class Deadline:
         self.seconds = seconds
         self._end = time.monotonic() + seconds
 
+    def extend(self, seconds: float) -> None:
+        """Moves the end, once it is known that there is more to do."""
+        self.seconds += seconds
+        self._end += seconds
+
     @property
     def is_over(self) -> bool:
         return time.monotonic() >= self._end

@@ -13,9 +13,10 @@ from sparring.storage.converting import conversion_command
 from sparring.table import CONVERT_HELP, TableConfig
 from sparring_redis.client import Client, Command
 from sparring_redis.connection import packed
+from sparring_redis.deadline import Deadline
 from sparring_redis.options import RedisOptions
 
-__all__ = ["FORMAT", "agree_on_buckets", "found_label"]
+__all__ = ["FORMAT", "agree_on_buckets", "description_slot", "found_label"]
 
 FORMAT = 1
 """The version of `sparring_redis.layout`."""
@@ -28,7 +29,9 @@ _IN_THE_URL = {
 }
 
 
-def agree_on_buckets(client: Client, table: TableConfig, options: RedisOptions) -> int:
+def agree_on_buckets(
+    client: Client, table: TableConfig, options: RedisOptions, deadline: Deadline
+) -> int:
     """Creates the table if it does not exist, and refuses it if it is another.
 
     Ranks may come at the same time: one creates it, all others find it.
@@ -37,6 +40,7 @@ def agree_on_buckets(client: Client, table: TableConfig, options: RedisOptions) 
         client: to ask.
         table: what is asked for.
         options: `prefix` and `num_buckets`, where None takes what there is.
+        deadline: of all that is asked.
 
     Returns:
         How many buckets it has.
@@ -55,10 +59,11 @@ def agree_on_buckets(client: Client, table: TableConfig, options: RedisOptions) 
         "rows": table.row_label,
         "num_buckets": num_buckets or _DEFAULT_BUCKETS,
     }
-    slot = key_slot(name.encode())
+    slot = description_slot(table, options)
 
     def run(*words: Any, is_write: bool) -> Any:
-        return client.run([Command(slot, packed(words))], "opening", is_write=is_write)[0]
+        command = Command(slot, packed(words))
+        return client.run([command], "opening", is_write=is_write, deadline=deadline)[0]
 
     data = run("GET", name, is_write=False)
     if data is None:
@@ -76,20 +81,28 @@ def agree_on_buckets(client: Client, table: TableConfig, options: RedisOptions) 
         raise InvalidArgumentError(text, **error.details) from error
 
 
-def found_label(client: Client, table: TableConfig, options: RedisOptions) -> str | None:
+def found_label(
+    client: Client, table: TableConfig, options: RedisOptions, deadline: Deadline
+) -> str | None:
     """What the rows of a table are; None where nobody made it, or nobody can read it.
 
     Raises:
         DeadlineError, StorageIOError: Redis failed.
     """
     name = _name(table, options)
-    command = Command(key_slot(name.encode()), packed(["GET", name]))
+    command = Command(description_slot(table, options), packed(["GET", name]))
+    found = client.run([command], "opening", is_write=False, deadline=deadline)[0]
     try:
-        label = json.loads(client.run([command], "opening", is_write=False)[0] or b"")["rows"]
+        label = json.loads(found or b"")["rows"]
     except (ValueError, KeyError, TypeError):
         # `agree_on_buckets` says what is wrong with it, once somebody opens the table.
         return None
     return str(label)
+
+
+def description_slot(table: TableConfig, options: RedisOptions) -> int:
+    """Where the description of a table lies in a cluster."""
+    return key_slot(_name(table, options).encode())
 
 
 def _name(table: TableConfig, options: RedisOptions) -> str:

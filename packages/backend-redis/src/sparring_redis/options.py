@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from sparring.descriptors import Options, WholeNumber
 from sparring.errors import InvalidArgumentError
-from sparring.options import SECRET_GIVEN
+from sparring.secret_values import SECRET_GIVEN
 from sparring_redis.place import Place, place_of
 
 __all__ = ["Mode", "RedisOptions", "RedisRendezvousOptions", "RedisServerOptions"]
@@ -21,28 +22,44 @@ Mode = Literal["standalone", "sentinel", "cluster"]
 _NAME = r"^[A-Za-z0-9_.:\-]{1,100}$"
 
 
-def _without_password(url: Any) -> Any:
-    """Refuses a URL with a password in it, and never repeats it: configurations are printed."""
-    if isinstance(url, str) and "@" in url:
+def _without_password(text: Any) -> Any:
+    """Refuses a place with a password in it, and never repeats it: configurations are printed."""
+    if isinstance(text, bytes):
+        text = text.decode(errors="replace")
+    if isinstance(text, str) and "@" in text:
         raise PydanticCustomError(
             SECRET_GIVEN,
             "must hold no user and no password, because configurations are printed; give the user "
             "as username, and the password by password_environment or password_file",
         )
-    return url
+    return text
 
 
-Url = Annotated[str, BeforeValidator(_without_password)]
+def _is_variable(name: Any) -> Any:
+    """Refuses what cannot be the name of a variable: it may be the password itself."""
+    if isinstance(name, str) and not _VARIABLE.match(name):
+        raise PydanticCustomError(
+            SECRET_GIVEN,
+            "must be the name of an environment variable: letters, digits and _, no digit first; "
+            "it is not the place for the password itself",
+        )
+    return name
+
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+PlaceText = Annotated[str, BeforeValidator(_without_password)]
+Variable = Annotated[str, BeforeValidator(_is_variable)]
 
 
 class RedisServerOptions(Options):
     """Where Redis is, and how to get in. Passwords are named, never given."""
 
-    url: Url | None = None
+    url: PlaceText | None = None
     """``redis://host:port/database``, ``unix:///path?database=3``, ``redis+sentinel://host:port,host:port/service``
     or ``redis+cluster://host:port,host:port``; ``rediss`` in place of ``redis`` for TLS. Without it
     `host` and `port`, or `unix_socket`."""
-    host: str | None = None
+    host: PlaceText | None = None
     """The host, where there is no `url`; 127.0.0.1 if nothing is said."""
     port: WholeNumber | None = Field(default=None, ge=1, le=65_535)
     """The port, where there is no `url`; 6379 if nothing is said."""
@@ -56,13 +73,13 @@ class RedisServerOptions(Options):
     """The number of the database, where the URL has none. A cluster has only 0."""
     username: str | None = None
     """The ACL user; without it Redis' user ``default``."""
-    password_environment: str | None = None
+    password_environment: Variable | None = None
     """The environment variable that holds the password."""
     password_file: Path | None = None
     """The file that holds the password; line breaks at its end are no part of it."""
     sentinel_username: str | None = None
     """The ACL user of the sentinels themselves."""
-    sentinel_password_environment: str | None = None
+    sentinel_password_environment: Variable | None = None
     """The environment variable that holds the sentinels' password."""
     sentinel_password_file: Path | None = None
     """The file that holds the sentinels' password."""
@@ -73,7 +90,8 @@ class RedisServerOptions(Options):
     tls_certificate_file: Path | None = None
     """Our own certificate, PEM, where the server asks for one."""
     tls_key_file: Path | None = None
-    """The key of our own certificate, PEM."""
+    """The key of our own certificate, PEM, without a password; left out where the certificate's
+    file holds it."""
     tls_check_hostname: bool = True
     """Whether the server's certificate must name the host that we asked for."""
     deadline_seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
@@ -98,6 +116,11 @@ class RedisServerOptions(Options):
                     "give {name}_environment or {name}_file, not both",
                     {"name": name},
                 )
+        if self.tls_key_file is not None and self.tls_certificate_file is None:
+            raise PydanticCustomError(
+                "key_without_certificate",
+                "tls_key_file is the key of tls_certificate_file; name that file too",
+            )
         try:
             self.place()
         except InvalidArgumentError as error:
@@ -142,6 +165,9 @@ class RedisOptions(RedisServerOptions):
     num_buckets: WholeNumber | None = Field(default=None, ge=1, le=4096)
     """Hashes that a new table is dealt to, a power of two; 256 if nothing is said. More spread a
     table more evenly over a cluster, fewer make small batches cheaper. Fixed at creation."""
+    allow_eviction: bool = False
+    """Take a server that removes rows when its memory is full, as a cache may: a row that is gone
+    reads as its initial value."""
 
     @field_validator("num_buckets")
     @classmethod
@@ -174,8 +200,10 @@ def _secret(name: str, variable: str | None, path: Path | None) -> str | None:
     if variable is not None:
         value = os.environ.get(variable)
         if not value:
+            # A password may well have the form of a name, but not of one that is usual.
+            shown = f"the variable {variable!r}" if variable.isupper() else "a variable"
             raise InvalidArgumentError(
-                f"redis: {name}_environment names the variable {variable!r}, which is "
+                f"redis: {name}_environment names {shown}, which is "
                 f"{'empty' if value == '' else 'not set'}; set it to the password"
             )
         return value
@@ -183,8 +211,8 @@ def _secret(name: str, variable: str | None, path: Path | None) -> str | None:
         return None
     try:
         value = path.read_text().rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "no UTF-8 text"
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or _reason_of(error)
         raise InvalidArgumentError(
             f"redis: {name}_file {path} cannot be read ({reason}); name a file with the password"
         ) from None
@@ -193,3 +221,8 @@ def _secret(name: str, variable: str | None, path: Path | None) -> str | None:
             f"redis: {name}_file {path} is empty; write the password into it"
         )
     return value
+
+
+def _reason_of(error: Exception) -> str:
+    # A path with a NUL character in it is a ValueError too.
+    return "no UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)

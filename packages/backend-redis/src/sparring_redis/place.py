@@ -108,8 +108,9 @@ def place_of(
             )
     if path:
         if not path.isdecimal():
+            found = "" if "@" in path else f", found {path!r}"
             raise InvalidArgumentError(
-                f"redis: the database must be a whole number, found {path!r}; give {_FORMS}"
+                f"redis: the database must be a whole number{found}; give {_FORMS}"
             )
         database = int(path)
     if chosen == "cluster" and database:
@@ -132,7 +133,9 @@ def _unix_place(path: str, mode: str, database: int) -> Place:
 def _address(text: str, port: int) -> Address:
     matched = _HOST.match(text)
     if matched is None:
-        raise InvalidArgumentError(f"redis: {text!r} is no host:port; give {_FORMS}")
+        # It may be user and password that somebody put before the host.
+        shown = "a name with @ in it" if "@" in text else repr(text)
+        raise InvalidArgumentError(f"redis: {shown} is no host:port; give {_FORMS}")
     number = int(matched["port"] or port)
     if not 1 <= number <= 65_535:
         raise InvalidArgumentError(f"redis: port {number} must be from 1 to 65535")

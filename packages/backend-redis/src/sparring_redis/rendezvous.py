@@ -102,26 +102,35 @@ class RedisRendezvous(Rendezvous):
     def _take_seat(self, world_size: int) -> Membership:
         token = json.dumps({"rank": uuid.uuid4().hex, "host": socket.gethostname()}).encode()
         seconds = self._options.time_to_live_seconds
+        arrival = Deadline(self._options.start_seconds)
         for rank in range(world_size):
+            try:
+                part = Deadline(min(self._client.deadline_seconds, arrival.remaining()))
+            except TimeoutError:
+                raise DeadlineError(
+                    f"rendezvous 'redis': found no free seat of job {self._options.job!r} within "
+                    f"{arrival.seconds:g} s, {rank} of {world_size} were asked for; see whether "
+                    "Redis is overloaded or far away, or raise start_seconds",
+                    job=self._options.job,
+                ) from None
             seat = self._seat(rank)
-            self._run("take a seat", "SET", seat, token, "EX", seconds, "NX")
-            if self._run("take a seat", "GET", seat) == token:
-                return self._seated(rank, world_size)
+            self._run("take a seat", "SET", seat, token, "EX", seconds, "NX", deadline=part)
+            if self._run("take a seat", "GET", seat, deadline=part) == token:
+                return self._seated(rank, world_size, arrival)
         raise InvalidArgumentError(
             f"rendezvous 'redis': all {world_size} seats of job {self._options.job!r} are taken; "
             "give this job a name of its own, or raise world_size"
         )
 
-    def _seated(self, rank: int, world_size: int) -> Membership:
+    def _seated(self, rank: int, world_size: int, arrival: Deadline) -> Membership:
         """Waits for all others, because only then is known who shares this machine."""
-        end = time.monotonic() + self._options.start_seconds
         wait = _SHORTEST_WAIT_SECONDS
         while True:
             seats = self._run("look who came", "MGET", *map(self._seat, range(world_size)))
             num_taken = sum(seat is not None for seat in seats)
             if num_taken == world_size:
                 break
-            if time.monotonic() >= end:
+            if arrival.is_over:
                 raise DeadlineError(
                     f"rendezvous 'redis': {num_taken} of {world_size} ranks came to job "
                     f"{self._options.job!r} within {self._options.start_seconds:g} s; start the "

@@ -9,6 +9,7 @@ import numpy as np
 
 from sparring.storage import Keys, Rows
 from sparring_redis.client import Client
+from sparring_redis.deadline import Deadline
 from sparring_redis.layout import Layout
 from sparring_redis.ownership import Ownership
 
@@ -38,14 +39,21 @@ class BucketScan:
         layout: of the table.
         owned: whose rows are wanted.
         buckets: where to look.
+        deadline: of the whole walk; None: each exchange with Redis has one of its own.
     """
 
     def __init__(
-        self, client: Client, layout: Layout, owned: Ownership, buckets: Sequence[int]
+        self,
+        client: Client,
+        layout: Layout,
+        owned: Ownership,
+        buckets: Sequence[int],
+        deadline: Deadline | None = None,
     ) -> None:
         self._client = client
         self._layout = layout
         self._owned = owned
+        self._deadline = deadline
         self._shared = frozenset(owned.shared_buckets)
         self._waiting = [_Cursor(bucket) for bucket in reversed(buckets)]  # taken from the end
         self._active: list[_Cursor] = []
@@ -56,7 +64,7 @@ class BucketScan:
         """``(n,)`` keys and ``(n, width)`` rows, read-only, 1 to `chunk_rows` of them.
 
         Raises:
-            DeadlineError, StorageIOError: one exchange with Redis failed.
+            DeadlineError, StorageIOError: an exchange with Redis failed.
             CorruptDataError: something there is no row of this table.
         """
         fields, values = self._fields, self._values
@@ -78,7 +86,7 @@ class BucketScan:
             self._layout.command(cursor.bucket, "HSCAN", cursor.at, "COUNT", count)
             for cursor in self._active
         ]
-        replies = self._client.run(commands, "scan", is_write=False)
+        replies = self._client.run(commands, "scan", is_write=False, deadline=self._deadline)
         for cursor, (at, flat) in zip(self._active, replies, strict=True):
             self._keep(cursor.bucket, flat[::2], flat[1::2])
             cursor.at = at

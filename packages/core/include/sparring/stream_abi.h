@@ -13,7 +13,8 @@
  * VERSIONS, ERRORS
  *   As in storage_abi.h: members are only ever appended; a status other than
  *   SPARRING_OK comes with a message that `error.release` frees. A device that has
- *   failed answers everything with SPARRING_IO, and stays so.
+ *   failed answers everything with SPARRING_DEVICE_LOST, and stays so; one that refuses
+ *   a call alone answers with SPARRING_DEVICE_FAILED.
  *
  * THREADS
  *   All functions from any thread. Only `free_pinned` and `allocate_pinned` may wait

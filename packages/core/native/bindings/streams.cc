@@ -45,6 +45,8 @@ class PythonStreamWait final : public StreamWait {
     std::string message;
     try {
       if (error != nullptr) std::rethrow_exception(error);
+    } catch (const StreamLostError& found) {
+      kind = "DeviceLostError", message = found.what();
     } catch (const StreamError& found) {
       kind = "DeviceError", message = found.what();
     } catch (const StreamDeadlineError& found) {
@@ -153,11 +155,16 @@ class Streams {
 };
 
 void translate(std::exception_ptr pointer) {
+  const auto set = [](const char* name, const StreamError& error) {
+    const py::object type = py::module_::import("sparring.errors").attr(name);
+    PyErr_SetString(type.ptr(), error.what());
+  };
   try {
     if (pointer) std::rethrow_exception(pointer);
+  } catch (const StreamLostError& error) {
+    set("DeviceLostError", error);
   } catch (const StreamError& error) {
-    const py::object type = py::module_::import("sparring.errors").attr("DeviceError");
-    PyErr_SetString(type.ptr(), error.what());
+    set("DeviceError", error);
   }
 }
 

@@ -13,12 +13,14 @@ SparringStreamCall make_call() {
 
 void call_streams(const SparringStreams& streams, SparringStreamFunction function,
                   const char* doing, SparringStreamCall& arguments) {
-  if (function(streams.self, &arguments) == SPARRING_OK) return;
+  const SparringStatus status = function(streams.self, &arguments);
+  if (status == SPARRING_OK) return;
   SparringError& error = arguments.error;
   const std::string found = error.message != nullptr ? error.message : "no message";
   if (error.release != nullptr) error.release(&error);
-  throw StreamError(std::string(streams.device) + ": " + doing + " failed: " + found +
-                    "; a GPU that was lost needs a new process");
+  const std::string message = std::string(streams.device) + ": " + doing + " failed: " + found;
+  if (status != SPARRING_DEVICE_LOST) throw StreamError(message);
+  throw StreamLostError(message + "; a GPU that was lost needs a new process");
 }
 
 void check_streams(const SparringStreams& streams) {

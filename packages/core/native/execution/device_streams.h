@@ -10,10 +10,16 @@
 
 namespace sparring::execution {
 
-// The device failed, or refuses.
+// The device refuses a call, or has failed.
 class StreamError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+};
+
+// It has failed, and stays so in this process.
+class StreamLostError : public StreamError {
+ public:
+  using StreamError::StreamError;
 };
 
 // A stream did not come where it was awaited in time. What is on it goes on.
@@ -22,7 +28,8 @@ class StreamDeadlineError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Calls one function of the table. Throws StreamError naming device and `doing`.
+// Calls one function of the table. Throws StreamError or StreamLostError,
+// naming device and `doing`.
 void call_streams(const SparringStreams& streams, SparringStreamFunction function,
                   const char* doing, SparringStreamCall& arguments);
 

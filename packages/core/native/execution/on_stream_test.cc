@@ -105,7 +105,7 @@ void a_lost_device_is_an_error_not_a_hang() {
   FakeStream stream;
   // Lost before: nothing can be put on the stream.
   device.is_lost = true;
-  CHECK_THROWS(sync_wait(on_stream(device.streams(), &stream)), StreamError);
+  CHECK_THROWS(sync_wait(on_stream(device.streams(), &stream)), StreamLostError);
   // Lost meanwhile: nobody calls back, and only the question finds out.
   device.is_lost = false;
   device.swallows_host_calls = true;
@@ -117,7 +117,7 @@ void a_lost_device_is_an_error_not_a_hang() {
   try {
     sync_wait(on_stream(device.streams(), &stream));
     CHECK(false);
-  } catch (const StreamError& error) {
+  } catch (const StreamLostError& error) {
     CHECK(std::string(error.what()).find("fake:0: what was on a stream failed: the device was "
                                          "lost") == 0);
   }

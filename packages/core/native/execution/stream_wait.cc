@@ -79,7 +79,7 @@ class StreamWaits {
   }
 
   // Sends a wait to the pool, if it has not ended.
-  void end(uint64_t number, std::string failure) noexcept {
+  void end(uint64_t number, std::exception_ptr failure) noexcept {
     const std::lock_guard lock(mutex_);
     const auto found = waits_.find(number);
     if (found == waits_.end() || found->second.has_ended) return;
@@ -166,13 +166,11 @@ class StreamWaits {
         }
       }
       for (const auto& [number, event] : asked) {
-        std::string failure;
         try {
           (void)event->is_reached();  // the host call says so itself, and sooner
-        } catch (const std::exception& error) {
-          failure = error.what();
+        } catch (...) {
+          end(number, std::current_exception());
         }
-        if (!failure.empty()) end(number, std::move(failure));
       }
     }
   }
@@ -225,8 +223,8 @@ void StreamWait::run() noexcept {
     on_failed(std::make_exception_ptr(StreamDeadlineError(
         std::string(streams_.device) + ": a stream was given " + std::to_string(seconds) +
         " s and has not come where it was awaited; allow more, or find out what it waits for")));
-  } else if (!failure_.empty()) {
-    on_failed(std::make_exception_ptr(StreamError(failure_)));
+  } else if (failure_ != nullptr) {
+    on_failed(failure_);
   } else {
     on_reached();
   }

@@ -49,7 +49,7 @@ class StreamWait : private PoolTask {
   const std::chrono::nanoseconds deadline_;
   std::shared_ptr<StreamEvent> event_;
   // How it ended, unless it was reached.
-  std::string failure_;
+  std::exception_ptr failure_;
   bool is_late_ = false;
 };
 

@@ -133,7 +133,7 @@ class FakeDevice {
       auto& device = *static_cast<FakeDevice*>(self);
       if (device.is_lost) {
         call->error.message = "the device was lost";
-        return SPARRING_IO;
+        return SPARRING_DEVICE_LOST;
       }
       Body{}(device, *call);
       return SPARRING_OK;

@@ -15,6 +15,7 @@ import xxhash
 from sparring import _native, kernels
 from sparring.admission import admission_from, make_filter
 from sparring.errors import InterruptedLoadError, InvalidArgumentError, SparringError
+from sparring.kernel_set import KernelSet
 from sparring.rendezvous import Shard
 from sparring.saving.table_watch import TableWatch
 from sparring.storage.background import Background
@@ -59,6 +60,11 @@ class StorageChoice:
         words = {"{rank}": str(rank), "{world_size}": str(world_size), "{table}": table}
         return StorageChoice(self.backend, _filled_in(self.options, words))
 
+    @property
+    def means_own_device(self) -> bool:
+        """Whether any device among its options is ``cuda`` without a number."""
+        return bool(_placed(self.options, "") != self.options)
+
     def on_device(self, own: str) -> StorageChoice:
         """The choice with ``device: cuda`` read as this rank's own GPU, also in what it stacks."""
         return StorageChoice(self.backend, _placed(self.options, own))
@@ -90,7 +96,8 @@ def _placed(value: Any, own: str) -> Any:
             for name, each in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [_placed(each, own) for each in value]
+        placed = [_placed(each, own) for each in value]
+        return placed if isinstance(value, list) else tuple(placed)
     return value
 
 
@@ -183,6 +190,7 @@ class DeclaredTable:
         "initial_state",
         "initializer",
         "is_sought",
+        "kernels",
         "num_not_admitted",
         "part",
         "storage",
@@ -204,6 +212,8 @@ class DeclaredTable:
         self.initial_state: npt.NDArray[Any] | None = None
         self.admission_filter = make_filter(admission_from(config.admission), config)
         self.num_not_admitted = 0
+        self.kernels: KernelSet | None = None
+        """What works on rows where they lie, if lookups and steps are to leave them there."""
         self.is_sought = False
         """Whether somebody looked for rows that outlived the process."""
         self.part: str | None = None

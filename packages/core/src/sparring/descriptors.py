@@ -51,7 +51,9 @@ API_VERSION: tuple[int, int] = (1, 0)
 class Options(BaseModel):
     """The base of options models: unknown options are refused, defaults are checked too."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True
+    )
 
 
 def _plain_int(value: object) -> object:
@@ -154,11 +156,13 @@ class KernelsDescriptor(Descriptor):
     """The key operations of one device type.
 
     `factory(arrays)` opens the set for one device of it: `arrays` says which, how results are made
-    and which stream work goes to.
+    and which stream work goes to. `num_devices()` says how many of them this process sees, 0 where
+    none can be used; None: nobody knows.
     """
 
     device: str
     factory: Callable[[ArraySource], KernelSet]
+    num_devices: Callable[[], int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ keys ──► find ──► new rows made ──► rows (u, width) and gradie
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,70 +17,87 @@ import numpy as np
 from sparring import kernels as host_kernels
 from sparring.admission import Decision, decide_unseen
 from sparring.applying.room import check_room, may_refuse
-from sparring.applying.table_update import TableUpdate, Update
+from sparring.applying.table_update import TableUpdate
 from sparring.applying.writing import count_refused, raise_interrupted
-from sparring.device_gradients import DeviceGradients, SummedByKey
-from sparring.device_steps import sums_on_device, writing_on_device
+from sparring.device_owned import OwnedOnDevice
+from sparring.device_steps import writing_on_device
 from sparring.kernel_set import DeviceArray, KernelSet
 from sparring.kernels import Rounding
-from sparring.memory_budget import check_memory
 from sparring.table import TableConfig
 
 if TYPE_CHECKING:
     from sparring.step import StepContainer
 
-__all__ = ["apply_update_on_device"]
+__all__ = ["GatheredOnDevice", "gather_on_device", "no_update", "write_on_device"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Gathered:
+class GatheredOnDevice:
+    """The rows that a step will change of one table, and what will be counted when it has."""
+
     kernels: KernelSet
     update: TableUpdate | None
-    """None where no key was admitted."""
+    """Its arrays lie on the device; None where no key was admitted."""
     decision: Decision | None
 
 
-def apply_update_on_device(
-    container: StepContainer, waiting: Mapping[str, DeviceGradients], update: Update
-) -> None:
-    """As `apply_update`, for gradients and tables that lie on devices of this rank.
-
-    The arrays of each `TableUpdate` lie on the device.
+def gather_on_device(
+    container: StepContainer, owned: Mapping[str, OwnedOnDevice]
+) -> dict[str, GatheredOnDevice]:
+    """The rows that gradients will change, found or made, and admitted.
 
     Raises:
-        NonFiniteGradientError, CapacityError, DeviceMemoryError: no row has changed.
-        PartialStepError: the device failed or was full when other tables had changed already.
+        CapacityError: there is no room for new ones.
+        DeviceMemoryError, DeviceError: the device has no memory for a copy of them, or failed.
     """
-    summed = sums_on_device(container, waiting)
-    with container.span("find"):
-        gathered = {
-            name: _gathered(container, name, waiting[name].kernels, by_key)
-            for name, by_key in summed.items()
-        }
-        check_memory(container)
-    with container.span("update"):
-        update([each.update for each in gathered.values() if each.update is not None])
+    return {name: _gathered(container, name, each) for name, each in owned.items()}
+
+
+def no_update(container: StepContainer, name: str, kernels: KernelSet) -> TableUpdate:
+    """Of a table of which other ranks alone change rows."""
+    table, empty = container.entry(name).config, kernels.arrays.empty
+    dtype = table.computing_dtype.name
+    return TableUpdate(
+        table,
+        empty((0,), "int64"),
+        empty((0, table.dim + table.state_width), dtype),
+        empty((0, table.dim), dtype),
+        container.counters.steps + 1,
+    )
+
+
+def write_on_device(
+    container: StepContainer, gathered: Mapping[str, GatheredOnDevice], after: Sequence[str] = ()
+) -> None:
+    """Upserts rows that were computed on devices, a table at a time.
+
+    Args:
+        gathered: rows by table.
+        after: the tables that the step changes after these.
+
+    Raises:
+        DeviceMemoryError, DeviceError: the device failed or was full; no row has changed.
+        PartialStepError: it did when other tables had changed already.
+    """
     container.saves.wait_for_room()
-    written: list[str] = []
-    for name, each in gathered.items():
+    names = list(gathered)
+    for place, (name, each) in enumerate(gathered.items()):
         try:
             _write(container, name, each)
         except Exception as error:
-            names = list(gathered)
-            place = len(written)
             raise_interrupted(
-                container, error, written, names[place : place + 1], names[place + 1 :]
+                container,
+                error,
+                names[:place],
+                names[place : place + 1],
+                [*names[place + 1 :], *after],
             )
-        written.append(name)
-    container.end_step()
 
 
-def _gathered(
-    container: StepContainer, name: str, kernels: KernelSet, summed: SummedByKey
-) -> _Gathered:
+def _gathered(container: StepContainer, name: str, owned: OwnedOnDevice) -> GatheredOnDevice:
     entry, storage = container.entry(name), container.storage(name)
+    kernels, keys, gradients = owned.kernels, owned.keys, owned.gradients
     arrays = kernels.arrays
-    keys, gradients = summed.keys, summed.gradients
     stored = kernels.find_storage(storage, keys)
     rows, found = stored.rows, stored.found
     decision = None
@@ -101,7 +118,7 @@ def _gathered(
             is_found = is_found[decision.is_kept]
         check_room(storage, int(np.count_nonzero(~is_found)))
     if not len(keys):
-        return _Gathered(kernels, None, decision)
+        return GatheredOnDevice(kernels, None, decision)
     state = entry.initial_state
     kernels.initialize(
         rows,
@@ -112,10 +129,11 @@ def _gathered(
     )
     computing = _computing_rows(kernels, entry.config, rows)
     step = container.counters.steps + 1
-    return _Gathered(kernels, TableUpdate(entry.config, keys, computing, gradients, step), decision)
+    update = TableUpdate(entry.config, keys, computing, gradients, step)
+    return GatheredOnDevice(kernels, update, decision)
 
 
-def _write(container: StepContainer, name: str, gathered: _Gathered) -> None:
+def _write(container: StepContainer, name: str, gathered: GatheredOnDevice) -> None:
     kernels, update = gathered.kernels, gathered.update
     if update is not None:
         rows = _stored_rows(kernels, update)

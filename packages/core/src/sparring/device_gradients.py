@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparring.kernel_set import DeviceArray, KernelSet
-from sparring.kernels import Pooling
+from sparring.kernels import Dedup, Pooling
 from sparring.storage.contract import Keys, Rows
 
 __all__ = ["BagGradients", "DeviceGradients", "SummedByKey"]
@@ -34,6 +34,8 @@ class BagGradients:
     """``(n,)``"""
     take: Callable[[], None] | None = None
     """Called before the arrays are used: makes the current stream wait for who made them."""
+    known: Dedup | None = None
+    """The ids deduplicated, where the lookup did that already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class DeviceGradients:
     def _by_key(self, batch: BagGradients | SummedByKey) -> SummedByKey:
         if isinstance(batch, SummedByKey):
             return batch
-        found = self.kernels.dedup(batch.ids)
+        found = batch.known or self.kernels.dedup(batch.ids)
         gradients = self.kernels.pool_backward(
             batch.gradient,
             found.inverse,

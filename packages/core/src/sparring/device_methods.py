@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,75 +11,73 @@ import numpy.typing as npt
 
 from sparring.applying.room import check_room, may_refuse
 from sparring.applying.writing import count_refused, raise_interrupted
-from sparring.device_gradients import DeviceGradients, SummedByKey
-from sparring.device_steps import lie_on_device, sums_on_device, writing_on_device
-from sparring.kernel_set import DeviceArray, KernelSet
-from sparring.updates.builtin import NativeMethod
+from sparring.device_owned import OwnedOnDevice
+from sparring.device_steps import writing_on_device
+from sparring.storage.contract import Storage
 from sparring.updates.contract import MethodChoice
 
 if TYPE_CHECKING:
     from sparring.step import StepContainer
 
-__all__ = ["apply_methods_on_device", "goes_on_device"]
+__all__ = ["check_rooms_on_device", "write_methods_on_device"]
 
 
-def goes_on_device(
-    container: StepContainer, waiting: Mapping[str, Any], choices: Mapping[str, MethodChoice]
-) -> bool:
-    """Whether `apply_methods_on_device` may apply the step of these gradients."""
-    return lie_on_device(container, waiting) and all(
-        isinstance(choices[name].method, NativeMethod) for name in waiting
-    )
+def check_rooms_on_device(container: StepContainer, owned: Mapping[str, OwnedOnDevice]) -> None:
+    """Refuses what does not fit before anything is written.
+
+    The update of a single table on a single rank changes nothing where it raises, so nobody need be
+    asked.
+    """
+    if len(container.tables) == 1 and container.collective.world_size == 1:
+        return
+    for name, each in owned.items():
+        _check_room(container.storage(name), each)
 
 
-def apply_methods_on_device(
+def write_methods_on_device(
     container: StepContainer,
-    waiting: Mapping[str, DeviceGradients],
+    owned: Mapping[str, OwnedOnDevice],
     choices: Mapping[str, MethodChoice],
-) -> list[str]:
-    """As `apply_methods`, for gradients that `goes_on_device` found to be such.
+    after: Sequence[str] = (),
+) -> None:
+    """Changes rows by update methods of core, a table at a time.
+
+    Args:
+        owned: gradients by table.
+        choices: the method of each of them.
+        after: the tables that the step changes after these.
 
     Raises:
-        NonFiniteGradientError, CapacityError, DeviceMemoryError: no row has changed.
-        PartialStepError: the device failed or was full when other tables had changed already.
+        DeviceMemoryError, DeviceError: the device failed or was full; no row has changed.
+        PartialStepError: it did when other tables had changed already.
     """
-    summed = sums_on_device(container, waiting)
-    for name, by_key in summed.items():
-        _check_room(container, name, waiting[name].kernels, by_key.keys)
     container.saves.wait_for_room()
-    written: list[str] = []
-    for name, by_key in summed.items():
+    names = list(owned)
+    for place, (name, each) in enumerate(owned.items()):
         try:
-            _write(container, name, waiting[name].kernels, by_key, choices[name])
+            _write(container, name, each, choices[name])
         except Exception as error:
-            names = list(summed)
-            place = len(written)
             raise_interrupted(
-                container, error, written, names[place : place + 1], names[place + 1 :]
+                container,
+                error,
+                names[:place],
+                names[place : place + 1],
+                [*names[place + 1 :], *after],
             )
-        written.append(name)
-        container.counters.rows_updated += len(by_key.keys)
-    container.end_step()
-    return written
+        container.counters.rows_updated += len(each.keys)
 
 
-def _write(
-    container: StepContainer,
-    name: str,
-    kernels: KernelSet,
-    summed: SummedByKey,
-    choice: MethodChoice,
-) -> None:
+def _write(container: StepContainer, name: str, owned: OwnedOnDevice, choice: MethodChoice) -> None:
     entry = container.entry(name)
     asked = None
     if entry.admission_filter is not None:
         asked = _Asked(entry.admission_filter, container.counters.steps + 1)
-    with writing_on_device(container, name, kernels, summed.keys) as write:
-        change = kernels.update_storage(
+    with writing_on_device(container, name, owned.kernels, owned.keys) as write:
+        change = owned.kernels.update_storage(
             container.storage(name),
             choice,
-            summed.keys,
-            summed.gradients,
+            owned.keys,
+            owned.gradients,
             entry.initial_state,
             admit=asked,
             keeps_evicted=write.keeps_evicted,
@@ -113,16 +111,14 @@ class _Asked:
         return int(np.count_nonzero(~self.answered[1]))
 
 
-def _check_room(container: StepContainer, name: str, kernels: KernelSet, keys: DeviceArray) -> None:
-    """Refuses what does not fit before anything is written, if there is more than one table; the
-    update of a single one changes nothing where it raises."""
-    storage = container.storage(name)
-    if len(container.tables) == 1 or not may_refuse(storage):
+def _check_room(storage: Storage, owned: OwnedOnDevice) -> None:
+    if not may_refuse(storage):
         return
     # Asking waits for the device.
     capacity = storage.capacity
     assert capacity is not None
-    if storage.size + len(keys) <= capacity:
+    if storage.size + len(owned.keys) <= capacity:
         return
-    found = kernels.find_storage(storage, keys, 1).found
-    check_room(storage, int(np.count_nonzero(~np.asarray(kernels.arrays.to_host(found), np.bool_))))
+    kernels = owned.kernels
+    found = np.asarray(kernels.arrays.to_host(kernels.find_storage(storage, owned.keys, 1).found))
+    check_room(storage, int(np.count_nonzero(~found.astype(np.bool_))))

@@ -4,10 +4,11 @@
     backward  gradient of the bags ──► DeviceGradients, held by the ResourceManager
     apply     dedup (waits once: how many keys) ──► sums by key ──► finite? (waits) ──► rows change
 
+On several ranks, sums go to the devices of the owners before rows change (`sparring.device_owned`).
 Rows change by update methods of core (`sparring.device_methods`), or by a function of the framework
-over rows that were gathered on the device (`sparring.device_functions`). Both are taken where all
-rows are on this rank and all tables with gradients lie on a device. Anything else goes by way of host
-arrays, as for every other storage, and gives the same rows: `DeviceGradients.summed` is what it takes.
+over rows that were gathered on the device (`sparring.device_functions`). Which tables go so,
+`sparring.device_ways` says. The others, in the same step, go by way of host arrays, as every other
+storage does, and get the same rows: `DeviceGradients.summed` is what they take.
 
 What an admission filter is asked about comes to the host: the keys that have no row. So do the keys
 of a step, where somebody follows what changes, and rows that leave while a snapshot is being taken.
@@ -15,70 +16,19 @@ of a step, where somebody follows what changes, and rows that leave while a snap
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparring.device_gradients import DeviceGradients, SummedByKey
 from sparring.kernel_set import KernelSet, NumEvicted
-from sparring.non_finite import NonFinite, finite_only
-from sparring.resources import Accumulated
 from sparring.storage.watching import UNWATCHED
 
 if TYPE_CHECKING:
     from sparring.step import StepContainer
 
-__all__ = ["DeviceWrite", "lie_on_device", "sums_on_device", "writing_on_device"]
-
-
-def lie_on_device(container: StepContainer, waiting: Mapping[str, Any]) -> bool:
-    """Whether these gradients, and the tables that they are of, lie on devices of this rank."""
-    return (
-        bool(waiting)
-        and container.collective.world_size == 1
-        and all(isinstance(each, DeviceGradients) for each in waiting.values())
-        and all(_takes_arrays(container, name, each.kernels) for name, each in waiting.items())
-    )
-
-
-def _takes_arrays(container: StepContainer, name: str, kernels: KernelSet) -> bool:
-    devices = {kernels.device, kernels.device.removesuffix(":0")}
-    return bool(devices & set(container.storage(name).capabilities.devices))
-
-
-def sums_on_device(
-    container: StepContainer, waiting: Mapping[str, DeviceGradients]
-) -> dict[str, SummedByKey]:
-    """The finite gradients of each table by key; tables without any are left out.
-
-    Raises:
-        NonFiniteGradientError: there are others, and the policy is to raise.
-    """
-    summed = {}
-    for name, each in waiting.items():
-        found = each.by_key()
-        if not each.kernels.is_finite(found.gradients):
-            found = _finite_only(container, name, each.kernels, found)
-        if len(found.keys):
-            summed[name] = found
-    return summed
-
-
-def _finite_only(
-    container: StepContainer, name: str, kernels: KernelSet, found: SummedByKey
-) -> SummedByKey:
-    arrays, step = kernels.arrays, container.counters.steps
-    if container.non_finite is NonFinite.RAISE:
-        on_host = Accumulated(arrays.to_host(found.keys), arrays.to_host(found.gradients))
-        refusal = finite_only({name: on_host}, container.non_finite, step).refusal
-        assert refusal is not None
-        raise refusal
-    is_good = arrays.to_host(kernels.finite_rows(found.gradients)).astype(np.bool_)
-    container.counters.rows_skipped_non_finite += int(np.count_nonzero(~is_good))
-    kept = arrays.from_host(np.flatnonzero(is_good))
-    return SummedByKey(arrays.take(found.keys, kept), arrays.take(found.gradients, kept))
+__all__ = ["DeviceWrite", "writing_on_device"]
 
 
 class DeviceWrite:

@@ -27,7 +27,7 @@ from sparring.execution import Task
 __all__ = ["EXIT_SECONDS", "BackgroundError", "EventLoop"]
 
 EXIT_SECONDS = 30.0
-"""How long the interpreter's exit waits for an event loop that nobody closed."""
+"""How long the interpreter's exit waits for an event loop that nobody closed, at least."""
 
 _log = logging.getLogger(__name__)
 
@@ -44,14 +44,20 @@ class BackgroundError(SparringError):
 class _Work(Task[Any]):
     """What was submitted, and its outcome. Guarded by the event loop's lock but for `claim`."""
 
-    __slots__ = ("call", "is_told")
+    __slots__ = ("call", "closing_seconds", "is_told")
 
     def __init__(
-        self, call: Callable[[], object] | Coroutine[Any, Any, object], name: str, *, is_told: bool
+        self,
+        call: Callable[[], object] | Coroutine[Any, Any, object],
+        name: str,
+        *,
+        is_told: bool,
+        closing_seconds: float,
     ) -> None:
         super().__init__(name)
         self.call = call
         self.is_told = is_told
+        self.closing_seconds = closing_seconds
 
     def claim(self) -> bool:
         """True once, unless it was cancelled."""
@@ -113,6 +119,8 @@ class EventLoop(Closable):
         self._outstanding: set[_Work] = set()
         self._first_failure: tuple[str, BaseException] | None = None
         self._num_failed = 0
+        self.num_failed = 0
+        """Work that has failed since this was made, whoever was told of it."""
 
     @property
     def num_outstanding(self) -> int:
@@ -126,6 +134,7 @@ class EventLoop(Closable):
         name: str | None = None,
         timeout: float | None = None,
         is_told: bool = True,
+        closing_seconds: float = 0.0,
     ) -> Task[Any]:
         """Begins work: a coroutine on the loop, a callable on a thread that may block.
 
@@ -137,6 +146,8 @@ class EventLoop(Closable):
             name: for errors; the function's own if left out.
             timeout: seconds to wait for room; `deadline_seconds` if left out.
             is_told: `check` reports a failure. Otherwise the task alone tells of it.
+            closing_seconds: how long `close`, and the program's end, wait for this work where they
+                would otherwise wait less.
 
         Returns:
             A task for whoever wants the result.
@@ -154,7 +165,10 @@ class EventLoop(Closable):
                 work=work,
             )
         task = _Work(
-            work, name or getattr(work, "__qualname__", None) or repr(work), is_told=is_told
+            work,
+            name or getattr(work, "__qualname__", None) or repr(work),
+            is_told=is_told,
+            closing_seconds=closing_seconds,
         )
         try:
             with self._changed:
@@ -220,6 +234,10 @@ class EventLoop(Closable):
     def close(self, timeout: float | None = None) -> None:
         """Takes no more work, drains, and ends the threads. A second call does nothing.
 
+        Args:
+            timeout: seconds to wait for what is outstanding, or longer where that was submitted with
+                more `closing_seconds`; `deadline_seconds` if left out.
+
         Raises:
             DeadlineError: some work did not end; coroutines were cancelled, and callables are left
                 to themselves.
@@ -232,8 +250,9 @@ class EventLoop(Closable):
                 return
             self._is_closed = True
             self._changed.notify_all()  # whoever waits for room
+            given = [self._seconds(timeout), *(each.closing_seconds for each in self._outstanding)]
         try:
-            self.drain(timeout)
+            self.drain(max(given))
         finally:
             if self._threads is not None:
                 self._threads.stop()
@@ -316,8 +335,14 @@ class EventLoop(Closable):
         if error is not None:
             # Of what nobody need be told, whoever holds the task tells.
             level = logging.ERROR if task.is_told else logging.INFO
-            _log.log(level, "background work %r failed", task.name, exc_info=error)
+            # Errors of sparring say all by themselves; of others it takes the line that raised them.
+            trace = None if isinstance(error, SparringError) else error
+            kind = type(error).__name__
+            _log.log(
+                level, "background work %r failed: %s: %s", task.name, kind, error, exc_info=trace
+            )
         with self._changed:
+            self.num_failed += error is not None
             if error is not None and task.is_told:
                 self._first_failure = self._first_failure or (task.name, error)
                 self._num_failed += 1

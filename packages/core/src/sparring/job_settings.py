@@ -23,21 +23,28 @@ class JobSettings:
         self._config = config
         self._described: tuple[object, Mapping[str, Any]] | None = None
 
-    def describe(self, tables: Sequence[TableConfig], **policies: str) -> Mapping[str, Any]:
+    def describe(
+        self, tables: Sequence[TableConfig], devices: Mapping[str, str], **policies: str
+    ) -> Mapping[str, Any]:
         """The settings: the same object as last time where nothing changed.
 
         Args:
             tables: all that were declared.
+            devices: of tables whose rows travel between devices, how they do.
             policies: by name, how gradients of several ranks combine, and the like.
         """
-        known = (tuple(tables), policies)
+        known = (tuple(tables), dict(devices), policies)
         if self._described is None or self._described[0] != known:
             self._described = (
                 known,
                 {
                     "code version": _version(),
                     "config": self._config,
-                    "tables": {table.name: _described(table) for table in tables},
+                    "tables": {
+                        table.name: _described(table)
+                        | {"rows travel": devices.get(table.name, "between hosts")}
+                        for table in tables
+                    },
                     **policies,
                 },
             )

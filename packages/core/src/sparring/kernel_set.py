@@ -82,6 +82,13 @@ class ArraySource:
             returns is called before they are used, and makes the stream of then wait for that.
         view: ``view(array, dtype)``: the same memory as elements of another dtype, the last
             dimension longer or shorter for it.
+        release_unused: ``release_unused()`` gives back to the device what memory of it the framework
+            keeps without using it, and returns whether there was any; None where it keeps none. A
+            set calls it once where the device has no memory left, and then asks the device again;
+            from any thread.
+
+    What makes an array raises `DeviceMemoryError` where the framework has no memory for it, with the
+    bytes that were asked for and those that are free.
     """
 
     empty: Callable[[tuple[int, ...], str], DeviceArray]
@@ -96,6 +103,7 @@ class ArraySource:
     put: Callable[[DeviceArray, DeviceArray, DeviceArray], None] = _put
     follow: Callable[[Sequence[DeviceArray]], Callable[[], None]] = _followed
     view: Callable[[DeviceArray, str], DeviceArray] = _viewed
+    release_unused: Callable[[], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from sparring.storage.contract import Keys, Rows
 if TYPE_CHECKING:
     from sparring.step import StepContainer
 
-__all__ = ["AheadCounters", "Aheads", "LookupAhead", "looked_up"]
+__all__ = ["AheadCounters", "Aheads", "LookupAhead", "looked_up", "own_refusal_first"]
 
 Ids = npt.NDArray[np.int64]
 
@@ -126,7 +126,7 @@ class LookupAhead:
         container = self._container
         with container.span("look up ahead"):
             self._prepared = _prepare(self._requests)
-            with _first(self._refusal):
+            with own_refusal_first(self._refusal):
                 pulled = container.exchange.pull_all(
                     self._prepared.pulls, record=self._record, error=self._refusal
                 )
@@ -287,13 +287,13 @@ def looked_up(
         refusal: why this rank cannot, for all ranks to raise.
     """
     made = _prepare(requests)
-    with container.span("look up"), _first(refusal):
+    with container.span("look up"), own_refusal_first(refusal):
         pulled = container.exchange.pull_all(made.pulls, is_training=is_training, error=refusal)
     return made.lookups(pulled)
 
 
 @contextmanager
-def _first(refusal: Exception | None) -> Iterator[None]:
+def own_refusal_first(refusal: Exception | None) -> Iterator[None]:
     """This rank's own refusal is what it raises, also where others could not be told of it."""
     try:
         yield

@@ -10,12 +10,9 @@ from pydantic import ValidationError
 from sparring.descriptors import Descriptor, Options
 from sparring.errors import InvalidArgumentError
 from sparring.names import closest_name
+from sparring.secret_values import SECRET_GIVEN, may_show_secret
 
 __all__ = ["SECRET_GIVEN", "checked_options"]
-
-SECRET_GIVEN = "secret_given"
-"""The type of the pydantic error by which an options model refuses a secret that was written out
-where options stand. What was found is then never repeated: messages end up in logs."""
 
 
 def checked_options(kind: str, descriptor: Descriptor, options: Mapping[str, Any]) -> Options:
@@ -38,12 +35,16 @@ def checked_options(kind: str, descriptor: Descriptor, options: Mapping[str, Any
             _reason(details["type"], details["loc"], details["msg"], details["input"], known)
             for details in found
         ]
-        secret = {details["loc"][0] for details in found if details["type"] == SECRET_GIVEN}
+        harmless = {
+            name: value
+            for name, value in options.items()
+            if not may_show_secret(name) and not may_show_secret(repr(value))
+        }
         raise InvalidArgumentError(
             f"options of {kind} {descriptor.name!r}: {'; '.join(reasons)}; it takes "
             f"{', '.join(known) or 'no options'}",
             backend=descriptor.name,
-            options={name: value for name, value in options.items() if name not in secret},
+            options=harmless,
         ) from None
 
 
@@ -61,5 +62,7 @@ def _reason(
     if error_type == SECRET_GIVEN or isinstance(value, dict):
         return text
     found = repr(value)
+    if may_show_secret(name) or may_show_secret(found):
+        return text
     shown = found if len(found) <= 60 else found[:60] + "…"
     return f"{text}, found {shown}"

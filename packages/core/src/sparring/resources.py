@@ -205,15 +205,12 @@ class ResourceManager:
             self._add_held(table)
             return _native.key_gradients(self._views[table], *accumulator.take())
 
-    @property
-    def is_on_device(self) -> bool:
-        """Whether there are gradients, and all of them lie on devices."""
+    def are_on_device(self, table: str) -> bool:
+        """Whether a table has gradients, and all of them lie on a device."""
         with self._lock:
-            return (
-                bool(self._held)
-                and all(isinstance(each.sources, DeviceGradients) for each in self._held.values())
-                and not any(each.size for each in self._accumulators.values())
-            )
+            held = self._held.get(table)
+            is_held = held is not None and isinstance(held.sources, DeviceGradients)
+            return is_held and not self._accumulator(table).size
 
     def drop(self, table: str) -> None:
         """Forgets a table's gradients. Forward passes under way stay valid."""

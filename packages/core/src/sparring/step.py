@@ -24,9 +24,11 @@ from sparring import _native
 from sparring.applying import TableUpdate, Update, apply_methods, apply_update
 from sparring.collective import Collective, LocalGroup, Reduction
 from sparring.declared_table import DeclaredTable, StorageChoice
+from sparring.device_ways import travel_in_words
 from sparring.errors import ClosedError, InvalidArgumentError
 from sparring.exchange import ExchangeOptions, RingExchange
 from sparring.job_settings import JobSettings
+from sparring.kernel_set import KernelSet
 from sparring.lookup_ahead import Aheads, LookupAhead, looked_up
 from sparring.non_finite import NonFinite
 from sparring.rendezvous import Rendezvous, SingleRendezvous
@@ -139,6 +141,7 @@ class StepContainer(TableContainer, SavingContainer):
     def _describe_settings(self) -> Mapping[str, Any]:
         return self._settings.describe(
             list(self.tables.values()),
+            travel_in_words(self),
             reduction=self.reduction.value,
             non_finite=self.non_finite.value,
         )
@@ -240,6 +243,27 @@ class StepContainer(TableContainer, SavingContainer):
         return self.collective.world_size == 1 or all(
             self.entry(table).config.is_replicated for table in tables
         )
+
+    def keep_on_device(self, tables: Iterable[str], kernels: KernelSet) -> None:
+        """Says that lookups and steps are to leave rows of `tables` on the device they lie on.
+
+        All ranks say so of the same tables, before they exchange anything more, or are refused.
+        On one rank gradients alone decide (`DeviceGradients`).
+
+        Args:
+            kernels: what works on rows there.
+
+        Raises:
+            UnknownTableError: nobody declared one of the tables.
+            UnsupportedError: the kernels have no streams, and there are several ranks.
+        """
+        self.check_open()
+        self.join_ahead()
+        entries = [self.entry(table) for table in tables]
+        if self.collective.world_size > 1:
+            self.exchange.on_device(kernels)
+        for entry in entries:
+            entry.kernels = kernels
 
     def collection(self, features: Sequence[tuple[str, str]]) -> Any:
         """Features that are looked up together, in one native call for all tables.

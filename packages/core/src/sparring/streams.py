@@ -8,9 +8,9 @@ Core knows no CUDA. A package that drives a device hands over its streams as a c
         kernels_on(stream).find(…)          # put on the stream, not waited for
         await stream                        # or stream.reached().result(timeout)
 
-A wait ends on a thread of the pool. It fails with `DeviceError` where the device does, though a lost
-GPU calls nobody back: the pool asks it now and then. And it fails with `DeadlineError` where the
-stream does not come there in time, even if the driver hangs.
+A wait ends on a thread of the pool. It fails with `DeviceLostError` where the device has failed, though
+a lost GPU calls nobody back: the pool asks it now and then. And it fails with `DeadlineError` where
+the stream does not come there in time, even if the driver hangs.
 """
 
 from __future__ import annotations

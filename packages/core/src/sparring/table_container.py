@@ -29,6 +29,7 @@ from sparring.storage.contract import Columns, Storage
 from sparring.storage.opening import found_table, open_storage
 from sparring.storage.tiered import TierCounters
 from sparring.table import TableConfig
+from sparring.visible_devices import own_gpu
 
 if TYPE_CHECKING:
     from sparring.plugins import PluginManager
@@ -61,6 +62,8 @@ class TableContainer(ABC):
         self.flushes = Flushes(self.events, self.at_work, most_seconds)
         self._plugin_manager = plugin_manager
         self._tables: dict[str, DeclaredTable] = {}
+        self._own_device: str | None = None
+        self._knows_own_device = False
 
     @abstractmethod
     def check_open(self) -> None:
@@ -68,12 +71,13 @@ class TableContainer(ABC):
 
     @property
     def own_device(self) -> str | None:
-        """Which GPU ``cuda`` means on this rank: that of its number on this machine. None on a
-        single rank, where it means the one that is current."""
-        membership = self.rendezvous.membership()
-        if membership.device.startswith("cuda:"):
-            return membership.device
-        return None if membership.world_size == 1 else f"cuda:{membership.local_rank}"
+        """Which GPU ``cuda`` means on this rank: that of its number on this machine, or the only
+        one that this process sees. None on a single rank, where it means the one that is current."""
+        if not self._knows_own_device:
+            manager = self._plugin_manager or make_plugin_manager()
+            self._own_device = own_gpu(self.rendezvous.membership(), manager)
+            self._knows_own_device = True
+        return self._own_device
 
     @abstractmethod
     def join_ahead(self) -> None:
@@ -100,7 +104,7 @@ class TableContainer(ABC):
         check_declaration(table, storage)
         if isinstance(storage, StorageChoice):
             storage = storage.on(self.collective.rank, self.collective.world_size, table.name)
-            if self.own_device is not None:
+            if storage.means_own_device and self.own_device is not None:
                 storage = storage.on_device(self.own_device)
         known = self._tables.get(table.name)
         if known is not None:

@@ -6,8 +6,9 @@ then brings those that it updates into one container, so that a step changes all
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sparring.declared_table import StorageChoice, storage_device
@@ -40,11 +41,12 @@ class TableDeclaration:
     table: TableConfig
     storage: StorageChoice | Storage
 
-    def placed(self, own_device: str | None) -> TableDeclaration:
-        """With ``cuda`` in the storage's options read as `own_device`; None leaves it."""
-        if own_device is None or not isinstance(self.storage, StorageChoice):
+    def placed(self, own_device: Callable[[], str | None]) -> TableDeclaration:
+        """With ``cuda`` in the storage's options read as what `own_device` says; None leaves it."""
+        if not isinstance(self.storage, StorageChoice) or not self.storage.means_own_device:
             return self
-        return TableDeclaration(self.table, self.storage.on_device(own_device))
+        own = own_device()
+        return self if own is None else TableDeclaration(self.table, self.storage.on_device(own))
 
     @property
     def device(self) -> str:
@@ -164,7 +166,8 @@ class TableHolder:
                 f"tables {self.table_names} hold rows in another container already; give all "
                 "modules one container=… when making them"
             )
-        placed = [each.placed(self._own_device(container)) for each in self.declarations]
+        own_device = partial(self._own_device, container)
+        placed = [each.placed(own_device) for each in self.declarations]
         for each in placed:
             container.declare(each.table, each.storage)
         self._container = container

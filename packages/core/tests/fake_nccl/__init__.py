@@ -73,8 +73,10 @@ def open_fake() -> FakeGpus:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler was found, and the imitation of NCCL is written in C")
-    path = Path(tempfile.mkdtemp(prefix="sparring-nccl-")) / "fake_nccl.so"
     source = Path(__file__).with_name("fake_nccl.c")
     options = ["-O1", "-Wall", "-Wextra", "-Werror", "-std=gnu11", "-shared", "-fPIC", "-pthread"]
-    subprocess.run([compiler, *options, str(source), "-o", str(path)], check=True, timeout=60)
-    return FakeGpus(path)
+    # What was opened stays, without its file.
+    with tempfile.TemporaryDirectory(prefix="sparring-nccl-") as folder:
+        path = Path(folder) / "fake_nccl.so"
+        subprocess.run([compiler, *options, str(source), "-o", str(path)], check=True, timeout=60)
+        return FakeGpus(path)

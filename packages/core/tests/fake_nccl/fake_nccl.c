@@ -18,7 +18,12 @@
 #include <time.h>
 
 enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6 };
-enum { CUDA_INVALID_VALUE = 1, CUDA_NO_CONTEXT = 201, CUDA_NOT_READY = 600 };
+enum {
+  CUDA_INVALID_VALUE = 1,
+  CUDA_INVALID_DEVICE = 101,
+  CUDA_NO_CONTEXT = 201,
+  CUDA_NOT_READY = 600
+};
 
 typedef struct { char bytes[128]; } UniqueId;
 
@@ -280,7 +285,13 @@ int ncclCommAbort(Comm* comm) {
 /* ---- cuda.h ------------------------------------------------------------ */
 
 int cuInit(unsigned flags) { (void)flags; return SUCCESS; }
-int cuDeviceGet(int* device, int number) { *device = number; return SUCCESS; }
+static int num_devices = 8;
+void fake_show_devices(int count) { num_devices = count; }
+int cuDeviceGetCount(int* count) { *count = num_devices; return SUCCESS; }
+int cuDeviceGet(int* device, int number) {
+  *device = number;
+  return number < num_devices ? SUCCESS : CUDA_INVALID_DEVICE;
+}
 int cuDevicePrimaryCtxRetain(void** context, int device) {
   *context = (void*)(intptr_t)(device + 5);
   return SUCCESS;

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sparring_tf.embedding_bag import EmbeddingBag
     from sparring_tf.embedding_collection import EmbeddingCollection
     from sparring_tf.loss_scaling import LossScaleOptimizer
+    from sparring_tf.model_files import save_model
     from sparring_tf.optimizer import Optimizer
     from sparring_tf.saved_state import gather_state, restore_state
     from sparring_tf.table_configs import FeatureConfig, TableConfig
@@ -36,6 +37,7 @@ __all__ = [
     "click_dataset",
     "gather_state",
     "restore_state",
+    "save_model",
 ]
 
 _HOMES = {
@@ -49,6 +51,7 @@ _HOMES = {
     "click_dataset": "click_datasets",
     "gather_state": "saved_state",
     "restore_state": "saved_state",
+    "save_model": "model_files",
 }
 
 

@@ -9,13 +9,16 @@ A `tf.train.Checkpoint` saves and restores variables, and so an anchor gives it 
                               SPARRING_SCORES    (n) uint64
                               SPARRING_STATE     the state of a new row
 
-TensorFlow reads all tensors before it restores the first variable: where one is missing, nothing changes.
+Where rows are too many, the JSON names a snapshot, ``checkpoint-1.checkpoint.rows/save-000001.0``: see
+`rows_beside`. Before TensorFlow restores the first variable it asks all of them for names and dtypes of
+their tensors: what shows then is refused, and nothing changes.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -23,20 +26,38 @@ import numpy as np
 import tensorflow as tf
 
 from sparring.errors import DataError, InvalidArgumentError, UnsupportedError
-from sparring_tf.saved_rows import TableRows, gather_rows, restore_rows
+from sparring_tf import saved_rows
+from sparring_tf.checkpoint_files import (
+    Restored,
+    being_restored,
+    being_written,
+    is_saved_model_written,
+    remove_orphans,
+    rows_path,
+)
+from sparring_tf.rows_beside import begun_save
+from sparring_tf.saved_rows import (
+    TableRows,
+    check_ranks,
+    check_rows,
+    described_in,
+    gather_rows,
+    restore_rows,
+)
 
 if TYPE_CHECKING:
     from sparring_tf.table_layer import TableAgent
 
 __all__ = ["Anchor", "TrainedTable", "trained_table"]
 
-_TABLE = "SPARRING_TABLE"
+_TABLE, _STATE = "SPARRING_TABLE", "SPARRING_STATE"
 _ARRAYS = {
     "SPARRING_KEYS": "keys",
     "SPARRING_ROWS": "rows",
     "SPARRING_SCORES": "scores",
-    "SPARRING_STATE": "state",
+    _STATE: "state",
 }
+_DTYPES = {"SPARRING_KEYS": tf.int64, "SPARRING_ROWS": tf.uint8, "SPARRING_SCORES": tf.uint64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +88,7 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
             name=f"{trained.name}_anchor",
         )
         self.sparring_table = trained
+        self._restored: Restored | None = None
 
     @property
     def overwrite_with_gradient(self) -> bool:
@@ -88,33 +110,65 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
     # TensorFlow's protocol of what a checkpoint holds.
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
-        self._check_eager("write")
-        trained = self.sparring_table
-        rows = gather_rows(
-            trained.agent.container,
-            trained.name,
-            "checkpoint",
-            "save a snapshot: container.save(url)",
-        )
-        tensors = {_TABLE: tf.constant(json.dumps(rows.described))}
+        restored = being_restored()
+        if restored is None and is_saved_model_written():
+            return dict(super()._serialize_to_tensors())
+        self._check_eager("write" if restored is None else "restore")
+        tensors = super()._serialize_to_tensors()
+        if restored is not None:
+            self._check_restored(restored)
+            return {**tensors, _TABLE: tf.constant(""), **self._empty()}
+        rows = self._gathered()
         tensors |= {name: tf.constant(getattr(rows, field)) for name, field in _ARRAYS.items()}
-        return {**super()._serialize_to_tensors(), **tensors}
+        return {**tensors, _TABLE: tf.constant(json.dumps(rows.described))}
+
+    def _gathered(self) -> TableRows:
+        """The rows, or where they lie from now on."""
+        trained = self.sparring_table
+        container, table = trained.agent.container, trained.name
+        check_ranks(container, table, "checkpoint", "save a snapshot: container.save(url)")
+        if saved_rows.num_row_bytes(container, table) <= saved_rows.MOST_BYTES:
+            return gather_rows(container, table)
+        path, written = being_written()
+        save = begun_save(written, lambda: path)
+        save.write(container)
+        save.remove_older()
+        remove_orphans(path)
+        return gather_rows(container, table, save.rows(container, table))
+
+    def _check_restored(self, restored: Restored) -> None:
+        trained = self.sparring_table
+        missing = [name for name in (_TABLE, *_ARRAYS) if name not in restored.keys]
+        if missing:
+            raise DataError(
+                f"checkpoint {restored.prefix} has no rows of table {trained.name!r}: it lacks the "
+                f"tensors {', '.join(missing)} of {next(iter(restored.keys.values()), 'the table')}. "
+                "Nothing was restored: it was written without the layer of sparring_tf; restore one "
+                "that was written with it",
+                table=trained.name,
+            )
+        reader = tf.train.load_checkpoint(restored.prefix)
+        described = described_in(reader.get_tensor(restored.keys[_TABLE]), trained.name)
+        path = partial(rows_path, restored.prefix)
+        check_rows(trained.agent.container, trained.name, described, path)
+        self._restored = restored
+
+    def _empty(self) -> dict[str, Any]:
+        """What tensors there are, for who is about to read them."""
+        trained = self.sparring_table
+        state = trained.agent.container.tables[trained.name].computing_dtype
+        dtypes = {**_DTYPES, _STATE: tf.as_dtype(state)}
+        return {name: tf.zeros([0], dtype) for name, dtype in dtypes.items()}
 
     def _restore_from_tensors(self, restored_tensors: dict[str, Any]) -> Any:
         self._check_eager("restore")
         trained = self.sparring_table
         tensors = dict(restored_tensors)
-        try:
-            described = json.loads(tensors.pop(_TABLE).numpy())
-        except ValueError as error:
-            raise DataError(
-                f"the checkpoint's rows of table {trained.name!r} are damaged: {error}; restore an "
-                "older one",
-                table=trained.name,
-            ) from error
+        described = described_in(tensors.pop(_TABLE).numpy(), trained.name)
         arrays = {field: np.array(tensors.pop(name)) for name, field in _ARRAYS.items()}
         rows = TableRows(described, **arrays)
-        restore_rows(trained.agent.container, trained.name, rows)
+        prefix = "" if self._restored is None else self._restored.prefix
+        restore_rows(trained.agent.container, trained.name, rows, partial(rows_path, prefix))
         return super()._restore_from_tensors(tensors)
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:

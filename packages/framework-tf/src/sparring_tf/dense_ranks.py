@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,12 +29,15 @@ def broadcast(variables: Sequence[Any], collective: Collective) -> None:
             variable.assign(np.frombuffer(first.tobytes(), mine.dtype).reshape(mine.shape))
 
 
-def averaged(gradients: Sequence[Any], collective: Collective) -> list[Any]:
+def averaged(
+    gradients: Sequence[Any], collective: Collective, wait: Callable[[], None]
+) -> list[Any]:
     """Pairs of gradient and variable with each gradient's mean over all ranks.
 
     Args:
         gradients: such pairs; the same variables on all ranks, with None for the same of them.
         collective: this rank's place in the group.
+        wait: returns when nothing else uses the collective; called before each use.
     """
     pairs = list(gradients)
     known = [place for place, (gradient, _) in enumerate(pairs) if gradient is not None]
@@ -45,6 +48,7 @@ def averaged(gradients: Sequence[Any], collective: Collective) -> list[Any]:
     joined = tf.concat([tf.reshape(tf.cast(each, tf.float64), [-1]) for each in dense], 0)
 
     def mean(values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        wait()
         return [collective.all_reduce(np.ascontiguousarray(values), Reduction.MEAN)]
 
     (found,) = in_order(mean, [joined], [tf.float64])

@@ -19,7 +19,7 @@ import tensorflow as tf
 from sparring import StepContainer, _native
 from sparring_tf import lookup_ops
 
-__all__ = ["gather", "in_order", "own_errors"]
+__all__ = ["gather", "in_order", "order_variable", "own_errors"]
 
 _order: list[Any] = []
 _listening: list[list[BaseException]] = []
@@ -78,6 +78,18 @@ def gather(
     return result
 
 
+def order_variable() -> Any:
+    """What keeps calls in order.
+
+    Layers ask for it when they are made: a graph whose first trace was refused may make no variable in
+    its second.
+    """
+    if not _order:
+        with tf.init_scope():
+            _order.append(tf.Variable(0, dtype=tf.int64, trainable=False, name="sparring_order"))
+    return _order[0]
+
+
 def in_order(
     function: Callable[..., Sequence[npt.NDArray[Any]]],
     inputs: Sequence[Any],
@@ -92,10 +104,7 @@ def in_order(
     """
     if tf.executing_eagerly():
         return [tf.convert_to_tensor(each) for each in function(*(each.numpy() for each in inputs))]
-    if not _order:
-        with tf.init_scope():
-            _order.append(tf.Variable(0, dtype=tf.int64, trainable=False, name="sparring_order"))
-    order = _order[0]
+    order = order_variable()
     results = tf.numpy_function(
         partial(_called, function), [order.read_value(), *inputs], list(dtypes)
     )

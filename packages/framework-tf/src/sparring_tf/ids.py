@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_tf.cast_inputs import floats_behind
 
 __all__ = ["checked_id", "whole_ids"]
 
@@ -41,8 +42,8 @@ def whole_ids(values: Any, what: str, *, is_sparse_ok: bool = True) -> Any:
     Floats are refused: from 2**24 on, float32 does not tell neighbours apart, and Keras makes float32
     of what it is not told the dtype of.
 
-    What Keras has cast from floats already, for an input that was declared as int64, cannot be told
-    from ids without a graph; in one it is warned of.
+    So are those that a functional model has cast to int64 already, for an input that was declared so.
+    Of other casts from floats is warned, where a graph shows them.
 
     Args:
         values: of an integer dtype.
@@ -67,20 +68,27 @@ def whole_ids(values: Any, what: str, *, is_sparse_ok: bool = True) -> Any:
             ) from error
     dtype = values.dtype
     if dtype == tf.int64:
+        floats = floats_behind(values)
+        if floats is not None:
+            raise _refused(floats, what)
         if not tf.executing_eagerly():
             _warn_of_floats(values, what)
         return values
     if dtype == tf.uint64 or not dtype.is_integer:
-        raise InvalidArgumentError(
-            f"ids of {what} must be int64, found dtype {dtype.name}; feed int64, and declare such an "
-            "input as keras.Input(…, dtype='int64')",
-            dtype=dtype.name,
-        )
+        raise _refused(dtype.name, what)
     return tf.cast(values, tf.int64)
 
 
+def _refused(dtype: str, what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"ids of {what} must be int64, found dtype {dtype}; feed int64, and declare such an "
+        "input as keras.Input(…, dtype='int64')",
+        dtype=dtype,
+    )
+
+
 def _warn_of_floats(ids: Any, what: str) -> None:
-    """`keras.Input(dtype="int64")` makes int64 of floats before a layer sees them."""
+    """Somebody may cast what was rounded, and somebody what was not."""
     if isinstance(ids, tf.RaggedTensor):
         ids = ids.flat_values
     elif isinstance(ids, tf.SparseTensor):

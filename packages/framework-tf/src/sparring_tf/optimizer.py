@@ -15,6 +15,7 @@ from sparring.updates import UpdateMethod, resolve_method
 from sparring_tf.anchors import trained_table
 from sparring_tf.dense_ranks import averaged, broadcast
 from sparring_tf.keras_shadow import check_row_by_row
+from sparring_tf.loss_scaling import adopt_scaler
 from sparring_tf.method_route import MethodRoute
 from sparring_tf.native_route import NativeRoute
 from sparring_tf.row_updates import Route, RowUpdates
@@ -111,7 +112,7 @@ class Optimizer(keras.optimizers.Optimizer):
         if self.dense is not None and self._num_parts > 1:
             self.dense.gradient_accumulation_steps = self._num_parts
         self._rows: RowUpdates | None = None
-        self.is_scaled_by_keras = False
+        self._has_other_scaler = False
         if layers is not None:
             self._join(_agents_of(layers))
 
@@ -119,14 +120,14 @@ class Optimizer(keras.optimizers.Optimizer):
 
     @property
     def loss_scale_factor(self) -> float:
-        """1: what scales losses is a `sparring_tf.LossScaleOptimizer` around this."""
+        """1: what scales losses is a `LossScaleOptimizer` around this."""
         # Were it None, Keras would leave out the assignment below, of None.
         return 1.0
 
     @loss_scale_factor.setter
     def loss_scale_factor(self, _: Any) -> None:
-        # Keras's LossScaleOptimizer sets it, by the hand of model.compile too; ours says that it did.
-        self.is_scaled_by_keras = True
+        # A LossScaleOptimizer sets it while it is made, by the hand of model.compile too.
+        self._has_other_scaler = not adopt_scaler(self)
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Nothing that an `Optimizer` could pass on.
@@ -157,13 +158,13 @@ class Optimizer(keras.optimizers.Optimizer):
 
         Raises:
             InvalidArgumentError: a table is not of this optimizer's layers; nothing updates ordinary
-                variables; Keras's own `LossScaleOptimizer` was put around this.
+                variables; another `LossScaleOptimizer` than Keras's or ours was put around this.
         """
-        if self.is_scaled_by_keras:
+        if self._has_other_scaler:
             raise InvalidArgumentError(
-                "Keras put its own LossScaleOptimizer around sparring_tf.Optimizer, which cannot look "
-                "into gradients of tables; with the policy mixed_float16, compile the model with "
-                "sparring_tf.LossScaleOptimizer(sparring_tf.Optimizer(…))"
+                "a LossScaleOptimizer of another class than Keras's is around sparring_tf.Optimizer, and "
+                "may not be able to look into gradients of tables; derive it from "
+                "sparring_tf.LossScaleOptimizer"
             )
         if self.built:
             return
@@ -187,6 +188,7 @@ class Optimizer(keras.optimizers.Optimizer):
             )
         if ordinary:
             self.dense.build(ordinary)
+            self.container.join_ahead()
             broadcast(ordinary, self.container.collective)
         super().build(variables)
 
@@ -263,7 +265,7 @@ class Optimizer(keras.optimizers.Optimizer):
             elif gradient is not None:
                 tables.append(trained.name)
                 slices.append(_checked_slices(gradient, trained.name))
-        dense = averaged(dense, self.container.collective)
+        dense = averaged(dense, self.container.collective, self.container.join_ahead)
         anchors = [each for each in self._trainable_variables if trained_table(each) is not None]
         rate = self._get_current_learning_rate()
         is_taken = self._known_rows().step(tables, slices, anchors, rate, self._iterations.value)

@@ -1,15 +1,11 @@
-"""Rows inside what Keras saves, ``.keras`` and ``.weights.h5``, and inside checkpoints.
-
-Among a layer's weights, table number i of the layer has arrays: ``table_i`` (bytes) uint8, JSON that
-says what a row is; ``keys_i`` (n) int64; ``rows_i`` (n, row bytes) uint8; ``scores_i`` (n) uint64;
-``state_i``, the state of a new row.
-"""
+"""All rows of a table as files of Keras and checkpoints hold them: inside, or in a snapshot beside."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,21 +13,28 @@ import numpy.typing as npt
 
 from sparring import StepContainer
 from sparring.errors import CapacityError, DataError, InvalidArgumentError, UnsupportedError
+from sparring.saving.agreeing import agree
+from sparring.snapshot import Snapshot
 from sparring.table import TableConfig
+from sparring_tf.rows_beside import RowsBeside, named_in, open_beside
 
 __all__ = [
+    "ARRAYS",
     "MOST_BYTES",
     "TableRows",
+    "check_ranks",
+    "check_rows",
+    "described_in",
     "gather_rows",
-    "load_rows",
+    "num_row_bytes",
     "restore_rows",
-    "save_rows",
 ]
 
 MOST_BYTES = 1 << 30
 """Of the rows of one table that a model holds inside: they are in memory while it is saved."""
 
-_ARRAYS = ("keys", "rows", "scores", "state")
+ARRAYS = ("keys", "rows", "scores", "state")
+"""Of `TableRows`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class TableRows:
     """All rows of a table."""
 
     described: Mapping[str, Any]
-    """What a row is."""
+    """What a row is; and ``beside``, where rows lie that are not here."""
     keys: npt.NDArray[np.int64]
     """``(n)``"""
     rows: npt.NDArray[np.uint8]
@@ -50,81 +53,26 @@ class TableRows:
     """Of a new row."""
 
 
-def save_rows(
-    container: StepContainer, table: str, store: MutableMapping[str, Any], i: int
-) -> None:
-    """Writes the rows of a table, their state and scores.
+def gather_rows(
+    container: StepContainer, table: str, beside: RowsBeside | None = None
+) -> TableRows:
+    """Copies the rows of a table on this rank, their state and scores.
 
     Args:
         container: where the table lives.
         table: its name.
-        store: Keras's, of the layer.
-        i: the table's number in the layer.
-
-    Raises:
-        UnsupportedError: rows lie on other ranks too, or are more than `MOST_BYTES`.
+        beside: where they have been saved already, instead.
     """
-    rows = gather_rows(
-        container,
-        table,
-        "file of Keras",
-        "save a snapshot, container.save(url), with sparring_tf.gather_state(…) for what is dense",
-    )
-    store[f"table_{i}"] = np.frombuffer(json.dumps(rows.described).encode(), np.uint8)
-    for name in _ARRAYS:
-        store[f"{name}_{i}"] = getattr(rows, name)
-
-
-def load_rows(container: StepContainer, table: str, store: Mapping[str, Any], i: int) -> None:
-    """Replaces the rows of a table by those that `save_rows` wrote.
-
-    Raises:
-        DataError: they are missing, or damaged.
-        InvalidArgumentError, CapacityError, UnsupportedError: as `restore_rows`.
-    """
-    try:
-        described = json.loads(_plain(store[f"table_{i}"]).tobytes())
-        arrays = {name: _plain(store[f"{name}_{i}"]) for name in _ARRAYS}
-    except (KeyError, OSError, ValueError) as error:
-        raise DataError(
-            f"the saved model lacks the rows of table {table!r} ({error}); save it again, whole",
-            table=table,
-        ) from error
-    restore_rows(container, table, TableRows(described, **arrays))
-
-
-def _plain(stored: Any) -> npt.NDArray[Any]:
-    """An array of HDF5, whose dtype says more than NumPy's own."""
-    array = np.asarray(stored)
-    return array.view(np.dtype(array.dtype.str))
-
-
-def gather_rows(container: StepContainer, table: str, target: str, remedy: str) -> TableRows:
-    """Copies the rows of a table, their state and scores.
-
-    Args:
-        container: where the table lives.
-        table: its name.
-        target: what will hold the rows, for messages.
-        remedy: what to do where it cannot, for messages.
-
-    Raises:
-        UnsupportedError: rows lie on other ranks too, or are more than `MOST_BYTES`.
-    """
-    config = container.tables[table]
-    _check_ranks(container, table, f"a {target}", remedy)
-    num_bytes = container.num_rows(table) * config.row_bytes
-    if num_bytes > MOST_BYTES:
-        raise UnsupportedError(
-            f"the rows of table {table!r} take {num_bytes:,} bytes, and a {target} holds up to "
-            f"{MOST_BYTES:,}; {remedy}",
-            table=table,
-        )
-    chunks = list(container.storage(table).scan()) if container.num_rows(table) else []
+    config, entry = container.tables[table], container.entry(table)
+    described = _described(config)
+    if beside is not None:
+        described["beside"] = beside.as_dict()
+    are_here = beside is None and container.num_rows(table) > 0
+    chunks = list(container.storage(table).scan()) if are_here else []
     rows = [np.ascontiguousarray(each.rows).view(np.uint8) for each in chunks]
-    initial = container.entry(table).initial_state
+    initial = entry.initial_state
     return TableRows(
-        _described(config),
+        described,
         _joined([each.keys for each in chunks], np.empty(0, np.int64)),
         _joined(rows, np.empty((0, config.row_bytes), np.uint8)),
         _joined([each.scores for each in chunks], np.empty(0, np.uint64)),
@@ -132,31 +80,90 @@ def gather_rows(container: StepContainer, table: str, target: str, remedy: str) 
     )
 
 
-def restore_rows(container: StepContainer, table: str, saved: TableRows) -> None:
-    """Replaces the rows of a table by those that `gather_rows` copied.
+def num_row_bytes(container: StepContainer, table: str) -> int:
+    """Of all rows of a table on this rank."""
+    return container.num_rows(table) * container.tables[table].row_bytes
+
+
+def check_ranks(container: StepContainer, table: str, target: str, remedy: str) -> None:
+    """Refuses what one rank cannot save alone.
+
+    Args:
+        container: where the table lives.
+        table: its name.
+        target: what would hold the rows, for messages.
+        remedy: what to do instead, for messages.
 
     Raises:
-        DataError: they are not of one length, or a key is there twice.
-        InvalidArgumentError: they are of another dim or dtype, or have another optimizer's state.
-        CapacityError: the storage has no room for them, and may not evict.
-        UnsupportedError: rows lie on other ranks too.
+        UnsupportedError: rows lie on other ranks too, or are too many to lie inside, and the snapshot
+            beside would be written by all ranks.
     """
-    _check_ranks(
-        container, table, "a file of Keras or checkpoint", "load a snapshot: container.load(url)"
-    )
-    config = container.tables[table]
-    wanted = _described(config)
-    found, keys, rows = saved.described, saved.keys, saved.rows
+    world_size = container.collective.world_size
+    if world_size == 1:
+        return
+    if not container.tables[table].is_replicated:
+        raise UnsupportedError(
+            f"the rows of table {table!r} lie on {world_size} ranks, and a {target} is written "
+            f"and read by one; {remedy}",
+            table=table,
+        )
+    if num_row_bytes(container, table) > MOST_BYTES:
+        raise UnsupportedError(
+            f"the rows of table {table!r} are too many for a {target}, and the snapshot beside it is "
+            f"written by all {world_size} ranks; {remedy}",
+            table=table,
+        )
+
+
+def described_in(text: bytes | str, table: str) -> Mapping[str, Any]:
+    """What a row is, from JSON.
+
+    Raises:
+        DataError: it is none.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise DataError(
+            f"the saved rows of table {table!r} are damaged: {error}; load an older file",
+            table=table,
+        ) from error
     if not isinstance(found, Mapping):
-        raise DataError(f"what a row of table {table!r} is was not saved; the file is damaged")
+        raise DataError(
+            f"what a row of table {table!r} is was not saved; the file is damaged", table=table
+        )
+    return found
+
+
+def check_rows(
+    container: StepContainer, table: str, described: Mapping[str, Any], path: Callable[[], Path]
+) -> Snapshot | None:
+    """Refuses rows that do not go with a table, as far as that shows before they are read.
+
+    Args:
+        container: where the table lives.
+        table: its name.
+        described: what a row is.
+        path: of the file, if rows lie beside it.
+
+    Returns:
+        The snapshot that holds them, or None: they are inside.
+
+    Raises:
+        InvalidArgumentError: they are of another dim, dtype, initializer or seed, or have another
+            optimizer's state; in a snapshot, are those of a table of another name.
+        SnapshotError: it is missing, damaged or another one.
+        DataError: the file is damaged.
+    """
+    config, wanted = container.tables[table], _described(container.tables[table])
     for name in ("dim", "dtype", "initializer", "seed"):
-        if found.get(name) != wanted[name]:
+        if described.get(name) != wanted[name]:
             raise InvalidArgumentError(
-                f"table {table!r}: the saved rows have {name} {found.get(name)!r}, the layer's table "
-                f"{wanted[name]!r}; nothing was loaded",
+                f"table {table!r}: the saved rows have {name} {described.get(name)!r}, the layer's "
+                f"table {wanted[name]!r}; nothing was loaded",
                 table=table,
             )
-    method = str(found.get("state_method"))
+    method = str(described.get("state_method"))
     if config.state_method not in ("", method):
         raise InvalidArgumentError(
             f"table {table!r}: the saved rows have the state of {method!r}, and are updated by "
@@ -164,18 +171,85 @@ def restore_rows(container: StepContainer, table: str, saved: TableRows) -> None
             "or load it with compile=False",
             table=table,
         )
-    _check_whole(saved, config.with_state(saved.state.size, method).row_bytes, table)
+    if "beside" not in described:
+        return None
+    rows = named_in(described["beside"], table)
+    if rows.table != table:
+        raise InvalidArgumentError(
+            f"table {table!r}: these rows were saved as those of table {rows.table!r}; give the "
+            f"layer the name that it had: name={rows.table!r}",
+            table=table,
+        )
+    snapshot = open_beside(path(), rows, table)
+    if table not in snapshot.tables or snapshot.tables[table].state_method != method:
+        raise DataError(
+            f"the snapshot {snapshot.url} has no rows of table {table!r} with the state of "
+            f"{method!r}; the file is damaged",
+            table=table,
+        )
+    return snapshot
+
+
+def restore_rows(
+    container: StepContainer, table: str, saved: TableRows, path: Callable[[], Path]
+) -> None:
+    """Replaces the rows of a table by those that `gather_rows` gave.
+
+    If they lie beside a file, all ranks call it.
+
+    Args:
+        container: where the table lives.
+        table: its name.
+        saved: the rows.
+        path: of the file, if they lie beside it.
+
+    Raises:
+        DataError: they are not of one length, or a key is there twice.
+        InvalidArgumentError, SnapshotError: as `check_rows`.
+        CapacityError: the storage has no room for them, and may not evict.
+        UnsupportedError: they are inside a file, and rows lie on other ranks too.
+    """
+    method = str(saved.described.get("state_method"))
+    snapshot: Snapshot | None = None
+    error: Exception | None = None
+    if "beside" not in saved.described:
+        remedy = "save it with sparring_tf.save_model on several ranks, or load a snapshot"
+        check_ranks(container, table, "file of Keras or checkpoint", remedy)
+    try:
+        snapshot = check_rows(container, table, saved.described, path)
+        config = container.tables[table].with_state(saved.state.size, method)
+        _check_whole(saved, config.row_bytes, table)
+        if snapshot is None:
+            _check_room(container, table, len(saved.keys))
+        else:
+            snapshot.tables[table].check(config)
+            if container.collective.world_size == 1:
+                _check_room(container, table, snapshot.num_rows(table))
+    except Exception as failure:
+        error = failure
+    if "beside" in saved.described:
+        agree(container.collective, f"rows of table {table!r}, nothing was loaded", error)
+    elif error is not None:
+        raise error
+    container.set_state(table, saved.state, method)
+    if snapshot is not None:
+        container.load(snapshot.url, tables=[table])
+        return
     storage = container.storage(table)
-    if not storage.capabilities.evicts and len(keys) > (storage.capacity or len(keys)):
+    storage.clear()
+    dtype = container.tables[table].numpy_dtype
+    storage.restore(saved.keys, saved.rows.view(dtype), saved.scores)
+
+
+def _check_room(container: StepContainer, table: str, num_rows: int) -> None:
+    # Even if it holds but a part of a snapshot: a load is what mends that.
+    storage = container.opened(container.entry(table))
+    if not storage.capabilities.evicts and num_rows > (storage.capacity or num_rows):
         raise CapacityError(
-            f"table {table!r}: {len(keys):,} rows were saved, and its storage holds up to "
+            f"table {table!r}: {num_rows:,} rows were saved, and its storage holds up to "
             f"{storage.capacity:,}; give it a larger vocabulary_size",
             table=table,
         )
-    container.set_state(table, saved.state, method)
-    storage = container.storage(table)
-    storage.clear()
-    storage.restore(keys, rows.view(container.tables[table].numpy_dtype), saved.scores)
 
 
 def _check_whole(saved: TableRows, row_bytes: int, table: str) -> None:
@@ -197,16 +271,6 @@ def _check_whole(saved: TableRows, row_bytes: int, table: str) -> None:
     if len(np.unique(saved.keys)) != num_rows:
         raise DataError(
             f"the saved keys of table {table!r} are not distinct; the file is damaged", table=table
-        )
-
-
-def _check_ranks(container: StepContainer, table: str, target: str, remedy: str) -> None:
-    world_size = container.collective.world_size
-    if world_size > 1 and not container.tables[table].is_replicated:
-        raise UnsupportedError(
-            f"the rows of table {table!r} lie on {world_size} ranks, and {target} is written "
-            f"and read by one; {remedy}",
-            table=table,
         )
 
 

@@ -21,8 +21,8 @@ from sparring.errors import UnsupportedError
 from sparring.table_holder import TableDeclaration, TableHolder
 from sparring_tf import exchanged_lookup, lookup_ops
 from sparring_tf.anchors import Anchor, TrainedTable
+from sparring_tf.keras_rows import load_rows, save_rows
 from sparring_tf.lookup_numbers import LookupNumber
-from sparring_tf.saved_rows import load_rows, save_rows
 
 __all__ = ["TableAgent", "TableLayer"]
 
@@ -98,6 +98,7 @@ class TableLayer(keras.layers.Layer):
     def _hold(self, agent: TableAgent) -> None:
         """Takes the tables of `agent` as this layer's."""
         self.agent = agent
+        exchanged_lookup.order_variable()
         for each in agent.declarations:
             self._add_anchor(each.table.name, each.table.dim, each.table.computing_dtype.name)
 
@@ -125,7 +126,8 @@ class TableLayer(keras.layers.Layer):
         """What Keras calls to save a model or its weights: the rows go among these.
 
         Raises:
-            UnsupportedError: they lie on several ranks, or are too many.
+            UnsupportedError: they lie on several ranks, or are too many and Keras writes to no file
+                that they could lie beside.
         """
         for i, table in enumerate(self.agent.table_names):
             save_rows(self.agent.container, table, store, i)
@@ -135,6 +137,7 @@ class TableLayer(keras.layers.Layer):
 
         Raises:
             DataError: the file has no rows, or damaged ones.
+            SnapshotError: the snapshot beside it is missing, damaged or another one.
             InvalidArgumentError: they do not go with the layer.
             CapacityError: the storage has no room for them.
             UnsupportedError: the layer's rows lie on several ranks.

@@ -95,6 +95,7 @@ class _Trainer:
         self._dense_step: Callable[..., Any] = tf.function(self._apply_dense)
         if self._ordinary:
             self._dense.build(self._ordinary)
+            self.container.join_ahead()
             broadcast(self._ordinary, self.container.collective)
 
     def steps(self, batches: Iterator[Any]) -> Iterator[Trained]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparring.errors import DeviceMemoryError, InvalidArgumentError
+from sparring.errors import InvalidArgumentError
 from sparring.kernel_set import ArraySource, KernelSet
 from sparring.plugins import make_plugin_manager
+from sparring_torch.device_memory import memory_checked, release_unused_memory
 from sparring_torch.device_streams import Produced
 
 __all__ = ["current_gpu", "kernel_set_for", "storage_device", "tensor_device"]
@@ -65,12 +70,23 @@ def kernel_set_for(device: str) -> KernelSet:
     where = tensor_device(device)
 
     def empty(shape: tuple[int, ...], dtype: str) -> Tensor:
-        try:
-            return torch.empty(shape, dtype=getattr(torch, dtype), device=where)
-        except torch.OutOfMemoryError as error:
-            raise DeviceMemoryError(
-                f"{device} has no memory for {shape} of {dtype}: {error}"
-            ) from error
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=where)
+
+    def empty_bytes(shape: tuple[int, ...], dtype: str) -> int:
+        return math.prod(shape) * int(getattr(torch, dtype).itemsize)
+
+    def from_host(array: npt.NDArray[Any]) -> Tensor:
+        # From pageable memory: it has been read when the call returns, and nobody waits.
+        return torch.from_numpy(np.ascontiguousarray(array)).to(where, non_blocking=True)
+
+    def concatenate(parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(parts))
+
+    def take(array: Tensor, positions: Tensor) -> Tensor:
+        return array.index_select(0, positions)
+
+    def taken_bytes(array: Tensor, positions: Tensor) -> int:
+        return len(positions) * math.prod(array.shape[1:]) * array.element_size()
 
     def stream() -> int:
         return 0 if where.type == "cpu" else int(torch.cuda.current_stream(where).cuda_stream)
@@ -81,20 +97,20 @@ def kernel_set_for(device: str) -> KernelSet:
         return torch.cuda.stream(torch.cuda.ExternalStream(address, device=where))  # type: ignore[no-untyped-call]
 
     arrays = ArraySource(
-        empty=empty,
+        empty=memory_checked(where, empty, empty_bytes),
         stream=stream,
         index=where.index or 0,
         using=using,
         here=nullcontext if where.type == "cpu" else lambda: torch.cuda.device(where),
         to_host=lambda array: array.cpu().numpy(),
-        # From pageable memory: it has been read when the call returns, and nobody waits.
-        from_host=lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(
-            where, non_blocking=True
+        from_host=memory_checked(where, from_host, lambda array: int(array.nbytes)),
+        concatenate=memory_checked(
+            where, concatenate, lambda parts: sum(each.nbytes for each in parts)
         ),
-        concatenate=lambda parts: torch.cat(list(parts)),
-        take=lambda array, positions: array.index_select(0, positions),
+        take=memory_checked(where, take, taken_bytes),
         put=lambda array, positions, values: array.index_copy_(0, positions, values),
         follow=lambda tensors: Produced(where, list(tensors)).take,
         view=lambda array, dtype: array.view(getattr(torch, dtype)),
+        release_unused=None if where.type == "cpu" else partial(release_unused_memory, where),
     )
     return make_plugin_manager().kernels(kind).factory(arrays)

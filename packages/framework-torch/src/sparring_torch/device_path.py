@@ -4,8 +4,12 @@
                                                                              │
     ResourceManager.hold(batch id, DeviceGradients) ◄────────────────────────┘
 
-Everything runs on the current stream of the caller, and forward waits for nothing. `emulated` stands
-for a GPU whose memory is the host's: tensors of the CPU, for tests.
+Where rows lie on several ranks they come first, from device to device, and are pooled then:
+
+    ids ──► looked_up_on_device ──► rows (u, dim) ──► KernelSet.pool ──► bags
+
+Everything runs on the current stream of the caller, or in its order, and forward waits for nothing on
+one rank. `emulated` stands for a GPU whose memory is the host's: tensors of the CPU, for tests.
 """
 
 from __future__ import annotations
@@ -19,7 +23,10 @@ from torch.autograd.function import once_differentiable
 
 from sparring import ResourceManager, StepContainer
 from sparring.device_gradients import BagGradients, DeviceGradients
+from sparring.device_lookups import DeviceLookup, looked_up_on_device
 from sparring.errors import InvalidArgumentError
+from sparring.kernel_set import KernelSet
+from sparring.kernels import Dedup
 from sparring_torch.device_groups import DeviceGroup, each_alone
 from sparring_torch.device_kernels import kernel_set_for, tensor_device
 from sparring_torch.device_streams import Produced
@@ -65,16 +72,29 @@ class DevicePath:
             groups: what is looked up.
             is_training: the module's own `training`.
         """
-        container.check_readable(list(dict.fromkeys(group.table for group in groups)))
+        is_registered = is_training and torch.is_grad_enabled()
+        sources = self._sources(container, groups, is_registered)
         for group in groups:
             self._prepare(container, group)
-        if not (is_training and torch.is_grad_enabled()):
-            return [self._pooled(container, group) for group in groups]
-        batch = _Batch(self, container, groups)
+        if not is_registered:
+            return [source.pooled(group) for source, group in zip(sources, groups, strict=True)]
+        batch = _Batch(self, container, groups, sources)
         outputs: tuple[Tensor, ...] = _Output.apply(  # type: ignore[no-untyped-call]
             _ANCHOR, batch, *(group.weights for group in groups)
         )
         return list(outputs)
+
+    def _sources(
+        self, container: StepContainer, groups: Sequence[DeviceGroup], is_registered: bool
+    ) -> list[_Stored | _Pulled]:
+        """Where the rows of each group come from."""
+        tables = list(dict.fromkeys(group.table for group in groups))
+        if container.reads_directly(tables):
+            container.check_readable(tables)
+            return [_Stored(self, container, group.table) for group in groups]
+        requests = [(group.table, group.ids) for group in groups]
+        lookups = looked_up_on_device(container, self.kernels, requests, is_training=is_registered)
+        return [_Pulled(self.kernels, each) for each in lookups]
 
     def _prepare(self, container: StepContainer, group: DeviceGroup) -> None:
         weights = group.weights
@@ -84,40 +104,71 @@ class DevicePath:
         dtype = getattr(torch, container.entry(group.table).config.computing_dtype.name)
         group.weights = weights.to(dtype).contiguous()
 
-    def _pooled(
-        self,
-        container: StepContainer,
-        group: DeviceGroup,
-        *,
-        weights: Tensor | None = None,
-        offsets: Tensor | None = None,
-    ) -> Tensor:
-        entry = container.entry(group.table)
-        mode: Any = group.mode
-        bags: Tensor = self.kernels.pool_storage(
-            entry.storage,
-            entry.config,
-            group.ids,
-            group.offsets if offsets is None else offsets,
-            mode=mode,
-            weights=_still(group.weights) if offsets is None else weights,
+
+class _Stored:
+    """Rows of a storage on this rank."""
+
+    def __init__(self, path: DevicePath, container: StepContainer, table: str) -> None:
+        self._kernels = path.kernels
+        self._entry = container.entry(table)
+        self.found: Dedup | None = None
+        """The ids deduplicated; None: nobody did."""
+
+    def pooled(self, group: DeviceGroup) -> Tensor:
+        """One embedding for each bag: ``(bags, dim)``."""
+        return self._pool(group.ids, group.offsets, group.mode, _still(group.weights))
+
+    def rows(self, group: DeviceGroup) -> tuple[Tensor, Tensor]:
+        """Some embeddings ``(m, dim)``, and which of them each id has ``(n,)``."""
+        each = each_alone(group.ids)
+        return self._pool(group.ids, each, "sum", None), each[:-1]
+
+    def _pool(self, ids: Tensor, offsets: Tensor, mode: Any, weights: Tensor | None) -> Tensor:
+        bags: Tensor = self._kernels.pool_storage(
+            self._entry.storage, self._entry.config, ids, offsets, mode=mode, weights=weights
         )
         return bags
 
-    def rows(self, container: StepContainer, group: DeviceGroup) -> Tensor:
-        """The embedding of each id: ``(n, dim)``."""
-        return self._pooled(container, group, offsets=each_alone(group.ids))
+
+class _Pulled:
+    """Rows that came from their owners."""
+
+    def __init__(self, kernels: KernelSet, lookup: DeviceLookup) -> None:
+        self._kernels, self._rows = kernels, lookup.rows
+        self.found: Dedup | None = lookup.found
+
+    def pooled(self, group: DeviceGroup) -> Tensor:
+        """As `_Stored.pooled`."""
+        rows, inverse = self.rows(group)
+        mode: Any = group.mode
+        bags: Tensor = self._kernels.pool(
+            rows, inverse, group.offsets, mode=mode, weights=_still(group.weights)
+        )
+        return bags
+
+    def rows(self, _group: DeviceGroup) -> tuple[Tensor, Tensor]:
+        """As `_Stored.rows`."""
+        assert self.found is not None
+        inverse: Any = self.found.inverse
+        return self._rows, inverse
 
 
 class _Batch:
     """A batch that was looked up in training, until its gradients came or its graph is gone."""
 
-    __slots__ = ("_checked", "_resources", "_shadow_ids", "container", "groups", "path")
+    __slots__ = ("_found", "_resources", "_shadow_ids", "groups", "path", "sources")
 
     def __init__(
-        self, path: DevicePath, container: StepContainer, groups: Sequence[DeviceGroup]
+        self,
+        path: DevicePath,
+        container: StepContainer,
+        groups: Sequence[DeviceGroup],
+        sources: Sequence[_Stored | _Pulled],
     ) -> None:
-        self.path, self.container, self.groups = path, container, list(groups)
+        self.path, self.groups = path, list(groups)
+        self.sources = list(sources)
+        """Of each group; forgotten once outputs are made of them."""
+        self._found = [each.found for each in sources]
         self._resources: ResourceManager = container.resources
         register = self._resources.register_direct
         self._shadow_ids = {name: register([name]) for name in {each.table for each in groups}}
@@ -136,6 +187,8 @@ class _Batch:
 
         tensors = [*kept, *(each.ids for each in self.groups), *(g.offsets for g in self.groups)]
         tensors += [each.weights for each in self.groups if each.weights is not None]
+        known: list[Any] = [each for each in self._found if each is not None]
+        tensors += [array for each in known for array in (each.keys, each.inverse)]
         produced = Produced(self.path.device, tensors)
         for table, shadow_id in self._shadow_ids.items():
             batches = [
@@ -146,8 +199,9 @@ class _Batch:
                     group.mode,  # type: ignore[arg-type]
                     _still(group.weights),
                     produced.take,
+                    found,
                 )
-                for group, gradient in zip(self.groups, kept, strict=True)
+                for group, gradient, found in zip(self.groups, kept, self._found, strict=True)
                 if group.table == table
             ]
             sources = DeviceGradients(self.path.kernels, batches)
@@ -168,23 +222,23 @@ class _Output(torch.autograd.Function):
         ctx: Any, _anchor: Tensor, batch: _Batch, *_weights: Tensor | None
     ) -> tuple[Tensor, ...]:
         ctx.batch = batch
-        path, container = batch.path, batch.container
-        outputs, rows = [], []
-        for place, group in enumerate(batch.groups):
+        outputs, saved = [], []
+        for place, (source, group) in enumerate(zip(batch.sources, batch.groups, strict=True)):
             if not ctx.needs_input_grad[2 + place]:
-                outputs.append(path._pooled(container, group))
-                rows.append(torch.empty(0))
+                outputs.append(source.pooled(group))
+                saved += [torch.empty(0), torch.empty(0)]
                 continue
             # The gradient of the weights needs the rows again.
-            own = path.rows(container, group)
-            rows.append(own)
+            rows, inverse = source.rows(group)
+            saved += [rows, inverse]
             mode: Any = group.mode
             outputs.append(
-                path.kernels.pool(
-                    own, _places(group), group.offsets, mode=mode, weights=_still(group.weights)
+                batch.path.kernels.pool(
+                    rows, inverse, group.offsets, mode=mode, weights=_still(group.weights)
                 )
             )
-        ctx.save_for_backward(*rows)
+        batch.sources.clear()
+        ctx.save_for_backward(*saved)
         return tuple(outputs)
 
     @staticmethod
@@ -193,23 +247,19 @@ class _Output(torch.autograd.Function):
         batch: _Batch = ctx.batch
         batch.hold(gradients)
         of_weights: list[Tensor | None] = []
-        for place, (group, gradient, rows) in enumerate(
-            zip(batch.groups, gradients, ctx.saved_tensors, strict=True)
-        ):
+        saved = iter(ctx.saved_tensors)
+        for place, (group, gradient) in enumerate(zip(batch.groups, gradients, strict=True)):
+            rows, inverse = next(saved), next(saved)
             if not ctx.needs_input_grad[2 + place]:
                 of_weights.append(None)
                 continue
             mode: Any = group.mode
             of_weights.append(
                 batch.path.kernels.pool_weight_gradient(
-                    gradient.contiguous(), rows, _places(group), group.offsets, mode=mode
+                    gradient.contiguous(), rows, inverse, group.offsets, mode=mode
                 )
             )
         return None, None, *of_weights
-
-
-def _places(group: DeviceGroup) -> Tensor:
-    return each_alone(group.ids)[:-1]
 
 
 def _still(weights: Tensor | None) -> Tensor | None:

@@ -11,6 +11,7 @@ from sparring import Initializer, StepContainer
 from sparring.admission import AdmissionLike
 from sparring_torch.batch_lookup import Ids
 from sparring_torch.device_groups import DeviceGroup, each_alone
+from sparring_torch.device_memory import memory_errors
 from sparring_torch.device_path import DevicePath
 from sparring_torch.ids import ids_in_place, whole_ids
 from sparring_torch.table_configs import (
@@ -92,7 +93,8 @@ class Embedding(TableModule):
         """
         path = self.agent.path_for(input)
         if path is not None:
-            return self._on_device(path, input)
+            with memory_errors(path.device):
+                return self._on_device(path, input)
         ids, kept = self._kept(input)
         (embeddings,) = self.agent.gather(ids, is_training=self.training)
         if kept is not None:

@@ -13,6 +13,7 @@ from sparring.admission import AdmissionLike
 from sparring.errors import InvalidArgumentError
 from sparring_torch.batch_lookup import Bags
 from sparring_torch.device_groups import DeviceGroup
+from sparring_torch.device_memory import memory_errors
 from sparring_torch.ids import ids_in_place, whole_ids
 from sparring_torch.jaggedness import offsets_to_lengths
 from sparring_torch.table_configs import EmbeddingConfig, StorageLike, declaration, storage_on
@@ -112,8 +113,9 @@ class EmbeddingBag(TableModule):
         """
         path = self.agent.path_for(input)
         if path is not None:
-            group = self._group(input, offsets, per_sample_weights)
-            return self.agent.pool_on(path, [group], is_training=self.training)[0]
+            with memory_errors(path.device):
+                group = self._group(input, offsets, per_sample_weights)
+                return self.agent.pool_on(path, [group], is_training=self.training)[0]
         bags = self.wanted(input, offsets, per_sample_weights)
         pooled = self.agent.pool(bags, is_training=self.training)
         return pooled if input.device.type == "cpu" else pooled.to(input.device)

@@ -10,6 +10,7 @@ from sparring import StepContainer
 from sparring.errors import InvalidArgumentError
 from sparring_torch.batch_lookup import Bags
 from sparring_torch.device_groups import bag_groups, parts_of_features
+from sparring_torch.device_memory import memory_errors
 from sparring_torch.feature_router import FeatureRouter
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.keyed_tensor import KeyedTensor
@@ -98,11 +99,12 @@ class EmbeddingBagCollection(TableModule):
         places = self._router.places(features)
         path = self.agent.path_for(features.values())
         if path is not None:
-            weights = features.weights() if self._is_weighted else None
-            groups = bag_groups(self.agent.features, features, places, weights)
-            outputs = self.agent.pool_on(path, groups, is_training=self.training)
-            parts = parts_of_features(groups, outputs, [features.stride()] * len(places))
-            return KeyedTensor._trusted(self._names, self._dims, torch.cat(parts, dim=1))
+            with memory_errors(path.device):
+                weights = features.weights() if self._is_weighted else None
+                groups = bag_groups(self.agent.features, features, places, weights)
+                outputs = self.agent.pool_on(path, groups, is_training=self.training)
+                parts = parts_of_features(groups, outputs, [features.stride()] * len(places))
+                return KeyedTensor._trusted(self._names, self._dims, torch.cat(parts, dim=1))
         values = self.agent.pool(self.wanted(features), is_training=self.training)
         if features.device().type != "cpu":
             values = values.to(features.device())

@@ -9,6 +9,7 @@ import torch
 from sparring import StepContainer
 from sparring_torch.batch_lookup import Bags, Ids
 from sparring_torch.device_groups import id_groups, parts_of_features
+from sparring_torch.device_memory import memory_errors
 from sparring_torch.device_path import DevicePath
 from sparring_torch.feature_router import FeatureRouter
 from sparring_torch.jagged_tensor import JaggedTensor
@@ -87,7 +88,8 @@ class EmbeddingCollection(TableModule):
         places = self._router.places(features)
         path = self.agent.path_for(features.values())
         if path is not None:
-            return self._on_device(path, features, places)
+            with memory_errors(path.device):
+                return self._on_device(path, features, places)
         bags = self._router.route(features, is_weighted=False)
         device, stride = features.device(), features.stride()
         parts = self.agent.gather(_ids_of(bags, len(features.keys())), is_training=self.training)

@@ -53,10 +53,12 @@ def probe(
         InvalidArgumentError: the optimizer does not accept these hyper-parameters.
         UnsupportedError: its state cannot be kept by row, or rows influence each other.
     """
-    # Tensors without a device of their own are made there, whatever torch's default is.
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), device or torch.device("cpu"):
-        layout = _found_state(native, hyperparameters, dtype)
-        trial = _Trial(native, hyperparameters, dtype)
+    device = device or torch.device("cpu")
+    # Tensors without a device of their own are the CPU's, whatever torch's default is: a step count
+    # that lies on a GPU would have to be read from there in each step.
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.device("cpu"):
+        layout = _found_state(native, hyperparameters, dtype, device)
+        trial = _Trial(native, hyperparameters, dtype, device)
         with _refusal(native):
             stepped = trial.over_rows(layout, slice(None))
             halves = [trial.over_rows(layout, half) for half in (slice(0, 2), slice(2, 4))]
@@ -92,9 +94,12 @@ class _FirstValues(dict[str, Any]):
 
 
 def _found_state(
-    native: type[Optimizer], hyperparameters: Mapping[str, Any], dtype: torch.dtype
+    native: type[Optimizer],
+    hyperparameters: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> RowState:
-    parameter = torch.nn.Parameter(torch.zeros(_ROWS, _DIM, dtype=dtype))
+    parameter = torch.nn.Parameter(torch.zeros(_ROWS, _DIM, dtype=dtype, device=device))
     try:
         optimizer = native([parameter], **hyperparameters)
     except (TypeError, ValueError) as error:
@@ -133,10 +138,14 @@ class _Trial:
     """A few steps with made-up gradients."""
 
     def __init__(
-        self, native: type[Optimizer], hyperparameters: Mapping[str, Any], dtype: torch.dtype
+        self,
+        native: type[Optimizer],
+        hyperparameters: Mapping[str, Any],
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self._native, self._hyperparameters, self._dtype = native, hyperparameters, dtype
-        self._device = torch.get_default_device()
+        self._device = device
         generator = torch.Generator("cpu").manual_seed(1)
         start = torch.randn(_ROWS, _DIM, dtype=dtype, generator=generator, device="cpu")
         gradients = torch.randn(_STEPS, _ROWS, _DIM, dtype=dtype, generator=generator, device="cpu")
@@ -164,7 +173,7 @@ class _Trial:
     def over_rows(self, layout: RowState, part: slice, num_block_rows: int | None = None) -> Tensor:
         """Some of the rows, laid out with their state as the engine lays them out."""
         start = self._start[part]
-        state = torch.tensor(layout.initial_row(_DIM), dtype=self._dtype)
+        state = torch.tensor(layout.initial_row(_DIM), dtype=self._dtype, device=self._device)
         rows = torch.cat([start, state.expand(len(start), -1)], 1)
         shadow = ShadowParameter(_DIM, self._dtype, layout, self._device)
         optimizer = self._native([shadow.parameter], **self._hyperparameters)

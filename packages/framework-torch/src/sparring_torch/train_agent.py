@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from sparring import ResourceManager, StepContainer
+from sparring.device_ways import pulls_on_device
 from sparring.errors import InvalidArgumentError
 from sparring.step import Lookup
 from sparring.table_holder import TableDeclaration, TableHolder
@@ -81,6 +82,8 @@ class TrainAgent(TableHolder):
         devices = {each.device for each in declarations}
         (device,) = devices if len(devices) == 1 else ("cpu",)
         self._path = None if device == "cpu" else DevicePath(device)
+        if self._path is not None:
+            self.container.keep_on_device(self.table_names, self._path.kernels)
 
     # -- on a device
 
@@ -99,7 +102,12 @@ class TrainAgent(TableHolder):
     def stays_on_device(self) -> bool:
         """Whether lookups never come to the host, so that nothing can be looked up ahead there."""
         container = self.container
-        return self._path is not None and container.reads_directly(self.table_names)
+        return self._path is not None and self._leaves_rows(container)
+
+    def _leaves_rows(self, container: StepContainer) -> bool:
+        """Whether rows need not come to the host: the same on all ranks."""
+        names = self.table_names
+        return container.reads_directly(names) or pulls_on_device(container, names)
 
     def path_for(self, ids: Tensor) -> DevicePath | None:
         """How `ids` are looked up where they lie; None: by way of the host.
@@ -112,7 +120,7 @@ class TrainAgent(TableHolder):
         if path is None:
             return None
         path.check_place(self.table_names, "ids", ids)
-        return path if container.reads_directly(self.table_names) else None
+        return path if self._leaves_rows(container) else None
 
     def pool_on(
         self, path: DevicePath, groups: Sequence[DeviceGroup], *, is_training: bool

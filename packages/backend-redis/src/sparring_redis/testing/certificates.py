@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,14 @@ class Certificates:
     authority: Path
     certificate: Path
     key: Path
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """For whoever trusts the authority, whatever the host, and shows the certificate."""
+        context = ssl.create_default_context(cafile=self.authority)
+        context.check_hostname = False
+        context.load_cert_chain(self.certificate, self.key)
+        return context
 
     @property
     def server_settings(self) -> dict[str, Any]:

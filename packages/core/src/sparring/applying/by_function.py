@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +17,16 @@ from sparring.applying.gradients import (
 )
 from sparring.applying.table_update import TableUpdate, Update
 from sparring.applying.writing import write_rows
-from sparring.device_functions import apply_update_on_device
-from sparring.device_steps import lie_on_device
+from sparring.device_functions import (
+    GatheredOnDevice,
+    gather_on_device,
+    no_update,
+    write_on_device,
+)
+from sparring.device_owned import average, owned_on_device
+from sparring.device_ways import kernels_of_step
+from sparring.kernel_set import KernelSet
+from sparring.resources import Accumulated
 
 if TYPE_CHECKING:
     from sparring.step import StepContainer
@@ -28,36 +36,48 @@ __all__ = ["apply_update"]
 
 def apply_update(container: StepContainer, update: Update) -> None:
     """As `StepContainer.apply`."""
-    with container.resources.ending_step():
-        resources = container.resources
-        is_on_device = resources.is_on_device
-        take: Callable[[str], Any] = resources.take_sources if is_on_device else resources.take
+    resources = container.resources
+
+    def take(name: str) -> Any:
+        is_there = resources.are_on_device(name)
+        return resources.take_sources(name) if is_there else resources.take(name)
+
+    with resources.ending_step():
         taken, refusal = taken_gradients(container, take)
-    if is_on_device and refusal is None:
-        waiting = {name: each for name, each in taken.items() if each is not None}
-        if lie_on_device(container, waiting):
-            return apply_update_on_device(container, waiting, update)
-        taken = {name: summed_gradients(container, name, each) for name, each in taken.items()}
-    owned = owned_gradients(container, taken, refusal, by_rows=set(container.tables))
-    steps = dict.fromkeys(container.tables, container.counters.steps + 1)
-    gathered = Gathered([], {})
+    kernels = kernels_of_step(container, taken)
+    owned_there = owned_on_device(container, taken, kernels, refusal)
+    tables = [name for name in container.tables if name not in kernels]
+    here = {name: _in_arrays(container, name, taken[name]) for name in tables if name in taken}
+    owned = owned_gradients(container, tables, here, refusal, by_rows=set(tables))
+    steps = dict.fromkeys(tables, container.counters.steps + 1)
+    gathered, there = Gathered([], {}), dict[str, GatheredOnDevice]()
     with committing(container) as commit:
         check_owned(owned)
+        average(container, owned_there)
         with container.span("find"):
+            there = gather_on_device(container, owned_there)
             gathered = gather_rows(container, owned, steps)
-        commit.num_rows = {each.table.name: len(each.keys) for each in gathered.updates}
+        updates = [*gathered.updates, *(each.update for each in there.values() if each.update)]
+        commit.num_rows = {each.table.name: len(each.keys) for each in updates}
     with container.span("update"):
-        update(_with_empty(container, gathered.updates, commit.touched, steps))
+        update(_with_empty(container, updates, commit.touched, kernels))
     with container.span("write"):
-        write_rows(container, gathered)
+        write_on_device(container, there, after=[each.table.name for each in gathered.updates])
+        write_rows(container, gathered, before=list(there))
     container.end_step()
+
+
+def _in_arrays(container: StepContainer, name: str, taken: Any) -> Accumulated:
+    if isinstance(taken, Accumulated):
+        return taken
+    return summed_gradients(container, name, taken)
 
 
 def _with_empty(
     container: StepContainer,
     updates: Sequence[TableUpdate],
     touched: Sequence[str],
-    steps: Mapping[str, int],
+    kernels: Mapping[str, KernelSet],
 ) -> list[TableUpdate]:
     """Also the tables of which other ranks alone change rows: optimizers count steps by table."""
     known = {update.table.name: update for update in updates}
@@ -65,6 +85,9 @@ def _with_empty(
     for name in touched:
         if name in known:
             result.append(known[name])
+            continue
+        if name in kernels:
+            result.append(no_update(container, name, kernels[name]))
             continue
         table = container.entry(name).config
         dtype = table.computing_dtype
@@ -74,7 +97,7 @@ def _with_empty(
                 np.empty(0, np.int64),
                 np.empty((0, table.dim + table.state_width), dtype),
                 np.empty((0, table.dim), dtype),
-                steps[name],
+                container.counters.steps + 1,
             )
         )
     return result

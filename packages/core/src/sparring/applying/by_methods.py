@@ -1,4 +1,4 @@
-"""A step by update methods, built-in ones fused where all rows are on this rank."""
+"""A step by update methods, built-in ones fused where rows lie with their storage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from sparring.applying.gradients import (
 from sparring.applying.room import check_rooms
 from sparring.applying.writing import write_fused, write_rows
 from sparring.device_gradients import DeviceGradients
-from sparring.device_methods import apply_methods_on_device, goes_on_device
+from sparring.device_methods import check_rooms_on_device, write_methods_on_device
+from sparring.device_owned import OwnedOnDevice, average, owned_on_device
+from sparring.device_ways import kernels_of_step
 from sparring.errors import InvalidArgumentError
 from sparring.exchange import OwnedGradients
 from sparring.memory_budget import check_memory
@@ -41,21 +43,27 @@ def apply_methods(container: StepContainer, choices: Mapping[str, MethodChoice])
         _check_choices(waiting, choices)
     except InvalidArgumentError as error:
         refusal = refusal or error
-    if refusal is None and goes_on_device(container, waiting, choices):
-        check_memory(container)
-        return apply_methods_on_device(container, waiting, choices)
+    are_native = not any(isinstance(each, DeviceGradients) for each in waiting.values())
     step = None
-    if refusal is None and any(isinstance(each, DeviceGradients) for each in waiting.values()):
-        return _apply_owned(container, sources, choices, refusal)
-    if container.collective.world_size == 1 and refusal is None and _is_fused(waiting, choices):
-        step = _fused(container, waiting, choices)
-        if step.doubtful():
-            step = None
+    if container.collective.world_size == 1 and refusal is None and are_native:
+        step = _straight(container, waiting, choices)
     if step is None:
         return _apply_owned(container, sources, choices, refusal)
     check_rooms(container, waiting, step)
     check_memory(container)
-    return write_fused(container, step, list(waiting))
+    touched = write_fused(container, step, list(waiting))
+    container.end_step()
+    return touched
+
+
+def _straight(
+    container: StepContainer, waiting: Mapping[str, Any], choices: Mapping[str, MethodChoice]
+) -> Any | None:
+    """A fused step over gradients as they came; None where they must be looked at first."""
+    if not _is_fused(waiting, choices):
+        return None
+    step = _fused(container, waiting, choices)
+    return None if step.doubtful() else step
 
 
 def _apply_owned(
@@ -65,20 +73,25 @@ def _apply_owned(
     refusal: BaseException | None,
 ) -> list[str]:
     """By way of gradients in arrays: they may come from other ranks, or be skipped."""
+    found = kernels_of_step(container, sources)
+    kernels = {name: each for name, each in found.items() if _is_fused([name], choices)}
+    there = owned_on_device(container, sources, kernels, refusal)
+    tables = [name for name in container.tables if name not in kernels]
     taken: dict[str, Accumulated] = {}
     if refusal is None:
-        taken = {name: summed_gradients(container, name, each) for name, each in sources.items()}
-    by_rows = set() if _is_fused(container.tables, choices) else set(container.tables)
+        taken = {name: summed_gradients(container, name, sources[name]) for name in tables}
+    by_rows = set() if _is_fused(tables, choices) else set(tables)
     if container.collective.world_size > 1:
         # A storage that is reached by way of Python finds rows no faster fused; by rows, they are
         # found while gradients travel.
-        by_rows |= {name for name in container.tables if not _is_native(container, name)}
-    owned = owned_gradients(container, taken, refusal, by_rows)
+        by_rows |= {name for name in tables if not _is_native(container, name)}
+    owned = owned_gradients(container, tables, taken, refusal, by_rows)
     if by_rows:
-        return _apply_by_rows(container, owned, choices)
+        return _apply_by_rows(container, owned, there, choices)
     step = None
     with committing(container) as commit:
         check_owned(owned)
+        _check_there(container, there, choices)
         waiting = {
             name: _native.key_gradients(container.entry(name).view, each.keys, each.gradients)
             for name, each in owned.items()
@@ -86,24 +99,43 @@ def _apply_owned(
         _check_choices(waiting, choices)
         step = _fused(container, waiting, choices)
         check_rooms(container, waiting, step)
-        commit.num_rows = {name: len(each.keys) for name, each in owned.items()}
+        commit.num_rows = _counts(owned, there)
     assert step is not None
-    write_fused(container, step, list(waiting))
+    write_methods_on_device(container, there, choices, after=list(waiting))
+    write_fused(container, step, list(waiting), before=list(there))
+    container.end_step()
     return commit.touched
+
+
+def _check_there(
+    container: StepContainer,
+    there: Mapping[str, OwnedOnDevice],
+    choices: Mapping[str, MethodChoice],
+) -> None:
+    """Makes gradients that lie on devices what their rows are changed by; refuses what is wrong."""
+    _check_choices(there, choices)
+    average(container, there)
+    check_rooms_on_device(container, there)
+
+
+def _counts(*owned: Mapping[str, OwnedGradients | OwnedOnDevice]) -> dict[str, int]:
+    return {name: len(each.keys) for some in owned for name, each in some.items()}
 
 
 def _apply_by_rows(
     container: StepContainer,
     owned: Mapping[str, OwnedGradients],
+    there: Mapping[str, OwnedOnDevice],
     choices: Mapping[str, MethodChoice],
 ) -> list[str]:
     gathered = Gathered([], {})
     with committing(container) as commit:
         check_owned(owned)
+        _check_there(container, there, choices)
         _check_choices(owned, choices)
         steps = {name: choices[name].step for name in owned}
         gathered = gather_rows(container, owned, steps)
-        commit.num_rows = {name: len(each.keys) for name, each in owned.items()}
+        commit.num_rows = _counts(owned, there)
     for update in gathered.updates:
         choice, dim = choices[update.table.name], update.table.dim
         if not isinstance(choice.method, NativeMethod):
@@ -125,7 +157,8 @@ def _apply_by_rows(
                 "it: rows.embeddings[:] = …. No row was changed",
                 table=update.table.name,
             )
-    write_rows(container, gathered)
+    write_methods_on_device(container, there, choices, after=list(owned))
+    write_rows(container, gathered, before=list(there))
     container.end_step()
     return commit.touched
 

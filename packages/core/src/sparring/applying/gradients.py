@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,7 @@ def _no_gradients(container: StepContainer, name: str) -> Accumulated:
 
 def owned_gradients(
     container: StepContainer,
+    tables: Sequence[str],
     taken: Mapping[str, Accumulated],
     refusal: BaseException | None,
     by_rows: Set[str],
@@ -65,13 +66,16 @@ def owned_gradients(
     """The finite gradients of all ranks for the keys of this one, by table; none without keys.
 
     Args:
-        taken: this rank's gradients of all tables; none where there is a refusal.
+        tables: those that are meant, the same on all ranks; if none are, nothing is exchanged.
+        taken: this rank's gradients of these tables; none where there is a refusal.
         refusal: why this rank cannot apply the step.
         by_rows: the tables whose rows are wanted in arrays.
     """
+    if not tables and container.tables:
+        return {}  # what is refused, the exchange between devices has refused
     finite = finite_only(taken, container.non_finite, container.counters.steps)
     requests = []
-    for name in container.tables:
+    for name in tables:
         table = container.entry(name).config
         mine = finite.gradients.get(name) or _no_gradients(container, name)
         make = partial(container.resources.make_accumulator, table)

@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["count_refused", "raise_interrupted", "write_fused", "write_rows"]
 
 
-def write_rows(container: StepContainer, gathered: Gathered) -> None:
-    """Upserts rows that were computed in arrays, a table at a time."""
+def write_rows(container: StepContainer, gathered: Gathered, before: Sequence[str] = ()) -> None:
+    """Upserts rows that were computed in arrays, a table at a time.
+
+    Args:
+        before: the tables that the step has changed already.
+    """
     container.saves.wait_for_room()
     names = [update.table.name for update in gathered.updates]
     for place, update in enumerate(gathered.updates):
@@ -34,7 +38,11 @@ def write_rows(container: StepContainer, gathered: Gathered) -> None:
             container.aheads.note(update.table.name, None)
             _record(container, gathered, names[:place])
             raise_interrupted(
-                container, error, names[:place], names[place : place + 1], names[place + 1 :]
+                container,
+                error,
+                [*before, *names[:place]],
+                names[place : place + 1],
+                names[place + 1 :],
             )
         # What was evicted reads as its initial value again.
         container.aheads.note(update.table.name, None if len(evicted) else update.keys)
@@ -50,8 +58,13 @@ def _record(container: StepContainer, gathered: Gathered, names: Sequence[str]) 
             count_refused(container, name, decision.num_refused)
 
 
-def write_fused(container: StepContainer, step: Any, names: Sequence[str]) -> list[str]:
+def write_fused(
+    container: StepContainer, step: Any, names: Sequence[str], before: Sequence[str] = ()
+) -> list[str]:
     """Lets native code find, compute and write rows in one visit.
+
+    Args:
+        before: the tables that the step has changed already.
 
     Returns:
         The tables that had gradients: a batch may have no id for a table that it holds.
@@ -75,8 +88,7 @@ def write_fused(container: StepContainer, step: Any, names: Sequence[str]) -> li
         if updated or refused:
             touched.append(name)
     if failure is not None:
-        raise_interrupted(container, failure, written, failed)
-    container.end_step()
+        raise_interrupted(container, failure, [*before, *written], failed)
     return touched
 
 

@@ -13,7 +13,7 @@ from sparring.cli.context import context_of
 from sparring.cli.output import make_console, print_json, print_warning
 from sparring.cli.progress import make_progress
 from sparring.config import load_config
-from sparring.errors import PluginError
+from sparring.errors import ConfigError, PluginError
 from sparring.training import TrainResult
 
 __all__ = ["ConfigArgument", "OverridesArgument", "add_train"]
@@ -67,6 +67,7 @@ def train(
     if trace is not None:
         report = run_config.report.model_copy(update={"trace_path": trace})
         run_config = run_config.model_copy(update={"report": report})
+    _refuse_memory(run_config.snapshots.url)
     framework = manager.framework(run_config.framework)
     reason = framework.unavailable() if framework.unavailable is not None else None
     if reason is not None:
@@ -103,6 +104,16 @@ def train(
         )
     else:
         _print_result(make_console(), result)
+
+
+def _refuse_memory(url: str | None) -> None:
+    """fsspec's own file system in memory is for programs: it ends with the command."""
+    if url is not None and url.partition("://")[0].rpartition("::")[2] == "memory":
+        raise ConfigError(
+            f"snapshots.url: what is saved in {url} lies in the memory of this command and is lost "
+            "when it ends; name a folder, or a URL that outlives it",
+            setting="snapshots.url",
+        )
 
 
 def _print_result(console: Console, result: TrainResult) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sparring.errors import DeviceError, InternalError, PluginError
+from sparring.visible_devices import visible_number
 
 __all__ = [
     "UNIQUE_ID_BYTES",
@@ -128,10 +129,13 @@ class CudaDriver:
         self._library = library
 
     def retain_context(self, device: int) -> int:
-        """The context that the CUDA runtime and frameworks use on this device."""
+        """The context that the CUDA runtime and frameworks use on this device, or on the only one
+        that this process sees."""
         self._call("cuInit", 0)
-        number, context = ctypes.c_int(), _Handle()
-        self._call("cuDeviceGet", ctypes.byref(number), device)
+        number, count, context = ctypes.c_int(), ctypes.c_int(), _Handle()
+        self._call("cuDeviceGetCount", ctypes.byref(count))
+        visible = visible_number(device, count.value)
+        self._call("cuDeviceGet", ctypes.byref(number), visible)
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
         return int(context.value or 0)
 

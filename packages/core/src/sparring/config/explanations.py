@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -13,7 +12,7 @@ from sparring.config.places import Places
 from sparring.config.problems import ConfigPath, Problem, describe_value, dotted
 from sparring.config.schema import known_keys, path_of
 from sparring.names import closest_name
-from sparring.options import SECRET_GIVEN
+from sparring.secret_values import SECRET_GIVEN
 
 __all__ = ["explain"]
 
@@ -91,10 +90,10 @@ def _explain_one(
             suggestion=suggestion,
         )
     if kind == SECRET_GIVEN:
-        place = places.of_value(path)
-        if place.text.startswith("override "):  # which would show the value
-            place = replace(place, text=f"override {name}")
-        return Problem(place, f"{name}: {details['msg']}", path)
+        # The reason alone: with what stands before it the name would stand there twice.
+        path = (*path, *context.get("path", ()))
+        reason = context.get("reason", details["msg"])
+        return Problem(places.of_value(path), f"{dotted(path)}: {reason}", path)
     if kind == "missing":
         return Problem(places.of_key(path), f"{name} is missing", path)
     if kind in ("union_tag_invalid", "union_tag_not_found"):

@@ -8,6 +8,7 @@ from typing import Any
 from sparring.config.places import Place, Places
 from sparring.config.problems import ConfigPath, Problem, describe_value, dotted
 from sparring.config.yaml_text import parse_yaml
+from sparring.secret_values import may_show_secret
 
 __all__ = ["apply_override"]
 
@@ -21,8 +22,10 @@ def apply_override(override: str, value: dict[str, Any], places: Places) -> list
     Sections that the file does not give are made. What is wrong is returned.
     """
     shown = override if len(override) <= _LONGEST_SHOWN else override[:_LONGEST_SHOWN] + "…"
-    place = Place(sys.maxsize, 0, f"override {shown}")
     key, equals, text = override.partition("=")
+    if may_show_secret(override):
+        shown = key if equals and "@" not in key else "…"
+    place = Place(sys.maxsize, 0, f"override {shown}")
     parts = key.strip().split(".")
     if not equals or not all(parts):
         return [Problem(place, "an override has the form dotted.key=value, as training.epochs=3")]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from sparring.errors import ConfigError
+from sparring.secret_values import may_show_secret
 
 if TYPE_CHECKING:
     from sparring.config.places import Place
@@ -28,7 +29,7 @@ class Problem:
         place: ``file:line:column``, or the override that brought the value.
         message: what is wrong, beginning with the dotted key where there is one.
         path: the value that is meant.
-        found: what stands there.
+        found: what stands there; left out where it may be a secret.
         expected: what may stand there.
         suggestion: what was probably meant.
     """
@@ -39,6 +40,12 @@ class Problem:
     found: str | None = None
     expected: str | None = None
     suggestion: str | None = None
+
+    def __post_init__(self) -> None:
+        # Messages end up in logs.
+        names = [part for part in self.path if isinstance(part, str)]
+        if self.found is not None and any(map(may_show_secret, [*names, self.found])):
+            object.__setattr__(self, "found", None)
 
     def __str__(self) -> str:
         facts = ", ".join(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from sparring.options import SECRET_GIVEN
+from sparring.secret_values import SECRET_GIVEN, SecretFound, passwords_in, secrets_in
 
 __all__ = [
     "BackendOptions",
@@ -34,27 +34,31 @@ class Section(BaseModel):
         validate_default=True,
         allow_inf_nan=False,
         str_max_length=4096,
+        hide_input_in_errors=True,
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _holds_no_password(cls, value: Any) -> Any:
+        # Before all else: what else is wrong may be said with what was found.
+        _refuse_first(passwords_in(value))
+        return value
 
-def _without_passwords(options: dict[str, Any]) -> dict[str, Any]:
-    """Configurations are printed, compared between ranks and kept with results."""
-    for name, value in options.items():
-        if isinstance(value, str) and _URL_WITH_PASSWORD.match(value):
-            raise PydanticCustomError(
-                SECRET_GIVEN,
-                "{name} is a URL with a password in it, and configurations are printed; leave user "
-                "and password out of it, and give them by the options that the backend has for "
-                "them, as password_environment",
-                {"name": name},
-            )
+
+def _without_secrets(options: dict[str, Any]) -> dict[str, Any]:
+    _refuse_first(secrets_in(options))
     return options
 
 
-_URL_WITH_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://[^/?#]*:[^/?#]*@")
+def _refuse_first(found: Iterable[SecretFound]) -> None:
+    for each in found:
+        name = ".".join(map(str, each.path))
+        context = {"name": name, "reason": each.reason, "path": each.path}
+        raise PydanticCustomError(SECRET_GIVEN, "{name} {reason}", context)
 
-BackendOptions = Annotated[dict[str, Any], AfterValidator(_without_passwords)]
-"""The options of a backend, which are its own to check."""
+
+BackendOptions = Annotated[dict[str, Any], AfterValidator(_without_secrets)]
+"""The options of a backend, which are its own to check; none may be a secret."""
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 PositiveFloat = Annotated[float, Field(gt=0)]

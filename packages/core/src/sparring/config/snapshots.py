@@ -30,7 +30,8 @@ class SnapshotsConfig(Section):
     at_end: bool = Field(True, description="Save when training has ended.")
     keep: Annotated[int, Field(ge=2, le=1_000_000)] = Field(
         3,
-        description="How many snapshots stay, the newest; one that a delta needs stays too.",
+        description="How many snapshots stay, the newest; one that a delta needs stays too, and "
+        "always two that share no file.",
     )
     full_every: PositiveInt = Field(
         1,
@@ -43,5 +44,6 @@ class SnapshotsConfig(Section):
     resume: bool = Field(
         False,
         description="Go on from the newest snapshot in the folder that can be read; where there is "
-        "none, start anew. `sparring train --resume` sets it.",
+        "none, start anew. `sparring train --resume` sets it. Without it, a folder that has "
+        "snapshots is refused.",
     )

@@ -16,12 +16,12 @@ from sparring.exchange.beside import Lane
 from sparring.exchange.device_pulling import DevicePull
 from sparring.exchange.device_pushing import DevicePush
 from sparring.exchange.device_requests import DevicePulled, DevicePullRequest, DevicePushRequest
-from sparring.exchange.device_routing import route_on_device
+from sparring.exchange.device_routing import Counts, DeviceRouted, route_on_device
 from sparring.exchange.device_side import DeviceSide
 from sparring.exchange.headers import Phase
 from sparring.exchange.options import WireDtype
 from sparring.exchange.wire import Codec
-from sparring.kernel_set import KernelSet
+from sparring.kernel_set import DeviceArray, KernelSet
 from sparring.table import TableConfig
 
 if TYPE_CHECKING:
@@ -56,15 +56,21 @@ class DeviceExchange(Closable):
         return self._side.is_direct
 
     def pull_all(
-        self, requests: Sequence[DevicePullRequest], *, is_training: bool = True
+        self,
+        requests: Sequence[DevicePullRequest],
+        *,
+        is_training: bool = True,
+        error: BaseException | None = None,
     ) -> list[DevicePulled]:
         """Rows from their owners, on the device.
 
         Args:
             requests: one for each table, in the same order on all ranks.
             is_training: gradients will come.
+            error: why this rank cannot take part. Then nobody pulls anything from others.
 
         Raises:
+            BaseException: `error`, or in its place another rank's, naming that rank.
             PeerFailure, InvalidArgumentError: as `RingExchange.pull_all`.
             DeviceError, DeadlineError: the device failed; other ranks are told.
         """
@@ -72,7 +78,11 @@ class DeviceExchange(Closable):
         is_own = [exchange._is_own(each.table) for each in requests]
         if any(is_own):
             others = [each for each, own in zip(requests, is_own, strict=True) if not own]
-            pulled = iter(self.pull_all(others, is_training=is_training) if others else ())
+            if not others and error is not None:
+                raise error
+            pulled = iter(
+                self.pull_all(others, is_training=is_training, error=error) if others else ()
+            )
             return [
                 self._find(each) if own else next(pulled)
                 for each, own in zip(requests, is_own, strict=True)
@@ -82,13 +92,7 @@ class DeviceExchange(Closable):
         phase = Phase.LOOKUP if is_training else Phase.READ
         tables = [each.table for each in requests]
         with exchange._guarded("pull", [each.name for each in tables]):
-            routed = route_on_device(
-                self._side.kernels,
-                [each.keys for each in requests],
-                self._owners,
-                exchange._world_size,
-            )
-            counts = exchange._agree(phase, routed.counts, names)
+            routed, counts = self._agree(phase, [each.keys for each in requests], names, error)
             pull = DevicePull(
                 self._side,
                 requests,
@@ -130,13 +134,8 @@ class DeviceExchange(Closable):
         self._check_exact(exchange.options.gradient_wire_dtype, "gradient_wire_dtype")
         names = [f"{each.table.name} on a device" for each in requests]
         with exchange._guarded("push", [each.table.name for each in requests]):
-            routed = route_on_device(
-                self._side.kernels,
-                [each.keys for each in requests],
-                self._owners,
-                exchange._world_size,
-            )
-            coming = exchange._agree(Phase.PUSH, routed.counts, names, error)
+            keys = [each.keys for each in requests]
+            routed, coming = self._agree(Phase.PUSH, keys, names, error)
             push = DevicePush(
                 self._side,
                 Lane(self._thread),
@@ -153,6 +152,32 @@ class DeviceExchange(Closable):
         """Frees the streams. A second call does nothing."""
         self._thread.shutdown()
         self._side.close()
+
+    def _agree(
+        self,
+        phase: Phase,
+        keys: Sequence[DeviceArray],
+        names: Sequence[str],
+        error: BaseException | None,
+    ) -> tuple[DeviceRouted, Counts]:
+        """Routes, and begins an exchange. What fails before it begins, all ranks refuse.
+
+        Returns:
+            This rank's keys by owner, and ``(world_size, tables)``: the counts of the others.
+        """
+        exchange, routed = self._exchange, None
+        counts = np.zeros((exchange._world_size, len(keys)), np.int64)
+        if error is None:
+            try:
+                routed = route_on_device(
+                    self._side.kernels, keys, self._owners, exchange._world_size
+                )
+                counts = routed.counts
+            except Exception as found:
+                error = found
+        theirs = exchange._agree(phase, counts, names, error)
+        assert routed is not None  # else it was refused
+        return routed, theirs
 
     def _find(self, request: DevicePullRequest) -> DevicePulled:
         """In a world of one, or of a table that every rank has whole."""

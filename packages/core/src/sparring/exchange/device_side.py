@@ -153,7 +153,7 @@ class DeviceSide(Closable):
             carried.buffer = self._buffers.take(_staged_bytes(arrays))
             for place, array in _places(arrays):
                 at = address_of(carried.buffer) + place
-                stream.copy(at, address_of(array), array.nbytes)
+                stream.copy(at, self._address(array), array.nbytes)
         return carried
 
     def send(self, carried: Carried, kind: MessageKind, peer: int, what: str) -> None:
@@ -195,7 +195,7 @@ class DeviceSide(Closable):
         if carried.buffer is not None:
             for place, array in _places(carried.arrays):
                 at = address_of(carried.buffer) + place
-                stream.copy(address_of(array), at, array.nbytes)
+                stream.copy(self._address(array), at, array.nbytes)
 
     def give_back(self, carried: Carried) -> None:
         """Neither the wire nor a stream uses it any more."""
@@ -208,8 +208,14 @@ class DeviceSide(Closable):
         self.placing.close()
 
     def _travelling(self, carried: Carried) -> list[Any]:
-        whole = carried.arrays if carried.buffer is None else [carried.buffer]
-        return [each for each in whole if each.nbytes]
+        if carried.buffer is not None:
+            return [carried.buffer] if carried.buffer.nbytes else []
+        # As bytes: NumPy, and with it some transports, knows no bfloat16.
+        as_bytes = self.kernels.arrays.view
+        return [as_bytes(each, "uint8") for each in carried.arrays if each.nbytes]
+
+    def _address(self, array: DeviceArray) -> int:
+        return address_of(self.kernels.arrays.view(array, "uint8"))
 
     def _stream(self, stream: Stream) -> int | None:
         return stream.handle if self.is_direct else None

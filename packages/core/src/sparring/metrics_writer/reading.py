@@ -41,7 +41,10 @@ def read_metrics(container: StepContainer, *, counts_all: bool = False) -> dict[
         "saves": asdict(container.saves.counters),
         "lookups_ahead": asdict(container.aheads.counters),
         "exchange": asdict(container.exchange.counters),
-        "events": {"num_outstanding": container.events.num_outstanding},
+        "events": {
+            "num_outstanding": container.events.num_outstanding,
+            "num_failed": container.events.num_failed,
+        },
         "tables": {
             entry.config.name: _read_table(container, entry, counts_all=counts_all)
             for entry in container.entries()

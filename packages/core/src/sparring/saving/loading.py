@@ -154,6 +154,7 @@ class Load:
         agree(container.collective, self._what, error)
         if take_counters is not None:
             take_counters()
+            container.saves.line.append(snapshot.url)
         if self._is_base and self._is_whole:
             container.saves.rebase(snapshot.url)
         return Loaded(snapshot.url, snapshot.step, rows, states)

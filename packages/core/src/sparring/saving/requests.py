@@ -32,7 +32,10 @@ class Retention:
     root: str
     """The folder that holds them."""
     keep: int
-    """How many, the newest; a snapshot that another needs stays too."""
+    """How many, the newest; a snapshot that another needs stays too. Those that this container saved
+    or loaded are newer than all others, the last one the newest."""
+    damaged: tuple[str, ...] = ()
+    """URLs of those that are known to be damaged: neither counted nor removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ class SaveCounters:
 
     saves: int = 0
     """That have ended well."""
+    failed: int = 0
+    """That have not, beside steps or not."""
     freeze_seconds: float = 0.0
     """For which steps stood still while tables were frozen."""
     wait_seconds: float = 0.0

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,9 +21,11 @@ from sparring.errors import (
 )
 from sparring.saving.agreeing import agree
 from sparring.saving.requests import Loaded, Retention, Saved, State
+from sparring.saving.same_run import RUN, check_same_run, described_run
 from sparring.saving.saves import SaveOptions
 from sparring.snapshot import Snapshot, open_snapshot
-from sparring.snapshot.opening import open_place
+from sparring.snapshot.opening import locate, open_place
+from sparring.snapshot.reporting import reading
 
 if TYPE_CHECKING:
     from sparring.execution import Task
@@ -31,17 +33,11 @@ if TYPE_CHECKING:
 
 __all__ = ["RunSnapshots"]
 
-RUN = "run"
-"""The name of the state that says what run a snapshot is of."""
-
-_EXACT = ("seed", "data", "model", "tables")
-"""Sections of the configuration without which a run cannot be gone on with."""
+_DAMAGED = "damaged"
+"""In the state `RUN`: names of snapshots that the run has found damaged."""
 
 _LASTING = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
 """What will be the matter with a folder at the end of the run, too."""
-
-_OPTIMIZER = "optimizer"
-"""The section whose hyper-parameters may change, and its optimizers may not."""
 
 
 class RunSnapshots:
@@ -64,6 +60,7 @@ class RunSnapshots:
         self._since_full = 0
         self._saved_step = -1
         self._has_failed = False
+        self._damaged: list[str] = []
         self._task: Task[Saved] | None = None
         self.num_failed = 0
         """Saves that failed beside steps."""
@@ -72,7 +69,8 @@ class RunSnapshots:
         """Refuses a folder in which nothing can be saved, before any step is made.
 
         Raises:
-            ConfigError: it is no folder, or may not be written to, here or on another rank.
+            ConfigError: it is no folder, or may not be written to, here or on another rank; or the
+                run begins anew, and the folder has snapshots of another one.
             InvalidArgumentError: no file system goes by that URL.
         """
         url = self._chosen.url
@@ -81,6 +79,8 @@ class RunSnapshots:
         error: Exception | None = None
         try:
             open_place(url).check_usable(secrets.token_hex(8))
+            if not self._chosen.resume and self._container.collective.rank == 0:
+                _refuse_others(url)
         except OSError as failure:
             # Anything else, as a full disk, may have passed when the first save is due.
             if failure.errno in _LASTING:
@@ -151,10 +151,10 @@ class RunSnapshots:
                 url,
                 blocking=is_last,
                 base=self._container.saves.base if is_delta else None,
-                states={RUN: State(_described(self._config)), **states},
+                states={RUN: State(self._described()), **states},
                 options=SaveOptions(
                     deadline_seconds=chosen.deadline_seconds,
-                    retention=Retention(chosen.url, chosen.keep),
+                    retention=Retention(chosen.url, chosen.keep, tuple(self._damaged)),
                     is_base=has_deltas,
                     is_told=False,
                 ),
@@ -166,6 +166,11 @@ class RunSnapshots:
             self._note_failure(f"save of {url}", error)
             return
         self._task = None if isinstance(saved, Saved) else saved
+
+    def _described(self) -> dict[str, object]:
+        # Names: folders may be moved.
+        names = [locate(url)[1] for url in self._damaged]
+        return {**described_run(self._config), _DAMAGED: names}
 
     def _has_failed_anywhere(self) -> bool:
         self._container.join_ahead()
@@ -203,12 +208,17 @@ class RunSnapshots:
                 damaged = SnapshotDamagedError(reason)
                 continue
             try:
+                changes = self._changes(url)
                 loaded = self._loaded(url, meanwhile)
             except SnapshotError as error:
                 self._tell(f"snapshot {url} cannot be read ({error}); the one before it is tried")
+                if isinstance(error, SnapshotDamagedError):
+                    self._damaged.append(url)
                 damaged = error
                 continue
-            self._check_same_run(loaded)
+            for change in changes:
+                self._tell(change)
+            self._note_damaged(loaded)
             self._since_full = len(open_snapshot(url).chain)
             self._saved_step = loaded.step
             self._tell(f"resumed from {url}, after step {loaded.step}")
@@ -221,6 +231,30 @@ class RunSnapshots:
             ) from damaged
         self._tell(f"there is no snapshot in {chosen.url} yet; training starts anew")
         return None
+
+    def _changes(self, url: str) -> list[str]:
+        """What differs from the run that a snapshot is of. Before any row is changed: rows may outlive
+        the process, and what is refused must leave them as they are.
+
+        Raises:
+            SnapshotError: it cannot be read, here or on another rank.
+            ConfigError: it is of another run.
+        """
+        changes: list[str] = []
+        error: Exception | None = None
+        try:
+            changes = check_same_run(open_snapshot(url), self._config)
+        except Exception as failure:
+            error = failure
+        agree(self._container.collective, f"resuming from {url}", error)
+        return changes
+
+    def _note_damaged(self, loaded: Loaded) -> None:
+        """Those that the run has found damaged before it was interrupted this time."""
+        place, _ = locate(loaded.url)
+        names = loaded.states[RUN].values.get(_DAMAGED, ())
+        before = [place.url_of(name) for name in names]
+        self._damaged = list(dict.fromkeys([*before, *self._damaged]))
 
     def _loaded(self, url: str, meanwhile: Callable[[Snapshot], None]) -> Loaded:
         container = self._container
@@ -239,60 +273,28 @@ class RunSnapshots:
         """URLs, the newest first, with the reason why one cannot be read: the first rank's."""
         self._container.join_ahead()
         collective = self._container.collective
-        found = _snapshots_in(root) if collective.rank == 0 else []
+        found: list[tuple[str, str]] = []
+        error: Exception | None = None
+        try:
+            found = _snapshots_in(root) if collective.rank == 0 else []
+        except Exception as failure:
+            error = failure
+        agree(collective, f"resuming from {root}", error)
         if collective.world_size == 1:
             return found
         text = "\n".join("\t".join((url, " ".join(why.split()))) for url, why in found).encode()
         first = collective.all_gather(np.frombuffer(text, np.uint8))[0].tobytes().decode()
         return [(url, why) for url, _, why in (line.partition("\t") for line in first.splitlines())]
 
-    def _check_same_run(self, loaded: Loaded) -> None:
-        state = loaded.states.get(RUN)
-        saved: dict[str, Any] = {} if state is None else state.values
-        now = _described(self._config)
-        for name in _EXACT:
-            if name in saved and saved[name] != now[name]:
-                raise ConfigError(
-                    f"snapshot {loaded.url} is of a run with {name}: {saved[name]}, this one has "
-                    f"{now[name]}; resume with the configuration that the run began with, or "
-                    "choose another folder: snapshots.url",
-                    setting=name,
-                )
-        if _OPTIMIZER in saved:
-            self._compare_optimizers(loaded, saved[_OPTIMIZER], now[_OPTIMIZER])
-
-    def _compare_optimizers(
-        self, loaded: Loaded, saved: Mapping[str, Any], now: Mapping[str, Mapping[str, Any]]
-    ) -> None:
-        """Tells of hyper-parameters that are others than those of the run so far."""
-        for part, chosen in now.items():
-            before = saved.get(part, {})
-            setting = f"{_OPTIMIZER}.{part}"
-            # Of rows, the table says whose state they have. In another framework the ordinary
-            # parameters start anew.
-            is_restored = part == "dense" and self._config.framework in loaded.states
-            if is_restored and _class_name(before) != _class_name(chosen):
-                raise ConfigError(
-                    f"snapshot {loaded.url} has the state of {setting}.name: {before.get('name')}, "
-                    f"this run has {chosen['name']}; resume with the optimizer that the run began "
-                    "with, or choose another folder: snapshots.url",
-                    setting=f"{setting}.name",
-                )
-            for name in sorted({*before, *chosen} - {"name"}):
-                if before.get(name) != chosen.get(name):
-                    self._tell(
-                        f"{setting}.{name} is {chosen.get(name)} from now on; {loaded.url} was "
-                        f"saved with {before.get(name)}"
-                    )
-
 
 def _snapshots_in(root: str) -> list[tuple[str, str]]:
     """URLs of committed snapshots, the newest first, with the reason why one cannot be read."""
     place = open_place(root)
-    try:
-        names = [name for name in place.names() if place.is_committed(name)]
-    except FileNotFoundError:
-        return []
+    with reading(place.url, "the folder"):
+        try:
+            names = [name for name in place.names() if place.is_committed(name)]
+        except FileNotFoundError:
+            return []
     found = []
     for name in names:
         url, reason = place.url_of(name), ""
@@ -307,20 +309,23 @@ def _snapshots_in(root: str) -> list[tuple[str, str]]:
     return [(url, reason) for _, _, url, reason in sorted(found, reverse=True)]
 
 
+def _refuse_others(root: str) -> None:
+    """Two runs in one folder would remove each other's snapshots, and be resumed from as one."""
+    found = _snapshots_in(root)
+    if found:
+        raise ConfigError(
+            f"snapshots.url: {root} has {len(found)} snapshots of a run already, the newest of them "
+            f"{found[0][0]}, and this one begins anew; go on with that run (--resume), save this one "
+            "in another folder (snapshots.url=…), or remove them first",
+            setting="snapshots.url",
+        )
+
+
 def _free_url(root: str, name: str) -> str:
     """Of a snapshot that can be written: one that could not be read may have the name already."""
     place = open_place(root)
     names = [name, *(f"{name}-{again}" for again in range(2, 1000))]
     return place.url_of(next(each for each in names if not place.exists(each)))
-
-
-def _class_name(optimizer: Mapping[str, Any]) -> str:
-    """`torch.optim.Adam` and `adam` are one."""
-    return str(optimizer.get("name")).rpartition(".")[2].lower()
-
-
-def _described(config: RunConfig) -> dict[str, Any]:
-    return config.model_dump(mode="json", include={*_EXACT, _OPTIMIZER})
 
 
 def _first_says(collective: Collective, answer: bool) -> bool:

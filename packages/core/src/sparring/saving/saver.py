@@ -83,8 +83,12 @@ class Saver:
     states: Mapping[str, State]
     budget: KeptBudget
     retention: Retention | None
+    line: list[str]
+    """See `Saves.line`."""
     begin: float
     pace: Pace
+    deadline_seconds: float
+    """How long others wait for its end."""
     failure: BaseException | None = None
     is_over: threading.Event = field(default_factory=threading.Event)
 
@@ -136,6 +140,7 @@ class Saver:
         self.writer.finish()
         if self.writer.rank == 0:
             self.writer.commit()
+            self.line.append(self.url)
             self._retain()
         else:
             self.writer.await_commit()
@@ -170,7 +175,13 @@ class Saver:
         from sparring.snapshot import retain
 
         try:
-            retain(self.retention.root, self.retention.keep)
+            removed = retain(
+                self.retention.root,
+                self.retention.keep,
+                newest=self.line,
+                damaged=self.retention.damaged,
+            )
+            self.line[:] = [url for url in self.line if url not in removed]
         except Exception as error:
             _log.warning("snapshots beside %s could not be removed: %s", self.url, error)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,7 +54,8 @@ class SaveOptions:
     Args:
         kept_bytes: old rows that are held in memory before steps wait for the save.
         deadline_seconds: how long the first rank waits for the parts of the others, and they for its
-            commit.
+            commit; and how long `close`, the end of the program, and whatever must not begin before
+            the save is over, wait for it. Above 0.
         retention: which snapshots stay when this one was committed; None: all.
         share: of the time of one core that all threads of a save beside steps take together, above
             0 and at most 1. Steps that keep all cores busy take about as much longer, and the save
@@ -73,10 +76,22 @@ class SaveOptions:
     is_told: bool = True
 
     def __post_init__(self) -> None:
-        if self.kept_bytes < 1 or not (self.share is None or 0 < self.share <= 1):
+        numbers = {"kept_bytes": self.kept_bytes, "deadline_seconds": self.deadline_seconds}
+        if self.share is not None:
+            numbers["share"] = self.share
+        for name, number in numbers.items():
+            if isinstance(number, bool) or not isinstance(number, Real):
+                raise InvalidArgumentError(f"save: {name} must be a number, found {number!r}")
+        # Not a number is not in any range.
+        if not (
+            self.kept_bytes >= 1
+            and 0 < self.deadline_seconds <= threading.TIMEOUT_MAX
+            and (self.share is None or 0 < self.share <= 1)
+        ):
             raise InvalidArgumentError(
-                f"save: kept_bytes must be at least 1 and share above 0 and at most 1, found "
-                f"kept_bytes={self.kept_bytes} and share={self.share}"
+                "save: kept_bytes must be at least 1, deadline_seconds above 0 and finite, and share "
+                f"above 0 and at most 1, found kept_bytes={self.kept_bytes}, "
+                f"deadline_seconds={self.deadline_seconds} and share={self.share}"
             )
 
 
@@ -85,6 +100,9 @@ class Saves(Forkable):
 
     def __init__(self, container: StepContainer) -> None:
         self.counters = SaveCounters()
+        self.line: list[str] = []
+        """What this rank loaded or committed, the last one last: the newest, whatever else lies
+        beside them."""
         self._container = container
         self._running: Saver | None = None
         self._task: Task[Saved] | None = None
@@ -132,6 +150,9 @@ class Saves(Forkable):
     def join(self, timeout: float | None = None) -> None:
         """Returns when no save runs.
 
+        Args:
+            timeout: seconds; None: the `deadline_seconds` that the save was given.
+
         Raises:
             DeadlineError: it still does.
         """
@@ -139,7 +160,7 @@ class Saves(Forkable):
         if running is None:
             return
         self.hurry()
-        seconds = self._container.events.deadline_seconds if timeout is None else timeout
+        seconds = running.deadline_seconds if timeout is None else timeout
         if not running.is_over.wait(seconds):
             raise DeadlineError(
                 f"the save of {running.url} has not ended within {seconds} s; wait longer, or find "
@@ -168,6 +189,11 @@ class Saves(Forkable):
                 raise InvalidArgumentError(
                     f"save: state {name!r} is the container's own; give yours another name"
                 )
+            if not isinstance(states[name], State):
+                raise InvalidArgumentError(
+                    f"save: state {name!r} must be a State, found {type(states[name]).__name__}; "
+                    "give State(values, arrays)"
+                )
         container = self._container
         container.join_ahead()
         container.flushes.join()
@@ -182,7 +208,10 @@ class Saves(Forkable):
             name = f"save of {url}"
             try:
                 self._task = container.events.submit(
-                    partial(self._run, saver, options), name=name, is_told=options.is_told
+                    partial(self._run, saver, options),
+                    name=name,
+                    is_told=options.is_told,
+                    closing_seconds=options.deadline_seconds,
                 )
             except BaseException as refusal:
                 _count_on(saver, options)
@@ -280,8 +309,10 @@ class Saves(Forkable):
             {**own, **given},
             budget,
             options.retention,
+            self.line,
             begin,
             pace,
+            options.deadline_seconds,
         )
 
     def _agreed(
@@ -346,6 +377,7 @@ class Saves(Forkable):
         if self._running is saver:
             self._running = None
             self.counters.saves += saver.failure is None
+            self.counters.failed += saver.failure is not None
             self.counters.wait_seconds += saver.budget.wait_seconds
             self.counters.rows_kept += saver.budget.num_rows
             self.counters.work_seconds += saver.pace.worked_seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 
 from sparring.errors import InvalidArgumentError, SnapshotError
 from sparring.snapshot.opening import locate, open_place
@@ -54,16 +55,27 @@ def latest_snapshot(root_url: str | os.PathLike[str]) -> Snapshot | None:
 
 
 def retain(
-    root_url: str | os.PathLike[str], keep: int, *, stale_seconds: float = _STALE_SECONDS
+    root_url: str | os.PathLike[str],
+    keep: int,
+    *,
+    newest: Sequence[str] = (),
+    damaged: Iterable[str] = (),
+    stale_seconds: float = _STALE_SECONDS,
 ) -> list[str]:
     """Removes all but the newest snapshots, and what dead attempts left behind.
 
-    Kept are the `keep` newest readable ones, and every base that one of these is over. One that
-    cannot be read is neither counted nor removed: somebody should look at it.
+    Kept are the `keep` newest readable ones, and every base that one of these is over. If all these
+    are over one full snapshot, the newest that is over another one is kept too, so that no single
+    file can take all of them away. One that cannot be read is neither counted nor removed: somebody
+    should look at it.
 
     Args:
         root_url: the folder that they lie in.
         keep: how many; at least 2.
+        newest: URLs that count as newer than all others, whatever their steps, the last one as the
+            newest: those of a run that others share its folder with.
+        damaged: URLs of readable ones of which a file was found damaged. They, and what is over them,
+            are neither counted nor removed, nor are their bases.
         stale_seconds: an attempt that wrote nothing for so long is dead.
 
     Returns:
@@ -80,7 +92,14 @@ def retain(
         )
     place = open_place(root_url)
     found = _readable(place)
-    needed = {each.name for snapshot in found[-keep:] for each in snapshot.chain}
+    unsound = set(_names_in(place, damaged))
+    order = {name: number for number, name in enumerate(_names_in(place, newest))}
+    # Stable: all others stay in the order of their steps.
+    ranked = sorted(found, key=lambda each: order.get(each.name, -1))
+    counted = [each for each in ranked if unsound.isdisjoint(_names_of_chain(each))]
+    kept = counted[-keep:] + _of_another_full_one(counted, keep)
+    kept += [each for each in ranked if each not in counted]
+    needed = {name for each in kept for name in _names_of_chain(each)}
     removed = []
     # The newest first: no delta is ever seen without its base.
     for snapshot in reversed(found):
@@ -92,6 +111,24 @@ def retain(
         with writing(place.url, "staging folders"):
             place.remove_stale(stale_seconds)
     return removed
+
+
+def _of_another_full_one(counted: Sequence[Snapshot], keep: int) -> list[Snapshot]:
+    """The newest that shares no file with the last `keep`, if those are all over one full snapshot."""
+    full = {each.chain[-1].name for each in counted[-keep:]}
+    if len(full) > 1:
+        return []
+    return [each for each in counted if each.chain[-1].name not in full][-1:]
+
+
+def _names_in(place: Place, urls: Iterable[str]) -> list[str]:
+    """The names of those that lie in a place."""
+    found = [locate(url) for url in urls]
+    return [name for its_place, name in found if its_place.url == place.url]
+
+
+def _names_of_chain(snapshot: Snapshot) -> set[str]:
+    return {each.name for each in snapshot.chain}
 
 
 def _readable(place: Place, others: dict[str, SnapshotError] | None = None) -> list[Snapshot]:

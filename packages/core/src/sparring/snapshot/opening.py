@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from sparring.errors import InvalidArgumentError
+from sparring.secret_values import has_password
 from sparring.snapshot.places import Place
 
 __all__ = ["locate", "open_place"]
@@ -15,11 +16,15 @@ def open_place(root_url: str | os.PathLike[str]) -> Place:
     """The folder that snapshots lie in.
 
     Raises:
-        InvalidArgumentError: no file system goes by that URL.
+        InvalidArgumentError: no file system goes by that URL, it names no folder, or
+            it holds a password.
+        SnapshotIOError: its file system cannot be reached.
     """
     from sparring.snapshot.local_place import LocalPlace
 
     text = os.fspath(root_url)
+    _refuse_password(text)
+    _check_names_a_folder(text)
     scheme, is_url, path = text.partition("://")
     if not is_url:
         return LocalPlace(Path(os.path.realpath(text)))
@@ -37,6 +42,8 @@ def locate(url: str | os.PathLike[str]) -> tuple[Place, str]:
         InvalidArgumentError: the URL names no folder within another.
     """
     given = os.fspath(url)
+    _refuse_password(given)
+    _check_names_a_folder(given)
     text = given.rstrip("/") or given
     scheme, is_url, path = text.partition("://")
     if not is_url or scheme == "file":
@@ -49,3 +56,23 @@ def locate(url: str | os.PathLike[str]) -> tuple[Place, str]:
             f"snapshot {url}: names no folder within another; give one like runs/step-000000123"
         )
     return open_place(parent), name
+
+
+def _check_names_a_folder(text: str) -> None:
+    """Without this, what is empty would mean the current folder."""
+    scheme, is_url, path = text.partition("://")
+    if not scheme or (is_url and not path):
+        raise InvalidArgumentError(
+            f"{text!r} names no folder; give a path as runs/a, or a URL as s3://bucket/runs/a",
+            url=text,
+        )
+
+
+def _refuse_password(url: str) -> None:
+    """The URL of a snapshot is told in messages, in metrics and to other ranks."""
+    if "://" in url and has_password(url):
+        raise InvalidArgumentError(
+            "the URL of a snapshot must hold no password, because it is printed; give it by the "
+            "variables or files of the file system, as AWS_SECRET_ACCESS_KEY or fsspec's "
+            "configuration"
+        )

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import errno
 import tempfile
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
+from functools import wraps
 from typing import Any
 
-from sparring.errors import InvalidArgumentError
+from sparring.errors import InvalidArgumentError, SnapshotIOError
 from sparring.snapshot.hashing import FileHashes
 from sparring.snapshot.limits import MANIFEST_NAME
 from sparring.snapshot.local_place import LocalWriteFile
@@ -29,7 +30,9 @@ def open_remote_place(root_url: str) -> RemotePlace:
     """The folder on another file system that snapshots lie in.
 
     Raises:
-        InvalidArgumentError: fsspec knows no such file system, or its package is not installed.
+        InvalidArgumentError: fsspec knows no such file system, its package is not installed, or
+            the URL lacks what the file system needs.
+        SnapshotIOError: the file system cannot be reached.
     """
     import fsspec  # type: ignore[import-untyped]  # it ships no types
 
@@ -40,7 +43,48 @@ def open_remote_place(root_url: str) -> RemotePlace:
             f"no file system for {root_url}: {error}; name a local folder, or install the package "
             "that fsspec asks for"
         ) from error
+    except OSError as error:
+        raise SnapshotIOError(
+            f"the file system of {root_url} cannot be reached: {error}; see that it runs and that "
+            "the URL is right",
+            url=root_url,
+        ) from error
+    except Exception as error:
+        # A URL without what the client needs fails wherever that is first missed.
+        raise InvalidArgumentError(
+            f"fsspec cannot open the file system of {root_url}: {type(error).__name__}: {error}; "
+            "give the whole URL, with its host or bucket",
+            url=root_url,
+        ) from error
     return RemotePlace(root_url, system, path)
+
+
+@contextmanager
+def _as_os_errors() -> Iterator[None]:
+    """What a client of a file system raises of its own, as an error of the file system."""
+    try:
+        yield
+    except (OSError, EOFError):
+        raise
+    except Exception as error:
+        raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
+
+
+class _System:
+    """fsspec's file system, whose methods raise no classes of its client's own."""
+
+    def __init__(self, system: Any) -> None:
+        self._system = system
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._system, name)
+
+        @wraps(method)
+        def call(*args: object, **settings: object) -> Any:
+            with _as_os_errors():
+                return method(*args, **settings)
+
+        return call
 
 
 class _RemoteReadFile(ReadFile):
@@ -96,7 +140,7 @@ class _RemoteWriteFile(WriteFile):
 
     def seal(self, pause: Callable[[], None]) -> FileHashes:
         hashes = self._file.hashes(pause)
-        with self._system.open(self._path, "wb") as target:
+        with _as_os_errors(), self._system.open(self._path, "wb") as target:
             buffer = memoryview(bytearray(_UPLOAD_BYTES))
             for begin in range(0, self.size_bytes, _UPLOAD_BYTES):
                 piece = buffer[: min(_UPLOAD_BYTES, self.size_bytes - begin)]
@@ -160,7 +204,7 @@ class RemotePlace(Place):
 
     def __init__(self, url: str, system: Any, path: str) -> None:
         super().__init__(url.rstrip("/"))
-        self._system = system
+        self._system: Any = _System(system)
         self._path = path.rstrip("/")
 
     def url_of(self, name: str) -> str:

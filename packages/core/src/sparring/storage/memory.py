@@ -12,8 +12,9 @@ Scores, by policy:
             starts new ones at 0.
 
 A full storage keeps the `capacity` highest scores among its old rows and the new ones. Of equal
-scores the key that came first leaves first, so a new key with the lowest score replaces an older
-one of the same score, and is itself handed back where all others are higher.
+scores old rows leave before new ones, so a new key with the lowest score replaces an older one of the
+same score, and is itself handed back where all others are higher; among old ones, and among new ones,
+the lowest key leaves first. So what leaves depends on rows and scores alone, which snapshots hold.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class MemoryStorage(Storage):
         after: Mapping[int, _Entry] = {}
         if (surplus := self._count_surplus(new)) > 0:
             after = self._entries | new
-            leaving = _lowest(after, surplus)
+            leaving = _lowest(after, surplus, self._entries)
         evicted = self._evicted(after, leaving)
         for key in leaving:
             self._entries.pop(key, None)
@@ -164,7 +165,7 @@ class MemoryStorage(Storage):
         self._num_calls += 1
 
     def _evict_impl(self, count: int) -> Evicted:
-        leaving = _lowest(self._entries, count)
+        leaving = _lowest(self._entries, count, self._entries)
         evicted = self._evicted(self._entries, leaving)
         for key in leaving:
             del self._entries[key]
@@ -172,6 +173,7 @@ class MemoryStorage(Storage):
 
     def _clear_impl(self) -> None:
         self._entries.clear()
+        self._num_calls = 0
 
     def _close_impl(self) -> None:
         self._entries = {}
@@ -223,9 +225,11 @@ class MemoryStorage(Storage):
         )
 
 
-def _lowest(entries: Mapping[int, _Entry], count: int) -> list[int]:
-    """Up to `count` keys, lowest score first, the older key first among equals."""
-    return heapq.nsmallest(count, entries, key=lambda key: entries[key].score)
+def _lowest(entries: Mapping[int, _Entry], count: int, old: Mapping[int, _Entry]) -> list[int]:
+    """Up to `count` keys in the order in which they leave."""
+    return heapq.nsmallest(
+        count, entries, key=lambda key: (entries[key].score, key not in old, key)
+    )
 
 
 def _capabilities(options: MemoryOptions) -> Capabilities:

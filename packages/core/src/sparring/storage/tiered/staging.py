@@ -72,8 +72,8 @@ class Staging(Forkable):
         self._most_bytes = most_bytes
         self._most_rows = most_rows
         self._empty = empty
-        self.begin_anew()
         self._spare: list[Rows] = []
+        self.begin_anew()
         self._touched: BloomFilter | None = None
         if policy == "second_touch":
             self._touched = BloomFilter(max(1024, min(most_rows, 1 << 22)))

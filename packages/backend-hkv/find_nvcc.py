@@ -1,0 +1,117 @@
+"""Finds an nvcc that compiles the GPU code of this package, and prints where it is.
+
+    python find_nvcc.py FOLDER                  the machine's own, else PyPI's, put into FOLDER
+    python find_nvcc.py FOLDER --release 13.5   PyPI's of that release
+
+PyPI has nvcc itself for CUDA 13 only: the packages of CUDA 12 hold ptxas and headers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["find_nvcc", "install_nvcc", "release_of"]
+
+OLDEST, BEYOND = (12, 4), (14, 0)
+"""Releases that native/device/cuda.cmake takes."""
+
+USUAL = Path("/usr/local/cuda/bin/nvcc")
+
+RELEASE = "13.0"
+"""What comes from PyPI where nothing else is asked for."""
+
+
+class NvccError(Exception):
+    """There is none, and why."""
+
+
+def release_of(nvcc: Path) -> tuple[int, int] | None:
+    """The release of CUDA that an nvcc belongs to; None where it does not run."""
+    try:
+        said = subprocess.run(
+            [nvcc, "--version"], capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r"release (\d+)\.(\d+)", said.stdout)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def find_nvcc() -> Path:
+    """The machine's own: that of CUDACXX, of PATH, or of /usr/local/cuda.
+
+    Raises:
+        NvccError: there is none of a release that fits; what was found is named.
+    """
+    named = os.environ.get("CUDACXX"), shutil.which("nvcc"), USUAL
+    refused = []
+    for path in (Path(each) for each in named if each):
+        release = release_of(path)
+        if release is not None and OLDEST <= release < BEYOND:
+            return path
+        if release is not None:
+            refused.append(f"{path} is of CUDA {release[0]}.{release[1]}")
+    raise NvccError("; ".join(refused) or "no nvcc on this machine")
+
+
+def install_nvcc(folder: Path, release: str = RELEASE) -> Path:
+    """PyPI's nvcc with all that it compiles and links with, in a folder of its own.
+
+    Raises:
+        NvccError: it cannot be had; the message ends with pip's.
+    """
+    chosen = folder / release
+    if not chosen.exists():
+        part = folder / f"{release}.part"
+        shutil.rmtree(part, ignore_errors=True)
+        major, minor = (int(each) for each in release.split("."))
+        exact = ("nvidia-cuda-nvcc", "nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-nvvm")
+        # Later releases of CCCL go with those of CUDA, under numbers of their own.
+        wanted = [*(f"{each}=={release}.*" for each in exact)]
+        wanted += [f"nvidia-cuda-cccl>={major}.0,<{major}.{minor + 1}"]
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        made = subprocess.run(
+            [*pip, "--target", str(part), *wanted], capture_output=True, text=True, check=False
+        )
+        if made.returncode != 0:
+            raise NvccError(f"PyPI gave none of CUDA {release}: {made.stderr.strip()[-2000:]}")
+        for root in part.glob("nvidia/cu*"):
+            # As nvcc and CMake look for them.
+            (root / "lib64").symlink_to("lib")
+            for library in root.glob("lib/libcudart.so.*"):
+                (root / "lib" / "libcudart.so").symlink_to(library.name)
+        part.rename(chosen)
+    for nvcc in chosen.glob("nvidia/cu*/bin/nvcc"):
+        if release_of(nvcc) is not None:
+            return nvcc
+    raise NvccError(f"there is no nvcc that runs in {chosen}; remove that folder, and try again")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--release")
+    given = parser.parse_args()
+    try:
+        if given.release is not None:
+            print(install_nvcc(given.folder, given.release))
+            return 0
+        try:
+            print(find_nvcc())
+        except NvccError as reason:
+            print(f"{reason}; PyPI's is taken", file=sys.stderr)
+            print(install_nvcc(given.folder))
+    except NvccError as reason:
+        print(reason, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+#include "bindings/reclaimers.h"
+
+#include <utility>
+
+namespace py = pybind11;
+
+namespace sparring::hkv {
+
+Reclaimers::~Reclaimers() {
+  if (!Py_IsInitialized()) {
+    // They went with the interpreter.
+    for (py::object& function : functions_) function.release();
+    return;
+  }
+  const py::gil_scoped_acquire hold;
+  functions_.clear();
+}
+
+void Reclaimers::add(py::object function) {
+  for (const py::object& known : functions_) {
+    if (known.equal(function)) return;
+  }
+  functions_.push_back(std::move(function));
+}
+
+bool Reclaimers::call() {
+  if (!Py_IsInitialized()) return false;
+  const py::gil_scoped_acquire hold;
+  bool has_given = false;
+  const std::vector<py::object> functions = functions_;  // a call may lead to add()
+  for (const py::object& function : functions) {
+    try {
+      has_given = py::bool_(function()) || has_given;
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("giving back memory of a device that nobody uses");
+    }
+  }
+  return has_given;
+}
+
+}  // namespace sparring::hkv

@@ -1,0 +1,36 @@
+// The calling thread's current GPU, changed and put back.
+//
+// Putting back must not do what nobody asked for. To choose a GPU that has no context in this process
+// makes one on it: hundreds of megabytes, and on many ranks all of them on GPU 0, because a thread that
+// never chose a GPU is said to use that one. So
+//   1. a GPU is put back only where it has a context already;
+//   2. else the thread stays where it is: nobody there has used another one.
+#ifndef SPARRING_HKV_DEVICE_DEVICE_SCOPE_H_
+#define SPARRING_HKV_DEVICE_DEVICE_SCOPE_H_
+
+namespace sparring::device {
+
+// Runtime: static int current(), void choose(int), bool has_context(int).
+
+template <typename Runtime>
+void put_back(int number) {
+  if (Runtime::current() != number && Runtime::has_context(number)) Runtime::choose(number);
+}
+
+template <typename Runtime>
+class DeviceScope {
+ public:
+  explicit DeviceScope(int number) : before_(Runtime::current()) {
+    if (before_ != number) Runtime::choose(number);
+  }
+  ~DeviceScope() { put_back<Runtime>(before_); }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int before_;
+};
+
+}  // namespace sparring::device
+
+#endif  // SPARRING_HKV_DEVICE_DEVICE_SCOPE_H_

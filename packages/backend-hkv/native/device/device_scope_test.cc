@@ -1,0 +1,68 @@
+#include "device_scope.h"
+
+#include <set>
+
+#include "check.h"
+
+using namespace sparring::device;
+
+namespace {
+
+// As the CUDA runtime: to choose a GPU makes a context on it, and a thread that chose none is said
+// to use GPU 0.
+struct FakeRuntime {
+  inline static thread_local int chosen = 0;
+  inline static std::set<int> contexts;
+
+  static int current() { return chosen; }
+  static void choose(int number) {
+    chosen = number;
+    contexts.insert(number);
+  }
+  static bool has_context(int number) { return contexts.count(number) != 0; }
+};
+
+using Scope = DeviceScope<FakeRuntime>;
+
+void a_gpu_that_nobody_chose_gets_no_context() {
+  FakeRuntime::chosen = 0;
+  FakeRuntime::contexts = {};
+  {
+    const Scope outer(3);
+    { const Scope inner(3); }
+    CHECK(FakeRuntime::current() == 3);
+  }
+  CHECK(FakeRuntime::contexts == std::set<int>{3});
+  { const Scope again(3); }
+  CHECK(FakeRuntime::contexts == std::set<int>{3} && FakeRuntime::current() == 3);
+}
+
+void a_gpu_that_was_chosen_is_put_back() {
+  FakeRuntime::contexts = {};
+  FakeRuntime::choose(1);
+  { const Scope scope(3); }
+  CHECK(FakeRuntime::current() == 1);
+  CHECK((FakeRuntime::contexts == std::set<int>{1, 3}));
+  // Also where another thread made its context.
+  FakeRuntime::chosen = 0;
+  FakeRuntime::contexts = {0};
+  { const Scope scope(3); }
+  CHECK(FakeRuntime::current() == 0);
+}
+
+void nothing_is_chosen_twice() {
+  FakeRuntime::contexts = {};
+  FakeRuntime::chosen = 0;
+  { const Scope scope(0); }
+  CHECK(FakeRuntime::contexts.empty());
+}
+
+}  // namespace
+
+int main() {
+  return sparring::testing::run({
+      {"a GPU that nobody chose gets no context", a_gpu_that_nobody_chose_gets_no_context},
+      {"a GPU that was chosen is put back", a_gpu_that_was_chosen_is_put_back},
+      {"nothing is chosen twice", nothing_is_chosen_twice},
+  });
+}

@@ -1,0 +1,63 @@
+"""The TLS options → one context for all connections, or what is wrong with which file."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from sparring.errors import InvalidArgumentError
+from sparring_redis.options import RedisServerOptions
+
+__all__ = ["tls_context"]
+
+
+def tls_context(options: RedisServerOptions) -> ssl.SSLContext:
+    """How to encrypt. The files are read now, and not again.
+
+    Raises:
+        InvalidArgumentError: a file cannot be read, or is not what its option says.
+    """
+    for name in ("tls_ca_file", "tls_certificate_file", "tls_key_file"):
+        path: Path | None = getattr(options, name)
+        if path is not None:
+            _check_readable(name, path)
+    try:
+        context = ssl.create_default_context(cafile=options.tls_ca_file)
+    except ssl.SSLError as error:
+        raise _wrong("tls_ca_file", options.tls_ca_file, error) from None
+    context.check_hostname = options.tls_check_hostname
+    if options.tls_certificate_file is not None:
+        try:
+            # The password keeps OpenSSL from asking for one on the terminal.
+            context.load_cert_chain(options.tls_certificate_file, options.tls_key_file, "")
+        except ssl.SSLError as error:
+            if options.tls_key_file is None:
+                raise InvalidArgumentError(
+                    f"redis: tls_certificate_file {options.tls_certificate_file} is no PEM "
+                    f"certificate with its key ({error.reason or error}); name the file of the "
+                    "key as tls_key_file"
+                ) from None
+            raise InvalidArgumentError(
+                f"redis: tls_certificate_file {options.tls_certificate_file} and tls_key_file "
+                f"{options.tls_key_file} are no PEM certificate and its key without a password "
+                f"({error.reason or error}); name files that belong together"
+            ) from None
+    return context
+
+
+def _check_readable(name: str, path: Path) -> None:
+    try:
+        with path.open("rb"):
+            return
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidArgumentError(
+            f"redis: {name} {path} cannot be read ({reason}); name a PEM file"
+        ) from None
+
+
+def _wrong(name: str, path: Path | None, error: ssl.SSLError) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"redis: {name} {path} holds no PEM certificate ({error.reason or error}); name a file of "
+        "certificates to trust"
+    )

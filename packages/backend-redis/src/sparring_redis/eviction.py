@@ -1,0 +1,75 @@
+"""Whether a Redis keeps what it is given."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from sparring.errors import InvalidArgumentError
+from sparring_redis.client import Client, Command
+from sparring_redis.connection import packed
+from sparring_redis.deadline import Deadline
+
+__all__ = ["check_that_rows_stay"]
+
+_log = logging.getLogger(__name__)
+
+_KEEPING = ("noeviction", "volatile-")
+"""Rows have no time to live, so policies for what has one leave them alone."""
+
+
+def check_that_rows_stay(client: Client, slot: int, deadline: Deadline) -> None:
+    """Refuses servers that remove what they hold when their memory is full.
+
+    Asked by INFO, which needs fewer rights than CONFIG GET. Where that is not permitted, or says
+    nothing of it, a line in the log says so.
+
+    Args:
+        client: to ask.
+        slot: of the first to be asked; by then all servers of a cluster are known.
+        deadline: of the opening.
+
+    Raises:
+        InvalidArgumentError: a server has such a policy.
+        DeadlineError, StorageIOError: Redis failed.
+    """
+    replies = _ask(client, [slot], deadline)
+    asked = client.topology.server_of(slot)
+    others = [
+        each for each in client.topology.slots() if client.topology.server_of(each) is not asked
+    ]
+    for reply in [*replies, *_ask(client, others, deadline)]:
+        policy = None if isinstance(reply, ResponseError) else _policy_of(bytes(reply))
+        if policy is None:
+            reason = reply if isinstance(reply, ResponseError) else "INFO names no policy"
+            _log.warning(
+                "%s: cannot see whether it removes rows when its memory is full (%s); see that its "
+                "maxmemory-policy is noeviction, and permit +info",
+                client.topology.place,
+                reason,
+            )
+            return
+        if not policy.startswith(_KEEPING):
+            raise InvalidArgumentError(
+                f"{client.topology.place}: its maxmemory-policy {policy!r} removes whole buckets of "
+                "rows when its memory is full, without a word; set noeviction (CONFIG SET "
+                "maxmemory-policy noeviction, and in redis.conf), or give allow_eviction: true if "
+                "rows may be lost",
+                policy=policy,
+            )
+
+
+def _ask(client: Client, slots: Sequence[int], deadline: Deadline) -> list[Any]:
+    commands = [Command(slot, packed(["INFO", "memory"])) for slot in slots]
+    return client.run(commands, "opening", is_write=False, may_be_refused=True, deadline=deadline)
+
+
+def _policy_of(info: bytes) -> str | None:
+    for line in info.splitlines():
+        name, _, value = line.partition(b":")
+        if name == b"maxmemory_policy":
+            return value.decode(errors="replace")
+    return None

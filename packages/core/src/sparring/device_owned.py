@@ -1,0 +1,167 @@
+"""The gradients of tables on devices: added up by key, and brought to the devices of their owners."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparring.applying.gradients import summed_gradients
+from sparring.collective import Reduction
+from sparring.device_gradients import DeviceGradients, SummedByKey
+from sparring.exchange import DevicePushRequest
+from sparring.kernel_set import DeviceArray, KernelSet
+from sparring.non_finite import NonFinite, finite_only
+from sparring.resources import Accumulated
+
+if TYPE_CHECKING:
+    from sparring.step import StepContainer
+
+__all__ = ["OwnedOnDevice", "average", "owned_on_device"]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedOnDevice:
+    """The gradients of all ranks for the keys of this one, some of them."""
+
+    kernels: KernelSet
+    keys: DeviceArray
+    """``(u,)``"""
+    gradients: DeviceArray
+    """``(u, dim)`` of the computing dtype"""
+
+
+@dataclass(slots=True)
+class _Finite:
+    """This rank's own gradients without those of rows that hold NaN or infinity."""
+
+    summed: dict[str, SummedByKey]
+    num_skipped: int = 0
+
+
+def owned_on_device(
+    container: StepContainer,
+    taken: Mapping[str, Any],
+    kernels: Mapping[str, KernelSet],
+    refusal: BaseException | None,
+) -> dict[str, OwnedOnDevice]:
+    """The finite gradients of all ranks for the keys of this one, by table; none without keys.
+
+    They are sums over all ranks; `average` makes means of them, where these are wanted.
+
+    Args:
+        taken: table → what was accumulated on this rank; others than those of `kernels` are left.
+        kernels: the tables that stay on a device, the same on all ranks.
+        refusal: why this rank cannot apply the step.
+
+    Raises:
+        BaseException: `refusal`, or in its place another rank's, naming that rank.
+        NonFiniteGradientError: there are such gradients, on any rank, and the policy is to raise.
+        PeerFailure: a rank is gone, silent or elsewhere.
+    """
+    own, is_alone = _Finite({}), container.collective.world_size == 1
+    if is_alone and refusal is not None:
+        raise refusal
+    if kernels and refusal is None:
+        try:
+            own = _own_gradients(container, taken, kernels)
+        except Exception as error:
+            if is_alone:
+                raise
+            refusal = error
+    owned: dict[str, OwnedOnDevice] = {}
+    for names in _by_device(kernels):
+        works = kernels[names[0]]
+        if is_alone:
+            sums = [own.summed.get(name) for name in names]
+        else:
+            requests = [_request(container, name, works, own.summed.get(name)) for name in names]
+            with container.span("push"):
+                sums = [*container.exchange.on_device(works).push_all(requests, error=refusal)]
+        for name, each in zip(names, sums, strict=True):
+            if each is not None and len(each.keys):
+                owned[name] = OwnedOnDevice(works, each.keys, each.gradients)
+    container.counters.rows_skipped_non_finite += own.num_skipped
+    return {name: owned[name] for name in kernels if name in owned}
+
+
+def average(container: StepContainer, owned: Mapping[str, OwnedOnDevice]) -> None:
+    """Makes means over ranks of sums, if the container wants these."""
+    world_size = container.collective.world_size
+    if container.reduction is not Reduction.MEAN or world_size == 1:
+        return
+    for each in owned.values():
+        gradients: Any = each.gradients
+        dtype = str(gradients.dtype).rsplit(".", 1)[-1]
+        # By an array: PyTorch multiplies by the reciprocal of a plain number, which has other bits.
+        gradients /= each.kernels.arrays.from_host(np.array([world_size], dtype))
+
+
+def _by_device(kernels: Mapping[str, KernelSet]) -> Iterator[list[str]]:
+    """The tables of one device together, in the order of declaration."""
+    groups: dict[str, list[str]] = {}
+    for name, each in kernels.items():
+        groups.setdefault(each.device, []).append(name)
+    return iter(groups.values())
+
+
+def _own_gradients(
+    container: StepContainer, taken: Mapping[str, Any], kernels: Mapping[str, KernelSet]
+) -> _Finite:
+    finite = _Finite({})
+    for name, works in kernels.items():
+        found = _summed(container, name, works, taken.get(name))
+        if found is None:
+            continue
+        if not works.is_finite(found.gradients):
+            found = _finite_only(container, name, works, found, finite)
+        if len(found.keys):
+            finite.summed[name] = found
+    return finite
+
+
+def _summed(
+    container: StepContainer, name: str, kernels: KernelSet, sources: Any
+) -> SummedByKey | None:
+    """What was accumulated, by key; None where that is nothing."""
+    if sources is None:
+        return None
+    if isinstance(sources, DeviceGradients):
+        return sources.by_key()
+    # Of a table that other modules look up by way of the host.
+    found = (
+        sources if isinstance(sources, Accumulated) else summed_gradients(container, name, sources)
+    )
+    if not len(found.keys):
+        return None
+    from_host = kernels.arrays.from_host
+    return SummedByKey(from_host(found.keys), from_host(found.gradients))
+
+
+def _finite_only(
+    container: StepContainer, name: str, kernels: KernelSet, found: SummedByKey, finite: _Finite
+) -> SummedByKey:
+    arrays, step = kernels.arrays, container.counters.steps
+    if container.non_finite is NonFinite.RAISE:
+        on_host = Accumulated(arrays.to_host(found.keys), arrays.to_host(found.gradients))
+        refusal = finite_only({name: on_host}, container.non_finite, step).refusal
+        assert refusal is not None
+        raise refusal
+    is_good = arrays.to_host(kernels.finite_rows(found.gradients)).astype(np.bool_)
+    finite.num_skipped += int(np.count_nonzero(~is_good))
+    kept = arrays.from_host(np.flatnonzero(is_good))
+    return SummedByKey(arrays.take(found.keys, kept), arrays.take(found.gradients, kept))
+
+
+def _request(
+    container: StepContainer, name: str, kernels: KernelSet, summed: SummedByKey | None
+) -> DevicePushRequest:
+    table = container.entry(name).config
+    if summed is not None:
+        return DevicePushRequest(table, summed.keys, summed.gradients)
+    empty = kernels.arrays.empty
+    return DevicePushRequest(
+        table, empty((0,), "int64"), empty((0, table.dim), table.computing_dtype.name)
+    )

@@ -1,0 +1,49 @@
+"""Which file Keras saves to, or loads from, at the moment.
+
+Keras hands a layer an open store, and while it loads a ``.keras`` file not even the store knows where
+that lies. What knows is the call further up: ``filepath`` of `keras.models.load_model`, `Model.save` and
+their like, the public name of that argument in all of Keras 3.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from sparring.errors import UnsupportedError
+
+__all__ = ["file_at_hand"]
+
+_CALLS = frozenset(
+    {"load_model", "load_weights", "load_weights_only", "save_model", "save_weights"}
+    | {"save", "save_weights_only"}
+)
+
+
+def file_at_hand() -> Path:
+    """The file, or the folder that is saved in place of one.
+
+    Raises:
+        UnsupportedError: it is an open file, or lies on another machine.
+    """
+    given = _filepath()
+    if isinstance(given, (str, os.PathLike)) and "://" not in os.fspath(given):
+        return Path(given).absolute()
+    found = "an open file" if given is None else repr(given)
+    raise UnsupportedError(
+        "rows of tables lie in a snapshot beside the file of Keras, and there is nothing beside "
+        f"{found}; give Keras a path on a file system of this machine"
+    )
+
+
+def _filepath() -> object:
+    """Of the innermost call of Keras that takes one."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        module = frame.f_globals.get("__name__", "")
+        if frame.f_code.co_name in _CALLS and module.startswith("keras."):
+            given: object = frame.f_locals.get("filepath")
+            return given
+    return None

@@ -1,0 +1,130 @@
+"""`save_model`: a file of Keras and the rows beside it, whole or not at all, of any number of ranks."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparring import StepContainer
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring.saving.agreeing import agree, check_alike
+from sparring_tf import saved_rows
+from sparring_tf.anchors import trained_table
+from sparring_tf.rows_beside import SaveBeside, prepared_save
+
+__all__ = ["save_model"]
+
+_WEIGHTS, _MODEL = ".weights.h5", ".keras"
+
+
+def save_model(
+    model: Any, filepath: str | os.PathLike[str], *, most_bytes_inside: int | None = None
+) -> None:
+    """Saves a model of Keras with the rows of its tables, for `keras.models.load_model`.
+
+    What `model.save` does, and more: an older file stays as it is until the new one is whole, and rows
+    may lie on several ranks. All ranks call it, and rank 0 writes the file. Rows go into the file; where
+    a container has several ranks, or a table more bytes than `most_bytes_inside`, into a snapshot in the
+    folder ``<filepath>.rows`` beside it. A copy of the file needs a copy of that folder. The snapshot of
+    the save before stays there too, older ones go.
+
+    Args:
+        model: built; its layers hold tables, or none.
+        filepath: ``….keras``, or ``….weights.h5`` for the weights alone; all ranks reach it.
+        most_bytes_inside: rows of a table that the file holds; None: 1 GiB.
+
+    Raises:
+        InvalidArgumentError: another ending; ranks were given different paths.
+        UnsupportedError: the path is of another machine; a layer's storage was given open.
+        SnapshotError, OSError: the file system failed, here or on another rank.
+    """
+    path = _checked(filepath)
+    limit = saved_rows.MOST_BYTES if most_bytes_inside is None else most_bytes_inside
+    containers = _containers(model)
+    ranks = max(containers, key=lambda each: each.collective.world_size, default=None)
+    collective = None if ranks is None else ranks.collective
+    if collective is None or collective.world_size == 1:
+        _write(model, path, containers, SaveBeside(path), limit)
+        return
+    check_alike(collective, "paths to save a model to", str(path))
+    # What the first rank finds beside the file holds for all.
+    number = SaveBeside(path).number if collective.rank == 0 else 0
+    told = collective.all_gather(np.array([number], np.int64))
+    save = SaveBeside(path, int(told[0][0]))
+    _write(model, path, containers, save, limit, is_first=collective.rank == 0)
+
+
+def _checked(filepath: str | os.PathLike[str]) -> Path:
+    text = os.fspath(filepath)
+    if not text.endswith((_WEIGHTS, _MODEL)):
+        raise InvalidArgumentError(
+            f"save_model: a file of Keras ends in {_MODEL} or {_WEIGHTS}, found {text!r}"
+        )
+    if "://" in text:
+        raise UnsupportedError(
+            f"save_model: {text!r} is no path on a file system of this machine, where a file can "
+            "replace another as a whole; save to one and copy it, with its folder of rows"
+        )
+    return Path(text).absolute()
+
+
+def _containers(model: Any) -> list[StepContainer]:
+    """Where the tables of a model live, in an order that all ranks have."""
+    trained = filter(None, map(trained_table, model.weights))
+    return list(dict.fromkeys(each.agent.container for each in trained))
+
+
+def _write(
+    model: Any,
+    path: Path,
+    containers: Sequence[StepContainer],
+    save: SaveBeside,
+    limit: int,
+    *,
+    is_first: bool = True,
+) -> None:
+    shared = [each for each in containers if each.collective.world_size > 1]
+    for container in containers:
+        sizes = (saved_rows.num_row_bytes(container, table) for table in container.tables)
+        if container in shared or max(sizes, default=0) > limit:
+            save.write(container)
+    error: Exception | None = None
+    if is_first:
+        try:
+            with prepared_save(save):
+                _write_file(model, path)
+            save.remove_older()
+        except Exception as failure:
+            error = failure
+    for container in shared[:1]:
+        agree(container.collective, f"save of {path}", error)
+    if error is not None:
+        raise error
+
+
+def _write_file(model: Any, path: Path) -> None:
+    """Through a file of another name, which then takes the place."""
+    ending = _WEIGHTS if path.name.endswith(_WEIGHTS) else _MODEL
+    staged = path.with_name(f".{path.name}.{secrets.token_hex(4)}{ending}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        write = model.save_weights if ending == _WEIGHTS else model.save
+        write(str(staged))
+        _sync(staged)
+        staged.replace(path)
+        _sync(path.parent)
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,441 @@
+"""Rows that are too many for a file of Keras, or lie on several ranks, are in a snapshot beside it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip(
+    "tensorflow", reason="TensorFlow is not installed; see nox -s tests_tensorflow"
+)
+
+import keras
+
+from sparring import StepContainer
+from sparring.collective import LocalGroup
+from sparring.errors import (
+    DataError,
+    InvalidArgumentError,
+    SnapshotDamagedError,
+    SnapshotError,
+    SparringError,
+    UnsupportedError,
+)
+from sparring.rendezvous import ShardMap, SingleRendezvous
+from sparring.snapshot import open_snapshot
+from sparring_tf import Embedding, EmbeddingBag, Optimizer, keras_rows, save_model, saved_rows
+from sparring_tf.rows_beside import named_in
+
+IDS = np.arange(20, dtype=np.int64) * 10**15 - 7
+TARGETS = (np.arange(20) % 3).astype(np.float32)[:, None]
+
+
+@pytest.fixture(autouse=True)
+def few_bytes_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved_rows, "MOST_BYTES", 100)
+
+
+def model_of(sparse: Any = None, **options: Any) -> Any:
+    layers = [keras.Input((), dtype="int64"), Embedding(4, **{"name": "rows", **options})]
+    model = keras.Sequential([*layers, keras.layers.Dense(1)])
+    sparse = keras.optimizers.Adam(0.05) if sparse is None else sparse
+    model.compile(optimizer=Optimizer(model, sparse), loss="mse")
+    return model
+
+
+def trained(model: Any, epochs: int) -> Any:
+    model.fit(IDS, TARGETS, shuffle=False, epochs=epochs, verbose=0)
+    return model.predict(np.concatenate([IDS, [999]]), verbose=0)
+
+
+def saved_model(path: Path) -> Any:
+    model = model_of()
+    trained(model, 1)
+    model.save(path)
+    return model
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir())
+
+
+def saves(path: Path) -> list[str]:
+    """What lies beside a file."""
+    return names_in(Path(f"{path}.rows"))
+
+
+def plain_save(model: Any, path: Path) -> None:
+    model.save(path)
+
+
+@pytest.mark.parametrize("save", [plain_save, save_model], ids=["model.save", "save_model"])
+def test_a_loaded_model_goes_on_as_the_saved_one(
+    save: Callable[[Any, Path], None], tmp_path: Path
+) -> None:
+    model = model_of()
+    before = trained(model, 2)
+    save(model, tmp_path / "model.keras")
+    after = trained(model, 2)
+    assert saves(tmp_path / "model.keras") == ["save-000001.0"]
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    for name in ("model.keras", "model.keras.rows"):
+        (tmp_path / name).rename(moved / name)
+    loaded = keras.models.load_model(moved / "model.keras")
+    assert np.array_equal(loaded.predict(np.concatenate([IDS, [999]]), verbose=0), before)
+    np.testing.assert_allclose(trained(loaded, 2), after, atol=1e-6)
+
+
+def test_a_file_goes_with_its_folder_under_another_name(tmp_path: Path) -> None:
+    model = saved_model(tmp_path / "model.keras")
+    (tmp_path / "model.keras").rename(tmp_path / "best.keras")
+    keras.models.load_model(tmp_path / "best.keras")
+    (tmp_path / "model.keras.rows").rename(tmp_path / "best.keras.rows")
+    loaded = keras.models.load_model(tmp_path / "best.keras")
+    assert np.array_equal(loaded.predict(IDS, verbose=0), model.predict(IDS, verbose=0))
+
+
+def test_weights_and_files_unzipped_have_their_rows_beside_them(tmp_path: Path) -> None:
+    model = model_of()
+    trained(model, 1)
+    model.save_weights(tmp_path / "model.weights.h5")
+    save_model(model, tmp_path / "whole.weights.h5")
+    for name in ("model.weights.h5", "whole.weights.h5"):
+        other = model_of()
+        other.fit(IDS + 1, TARGETS, verbose=0)
+        other.load_weights(tmp_path / name)
+        assert other.layers[0].num_rows() == {"rows": len(IDS)}
+        assert np.array_equal(other.predict(IDS, verbose=0), model.predict(IDS, verbose=0))
+
+
+def test_tables_of_one_container_share_a_snapshot_and_small_ones_lie_inside(
+    tmp_path: Path,
+) -> None:
+    ids = keras.Input((), dtype="int64")
+    large, other = (Embedding(4, name=name)(ids) for name in ("large", "other"))
+    bag = EmbeddingBag(4, name="small")
+    found = keras.layers.Add()([large, other, bag(ids % 2)])
+    model = keras.Model(ids, keras.layers.Dense(1)(found))
+    model.compile(
+        optimizer=Optimizer(model, "sgd", learning_rate=0.1, dense=keras.optimizers.SGD()),
+        loss="mse",
+    )
+    expected = trained(model, 1)
+    model.save(tmp_path / "model.keras")
+    assert saves(tmp_path / "model.keras") == ["save-000001.0"]
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert np.array_equal(loaded.predict(np.concatenate([IDS, [999]]), verbose=0), expected)
+    store: dict[str, Any] = {}
+    bag.save_own_variables(store)
+    assert set(store) == {"table_0", "keys_0", "rows_0", "scores_0", "state_0"}
+
+
+def test_the_save_before_stays_for_copies_and_older_ones_go(tmp_path: Path) -> None:
+    model, path = model_of(), tmp_path / "model.weights.h5"
+    predictions = []
+    for number in range(3):
+        predictions.append(trained(model, 1))
+        model.save_weights(path)
+        shutil.copy(path, tmp_path / f"copy{number}.weights.h5")
+    assert saves(path) == ["save-000002.0", "save-000003.0"]
+    for number in (1, 2):
+        other = model_of()
+        other.load_weights(tmp_path / f"copy{number}.weights.h5")
+        found = other.predict(np.concatenate([IDS, [999]]), verbose=0)
+        assert np.array_equal(found, predictions[number])
+    with pytest.raises(ValueError, match=r"save-000001\.0 .*there is none"):
+        model_of().load_weights(tmp_path / "copy0.weights.h5")
+
+
+def remove(path: Path) -> None:
+    shutil.rmtree(f"{path}.rows")
+
+
+def replace_by_another(path: Path) -> None:
+    other = path.with_name("other.keras")
+    saved_model(other)
+    remove(path)
+    Path(f"{other}.rows").rename(f"{path}.rows")
+
+
+def lose_a_file(path: Path) -> None:
+    next(Path(f"{path}.rows", "save-000001.0").glob("rows.*")).unlink()
+
+
+def lose_the_manifest(path: Path) -> None:
+    Path(f"{path}.rows", "save-000001.0", "manifest.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("breaking", "kind", "message"),
+    [
+        (remove, SnapshotError, r"beside it .*expected at .*save-000001\.0; there is none"),
+        (replace_by_another, SnapshotError, r"found .*save-000001\.0, which is another one"),
+        (lose_a_file, SnapshotDamagedError, r"rows\.rows\..* is missing"),
+        (lose_the_manifest, SnapshotError, "there is none|manifest"),
+    ],
+)
+def test_a_file_without_its_own_rows_is_refused_and_changes_nothing(
+    breaking: Callable[[Path], None],
+    kind: type[SparringError],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "model.keras"
+    saved_model(path)
+    breaking(path)
+    with pytest.raises(ValueError, match=message):
+        keras.models.load_model(path)
+    other = model_of()
+    other.fit(IDS[:7], TARGETS[:7], verbose=0)
+    before = other.layers[0](IDS)
+    raised: list[Exception] = []
+    load = keras_rows.load_rows
+
+    def remembering(*given: Any) -> None:
+        try:
+            load(*given)
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    monkeypatch.setattr("sparring_tf.table_layer.load_rows", remembering)
+    with pytest.raises(ValueError, match=message):
+        other.load_weights(path)
+    # Keras makes a ValueError of it, with our text whole.
+    assert type(raised[0]) is kind
+    assert np.array_equal(other.layers[0](IDS), before)
+    assert other.layers[0].num_rows() == {"rows": 7}
+
+
+def test_damage_that_shows_while_rows_are_read_is_told_and_a_good_file_mends_it(
+    tmp_path: Path,
+) -> None:
+    model = saved_model(tmp_path / "good.keras")
+    saved_model(tmp_path / "bad.keras")
+    file = next(Path(tmp_path, "bad.keras.rows", "save-000001.0").glob("rows.*"))
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    other = model_of()
+    with pytest.raises(ValueError, match=r"rows\.rows\."):
+        other.load_weights(tmp_path / "bad.keras")
+    other.load_weights(tmp_path / "good.keras")
+    assert np.array_equal(other.predict(IDS, verbose=0), model.predict(IDS, verbose=0))
+
+
+def test_rows_of_another_table_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.weights.h5"
+    model = model_of()
+    trained(model, 1)
+    model.save_weights(path)
+    cases = {
+        "seed 0, the layer's table 3": {"seed": 3},
+        "saved as those of table 'rows'": {"name": "others"},
+    }
+    for message, options in cases.items():
+        with pytest.raises(ValueError, match=message):
+            model_of(**options).load_weights(path)
+    with pytest.raises(ValueError, match="state of 'Adam'"):
+        model_of(keras.optimizers.Ftrl()).load_weights(path)
+
+
+def test_rows_that_find_no_room_leave_those_that_are_there(tmp_path: Path) -> None:
+    pytest.importorskip("sparring_hkv")
+    path, storage = tmp_path / "large.weights.h5", {"backend": "hkv", "policy": "none"}
+    large = model_of(storage=storage)
+    trained(large, 1)
+    rows = np.ones((5000, large.layers[0].agent.container.tables["rows"].width), np.float32)
+    large.layers[0].agent.container.storage("rows").upsert(np.arange(5000), rows)
+    large.save_weights(path)
+    small = model_of(storage=storage, vocabulary_size=10)
+    small.fit(IDS[:3], TARGETS[:3], verbose=0)
+    with pytest.raises(ValueError, match="5,020 rows were saved"):
+        small.load_weights(path)
+    assert small.layers[0].num_rows() == {"rows": 3}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"folder": ".."},
+        {"folder": "/etc"},
+        {"folder": "a/b"},
+        {"folder": ""},
+        {"folder": "a\0b"},
+        {"name": "../save-000001.0"},
+        {"name": "save-000001.0/.."},
+        {"table": 3},
+        {"more": "x"},
+    ],
+)
+def test_what_leads_elsewhere_than_beside_the_file_is_refused(change: dict[str, Any]) -> None:
+    whole = {"folder": "m.rows", "name": "save-000001.0", "manifest_hash": "x", "table": "rows"}
+    assert named_in(whole, "rows").as_dict() == whole
+    for plain in ({**whole, **change}, {}, None):
+        with pytest.raises(DataError, match="not saved rightly"):
+            named_in(plain, "rows")
+
+
+def test_what_lies_beside_nothing_is_refused(tmp_path: Path) -> None:
+    model = model_of()
+    trained(model, 1)
+    with pytest.raises(UnsupportedError, match="an open file"):
+        model.layers[0].save_own_variables({})
+    with (
+        (tmp_path / "open.keras").open("wb") as file,
+        pytest.raises(UnsupportedError, match="open"),
+    ):
+        keras.src.saving.saving_lib.save_model(model, file)
+    for path, kind in (("memory://m.keras", UnsupportedError), ("m.h5", InvalidArgumentError)):
+        with pytest.raises(kind, match="save_model"):
+            save_model(model, path)
+
+
+class Stop(BaseException):
+    """Ends a save as a signal would."""
+
+
+@pytest.mark.parametrize("kind", [Stop, OSError])
+def test_a_save_that_fails_leaves_the_old_file_and_its_rows(
+    kind: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, model = tmp_path / "model.keras", model_of()
+    expected = trained(model, 1)
+    save_model(model, path)
+    trained(model, 1)
+
+    def broken(*_: object) -> None:
+        raise kind("stopped")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(model.optimizer, "save_own_variables", broken)
+        for _ in range(3):  # each leaves a snapshot that no file names
+            with pytest.raises(kind, match="stopped"):
+                save_model(model, path)
+    assert names_in(tmp_path) == ["model.keras", "model.keras.rows"]
+    loaded = keras.models.load_model(path)
+    assert np.array_equal(loaded.predict(np.concatenate([IDS, [999]]), verbose=0), expected)
+    save_model(model, path)
+    assert len(saves(path)) == 2
+
+
+class Threads(SingleRendezvous):
+    """A rendezvous of threads."""
+
+    def __init__(self, num_ranks: int) -> None:
+        super().__init__()
+        self._num_ranks = num_ranks
+
+    def shard_map(self) -> ShardMap:
+        return ShardMap.balanced(self._num_ranks)
+
+
+def on_ranks(world_size: int, body: Callable[[StepContainer], Any]) -> list[Any]:
+    """Of each rank, a thread."""
+    group = LocalGroup(world_size, deadline_seconds=20)
+
+    def run(rank: int) -> Any:
+        collective = group.join(rank)
+        with StepContainer(collective=collective, rendezvous=Threads(world_size)) as container:
+            return body(container)
+
+    with ThreadPoolExecutor(world_size) as threads:
+        return [each.result() for each in [threads.submit(run, rank) for rank in range(world_size)]]
+
+
+def model_in(container: StepContainer, **options: Any) -> Any:
+    """Stepped once; of two ranks, each has half of the batch."""
+    layer = Embedding(4, name="rows", container=container, storage="memory", **options)
+    model = keras.Sequential([keras.Input((), dtype="int64"), layer])
+    model.compile(optimizer=Optimizer(model, keras.optimizers.Adagrad(0.5)), loss="mse")
+    rank, world_size = container.collective.rank, container.collective.world_size
+    mine = tf.constant(IDS[rank::world_size])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(mine) ** 2) * world_size
+    variables = model.trainable_variables
+    model.optimizer.apply(tape.gradient(loss, variables), variables)
+    return model
+
+
+def rows_of(container: StepContainer) -> dict[int, bytes]:
+    chunks = container.storage("rows").scan() if container.num_rows("rows") else []
+    return {
+        int(key): row.tobytes()
+        for chunk in chunks
+        for key, row in zip(chunk.keys, chunk.rows, strict=True)
+    }
+
+
+def joined(parts: list[dict[int, bytes]]) -> dict[int, bytes]:
+    return {key: row for part in parts for key, row in part.items()}
+
+
+@pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
+def test_ranks_save_one_model_and_any_number_of_ranks_loads_it(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+
+    def save(container: StepContainer) -> dict[int, bytes]:
+        model = model_in(container)
+        for _ in range(2):
+            save_model(model, path, most_bytes_inside=1 << 40)
+        return rows_of(container)
+
+    parts = on_ranks(2, save)
+    assert all(0 < len(part) < len(IDS) for part in parts)
+    assert names_in(tmp_path) == [name, f"{name}.rows"]
+    assert open_snapshot(f"{path}.rows/save-000002.0").world_size == 2
+
+    def load(container: StepContainer) -> dict[int, bytes]:
+        model = model_in(container)
+        model.load_weights(path)
+        return rows_of(container)
+
+    for world_size in (1, 3):
+        assert joined(on_ranks(world_size, load)) == joined(parts)
+    if name == "model.keras":
+        layer = keras.models.load_model(path).layers[0]
+        assert rows_of(layer.agent.container) == joined(parts)
+
+
+def test_what_fails_on_one_rank_is_told_on_all(tmp_path: Path) -> None:
+    path = tmp_path / "model.weights.h5"
+
+    def refused(call: Callable[[], object]) -> tuple[type[BaseException], str]:
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - told below
+            call()
+        return type(caught.value), str(caught.value)
+
+    def body(container: StepContainer) -> list[tuple[type[BaseException], str]]:
+        model, rank = model_in(container), container.collective.rank
+        found = [refused(lambda: model.save_weights(tmp_path / f"{rank}.weights.h5"))]
+        found.append(refused(lambda: save_model(model, tmp_path / f"{rank}.weights.h5")))
+        blocked = tmp_path / "file" / "model.weights.h5"
+        found.append(refused(lambda: save_model(model, blocked)))
+        save_model(model, path)
+        container.collective.barrier()
+        # A copy without its folder of rows.
+        mine = path if rank == 0 else tmp_path / "elsewhere" / "model.weights.h5"
+        if rank:
+            shutil.copy(path, mine)
+        found.append(refused(lambda: model.load_weights(mine)))
+        return found
+
+    (tmp_path / "file").write_text("no folder")
+    (tmp_path / "elsewhere").mkdir()
+    first, second = on_ranks(2, body)
+    for told in (first, second):
+        assert told[0][0] is UnsupportedError
+        assert "call sparring_tf.save_model(model, path) on all of them" in told[0][1]
+        assert told[1][0] is InvalidArgumentError
+        assert "different paths to save a model to" in told[1][1]
+        assert issubclass(told[2][0], (SnapshotError, OSError))
+    assert "there is none" in second[3][1]
+    assert "rank 1" in first[3][1]

@@ -1,0 +1,101 @@
+"""Where torch's allocator and tables share the memory of a GPU, and it runs short.
+
+    torch finds none    torch.OutOfMemoryError ──► DeviceMemoryError, with what was asked and free
+    a table finds none  torch gives back what it keeps unused, and the table tries again
+
+torch itself gives back what it keeps before it says that there is none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+
+from sparring.errors import DeviceMemoryError
+
+__all__ = ["memory_checked", "memory_errors", "release_unused_memory"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|[KMGT]iB)")
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def memory_checked(
+    device: torch.device, function: Callable[_P, _T], num_bytes: Callable[_P, int] | None = None
+) -> Callable[_P, _T]:
+    """`function`, whose want of memory is a `DeviceMemoryError`.
+
+    Args:
+        device: where it makes tensors.
+        num_bytes: of the same arguments, how many bytes it makes; None: torch's message says how
+            many, to a hundredth of its unit.
+    """
+
+    @wraps(function)
+    def checked(*arguments: _P.args, **named: _P.kwargs) -> _T:
+        try:
+            return function(*arguments, **named)
+        except torch.OutOfMemoryError as error:
+            asked = None if num_bytes is None else num_bytes(*arguments, **named)
+            raise _memory_error(device, error, asked) from error
+
+    return checked
+
+
+@contextmanager
+def memory_errors(device: torch.device) -> Iterator[None]:
+    """Surrounds what makes tensors on a device: want of memory is a `DeviceMemoryError`."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise _memory_error(device, error, None) from error
+
+
+def release_unused_memory(device: torch.device) -> bool:
+    """Gives back to the device what torch keeps there and nobody uses.
+
+    Returns:
+        Whether there was any.
+    """
+    if _kept_bytes(device) <= 0:
+        return False
+    torch.cuda.empty_cache()
+    return True
+
+
+def _kept_bytes(device: torch.device) -> int:
+    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def _memory_error(
+    device: torch.device, error: torch.OutOfMemoryError, asked_bytes: int | None
+) -> DeviceMemoryError:
+    asked = _asked_bytes(error) if asked_bytes is None else asked_bytes
+    free = _free_bytes(device)
+    return DeviceMemoryError(
+        f"torch on {device}: {asked} bytes of device memory were asked for, {free} are free; no row "
+        "has changed. Use smaller batches, or leave tables less by device_memory_bytes "
+        f"({str(error).splitlines()[0]})",
+        asked_bytes=asked,
+        free_bytes=free,
+    )
+
+
+def _asked_bytes(error: torch.OutOfMemoryError) -> int:
+    """What torch's message says; 0 where it says nothing."""
+    found = _ASKED.search(str(error))
+    return 0 if found is None else round(float(found[1]) * _UNITS[found[2]])
+
+
+def _free_bytes(device: torch.device) -> int:
+    """What the device has, and what torch keeps of it for the next tensor."""
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.mem_get_info(device)[0]) + max(0, _kept_bytes(device))

@@ -1,0 +1,137 @@
+"""Steps over tables on a device, over the emulator, and tables on the CPU: each goes its own way, and all
+of them take the step or none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparring import TableConfig, Uniform
+from sparring.device_gradients import DeviceGradients
+from sparring.errors import CapacityError, PartialStepError, StorageIOError
+from sparring.storage.memory import MemoryStorage
+from sparring.testing.devices import why_unavailable
+from sparring_torch import EmbeddingBag, Optimizer
+from sparring_torch.device_kernels import kernel_set_for
+
+pytestmark = pytest.mark.skipif(
+    why_unavailable("emulated") is not None, reason=str(why_unavailable("emulated"))
+)
+
+
+def bags(step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(-50, 50 + 30 * step, (120,), generator=generator)
+    return ids, torch.arange(0, 120, 7)
+
+
+def read(module: EmbeddingBag) -> Tensor:
+    """What ids read as now, each alone."""
+    with torch.no_grad():
+        return module.eval()(torch.arange(-60, 300)[:, None])
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adam], ids=["fused", "native"])
+def test_a_step_takes_tables_on_a_device_there_and_the_others_on_the_host(
+    optimizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = (
+        EmbeddingBag(16, name="items", mode="sum", device=each) for each in ("emulated", "cpu")
+    )
+    beside = [EmbeddingBag(16, name="others", mode="sum") for _ in range(2)]
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("gradients of tables on a device came to the host")
+
+    monkeypatch.setattr(DeviceGradients, "summed", refuse)
+    for module, other in ((ours, beside[0]), (theirs, beside[1])):
+        chosen = Optimizer([module, other], optimizer, lr=0.1)
+        for step in (1, 2, 3):
+            ids, offsets = bags(step)
+            out = module(ids, offsets)
+            # Also steps of one table alone.
+            (out if step == 2 else out * other(ids + 7, offsets)).sum().backward()
+            chosen.step()
+        counters = module.agent.container.counters
+        assert counters.steps == 3
+        assert counters.rows_updated > module.num_rows()["items"]
+    assert torch.equal(read(ours), read(theirs))
+    assert torch.equal(read(beside[0]), read(beside[1]))
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adam], ids=["fused", "native"])
+@pytest.mark.parametrize("refusing", ["items", "others"])
+def test_what_a_table_here_refuses_no_table_there_takes(refusing: str, optimizer: Any) -> None:
+    """And the other way round."""
+    modules = {
+        name: EmbeddingBag(
+            4,
+            name=name,
+            mode="sum",
+            num_embeddings=20 if name == refusing else None,
+            storage={"backend": "hkv", **where},
+        )
+        for name, where in (("items", {"device": "emulated"}), ("others", {}))
+    }
+    chosen = Optimizer(list(modules.values()), optimizer, lr=0.1)
+    ids = torch.arange(16)[None]
+    sum(module(ids).sum() for module in modules.values()).backward()
+    chosen.step()
+    before = [read(module) for module in modules.values()]
+    for module in modules.values():
+        module.train()(torch.arange(80)[None]).sum().backward()
+    with pytest.raises(CapacityError, match=f"table '{refusing}' holds 16 rows"):
+        chosen.step()
+    after = [read(module) for module in modules.values()]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+class FailingStorage(MemoryStorage):
+    """Fails while it writes, where nothing could have been refused before."""
+
+    fails = False
+
+    def _upsert_impl(self, *parts: Any) -> Any:
+        if self.fails:
+            raise StorageIOError("the disk is gone")
+        return super()._upsert_impl(*parts)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", torch.optim.SGD], ids=["fused", "native"])
+def test_a_step_that_fails_between_there_and_here_says_how_far_it_came(
+    optimizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = FailingStorage(TableConfig("others", 4, initializer=Uniform(-0.05, 0.05)))
+    module = EmbeddingBag(4, name="items", device="emulated")
+    other = EmbeddingBag(4, name="others", storage=storage)
+    chosen = Optimizer([module, other], optimizer, lr=0.1)
+
+    def step() -> None:
+        for each in (module, other):
+            each.train()(torch.arange(9)[None]).sum().backward()
+        chosen.step()
+
+    step()
+    before = read(module), read(other)
+    storage.fails = True
+    with pytest.raises(PartialStepError) as caught:
+        step()
+    assert caught.value.written == ("items",)
+    assert caught.value.failed == ("others",)
+    assert not torch.equal(read(module), before[0])
+    storage.fails = False
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise StorageIOError("the disk is gone")
+
+    before = read(module), read(other)
+    kernels = type(kernel_set_for("emulated"))
+    monkeypatch.setattr(kernels, "update_storage", fail)
+    monkeypatch.setattr(kernels, "upsert_storage", fail)
+    with pytest.raises(StorageIOError, match="the disk is gone"):
+        step()
+    after = read(module), read(other)
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))

@@ -1,0 +1,182 @@
+"""torch's memory and that of tables are one GPU's: who has none says so, who keeps some gives it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sparring.admission import Frequency
+from sparring.errors import DeviceMemoryError
+from sparring.testing.devices import why_unavailable
+from sparring_hkv.devices import open_device
+from sparring_torch import EmbeddingBag, Optimizer
+from sparring_torch.device_kernels import kernel_set_for
+from sparring_torch.device_memory import memory_errors, release_unused_memory
+
+needs_emulator = pytest.mark.skipif(
+    why_unavailable("emulated") is not None, reason=str(why_unavailable("emulated"))
+)
+
+MESSAGE = "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 80.00 GiB"
+
+
+class Failing:
+    """Lets the n-th tensor that is made from now on, and all after it, find no memory."""
+
+    def __init__(self, patches: pytest.MonkeyPatch) -> None:
+        self.left = -1
+        for owner, name in (
+            (torch, "empty"),
+            (torch, "cat"),
+            (torch, "arange"),
+            (torch.Tensor, "index_select"),
+            (torch.Tensor, "to"),
+        ):
+            patches.setattr(owner, name, self._instead(getattr(owner, name)))
+
+    def _instead(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*arguments: Any, **named: Any) -> Any:
+            if self.left == 0:
+                raise torch.OutOfMemoryError(MESSAGE)
+            self.left -= self.left > 0
+            return function(*arguments, **named)
+
+        return made
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
+    return Failing(monkeypatch)
+
+
+@needs_emulator
+@pytest.mark.parametrize(
+    ("make", "asked_bytes"),
+    [
+        (lambda arrays: arrays.empty((3, 5), "float16"), 30),
+        (lambda arrays: arrays.from_host(np.zeros((7, 2))), 112),
+        (lambda arrays: arrays.concatenate([torch.zeros(2), torch.zeros(9)]), 44),
+        (lambda arrays: arrays.take(torch.zeros(4, 6), torch.tensor([1, 1, 3])), 72),
+    ],
+    ids=["empty", "from_host", "concatenate", "take"],
+)
+def test_an_array_without_memory_says_what_was_asked_and_is_free(
+    make: Callable[[Any], Tensor], asked_bytes: int, failing: Failing
+) -> None:
+    arrays = kernel_set_for("emulated").arrays
+    assert make(arrays).nbytes == asked_bytes
+    failing.left = 0
+    with pytest.raises(DeviceMemoryError, match=re.escape(MESSAGE)) as caught:
+        make(arrays)
+    assert (caught.value.asked_bytes, caught.value.free_bytes) == (asked_bytes, 0)
+    assert f"{asked_bytes} bytes of device memory were asked for, 0 are free" in str(caught.value)
+    assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+
+
+@needs_emulator
+def test_a_lookup_that_torch_has_no_memory_for_says_so(failing: Failing) -> None:
+    module = EmbeddingBag(8, name="items", mode="sum", device="emulated")
+    ids = torch.arange(12).reshape(4, 3)
+    before = module(ids)
+    failing.left = 0
+    with pytest.raises(DeviceMemoryError) as caught:
+        module(ids)
+    # The first that a lookup makes is not one of ours, and only torch's message says how long it is.
+    assert caught.value.asked_bytes == 3 << 29
+    failing.left = -1
+    assert torch.equal(module(ids), before)
+
+
+@needs_emulator
+@pytest.mark.parametrize("admission", [None, Frequency(2)], ids=["all", "admitted"])
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", torch.optim.Adagrad])
+@pytest.mark.parametrize("is_stacked", [False, True], ids=["table", "tiers"])
+def test_a_step_that_torch_has_no_memory_for_changes_no_row(
+    optimizer: Any, admission: Any, is_stacked: bool, failing: Failing
+) -> None:
+    hot = {"device": "emulated", "capacity": 64, "policy": "lru"}
+    tiers = {"backend": "tiered", "tiers": [{"backend": "hkv", "options": hot}, {"backend": "hkv"}]}
+    place: dict[str, Any] = {"storage": tiers} if is_stacked else {"device": "emulated"}
+    module = EmbeddingBag(8, name="items", mode="sum", admission=admission, **place)
+    steps = Optimizer(module, optimizer, lr=0.1)
+    ids = torch.arange(90).reshape(30, 3)
+
+    def read() -> Tensor:
+        with torch.no_grad():
+            return module.eval()(torch.arange(120)[:, None])
+
+    def backward(first: int) -> None:
+        module.train()(ids + first).sin().sum().backward()
+
+    for _ in range(2):
+        backward(0)
+        steps.step()
+    num_refused = 0
+    for made in range(100):
+        before = read()
+        backward(made % 7)
+        failing.left = made
+        try:
+            steps.step()
+        except DeviceMemoryError:
+            num_refused += 1
+        else:
+            break
+        finally:
+            failing.left = -1
+        assert torch.equal(read(), before), f"tensor {made} of the step was not made"
+    assert num_refused > 1
+    assert not torch.equal(read(), before), "it goes on once there is memory"
+
+
+@pytest.mark.parametrize("kept", [0, 4096])
+def test_torch_gives_back_what_nobody_uses(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    emptied = []
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 1000 + kept)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1000)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    assert release_unused_memory(torch.device("cuda:0")) == bool(kept)
+    assert len(emptied) == bool(kept)
+
+
+def test_what_torch_keeps_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (500, 10**6))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
+    with (
+        pytest.raises(DeviceMemoryError) as caught,
+        memory_errors(torch.device("cuda:0")),
+    ):
+        raise torch.OutOfMemoryError(MESSAGE)
+    assert (caught.value.asked_bytes, caught.value.free_bytes) == (3 << 29, 700)
+
+
+def test_a_table_takes_what_torch_keeps_on_cuda(gpu: torch.device) -> None:
+    module = EmbeddingBag(64, name="items", mode="sum", device=gpu)
+    optimizer = Optimizer(module, "sgd", lr=0.1)
+    ids = torch.arange(2**20, device=gpu).reshape(-1, 4)
+    module(ids).sum().backward()
+    optimizer.step()
+    torch.cuda.synchronize(gpu)
+    torch.cuda.empty_cache()
+    free_bytes = torch.cuda.mem_get_info(gpu)[0]
+    # The batch below is made from a piece of its own: torch gives back no piece partly in use.
+    small = torch.empty(1 << 30, dtype=torch.uint8, device=gpu)
+    held = torch.empty(free_bytes - (1 << 30) - (64 << 20), dtype=torch.uint8, device=gpu)
+    del small, held  # torch keeps them
+    assert torch.cuda.memory_reserved(gpu) > free_bytes // 2
+    handle = open_device("cuda", gpu.index or 0).handle
+    before = handle.memory_use["lasting_bytes"]
+    with torch.no_grad():
+        assert module.num_rows() == {"items": 2**20}
+    # New rows need chunks of the table's own, more than torch has left to the device.
+    module(ids + 2**20).sum().backward()
+    optimizer.step()
+    assert handle.memory_use["lasting_bytes"] > before + (64 << 20)
+    assert module.num_rows() == {"items": 2**21}

@@ -1,0 +1,298 @@
+"""What one rank with tables on a device refuses, all ranks refuse: none hangs, and no row changes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparring import StepContainer
+from sparring.collective import Collective
+from sparring.errors import (
+    CapacityError,
+    DeviceMemoryError,
+    InvalidArgumentError,
+    NonFiniteGradientError,
+    PeerFailure,
+    SparringError,
+)
+from sparring.events import BackgroundError
+from sparring.testing.devices import why_unavailable
+from sparring.testing.thread_rendezvous import ThreadRendezvous
+from sparring_torch import EmbeddingBag, Optimizer
+from sparring_torch.device_kernels import kernel_set_for
+
+from .emulated_ranks import DirectCollective, run_ranks
+
+pytestmark = pytest.mark.skipif(
+    why_unavailable("emulated") is not None, reason=str(why_unavailable("emulated"))
+)
+
+OPTIMIZERS = pytest.mark.parametrize(
+    "optimizer", ["adagrad", torch.optim.Adagrad], ids=["fused", "native"]
+)
+
+
+class Rank:
+    """A rank with one table on a device and one on the CPU."""
+
+    def __init__(self, collective: Collective, optimizer: Any, **given: Any) -> None:
+        rendezvous = ThreadRendezvous(collective.world_size)
+        self.rank = collective.rank
+        self.container = StepContainer(collective=collective, rendezvous=rendezvous)
+        given = {"device": "emulated", **given}
+        self.items = EmbeddingBag(4, name="items", container=self.container, **given)
+        self.others = EmbeddingBag(4, name="others", container=self.container)
+        self.optimizer = Optimizer([self.items, self.others], optimizer, lr=0.1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.cat([self.items(ids), self.others(ids)])
+
+    def step(self, ids: Tensor, scale: float = 1.0) -> None:
+        (self.forward(ids) * scale).sum().backward()
+        self.optimizer.step()
+
+    def rows(self) -> dict[str, dict[int, bytes]]:
+        """Those of this rank."""
+        return {
+            name: {
+                int(key): row.tobytes()
+                for chunk in self.container.storage(name).scan()
+                for key, row in zip(chunk.keys, chunk.rows, strict=True)
+            }
+            for name in self.container.tables
+        }
+
+
+def refused(call: Any) -> SparringError:
+    with pytest.raises(SparringError) as caught:
+        call()
+    return caught.value
+
+
+@OPTIMIZERS
+def test_gradients_that_are_not_finite_on_one_rank_stop_the_step_on_all(optimizer: Any) -> None:
+    def body(collective: Collective) -> str:
+        rank = Rank(collective, optimizer)
+        ids = torch.arange(20).reshape(5, 4)
+        rank.step(ids)
+        before = rank.rows()
+        scale = float("nan") if rank.rank == 1 else 1.0
+        error = refused(lambda: rank.step(ids, scale))
+        assert isinstance(error, NonFiniteGradientError)
+        assert rank.rows() == before
+        rank.step(ids)
+        assert rank.rows() != before
+        return str(error)
+
+    messages = run_ranks("direct", 3, body)
+    assert "'items' hold NaN" in messages[1]
+    for place in (0, 2):
+        assert "rank 1 cannot apply it, so no rank does" in messages[place]
+
+
+@OPTIMIZERS
+def test_rows_whose_gradients_are_not_finite_are_skipped_where_they_came_from(
+    optimizer: Any,
+) -> None:
+    def body(collective: Collective, where: str) -> Any:
+        rank = Rank(collective, optimizer, device=where)
+        rank.container.non_finite = type(rank.container.non_finite)("skip")
+        ids = torch.arange(12)[:, None] + rank.rank
+        scale = torch.ones(24, 1)
+        scale[5] = float("inf") if rank.rank == 0 else 1.0
+        (rank.forward(ids) * scale).sum().backward()
+        rank.optimizer.step()
+        return rank.rows(), rank.container.counters.rows_skipped_non_finite
+
+    ours = run_ranks("direct", 2, lambda each: body(each, "emulated"))
+    assert ours == run_ranks("direct", 2, lambda each: body(each, "cpu"))
+    assert [skipped for _, skipped in ours] == [1, 0]
+
+
+@OPTIMIZERS
+def test_a_full_table_on_the_device_of_one_rank_stops_the_step_on_all(optimizer: Any) -> None:
+    def body(collective: Collective) -> str:
+        rank = Rank(collective, optimizer, num_embeddings=15 if collective.rank == 1 else 10_000)
+        ids = torch.arange(20)[None]
+        rank.step(ids)
+        before = rank.rows()
+        error = refused(lambda: rank.step(torch.arange(200)[None]))
+        assert isinstance(error, CapacityError)
+        assert rank.rows() == before
+        rank.step(ids)
+        assert rank.rows() != before
+        return str(error)
+
+    messages = run_ranks("direct", 2, body)
+    assert "rank 1 cannot apply it, so no rank does" in messages[0]
+    assert "may hold 15" in messages[1]
+
+
+def test_a_full_table_alone_is_asked_before_other_ranks_write() -> None:
+    """On one rank the update itself refuses, and nothing has changed."""
+
+    def body(collective: Collective) -> None:
+        container = StepContainer(collective=collective, rendezvous=ThreadRendezvous(2))
+        capacity = 15 if collective.rank == 1 else 10_000
+        module = EmbeddingBag(
+            4, name="items", device="emulated", num_embeddings=capacity, container=container
+        )
+        optimizer = Optimizer(module, "adagrad", lr=0.1)
+        module(torch.arange(200)[None]).sum().backward()
+        assert isinstance(refused(optimizer.step), CapacityError)
+        assert container.num_rows("items") == 0
+
+    run_ranks("direct", 2, body)
+
+
+def test_ranks_whose_tables_lie_elsewhere_are_refused_at_start() -> None:
+    def body(collective: Collective) -> str:
+        rank = Rank(collective, "sgd", device="cpu" if collective.rank == 1 else "emulated")
+        error = refused(lambda: rank.items(torch.arange(8)[None]))
+        assert isinstance(error, InvalidArgumentError)
+        return str(error)
+
+    for message in run_ranks("direct", 2, body):
+        assert 'tables.items.rows travel is "between devices (emulated), as they are"' in message
+        assert 'on rank 0 and "between hosts" on rank 1' in message
+
+
+def test_ranks_whose_messages_travel_otherwise_are_refused_at_start() -> None:
+    class Mixed(DirectCollective):
+        def __init__(self, group: Any, rank: int) -> None:
+            super().__init__(group, rank)
+            if rank == 1:
+                self.devices = ("cpu",)
+
+    def body(collective: Collective) -> str:
+        assert isinstance(collective, DirectCollective)
+        mixed = Mixed(collective.group, collective.rank)
+        rank = Rank(mixed, "sgd")
+        return str(refused(lambda: rank.items(torch.arange(8)[None])))
+
+    for message in run_ranks("direct", 2, body):
+        assert "by way of pinned memory" in message
+
+
+# -- a rank whose device fails anywhere ------------------------------------------------
+
+
+@dataclass(slots=True)
+class Breaking:
+    """Fails one rank's n-th use of the device."""
+
+    thread: int
+    left: int
+    failed: str | None = None
+
+    def use(self, name: str) -> None:
+        if threading.get_ident() != self.thread:
+            return
+        self.left -= 1
+        if self.left < 0 and self.failed is None:
+            self.failed = name
+            raise DeviceMemoryError(f"no memory left for {name}")
+
+
+_TOLD = ("dedup", "route", "is_finite", "find_storage")
+"""What fails before messages move: all raise it, and go on."""
+_USES = ("dedup", "route", "gather", "initialize", "is_finite", "find_storage", "decode")
+
+
+@contextmanager
+def breaking(monkeypatch: pytest.MonkeyPatch, held: list[Breaking]) -> Iterator[None]:
+    kernels: Any = kernel_set_for("emulated")
+
+    def watched(name: str, real: Any) -> Any:
+        def call(*given: Any, **named: Any) -> Any:
+            for each in held:
+                each.use(name)
+            return real(*given, **named)
+
+        return call
+
+    with monkeypatch.context() as patched:
+        for name in _USES:
+            patched.setattr(kernels, name, watched(name, getattr(kernels, name)))
+        arrays = kernels.arrays
+        patched.setattr(kernels, "arrays", replace(arrays, empty=watched("empty", arrays.empty)))
+        yield
+
+
+@OPTIMIZERS
+def test_a_rank_whose_device_fails_anywhere_before_rows_are_written_stops_all(
+    optimizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_failed, places = 0, set()
+    for number in range(100):
+        held: list[Breaking] = []
+
+        def body(collective: Collective, held: list[Breaking] = held, number: int = number) -> Any:
+            rank = Rank(collective, optimizer)
+            ids = torch.arange(3 * rank.rank, 30 + 3 * rank.rank).reshape(-1, 3)
+            rank.step(ids)
+            before = rank.rows()
+            if rank.rank == 1:
+                held.append(Breaking(threading.get_ident(), number))
+            begin = time.monotonic()
+            try:
+                rank.step(ids)
+            except (DeviceMemoryError, PeerFailure) as error:
+                assert time.monotonic() - begin < 5, "the deadline was waited for"
+                assert rank.rows() == before
+                if held[0].failed in _TOLD:
+                    rank.step(ids)
+                    assert rank.rows() != before
+                return error
+            return None
+
+        with breaking(monkeypatch, held):
+            errors = run_ranks("staged", 2, body)
+        if errors == [None, None]:
+            break
+        num_failed += 1
+        mine = errors[1]
+        assert isinstance(mine, DeviceMemoryError)
+        assert mine.details.get("rank") is None
+        places.add(str(mine).rsplit(" ", 1)[-1])
+        assert errors[0] is not None, f"rank 0 went on when rank 1 had failed: {mine}"
+        assert errors[0].details["rank"] == 1
+        assert isinstance(errors[0], DeviceMemoryError) or held[0].failed not in _TOLD
+    assert num_failed > 10
+    assert places >= {"dedup", "route", "gather", "is_finite", "empty"}
+
+
+def test_a_load_that_failed_beside_is_told_by_the_next_lookup(tmp_path: Path) -> None:
+    url = str(tmp_path / "snapshot")
+    ids = torch.arange(20).reshape(5, 4)
+
+    def save(collective: Collective) -> None:
+        rank = Rank(collective, "adagrad")
+        rank.step(ids)
+        rank.container.save(url)
+
+    def load(collective: Collective) -> SparringError:
+        rank = Rank(collective, "adagrad")
+        storage = rank.container.storage("items")
+        if rank.rank == 1:
+
+            def fail(*_: Any, **__: Any) -> None:
+                raise OSError("a cable was pulled")
+
+            storage.restore = fail  # type: ignore[method-assign]
+        rank.container.load(url, blocking=False)
+        return refused(lambda: rank.items(ids))
+
+    run_ranks("direct", 2, save)
+    for error in run_ranks("direct", 2, load):
+        assert isinstance(error, BackgroundError)
+        assert "a cable was pulled" in str(error)
