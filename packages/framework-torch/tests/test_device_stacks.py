@@ -92,6 +92,8 @@ def test_training_gives_the_bits_of_a_plain_table(optimizer: Any, options: dict[
     assert first.hits > 0, "the first tier was never asked"
     assert second.hits > 0, "nothing ever lay below"
     assert first.evictions > 0
+    assert first.read_seconds > 0, "reads on the device took no time"
+    assert first.write_seconds > 0, "nor did updates"
 
 
 @pytest.mark.usefixtures("_no_way_by_the_host")
