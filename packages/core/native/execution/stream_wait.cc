@@ -166,11 +166,14 @@ class StreamWaits {
         }
       }
       for (const auto& [number, event] : asked) {
+        std::exception_ptr error;
         try {
           (void)event->is_reached();  // the host call says so itself, and sooner
         } catch (...) {
-          end(number, std::current_exception());
+          error = std::current_exception();
         }
+        // Given away whole: whoever is told reads it while this thread goes on, and frees it.
+        if (error) end(number, std::move(error));
       }
     }
   }
