@@ -437,6 +437,7 @@ def reliability(session: nox.Session) -> None:
     """
     install_family(session, *system_packages(session, *FAMILY))
     install_programs(session)
+    session.install("pytest", silent=True)
     session.run("python", "-m", "reliability", *session.posargs, env={"PYTHONPATH": str(ROOT)})
 
 
