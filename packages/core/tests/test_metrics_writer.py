@@ -122,7 +122,7 @@ def test_the_last_line_has_the_numbers_of_the_end(tmp_path: Path) -> None:
     assert (first["steps"]["steps"], last["steps"]["steps"]) == (0, 5)
     assert (last["rank"], last["events"], last["lines"]) == (
         0,
-        {"num_outstanding": 0},
+        {"num_outstanding": 0, "num_failed": 0},
         {"num_skipped": 0},
     )
     assert datetime.fromisoformat(last["time"]).utcoffset() == timedelta(0)
