@@ -489,6 +489,7 @@ def reliability(session: nox.Session) -> None:
     storages = [package for package in FAMILY if package.startswith("backend-")]
     install_family(session, *system_packages(session, *storages))
     install_programs(session)
+    session.install("pytest", silent=True)
     session.run("python", "-m", "reliability", *session.posargs, env={"PYTHONPATH": str(ROOT)})
 
 

@@ -37,18 +37,19 @@ def run(trials: int) -> Report:
         for trial in range(trials):
             seed = random.Random(trial)
             path = seed.choice(files)
-            kind, offset = _damage(seed, trial, path, files, intact)
+            kind = _damage(seed, trial, path, files, intact)
+            damaged = path.read_bytes() if path.exists() else None
             counts[kind] += 1
             found = _read(urls)
             path.write_bytes(intact[path])
-            what = f"trial {trial}: {kind}, {path.parent.name}/{path.name} at {offset}"
+            what = f"trial {trial}: {kind}, {path.parent.name}/{path.name}"
             if found is None:
                 failures.append(f"{what}: not detected")
                 continue
             detected += 1
             if path.name not in str(found):
                 failures.append(f"{what}: the error names another file: {found}")
-            elif offset is not None and not _names_block(found, path, offset):
+            elif not _is_located(found, path, intact[path], damaged):
                 failures.append(f"{what}: the error names another offset: {found}")
             else:
                 located += 1
@@ -70,8 +71,8 @@ def _make(folder: Path) -> list[str]:
 
 def _damage(
     seed: random.Random, trial: int, path: Path, files: list[Path], intact: dict[Path, bytes]
-) -> tuple[str, int | None]:
-    """Does one kind of damage; returns it, and where, if that is one place."""
+) -> str:
+    """Does one kind of damage; returns it."""
     data = intact[path]
     other = trial // (_BITS_PER_OTHER + 1) % 3
     if trial % (_BITS_PER_OTHER + 1):
@@ -79,24 +80,41 @@ def _damage(
         with path.open("r+b") as file:
             file.seek(bit // 8)
             file.write(bytes([data[bit // 8] ^ 1 << bit % 8]))
-        return "bits flipped", bit // 8
+        return "bits flipped"
     if other == 0:
         path.write_bytes(data[: seed.randrange(len(data))])
-        return "files cut off", None
+        return "files cut off"
     if other == 1:
         another = seed.choice([each for each in files if intact[each] != data])
         path.write_bytes(intact[another])
-        return "files swapped", None
+        return "files swapped"
     path.unlink()
-    return "files missing", None
+    return "files missing"
 
 
-def _names_block(error: SnapshotError, path: Path, offset: int) -> bool:
+def _is_located(error: SnapshotError, path: Path, intact: bytes, found: bytes | None) -> bool:
+    """Whether the error says where the damage is, as exactly as can be said.
+
+    Args:
+        intact: what the file had.
+        found: what it has; None: it is missing.
+    """
+    is_manifest = path.name == MANIFEST_NAME
     if not isinstance(error, SnapshotDamagedError):
-        return False
-    # The manifest is read whole, and hashed whole.
-    expected = 0 if path.name == MANIFEST_NAME else offset // BLOCK_BYTES * BLOCK_BYTES
-    return bool(error.offset == expected)
+        # A folder without a manifest is no snapshot.
+        return is_manifest and found is None
+    if is_manifest and error.file != MANIFEST_NAME:
+        # That of another snapshot is whole: the first file that contradicts it is named.
+        return found is not None and len(found) != len(intact)
+    if found is None or is_manifest:
+        # The manifest is read whole, and hashed whole.
+        return bool(error.offset == 0)
+    if len(found) != len(intact):
+        return bool(error.offset == min(len(found), len(intact)))
+    first = next(
+        at for at, (one, other) in enumerate(zip(intact, found, strict=True)) if one != other
+    )
+    return bool(error.offset == first // BLOCK_BYTES * BLOCK_BYTES)
 
 
 def _read(urls: list[str]) -> SnapshotError | None:

@@ -14,15 +14,16 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from reliability.report import Report
 from reliability.small_snapshots import check, check_latest, save, scratch_folder
 from sparring.errors import SnapshotError
-from sparring.snapshot import list_snapshots, open_snapshot, retain
+from sparring.snapshot import Snapshot, list_snapshots, open_snapshot, retain
 from sparring.testing.faulty_disk import faulty_disk
 
-__all__ = ["TRIALS", "run"]
+__all__ = ["TRIALS", "run", "run_kills"]
 
 TRIALS = 1_000
 _SAVES = 4
@@ -31,14 +32,31 @@ _MOST_SAVES = 10_000
 """Of a child that is to be killed."""
 
 
+SaveSteps = Callable[[Path, Iterable[int], Callable[[int], None]], None]
+"""Saves one snapshot after another into a folder, and tells the step of each that was committed."""
+
+
 def run(trials: int) -> Report:
-    """Kills at each fault point in turn, and, every other time, at a random moment."""
+    """What the writer of snapshots does alone."""
+    return run_kills(trials, _save, check)
+
+
+def run_kills(
+    trials: int, save_steps: SaveSteps, check_snapshot: Callable[[Snapshot], None]
+) -> Report:
+    """Kills at each fault point in turn, and, every other time, at a random moment.
+
+    Args:
+        trials: how many children.
+        save_steps: what they do.
+        check_snapshot: raises what is wrong with one.
+    """
     with scratch_folder(in_memory=True) as folder:
-        _points(folder)
+        _points(folder, save_steps)
         # Where there are snapshots already, as there are for all children but the first.
-        points = Counter(_points(folder))
+        points = Counter(_points(folder, save_steps))
         begin = time.monotonic()
-        _points(folder)
+        _points(folder, save_steps)
         whole_seconds = time.monotonic() - begin
     counts = {
         "killed at a named fault point": 0,
@@ -55,12 +73,14 @@ def run(trials: int) -> Report:
             seed = random.Random(trial)
             if trial % 2:
                 kill_after, why = seed.uniform(0, whole_seconds), "at a random moment"
-                status, steps = _in_child(folder, acknowledged + 1, lambda _: None, kill_after)
+                saves = partial(save_steps, folder, _endless(acknowledged + 1))
+                status, steps = _in_child(saves, lambda _: None, kill_after)
             else:
                 point = next(named)
                 skipped = seed.randrange(min(3, points[point]))
                 why = f"at {point!r}, skipping {skipped}"
-                status, steps = _in_child(folder, acknowledged + 1, _killer(point, skipped))
+                saves = partial(save_steps, folder, _endless(acknowledged + 1))
+                status, steps = _in_child(saves, _killer(point, skipped))
             is_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
             if is_killed:
                 kind = "a random moment" if trial % 2 else "a named fault point"
@@ -69,7 +89,9 @@ def run(trials: int) -> Report:
                 failures.append(f"trial {trial}: the child ended by itself, not {why}: {status}")
             counts["snapshots acknowledged"] += len(steps)
             acknowledged = max([acknowledged, *steps])
-            wrong = check_latest(folder, acknowledged) or _check_all(folder, counts)
+            wrong = check_latest(folder, acknowledged, check_snapshot) or _check_all(
+                folder, counts, check_snapshot
+            )
             if wrong:
                 failures.append(f"trial {trial}, killed {why}: {wrong}")
             # A snapshot may be whole although the child died before it could say so.
@@ -78,12 +100,18 @@ def run(trials: int) -> Report:
     return Report(trials, counts, failures)
 
 
-def _check_all(folder: Path, counts: dict[str, int]) -> str:
+def _endless(first: int) -> range:
+    return range(first, first + _MOST_SAVES)
+
+
+def _check_all(
+    folder: Path, counts: dict[str, int], check_snapshot: Callable[[Snapshot], None]
+) -> str:
     for path in folder.iterdir():
         if path.name.startswith("."):
             continue
         try:
-            check(open_snapshot(path))
+            check_snapshot(open_snapshot(path))
         except (SnapshotError, AssertionError) as error:
             return f"{path.name} is visible but not whole: {error}"
         counts["snapshots read back and compared"] += 1
@@ -94,12 +122,12 @@ def _step(url: str) -> int:
     return open_snapshot(url).step
 
 
-def _points(folder: Path) -> list[str]:
+def _points(folder: Path, save_steps: SaveSteps) -> list[str]:
     """What a few more saves into a folder meet."""
     points: list[str] = []
     first = max(map(_step, list_snapshots(folder)), default=0) + 1
     with faulty_disk(points.append):
-        _save(folder, range(first, first + _SAVES), lambda _: None)
+        save_steps(folder, range(first, first + _SAVES), lambda _: None)
     return points
 
 
@@ -123,7 +151,9 @@ def _save(folder: Path, steps: Iterable[int], acknowledge: Callable[[int], None]
 
 
 def _in_child(
-    folder: Path, first: int, hook: Callable[[str], None], kill_after: float | None = None
+    saves: Callable[[Callable[[int], None]], None],
+    hook: Callable[[str], None],
+    kill_after: float | None = None,
 ) -> tuple[int, list[int]]:
     """How a child ended, and the steps that it acknowledged."""
     readable, writable = os.pipe()
@@ -132,7 +162,7 @@ def _in_child(
         status = 1
         try:
             with faulty_disk(hook):
-                _save(folder, range(first, first + _MOST_SAVES), lambda step: _tell(writable, step))
+                saves(lambda step: _tell(writable, step))
             status = 0
         finally:
             os._exit(status)

@@ -24,6 +24,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Any:
     ("name", "trials"),
     [
         ("snapshot_kills", 12),
+        ("training_kills", 12),
         ("snapshot_damage", 110),
         ("snapshot_space", 30),
         ("snapshot_calls", 110),
@@ -39,6 +40,13 @@ def test_a_few_trials_find_nothing(
         pytest.skip(out)
     assert f"{trials} │" in out
     assert "failures" in out
+
+
+def test_each_hostile_snapshot_is_counted(program: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(["hostile_snapshots"]) == 0
+    out = capsys.readouterr().out
+    counts = [int(line.split("│")[2]) for line in out.splitlines() if "refused" in line]
+    assert counts[0] >= 25
 
 
 def test_what_must_not_happen_fails_the_run(
