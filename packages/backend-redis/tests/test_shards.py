@@ -156,12 +156,12 @@ def test_a_slow_server_does_not_draw_out_a_call_of_many_commands(
     """Each answer comes within the deadline; all of them do not."""
     keys = np.arange(100_000)
     shard = ShardMap.balanced(2).shard_of(0)
-    options = {"prefix": new_prefix(), "num_buckets": 1, "deadline_seconds": 0.5}
+    options = {"prefix": new_prefix(), "num_buckets": 1, "deadline_seconds": 1.0}
     table = TableConfig("item", 1)
     with FaultProxy(server.port) as proxy:
         storage = open_storage("redis", table, shard=shard, url=proxy.url, **options)
         storage.upsert(keys, np.ones((len(keys), 1), np.float32))
-        proxy.arm(Fault(delay_seconds=0.2), 100)
+        proxy.arm(Fault(delay_seconds=0.45), 100)
         options["prefix"] = new_prefix()
         calls = {
             "size": lambda: storage.size,
@@ -171,7 +171,7 @@ def test_a_slow_server_does_not_draw_out_a_call_of_many_commands(
         start = time.monotonic()
         with pytest.raises((DeadlineError, StorageIOError)):
             calls[call]()
-        assert time.monotonic() - start < 0.9
+        assert time.monotonic() - start < 1.4
         proxy.arm(Fault())
         storage.close()
 

@@ -14,6 +14,7 @@ import sparring
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.table import TableConfig
 from sparring_rocksdb import RocksdbOptions, RocksdbStorage
+from sparring_rocksdb.backend import _refuse_foreign
 
 TABLE = TableConfig("table", 16)
 PAGE = Path(__file__).parents[3] / "docs/reference/rocksdb.md"
@@ -45,7 +46,7 @@ def test_importing_the_plugin_loads_no_native_library() -> None:
     "options",
     [
         {"block_cache_bytes": -1},
-        {"block_cache_bytes": "10"},
+        {"block_cache_bytes": "10 blocks"},
         {"write_buffer_bytes": 1},
         {"bloom_bits_per_key": -1},
         {"compression": "gzip"},
@@ -118,3 +119,42 @@ def test_the_reference_page_has_every_option_with_its_default() -> None:
     for name, field in RocksdbOptions.model_fields.items():
         default = "required" if field.is_required() else f"`{field.default}`"
         assert f"| `{name}` | {default} |" in page
+
+
+def test_sizes_may_have_units() -> None:
+    options = RocksdbOptions(path="rows", block_cache_bytes="64 MiB", write_buffer_bytes="1MB")  # type: ignore[arg-type]
+    assert (options.block_cache_bytes, options.write_buffer_bytes) == (64 << 20, 1_000_000)
+    with pytest.raises(InvalidArgumentError, match="one with a unit, as 512 MiB"):
+        sparring.open_storage("rocksdb", TABLE, path="rows", block_cache_bytes="much")
+
+
+@pytest.mark.parametrize("path", ["{nope}/rows", "rows/{Rank}", "rows/{}"])
+def test_a_placeholder_that_stands_for_nothing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgumentError, match=r"stands for nothing.*\{rank\}"):
+        sparring.open_storage("rocksdb", TABLE, path=path)
+    assert not list(tmp_path.iterdir())
+    assert RocksdbOptions(path=Path("{table}/{rank}-of-{world_size}"))
+
+
+def test_a_folder_that_holds_something_else_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "step-000000000004").mkdir()
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(InvalidArgumentError, match=r"'notes' and 1 more.*folder of its own"):
+        sparring.open_storage("rocksdb", TABLE, path=tmp_path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["notes", "step-000000000004"]
+
+
+def test_a_folder_whose_making_was_cut_short_is_taken(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    sparring.open_storage("rocksdb", TABLE, path=made).close()
+    sparring.open_storage("rocksdb", TABLE, path=made).close()
+    (made / "CURRENT").unlink()
+    for each in made.iterdir():  # all that a database has is known
+        (tmp_path / "cut" / each.name).parent.mkdir(exist_ok=True)
+        (tmp_path / "cut" / each.name).touch()
+    _refuse_foreign(tmp_path / "cut")
+    (tmp_path / "mounted" / "lost+found").mkdir(parents=True)
+    sparring.open_storage("rocksdb", TABLE, path=tmp_path / "mounted").close()

@@ -144,3 +144,58 @@ def test_defaults_are_those_of_the_reference() -> None:
     options = TieredOptions.model_validate({"tiers": ["memory", "memory"]})
     assert (options.write, options.promote) == ("back", "always")
     assert (options.false_positive_rate, options.holding_bytes) == (0.01, 64 << 20)
+
+
+def test_a_deadline_without_end_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="deadline_seconds"):
+        open_storage("tiered", TABLE, tiers=["memory", "memory"], deadline_seconds=float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("more", "ranks", "is_refused"),
+    [
+        ("deadline_seconds: 1\n", "mpi", True),
+        ("deadline_seconds: 30\n", "mpi", True),
+        ("deadline_seconds: 31\n", "mpi", False),
+        ("deadline_seconds: 1\n", "local", False),
+    ],
+)
+def test_a_stack_that_other_ranks_would_not_wait_for_is_refused(
+    more: str, ranks: str, is_refused: bool
+) -> None:
+    more += f"collective: {{backend: {ranks}}}\n"
+    text = CONFIG.format(tiers="      [memory, memory]") + more
+    found = ""
+    try:
+        parse_config(text, source="run.yaml", plugin_manager=make_plugin_manager())
+    except ConfigError as error:
+        found = str(error)  # the framework may not be installed
+    said = "storage.options.deadline_seconds must be less than deadline_seconds"
+    assert (said in found) == is_refused
+    assert not is_refused or "found 30, expected less than" in found
+
+
+def test_what_is_wrong_with_a_tier_is_said_with_its_table_and_place() -> None:
+    tiers = [
+        {"backend": "memory", "budget_bytes": "1 MB", "options": {"capacity": 5}},
+        "memory",
+    ]
+    with pytest.raises(
+        InvalidArgumentError, match=r"table 'films', tiers\.0 \(memory, budget_bytes 1000000\)"
+    ):
+        open_storage("tiered", TABLE, tiers=tiers)
+
+
+def test_a_tier_that_keeps_rows_from_those_below_is_told_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bounded = {"backend": "memory", "options": {"capacity": 5, "policy": "lru"}}
+    for options in (
+        {"tiers": [bounded, "memory"]},
+        {"tiers": ["memory", "memory"], "write": "through"},
+    ):
+        open_storage("tiered", TABLE, **options).close()
+    assert not caplog.messages
+    open_storage("tiered", TABLE, tiers=[bounded, "memory", "memory"]).close()
+    (line,) = caplog.messages
+    assert "'films': tiers.1 (memory) has no bound" in line

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from sparring.descriptors import Options, WholeNumber
+from sparring.descriptors import ByteCount, Options, WholeNumber
 
 __all__ = ["MOST_ROWS", "HkvOptions", "Policy"]
 
@@ -26,7 +26,7 @@ class HkvOptions(Options):
 
     capacity: WholeNumber | None = Field(default=None, ge=1)
     """The most rows, up to 4,294,967,295. Of several bounds the tighter one holds."""
-    memory_bytes: WholeNumber | None = Field(default=None, ge=1, le=2**64 - 1)
+    memory_bytes: ByteCount | None = Field(default=None, ge=1)
     """The most memory in bytes, index included; it is translated into rows on opening."""
     policy: Policy = "none"
     """What scores mean, and so who leaves a full table. ``none``: nobody, a full table refuses.
@@ -40,7 +40,7 @@ class HkvOptions(Options):
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d{1,4})?|emulated)$")
     """Where the table lies: ``cpu``; ``cuda`` or ``cuda:N``, a GPU; ``emulated``, the GPU's kernels
     run on the host, slowly, for tests, where the package was built with them."""
-    device_memory_bytes: WholeNumber | None = Field(default=None, ge=1, le=2**64 - 1)
+    device_memory_bytes: ByteCount | None = Field(default=None, ge=1)
     """The most memory of the GPU that index and rows take; rows beyond it lie in pinned host
     memory, which kernels reach over the bus. None: all of them lie on the GPU."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -73,6 +75,7 @@ class RedisStorage(Storage):
         super().__init__(table, validate=validate)
         self.options = options or RedisOptions()
         self.shard = shard
+        self._call = threading.local()
         self._client = open_client(self.options, f"table {table.name!r}")
         try:
             deadline = Deadline(self._client.deadline_seconds)
@@ -152,8 +155,18 @@ class RedisStorage(Storage):
         )
         return int(sum(replies))
 
+    def clear(self) -> None:
+        """Removes all rows of this rank."""
+        with self._one_deadline():
+            super().clear()
+
+    def begin_load(self, source: str) -> None:
+        """See `sparring.storage.Storage.begin_load`."""
+        with self._one_deadline():
+            super().begin_load(source)
+
     def _clear_impl(self) -> None:
-        deadline = Deadline(self._client.deadline_seconds)
+        deadline = self._deadline()
         commands = [self._layout.command(each, "UNLINK") for each in self._owned.whole_buckets]
         self._client.run(commands, "clear", is_write=True, deadline=deadline)
         for keys in self._keys_in_shared_buckets("clear", deadline):
@@ -164,15 +177,33 @@ class RedisStorage(Storage):
         # One note for the whole table: ranks load together, and a job of another size must see it.
         note = partial(self._layout.note_command, name)
         command = note("UNLINK") if text is None else note("SET", text.encode())
-        self._client.run([command], f"note {name!r}", is_write=True)
+        deadline = self._deadline()
+        self._client.run([command], f"note {name!r}", is_write=True, deadline=deadline)
 
     def _read_note_impl(self, name: str) -> str | None:
         command = self._layout.note_command(name, "GET")
-        found = self._client.run([command], f"note {name!r}", is_write=False)[0]
-        return None if found is None else bytes(found).decode(errors="replace")
+        deadline = self._deadline()
+        replies = self._client.run([command], f"note {name!r}", is_write=False, deadline=deadline)
+        return None if replies[0] is None else bytes(replies[0]).decode(errors="replace")
 
     def _close_impl(self) -> None:
         self._client.close()
+
+    # -- deadlines ------------------------------------------------------------
+
+    @contextmanager
+    def _one_deadline(self) -> Iterator[None]:
+        """What this thread asks meanwhile is one call."""
+        self._call.deadline = Deadline(self._client.deadline_seconds)
+        try:
+            yield
+        finally:
+            del self._call.deadline
+
+    def _deadline(self) -> Deadline:
+        """That of the call under way, or a new one."""
+        found: Deadline | None = getattr(self._call, "deadline", None)
+        return found or Deadline(self._client.deadline_seconds)
 
     # -- parts ----------------------------------------------------------------
 

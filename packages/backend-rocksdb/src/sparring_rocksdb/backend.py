@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparring.errors import PluginError
+from sparring.errors import InvalidArgumentError, PluginError
 from sparring.storage import Capabilities
 from sparring.storage.native import NativeStorage
 from sparring.table import TableConfig
@@ -118,6 +119,7 @@ def _open_database(options: RocksdbOptions) -> _native.Database:
             "the library that it was built with: apt install librocksdb-dev",
             backend="rocksdb",
         ) from error
+    _refuse_foreign(options.path)
     return _native.Database(
         str(options.path),
         block_cache_bytes=options.block_cache_bytes,
@@ -131,3 +133,28 @@ def _open_database(options: RocksdbOptions) -> _native.Database:
         background_threads=options.background_threads,
         recovery=options.recovery,
     )
+
+
+# What a database has, also one that was killed while it was made.
+_OURS = re.compile(
+    r"(CURRENT|IDENTITY|LOCK|LOG(\.old(\.\d+)?)?|(MANIFEST|OPTIONS)-\d+|\d+\.(sst|log|blob)|.*\.dbtmp"
+    r"|lost\+found|archive)\Z"
+)
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Raises where a folder holds something, and no database."""
+    try:
+        names = sorted(each.name for each in path.iterdir())
+    except OSError:
+        return  # missing, or RocksDB says what is wrong with it
+    if "CURRENT" in names:
+        return
+    foreign = [name for name in names if not _OURS.match(name)]
+    if foreign:
+        raise InvalidArgumentError(
+            f"storage 'rocksdb': the folder {path} holds no database, but {foreign[0]!r}"
+            + (f" and {len(foreign) - 1:,} more that are none of RocksDB's" * (len(foreign) > 1))
+            + "; name a folder of its own as path",
+            path=str(path),
+        )

@@ -7,12 +7,14 @@ Core refuses another major version, and a larger minor version than its own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 if TYPE_CHECKING:
     import typer
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "API_VERSION",
+    "ByteCount",
     "CollectiveDescriptor",
     "CommandDescriptor",
     "Descriptor",
@@ -62,6 +65,31 @@ def _plain_int(value: object) -> object:
 
 WholeNumber = Annotated[int, Field(strict=True), BeforeValidator(_plain_int)]
 """For options that are counts: an integer of Python or NumPy; no text, no float, no True."""
+
+
+_UNITS = {"": 1, "b": 1} | {
+    f"{letter}{binary}b": (1024 if binary else 1000) ** power
+    for power, letter in enumerate("kmgt", 1)
+    for binary in ("i", "")
+}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*\Z")
+
+
+def _as_bytes(value: object) -> object:
+    """``"512 MiB"`` → bytes; numbers are left alone."""
+    if not isinstance(value, str):
+        return _plain_int(value)
+    matched = _SIZE.match(value)
+    if matched is None or matched[2].lower() not in _UNITS:
+        raise PydanticCustomError(
+            "byte_count", "must be a number of bytes, as 536870912, or one with a unit, as 512 MiB"
+        )
+    return int(float(matched[1]) * _UNITS[matched[2].lower()])
+
+
+ByteCount = Annotated[int, Field(strict=True, le=2**63 - 1), BeforeValidator(_as_bytes)]
+"""For options that are bytes: a whole number, or text with a unit: KB, MB, GB, TB, KiB, MiB, GiB,
+TiB. Give ``ge`` with the default."""
 
 
 class NoOptions(Options):

@@ -57,8 +57,39 @@ def check_backends(config: RunConfig, places: Places, manager: PluginManager) ->
         if path == ("framework",):
             continue
         at = (path[0], "options")
-        problems += _option_problems(descriptor, options, at, places, manager)
+        found = _option_problems(descriptor, options, at, places, manager)
+        if path[0] == "storage" and not found and chosen.collective != "local":
+            found = _late_deadlines(config, places, manager)
+        problems += found
     return problems
+
+
+def _late_deadlines(config: RunConfig, places: Places, manager: PluginManager) -> list[Problem]:
+    """Storages that may take longer than other ranks wait: those would give up first, and blame it
+    on a rank in place of a storage."""
+
+    def look(backend: str, options: Mapping[str, Any], at: ConfigPath) -> list[Problem]:
+        descriptor = manager.storage(backend)
+        checked = descriptor.options.model_validate(options)
+        problems = []
+        seconds = getattr(checked, "deadline_seconds", None)
+        if isinstance(seconds, (int, float)) and seconds >= config.deadline_seconds:
+            path = (*at, "deadline_seconds")
+            problems.append(
+                Problem(
+                    places.of_value(path),
+                    f"{dotted(path)} must be less than deadline_seconds, so that other ranks are "
+                    "told in time; lower it, or raise deadline_seconds",
+                    path,
+                    found=f"{seconds:g}",
+                    expected=f"less than {config.deadline_seconds:g}",
+                )
+            )
+        for inner in descriptor.inner(checked) if descriptor.inner is not None else ():
+            problems += look(inner.backend, inner.options, (*at, *inner.path, "options"))
+        return problems
+
+    return look(config.storage.backend, config.storage.options, ("storage", "options"))
 
 
 def _option_problems(

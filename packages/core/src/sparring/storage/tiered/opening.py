@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from sparring.errors import InvalidArgumentError
 from sparring.storage.contract import Storage
 from sparring.storage.opening import open_storage
 from sparring.storage.tiered.options import TieredOptions, backend_options
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
     from sparring.rendezvous import Shard
 
 __all__ = ["open_tiers"]
+
+_log = logging.getLogger(__name__)
 
 
 def open_tiers(
@@ -36,16 +41,41 @@ def open_tiers(
     with ExitStack() as opened:
         tiers: list[tuple[str, Storage]] = []
         for place, tier in enumerate(options.tiers):
-            storage = open_storage(
-                tier.backend,
-                table,
-                validate=False,
-                plugin_manager=manager,
-                shard=shard,
-                **backend_options(options, place, manager, row_bytes=table.row_bytes),
-            )
+            try:
+                chosen = backend_options(options, place, manager, row_bytes=table.row_bytes)
+                storage = open_storage(
+                    tier.backend,
+                    table,
+                    validate=False,
+                    plugin_manager=manager,
+                    shard=shard,
+                    **chosen,
+                )
+            except InvalidArgumentError as error:
+                budget = "" if tier.budget_bytes is None else f", budget_bytes {tier.budget_bytes}"
+                raise InvalidArgumentError(
+                    f"table {table.name!r}, tiers.{place} ({tier.backend}{budget}): {error}",
+                    **error.details,
+                ) from error
             opened.callback(storage.close)
             tiers.append((tier.backend, storage))
+        _tell_of_unused(table, options, [storage for _, storage in tiers])
         stack = TieredStorage(table, options, tiers)
         opened.pop_all()
         return stack
+
+
+def _tell_of_unused(table: TableConfig, options: TieredOptions, tiers: Sequence[Storage]) -> None:
+    """Says in the log where a tier that grows without bound keeps rows from those below it."""
+    if options.write == "through":
+        return
+    for place, storage in enumerate(tiers[:-1]):
+        if storage.capacity is None:
+            _log.warning(
+                "table %r: tiers.%d (%s) has no bound, so it lets no row go and rows come into the "
+                "tiers below at a flush only; give it a budget_bytes, or leave those tiers out",
+                table.name,
+                place,
+                options.tiers[place].backend,
+            )
+            return

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from sparring.descriptors import InnerStorage, OptionProblem, Options
+from sparring.descriptors import ByteCount, InnerStorage, OptionProblem, Options
 from sparring.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -18,31 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TierOptions", "TieredOptions", "backend_options", "inner_storages", "tier_problems"]
 
-_UNITS = {"": 1, "B": 1} | {
-    f"{letter}{binary}B": (1024 if binary else 1000) ** power
-    for power, letter in enumerate("KMGT", 1)
-    for binary in ("i", "")
-}
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*\Z")
 _KEY_BYTES = 8
-_MOST_BYTES = 2**63 - 1
-
-
-def _as_bytes(value: object) -> object:
-    """``"512 MiB"`` → bytes; numbers are left alone."""
-    if not isinstance(value, str):
-        return value
-    units = {name.lower(): factor for name, factor in _UNITS.items()}
-    matched = _SIZE.match(value)
-    if matched is None or matched[2].lower() not in units:
-        raise PydanticCustomError(
-            "byte_count", "must be a number of bytes, as 536870912, or one with a unit, as 512 MiB"
-        )
-    return int(float(matched[1]) * units[matched[2].lower()])
-
-
-ByteCount = Annotated[int, Field(strict=True, ge=1, le=_MOST_BYTES), BeforeValidator(_as_bytes)]
-"""Bytes, as a whole number or as text with a unit: KB, MB, GB, TB, KiB, MiB, GiB, TiB."""
 
 
 class TierOptions(Options):
@@ -50,7 +25,7 @@ class TierOptions(Options):
 
     backend: str
     """A storage that core or a plugin offers."""
-    budget_bytes: ByteCount | None = None
+    budget_bytes: ByteCount | None = Field(default=None, ge=1)
     """The most memory of this tier: a number of bytes, or text such as ``512 MiB``. None leaves
     the bound to the backend's own options."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -79,10 +54,10 @@ class TieredOptions(Options):
     """Where rows that go down to the last tier are written: ``beside`` the steps that follow,
     where a container runs the table and that tier bears readers beside a writer; ``within`` the
     write that pushed them out."""
-    holding_bytes: ByteCount = 64 << 20
+    holding_bytes: ByteCount = Field(default=64 << 20, ge=1)
     """The most memory for rows on their way to a lower tier, and for rows that wait to be
     promoted. A write that might need more waits for the lower tier first."""
-    deadline_seconds: float = Field(default=30.0, gt=0)
+    deadline_seconds: float = Field(default=30.0, gt=0, allow_inf_nan=False)
     """How long a call waits for a write to the last tier that goes on beside it."""
 
     @field_validator("tiers")
