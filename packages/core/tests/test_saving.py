@@ -499,28 +499,3 @@ def test_a_child_that_is_forked_amid_a_save_leaves_it_to_its_parent(
         may_go_on.set()
         assert saving.result(20).step == 3
     assert [open_snapshot(str(tmp_path / name)).step for name in "ab"] == [3, 4]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"deadline_seconds": 0},
-        {"deadline_seconds": -1.0},
-        {"deadline_seconds": float("nan")},
-        {"deadline_seconds": float("inf")},
-        {"deadline_seconds": "soon"},
-        {"kept_bytes": 0},
-        {"kept_bytes": "all"},
-        {"share": float("nan")},
-        {"share": True},
-    ],
-)
-def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
-        SaveOptions(**wrong)
-
-
-def test_a_state_that_is_none_is_refused(tmp_path: Path) -> None:
-    with StepContainer() as container, pytest.raises(InvalidArgumentError, match=r"State.*int"):
-        container.save(str(tmp_path / "a"), states={"a": 1})  # type: ignore[dict-item]
-    assert not list(tmp_path.iterdir())

@@ -1,0 +1,37 @@
+"""What a save is given, and refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparring import StepContainer
+from sparring.errors import InvalidArgumentError
+from sparring.saving import SaveOptions
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"deadline_seconds": 0},
+        {"deadline_seconds": -1.0},
+        {"deadline_seconds": float("nan")},
+        {"deadline_seconds": float("inf")},
+        {"deadline_seconds": "soon"},
+        {"kept_bytes": 0},
+        {"kept_bytes": "all"},
+        {"share": float("nan")},
+        {"share": True},
+    ],
+)
+def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
+        SaveOptions(**wrong)
+
+
+def test_a_state_that_is_none_is_refused(tmp_path: Path) -> None:
+    with StepContainer() as container, pytest.raises(InvalidArgumentError, match=r"State.*int"):
+        container.save(str(tmp_path / "a"), states={"a": 1})  # type: ignore[dict-item]
+    assert not list(tmp_path.iterdir())
