@@ -9,7 +9,7 @@ import pytest
 
 from sparring import StepContainer
 from sparring.errors import InvalidArgumentError
-from sparring.saving import SaveOptions
+from sparring.saving.saves import SaveOptions
 
 
 @pytest.mark.parametrize(

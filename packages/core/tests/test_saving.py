@@ -462,9 +462,8 @@ def test_other_tables_are_refused_before_anything_changes(tmp_path: Path) -> Non
 
 
 @pytest.fixture(autouse=True)
-def small_groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparring.saving.freezing._GROUP_BYTES", 1 << 11)
-    return
 
 
 def test_a_child_that_is_forked_amid_a_save_leaves_it_to_its_parent(
