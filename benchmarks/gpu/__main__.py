@@ -55,7 +55,7 @@ def _run(device: str, names: Sequence[str], output: Path | None) -> int:
         try:
             results[name] = importlib.import_module(f"benchmarks.gpu.{name}").measure(machine)
         except Exception:
-            # A GPU is lent by the minute: the others are measured all the same.
+            # A GPU's time is dear: the others are measured all the same.
             console.print_exception()
             failed.append(name)
             continue

@@ -58,6 +58,20 @@ def test_each_node_of_a_cluster_is_looked_at() -> None:
             node.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
 
 
+def test_a_node_that_says_nothing_hides_no_other() -> None:
+    with RedisCluster(3) as nodes:
+        open_storage("redis", TABLE, url=nodes.url).close()
+        for silent in nodes.servers:
+            silent.ask("ACL", "SETUSER", "default", "-info")
+            for node in nodes.servers:
+                if node is not silent:
+                    node.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+                    with pytest.raises(InvalidArgumentError, match="'allkeys-lru'"):
+                        open_storage("redis", TABLE, url=nodes.url)
+                    node.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+            silent.ask("ACL", "SETUSER", "default", "+info")
+
+
 def test_a_user_who_may_not_ask_goes_on_with_a_word_in_the_log(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,25 @@ model: {kind: matrix_factorization}
         f"see https://me:{SECRET}@host/path",
         f"unix:///s.sock?password={SECRET}",
         f"s3://bucket/run?region=eu&secret_key={SECRET}",
-        f"me:{SECRET}@cache",
-        f":{SECRET}@cache:6379",
     ],
 )
 def test_a_password_is_found_in_a_text(text: str) -> None:
     assert has_password(text)
+
+
+@pytest.mark.parametrize("text", [f"me:{SECRET}@cache", f":{SECRET}@cache:6379"])
+def test_a_password_before_a_host_is_found_where_options_of_backends_stand(text: str) -> None:
+    assert [found.path for found in secrets_in({"hosts": [text]})] == [("hosts", 0)]
+    assert not has_password(text), "elsewhere it may be a name, as of an image by its digest"
+
+
+@pytest.mark.parametrize("piece", ["a://?", "://a:", "?", "&secret", "a", ":", "://", "a:a"])
+def test_no_text_takes_long(piece: str) -> None:
+    text = "a://" + piece * (1_000_000 // len(piece))
+    begin = time.process_time()
+    has_password(text)
+    list(secrets_in({"text": text, "scheme": text[4:]}))
+    assert time.process_time() - begin < 2  # a cubic pattern takes minutes
 
 
 @pytest.mark.parametrize(

@@ -51,13 +51,14 @@ def test_a_name_stands_for_a_tier_of_that_backend() -> None:
         ("77", 77),
         (77, 77),
         ("8 B", 8),
+        ("9007199254740993", 2**53 + 1),
     ],
 )
 def test_budgets_are_numbers_with_units(text: Any, expected: int) -> None:
     assert TierOptions(backend="memory", budget_bytes=text).budget_bytes == expected
 
 
-@pytest.mark.parametrize("text", ["much", "12 parsecs", "-1 MB", "", "0", 1.5, True])
+@pytest.mark.parametrize("text", ["much", "12 parsecs", "-1 MB", "", "0", "1" * 400, 1.5, True])
 def test_budgets_that_are_no_bytes_are_refused(text: Any) -> None:
     with pytest.raises(ValueError, match="budget_bytes"):
         TierOptions(backend="memory", budget_bytes=text)

@@ -24,6 +24,7 @@ from sparring.snapshot import SnapshotWriter, latest_snapshot, list_snapshots, o
 from sparring.step import StepContainer
 from sparring.storage import Storage
 from sparring.training import SilentProgress, TrainResult
+from sparring.training_loop import loop
 from sparring.training_loop.click_source import ClickSource
 from sparring_torch import training as torch_training
 from sparring_torch.training import train
@@ -377,6 +378,12 @@ def test_a_run_with_other_data_is_refused(tmp_path: Path) -> None:
     other = chosen.model_copy(update={"seed": 2})
     with pytest.raises(ConfigError, match="seed: 1, this one has 2"):
         run(other)
+
+
+@pytest.mark.parametrize("wrong", [{}, {"step": "3", "epoch": 0, "batch": 0}])
+def test_a_position_that_is_none_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(SnapshotError, match="names no step, epoch and batch; resume from"):
+        loop._position("runs/films/step-000000000003", wrong)
 
 
 def test_a_run_that_is_refused_has_changed_no_row(

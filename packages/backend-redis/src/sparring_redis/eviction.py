@@ -41,18 +41,12 @@ def check_that_rows_stay(client: Client, slot: int, deadline: Deadline) -> None:
     others = [
         each for each in client.topology.slots() if client.topology.server_of(each) is not asked
     ]
+    silent: Exception | str | None = None
     for reply in [*replies, *_ask(client, others, deadline)]:
         policy = None if isinstance(reply, ResponseError) else _policy_of(bytes(reply))
         if policy is None:
-            reason = reply if isinstance(reply, ResponseError) else "INFO names no policy"
-            _log.warning(
-                "%s: cannot see whether it removes rows when its memory is full (%s); see that its "
-                "maxmemory-policy is noeviction, and permit +info",
-                client.topology.place,
-                reason,
-            )
-            return
-        if not policy.startswith(_KEEPING):
+            silent = reply if isinstance(reply, ResponseError) else "INFO names no policy"
+        elif not policy.startswith(_KEEPING):
             raise InvalidArgumentError(
                 f"{client.topology.place}: its maxmemory-policy {policy!r} removes whole buckets of "
                 "rows when its memory is full, without a word; set noeviction (CONFIG SET "
@@ -60,6 +54,13 @@ def check_that_rows_stay(client: Client, slot: int, deadline: Deadline) -> None:
                 "rows may be lost",
                 policy=policy,
             )
+    if silent is not None:
+        _log.warning(
+            "%s: cannot see whether it removes rows when its memory is full (%s); see that its "
+            "maxmemory-policy is noeviction, and permit +info",
+            client.topology.place,
+            silent,
+        )
 
 
 def _ask(client: Client, slots: Sequence[int], deadline: Deadline) -> list[Any]:

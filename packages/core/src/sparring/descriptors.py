@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -84,7 +85,8 @@ def _as_bytes(value: object) -> object:
         raise PydanticCustomError(
             "byte_count", "must be a number of bytes, as 536870912, or one with a unit, as 512 MiB"
         )
-    return int(float(matched[1]) * _UNITS[matched[2].lower()])
+    count = Decimal(matched[1]) * _UNITS[matched[2].lower()]
+    return int(min(count, Decimal(2**63)))  # which is too many
 
 
 ByteCount = Annotated[int, Field(strict=True, le=2**63 - 1), BeforeValidator(_as_bytes)]

@@ -12,7 +12,7 @@ from sparring.errors import InvalidArgumentError
 from sparring.names import closest_name
 from sparring.secret_values import SECRET_GIVEN, may_show_secret
 
-__all__ = ["SECRET_GIVEN", "checked_options"]
+__all__ = ["checked_options"]
 
 
 def checked_options(kind: str, descriptor: Descriptor, options: Mapping[str, Any]) -> Options:

@@ -30,12 +30,12 @@ _WORDS = (
     r"(?:pass(?:word|wd|phrase)|pwd|secret|token|credentials?|"
     r"(?:secret|access|account|api|private)[_-]?key)"
 )
+# Configurations may come from anywhere: what is longer than they may hold is refused by its length,
+# and no pattern takes long over the rest.
+_MOST_CHARACTERS = 4096
 # `https://host:8080/a@b` has a port before its slash, and no password.
-_IN_A_URL = re.compile(
-    r"[A-Za-z][A-Za-z0-9+.\-]*://[^/?#\s:@]*:(?!\d{1,5}(?:/|\Z))[^\s@]*@"
-    rf"|://\S*[?&;][^=&;\s]*{_WORDS}=[^&\s]",
-    re.IGNORECASE,
-)
+_BEFORE_THE_HOST_OF_A_URL = re.compile(r"://[^/?#\s:@]*:(?!\d{1,5}(?:/|\Z))[^\s@]*@")
+_IN_A_QUERY = re.compile(rf"[?&;][^?=&;\s]*{_WORDS}=[^&\s]", re.IGNORECASE)
 _BEFORE_A_HOST = re.compile(r"[^/\s:@]*:[^/\s@]+@[^/\s@]+\Z")
 _SECRET_NAME = re.compile(rf"{_WORDS}\Z", re.IGNORECASE)
 _HINT = re.compile(rf"{_WORDS}|[^\s='\"@]@", re.IGNORECASE)
@@ -52,8 +52,12 @@ class SecretFound:
 
 
 def has_password(text: str) -> bool:
-    """Whether a text holds a URL with a password in it, or is ``user:password@host``."""
-    return bool(_IN_A_URL.search(text) or _BEFORE_A_HOST.match(text))
+    """Whether a text holds a URL with a password in it."""
+    text = text[:_MOST_CHARACTERS]
+    begin = text.find("://")
+    if begin < 0:
+        return False
+    return bool(_BEFORE_THE_HOST_OF_A_URL.search(text, begin) or _IN_A_QUERY.search(text, begin))
 
 
 def is_secret_name(name: str) -> bool:
@@ -69,20 +73,17 @@ def may_show_secret(text: str) -> bool:
 def passwords_in(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[SecretFound]:
     """All URLs with a password in them, in mappings and lists of any depth."""
     for below, each in _scalars(value, path):
-        text = each.decode(errors="replace") if isinstance(each, bytes) else each
-        if isinstance(text, str) and has_password(text):
-            yield SecretFound(
-                below,
-                "holds a password, and configurations are printed; leave user and password out of "
-                "it, and give them by the options that the backend has for them, as "
-                "password_environment, or by the variables and files of the file system",
-            )
+        if has_password(_text_of(each)):
+            yield SecretFound(below, _HOLDS_A_PASSWORD)
 
 
 def secrets_in(options: Any) -> Iterator[SecretFound]:
-    """All secrets in the options of a backend: by their form, or by the name that they have."""
-    yield from passwords_in(options)
+    """All secrets in the options of a backend: by their form, ``user:password@host`` without a scheme
+    too, or by the name that they have."""
     for path, value in _scalars(options, ()):
+        text = _text_of(value)
+        if has_password(text) or _BEFORE_A_HOST.match(text[:_MOST_CHARACTERS]):
+            yield SecretFound(path, _HOLDS_A_PASSWORD)
         name = next((part for part in reversed(path) if isinstance(part, str)), "")
         if value is None or isinstance(value, bool):
             continue
@@ -99,6 +100,19 @@ def secrets_in(options: Any) -> Iterator[SecretFound]:
                 "must be the name of an environment variable: letters, digits and _, no digit "
                 "first; it is not the place for the secret itself",
             )
+
+
+_HOLDS_A_PASSWORD = (
+    "holds a password, and configurations are printed; leave user and password out of it, and give "
+    "them by the options that the backend has for them, as password_environment, or by the "
+    "variables and files of the file system"
+)
+
+
+def _text_of(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value if isinstance(value, str) else ""
 
 
 def _is_variable(value: object) -> bool:

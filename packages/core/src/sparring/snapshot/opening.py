@@ -70,7 +70,7 @@ def _check_names_a_folder(text: str) -> None:
 
 def _refuse_password(url: str) -> None:
     """The URL of a snapshot is told in messages, in metrics and to other ranks."""
-    if "://" in url and has_password(url):
+    if has_password(url):
         raise InvalidArgumentError(
             "the URL of a snapshot must hold no password, because it is printed; give it by the "
             "variables or files of the file system, as AWS_SECRET_ACCESS_KEY or fsspec's "

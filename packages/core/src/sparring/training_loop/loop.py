@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import chain, islice, pairwise
 from typing import Any
 
 from sparring import execution
 from sparring.config import RunConfig
 from sparring.data import take
-from sparring.errors import DataError
+from sparring.errors import DataError, SnapshotError
 from sparring.joining import join_job
 from sparring.plugins import PluginManager
 from sparring.ranks import Ranks
@@ -107,6 +107,22 @@ class _Position:
     """That is under way."""
     batch: int = 0
     """Batches of it that were trained on."""
+
+
+def _position(url: str, values: Mapping[str, Any]) -> _Position:
+    """Where the run was that wrote the snapshot at `url`.
+
+    Raises:
+        SnapshotError: it does not say so.
+    """
+    counts = [values.get(each.name) for each in fields(_Position)]
+    if not all(type(count) is int and count >= 0 for count in counts):
+        raise SnapshotError(
+            f"snapshot {url}: its state {_POSITION!r} names no step, epoch and batch; resume from "
+            "one that `sparring train` has written, or load this one's rows by container.load",
+            url=url,
+        )
+    return _Position(*counts)
 
 
 class _Run:
@@ -214,17 +230,17 @@ class _Run:
                 "state; ordinary parameters start anew"
             )
         values = loaded.states[_POSITION].values
-        position = _Position(values["step"], values["epoch"], values["batch"])
+        position = _position(loaded.url, values)
         if self._at != position:
             self._at, self._ready = position, None
             self._coming.clear()
         self._resumed_steps = self._step
-        self._metrics, self._metrics_step = values["metrics"], values["metrics_step"]
+        self._metrics = dict(values.get("metrics", {}))
+        self._metrics_step = values.get("metrics_step", -1)
 
     def _go_to(self, snapshot: Snapshot) -> None:
         """Opens the data where a snapshot was saved, while its rows come in."""
-        values = snapshot.state(_POSITION).values
-        self._at = _Position(values["step"], values["epoch"], values["batch"])
+        self._at = _position(snapshot.url, snapshot.state(_POSITION).values)
         self._coming.clear()
         batches = self._batches()
         # The first one is there when those before it have been skipped.
