@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sparring import StepContainer
+from sparring.collective import Collective
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.saving.agreeing import agree, check_alike
 from sparring_tf import saved_rows
@@ -42,12 +43,15 @@ def save_model(
         InvalidArgumentError: another ending; ranks were given different paths.
         UnsupportedError: the path is of another machine; a layer's storage was given open.
         SnapshotError, OSError: the file system failed, here or on another rank.
+        SparringError: a load or a lookup beside failed; nothing was written.
     """
     path = _checked(filepath)
     limit = saved_rows.MOST_BYTES if most_bytes_inside is None else most_bytes_inside
     containers = _containers(model)
-    ranks = max(containers, key=lambda each: each.collective.world_size, default=None)
-    collective = None if ranks is None else ranks.collective
+    widest = max(containers, key=lambda each: each.collective.world_size, default=None)
+    collective = None if widest is None else widest.collective
+    # A load or a lookup beside may meet other ranks by the same collective.
+    _agreed(collective, f"save of {path}", lambda: _join(containers))
     if collective is None or collective.world_size == 1:
         _write(model, path, containers, SaveBeside(path), limit)
         return
@@ -77,6 +81,24 @@ def _containers(model: Any) -> list[StepContainer]:
     """Where the tables of a model live, in an order that all ranks have."""
     trained = filter(None, map(trained_table, model.weights))
     return list(dict.fromkeys(each.agent.container for each in trained))
+
+
+def _join(containers: Sequence[StepContainer]) -> None:
+    for container in containers:
+        container.join_ahead()
+
+
+def _agreed(collective: Collective | None, what: str, call: Callable[[], None]) -> None:
+    """Does on each rank its own share. All ranks call it, and are told of one that fails."""
+    error: Exception | None = None
+    try:
+        call()
+    except Exception as failure:
+        if collective is None:
+            raise
+        error = failure
+    if collective is not None:
+        agree(collective, what, error)
 
 
 def _write(
