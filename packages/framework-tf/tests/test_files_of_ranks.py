@@ -163,6 +163,8 @@ def test_ranks_save_and_load_while_a_load_runs_beside(
         before = rows_of(container)
         for call in (lambda: save_model(model, path), lambda: model.load_weights(path)):
             loading = container.load(url, blocking=False)
+            # Meanwhile the other rank would meet the load of this one.
+            time.sleep(0.2 * rank)
             call()
             assert loading.result().rows == {"rows": len(before)}
         assert rows_of(container) == before
