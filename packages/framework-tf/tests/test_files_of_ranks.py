@@ -172,3 +172,57 @@ def test_ranks_save_and_load_while_a_load_runs_beside(
 
     parts = on_ranks(2, body)
     assert all(0 < len(part) < len(IDS) for part in parts)
+
+
+def model_of_both(shared: StepContainer, own: StepContainer) -> Any:
+    """The first table is of this rank alone."""
+    ids = keras.Input((), dtype="int64")
+    layers = [
+        Embedding(4, name=name, container=container, storage="memory")
+        for name, container in (("own", own), ("rows", shared))
+    ]
+    return keras.Model(ids, keras.layers.Add()([each(ids) for each in layers]))
+
+
+@pytest.mark.parametrize("num_first", [3, 30], ids=["inside", "beside"])
+def test_of_containers_that_ranks_have_alone_the_first_ranks_rows_are_saved(
+    num_first: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.weights.h5"
+
+    def body(shared: StepContainer) -> tuple[int, float]:
+        rank = shared.collective.rank
+        with StepContainer() as own:
+            model = model_of_both(shared, own)
+            keys = np.arange(40 if rank else num_first)
+            own.storage("own").upsert(keys, np.full((len(keys), 4), 1.0 + rank, np.float32))
+            save_model(model, path)
+            model.load_weights(path)
+            rows = next(iter(own.storage("own").scan())).rows
+            return own.num_rows("own"), float(rows.mean())
+
+    assert on_ranks(2, body) == [(num_first, 1.0)] * 2
+    places = ["save-000001.1"] if num_first == 3 else ["save-000001.0", "save-000001.1"]
+    assert names_in(Path(f"{path}.rows")) == places
+
+
+def test_a_container_of_the_first_rank_that_cannot_be_saved_is_told_on_all(tmp_path: Path) -> None:
+    path = tmp_path / "model.weights.h5"
+
+    def body(shared: StepContainer) -> str:
+        with StepContainer() as own:
+            model = model_of_both(shared, own)
+            if shared.collective.rank == 0:
+                own.storage("own").upsert(np.arange(40), np.ones((40, 4), np.float32))
+                own.saves.save = refuse  # type: ignore[method-assign]
+            with pytest.raises(SnapshotError, match="no room") as caught:
+                save_model(model, path)
+            return str(caught.value)
+
+    def refuse(*_: object, **__: object) -> Any:
+        raise SnapshotError("no room")
+
+    first, second = on_ranks(2, body)
+    assert first == "no room"
+    assert "rank 0" in second
+    assert not path.exists()
