@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -338,6 +340,19 @@ def test_a_checkpoint_is_whole_where_another_process_removes_what_is_gone(
     trained(model, 1)
     checkpoint_of(model).read(str(tmp_path / "checkpoint"))
     assert np.array_equal(model.predict(IDS, verbose=0), before)
+
+
+@pytest.mark.usefixtures("few_bytes_inside")
+def test_a_checkpoint_keeps_no_table_alive(tmp_path: Path) -> None:
+    layer = Embedding(4, storage="memory", name="rows")
+    container = weakref.ref(layer.agent.container)
+    layer.agent.container.storage("rows").upsert(IDS, np.ones((len(IDS), 4), np.float32))
+    path = tf.train.Checkpoint(layer=layer).save(str(tmp_path / "checkpoint"))
+    assert names_in(Path(f"{path}.checkpoint.rows")) == ["save-000001.0"]
+    del layer
+    keras.backend.clear_session()
+    gc.collect()
+    assert container() is None
 
 
 def names_in(folder: Path, pattern: str = "*") -> list[str]:

@@ -93,7 +93,8 @@ class _Last(threading.local):
 
 _last = _Last()
 """On each thread, what TensorFlow wrote last: the description of the objects, which it makes anew for
-each checkpoint, cannot be referred to weakly."""
+each checkpoint, cannot be referred to weakly, and its number may be that of the next one once it is gone.
+No table is kept alive by that: see `SaveBeside`."""
 
 
 def _writing_of(graph: object) -> object:

@@ -129,7 +129,9 @@ class SaveBeside:
         """Whether other tables of the file are of this save."""
         self.path = path
         """Of the file."""
-        self._rows: dict[StepContainer, RowsBeside] = {}
+        # Weakly: TensorFlow does not say when a checkpoint is written, and what stands for one stays.
+        self._rows = weakref.WeakKeyDictionary[StepContainer, RowsBeside]()
+        self._num_written = 0
 
     def write(self, container: StepContainer, place: int | None = None) -> None:
         """Saves a container, all of its ranks, once. All of its ranks call it.
@@ -144,12 +146,12 @@ class SaveBeside:
         """
         if container in self._rows:
             return
-        number = len(self._rows) if place is None else place
-        name = f"save-{self.number:06d}.{number}"
+        name = f"save-{self.number:06d}.{self._num_written if place is None else place}"
         folder = _folder(self.path)
         saved = container.save(str(folder / name), options=SaveOptions(share=1.0))
         manifest_hash = open_snapshot(saved.url).manifest_hash
         self._rows[container] = RowsBeside(folder.name, name, manifest_hash, "")
+        self._num_written += 1
 
     def rows(self, container: StepContainer, table: str) -> RowsBeside | None:
         """What the file says of a table; None: its container was not written."""
