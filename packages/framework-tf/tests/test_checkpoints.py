@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import shutil
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,7 @@ from sparring_tf import (
     FeatureConfig,
     Optimizer,
     TableConfig,
-    checkpoint_files,
+    orphaned_rows,
     saved_rows,
 )
 from sparring_tf.anchors import Anchor
@@ -259,7 +262,7 @@ def test_rows_go_with_their_checkpoints_and_serve_all_tables(
     container = layer.agent.container
     for each in tables:
         container.storage(each.name).upsert(IDS, np.ones((len(IDS), 4), np.float32))
-    monkeypatch.setattr(checkpoint_files, "_ORPHAN_SECONDS", -1.0)
+    monkeypatch.setattr(orphaned_rows, "_ORPHAN_SECONDS", -1.0)
     checkpoint = tf.train.Checkpoint(layer=layer)
     manager = tf.train.CheckpointManager(checkpoint, str(tmp_path), max_to_keep=1)
     for _ in range(3):
@@ -272,6 +275,84 @@ def test_rows_go_with_their_checkpoints_and_serve_all_tables(
     assert names_in(Path(f"{path}.checkpoint.rows")) == ["save-000003.0", "save-000004.0"]
     checkpoint.read(path).assert_consumed()
     assert layer.num_rows() == dict.fromkeys("abc", len(IDS))
+
+
+@pytest.mark.usefixtures("few_bytes_inside")
+def test_rows_that_a_checkpoint_of_another_name_has_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(orphaned_rows, "_ORPHAN_SECONDS", -1.0)
+    model = model_of()
+    before = trained(model, 1)
+    checkpoint = checkpoint_of(model)
+    first, best, gone = (str(tmp_path / name) for name in ("first", "best", "gone"))
+    checkpoint.write(first)
+    for file in tmp_path.glob("first.*[!s]"):
+        file.rename(file.with_name(file.name.replace("first", "best")))
+    checkpoint.write(gone)
+    for file in tmp_path.glob("gone.*[!s]"):
+        file.unlink()
+    trained(model, 1)
+    checkpoint.write(str(tmp_path / "last"))
+    assert names_in(tmp_path, "*.rows") == ["first.checkpoint.rows", "last.checkpoint.rows"]
+    checkpoint.read(best)
+    assert np.array_equal(model.predict(IDS, verbose=0), before)
+    # Where a checkpoint cannot be read, nobody knows which rows it has.
+    Path(f"{best}.index").write_bytes(b"damaged")
+    checkpoint.write(str(tmp_path / "more"))
+    assert "first.checkpoint.rows" in names_in(tmp_path, "*.rows")
+    assert "rows of checkpoints that are gone stay" in caplog.text
+
+
+@pytest.mark.usefixtures("few_bytes_inside")
+@pytest.mark.parametrize("failing", ["stat", "rmtree"])
+def test_a_checkpoint_is_whole_where_another_process_removes_what_is_gone(
+    failing: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(orphaned_rows, "_ORPHAN_SECONDS", -1.0)
+    model = model_of()
+    before = trained(model, 1)
+    orphan = tmp_path / "gone.checkpoint.rows"
+    orphan.mkdir()
+    remove, glob = shutil.rmtree, Path.glob
+
+    def is_removed_meanwhile(folder: Path) -> None:
+        remove(folder)
+        remove(folder)
+
+    def found_and_removed(folder: Path, pattern: str) -> Any:
+        found = list(glob(folder, pattern))
+        if orphan in found:
+            remove(orphan)
+        return found
+
+    with monkeypatch.context() as patched:
+        if failing == "stat":
+            patched.setattr(Path, "glob", found_and_removed)
+        else:
+            patched.setattr(shutil, "rmtree", is_removed_meanwhile)
+        checkpoint_of(model).write(str(tmp_path / "checkpoint"))
+    assert not orphan.exists()
+    assert ("stay in" in caplog.text) == (failing == "rmtree")
+    trained(model, 1)
+    checkpoint_of(model).read(str(tmp_path / "checkpoint"))
+    assert np.array_equal(model.predict(IDS, verbose=0), before)
+
+
+@pytest.mark.usefixtures("few_bytes_inside")
+def test_a_checkpoint_keeps_no_table_alive(tmp_path: Path) -> None:
+    layer = Embedding(4, storage="memory", name="rows")
+    container = weakref.ref(layer.agent.container)
+    layer.agent.container.storage("rows").upsert(IDS, np.ones((len(IDS), 4), np.float32))
+    path = tf.train.Checkpoint(layer=layer).save(str(tmp_path / "checkpoint"))
+    assert names_in(Path(f"{path}.checkpoint.rows")) == ["save-000001.0"]
+    del layer
+    keras.backend.clear_session()
+    gc.collect()
+    assert container() is None
 
 
 def names_in(folder: Path, pattern: str = "*") -> list[str]:

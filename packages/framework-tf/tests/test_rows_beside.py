@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ tf = pytest.importorskip(
 
 import keras
 
-from sparring import StepContainer
-from sparring.collective import LocalGroup
 from sparring.errors import (
     DataError,
     InvalidArgumentError,
@@ -27,8 +24,6 @@ from sparring.errors import (
     SparringError,
     UnsupportedError,
 )
-from sparring.rendezvous import ShardMap, SingleRendezvous
-from sparring.snapshot import open_snapshot
 from sparring_tf import Embedding, EmbeddingBag, Optimizer, keras_rows, save_model, saved_rows
 from sparring_tf.rows_beside import named_in
 
@@ -325,117 +320,3 @@ def test_a_save_that_fails_leaves_the_old_file_and_its_rows(
     assert np.array_equal(loaded.predict(np.concatenate([IDS, [999]]), verbose=0), expected)
     save_model(model, path)
     assert len(saves(path)) == 2
-
-
-class Threads(SingleRendezvous):
-    """A rendezvous of threads."""
-
-    def __init__(self, num_ranks: int) -> None:
-        super().__init__()
-        self._num_ranks = num_ranks
-
-    def shard_map(self) -> ShardMap:
-        return ShardMap.balanced(self._num_ranks)
-
-
-def on_ranks(world_size: int, body: Callable[[StepContainer], Any]) -> list[Any]:
-    """Of each rank, a thread."""
-    group = LocalGroup(world_size, deadline_seconds=20)
-
-    def run(rank: int) -> Any:
-        collective = group.join(rank)
-        with StepContainer(collective=collective, rendezvous=Threads(world_size)) as container:
-            return body(container)
-
-    with ThreadPoolExecutor(world_size) as threads:
-        return [each.result() for each in [threads.submit(run, rank) for rank in range(world_size)]]
-
-
-def model_in(container: StepContainer, **options: Any) -> Any:
-    """Stepped once; of two ranks, each has half of the batch."""
-    layer = Embedding(4, name="rows", container=container, storage="memory", **options)
-    model = keras.Sequential([keras.Input((), dtype="int64"), layer])
-    model.compile(optimizer=Optimizer(model, keras.optimizers.Adagrad(0.5)), loss="mse")
-    rank, world_size = container.collective.rank, container.collective.world_size
-    mine = tf.constant(IDS[rank::world_size])
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(model(mine) ** 2) * world_size
-    variables = model.trainable_variables
-    model.optimizer.apply(tape.gradient(loss, variables), variables)
-    return model
-
-
-def rows_of(container: StepContainer) -> dict[int, bytes]:
-    chunks = container.storage("rows").scan() if container.num_rows("rows") else []
-    return {
-        int(key): row.tobytes()
-        for chunk in chunks
-        for key, row in zip(chunk.keys, chunk.rows, strict=True)
-    }
-
-
-def joined(parts: list[dict[int, bytes]]) -> dict[int, bytes]:
-    return {key: row for part in parts for key, row in part.items()}
-
-
-@pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
-def test_ranks_save_one_model_and_any_number_of_ranks_loads_it(name: str, tmp_path: Path) -> None:
-    path = tmp_path / name
-
-    def save(container: StepContainer) -> dict[int, bytes]:
-        model = model_in(container)
-        for _ in range(2):
-            save_model(model, path, most_bytes_inside=1 << 40)
-        return rows_of(container)
-
-    parts = on_ranks(2, save)
-    assert all(0 < len(part) < len(IDS) for part in parts)
-    assert names_in(tmp_path) == [name, f"{name}.rows"]
-    assert open_snapshot(f"{path}.rows/save-000002.0").world_size == 2
-
-    def load(container: StepContainer) -> dict[int, bytes]:
-        model = model_in(container)
-        model.load_weights(path)
-        return rows_of(container)
-
-    for world_size in (1, 3):
-        assert joined(on_ranks(world_size, load)) == joined(parts)
-    if name == "model.keras":
-        layer = keras.models.load_model(path).layers[0]
-        assert rows_of(layer.agent.container) == joined(parts)
-
-
-def test_what_fails_on_one_rank_is_told_on_all(tmp_path: Path) -> None:
-    path = tmp_path / "model.weights.h5"
-
-    def refused(call: Callable[[], object]) -> tuple[type[BaseException], str]:
-        with pytest.raises(Exception) as caught:  # noqa: PT011 - told below
-            call()
-        return type(caught.value), str(caught.value)
-
-    def body(container: StepContainer) -> list[tuple[type[BaseException], str]]:
-        model, rank = model_in(container), container.collective.rank
-        found = [refused(lambda: model.save_weights(tmp_path / f"{rank}.weights.h5"))]
-        found.append(refused(lambda: save_model(model, tmp_path / f"{rank}.weights.h5")))
-        blocked = tmp_path / "file" / "model.weights.h5"
-        found.append(refused(lambda: save_model(model, blocked)))
-        save_model(model, path)
-        container.collective.barrier()
-        # A copy without its folder of rows.
-        mine = path if rank == 0 else tmp_path / "elsewhere" / "model.weights.h5"
-        if rank:
-            shutil.copy(path, mine)
-        found.append(refused(lambda: model.load_weights(mine)))
-        return found
-
-    (tmp_path / "file").write_text("no folder")
-    (tmp_path / "elsewhere").mkdir()
-    first, second = on_ranks(2, body)
-    for told in (first, second):
-        assert told[0][0] is UnsupportedError
-        assert "call sparring_tf.save_model(model, path) on all of them" in told[0][1]
-        assert told[1][0] is InvalidArgumentError
-        assert "different paths to save a model to" in told[1][1]
-        assert issubclass(told[2][0], (SnapshotError, OSError))
-    assert "there is none" in second[3][1]
-    assert "rank 1" in first[3][1]

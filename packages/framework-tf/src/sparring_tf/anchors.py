@@ -28,13 +28,14 @@ import tensorflow as tf
 from sparring.errors import DataError, InvalidArgumentError, UnsupportedError
 from sparring_tf import saved_rows
 from sparring_tf.checkpoint_files import (
+    TABLE_TENSOR,
     Restored,
     being_restored,
     being_written,
     is_saved_model_written,
-    remove_orphans,
     rows_path,
 )
+from sparring_tf.orphaned_rows import remove_orphans
 from sparring_tf.rows_beside import begun_save
 from sparring_tf.saved_rows import (
     TableRows,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Anchor", "TrainedTable", "trained_table"]
 
-_TABLE, _STATE = "SPARRING_TABLE", "SPARRING_STATE"
+_STATE = "SPARRING_STATE"
 _ARRAYS = {
     "SPARRING_KEYS": "keys",
     "SPARRING_ROWS": "rows",
@@ -117,10 +118,10 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
         tensors = super()._serialize_to_tensors()
         if restored is not None:
             self._check_restored(restored)
-            return {**tensors, _TABLE: tf.constant(""), **self._empty()}
+            return {**tensors, TABLE_TENSOR: tf.constant(""), **self._empty()}
         rows = self._gathered()
         tensors |= {name: tf.constant(getattr(rows, field)) for name, field in _ARRAYS.items()}
-        return {**tensors, _TABLE: tf.constant(json.dumps(rows.described))}
+        return {**tensors, TABLE_TENSOR: tf.constant(json.dumps(rows.described))}
 
     def _gathered(self) -> TableRows:
         """The rows, or where they lie from now on."""
@@ -138,7 +139,7 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
 
     def _check_restored(self, restored: Restored) -> None:
         trained = self.sparring_table
-        missing = [name for name in (_TABLE, *_ARRAYS) if name not in restored.keys]
+        missing = [name for name in (TABLE_TENSOR, *_ARRAYS) if name not in restored.keys]
         if missing:
             raise DataError(
                 f"checkpoint {restored.prefix} has no rows of table {trained.name!r}: it lacks the "
@@ -148,7 +149,7 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
                 table=trained.name,
             )
         reader = tf.train.load_checkpoint(restored.prefix)
-        described = described_in(reader.get_tensor(restored.keys[_TABLE]), trained.name)
+        described = described_in(reader.get_tensor(restored.keys[TABLE_TENSOR]), trained.name)
         path = partial(rows_path, restored.prefix)
         check_rows(trained.agent.container, trained.name, described, path)
         self._restored = restored
@@ -164,7 +165,7 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
         self._check_eager("restore")
         trained = self.sparring_table
         tensors = dict(restored_tensors)
-        described = described_in(tensors.pop(_TABLE).numpy(), trained.name)
+        described = described_in(tensors.pop(TABLE_TENSOR).numpy(), trained.name)
         arrays = {field: np.array(tensors.pop(name)) for name, field in _ARRAYS.items()}
         rows = TableRows(described, **arrays)
         prefix = "" if self._restored is None else self._restored.prefix

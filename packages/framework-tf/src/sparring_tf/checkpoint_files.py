@@ -9,10 +9,8 @@ holds of the variable.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,17 +20,20 @@ from typing import Any
 from sparring.errors import UnsupportedError
 
 __all__ = [
+    "ENDING",
+    "TABLE_TENSOR",
     "Restored",
     "being_restored",
     "being_written",
     "is_saved_model_written",
-    "remove_orphans",
     "rows_path",
 ]
 
-_ENDING = ".checkpoint"
-_ORPHAN_SECONDS = 600.0
-"""Rows are there before their checkpoint, which another process may just be writing."""
+ENDING = ".checkpoint"
+"""What a prefix and this have rows beside them."""
+
+TABLE_TENSOR = "SPARRING_TABLE"
+"""In a checkpoint: what a row is, or where rows lie, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,8 @@ class _Last(threading.local):
 
 _last = _Last()
 """On each thread, what TensorFlow wrote last: the description of the objects, which it makes anew for
-each checkpoint, cannot be referred to weakly."""
+each checkpoint, cannot be referred to weakly, and its number may be that of the next one once it is gone.
+No table is kept alive by that: see `SaveBeside`."""
 
 
 def _writing_of(graph: object) -> object:
@@ -114,21 +116,7 @@ def rows_path(prefix: str) -> Path:
             f"rows of tables lie in a snapshot beside a checkpoint, and {prefix!r} is on no file "
             "system of this machine; write the checkpoint to one, and copy it with its rows"
         )
-    return Path(f"{prefix}{_ENDING}").absolute()
-
-
-def remove_orphans(path: Path) -> None:
-    """Removes rows beside checkpoints that are gone, as `tf.train.CheckpointManager` removes old ones.
-
-    Args:
-        path: of rows that are being written; those in the same folder are looked at.
-    """
-    for folder in path.parent.glob(f"*{_ENDING}.rows"):
-        prefix = folder.name.removesuffix(f"{_ENDING}.rows")
-        is_recent = time.time() - folder.stat().st_mtime < _ORPHAN_SECONDS
-        is_named = folder.with_name(f"{prefix}.index").exists()
-        if folder.name != f"{path.name}.rows" and not is_recent and not is_named:
-            shutil.rmtree(folder)
+    return Path(f"{prefix}{ENDING}").absolute()
 
 
 def _frames(module: str) -> Iterator[FrameType]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sparring import StepContainer
+from sparring.collective import Collective
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring.saving.agreeing import agree, check_alike
+from sparring.saving.agreeing import Rounds, agree, check_alike
 from sparring_tf import saved_rows
 from sparring_tf.anchors import trained_table
 from sparring_tf.rows_beside import SaveBeside, prepared_save
@@ -28,10 +30,11 @@ def save_model(
     """Saves a model of Keras with the rows of its tables, for `keras.models.load_model`.
 
     What `model.save` does, and more: an older file stays as it is until the new one is whole, and rows
-    may lie on several ranks. All ranks call it, and rank 0 writes the file. Rows go into the file; where
-    a container has several ranks, or a table more bytes than `most_bytes_inside`, into a snapshot in the
-    folder ``<filepath>.rows`` beside it. A copy of the file needs a copy of that folder. The snapshot of
-    the save before stays there too, older ones go.
+    may lie on several ranks. All ranks call it, and rank 0 writes the file; where each rank has a
+    container of its own, the rows of rank 0. Rows go into the file; where a container has several
+    ranks, or a table more bytes than `most_bytes_inside`, into a snapshot in the folder
+    ``<filepath>.rows`` beside it. A copy of the file needs a copy of that folder. The snapshot of the
+    save before stays there too, older ones go.
 
     Args:
         model: built; its layers hold tables, or none.
@@ -42,21 +45,21 @@ def save_model(
         InvalidArgumentError: another ending; ranks were given different paths.
         UnsupportedError: the path is of another machine; a layer's storage was given open.
         SnapshotError, OSError: the file system failed, here or on another rank.
+        SparringError: a load or a lookup beside failed; nothing was written.
     """
     path = _checked(filepath)
     limit = saved_rows.MOST_BYTES if most_bytes_inside is None else most_bytes_inside
     containers = _containers(model)
-    ranks = max(containers, key=lambda each: each.collective.world_size, default=None)
-    collective = None if ranks is None else ranks.collective
+    widest = max(containers, key=lambda each: each.collective.world_size, default=None)
+    collective = None if widest is None else widest.collective
+    # A load or a lookup beside may meet other ranks by the same collective.
+    _agreed(collective, f"save of {path}", lambda: _join(containers))
     if collective is None or collective.world_size == 1:
-        _write(model, path, containers, SaveBeside(path), limit)
-        return
-    check_alike(collective, "paths to save a model to", str(path))
-    # What the first rank finds beside the file holds for all.
-    number = SaveBeside(path).number if collective.rank == 0 else 0
-    told = collective.all_gather(np.array([number], np.int64))
-    save = SaveBeside(path, int(told[0][0]))
-    _write(model, path, containers, save, limit, is_first=collective.rank == 0)
+        save = SaveBeside(path)
+    else:
+        check_alike(collective, "paths to save a model to", str(path))
+        save = _first_save(path, collective)
+    _write(model, containers, save, limit, collective)
 
 
 def _checked(filepath: str | os.PathLike[str]) -> Path:
@@ -79,32 +82,81 @@ def _containers(model: Any) -> list[StepContainer]:
     return list(dict.fromkeys(each.agent.container for each in trained))
 
 
+def _join(containers: Sequence[StepContainer]) -> None:
+    for container in containers:
+        container.join_ahead()
+
+
+def _agreed(collective: Collective | None, what: str, call: Callable[[], None]) -> None:
+    """Does on each rank its own share. All ranks call it, and are told of one that fails."""
+    error: Exception | None = None
+    try:
+        call()
+    except Exception as failure:
+        if collective is None:
+            raise
+        error = failure
+    if collective is not None:
+        agree(collective, what, error)
+
+
+def _by_first(collective: Collective | None, what: str, call: Callable[[], None]) -> None:
+    """Does it on the first rank, as long as it takes. All ranks call it, and are told if it fails."""
+    if collective is None:
+        call()
+        return
+    rounds = Rounds(collective, what)
+    error: Exception | None = None
+    try:
+        if collective.rank == 0:
+            call()
+    except Exception as failure:
+        error = failure
+    except BaseException as reason:
+        rounds.leave(reason)
+        raise
+    rounds.end(error)
+
+
+def _first_save(path: Path, collective: Collective) -> SaveBeside:
+    """What the first rank finds beside the file holds for all."""
+    saves: list[SaveBeside] = []
+    _by_first(collective, f"save of {path}", lambda: saves.append(SaveBeside(path)))
+    mine = saves[0].number if saves else 0
+    told = collective.all_gather(np.array([mine], np.int64))
+    return SaveBeside(path, int(told[0][0]))
+
+
 def _write(
     model: Any,
-    path: Path,
     containers: Sequence[StepContainer],
     save: SaveBeside,
     limit: int,
-    *,
-    is_first: bool = True,
+    collective: Collective | None,
 ) -> None:
-    shared = [each for each in containers if each.collective.world_size > 1]
-    for container in containers:
-        sizes = (saved_rows.num_row_bytes(container, table) for table in container.tables)
-        if container in shared or max(sizes, default=0) > limit:
-            save.write(container)
-    error: Exception | None = None
-    if is_first:
-        try:
-            with prepared_save(save):
-                _write_file(model, path)
-            save.remove_older()
-        except Exception as failure:
-            error = failure
-    for container in shared[:1]:
-        agree(container.collective, f"save of {path}", error)
-    if error is not None:
-        raise error
+    def write_large(container: StepContainer, place: int) -> None:
+        if _most_bytes(container) > limit:
+            save.write(container, place)
+
+    def write_model() -> None:
+        with prepared_save(save):
+            _write_file(model, save.path)
+        save.remove_older()
+
+    what = f"save of {save.path}"
+    for place, container in enumerate(containers):
+        # One by one: a rank that fails must not leave others alone in the next.
+        if container.collective.world_size > 1:
+            _agreed(collective, what, partial(save.write, container, place))
+        else:
+            _by_first(collective, what, partial(write_large, container, place))
+    _by_first(collective, what, write_model)
+
+
+def _most_bytes(container: StepContainer) -> int:
+    """Of the rows of its largest table on this rank."""
+    sizes = (saved_rows.num_row_bytes(container, table) for table in container.tables)
+    return max(sizes, default=0)
 
 
 def _write_file(model: Any, path: Path) -> None:

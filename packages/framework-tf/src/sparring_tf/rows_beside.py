@@ -127,22 +127,31 @@ class SaveBeside:
         self.number = 1 + max(_numbers(path), default=0) if number is None else number
         self.is_whole = True
         """Whether other tables of the file are of this save."""
-        self._path = path
-        self._rows: dict[StepContainer, RowsBeside] = {}
+        self.path = path
+        """Of the file."""
+        # Weakly: TensorFlow does not say when a checkpoint is written, and what stands for one stays.
+        self._rows = weakref.WeakKeyDictionary[StepContainer, RowsBeside]()
+        self._num_written = 0
 
-    def write(self, container: StepContainer) -> None:
-        """Saves a container, all of its ranks, once. All ranks call it.
+    def write(self, container: StepContainer, place: int | None = None) -> None:
+        """Saves a container, all of its ranks, once. All of its ranks call it.
+
+        Args:
+            container: to save.
+            place: its number in this save, the same on all ranks; None: the next one, where one rank
+                writes them all.
 
         Raises:
             SnapshotError: the file system failed.
         """
         if container in self._rows:
             return
-        name = f"save-{self.number:06d}.{len(self._rows)}"
-        folder = _folder(self._path)
+        name = f"save-{self.number:06d}.{self._num_written if place is None else place}"
+        folder = _folder(self.path)
         saved = container.save(str(folder / name), options=SaveOptions(share=1.0))
         manifest_hash = open_snapshot(saved.url).manifest_hash
         self._rows[container] = RowsBeside(folder.name, name, manifest_hash, "")
+        self._num_written += 1
 
     def rows(self, container: StepContainer, table: str) -> RowsBeside | None:
         """What the file says of a table; None: its container was not written."""
@@ -153,8 +162,8 @@ class SaveBeside:
         """Leaves the snapshots of this save and of the one before."""
         if not self.is_whole:
             return
-        place = open_place(_folder(self._path))
-        numbers = sorted({each for each in _numbers(self._path) if each <= self.number})
+        place = open_place(_folder(self.path))
+        numbers = sorted({each for each in _numbers(self.path) if each <= self.number})
         for name in place.names():
             match = _SAVE.match(name)
             if match and numbers and int(match[1]) < numbers[-2:][0]:

@@ -216,6 +216,8 @@ def restore_rows(
         remedy = "save it with sparring_tf.save_model on several ranks, or load a snapshot"
         check_ranks(container, table, "file of Keras or checkpoint", remedy)
     try:
+        # A load or a lookup beside may be meeting the other ranks.
+        container.join_ahead()
         snapshot = check_rows(container, table, saved.described, path)
         config = container.tables[table].with_state(saved.state.size, method)
         _check_whole(saved, config.row_bytes, table)
