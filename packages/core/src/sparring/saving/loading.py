@@ -115,6 +115,12 @@ class Load:
         self._rounds.leave(reason)
         self._end()
 
+    def forget(self) -> None:
+        """In a forked child, where nobody ends it: native lookups are refused until `check_whole` has
+        seen that a table is whole."""
+        for entry in self._chosen:
+            entry.view.end_load(is_whole=False)
+
     def _end(self) -> None:
         for entry in self._chosen:
             entry.end_load()
