@@ -258,3 +258,20 @@ def test_a_child_that_is_forked_amid_a_lookup_by_number_publishes_others(ids: An
         run_in_child(work)
         may_go_on.set()
         assert asking.result(20)[0] == 0
+
+
+def test_what_an_earlier_process_left_of_a_load_is_refused_by_number_too(ids: Any) -> None:
+    storage = MemoryStorage(TableConfig("rows", 4))
+    storage.begin_load("elsewhere")
+    with StepContainer() as container:
+        container.declare(storage.table, storage)
+        publication = _native.Publication()
+        publication.show(container.collection([("rows", "sum")]))
+        with pytest.raises(InterruptedLoadError):
+            container.check_readable(["rows"])
+        status, message, _ = gathered(publication.number, ids)
+        assert status == CLOSED
+        assert "was cut short" in message
+        storage.clear()
+        container.check_readable(["rows"])
+        assert gathered(publication.number, ids)[0] == 0

@@ -310,6 +310,8 @@ class DeclaredTable:
             if self.view.is_cut_short:  # it was cleared since
                 self.view.end_load(is_whole=True)
             return
+        if not self.view.is_cut_short:  # another process began it
+            self.view.end_load(is_whole=False)
         name = self.config.name
         raise InterruptedLoadError(
             f"table {name!r}: a load of {source} was cut short, and its storage holds a part of "
