@@ -275,3 +275,27 @@ def test_what_an_earlier_process_left_of_a_load_is_refused_by_number_too(ids: An
         storage.clear()
         container.check_readable(["rows"])
         assert gathered(publication.number, ids)[0] == 0
+
+
+def test_a_load_that_could_not_begin_leaves_rows_to_be_looked_up(
+    ids: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with StepContainer() as container, ThreadPoolExecutor(1) as threads:
+        container.declare(TableConfig("rows", 4), StorageChoice("memory"))
+        container.storage("rows").upsert(np.unique(ids), np.full((3, 4), 3, np.float32))
+        container.save(str(tmp_path / "saved"))
+        publication = _native.Publication()
+        publication.show(container.collection([("rows", "sum")]))
+        with monkeypatch.context() as patched:
+            patched.setattr("sparring.saving.loading.Rounds", refused)
+            with pytest.raises(RuntimeError, match="new thread"):
+                container.load(str(tmp_path / "saved"))
+        asking = threads.submit(gathered, publication.number, ids)
+        try:
+            status, _, found = asking.result(10)
+            assert (status, (found == 3).all()) == (0, True)
+        finally:
+            container.entry("rows").end_load()  # else the thread would wait for ever

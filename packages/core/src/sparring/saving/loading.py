@@ -86,9 +86,14 @@ class Load:
         self._is_whole = is_whole
         self._is_base = is_base
         self._reason: BaseException | None = None
-        for entry in chosen:
-            entry.view.begin_load()
-        self._rounds = Rounds(container.collective, self._what)
+        try:
+            for entry in chosen:
+                entry.view.begin_load()
+            self._rounds = Rounds(container.collective, self._what)
+        except BaseException:
+            for entry in chosen:
+                entry.end_load()
+            raise
 
     def run(self) -> Loaded:
         """Takes over rows and counters; on any thread.
