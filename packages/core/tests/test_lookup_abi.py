@@ -299,3 +299,27 @@ def test_a_load_that_could_not_begin_leaves_rows_to_be_looked_up(
             assert (status, (found == 3).all()) == (0, True)
         finally:
             container.entry("rows").end_load()  # else the thread would wait for ever
+
+
+def test_a_load_that_was_cancelled_before_it_began_holds_up_no_lookup(
+    ids: Any, tmp_path: Path
+) -> None:
+    with StepContainer() as container, ThreadPoolExecutor(1) as threads:
+        container.declare(TableConfig("rows", 4), StorageChoice("memory"))
+        container.storage("rows").upsert(np.unique(ids), np.full((3, 4), 3, np.float32))
+        container.save(str(tmp_path / "saved"))
+        publication = _native.Publication()
+        publication.show(container.collection([("rows", "sum")]))
+        is_free = threading.Event()
+        for _ in range(container.events.num_threads):
+            container.events.submit(lambda: is_free.wait(20), name="another's work")
+        loading = container.load(str(tmp_path / "saved"), blocking=False)
+        asking = threads.submit(gathered, publication.number, ids)
+        assert not wait([asking], 0.2).done
+        assert loading.cancel()
+        try:
+            status, _, found = asking.result(10)
+            assert (status, (found == 3).all()) == (0, True)
+        finally:
+            is_free.set()
+            container.loads.join()

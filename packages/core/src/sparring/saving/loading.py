@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -86,6 +87,8 @@ class Load:
         self._is_whole = is_whole
         self._is_base = is_base
         self._reason: BaseException | None = None
+        self._ending = threading.Lock()
+        self._has_ended = False
         try:
             for entry in chosen:
                 entry.view.begin_load()
@@ -120,6 +123,12 @@ class Load:
         self._rounds.leave(reason)
         self._end()
 
+    def begin_to_give_up(self, reason: BaseException) -> None:
+        """As `give_up`, which must follow before anything uses the collective, but waits for no rank;
+        from any thread."""
+        self._rounds.begin_to_leave(reason)
+        self._end()
+
     def forget(self) -> None:
         """In a forked child, where nobody ends it: native lookups are refused until `check_whole` has
         seen that a table is whole."""
@@ -127,9 +136,13 @@ class Load:
             entry.view.end_load(is_whole=False)
 
     def _end(self) -> None:
-        for entry in self._chosen:
-            entry.end_load()
-        self._container.at_work.end()
+        with self._ending:
+            if self._has_ended:
+                return  # another load may have begun
+            self._has_ended = True
+            for entry in self._chosen:
+                entry.end_load()
+            self._container.at_work.end()
 
     @property
     def _what(self) -> str:

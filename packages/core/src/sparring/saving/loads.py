@@ -13,6 +13,7 @@ import logging
 import weakref
 from collections.abc import Iterable
 from concurrent.futures import CancelledError
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sparring import events
@@ -75,6 +76,7 @@ class Loads(Forkable):
             load.give_up(refusal)
             raise
         self._task = task
+        task.when_cancelled(partial(load.begin_to_give_up, CancelledError()))
         return task
 
     def join(self) -> None:
