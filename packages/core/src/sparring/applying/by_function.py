@@ -69,7 +69,8 @@ def apply_update(container: StepContainer, update: Update) -> None:
         update(_with_empty(container, updates, commit.touched, kernels))
     with container.span("write"):
         write_on_device(container, there, after=[each.table.name for each in gathered.updates])
-        write_rows(container, gathered, before=list(there))
+        changed = [name for name, each in there.items() if each.update is not None]
+        write_rows(container, gathered, before=changed)
     container.end_step()
 
 
