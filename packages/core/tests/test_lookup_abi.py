@@ -323,3 +323,19 @@ def test_a_load_that_was_cancelled_before_it_began_holds_up_no_lookup(
         finally:
             is_free.set()
             container.loads.join()
+
+
+def test_lookups_do_not_wait_for_a_storage_that_cannot_say_whether_it_is_whole(ids: Any) -> None:
+    def broken(_: str) -> None:
+        raise RuntimeError("a bug of the backend")
+
+    storage = MemoryStorage(TableConfig("rows", 4))
+    with StepContainer() as container:
+        container.declare(storage.table, storage)
+        publication = _native.Publication()
+        publication.show(container.collection([("rows", "sum")]))
+        entry = container.entry("rows")
+        entry.view.begin_load()
+        storage.read_note = broken  # type: ignore[method-assign,assignment]
+        entry.end_load()
+        assert gathered(publication.number, ids)[0] == CLOSED

@@ -140,9 +140,11 @@ class Load:
             if self._has_ended:
                 return  # another load may have begun
             self._has_ended = True
-            for entry in self._chosen:
-                entry.end_load()
-            self._container.at_work.end()
+            try:
+                for entry in self._chosen:
+                    entry.end_load()
+            finally:
+                self._container.at_work.end()
 
     @property
     def _what(self) -> str:
