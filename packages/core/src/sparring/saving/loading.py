@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparring.declared_table import DeclaredTable
-from sparring.errors import InterruptedLoadError, InvalidArgumentError
+from sparring.errors import InterruptedLoadError, InvalidArgumentError, SparringError
 from sparring.saving.agreeing import Rounds, agree, check_alike
 from sparring.saving.container_state import OWN_STATES, take_container_states
 from sparring.saving.requests import Loaded, State
@@ -144,7 +144,19 @@ class Load:
                 for entry in self._chosen:
                     entry.end_load()
             finally:
-                self._container.at_work.end()
+                self._close_storages()
+
+    def _close_storages(self) -> None:
+        """Those that somebody wanted closed meanwhile. Why the load failed is not hidden by it."""
+        try:
+            self._container.at_work.end()
+        except Exception as error:
+            _log.error(
+                "after the load of %s: a storage could not be closed: %s",
+                self.url,
+                error,
+                exc_info=None if isinstance(error, SparringError) else error,
+            )
 
     @property
     def _what(self) -> str:
