@@ -19,6 +19,7 @@ from sparring.errors import (
     InterruptedLoadError,
     SnapshotDamagedError,
     SnapshotError,
+    StorageIOError,
 )
 from sparring.events import BackgroundError, EventLoop
 from sparring.metrics_writer.reading import read_metrics
@@ -329,6 +330,34 @@ def test_close_waits_for_a_load_no_longer_than_it_may(
     assert not actors.threads
     with pytest.raises(ClosedError):
         container.lookup("films", KEYS)
+
+
+def test_a_storage_that_cannot_be_closed_after_a_load_keeps_no_other_open_and_hides_no_error(
+    storages: list[SlowRestore],
+    saved: tuple[str, list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    films, actors = storages
+    actors.failure = SnapshotDamagedError("a bit is gone", file="a", offset=0)
+    films.may_go_on.set()
+    container = container_of(storages)
+    loading = container.load(saved[0], blocking=False)
+    assert actors.has_begun.wait(SECONDS)
+
+    def broken() -> None:
+        raise StorageIOError("the disk is gone")
+
+    monkeypatch.setattr(films, "close", broken)
+    for each in storages:
+        container.at_work.close(each)
+    actors.may_go_on.set()
+    with pytest.raises(SnapshotDamagedError):
+        loading.result(SECONDS)
+    assert actors.is_closed
+    assert "could not be closed: the disk is gone" in caplog.text
+    monkeypatch.undo()
+    container.close()
 
 
 def test_a_load_that_was_cancelled_changes_nothing(

@@ -172,6 +172,30 @@ def test_a_rank_that_stops_its_load_tells_the_others(url: str) -> None:
         assert rank == BROKEN or f"rank {BROKEN} failed" in error
 
 
+def test_a_rank_that_cancels_its_load_tells_the_others_at_once(url: str) -> None:
+    is_told = threading.Barrier(WORLD_SIZE, timeout=SECONDS)
+
+    def body(container: StepContainer, storage: SlowRestore) -> None:
+        is_broken, is_free = container.collective.rank == BROKEN, threading.Event()
+        if is_broken:
+            for _ in range(container.events.num_threads):
+                container.events.submit(lambda: is_free.wait(SECONDS), name="another's work")
+        loading = container.load(url, blocking=False)
+        if is_broken:
+            assert loading.cancel()
+        else:
+            error = error_of(lambda: loading.result(SECONDS))
+            assert f"rank {BROKEN} failed" in str(error)
+            assert "was stopped (CancelledError())" in str(error)
+        is_told.wait()  # who cancelled uses nothing before
+        is_free.set()
+        container.loads.join()
+        container.load(url)
+        assert container.lookup("user", KEYS).rows.mean() == 3
+
+    on_ranks(body)
+
+
 def test_close_waits_for_the_load_of_all_ranks(url: str) -> None:
     def body(container: StepContainer, storage: SlowRestore) -> int:
         loading = container.load(url, blocking=False)

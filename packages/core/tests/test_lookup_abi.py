@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import signal
 import threading
+import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,7 @@ import numpy as np
 import pytest
 
 from sparring import StepContainer, TableConfig, _native
-from sparring.errors import SnapshotDamagedError
+from sparring.errors import InterruptedLoadError, SnapshotDamagedError
 from sparring.step import StorageChoice
 from sparring.storage.memory import MemoryStorage
 
@@ -163,3 +167,175 @@ def test_a_table_that_was_cleared_after_half_a_load_is_looked_up_in_again(ids: A
         container.opened(entry).clear()
         container.check_readable(["rows"])
         assert gathered(publication.number, ids)[0] == 0
+
+
+def run_in_child(work: Callable[[], None]) -> None:
+    """Runs it in a forked child, which must end well, and soon."""
+    child = os.fork()
+    if not child:
+        signal.alarm(10)  # ends a child that hangs
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_child_that_is_forked_amid_a_load_is_refused_until_it_loads_itself(
+    blocking: bool, ids: Any, tmp_path: Path
+) -> None:
+    url = str(tmp_path / "saved")
+    table = TableConfig("rows", 4)
+    with StepContainer() as container:
+        container.declare(table, StorageChoice("memory"))
+        container.storage("rows").upsert(np.unique(ids), np.full((3, 4), 3, np.float32))
+        container.save(url)
+    storage = MemoryStorage(table)
+    restore, has_begun, may_go_on = storage.restore, threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> None:
+        has_begun.set()
+        assert may_go_on.wait(20)
+        restore(*arguments)
+
+    storage.restore = slow  # type: ignore[method-assign]
+    with StepContainer() as container, ThreadPoolExecutor(3) as threads:
+        container.declare(table, storage)
+        publication = _native.Publication()
+        publication.show(container.collection([("rows", "sum")]))
+        number = publication.number
+        loading = threads.submit(
+            lambda: container.load(url) if blocking else container.load(url, blocking=False)
+        )
+        assert has_begun.wait(20)
+        asking = threads.submit(gathered, number, ids)
+        assert not wait([asking], 0.2).done
+
+        def work() -> None:
+            status, message, _ = gathered(number, ids)
+            assert status == CLOSED
+            assert "was cut short" in message
+            with pytest.raises(InterruptedLoadError):
+                container.lookup("rows", ids)
+            may_go_on.set()
+            container.load(url)
+            status, _, found = gathered(number, ids)
+            assert (status, (found == 3).all()) == (0, True)
+
+        run_in_child(work)
+        may_go_on.set()
+        loading.result(20)
+        status, _, found = asking.result(20)
+        assert (status, (found == 3).all()) == (0, True)
+
+
+def test_a_child_that_is_forked_amid_a_lookup_by_number_publishes_others(ids: Any) -> None:
+    storage = MemoryStorage(TableConfig("rows", 4))
+    find, has_begun, may_go_on = storage.find, threading.Event(), threading.Event()
+
+    def slow(*arguments: Any, **named: Any) -> Any:
+        has_begun.set()
+        assert may_go_on.wait(20)
+        return find(*arguments, **named)
+
+    with StepContainer() as container, ThreadPoolExecutor(1) as threads:
+        container.declare(storage.table, storage)
+        publication = _native.Publication()
+        publication.show(container.collection([("rows", "sum")]))
+        storage.find = slow  # type: ignore[method-assign]
+        asking = threads.submit(gathered, publication.number, ids)
+        assert has_begun.wait(20)
+
+        def work() -> None:
+            other = StepContainer()
+            other.declare(TableConfig("rows", 4))
+            publication.show(other.collection([("rows", "sum")]))
+            assert gathered(publication.number, ids)[0] == 0
+
+        run_in_child(work)
+        may_go_on.set()
+        assert asking.result(20)[0] == 0
+
+
+def test_what_an_earlier_process_left_of_a_load_is_refused_by_number_too(ids: Any) -> None:
+    storage = MemoryStorage(TableConfig("rows", 4))
+    storage.begin_load("elsewhere")
+    with StepContainer() as container:
+        container.declare(storage.table, storage)
+        publication = _native.Publication()
+        publication.show(container.collection([("rows", "sum")]))
+        with pytest.raises(InterruptedLoadError):
+            container.check_readable(["rows"])
+        status, message, _ = gathered(publication.number, ids)
+        assert status == CLOSED
+        assert "was cut short" in message
+        storage.clear()
+        container.check_readable(["rows"])
+        assert gathered(publication.number, ids)[0] == 0
+
+
+def test_a_load_that_could_not_begin_leaves_rows_to_be_looked_up(
+    ids: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with StepContainer() as container, ThreadPoolExecutor(1) as threads:
+        container.declare(TableConfig("rows", 4), StorageChoice("memory"))
+        container.storage("rows").upsert(np.unique(ids), np.full((3, 4), 3, np.float32))
+        container.save(str(tmp_path / "saved"))
+        publication = _native.Publication()
+        publication.show(container.collection([("rows", "sum")]))
+        with monkeypatch.context() as patched:
+            patched.setattr("sparring.saving.loading.Rounds", refused)
+            with pytest.raises(RuntimeError, match="new thread"):
+                container.load(str(tmp_path / "saved"))
+        asking = threads.submit(gathered, publication.number, ids)
+        try:
+            status, _, found = asking.result(10)
+            assert (status, (found == 3).all()) == (0, True)
+        finally:
+            container.entry("rows").end_load()  # else the thread would wait for ever
+
+
+def test_a_load_that_was_cancelled_before_it_began_holds_up_no_lookup(
+    ids: Any, tmp_path: Path
+) -> None:
+    with StepContainer() as container, ThreadPoolExecutor(1) as threads:
+        container.declare(TableConfig("rows", 4), StorageChoice("memory"))
+        container.storage("rows").upsert(np.unique(ids), np.full((3, 4), 3, np.float32))
+        container.save(str(tmp_path / "saved"))
+        publication = _native.Publication()
+        publication.show(container.collection([("rows", "sum")]))
+        is_free = threading.Event()
+        for _ in range(container.events.num_threads):
+            container.events.submit(lambda: is_free.wait(20), name="another's work")
+        loading = container.load(str(tmp_path / "saved"), blocking=False)
+        asking = threads.submit(gathered, publication.number, ids)
+        assert not wait([asking], 0.2).done
+        assert loading.cancel()
+        try:
+            status, _, found = asking.result(10)
+            assert (status, (found == 3).all()) == (0, True)
+        finally:
+            is_free.set()
+            container.loads.join()
+
+
+def test_lookups_do_not_wait_for_a_storage_that_cannot_say_whether_it_is_whole(ids: Any) -> None:
+    def broken(_: str) -> None:
+        raise RuntimeError("a bug of the backend")
+
+    storage = MemoryStorage(TableConfig("rows", 4))
+    with StepContainer() as container:
+        container.declare(storage.table, storage)
+        publication = _native.Publication()
+        publication.show(container.collection([("rows", "sum")]))
+        entry = container.entry("rows")
+        entry.view.begin_load()
+        storage.read_note = broken  # type: ignore[method-assign,assignment]
+        entry.end_load()
+        assert gathered(publication.number, ids)[0] == CLOSED

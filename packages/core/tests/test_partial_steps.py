@@ -10,6 +10,9 @@ import pytest
 
 from sparring import StepContainer, TableConfig
 from sparring.admission import Frequency
+from sparring.applying import by_function
+from sparring.cpu_kernels import CpuKernels
+from sparring.device_functions import GatheredOnDevice
 from sparring.errors import PartialStepError, StorageIOError
 from sparring.step import TableUpdate
 from sparring.storage.memory import MemoryStorage
@@ -82,6 +85,16 @@ def test_tables_that_took_a_step_that_failed_are_named(apply: Apply, failure: Ex
     assert made.counters.rows_updated == 4
     assert made.counters.steps == 0
     assert not any(made.resources.num_accumulated(name) for name in NAMES)
+
+
+def test_a_table_on_a_device_of_which_no_key_was_admitted_has_not_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused = GatheredOnDevice(CpuKernels(), None, None)
+    monkeypatch.setattr(by_function, "gather_on_device", lambda *_: {"refused": refused})
+    with pytest.raises(PartialStepError) as caught:
+        by_rows(container("third", StorageIOError("the disk is full")))
+    assert caught.value.written == ("first", "second")
 
 
 def test_tables_after_the_one_that_failed_are_named_too() -> None:

@@ -9,7 +9,9 @@ import pytest
 
 from sparring import StepContainer
 from sparring.errors import InvalidArgumentError
+from sparring.saving.requests import Retention
 from sparring.saving.saves import SaveOptions
+from sparring.snapshot import list_snapshots
 
 
 @pytest.mark.parametrize(
@@ -35,3 +37,17 @@ def test_a_state_that_is_none_is_refused(tmp_path: Path) -> None:
     with StepContainer() as container, pytest.raises(InvalidArgumentError, match=r"State.*int"):
         container.save(str(tmp_path / "a"), states={"a": 1})  # type: ignore[dict-item]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_container_remembers_its_last_snapshots_but_not_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparring.saving.saves._LONGEST_LINE", 3)
+    with StepContainer() as container:
+        saved = [container.save(str(tmp_path / f"at-{number}")).url for number in range(5)]
+        container.load(saved[0])
+        assert list(container.saves.line) == [saved[3], saved[4], saved[0]]
+        retention = SaveOptions(retention=Retention(str(tmp_path), 2))
+        last = container.save(str(tmp_path / "last"), options=retention).url
+        assert list(container.saves.line) == [saved[0], last]
+    assert sorted(list_snapshots(tmp_path)) == sorted([saved[0], last])

@@ -21,6 +21,7 @@ from sparring.events import BackgroundError, EventLoop
 from sparring.storage.contract import Storage
 from sparring.storage.memory import MemoryOptions, MemoryStorage
 from sparring.storage.tiered import TieredOptions, TieredStorage
+from sparring.storage.tiered.staging import Staging
 from sparring.table import TableConfig
 from sparring.updates import BUILTIN_METHODS, MethodChoice
 
@@ -382,6 +383,20 @@ def test_a_child_that_is_forked_while_a_thread_holds_a_lock_does_not_hang(
     may_let_go.set()
     holder.join()
     assert status == 0
+
+
+def test_a_child_forgets_what_was_staged_when_it_was_forked() -> None:
+    staging = Staging("second_touch", 1 << 20, 100, ROWS[:0])
+    for _ in range(2):
+        staging.add(KEYS[:4], staging.lend(4)[:4], 1)
+    staging._keys.append(KEYS[4:8])  # as far as another thread may have come
+    staging._spare.append(ROWS[:0])
+    staging.begin_anew()
+    assert not len(staging.take().known)
+    staging.add(KEYS[:4], ROWS[:4].copy(), 1)
+    staged = staging.take()
+    assert np.array_equal(staged.keys, KEYS[:4])
+    assert np.array_equal(staged.rows(np.ones(4, np.bool_)), ROWS[:4])
 
 
 @pytest.mark.parametrize("lock", ["write-back", "holding"])

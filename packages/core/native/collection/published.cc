@@ -1,6 +1,9 @@
 #include "collection/published.h"
 
+#include <pthread.h>
+
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <map>
@@ -8,6 +11,7 @@
 #include <new>
 #include <shared_mutex>
 #include <string>
+#include <thread>
 
 #include "collection/lookup.h"
 #include "execution/pool.h"
@@ -22,9 +26,44 @@ struct Registry {
   int64_t next = 1;
 };
 
+Registry& registry();
+
+// A fork waits so long for who publishes or withdraws, which takes microseconds.
+constexpr int kForkTries = 100;
+constexpr std::chrono::milliseconds kForkPause{1};
+
+// Whether this thread, which forks, holds the mutex shared.
+thread_local bool is_held_for_fork = false;
+
+void before_fork() {
+  // Never without bounds: lookups hold it too, and may wait for the GIL, which who forks has.
+  for (int tries = 0; tries < kForkTries && !is_held_for_fork; ++tries) {
+    is_held_for_fork = registry().mutex.try_lock_shared();
+    if (!is_held_for_fork) std::this_thread::sleep_for(kForkPause);
+  }
+}
+
+void after_fork_in_parent() {
+  if (is_held_for_fork) registry().mutex.unlock_shared();
+  is_held_for_fork = false;
+}
+
+// Threads of the parent hold the mutex and wait for the changes, for ever as seen from here: both are
+// made anew where they lie. What they guard stays, unless one of them may have half changed it.
+void after_fork_in_child() {
+  Registry& known = registry();
+  new (&known.mutex) std::shared_mutex;
+  new (&known.changed) std::condition_variable_any;
+  if (!is_held_for_fork) new (&known.collections) std::map<int64_t, Published>;
+  is_held_for_fork = false;
+}
+
 // Never destroyed: a thread of the framework may look up while the process ends.
 Registry& registry() {
-  static auto* const made = new Registry;
+  static auto* const made = [] {
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    return new Registry;
+  }();
   return *made;
 }
 

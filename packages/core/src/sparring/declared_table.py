@@ -14,7 +14,7 @@ import xxhash
 
 from sparring import _native, kernels
 from sparring.admission import admission_from, make_filter
-from sparring.errors import InterruptedLoadError, InvalidArgumentError, SparringError
+from sparring.errors import InterruptedLoadError, InvalidArgumentError
 from sparring.kernel_set import KernelSet
 from sparring.rendezvous import Shard
 from sparring.saving.table_watch import TableWatch
@@ -310,6 +310,8 @@ class DeclaredTable:
             if self.view.is_cut_short:  # it was cleared since
                 self.view.end_load(is_whole=True)
             return
+        if not self.view.is_cut_short:  # another process began it
+            self.view.end_load(is_whole=False)
         name = self.config.name
         raise InterruptedLoadError(
             f"table {name!r}: a load of {source} was cut short, and its storage holds a part of "
@@ -325,7 +327,7 @@ class DeclaredTable:
         storage = self.storage
         try:
             is_whole = storage is None or storage.is_closed or storage.interrupted_load is None
-        except SparringError:
+        except Exception:
             is_whole = False  # it cannot say now; `check_whole` asks again
         self.view.end_load(is_whole)
 

@@ -88,7 +88,7 @@ def write_on_device(
             raise_interrupted(
                 container,
                 error,
-                names[:place],
+                [each for each in names[:place] if gathered[each].update is not None],
                 names[place : place + 1],
                 [*names[place + 1 :], *after],
             )

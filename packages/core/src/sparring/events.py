@@ -257,8 +257,9 @@ class EventLoop(Closable):
             if self._threads is not None:
                 self._threads.stop()
             with self._changed:
-                for task in self._outstanding:
-                    task.drop()
+                left = list(self._outstanding)
+            for task in left:
+                task.drop()
         self.check()
 
     # -- waiting ------------------------------------------------------------

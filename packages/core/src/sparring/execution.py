@@ -142,6 +142,15 @@ class Task(Generic[T]):
         """Whether `cancel` came in time."""
         return self._future.cancelled()
 
+    def when_cancelled(self, call: Callable[[], None]) -> None:
+        """`call` is called once `cancel` has come in time, by who cancels. It must not wait."""
+
+        def end(future: Future[T]) -> None:
+            if future.cancelled():
+                call()
+
+        self._future.add_done_callback(end)
+
     def __await__(self) -> Generator[Any, None, T]:
         try:
             return (yield from asyncio.wrap_future(self._future).__await__())

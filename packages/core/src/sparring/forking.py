@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from abc import ABC, abstractmethod
 
 __all__ = ["Forkable"]
+
+_log = logging.getLogger(__name__)
 
 
 class Forkable(ABC):
@@ -26,7 +29,11 @@ _made: weakref.WeakSet[Forkable] = weakref.WeakSet()
 
 def _after_fork_in_child() -> None:
     for each in list(_made):
-        each.begin_anew()
+        try:
+            each.begin_anew()
+        except Exception:
+            # The others still have locks that nobody would ever let go.
+            _log.exception("after a fork, a %s could not begin anew", type(each).__name__)
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

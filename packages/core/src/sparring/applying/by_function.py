@@ -11,6 +11,7 @@ from sparring.applying.committing import committing
 from sparring.applying.gathering import Gathered, gather_rows
 from sparring.applying.gradients import (
     check_owned,
+    own_gradients,
     owned_gradients,
     summed_gradients,
     taken_gradients,
@@ -47,7 +48,12 @@ def apply_update(container: StepContainer, update: Update) -> None:
     kernels = kernels_of_step(container, taken)
     owned_there = owned_on_device(container, taken, kernels, refusal)
     tables = [name for name in container.tables if name not in kernels]
-    here = {name: _in_arrays(container, name, taken[name]) for name in tables if name in taken}
+    here: dict[str, Accumulated] = {}
+    if refusal is None:
+        here, refusal = own_gradients(
+            container,
+            lambda: {name: _in_arrays(container, name, taken[name]) for name in tables},
+        )
     owned = owned_gradients(container, tables, here, refusal, by_rows=set(tables))
     steps = dict.fromkeys(tables, container.counters.steps + 1)
     gathered, there = Gathered([], {}), dict[str, GatheredOnDevice]()
@@ -63,7 +69,8 @@ def apply_update(container: StepContainer, update: Update) -> None:
         update(_with_empty(container, updates, commit.touched, kernels))
     with container.span("write"):
         write_on_device(container, there, after=[each.table.name for each in gathered.updates])
-        write_rows(container, gathered, before=list(there))
+        changed = [name for name, each in there.items() if each.update is not None]
+        write_rows(container, gathered, before=changed)
     container.end_step()
 
 

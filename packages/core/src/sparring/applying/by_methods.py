@@ -10,6 +10,7 @@ from sparring.applying.committing import committing
 from sparring.applying.gathering import Gathered, gather_rows
 from sparring.applying.gradients import (
     check_owned,
+    own_gradients,
     owned_gradients,
     summed_gradients,
     taken_gradients,
@@ -79,7 +80,10 @@ def _apply_owned(
     tables = [name for name in container.tables if name not in kernels]
     taken: dict[str, Accumulated] = {}
     if refusal is None:
-        taken = {name: summed_gradients(container, name, sources[name]) for name in tables}
+        taken, refusal = own_gradients(
+            container,
+            lambda: {name: summed_gradients(container, name, sources[name]) for name in tables},
+        )
     by_rows = set() if _is_fused(tables, choices) else set(tables)
     if container.collective.world_size > 1:
         # A storage that is reached by way of Python finds rows no faster fused; by rows, they are

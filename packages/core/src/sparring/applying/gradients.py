@@ -16,7 +16,7 @@ from sparring.resources import Accumulated
 if TYPE_CHECKING:
     from sparring.step import StepContainer
 
-__all__ = ["check_owned", "owned_gradients", "summed_gradients", "taken_gradients"]
+__all__ = ["check_owned", "own_gradients", "owned_gradients", "summed_gradients", "taken_gradients"]
 
 
 def taken_gradients(
@@ -49,6 +49,19 @@ def summed_gradients(container: StepContainer, name: str, sources: Any) -> Accum
     if sources is None:
         return _no_gradients(container, name)
     return Accumulated(*sources.summed(container.entry(name).view))
+
+
+def own_gradients(
+    container: StepContainer, make: Callable[[], dict[str, Accumulated]]
+) -> tuple[dict[str, Accumulated], BaseException | None]:
+    """What `make` gives, and what it refuses where other ranks, which wait for this one's gradients,
+    must be told; alone, that is raised."""
+    try:
+        return make(), None
+    except Exception as error:
+        if container.collective.world_size == 1:
+            raise
+        return {}, error
 
 
 def _no_gradients(container: StepContainer, name: str) -> Accumulated:

@@ -112,10 +112,14 @@ class Rounds:
 
     def leave(self, reason: BaseException) -> None:
         """In place of `end`, where somebody stopped this rank, as by Ctrl-C: the others are told."""
-        self._error = InternalError(f"it was stopped ({reason!r})")
-        self._has_ended.set()
+        self.begin_to_leave(reason)
         if self._thread is not None:
             self._thread.join(_LEAVE_SECONDS)
+
+    def begin_to_leave(self, reason: BaseException) -> None:
+        """As `leave`, which must follow, but waits for nobody."""
+        self._error = InternalError(f"it was stopped ({reason!r})")
+        self._has_ended.set()
 
     def _meet(self) -> None:
         """On the thread."""

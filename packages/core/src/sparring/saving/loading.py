@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sparring.declared_table import DeclaredTable
-from sparring.errors import InterruptedLoadError, InvalidArgumentError
+from sparring.errors import InterruptedLoadError, InvalidArgumentError, SparringError
 from sparring.saving.agreeing import Rounds, agree, check_alike
 from sparring.saving.container_state import OWN_STATES, take_container_states
 from sparring.saving.requests import Loaded, State
@@ -86,9 +87,16 @@ class Load:
         self._is_whole = is_whole
         self._is_base = is_base
         self._reason: BaseException | None = None
-        for entry in chosen:
-            entry.view.begin_load()
-        self._rounds = Rounds(container.collective, self._what)
+        self._ending = threading.Lock()
+        self._has_ended = False
+        try:
+            for entry in chosen:
+                entry.view.begin_load()
+            self._rounds = Rounds(container.collective, self._what)
+        except BaseException:
+            for entry in chosen:
+                entry.end_load()
+            raise
 
     def run(self) -> Loaded:
         """Takes over rows and counters; on any thread.
@@ -115,10 +123,40 @@ class Load:
         self._rounds.leave(reason)
         self._end()
 
-    def _end(self) -> None:
+    def begin_to_give_up(self, reason: BaseException) -> None:
+        """As `give_up`, which must follow before anything uses the collective, but waits for no rank;
+        from any thread."""
+        self._rounds.begin_to_leave(reason)
+        self._end()
+
+    def forget(self) -> None:
+        """In a forked child, where nobody ends it: native lookups are refused until `check_whole` has
+        seen that a table is whole."""
         for entry in self._chosen:
-            entry.end_load()
-        self._container.at_work.end()
+            entry.view.end_load(is_whole=False)
+
+    def _end(self) -> None:
+        with self._ending:
+            if self._has_ended:
+                return  # another load may have begun
+            self._has_ended = True
+            try:
+                for entry in self._chosen:
+                    entry.end_load()
+            finally:
+                self._close_storages()
+
+    def _close_storages(self) -> None:
+        """Those that somebody wanted closed meanwhile. Why the load failed is not hidden by it."""
+        try:
+            self._container.at_work.end()
+        except Exception as error:
+            _log.error(
+                "after the load of %s: a storage could not be closed: %s",
+                self.url,
+                error,
+                exc_info=None if isinstance(error, SparringError) else error,
+            )
 
     @property
     def _what(self) -> str:

@@ -13,11 +13,13 @@ import logging
 import weakref
 from collections.abc import Iterable
 from concurrent.futures import CancelledError
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sparring import events
 from sparring.errors import ClosedError, DeadlineError, PeerFailure, SparringError
 from sparring.events import BackgroundError
+from sparring.forking import Forkable
 from sparring.saving.loading import Load, begin_load
 from sparring.saving.requests import Loaded
 
@@ -33,7 +35,7 @@ _STOP_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
-class Loads:
+class Loads(Forkable):
     """See `StepContainer.load`."""
 
     def __init__(self, container: StepContainer) -> None:
@@ -44,6 +46,13 @@ class Loads:
         self._task: Task[Loaded] | None = None
         self._ended: Task[Loaded] | None = None
         self._is_awaited_at_exit = False
+        super().__init__()
+
+    def begin_anew(self) -> None:
+        # The load goes on in the parent, for the rows of the parent.
+        if self._load is not None:
+            self._load.forget()
+        self._load, self._task, self._ended = None, None, None
 
     def load(
         self, url: str, tables: Iterable[str] | None, *, is_base: bool, blocking: bool
@@ -51,17 +60,23 @@ class Loads:
         """As `StepContainer.load`."""
         load = begin_load(self._container, url, tables, is_base)
         self.num_begun += 1
+        self._load = load
         if blocking:
-            return load.run()
+            try:
+                return load.run()
+            finally:
+                self._load = None
         self._await_at_exit()
         try:
             task = self._container.events.submit(
                 load.run, name=f"load of {load.url}", is_told=False
             )
         except BaseException as refusal:
+            self._load = None
             load.give_up(refusal)
             raise
-        self._load, self._task = load, task
+        self._task = task
+        task.when_cancelled(partial(load.begin_to_give_up, CancelledError()))
         return task
 
     def join(self) -> None:

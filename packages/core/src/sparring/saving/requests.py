@@ -33,7 +33,7 @@ class Retention:
     """The folder that holds them."""
     keep: int
     """How many, the newest; a snapshot that another needs stays too. Those that this container saved
-    or loaded are newer than all others, the last one the newest."""
+    or loaded, the last 1,000, are newer than all others, the last one the newest."""
     damaged: tuple[str, ...] = ()
     """URLs of those that are known to be damaged: neither counted nor removed."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -83,7 +84,7 @@ class Saver:
     states: Mapping[str, State]
     budget: KeptBudget
     retention: Retention | None
-    line: list[str]
+    line: deque[str]
     """See `Saves.line`."""
     begin: float
     pace: Pace
@@ -181,7 +182,9 @@ class Saver:
                 newest=self.line,
                 damaged=self.retention.damaged,
             )
-            self.line[:] = [url for url in self.line if url not in removed]
+            left = [url for url in self.line if url not in removed]
+            self.line.clear()
+            self.line.extend(left)
         except Exception as error:
             _log.warning("snapshots beside %s could not be removed: %s", self.url, error)
 

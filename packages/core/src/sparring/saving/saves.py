@@ -7,6 +7,7 @@ import logging
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,6 +44,9 @@ KEPT_BYTES = 64 << 20
 _FEW_CORES, _SHARE_OF_FEW_CORES = 4, 0.15
 _WAIT_SECONDS = 30.0
 _TOKEN_BYTES = 16
+
+_LONGEST_LINE = 1_000
+"""How many snapshots are remembered; more would count as those of others do."""
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +104,7 @@ class Saves(Forkable):
 
     def __init__(self, container: StepContainer) -> None:
         self.counters = SaveCounters()
-        self.line: list[str] = []
+        self.line: deque[str] = deque(maxlen=_LONGEST_LINE)
         """What this rank loaded or committed, the last one last: the newest, whatever else lies
         beside them."""
         self._container = container

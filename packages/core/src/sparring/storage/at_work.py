@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from contextlib import ExitStack
 
 from sparring.forking import Forkable
 from sparring.storage.contract import Storage
@@ -32,11 +33,13 @@ class StoragesAtWork(Forkable):
             self._working.extend(storages)
 
     def end(self) -> None:
-        """Work has ended in all of them: those that somebody wanted closed are closed."""
+        """Work has ended in all of them: those that somebody wanted closed are closed, whichever of
+        them raises; the last error is the one that is seen."""
         with self._lock:
-            closing, self._closing, self._working = self._closing, [], []
-        for storage in closing:
-            storage.close()
+            waiting, self._closing, self._working = self._closing, [], []
+        with ExitStack() as closing:
+            for storage in reversed(waiting):
+                closing.callback(storage.close)
 
     def close(self, storage: Storage) -> None:
         """Closes a storage, once work that still goes on in it has ended."""

@@ -72,15 +72,16 @@ class Staging(Forkable):
         self._most_bytes = most_bytes
         self._most_rows = most_rows
         self._empty = empty
-        self._spare: list[Rows] = []
-        self.begin_anew()
         self._touched: BloomFilter | None = None
         if policy == "second_touch":
             self._touched = BloomFilter(max(1024, min(most_rows, 1 << 22)))
-        self.clear()
+        self.begin_anew()
 
     def begin_anew(self) -> None:
         self._lock = threading.Lock()
+        # Another thread may have half changed what it guards. All of that is found again.
+        self._spare: list[Rows] = []
+        self.clear()
 
     @property
     def wants_rows(self) -> bool:
