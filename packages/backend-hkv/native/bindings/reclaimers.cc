@@ -5,6 +5,18 @@
 namespace py = pybind11;
 
 namespace sparring::hkv {
+namespace {
+
+// A thread that asks for the GIL while the interpreter ends is ended itself, amid what it does.
+bool is_over() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return !Py_IsInitialized() || Py_IsFinalizing() != 0;
+#else
+  return !Py_IsInitialized() || _Py_IsFinalizing() != 0;
+#endif
+}
+
+}  // namespace
 
 Reclaimers::~Reclaimers() {
   if (!Py_IsInitialized()) {
@@ -24,7 +36,7 @@ void Reclaimers::add(py::object function) {
 }
 
 bool Reclaimers::call() {
-  if (!Py_IsInitialized()) return false;
+  if (is_over()) return false;
   const py::gil_scoped_acquire hold;
   bool has_given = false;
   const std::vector<py::object> functions = functions_;  // a call may lead to add()
