@@ -115,7 +115,7 @@ def _position(url: str, values: Mapping[str, Any]) -> _Position:
     Raises:
         SnapshotError: it does not say so.
     """
-    counts = [values.get(each.name) for each in fields(_Position)]
+    counts: list[Any] = [values.get(each.name) for each in fields(_Position)]
     if not all(type(count) is int and count >= 0 for count in counts):
         raise SnapshotError(
             f"snapshot {url}: its state {_POSITION!r} names no step, epoch and batch; resume from "
