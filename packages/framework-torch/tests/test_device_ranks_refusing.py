@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -269,6 +269,49 @@ def test_a_rank_whose_device_fails_anywhere_before_rows_are_written_stops_all(
         assert isinstance(errors[0], DeviceMemoryError) or held[0].failed not in _TOLD
     assert num_failed > 10
     assert places >= {"dedup", "route", "gather", "is_finite", "empty"}
+
+
+@OPTIMIZERS
+@pytest.mark.parametrize("slow", [False, True], ids=["at once", "after the last message"])
+def test_a_rank_that_cannot_add_gradients_up_stops_the_step_on_all(
+    optimizer: Any, slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels: Any = kernel_set_for("emulated")
+    real, failures = kernels.segment_sum, list[DeviceMemoryError]()
+
+    def segment_sum(*given: Any, **named: Any) -> Any:
+        if threading.current_thread().name.startswith("sparring-device") and failures:
+            with suppress(IndexError):  # where the other rank was first
+                error = failures.pop()
+                time.sleep(0.05 if slow else 0)
+                raise error
+        return real(*given, **named)
+
+    monkeypatch.setattr(kernels, "segment_sum", segment_sum)
+    failure = DeviceMemoryError("no memory left to add up")
+    begun = threading.Barrier(2, lambda: failures.append(failure))
+    ended = threading.Barrier(2)
+
+    def body(collective: Collective) -> DeviceMemoryError:
+        rank = Rank(collective, optimizer)
+        ids = torch.arange(20).reshape(5, 4)
+        rank.step(ids)
+        before = rank.rows()
+        begun.wait(10)
+        begin = time.monotonic()
+        error = refused(lambda: rank.step(ids))
+        assert time.monotonic() - begin < 5, "the deadline was waited for"
+        assert rank.rows() == before
+        ended.wait(10)
+        rank.step(ids)
+        assert rank.rows() != before
+        assert isinstance(error, DeviceMemoryError)
+        return error
+
+    errors = run_ranks("direct", 2, body)
+    (failed,) = [rank for rank, each in enumerate(errors) if "rank" not in each.details]
+    assert errors[1 - failed].details["rank"] == failed
+    assert f"rank {failed} cannot apply it, so no rank does" in str(errors[1 - failed])
 
 
 def test_a_load_that_failed_beside_is_told_by_the_next_lookup(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from sparring.device_functions import (
     no_update,
     write_on_device,
 )
-from sparring.device_owned import average, owned_on_device
+from sparring.device_owned import average, check_owned_on_device, owned_on_device
 from sparring.device_ways import kernels_of_step
 from sparring.kernel_set import KernelSet
 from sparring.resources import Accumulated
@@ -53,6 +53,7 @@ def apply_update(container: StepContainer, update: Update) -> None:
     gathered, there = Gathered([], {}), dict[str, GatheredOnDevice]()
     with committing(container) as commit:
         check_owned(owned)
+        check_owned_on_device(owned_there)
         average(container, owned_there)
         with container.span("find"):
             there = gather_on_device(container, owned_there)

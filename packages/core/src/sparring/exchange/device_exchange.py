@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparring.closable import Closable
-from sparring.device_gradients import SummedByKey
 from sparring.errors import InvalidArgumentError, PeerFailure, UnsupportedError
 from sparring.exchange.beside import Lane
 from sparring.exchange.device_pulling import DevicePull
 from sparring.exchange.device_pushing import DevicePush
-from sparring.exchange.device_requests import DevicePulled, DevicePullRequest, DevicePushRequest
+from sparring.exchange.device_requests import (
+    DevicePulled,
+    DevicePullRequest,
+    DevicePushed,
+    DevicePushRequest,
+)
 from sparring.exchange.device_routing import Counts, DeviceRouted, route_on_device
 from sparring.exchange.device_side import DeviceSide
 from sparring.exchange.headers import Phase
@@ -106,7 +110,7 @@ class DeviceExchange(Closable):
 
     def push_all(
         self, requests: Sequence[DevicePushRequest], *, error: BaseException | None = None
-    ) -> list[SummedByKey]:
+    ) -> list[DevicePushed]:
         """Gradients to their owners, added up by key: this rank's first, then those of the rank
         before it, and so on around the ring.
 
@@ -118,13 +122,14 @@ class DeviceExchange(Closable):
             BaseException: `error`, or in its place another rank's, naming that rank.
             PeerFailure, InvalidArgumentError: as `RingExchange.push_all`.
             UnsupportedError: a table is replicated.
-            DeviceError, DeadlineError: the device failed; other ranks are told.
+            DeviceError, DeadlineError: the device failed before messages were through; other ranks
+                are told. What fails later is the `error` of the results.
         """
         exchange = self._exchange
         if exchange._world_size == 1:
             if error is not None:
                 raise error
-            return [SummedByKey(each.keys, each.gradients) for each in requests]
+            return [DevicePushed(each.keys, each.gradients) for each in requests]
         for each in requests:
             if each.table.is_replicated:
                 raise UnsupportedError(
