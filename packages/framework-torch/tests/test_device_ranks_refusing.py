@@ -18,6 +18,7 @@ from sparring import StepContainer
 from sparring.collective import Collective
 from sparring.errors import (
     CapacityError,
+    DeviceError,
     DeviceMemoryError,
     InvalidArgumentError,
     NonFiniteGradientError,
@@ -312,6 +313,43 @@ def test_a_rank_that_cannot_add_gradients_up_stops_the_step_on_all(
     (failed,) = [rank for rank, each in enumerate(errors) if "rank" not in each.details]
     assert errors[1 - failed].details["rank"] == failed
     assert f"rank {failed} cannot apply it, so no rank does" in str(errors[1 - failed])
+
+
+@pytest.mark.parametrize("where", ["lookup", "step"])
+def test_what_torch_refuses_while_keys_are_routed_stops_all_and_they_may_go_on(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels: Any = kernel_set_for("emulated")
+    real, failing = kernels.route, set[int]()
+
+    def route(*given: Any, **named: Any) -> Any:
+        if threading.get_ident() in failing:
+            failing.clear()
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return real(*given, **named)
+
+    monkeypatch.setattr(kernels, "route", route)
+
+    def body(collective: Collective) -> SparringError:
+        rank = Rank(collective, "adagrad")
+        ids = torch.arange(20).reshape(5, 4)
+        output = None if where == "lookup" else rank.forward(ids)
+        if rank.rank == 1:
+            failing.add(threading.get_ident())
+        if output is None:
+            error = refused(lambda: rank.forward(ids))
+        else:
+            output.sum().backward()
+            error = refused(rank.optimizer.step)
+        rank.step(ids)
+        assert rank.container.counters.steps == 1
+        return error
+
+    first, second = run_ranks("direct", 2, body)
+    assert type(first) is type(second) is DeviceError
+    assert first.details["rank"] == 1
+    assert isinstance(second.__cause__, torch.OutOfMemoryError)
+    assert "OutOfMemoryError: CUDA out of memory" in str(first)
 
 
 def test_a_load_that_failed_beside_is_told_by_the_next_lookup(tmp_path: Path) -> None:

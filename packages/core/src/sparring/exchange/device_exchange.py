@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparring.closable import Closable
-from sparring.errors import InvalidArgumentError, PeerFailure, UnsupportedError
+from sparring.errors import (
+    DeviceError,
+    InvalidArgumentError,
+    PeerFailure,
+    SparringError,
+    UnsupportedError,
+)
 from sparring.exchange.beside import Lane
 from sparring.exchange.device_pulling import DevicePull
 from sparring.exchange.device_pushing import DevicePush
@@ -178,8 +184,15 @@ class DeviceExchange(Closable):
                     self._side.kernels, keys, self._owners, exchange._world_size
                 )
                 counts = routed.counts
-            except Exception as found:
+            except SparringError as found:
                 error = found
+            except Exception as found:
+                # As one of ours, all ranks raise it and may go on.
+                error = DeviceError(
+                    f"keys could not be routed on {self._side.kernels.device}: "
+                    f"{type(found).__name__}: {found}. Nothing was exchanged, and no row has changed"
+                )
+                error.__cause__ = found
         theirs = exchange._agree(phase, counts, names, error)
         assert routed is not None  # else it was refused
         return routed, theirs

@@ -126,8 +126,8 @@ class DevicePull:
             for place, (request, result) in enumerate(zip(self.requests, results, strict=True)):
                 order = self.routed.orders[place]
                 if len(request.keys):
-                    result.rows[order] = self._sorted[place].rows
-                    result.found[order] = self._sorted[place].found
+                    arrays.put(result.rows, order, self._sorted[place].rows)
+                    arrays.put(result.found, order, self._sorted[place].found)
         self.side.end()
         self._check_refusals()
         return results
