@@ -22,6 +22,7 @@ from sparring.errors import (
     DeviceMemoryError,
     InvalidArgumentError,
     NonFiniteGradientError,
+    PartialStepError,
     PeerFailure,
     SparringError,
 )
@@ -350,6 +351,42 @@ def test_what_torch_refuses_while_keys_are_routed_stops_all_and_they_may_go_on(
     assert first.details["rank"] == 1
     assert isinstance(second.__cause__, torch.OutOfMemoryError)
     assert "OutOfMemoryError: CUDA out of memory" in str(first)
+
+
+def test_an_optimizer_of_torch_that_finds_no_memory_after_the_vote_says_that_others_stepped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failing, ended = set[int](), threading.Barrier(2)
+
+    class Adagrad(torch.optim.Adagrad):
+        def step(self, closure: Any = None) -> Any:
+            if threading.get_ident() in failing:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+            return super().step(closure)
+
+    def body(collective: Collective) -> SparringError | None:
+        rank = Rank(collective, Adagrad)
+        ids = torch.arange(20).reshape(5, 4)
+        rank.step(ids)
+        if rank.rank == 0:
+            rank.step(ids)
+            error = refused(lambda: rank.items(ids))
+            ended.wait(10)
+            assert isinstance(error, PeerFailure)
+            assert error.details["rank"] == 1
+            return None
+        before = rank.rows()
+        failing.add(threading.get_ident())
+        error = refused(lambda: rank.step(ids))
+        ended.wait(10)  # it is told, not found out by the end of this rank
+        assert rank.rows() == before
+        return error
+
+    error = run_ranks("direct", 2, body)[1]
+    assert isinstance(error, PartialStepError)
+    assert "step 2 reached other ranks only" in str(error)
+    assert isinstance(error.__cause__, DeviceMemoryError)
+    assert error.__cause__.details["asked_bytes"] == 20 << 20
 
 
 def test_a_load_that_failed_beside_is_told_by_the_next_lookup(tmp_path: Path) -> None:

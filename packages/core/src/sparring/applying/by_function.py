@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparring.applying.committing import committing
+from sparring.applying.committing import agreed, committing
 from sparring.applying.gathering import Gathered, gather_rows
 from sparring.applying.gradients import (
     check_owned,
@@ -60,7 +60,7 @@ def apply_update(container: StepContainer, update: Update) -> None:
             gathered = gather_rows(container, owned, steps)
         updates = [*gathered.updates, *(each.update for each in there.values() if each.update)]
         commit.num_rows = {each.table.name: len(each.keys) for each in updates}
-    with container.span("update"):
+    with container.span("update"), agreed(container):
         update(_with_empty(container, updates, commit.touched, kernels))
     with container.span("write"):
         write_on_device(container, there, after=[each.table.name for each in gathered.updates])

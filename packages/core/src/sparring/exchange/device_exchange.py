@@ -230,5 +230,5 @@ class DeviceExchange(Closable):
             raise  # `_guarded` tells them
         except BaseException as error:
             if not driven.is_through:
-                self._exchange._give_up(error)
+                self._exchange.give_up(error)
             raise
