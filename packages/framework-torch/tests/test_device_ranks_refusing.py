@@ -237,8 +237,15 @@ def test_a_rank_whose_device_fails_anywhere_before_rows_are_written_stops_all(
     num_failed, places = 0, set()
     for number in range(100):
         held: list[Breaking] = []
+        # The end of the failing rank would tell the other too, so it waits for that one's error.
+        raised = threading.Barrier(2)
 
-        def body(collective: Collective, held: list[Breaking] = held, number: int = number) -> Any:
+        def body(
+            collective: Collective,
+            held: list[Breaking] = held,
+            number: int = number,
+            raised: threading.Barrier = raised,
+        ) -> Any:
             rank = Rank(collective, optimizer)
             ids = torch.arange(3 * rank.rank, 30 + 3 * rank.rank).reshape(-1, 3)
             rank.step(ids)
@@ -251,6 +258,7 @@ def test_a_rank_whose_device_fails_anywhere_before_rows_are_written_stops_all(
             except (DeviceMemoryError, PeerFailure) as error:
                 assert time.monotonic() - begin < 5, "the deadline was waited for"
                 assert rank.rows() == before
+                raised.wait(10)
                 if held[0].failed in _TOLD:
                     rank.step(ids)
                     assert rank.rows() != before
@@ -387,6 +395,37 @@ def test_an_optimizer_of_torch_that_finds_no_memory_after_the_vote_says_that_oth
     assert "step 2 reached other ranks only" in str(error)
     assert isinstance(error.__cause__, DeviceMemoryError)
     assert error.__cause__.details["asked_bytes"] == 20 << 20
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("fault", ["place", "fraction", "weights"])
+def test_ids_that_one_rank_refuses_are_looked_up_by_none_and_all_may_go_on(
+    fault: str, is_training: bool
+) -> None:
+    raised = threading.Barrier(2)
+
+    def body(collective: Collective) -> InvalidArgumentError:
+        rank = Rank(collective, "adagrad", mode="sum")
+        rank.items.train(is_training)
+        ids = torch.arange(20).reshape(5, 4)
+        weights = torch.ones(5, 4)
+        rank.items(ids, per_sample_weights=weights)
+        given = ids
+        if rank.rank == 1 and fault == "place":
+            given = torch.empty((5, 4), dtype=torch.int64, device="meta")
+        elif rank.rank == 1 and fault == "fraction":
+            given = ids + 0.5
+        elif rank.rank == 1:
+            weights = torch.ones((5, 4), device="meta")
+        error = refused(lambda: rank.items(given, per_sample_weights=weights))
+        raised.wait(10)  # the end of this rank would tell the other too
+        rank.items(ids)
+        assert isinstance(error, InvalidArgumentError)
+        return error
+
+    first, second = run_ranks("direct", 2, body)
+    assert first.details["rank"] == 1
+    assert str(second) in str(first)
 
 
 def test_a_load_that_failed_beside_is_told_by_the_next_lookup(tmp_path: Path) -> None:

@@ -93,10 +93,11 @@ class DeviceExchange(Closable):
             pulled = iter(
                 self.pull_all(others, is_training=is_training, error=error) if others else ()
             )
-            return [
-                self._find(each) if own else next(pulled)
-                for each, own in zip(requests, is_own, strict=True)
-            ]
+            with self.told([each.table for each in others]):
+                return [
+                    self._find(each) if own else next(pulled)
+                    for each, own in zip(requests, is_own, strict=True)
+                ]
         self._check_exact(exchange.options.row_wire_dtype, "row_wire_dtype")
         names = [f"{each.table.name}[0:{each.width}] on a device" for each in requests]
         phase = Phase.LOOKUP if is_training else Phase.READ
@@ -111,7 +112,7 @@ class DeviceExchange(Closable):
                 self._chunk_rows([(each.table, each.width) for each in requests]),
                 exchange.options.chunks_in_flight,
             )
-            with self._given_up_unless_through(pull):
+            with self._given_up(pull):
                 return pull.run()
 
     def push_all(
@@ -156,7 +157,7 @@ class DeviceExchange(Closable):
                 self._chunk_rows([(each.table, each.table.dim) for each in requests]),
                 exchange.options.chunks_in_flight,
             )
-            with self._given_up_unless_through(push):
+            with self._given_up():
                 return push.run()
 
     def close(self) -> None:
@@ -222,13 +223,24 @@ class DeviceExchange(Closable):
             )
 
     @contextmanager
-    def _given_up_unless_through(self, driven: DevicePull | DevicePush) -> Iterator[None]:
-        """Tells the others where this rank fails before they have got what they wait for."""
+    def told(self, tables: Sequence[TableConfig]) -> Iterator[None]:
+        """Tells the others where the block fails, which follows a pull of these tables: they go on,
+        and wait for this rank at the next exchange."""
+        try:
+            yield
+        except Exception as error:
+            if not all(self._exchange._is_own(table) for table in tables):
+                self._exchange.give_up(error)
+            raise
+
+    @contextmanager
+    def _given_up(self, pull: DevicePull | None = None) -> Iterator[None]:
+        """Tells the others where this rank fails, unless they know."""
         try:
             yield
         except PeerFailure:
             raise  # `_guarded` tells them
         except BaseException as error:
-            if not driven.is_through:
+            if pull is None or not pull.is_told:
                 self._exchange.give_up(error)
             raise

@@ -75,8 +75,6 @@ class DevicePush:
     _sums: list[SummedByKey] = field(default_factory=list)
     _hops: dict[int, _Hop] = field(default_factory=dict)
     _jobs: list[Job] = field(default_factory=list)
-    is_through: bool = False
-    """Whether all other ranks have got what this one had for them."""
 
     def run(self) -> list[DevicePushed]:
         """Returns the sums for each request, keys in the order in which they first came. They are
@@ -110,7 +108,6 @@ class DevicePush:
                 begin, end = self.routed.offsets[table][rank : rank + 2]
                 self._sums.append(SummedByKey(keys[begin:end], self._gradients[table][begin:end]))
             self._go_round(deque(turns))
-            self.is_through = True
         finally:
             self.lane.finish()
             error = side.settle([gathered])
