@@ -276,6 +276,7 @@ class LateKernels(KernelSet):
             to_host=self._to_host,
             from_host=device.given,
             concatenate=self._concatenate,
+            take=lambda array, positions: array[positions],
         )
 
     def streams(self) -> Streams:

@@ -180,3 +180,28 @@ def test_a_table_takes_what_torch_keeps_on_cuda(gpu: torch.device) -> None:
     optimizer.step()
     assert handle.memory_use["lasting_bytes"] > before + (64 << 20)
     assert module.num_rows() == {"items": 2**21}
+
+
+@needs_emulator
+def test_an_optimizer_of_torch_that_finds_no_memory_says_so_and_the_next_step_may_succeed() -> None:
+    failing = False
+
+    class Adagrad(torch.optim.Adagrad):
+        def step(self, closure: Any = None) -> Any:
+            if failing:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+            return super().step(closure)
+
+    module = EmbeddingBag(4, name="items", device="emulated")
+    optimizer = Optimizer(module, Adagrad, lr=0.1)
+    ids = torch.arange(20).reshape(5, 4)
+    for failing in (False, True, False):
+        before = module(ids).detach()
+        module(ids).sum().backward()
+        if failing:
+            with pytest.raises(DeviceMemoryError, match="no row has changed") as caught:
+                optimizer.step()
+            assert caught.value.details["asked_bytes"] == 20 << 20
+        else:
+            optimizer.step()
+        assert torch.equal(module(ids), before) == failing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ from sparring import StepContainer
 from sparring.collective import Collective
 from sparring.errors import (
     CapacityError,
+    DeviceError,
     DeviceMemoryError,
     InvalidArgumentError,
     NonFiniteGradientError,
+    PartialStepError,
     PeerFailure,
     SparringError,
 )
@@ -235,8 +237,15 @@ def test_a_rank_whose_device_fails_anywhere_before_rows_are_written_stops_all(
     num_failed, places = 0, set()
     for number in range(100):
         held: list[Breaking] = []
+        # The end of the failing rank would tell the other too, so it waits for that one's error.
+        raised = threading.Barrier(2)
 
-        def body(collective: Collective, held: list[Breaking] = held, number: int = number) -> Any:
+        def body(
+            collective: Collective,
+            held: list[Breaking] = held,
+            number: int = number,
+            raised: threading.Barrier = raised,
+        ) -> Any:
             rank = Rank(collective, optimizer)
             ids = torch.arange(3 * rank.rank, 30 + 3 * rank.rank).reshape(-1, 3)
             rank.step(ids)
@@ -249,6 +258,7 @@ def test_a_rank_whose_device_fails_anywhere_before_rows_are_written_stops_all(
             except (DeviceMemoryError, PeerFailure) as error:
                 assert time.monotonic() - begin < 5, "the deadline was waited for"
                 assert rank.rows() == before
+                raised.wait(10)
                 if held[0].failed in _TOLD:
                     rank.step(ids)
                     assert rank.rows() != before
@@ -269,6 +279,153 @@ def test_a_rank_whose_device_fails_anywhere_before_rows_are_written_stops_all(
         assert isinstance(errors[0], DeviceMemoryError) or held[0].failed not in _TOLD
     assert num_failed > 10
     assert places >= {"dedup", "route", "gather", "is_finite", "empty"}
+
+
+@OPTIMIZERS
+@pytest.mark.parametrize("slow", [False, True], ids=["at once", "after the last message"])
+def test_a_rank_that_cannot_add_gradients_up_stops_the_step_on_all(
+    optimizer: Any, slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels: Any = kernel_set_for("emulated")
+    real, failures = kernels.segment_sum, list[DeviceMemoryError]()
+
+    def segment_sum(*given: Any, **named: Any) -> Any:
+        if threading.current_thread().name.startswith("sparring-device") and failures:
+            with suppress(IndexError):  # where the other rank was first
+                error = failures.pop()
+                time.sleep(0.05 if slow else 0)
+                raise error
+        return real(*given, **named)
+
+    monkeypatch.setattr(kernels, "segment_sum", segment_sum)
+    failure = DeviceMemoryError("no memory left to add up")
+    begun = threading.Barrier(2, lambda: failures.append(failure))
+    ended = threading.Barrier(2)
+
+    def body(collective: Collective) -> DeviceMemoryError:
+        rank = Rank(collective, optimizer)
+        ids = torch.arange(20).reshape(5, 4)
+        rank.step(ids)
+        before = rank.rows()
+        begun.wait(10)
+        begin = time.monotonic()
+        error = refused(lambda: rank.step(ids))
+        assert time.monotonic() - begin < 5, "the deadline was waited for"
+        assert rank.rows() == before
+        ended.wait(10)
+        rank.step(ids)
+        assert rank.rows() != before
+        assert isinstance(error, DeviceMemoryError)
+        return error
+
+    errors = run_ranks("direct", 2, body)
+    (failed,) = [rank for rank, each in enumerate(errors) if "rank" not in each.details]
+    assert errors[1 - failed].details["rank"] == failed
+    assert f"rank {failed} cannot apply it, so no rank does" in str(errors[1 - failed])
+
+
+@pytest.mark.parametrize("where", ["lookup", "step"])
+def test_what_torch_refuses_while_keys_are_routed_stops_all_and_they_may_go_on(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels: Any = kernel_set_for("emulated")
+    real, failing = kernels.route, set[int]()
+
+    def route(*given: Any, **named: Any) -> Any:
+        if threading.get_ident() in failing:
+            failing.clear()
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return real(*given, **named)
+
+    monkeypatch.setattr(kernels, "route", route)
+
+    def body(collective: Collective) -> SparringError:
+        rank = Rank(collective, "adagrad")
+        ids = torch.arange(20).reshape(5, 4)
+        output = None if where == "lookup" else rank.forward(ids)
+        if rank.rank == 1:
+            failing.add(threading.get_ident())
+        if output is None:
+            error = refused(lambda: rank.forward(ids))
+        else:
+            output.sum().backward()
+            error = refused(rank.optimizer.step)
+        rank.step(ids)
+        assert rank.container.counters.steps == 1
+        return error
+
+    first, second = run_ranks("direct", 2, body)
+    assert type(first) is type(second) is DeviceError
+    assert first.details["rank"] == 1
+    assert isinstance(second.__cause__, torch.OutOfMemoryError)
+    assert "OutOfMemoryError: CUDA out of memory" in str(first)
+
+
+def test_an_optimizer_of_torch_that_finds_no_memory_after_the_vote_says_that_others_stepped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failing, ended = set[int](), threading.Barrier(2)
+
+    class Adagrad(torch.optim.Adagrad):
+        def step(self, closure: Any = None) -> Any:
+            if threading.get_ident() in failing:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+            return super().step(closure)
+
+    def body(collective: Collective) -> SparringError | None:
+        rank = Rank(collective, Adagrad)
+        ids = torch.arange(20).reshape(5, 4)
+        rank.step(ids)
+        if rank.rank == 0:
+            rank.step(ids)
+            error = refused(lambda: rank.items(ids))
+            ended.wait(10)
+            assert isinstance(error, PeerFailure)
+            assert error.details["rank"] == 1
+            return None
+        before = rank.rows()
+        failing.add(threading.get_ident())
+        error = refused(lambda: rank.step(ids))
+        ended.wait(10)  # it is told, not found out by the end of this rank
+        assert rank.rows() == before
+        return error
+
+    error = run_ranks("direct", 2, body)[1]
+    assert isinstance(error, PartialStepError)
+    assert "step 2 reached other ranks only" in str(error)
+    assert isinstance(error.__cause__, DeviceMemoryError)
+    assert error.__cause__.details["asked_bytes"] == 20 << 20
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("fault", ["place", "fraction", "weights"])
+def test_ids_that_one_rank_refuses_are_looked_up_by_none_and_all_may_go_on(
+    fault: str, is_training: bool
+) -> None:
+    raised = threading.Barrier(2)
+
+    def body(collective: Collective) -> InvalidArgumentError:
+        rank = Rank(collective, "adagrad", mode="sum")
+        rank.items.train(is_training)
+        ids = torch.arange(20).reshape(5, 4)
+        weights = torch.ones(5, 4)
+        rank.items(ids, per_sample_weights=weights)
+        given = ids
+        if rank.rank == 1 and fault == "place":
+            given = torch.empty((5, 4), dtype=torch.int64, device="meta")
+        elif rank.rank == 1 and fault == "fraction":
+            given = ids + 0.5
+        elif rank.rank == 1:
+            weights = torch.ones((5, 4), device="meta")
+        error = refused(lambda: rank.items(given, per_sample_weights=weights))
+        raised.wait(10)  # the end of this rank would tell the other too
+        rank.items(ids)
+        assert isinstance(error, InvalidArgumentError)
+        return error
+
+    first, second = run_ranks("direct", 2, body)
+    assert first.details["rank"] == 1
+    assert str(second) in str(first)
 
 
 def test_a_load_that_failed_beside_is_told_by_the_next_lookup(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ The host learns how many keys there are, and how many of them each rank owns, an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from sparring.step import StepContainer
     from sparring.table import TableConfig
 
-__all__ = ["DeviceLookup", "looked_up_on_device"]
+__all__ = ["DeviceLookup", "looked_up_on_device", "told_on_device"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ def looked_up_on_device(
     requests: Sequence[tuple[str, DeviceArray]],
     *,
     is_training: bool,
+    refusal: Exception | None = None,
 ) -> list[DeviceLookup]:
     """Ids of several tables to rows, in one exchange between ranks; nothing is registered.
 
@@ -47,8 +49,10 @@ def looked_up_on_device(
         kernels: of the device on which ids and tables lie.
         requests: table and ids ``(n,)`` int64; the same tables in the same order on all ranks.
         is_training: gradients will come.
+        refusal: why this rank cannot, for all ranks to raise; its ids are not looked at.
 
     Raises:
+        Exception: `refusal`, or in its place another rank's, naming that rank.
         UnknownTableError: nobody declared a table.
         BackgroundError: the last load failed beside what its caller did.
         InterruptedLoadError, InvalidArgumentError: as `StepContainer.lookup_all`, on any rank.
@@ -58,9 +62,10 @@ def looked_up_on_device(
     container.check_open()
     container.join_ahead()
     entries = [container.entry(name) for name, _ in requests]
-    refusal: Exception | None = None
     found: list[Dedup] = []
     try:
+        if refusal is not None:
+            raise refusal
         container.loads.check()
         for entry in entries:
             container.seek_rows(entry)
@@ -79,10 +84,21 @@ def looked_up_on_device(
         pulled = container.exchange.on_device(kernels).pull_all(
             pulls, is_training=is_training, error=refusal
         )
-    return [
-        DeviceLookup(each, _completed(kernels, entry.config, each, rows))
-        for entry, each, rows in zip(entries, found, pulled, strict=True)
-    ]
+    with told_on_device(container, kernels, [name for name, _ in requests]):
+        return [
+            DeviceLookup(each, _completed(kernels, entry.config, each, rows))
+            for entry, each, rows in zip(entries, found, pulled, strict=True)
+        ]
+
+
+def told_on_device(
+    container: StepContainer, kernels: KernelSet, tables: Sequence[str]
+) -> AbstractContextManager[None]:
+    """Surrounds what is made of rows that came from other ranks: where it fails, they are told."""
+    if container.reads_directly(tables):
+        return nullcontext()
+    configs = [container.entry(table).config for table in tables]
+    return container.exchange.on_device(kernels).told(configs)
 
 
 def _completed(

@@ -11,7 +11,7 @@ import numpy as np
 from sparring.applying.gradients import summed_gradients
 from sparring.collective import Reduction
 from sparring.device_gradients import DeviceGradients, SummedByKey
-from sparring.exchange import DevicePushRequest
+from sparring.exchange import DevicePushed, DevicePushRequest
 from sparring.kernel_set import DeviceArray, KernelSet
 from sparring.non_finite import NonFinite, finite_only
 from sparring.resources import Accumulated
@@ -19,7 +19,7 @@ from sparring.resources import Accumulated
 if TYPE_CHECKING:
     from sparring.step import StepContainer
 
-__all__ = ["OwnedOnDevice", "average", "owned_on_device"]
+__all__ = ["OwnedOnDevice", "average", "check_owned_on_device", "owned_on_device"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,8 @@ class OwnedOnDevice:
     """``(u,)``"""
     gradients: DeviceArray
     """``(u, dim)`` of the computing dtype"""
+    error: BaseException | None = None
+    """As of `DevicePushed`."""
 
 
 @dataclass(slots=True)
@@ -75,16 +77,24 @@ def owned_on_device(
     for names in _by_device(kernels):
         works = kernels[names[0]]
         if is_alone:
-            sums = [own.summed.get(name) for name in names]
+            mine = [own.summed.get(name) for name in names]
+            sums = [None if one is None else DevicePushed(one.keys, one.gradients) for one in mine]
         else:
             requests = [_request(container, name, works, own.summed.get(name)) for name in names]
             with container.span("push"):
                 sums = [*container.exchange.on_device(works).push_all(requests, error=refusal)]
         for name, each in zip(names, sums, strict=True):
-            if each is not None and len(each.keys):
-                owned[name] = OwnedOnDevice(works, each.keys, each.gradients)
+            if each is not None and (len(each.keys) or each.error is not None):
+                owned[name] = OwnedOnDevice(works, each.keys, each.gradients, each.error)
     container.counters.rows_skipped_non_finite += own.num_skipped
     return {name: owned[name] for name in kernels if name in owned}
+
+
+def check_owned_on_device(owned: Mapping[str, OwnedOnDevice]) -> None:
+    """Raises what the owner of some keys met with while it added up their gradients."""
+    for each in owned.values():
+        if each.error is not None:
+            raise each.error
 
 
 def average(container: StepContainer, owned: Mapping[str, OwnedOnDevice]) -> None:

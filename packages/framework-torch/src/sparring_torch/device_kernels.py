@@ -88,6 +88,9 @@ def kernel_set_for(device: str) -> KernelSet:
     def taken_bytes(array: Tensor, positions: Tensor) -> int:
         return len(positions) * math.prod(array.shape[1:]) * array.element_size()
 
+    def put(array: Tensor, positions: Tensor, values: Tensor) -> None:
+        array.index_copy_(0, positions, values)
+
     def stream() -> int:
         return 0 if where.type == "cpu" else int(torch.cuda.current_stream(where).cuda_stream)
 
@@ -108,7 +111,7 @@ def kernel_set_for(device: str) -> KernelSet:
             where, concatenate, lambda parts: sum(each.nbytes for each in parts)
         ),
         take=memory_checked(where, take, taken_bytes),
-        put=lambda array, positions, values: array.index_copy_(0, positions, values),
+        put=memory_checked(where, put),
         follow=lambda tensors: Produced(where, list(tensors)).take,
         view=lambda array, dtype: array.view(getattr(torch, dtype)),
         release_unused=None if where.type == "cpu" else partial(release_unused_memory, where),

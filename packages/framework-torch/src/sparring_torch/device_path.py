@@ -14,7 +14,8 @@ one rank. `emulated` stands for a GPU whose memory is the host's: tensors of the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,12 +24,14 @@ from torch.autograd.function import once_differentiable
 
 from sparring import ResourceManager, StepContainer
 from sparring.device_gradients import BagGradients, DeviceGradients
-from sparring.device_lookups import DeviceLookup, looked_up_on_device
+from sparring.device_lookups import DeviceLookup, looked_up_on_device, told_on_device
+from sparring.device_ways import pulls_on_device
 from sparring.errors import InvalidArgumentError
 from sparring.kernel_set import KernelSet
 from sparring.kernels import Dedup
 from sparring_torch.device_groups import DeviceGroup, each_alone
 from sparring_torch.device_kernels import kernel_set_for, tensor_device
+from sparring_torch.device_memory import memory_errors
 from sparring_torch.device_streams import Produced
 
 __all__ = ["DevicePath"]
@@ -62,6 +65,29 @@ class DevicePath:
             device=str(given.device),
         )
 
+    @contextmanager
+    def refusing(
+        self, container: StepContainer, tables: Sequence[str], *, is_training: bool
+    ) -> Iterator[None]:
+        """What the block refuses before a lookup, all ranks refuse; want of memory is said there.
+
+        Args:
+            container: where the tables live.
+            tables: that are looked up.
+            is_training: the module's own `training`.
+        """
+        try:
+            with memory_errors(self.device):
+                yield
+        except Exception as error:
+            if not container.reads_directly(tables) and pulls_on_device(container, tables):
+                is_registered = is_training and torch.is_grad_enabled()
+                requests = [(table, None) for table in tables]
+                looked_up_on_device(
+                    container, self.kernels, requests, is_training=is_registered, refusal=error
+                )
+            raise
+
     def pool(
         self, container: StepContainer, groups: Sequence[DeviceGroup], *, is_training: bool
     ) -> list[Tensor]:
@@ -73,16 +99,19 @@ class DevicePath:
             is_training: the module's own `training`.
         """
         is_registered = is_training and torch.is_grad_enabled()
+        tables = [group.table for group in groups]
+        with self.refusing(container, tables, is_training=is_training):
+            for group in groups:
+                self._prepare(container, group)
         sources = self._sources(container, groups, is_registered)
-        for group in groups:
-            self._prepare(container, group)
-        if not is_registered:
-            return [source.pooled(group) for source, group in zip(sources, groups, strict=True)]
-        batch = _Batch(self, container, groups, sources)
-        outputs: tuple[Tensor, ...] = _Output.apply(  # type: ignore[no-untyped-call]
-            _ANCHOR, batch, *(group.weights for group in groups)
-        )
-        return list(outputs)
+        with told_on_device(container, self.kernels, tables):
+            if not is_registered:
+                return [source.pooled(group) for source, group in zip(sources, groups, strict=True)]
+            batch = _Batch(self, container, groups, sources)
+            outputs: tuple[Tensor, ...] = _Output.apply(  # type: ignore[no-untyped-call]
+                _ANCHOR, batch, *(group.weights for group in groups)
+            )
+            return list(outputs)
 
     def _sources(
         self, container: StepContainer, groups: Sequence[DeviceGroup], is_registered: bool

@@ -91,7 +91,7 @@ class Embedding(TableModule):
         Raises:
             InvalidArgumentError: a value is no id.
         """
-        path = self.agent.path_for(input)
+        path = self.agent.path_for(input, is_training=self.training)
         if path is not None:
             with memory_errors(path.device):
                 return self._on_device(path, input)
@@ -104,12 +104,13 @@ class Embedding(TableModule):
         return embeddings if input.device.type == "cpu" else embeddings.to(input.device)
 
     def _on_device(self, path: DevicePath, values: Tensor) -> Tensor:
-        ids = ids_in_place(values, f"table {self.name!r}").reshape(-1)
         kept = None
-        if self.padding_idx is not None:
-            kept = (ids != self.padding_idx).nonzero().squeeze(1)
-            ids = ids[kept]
-        group = DeviceGroup(self.name, "sum", [0], ids.contiguous(), each_alone(ids))
+        with self.agent.refusing(path, is_training=self.training):
+            ids = ids_in_place(values, f"table {self.name!r}").reshape(-1)
+            if self.padding_idx is not None:
+                kept = (ids != self.padding_idx).nonzero().squeeze(1)
+                ids = ids[kept]
+            group = DeviceGroup(self.name, "sum", [0], ids.contiguous(), each_alone(ids))
         (embeddings,) = self.agent.pool_on(path, [group], is_training=self.training)
         if kept is not None:
             padded = embeddings.new_zeros(values.numel(), self.embedding_dim)

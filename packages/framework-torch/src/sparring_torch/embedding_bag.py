@@ -111,10 +111,11 @@ class EmbeddingBag(TableModule):
             InvalidArgumentError: input and offsets do not fit, weights of another shape or in
                 mode ``mean``, or a value is no id.
         """
-        path = self.agent.path_for(input)
+        path = self.agent.path_for(input, is_training=self.training)
         if path is not None:
             with memory_errors(path.device):
-                group = self._group(input, offsets, per_sample_weights)
+                with self.agent.refusing(path, is_training=self.training):
+                    group = self._group(input, offsets, per_sample_weights)
                 return self.agent.pool_on(path, [group], is_training=self.training)[0]
         bags = self.wanted(input, offsets, per_sample_weights)
         pooled = self.agent.pool(bags, is_training=self.training)

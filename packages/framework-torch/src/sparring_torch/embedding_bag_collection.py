@@ -97,11 +97,12 @@ class EmbeddingBagCollection(TableModule):
                 is no id.
         """
         places = self._router.places(features)
-        path = self.agent.path_for(features.values())
+        path = self.agent.path_for(features.values(), is_training=self.training)
         if path is not None:
             with memory_errors(path.device):
-                weights = features.weights() if self._is_weighted else None
-                groups = bag_groups(self.agent.features, features, places, weights)
+                with self.agent.refusing(path, is_training=self.training):
+                    weights = features.weights() if self._is_weighted else None
+                    groups = bag_groups(self.agent.features, features, places, weights)
                 outputs = self.agent.pool_on(path, groups, is_training=self.training)
                 parts = parts_of_features(groups, outputs, [features.stride()] * len(places))
                 return KeyedTensor._trusted(self._names, self._dims, torch.cat(parts, dim=1))

@@ -86,7 +86,7 @@ class EmbeddingCollection(TableModule):
             InvalidArgumentError: features and tables do not fit, or a value is no id.
         """
         places = self._router.places(features)
-        path = self.agent.path_for(features.values())
+        path = self.agent.path_for(features.values(), is_training=self.training)
         if path is not None:
             with memory_errors(path.device):
                 return self._on_device(path, features, places)
@@ -104,7 +104,8 @@ class EmbeddingCollection(TableModule):
     def _on_device(
         self, path: DevicePath, features: KeyedJaggedTensor, places: list[int]
     ) -> dict[str, JaggedTensor]:
-        groups = id_groups(self.agent.features, features, places)
+        with self.agent.refusing(path, is_training=self.training):
+            groups = id_groups(self.agent.features, features, places)
         outputs = self.agent.pool_on(path, groups, is_training=self.training)
         counts, stride = features.length_per_key(), features.stride()
         parts = parts_of_features(groups, outputs, [counts[place] for place in places])

@@ -16,6 +16,7 @@ from sparring.step import TableUpdate
 from sparring.table_state import TableState, give_states
 from sparring_torch.block_stepping import BLOCK_BYTES, step_in_blocks
 from sparring_torch.device_kernels import tensor_device
+from sparring_torch.device_memory import memory_errors
 from sparring_torch.probing import probe
 from sparring_torch.row_state import RowState
 from sparring_torch.shadow_parameter import ShadowParameter
@@ -74,12 +75,15 @@ class NativeRoute:
             shadow.load(update.rows, update.gradients)
             loaded.append(shadow)
         try:
-            step_in_blocks(
-                partial(self._native_step, self._native),
-                loaded,
-                self.param_groups,
-                None if any(shadow.is_on_device for shadow in loaded) else self._block_bytes,
-            )
+            # What the optimizer makes on the way lies where the rows lie.
+            on_device = [each.parameter.device for each in loaded if each.is_on_device]
+            with memory_errors(on_device[0] if on_device else torch.device("cpu")):
+                step_in_blocks(
+                    partial(self._native_step, self._native),
+                    loaded,
+                    self.param_groups,
+                    None if on_device else self._block_bytes,
+                )
         finally:
             for shadow in loaded:
                 shadow.unload()

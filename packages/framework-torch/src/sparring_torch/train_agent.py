@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,8 +110,12 @@ class TrainAgent(TableHolder):
         names = self.table_names
         return container.reads_directly(names) or pulls_on_device(container, names)
 
-    def path_for(self, ids: Tensor) -> DevicePath | None:
+    def path_for(self, ids: Tensor, *, is_training: bool) -> DevicePath | None:
         """How `ids` are looked up where they lie; None: by way of the host.
+
+        Args:
+            ids: on any device.
+            is_training: the module's own `training`.
 
         Raises:
             InvalidArgumentError: the tables lie on a device, and the ids on another.
@@ -119,8 +124,13 @@ class TrainAgent(TableHolder):
         path = self._path
         if path is None:
             return None
-        path.check_place(self.table_names, "ids", ids)
+        with self.refusing(path, is_training=is_training):
+            path.check_place(self.table_names, "ids", ids)
         return path if self._leaves_rows(container) else None
+
+    def refusing(self, path: DevicePath, *, is_training: bool) -> AbstractContextManager[None]:
+        """What the block refuses before a lookup on the device, all ranks refuse."""
+        return path.refusing(self.container, self.table_names, is_training=is_training)
 
     def pool_on(
         self, path: DevicePath, groups: Sequence[DeviceGroup], *, is_training: bool

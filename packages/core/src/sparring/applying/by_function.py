@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparring.applying.committing import committing
+from sparring.applying.committing import agreed, committing
 from sparring.applying.gathering import Gathered, gather_rows
 from sparring.applying.gradients import (
     check_owned,
@@ -24,7 +24,7 @@ from sparring.device_functions import (
     no_update,
     write_on_device,
 )
-from sparring.device_owned import average, owned_on_device
+from sparring.device_owned import average, check_owned_on_device, owned_on_device
 from sparring.device_ways import kernels_of_step
 from sparring.kernel_set import KernelSet
 from sparring.resources import Accumulated
@@ -59,13 +59,14 @@ def apply_update(container: StepContainer, update: Update) -> None:
     gathered, there = Gathered([], {}), dict[str, GatheredOnDevice]()
     with committing(container) as commit:
         check_owned(owned)
+        check_owned_on_device(owned_there)
         average(container, owned_there)
         with container.span("find"):
             there = gather_on_device(container, owned_there)
             gathered = gather_rows(container, owned, steps)
         updates = [*gathered.updates, *(each.update for each in there.values() if each.update)]
         commit.num_rows = {each.table.name: len(each.keys) for each in updates}
-    with container.span("update"):
+    with container.span("update"), agreed(container):
         update(_with_empty(container, updates, commit.touched, kernels))
     with container.span("write"):
         write_on_device(container, there, after=[each.table.name for each in gathered.updates])

@@ -19,7 +19,12 @@ from sparring.applying.room import check_rooms
 from sparring.applying.writing import write_fused, write_rows
 from sparring.device_gradients import DeviceGradients
 from sparring.device_methods import check_rooms_on_device, write_methods_on_device
-from sparring.device_owned import OwnedOnDevice, average, owned_on_device
+from sparring.device_owned import (
+    OwnedOnDevice,
+    average,
+    check_owned_on_device,
+    owned_on_device,
+)
 from sparring.device_ways import kernels_of_step
 from sparring.errors import InvalidArgumentError
 from sparring.exchange import OwnedGradients
@@ -117,6 +122,7 @@ def _check_there(
     choices: Mapping[str, MethodChoice],
 ) -> None:
     """Makes gradients that lie on devices what their rows are changed by; refuses what is wrong."""
+    check_owned_on_device(there)
     _check_choices(there, choices)
     average(container, there)
     check_rooms_on_device(container, there)

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparring.errors import DeviceError, PartialStepError
 from sparring.memory_budget import check_memory
 
 if TYPE_CHECKING:
     from sparring.step import StepContainer
 
-__all__ = ["Commit", "committing"]
+__all__ = ["Commit", "agreed", "committing"]
 
 
 @dataclass(slots=True)
@@ -40,3 +41,28 @@ def committing(container: StepContainer) -> Iterator[Commit]:
     names = list(container.tables)
     totals = container.exchange.commit([commit.num_rows.get(name, 0) for name in names], refusal)
     commit.touched = [name for name, total in zip(names, totals, strict=True) if total]
+
+
+@contextmanager
+def agreed(container: StepContainer) -> Iterator[None]:
+    """Surrounds what comes after `committing` and before the first write.
+
+    Raises:
+        PartialStepError: this rank, of several, had no memory, or its device failed; the others
+            have applied the step.
+    """
+    try:
+        yield
+    except (DeviceError, MemoryError) as error:  # others than these meet all ranks alike
+        if container.collective.world_size == 1:
+            raise
+        container.exchange.give_up(error)
+        names = tuple(container.tables)
+        raise PartialStepError(
+            f"step {container.counters.steps + 1} reached other ranks only: here it failed when all "
+            f"had agreed to apply it ({type(error).__name__}: {error}). No row of this rank has "
+            "changed. Mend what failed, then restart all ranks from the last snapshot",
+            written=(),
+            failed=(),
+            untouched=names,
+        ) from error

@@ -2,7 +2,12 @@
 
 from sparring.exchange.counters import ExchangeCounters, MessageKind, WireBytes
 from sparring.exchange.device_exchange import DeviceExchange
-from sparring.exchange.device_requests import DevicePulled, DevicePullRequest, DevicePushRequest
+from sparring.exchange.device_requests import (
+    DevicePulled,
+    DevicePullRequest,
+    DevicePushed,
+    DevicePushRequest,
+)
 from sparring.exchange.options import ExchangeOptions, Schedule, WireDtype
 from sparring.exchange.record import ChangedKeys, PullRecord
 from sparring.exchange.refreshing import Refreshed
@@ -15,6 +20,7 @@ __all__ = [
     "DevicePullRequest",
     "DevicePulled",
     "DevicePushRequest",
+    "DevicePushed",
     "ExchangeCounters",
     "ExchangeOptions",
     "MessageKind",

@@ -10,12 +10,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparring.closable import Closable
-from sparring.device_gradients import SummedByKey
-from sparring.errors import InvalidArgumentError, PeerFailure, UnsupportedError
+from sparring.errors import (
+    DeviceError,
+    InvalidArgumentError,
+    PeerFailure,
+    SparringError,
+    UnsupportedError,
+)
 from sparring.exchange.beside import Lane
 from sparring.exchange.device_pulling import DevicePull
 from sparring.exchange.device_pushing import DevicePush
-from sparring.exchange.device_requests import DevicePulled, DevicePullRequest, DevicePushRequest
+from sparring.exchange.device_requests import (
+    DevicePulled,
+    DevicePullRequest,
+    DevicePushed,
+    DevicePushRequest,
+)
 from sparring.exchange.device_routing import Counts, DeviceRouted, route_on_device
 from sparring.exchange.device_side import DeviceSide
 from sparring.exchange.headers import Phase
@@ -83,10 +93,11 @@ class DeviceExchange(Closable):
             pulled = iter(
                 self.pull_all(others, is_training=is_training, error=error) if others else ()
             )
-            return [
-                self._find(each) if own else next(pulled)
-                for each, own in zip(requests, is_own, strict=True)
-            ]
+            with self.told([each.table for each in others]):
+                return [
+                    self._find(each) if own else next(pulled)
+                    for each, own in zip(requests, is_own, strict=True)
+                ]
         self._check_exact(exchange.options.row_wire_dtype, "row_wire_dtype")
         names = [f"{each.table.name}[0:{each.width}] on a device" for each in requests]
         phase = Phase.LOOKUP if is_training else Phase.READ
@@ -101,12 +112,12 @@ class DeviceExchange(Closable):
                 self._chunk_rows([(each.table, each.width) for each in requests]),
                 exchange.options.chunks_in_flight,
             )
-            with self._given_up_unless_through(pull):
+            with self._given_up(pull):
                 return pull.run()
 
     def push_all(
         self, requests: Sequence[DevicePushRequest], *, error: BaseException | None = None
-    ) -> list[SummedByKey]:
+    ) -> list[DevicePushed]:
         """Gradients to their owners, added up by key: this rank's first, then those of the rank
         before it, and so on around the ring.
 
@@ -118,13 +129,14 @@ class DeviceExchange(Closable):
             BaseException: `error`, or in its place another rank's, naming that rank.
             PeerFailure, InvalidArgumentError: as `RingExchange.push_all`.
             UnsupportedError: a table is replicated.
-            DeviceError, DeadlineError: the device failed; other ranks are told.
+            DeviceError, DeadlineError: the device failed before messages were through; other ranks
+                are told. What fails later is the `error` of the results.
         """
         exchange = self._exchange
         if exchange._world_size == 1:
             if error is not None:
                 raise error
-            return [SummedByKey(each.keys, each.gradients) for each in requests]
+            return [DevicePushed(each.keys, each.gradients) for each in requests]
         for each in requests:
             if each.table.is_replicated:
                 raise UnsupportedError(
@@ -145,7 +157,7 @@ class DeviceExchange(Closable):
                 self._chunk_rows([(each.table, each.table.dim) for each in requests]),
                 exchange.options.chunks_in_flight,
             )
-            with self._given_up_unless_through(push):
+            with self._given_up():
                 return push.run()
 
     def close(self) -> None:
@@ -173,8 +185,15 @@ class DeviceExchange(Closable):
                     self._side.kernels, keys, self._owners, exchange._world_size
                 )
                 counts = routed.counts
-            except Exception as found:
+            except SparringError as found:
                 error = found
+            except Exception as found:
+                # As one of ours, all ranks raise it and may go on.
+                error = DeviceError(
+                    f"keys could not be routed on {self._side.kernels.device}: "
+                    f"{type(found).__name__}: {found}. Nothing was exchanged, and no row has changed"
+                )
+                error.__cause__ = found
         theirs = exchange._agree(phase, counts, names, error)
         assert routed is not None  # else it was refused
         return routed, theirs
@@ -204,13 +223,24 @@ class DeviceExchange(Closable):
             )
 
     @contextmanager
-    def _given_up_unless_through(self, driven: DevicePull | DevicePush) -> Iterator[None]:
-        """Tells the others where this rank fails before they have got what they wait for."""
+    def told(self, tables: Sequence[TableConfig]) -> Iterator[None]:
+        """Tells the others where the block fails, which follows a pull of these tables: they go on,
+        and wait for this rank at the next exchange."""
+        try:
+            yield
+        except Exception as error:
+            if not all(self._exchange._is_own(table) for table in tables):
+                self._exchange.give_up(error)
+            raise
+
+    @contextmanager
+    def _given_up(self, pull: DevicePull | None = None) -> Iterator[None]:
+        """Tells the others where this rank fails, unless they know."""
         try:
             yield
         except PeerFailure:
             raise  # `_guarded` tells them
         except BaseException as error:
-            if not driven.is_through:
-                self._exchange._give_up(error)
+            if pull is None or not pull.is_told:
+                self._exchange.give_up(error)
             raise

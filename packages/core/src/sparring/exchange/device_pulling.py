@@ -79,8 +79,8 @@ class DevicePull:
     _travelling: deque[_Travelling] = field(default_factory=deque)
     _keys: list[Carried] = field(default_factory=list)
     _error: BaseException | None = None
-    is_through: bool = False
-    """Whether all other ranks have got what they asked for, be it a refusal."""
+    is_told: bool = False
+    """Whether other ranks got a refusal in place of rows, so that they know what `run` raises."""
 
     def run(self) -> list[DevicePulled]:
         """Returns the rows in the order of each request's keys. They are there for what the
@@ -113,7 +113,7 @@ class DevicePull:
         try:
             self._wait_for_keys()
             self._go_round(turns)
-            self.is_through = True
+            self.is_told = self._error is not None
         except PeerFailure:
             # Whoever was told that this rank failed may have left since; the cause is here.
             if self._error is None:
@@ -126,8 +126,8 @@ class DevicePull:
             for place, (request, result) in enumerate(zip(self.requests, results, strict=True)):
                 order = self.routed.orders[place]
                 if len(request.keys):
-                    result.rows[order] = self._sorted[place].rows
-                    result.found[order] = self._sorted[place].found
+                    arrays.put(result.rows, order, self._sorted[place].rows)
+                    arrays.put(result.found, order, self._sorted[place].found)
         self.side.end()
         self._check_refusals()
         return results

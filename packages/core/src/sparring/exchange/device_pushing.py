@@ -9,6 +9,7 @@ those of rank r-1, of r-2, …, so that sums have the same bits as those of rank
 
 What came by hop h is added up while hop h+1 travels. How many keys there are decides how much memory
 comes next, so adding up waits for the device, on a thread beside the one that drives the exchange.
+Where it fails, messages go on: the others need them, and are told by the commit of the step.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from functools import partial
 from sparring.device_gradients import SummedByKey
 from sparring.exchange.beside import Job, Lane
 from sparring.exchange.counters import MessageKind
-from sparring.exchange.device_requests import DevicePushRequest
+from sparring.exchange.device_requests import DevicePushed, DevicePushRequest
 from sparring.exchange.device_routing import Counts, DeviceRouted, HopTurn, hop_turns
 from sparring.exchange.device_side import Carried, DeviceSide
 from sparring.exchange.routing import Chunk
@@ -39,7 +40,6 @@ class _Hop:
     parts: list[SummedByKey]
     num_coming: int
     """Turns that have not come."""
-    adding: Job | None = None
 
 
 @dataclass(slots=True)
@@ -75,12 +75,11 @@ class DevicePush:
     _sums: list[SummedByKey] = field(default_factory=list)
     _hops: dict[int, _Hop] = field(default_factory=dict)
     _jobs: list[Job] = field(default_factory=list)
-    is_through: bool = False
-    """Whether all other ranks have got what this one had for them."""
 
-    def run(self) -> list[SummedByKey]:
+    def run(self) -> list[DevicePushed]:
         """Returns the sums for each request, keys in the order in which they first came. They are
-        there for what the caller's stream gets from now on.
+        there for what the caller's stream gets from now on. Where they could not be taken, all of
+        them say why.
 
         Raises:
             PeerFailure: a rank is gone or silent.
@@ -109,15 +108,16 @@ class DevicePush:
                 begin, end = self.routed.offsets[table][rank : rank + 2]
                 self._sums.append(SummedByKey(keys[begin:end], self._gradients[table][begin:end]))
             self._go_round(deque(turns))
-            self.is_through = True
         finally:
             self.lane.finish()
             error = side.settle([gathered])
-        failed = next((job.error for job in self._jobs if job.error is not None), error)
-        if failed is not None:
-            raise failed
-        side.end()
-        return self._sums
+        error = self._adding_error or error
+        if error is None:
+            try:
+                side.end()
+            except Exception as found:
+                error = found
+        return [DevicePushed(each.keys, each.gradients, error) for each in self._sums]
 
     def _room(self, counts: Counts) -> list[SummedByKey]:
         arrays = self.side.kernels.arrays
@@ -152,7 +152,6 @@ class DevicePush:
             while travelling and self._is_through(travelling[0]):
                 travelling.popleft()
                 moved = True
-            self._fail_if_adding_failed()
             self.side.link.pause(self.lane, has_progressed=moved)
 
     def _exchange(self, turn: HopTurn) -> _Travelling:
@@ -193,6 +192,8 @@ class DevicePush:
 
     def _add_up(self, hop: _Hop) -> None:
         """Adds what one rank sent. Waits for the device once a table."""
+        if self._adding_error is not None:
+            return
         side, begin_ns = self.side, time.perf_counter_ns()
         kernels, concatenate = side.kernels, side.kernels.arrays.concatenate
         with kernels.arrays.using(side.placing.handle):
@@ -206,10 +207,9 @@ class DevicePush:
         number = next(each for each, known in self._hops.items() if known is hop)
         side.traced("add up", side.placing, f"hop {number}", begin_ns)
 
-    def _fail_if_adding_failed(self) -> None:
-        for job in self._jobs:
-            if job.error is not None:
-                raise job.error
+    @property
+    def _adding_error(self) -> BaseException | None:
+        return next((job.error for job in self._jobs if job.error is not None), None)
 
 
 def _pieces(chunk: Chunk, parts: Sequence[SummedByKey]) -> list[DeviceArray]:

@@ -8,7 +8,7 @@ from sparring.kernel_set import DeviceArray
 from sparring.storage.contract import Storage
 from sparring.table import TableConfig
 
-__all__ = ["DevicePullRequest", "DevicePulled", "DevicePushRequest"]
+__all__ = ["DevicePullRequest", "DevicePulled", "DevicePushRequest", "DevicePushed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +57,15 @@ class DevicePushRequest:
     table: TableConfig
     keys: DeviceArray
     gradients: DeviceArray
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePushed:
+    """The gradients that all ranks pushed to this one, added up by key, on the device."""
+
+    keys: DeviceArray
+    """``(u,)`` int64"""
+    gradients: DeviceArray
+    """``(u, dim)``"""
+    error: BaseException | None = None
+    """Why this rank cannot apply the step: it found out when it was too late to say so."""

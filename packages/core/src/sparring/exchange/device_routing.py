@@ -40,7 +40,8 @@ def route_on_device(
 ) -> DeviceRouted:
     """Groups the keys of each table by owner. Waits for the device once a table, for the counts."""
     routes = [kernels.route(each, owners, world_size) for each in keys]
-    grouped = [each[route.order] for each, route in zip(keys, routes, strict=True)]
+    take = kernels.arrays.take
+    grouped = [take(each, route.order) for each, route in zip(keys, routes, strict=True)]
     offsets = [np.asarray(kernels.arrays.to_host(route.offsets)) for route in routes]
     counts = np.stack([np.diff(each) for each in offsets], axis=1).astype(np.int64)
     return DeviceRouted(

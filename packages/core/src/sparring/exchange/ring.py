@@ -439,12 +439,14 @@ class RingExchange(Closable):
                 return failure
             time.sleep(0.001)
 
-    def _give_up(self, error: BaseException) -> None:
-        """After a failure of this rank in the middle of an exchange, of which it tells the others."""
+    def give_up(self, error: BaseException) -> None:
+        """Tells the others that this rank failed where they go on, so that none waits for it."""
+        if self._world_size == 1:
+            return
         if self._failure is None:
             self._failure = PeerFailure(
-                f"rank {self._rank} failed in the middle of an exchange ({type(error).__name__}: "
-                f"{error}), which cannot go on; restart all ranks from the last snapshot",
+                f"rank {self._rank} failed where the others went on ({type(error).__name__}: "
+                f"{error}), so there is no further exchange; restart all ranks from the last snapshot",
                 rank=self._rank,
                 operation=self._collective.context.operation,
                 table=self._collective.context.table,
