@@ -12,9 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from sparring import StepContainer
+from sparring.admission import Frequency
 from sparring.applying import by_function, by_methods
 from sparring.device_gradients import DeviceGradients
-from sparring.errors import InvalidArgumentError, NonFiniteGradientError
+from sparring.errors import CapacityError, InvalidArgumentError, NonFiniteGradientError
 from sparring_torch import (
     EmbeddingBag,
     EmbeddingBagCollection,
@@ -411,3 +413,42 @@ def test_a_device_that_is_none_is_refused() -> None:
         EmbeddingBag(4, device="meta")
     with pytest.raises(InvalidArgumentError, match="goes with storage 'hkv', found 'memory'"):
         EmbeddingBag(4, storage="memory", device="cuda")
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adagrad], ids=["fused", "native"])
+def test_ids_that_the_filter_refuses_take_no_room(optimizer: Any) -> None:
+    def train(where: str) -> tuple[list[bool], dict[int, bytes], int]:
+        container = StepContainer()
+        modules = [
+            EmbeddingBag(
+                4,
+                name="small",
+                container=container,
+                device=where,
+                num_embeddings=15,
+                admission=Frequency(2),
+            ),
+            EmbeddingBag(4, name="other", container=container, device=where),
+        ]
+        trained = Optimizer(modules, optimizer, lr=0.1)
+        is_refused = []
+        # Steps of which none is admitted, ten are, five more are, and one too many would be.
+        for ids in (range(100), range(10), range(100, 190), range(5, 15), range(90, 190)):
+            given = torch.tensor([list(ids)])
+            sum(module(given) for module in modules).sum().backward()
+            try:
+                trained.step()
+                is_refused.append(False)
+            except CapacityError:
+                is_refused.append(True)
+        rows = {
+            int(key): row.tobytes()
+            for chunk in container.storage("small").scan()
+            for key, row in zip(chunk.keys, chunk.rows, strict=True)
+        }
+        return is_refused, rows, container.counters.gradients_not_admitted
+
+    ours = train("emulated")
+    assert ours == train("cpu")
+    assert ours[0] == [False, False, False, False, True]
+    assert set(ours[1]) == set(range(15))

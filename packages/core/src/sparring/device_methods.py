@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from sparring.admission import Decision, decide_unseen
 from sparring.applying.room import check_room, may_refuse
 from sparring.applying.writing import count_refused, raise_interrupted
 from sparring.device_owned import OwnedOnDevice
 from sparring.device_steps import writing_on_device
-from sparring.storage.contract import Storage
 from sparring.updates.contract import MethodChoice
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def check_rooms_on_device(container: StepContainer, owned: Mapping[str, OwnedOnD
     if len(container.tables) == 1 and container.collective.world_size == 1:
         return
     for name, each in owned.items():
-        _check_room(container.storage(name), each)
+        _check_room(container, name, each)
 
 
 def write_methods_on_device(
@@ -71,7 +71,7 @@ def _write(container: StepContainer, name: str, owned: OwnedOnDevice, choice: Me
     entry = container.entry(name)
     asked = None
     if entry.admission_filter is not None:
-        asked = _Asked(entry.admission_filter, container.counters.steps + 1)
+        asked = _Asked(entry.admission_filter, container.counters.steps + 1, owned.decision)
     with writing_on_device(container, name, owned.kernels, owned.keys) as write:
         change = owned.kernels.update_storage(
             container.storage(name),
@@ -95,11 +95,19 @@ class _Asked:
 
     admission_filter: Any
     step: int
+    decision: Decision | None
+    """What it said before, about all keys that have no row; it is asked once."""
     answered: tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]] | None = None
     """Keys, and which of them were admitted."""
 
     def __call__(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        is_admitted: npt.NDArray[np.bool_] = self.admission_filter.decide(keys, self.step)
+        is_admitted: npt.NDArray[np.bool_]
+        if self.decision is None:
+            is_admitted = self.admission_filter.decide(keys, self.step)
+        else:
+            order = np.argsort(self.decision.unseen)
+            places = np.searchsorted(self.decision.unseen, keys, sorter=order)
+            is_admitted = self.decision.is_admitted[order[places]]
         self.answered = keys, is_admitted
         return is_admitted
 
@@ -111,7 +119,8 @@ class _Asked:
         return int(np.count_nonzero(~self.answered[1]))
 
 
-def _check_room(storage: Storage, owned: OwnedOnDevice) -> None:
+def _check_room(container: StepContainer, name: str, owned: OwnedOnDevice) -> None:
+    storage = container.storage(name)
     if not may_refuse(storage):
         return
     # Asking waits for the device.
@@ -119,6 +128,13 @@ def _check_room(storage: Storage, owned: OwnedOnDevice) -> None:
     assert capacity is not None
     if storage.size + len(owned.keys) <= capacity:
         return
-    kernels = owned.kernels
-    found = np.asarray(kernels.arrays.to_host(kernels.find_storage(storage, owned.keys, 1).found))
-    check_room(storage, int(np.count_nonzero(~found.astype(np.bool_))))
+    to_host, admission_filter = owned.kernels.arrays.to_host, container.entry(name).admission_filter
+    found = to_host(owned.kernels.find_storage(storage, owned.keys, 1).found)
+    is_found = np.asarray(found).astype(np.bool_)
+    num_new = int(np.count_nonzero(~is_found))
+    if admission_filter is not None and num_new:
+        keys = np.ascontiguousarray(to_host(owned.keys))
+        step = container.counters.steps + 1
+        owned.decision = decide_unseen(admission_filter, keys, is_found, step)
+        num_new -= owned.decision.num_refused
+    check_room(storage, num_new)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sparring.admission import Decision
 from sparring.applying.gradients import summed_gradients
 from sparring.collective import Reduction
 from sparring.device_gradients import DeviceGradients, SummedByKey
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["OwnedOnDevice", "average", "check_owned_on_device", "owned_on_device"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OwnedOnDevice:
     """The gradients of all ranks for the keys of this one, some of them."""
 
@@ -33,6 +34,8 @@ class OwnedOnDevice:
     """``(u, dim)`` of the computing dtype"""
     error: BaseException | None = None
     """As of `DevicePushed`."""
+    decision: Decision | None = None
+    """Of an admission filter that was asked already, about all keys that have no row."""
 
 
 @dataclass(slots=True)
