@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +50,7 @@ def storages() -> Iterator[list[SlowFlush]]:
         each.may_end.set()
 
 
-def container_of(storages: list[SlowFlush], **joined: Any) -> StepContainer:
+def container_of(storages: Sequence[MemoryStorage], **joined: Any) -> StepContainer:
     container = StepContainer(**joined)
     for each in storages:
         container.declare(each.table, each)

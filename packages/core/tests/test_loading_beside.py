@@ -29,7 +29,8 @@ from sparring.storage.contract import Keys, Rows, Scores
 from sparring.storage.memory import MemoryStorage
 from sparring.table import TableConfig
 
-KEYS = np.arange(20)
+from .test_flushing import KEYS, container_of, take_step
+
 SECONDS = 20.0
 NAMES = ("films", "actors")
 
@@ -67,23 +68,6 @@ def storages() -> Iterator[list[SlowRestore]]:
 def let_go(storages: list[SlowRestore]) -> None:
     for each in storages:
         each.may_go_on.set()
-
-
-def container_of(storages: list[SlowRestore], **joined: Any) -> StepContainer:
-    container = StepContainer(**joined)
-    for each in storages:
-        container.declare(each.table, each)
-    return container
-
-
-def take_step(container: StepContainer, value: float) -> None:
-    def update(updates: Any) -> None:
-        for each in updates:
-            each.rows[:] = value
-
-    with container.step(update) as driven:
-        for name in container.tables:
-            driven.accumulate(driven.lookup(name, KEYS), np.ones((len(KEYS), 3), np.float32))
 
 
 def train(container: StepContainer) -> None:
