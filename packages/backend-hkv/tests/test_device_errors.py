@@ -11,9 +11,15 @@ import numpy as np
 import pytest
 
 from sparring import make_plugin_manager
-from sparring.errors import DeviceError, DeviceLostError, DeviceMemoryError
+from sparring.errors import (
+    DeviceError,
+    DeviceLostError,
+    DeviceMemoryError,
+    InvalidArgumentError,
+)
 from sparring.kernel_set import ArraySource
 from sparring.table import TableConfig
+from sparring.updates import BUILTIN_METHODS, MethodChoice
 from sparring_hkv import HkvOptions, HkvStorage
 from sparring_hkv.devices import open_device
 
@@ -187,6 +193,92 @@ def test_who_is_asked_may_run_python_while_others_wait_for_the_table() -> None:
     reader.join(10)
 
 
+def test_kernels_are_loaded_before_a_call_could_lack_memory_for_one() -> None:
+    opened = Opened()
+    opened.device.fail_from(0)
+    opened.find()
+    opened.device.unload_kernels()
+    with pytest.raises(DeviceMemoryError, match=r"starting kernel .*FindRows"):
+        opened.find()
+    opened.device.fail_from(-1)
+    opened.find()
+
+
+@pytest.mark.parametrize("call", CALLS, ids=NAMES)
+def test_memory_that_a_kernel_lacks_leaves_whole_rows_or_loses_the_table(
+    call: Callable[[Opened], object],
+) -> None:
+    outcomes = set()
+    for number in range(200):
+        opened = Opened()
+        before = opened.find()
+        opened.device.unload_kernels()
+        opened.device.fail_from(number)
+        try:
+            call(opened)
+        except DeviceMemoryError:
+            opened.device.fail_from(-1)
+            assert opened.find() == before, f"allocation {number} failed, and rows changed"
+            outcomes.add("refused")
+        except DeviceLostError:
+            with pytest.raises(DeviceLostError):
+                opened.find()
+            outcomes.add("lost")
+        else:
+            break
+    else:
+        raise AssertionError("it asks for memory more than 200 times")
+    assert "refused" in outcomes
+    assert ("lost" in outcomes) == (call in (Opened.upsert, Opened.update))
+
+
+def test_a_refused_kernel_is_named_as_in_the_source() -> None:
+    opened = Opened()
+    opened.device.refuse_once(0)
+    with pytest.raises(
+        DeviceError, match=r"starting kernel sparring::hkv::FindRows<.*> was refused"
+    ):
+        opened.find()
+
+
+def test_other_threads_run_while_a_table_that_is_dropped_waits_for_its_device() -> None:
+    opened = Opened()
+    opened.device.slow_down(400)
+    is_over = threading.Event()
+    ticks: list[float] = []
+
+    def tick() -> None:
+        while not is_over.wait(0.01):
+            ticks.append(time.monotonic())
+
+    other = threading.Thread(target=tick, daemon=True)
+    other.start()
+    begin = time.monotonic()
+    del opened.table
+    end = time.monotonic()
+    is_over.set()
+    other.join(10)
+    assert end - begin > 0.3, "dropping it waited for the device"
+    assert sum(begin + 0.05 < each < end - 0.05 for each in ticks) > 2
+
+
+def test_state_that_a_gpu_could_not_read_is_refused() -> None:
+    arrays = ArraySource(empty=np.empty, stream=lambda: 0)
+    kernels = make_plugin_manager().kernels("emulated").factory(arrays)
+    table = TableConfig("t", 4, dtype="float16", state_width=1, seed=3)
+    update = BUILTIN_METHODS["rowwise_adagrad"]()
+    choice = MethodChoice(update, update.hyperparameters(lr=0.1), 1)
+    keys, found, gradients = np.arange(3), np.zeros(3, np.bool_), np.ones((3, 4), np.float32)
+    rows = np.zeros(19, np.float16)[1:].reshape(3, 6)  # 2 bytes off a multiple of 4
+    with pytest.raises(InvalidArgumentError, match="multiple of 4 bytes, found one at 2 beyond"):
+        kernels.initialize(rows, keys, found, table, None)
+    with pytest.raises(InvalidArgumentError, match="multiple of 4 bytes, found one at 2 beyond"):
+        kernels.update(table, choice, keys, rows, gradients)
+    assert not rows.any()
+    kernels.initialize(rows, keys, found, TableConfig("t", 6, dtype="float16", seed=3), None)
+    assert rows.any(), "without state they may begin at any element"
+
+
 def test_kernels_let_the_device_ask_their_framework() -> None:
     handle = open_device("emulated").handle
     is_mine = True
@@ -220,7 +312,7 @@ def test_a_refused_call_is_an_error_of_that_call_alone(call: Callable[[Opened], 
     opened = Opened()
     before = opened.find()
     opened.device.refuse_once(0)
-    with pytest.raises(DeviceError, match="a call was refused") as caught:
+    with pytest.raises(DeviceError, match="was refused") as caught:
         call(opened)
     assert not isinstance(caught.value, DeviceLostError)
     assert opened.find() == before

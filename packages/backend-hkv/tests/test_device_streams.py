@@ -1,4 +1,4 @@
-"""Streams of a device and the execution pool, over the emulator."""
+"""Streams of a device and the execution pool: on the emulator, and on the GPU that is named."""
 
 from __future__ import annotations
 
@@ -13,22 +13,32 @@ from sparring import _native, make_plugin_manager
 from sparring.errors import DeviceLostError, InvalidArgumentError, UnsupportedError
 from sparring.kernel_set import ArraySource
 from sparring.streams import Streams
-
-_emulated = pytest.importorskip(
-    "sparring_hkv._emulated",
-    reason="sparring-hkv was built without the emulator (-DSPARRING_HKV_EMULATED=ON)",
-)
+from sparring.testing.devices import named_device, why_unavailable
 
 ARRAYS = ArraySource(empty=np.empty, stream=lambda: 0)
 
 
+PLACES = list(dict.fromkeys(["emulated", named_device()]))
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    reason = why_unavailable(name)
+    if reason is not None:
+        pytest.skip(reason)
+    return name
+
+
 @pytest.fixture
-def streams() -> Streams:
-    return make_plugin_manager().kernels("emulated").factory(ARRAYS).streams()
+def streams(place: str) -> Streams:
+    kind, _, index = place.partition(":")
+    arrays = ArraySource(empty=np.empty, stream=lambda: 0, index=int(index or 0))
+    return make_plugin_manager().kernels(kind).factory(arrays).streams()
 
 
-def test_a_stream_is_awaited_from_asyncio_and_from_threads(streams: Streams) -> None:
-    assert streams.device == "emulated"
+def test_a_stream_is_awaited_from_asyncio_and_from_threads(streams: Streams, place: str) -> None:
+    assert streams.device.partition(":")[0] == place.partition(":")[0]
 
     async def wait(stream: Any) -> str:
         await stream
@@ -55,9 +65,9 @@ def test_waits_end_on_the_pool(streams: Streams) -> None:
         assert found
 
 
-def test_a_failed_device_is_an_error_of_the_wait() -> None:
-    handle = _emulated.Device()
-    streams = Streams(_emulated.streams(handle))
+def test_a_failed_device_is_an_error_of_the_wait(emulated: Any) -> None:
+    handle = emulated.Device()
+    streams = Streams(emulated.streams(handle))
     with streams.open() as stream:
         handle.break_down("fell off the bus")
         with pytest.raises(
@@ -81,7 +91,8 @@ def test_copies_go_through_pinned_memory(streams: Streams) -> None:
     assert pinned.shape == (64,)
     assert pinned.flags.writeable
     pinned[:] = np.arange(64)
-    target = np.zeros(64, np.uint8)
+    target = streams.pinned(64)
+    target[:] = 0
     with streams.open() as stream:
         stream.copy(target.ctypes.data, pinned.ctypes.data, 64)
         stream.copy(target.ctypes.data, pinned.ctypes.data, 0)

@@ -88,6 +88,7 @@ void pool_storage(DeviceHandle& handle, uint64_t stream_address, const py::objec
   const int64_t count = from.length();
   if (capsule.is_none() || count == 0) {
     const py::gil_scoped_release release;
+    handle.device().check_stream_device(stream);
     // No key has a row.
     const Buffer rows = device::make_buffer<void*>(handle.device(), static_cast<size_t>(count), stream);
     handle.device().fill(rows.as<void>(), 0, rows.num_bytes(), stream);

@@ -28,7 +28,11 @@ using device::Buffer;
 using device::Stream;
 using NoGil = py::gil_scoped_release;
 
-Stream stream_of(uint64_t stream) { return reinterpret_cast<Stream>(stream); }
+// Throws StreamRefused where it is another device's.
+Stream stream_of(const DeviceHandle& handle, uint64_t stream) {
+  handle.device().check_stream_device(reinterpret_cast<Stream>(stream));
+  return reinterpret_cast<Stream>(stream);
+}
 
 int64_t checked_count(int64_t count, const char* what) {
   if (count <= kernels::kMostIds) return count;
@@ -49,10 +53,11 @@ int64_t dedup(DeviceHandle& handle, uint64_t stream, const py::object& ids, cons
   auto* const keys_data = to_keys.as<int64_t>();
   auto* const inverse_data = to_inverse.as<int64_t>();
   const NoGil release;
-  const Buffer num_keys = device::make_buffer<int64_t>(handle.device(), 1, stream_of(stream));
-  kernels::dedup(handle.device(), stream_of(stream),
+  const Stream on = stream_of(handle, stream);
+  const Buffer num_keys = device::make_buffer<int64_t>(handle.device(), 1, on);
+  kernels::dedup(handle.device(), on,
                  {ids_data, count, keys_data, inverse_data, num_keys.as<int64_t>()});
-  return handle.read_word(num_keys.as<void>(), stream_of(stream));
+  return handle.read_word(num_keys.as<void>(), on);
 }
 
 void partition(DeviceHandle& handle, uint64_t stream, const py::object& keys,
@@ -63,7 +68,7 @@ void partition(DeviceHandle& handle, uint64_t stream, const py::object& keys,
   to.check_shape({from.length()});
   const kernels::Partition arguments{from.as<int64_t>(), from.length(), to.as<uint16_t>()};
   const NoGil release;
-  kernels::partition(handle.device(), stream_of(stream), arguments);
+  kernels::partition(handle.device(), stream_of(handle, stream), arguments);
 }
 
 void route(DeviceHandle& handle, uint64_t stream, const py::object& keys, const py::object& owners,
@@ -83,7 +88,7 @@ void route(DeviceHandle& handle, uint64_t stream, const py::object& keys, const 
                                  to_order.as<int64_t>(),
                                  to_offsets.as<int64_t>()};
   const NoGil release;
-  kernels::route(handle.device(), stream_of(stream), arguments);
+  kernels::route(handle.device(), stream_of(handle, stream), arguments);
 }
 
 void gather(DeviceHandle& handle, uint64_t stream, const py::object& rows,
@@ -98,7 +103,7 @@ void gather(DeviceHandle& handle, uint64_t stream, const py::object& rows,
   const kernels::Gather arguments{from.bytes(), places.as<int64_t>(), to.bytes(), places.length(),
                                   from.row_stride()};
   const NoGil release;
-  kernels::gather(handle.device(), stream_of(stream), arguments);
+  kernels::gather(handle.device(), stream_of(handle, stream), arguments);
 }
 
 // The weights (n), or NULL.
@@ -140,7 +145,7 @@ void pool(DeviceHandle& handle, uint64_t stream, const py::object& rows, const p
                                      weights_of<T>(scales, places.length()), to.as<T>(), num_bags,
                                      dim, is_mean};
     const NoGil release;
-    kernels::pool(handle.device(), stream_of(stream), arguments);
+    kernels::pool(handle.device(), stream_of(handle, stream), arguments);
   });
 }
 
@@ -175,7 +180,7 @@ void scatter(DeviceHandle& handle, uint64_t stream, const py::object& source,
                                         dim,
                                         is_mean};
     const NoGil release;
-    kernels::scatter(handle.device(), stream_of(stream), arguments);
+    kernels::scatter(handle.device(), stream_of(handle, stream), arguments);
   });
 }
 
@@ -198,7 +203,7 @@ void pool_weight_gradient(DeviceHandle& handle, uint64_t stream, const py::objec
         from.as<T>(),      by_key.as<T>(), places.as<int64_t>(), bags.as<int64_t>(), to.as<T>(),
         places.length(), num_bags,       dim,                  is_mean};
     const NoGil release;
-    kernels::pool_weight_gradient(handle.device(), stream_of(stream), arguments);
+    kernels::pool_weight_gradient(handle.device(), stream_of(handle, stream), arguments);
   });
 }
 
@@ -217,6 +222,17 @@ kernels::Initializer make_initializer(const std::string& kind, std::pair<double,
     refuse("initializer kind '" + kind + "' is unknown to the native kernel");
   }
   return {known, parameters.first, parameters.second, philox_key};
+}
+
+// 16-bit embeddings with state behind them: a GPU that reads the state elsewhere than at a multiple
+// of its size is lost. Rows' lengths are multiples of it.
+void check_state_alignment(const DeviceArray& rows, const kernels::RowLayout& layout) {
+  const int64_t unit = kernels::computing_bytes(layout.type);
+  const auto address = reinterpret_cast<uintptr_t>(rows.bytes());
+  if (layout.state_width == 0 || address % static_cast<uintptr_t>(unit) == 0) return;
+  refuse("rows with state must begin at a multiple of " + std::to_string(unit) +
+         " bytes, found one at " + std::to_string(address % static_cast<uintptr_t>(unit)) +
+         " beyond; copy them first");
 }
 
 void initialize(DeviceHandle& handle, uint64_t stream, const kernels::Initializer& initializer,
@@ -241,6 +257,7 @@ void initialize(DeviceHandle& handle, uint64_t stream, const kernels::Initialize
     refuse("rows of " + std::to_string(row_bytes) + " bytes hold no embedding of " +
            std::to_string(dim) + " and state behind it");
   }
+  check_state_alignment(to, arguments.layout);
   if (state_array) {
     state_array->check_shape({state_width});
     arguments.state = kernels::computing_bytes(type) == 8
@@ -252,7 +269,7 @@ void initialize(DeviceHandle& handle, uint64_t stream, const kernels::Initialize
   arguments.count = from.length();
   arguments.rows = {nullptr, static_cast<char*>(to.bytes()), row_bytes};
   const NoGil release;
-  kernels::initialize(handle.device(), stream_of(stream), arguments);
+  kernels::initialize(handle.device(), stream_of(handle, stream), arguments);
 }
 
 kernels::HalfRows half_rows(const DeviceArray& rows) {
@@ -270,7 +287,7 @@ void decode(DeviceHandle& handle, uint64_t stream, const py::object& rows, const
   to.check_shape({halves.count, halves.dim});
   auto* const data = to.as<float>();
   const NoGil release;
-  kernels::decode(handle.device(), stream_of(stream), halves, data);
+  kernels::decode(handle.device(), stream_of(handle, stream), halves, data);
 }
 
 void encode(DeviceHandle& handle, uint64_t stream, const py::object& values, const py::object& out,
@@ -284,7 +301,7 @@ void encode(DeviceHandle& handle, uint64_t stream, const py::object& values, con
   auto* const data = from.as<float>();
   const kernels::Rounding rounding{by_key ? by_key->as<int64_t>() : nullptr, nullptr, seed, step};
   const NoGil release;
-  kernels::encode(handle.device(), stream_of(stream), data, rounding, halves);
+  kernels::encode(handle.device(), stream_of(handle, stream), data, rounding, halves);
 }
 
 bool is_finite(DeviceHandle& handle, uint64_t stream, const py::object& values) {
@@ -292,10 +309,11 @@ bool is_finite(DeviceHandle& handle, uint64_t stream, const py::object& values) 
   return with_float_dtype(from, "values", [&]<class T>(T) {
     auto* const data = from.as<T>();
     const NoGil release;
-    const Buffer num_bad = device::make_buffer<uint64_t>(handle.device(), 1, stream_of(stream));
-    kernels::count_non_finite(handle.device(), stream_of(stream), data, from.num_elements(),
+    const Stream on = stream_of(handle, stream);
+    const Buffer num_bad = device::make_buffer<uint64_t>(handle.device(), 1, on);
+    kernels::count_non_finite(handle.device(), on, data, from.num_elements(),
                               num_bad.as<uint64_t>());
-    return handle.read_word(num_bad.as<void>(), stream_of(stream)) == 0;
+    return handle.read_word(num_bad.as<void>(), on) == 0;
   });
 }
 
@@ -309,7 +327,7 @@ void finite_rows(DeviceHandle& handle, uint64_t stream, const py::object& values
     const kernels::FiniteRows<T> arguments{from.as<T>(), from.length(), from.shape()[1],
                                            to.as<uint8_t>()};
     const NoGil release;
-    kernels::finite_rows(handle.device(), stream_of(stream), arguments);
+    kernels::finite_rows(handle.device(), stream_of(handle, stream), arguments);
   });
 }
 
@@ -354,6 +372,7 @@ void update(DeviceHandle& handle, uint64_t stream, const kernels::Update& step,
     refuse("rows of " + std::to_string(arguments.layout.row_bytes) + " bytes were asked for, found " +
            std::to_string(row_bytes));
   }
+  check_state_alignment(to, arguments.layout);
   arguments.keys = by_key.as<int64_t>();
   arguments.rows = {nullptr, static_cast<char*>(to.bytes()), row_bytes};
   arguments.gradients = kernels::computing_bytes(type) == 8
@@ -361,11 +380,12 @@ void update(DeviceHandle& handle, uint64_t stream, const kernels::Update& step,
                             : static_cast<void*>(from.as<float>());
   arguments.count = by_key.length();
   const NoGil release;
+  const Stream on = stream_of(handle, stream);
   const Buffer decoded = device::make_buffer<float>(
       handle.device(),
-      static_cast<size_t>(kernels::num_decoded(type, arguments.count, dim)), stream_of(stream));
+      static_cast<size_t>(kernels::num_decoded(type, arguments.count, dim)), on);
   arguments.decoded = decoded.as<float>();
-  kernels::update(handle.device(), stream_of(stream), arguments);
+  kernels::update(handle.device(), on, arguments);
 }
 
 }  // namespace

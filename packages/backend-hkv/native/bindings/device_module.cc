@@ -2,6 +2,7 @@
 // either needs no driver.
 #include <pybind11/pybind11.h>
 
+#include <chrono>
 #include <memory>
 #include <string>
 
@@ -29,8 +30,9 @@ namespace {
 
 #if SPARRING_HKV_IS_EMULATED
 
-std::unique_ptr<DeviceHandle> open_device(int, uint64_t total_bytes) {
-  return std::make_unique<DeviceHandle>(std::make_unique<device::EmulatedDevice>(total_bytes));
+std::unique_ptr<DeviceHandle> open_device(int index, uint64_t total_bytes) {
+  return std::make_unique<DeviceHandle>(
+      std::make_unique<device::EmulatedDevice>(total_bytes, index));
 }
 
 device::EmulatedDevice& emulated(DeviceHandle& handle) {
@@ -59,9 +61,20 @@ void bind_machine(py::module_& module, py::class_<DeviceHandle>& handle) {
   module.def("current_device", [] { return device::EmulatedDevice::current_number; });
   module.def("set_current_device",
              [](int number) { device::EmulatedDevice::current_number = number; });
+  module.def("begin_capture", [](uint64_t stream) {
+    device::EmulatedDevice::streams.begin_capture(reinterpret_cast<device::Stream>(stream));
+  });
+  module.def("end_capture", [](uint64_t stream) {
+    return device::EmulatedDevice::streams.end_capture(reinterpret_cast<device::Stream>(stream));
+  }, "Ends the capture of a stream; whether nothing has spoilt it.");
   handle.def("fail_from", [](DeviceHandle& self, int64_t n) { emulated(self).fail_from(n); })
       .def("break_down",
            [](DeviceHandle& self, std::string text) { emulated(self).break_down(std::move(text)); })
+      .def("unload_kernels", [](DeviceHandle& self) { emulated(self).unload_kernels(); })
+      .def("slow_down",
+           [](DeviceHandle& self, int64_t milliseconds) {
+             emulated(self).slow_down(std::chrono::milliseconds(milliseconds));
+           })
       .def_property_readonly("num_waits",
                              [](DeviceHandle& self) { return emulated(self).num_waits(); });
 }
@@ -95,11 +108,13 @@ void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
   } catch (const device::OutOfDeviceMemory& error) {
-    const std::string text = border::device_memory_text({error.asked_bytes, error.free_bytes});
+    const std::string text = border::device_memory_text({error.asked_bytes, error.free_bytes}) + error.note;
     border::set_python_error(SPARRING_DEVICE_MEMORY,
                              text + "; lower device_memory_bytes, or use smaller batches");
   } catch (const device::DeviceLost& error) {
     border::set_python_error(SPARRING_DEVICE_LOST, error.what());
+  } catch (const device::StreamRefused& error) {
+    border::set_python_error(SPARRING_INVALID_ARGUMENT, error.what());
   } catch (const device::DeviceError& error) {
     border::set_python_error(SPARRING_DEVICE_FAILED, error.what());
   }

@@ -19,7 +19,7 @@ namespace {
 
 constexpr int32_t kGpu = 2;  // DLPack's code
 
-// The capsule owns the struct: its destructor calls release.
+// The capsule owns the struct: its destructor calls release, without the GIL.
 py::capsule create_table(const DeviceHandle& handle, uint64_t row_bytes,
                          std::optional<int64_t> capacity, std::optional<uint64_t> memory_bytes,
                          const std::string& policy, uint64_t hash_seed,
@@ -45,6 +45,8 @@ py::capsule create_table(const DeviceHandle& handle, uint64_t row_bytes,
     PyObject* capsule = PyCapsule_New(storage, SPARRING_STORAGE_CAPSULE, [](PyObject* self) {
       auto* owned =
           static_cast<SparringStorage*>(PyCapsule_GetPointer(self, SPARRING_STORAGE_CAPSULE));
+      // It waits for the device, and gives back pinned memory.
+      const py::gil_scoped_release release;
       owned->release(owned);
     });
     if (capsule == nullptr) {

@@ -43,9 +43,9 @@ void with_temporary(Device& device, Stream stream, const char* doing, Ask ask) {
   // CUB looks at the thread's last error: one that somebody else left behind is not ours.
   static_cast<void>(cudaGetLastError());
   size_t num_bytes = 0;
-  throw_if_failed(ask(nullptr, num_bytes), doing);
+  throw_if_start_failed(ask(nullptr, num_bytes), doing);
   const Buffer temporary(device, num_bytes > 0 ? num_bytes : 1, stream);
-  throw_if_failed(ask(temporary.as<void>(), num_bytes), doing);
+  throw_if_start_failed(ask(temporary.as<void>(), num_bytes), doing);
 }
 }  // namespace detail
 
@@ -67,7 +67,7 @@ void sort_pairs(Device& device, Stream stream, const Key* keys, const uint32_t* 
   });
 #else
   auto& emulated = static_cast<EmulatedDevice&>(device);
-  emulated.begin_launch();
+  emulated.begin_launch(stream);
   // As much temporary memory as a sort by digits needs, so that out of memory is met here too.
   const Buffer temporary(device, count * (sizeof(Key) + 4), stream);
   const Key mask = bits.end - bits.begin >= static_cast<int>(8 * sizeof(Key))
@@ -100,7 +100,7 @@ void exclusive_sum(Device& device, Stream stream, const T* values, T* sums, uint
   });
 #else
   auto& emulated = static_cast<EmulatedDevice&>(device);
-  emulated.begin_launch();
+  emulated.begin_launch(stream);
   const Buffer temporary(device, 1, stream);
   emulated.put(stream, [=] {
     T sum = 0;
@@ -130,7 +130,7 @@ void select_flagged(Device& device, Stream stream, const T* items, const uint8_t
   });
 #else
   auto& emulated = static_cast<EmulatedDevice&>(device);
-  emulated.begin_launch();
+  emulated.begin_launch(stream);
   const Buffer temporary(device, 1, stream);
   emulated.put(stream, [=] {
     uint32_t num = 0;

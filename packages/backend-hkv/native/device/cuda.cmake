@@ -56,7 +56,8 @@ if(SPARRING_HKV_HAS_CUDA)
       -fmad=false -Xcompiler=-Wall,-Wextra,-ffp-contract=off -Wno-deprecated-gpu-targets>)
   endfunction()
 
-  add_library(sparring_hkv_cuda STATIC native/device/cuda_device.cc)
+  add_library(sparring_hkv_cuda STATIC
+    native/device/cuda_device.cc native/device/cuda_stream.cc)
   target_include_directories(sparring_hkv_cuda PUBLIC native native/device)
   target_link_libraries(sparring_hkv_cuda PUBLIC CUDA::cudart_static Threads::Threads)
   target_compile_options(sparring_hkv_cuda PRIVATE

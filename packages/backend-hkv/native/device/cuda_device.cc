@@ -5,26 +5,15 @@
 #include <atomic>
 #include <utility>
 
+#include "cuda_driver.h"
 #include "cuda_status.h"
+#include "cuda_stream.h"
 #include "device_scope.h"
+#include "kernel_list.h"
+#include "stream_refusal.h"
 
 namespace sparring::device {
 namespace {
-
-// A function of the driver, which need not be linked; NULL where there is none.
-void* driver_function(const char* name) {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result{};
-#if CUDART_VERSION >= 12050
-  const cudaError_t status =
-      cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
-#else
-  const cudaError_t status = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
-#endif
-  if (status == cudaSuccess && result == cudaDriverEntryPointSuccess) return found;
-  cudaGetLastError();
-  return nullptr;
-}
 
 // What `DeviceScope` asks. A lost GPU has been told of already, so nothing is checked.
 struct CudaRuntime {
@@ -88,12 +77,11 @@ struct Pool {
 
 class CudaDevice : public Device {
  public:
-  CudaDevice(int index, const std::optional<FrameworkAllocator>& allocator, uint64_t kept_bytes)
-      : index_(index), allocator_(allocator) {
+  CudaDevice(int index, uint64_t kept_bytes) : index_(index) {
     const Using here(index_);
     check_status(cudaDeviceGetAttribute(&num_multiprocessors_, cudaDevAttrMultiProcessorCount, index_),
           "asking for the number of multiprocessors");
-    if (allocator_) return;
+    load_kernels();
     temporary_.make(index_, kept_bytes);
     lasting_.make(index_, 0);
   }
@@ -117,7 +105,7 @@ class CudaDevice : public Device {
     const Using here(index_);
     Pool& pool = pool_of(lifetime);
     void* memory = take(pool, num_bytes, stream);
-    if (memory == nullptr && !allocator_) {
+    if (memory == nullptr) {
       // What is kept for nobody is given back first.
       temporary_.trim();
       lasting_.trim();
@@ -134,9 +122,7 @@ class CudaDevice : public Device {
     Pool& pool = pool_of(lifetime);
     pool.used_bytes -= num_bytes;
     // A lost GPU has nothing to free.
-    if (allocator_) {
-      allocator_->free(allocator_->context, memory, num_bytes, stream);
-    } else if (pool.pool != nullptr) {
+    if (pool.pool != nullptr) {
       cudaFreeAsync(memory, of(stream));
     } else {
       cudaStreamSynchronize(of(stream));
@@ -192,6 +178,16 @@ class CudaDevice : public Device {
     const Using here(index_);
     check_status(cudaStreamSynchronize(of(stream)), "waiting for a stream");
   }
+  void check_stream_device(Stream stream) const override {
+    const Using here(index_);
+    const int owner = device_of(of(stream));
+    if (owner >= 0 && owner != index_)
+      refuse_device_of_stream("cuda:" + std::to_string(owner), name());
+  }
+  void check_stream_capture(Stream stream) const override {
+    const Using here(index_);
+    if (is_captured(of(stream))) refuse_captured_stream();
+  }
 
   Event make_event() override {
     const Using here(index_);
@@ -240,6 +236,13 @@ class CudaDevice : public Device {
   }
 
  private:
+  void load_kernels() const {
+    for (const void* kernel : all_kernels()) {
+      cudaFuncAttributes attributes{};
+      const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
+      if (status != cudaSuccess) throw_if_start_failed(status, name() + ": loading kernels");
+    }
+  }
   static cudaStream_t of(Stream stream) { return static_cast<cudaStream_t>(stream); }
   static cudaEvent_t event_of(Event event) { return static_cast<cudaEvent_t>(event); }
   void check_status(cudaError_t status, const char* doing) const {
@@ -256,7 +259,6 @@ class CudaDevice : public Device {
   }
   // NULL where there is no memory left.
   void* take(Pool& pool, size_t num_bytes, Stream stream) const {
-    if (allocator_) return allocator_->allocate(allocator_->context, num_bytes, stream);
     void* memory = nullptr;
     const cudaError_t status =
         pool.pool != nullptr ? cudaMallocFromPoolAsync(&memory, num_bytes, pool.pool, of(stream))
@@ -270,7 +272,6 @@ class CudaDevice : public Device {
   }
 
   int index_;
-  std::optional<FrameworkAllocator> allocator_;
   int num_multiprocessors_ = 0;
   Pool temporary_;
   Pool lasting_;
@@ -286,16 +287,14 @@ GpuCount count_gpus() {
   return {0, status == cudaSuccess ? "no GPU is visible" : text_of(status)};
 }
 
-std::unique_ptr<Device> make_cuda_device(int index,
-                                         const std::optional<FrameworkAllocator>& allocator,
-                                         uint64_t kept_bytes) {
+std::unique_ptr<Device> make_cuda_device(int index, uint64_t kept_bytes) {
   const GpuCount gpus = count_gpus();
   if (index < 0 || index >= gpus.count) {
     throw DeviceError("cuda:" + std::to_string(index) + " was asked for, there are " +
                       std::to_string(gpus.count) + " GPUs" +
                       (gpus.reason.empty() ? "" : " (" + gpus.reason + ")"));
   }
-  return std::make_unique<CudaDevice>(index, allocator, kept_bytes);
+  return std::make_unique<CudaDevice>(index, kept_bytes);
 }
 
 }  // namespace sparring::device

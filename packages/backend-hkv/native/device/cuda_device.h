@@ -3,7 +3,6 @@
 #define SPARRING_HKV_DEVICE_CUDA_DEVICE_H_
 
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "memory.h"
@@ -21,12 +20,11 @@ GpuCount count_gpus();
 // driver no more. It is let go where memory runs short.
 inline constexpr uint64_t kKeptBytes = uint64_t{256} << 20;
 
-// Memory comes from the framework's allocator if given, else from two pools of its own
-// (cudaMallocAsync): one for tables, which keeps nothing that is given back, and one for
-// what calls need, which keeps `kept_bytes`. Throws DeviceError where there is no such GPU.
-std::unique_ptr<Device> make_cuda_device(
-    int index, const std::optional<FrameworkAllocator>& allocator = std::nullopt,
-    uint64_t kept_bytes = kKeptBytes);
+// Memory comes from two pools of its own (cudaMallocAsync): one for tables, which keeps nothing
+// that is given back, and one for what calls need, which keeps `kept_bytes`. Arrays of the framework
+// are its own allocator's, and are handed over. Throws DeviceError where there is no such GPU,
+// OutOfDeviceMemory where it has no memory for the kernels.
+std::unique_ptr<Device> make_cuda_device(int index, uint64_t kept_bytes = kKeptBytes);
 
 }  // namespace sparring::device
 

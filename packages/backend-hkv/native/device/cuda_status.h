@@ -53,6 +53,13 @@ inline CudaSeverity severity_of(cudaError_t status) {
     case cudaErrorHostMemoryNotRegistered:
     case cudaErrorStreamCaptureUnsupported:
     case cudaErrorStreamCaptureInvalidated:
+    case cudaErrorStreamCaptureMerge:
+    case cudaErrorStreamCaptureUnmatched:
+    case cudaErrorStreamCaptureUnjoined:
+    case cudaErrorStreamCaptureIsolation:
+    case cudaErrorStreamCaptureImplicit:
+    case cudaErrorStreamCaptureWrongThread:
+    case cudaErrorCapturedEvent:
       return CudaSeverity::kCall;
     default:
       return CudaSeverity::kUnknown;
@@ -72,12 +79,22 @@ inline bool is_lost(cudaError_t status) {
   return after != cudaSuccess;
 }
 
-// Throws DeviceError or DeviceLost, naming `doing`; OutOfDeviceMemory never.
+// Throws DeviceError or DeviceLost, naming `doing`; OutOfDeviceMemory never: who allocates tells.
 inline void throw_if_failed(cudaError_t status, const std::string& doing) {
   if (status == cudaSuccess) return;
   const std::string message = doing + ": " + text_of(status);
   if (is_lost(status)) throw DeviceLost(message);
   throw DeviceError(message);
+}
+
+// The same of what starts kernels: the driver may need memory for one, and does not say how much.
+inline void throw_if_start_failed(cudaError_t status, const std::string& doing) {
+  if (status != cudaErrorMemoryAllocation) return throw_if_failed(status, doing);
+  cudaGetLastError();
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  if (cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) cudaGetLastError();
+  throw OutOfDeviceMemory(0, free_bytes, doing);
 }
 
 }  // namespace sparring::device

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <thread>
 #include <vector>
 
 namespace sparring::device {
@@ -62,24 +63,45 @@ void EmulatedDevice::check() const {
   if (!breakdown_.empty()) throw DeviceLost(breakdown_);
 }
 
-void EmulatedDevice::reach_locked() {
+void EmulatedDevice::reach_locked(const std::string& doing) {
   if (!breakdown_.empty()) throw DeviceLost(breakdown_);
-  if (calls_left_ >= 0 && calls_left_-- == 0) throw DeviceError("a call was refused");
+  if (calls_left_ >= 0 && calls_left_-- == 0) throw DeviceError(doing + " was refused");
 }
 
-void EmulatedDevice::begin_launch() {
+void EmulatedDevice::begin_launch(Stream stream, const void* kernel, const char* name) {
+  streams.use(stream, number_);
   const std::lock_guard<std::mutex> lock(mutex_);
-  reach_locked();
+  if (kernel != nullptr && !loaded_kernels_.contains(kernel)) {
+    if (allocations_left_ == 0) throw OutOfDeviceMemory(0, 0, "starting kernel " + plain_name(name));
+    if (allocations_left_ > 0) --allocations_left_;
+    loaded_kernels_.insert(kernel);
+  }
+  reach_locked(kernel == nullptr ? "a call" : "starting kernel " + plain_name(name));
   ++num_launches_;
   has_work_ = true;
 }
 
 void EmulatedDevice::count_wait() {
+  std::chrono::milliseconds wait_time;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    reach_locked();
+    has_work_ = false;
+    ++num_waits_;
+    ++waits_of_all;
+    wait_time = wait_time_;
+  }
+  if (wait_time.count() > 0) std::this_thread::sleep_for(wait_time);
+}
+
+void EmulatedDevice::unload_kernels() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  reach_locked();
-  has_work_ = false;
-  ++num_waits_;
-  ++waits_of_all;
+  loaded_kernels_.clear();
+}
+
+void EmulatedDevice::slow_down(std::chrono::milliseconds wait) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  wait_time_ = wait;
 }
 
 void* EmulatedDevice::allocate_piece(size_t num_bytes, Kind kind) {
@@ -152,6 +174,7 @@ void EmulatedDevice::free_pinned(void* memory, size_t num_bytes) noexcept {
 
 void EmulatedDevice::copy(void* to, const void* from, size_t num_bytes, Stream stream) {
   if (num_bytes == 0) return;
+  streams.use(stream);
   bool is_read_now = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -176,6 +199,7 @@ void EmulatedDevice::copy_now(void* to, const void* from, size_t num_bytes) {
 
 void EmulatedDevice::fill(void* memory, unsigned char byte, size_t num_bytes, Stream stream) {
   if (num_bytes == 0) return;
+  streams.use(stream, number_);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     reach_locked();
@@ -199,8 +223,13 @@ bool EmulatedDevice::is_device_memory(const void* address) const {
 }
 
 // A stream and an event are names only.
-Stream EmulatedDevice::make_stream() { return new char; }
+Stream EmulatedDevice::make_stream() {
+  const Stream stream = new char;
+  streams.add(stream, number_);
+  return stream;
+}
 void EmulatedDevice::free_stream(Stream stream) noexcept {
+  streams.remove(stream);
   if (late_ != nullptr) late_->forget_stream(stream);
   delete static_cast<char*>(stream);
 }
@@ -211,11 +240,13 @@ void EmulatedDevice::free_event(Event event) noexcept {
 }
 void EmulatedDevice::record(Event event, Stream stream) {
   check();
+  streams.use(stream, number_);
   if (late_ != nullptr) late_->record(event, stream);
   const std::lock_guard<std::mutex> lock(mutex_);
   ++num_records_;
 }
 void EmulatedDevice::wait(Stream stream) {
+  streams.use(stream);
   count_wait();
   if (late_ != nullptr) late_->wait(stream);
 }

@@ -8,12 +8,16 @@
 #ifndef SPARRING_HKV_DEVICE_EMULATED_DEVICE_H_
 #define SPARRING_HKV_DEVICE_EMULATED_DEVICE_H_
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 
+#include "emulated_streams.h"
+#include "kernel_list.h"
 #include "late_work.h"
 #include "memory.h"
 
@@ -23,19 +27,24 @@ class EmulatedDevice : public Device {
  public:
   static constexpr unsigned char poison = 0xd7;
 
-  explicit EmulatedDevice(uint64_t total_bytes = uint64_t{1} << 40) : total_bytes_(total_bytes) {}
+  // Devices of one number are one: they share their streams.
+  explicit EmulatedDevice(uint64_t total_bytes = uint64_t{1} << 40, int number = 0)
+      : total_bytes_(total_bytes),
+        number_(number),
+        loaded_kernels_(all_kernels().begin(), all_kernels().end()) {}
   // Whose streams are late. Arrays of callers must be memory of this device.
   static std::unique_ptr<EmulatedDevice> make_late(uint64_t seed);
   // Ends the process if memory was not given back.
   ~EmulatedDevice() override;
 
-  std::string name() const override { return "emulated"; }
+  std::string name() const override { return emulated_name(number_); }
   unsigned num_multiprocessors() const override { return 2; }
   MemoryInfo memory() const override;
-  void use() const override { current_number = own_number; }
+  void use() const override { current_number = number_; }
   void check() const override;
   // Before a kernel is put on a stream.
-  void begin_launch();
+  // `kernel`: as all_kernels() has it; NULL: the library's, which is always loaded.
+  void begin_launch(Stream stream, const void* kernel = nullptr, const char* name = "");
   // `work` now, or when the stream comes there.
   template <class Work>
   void put(Stream stream, const Work& work) {
@@ -57,6 +66,8 @@ class EmulatedDevice : public Device {
   Stream make_stream() override;
   void free_stream(Stream stream) noexcept override;
   void wait(Stream stream) override;
+  void check_stream_device(Stream stream) const override { streams.check_device(stream, number_); }
+  void check_stream_capture(Stream stream) const override { streams.check_capture(stream); }
 
   Event make_event() override;
   void free_event(Event event) noexcept override;
@@ -68,6 +79,7 @@ class EmulatedDevice : public Device {
   }
   void order_after(Event event, Stream stream) override {
     check();
+    streams.use(stream);
     if (late_ != nullptr) late_->order_after(event, stream);
   }
   void call_on_host(Stream stream, void (*call)(void*), void* argument) override {
@@ -77,8 +89,9 @@ class EmulatedDevice : public Device {
 
   int current() const override { return current_number; }
   void make_current(int number) const noexcept override { current_number = number; }
-  static constexpr int own_number = 0;
-  inline static thread_local int current_number = own_number;
+  inline static thread_local int current_number = 0;
+  // Of all such devices of this process.
+  inline static EmulatedStreams streams;
 
   // ---- for tests ----
 
@@ -90,6 +103,10 @@ class EmulatedDevice : public Device {
   // Every call that would reach a GPU throws DeviceLost with this text from
   // now on; empty: no longer.
   void break_down(std::string message);
+  // Each kernel is loaded when it is started next, which needs memory, as an allocation does.
+  void unload_kernels();
+  // Waits for the device take so long from now on.
+  void slow_down(std::chrono::milliseconds wait);
   // Copies out of this memory of bytes that nobody wrote, so far.
   uint64_t num_unwritten_copies() const;
   // Kernels started so far, the library's (algorithms.h) as one each; copies; fills.
@@ -122,12 +139,15 @@ class EmulatedDevice : public Device {
   const std::pair<size_t, Kind>* piece_of(const void* address) const;
   void copy_now(void* to, const void* from, size_t num_bytes);
   // What every call that would reach a GPU begins with.
-  void reach_locked();
+  // `doing`: for the message.
+  void reach_locked(const std::string& doing = "a call");
   void count_wait();
 
   mutable std::mutex mutex_;
   std::unique_ptr<LateWork> late_;  // NULL: everything happens at once
   uint64_t total_bytes_;
+  int number_;
+  std::set<const void*> loaded_kernels_;
   MemoryUse use_{};
   int64_t allocations_left_ = -1;
   int64_t calls_left_ = -1;
@@ -140,6 +160,7 @@ class EmulatedDevice : public Device {
   uint64_t num_fills_ = 0;
   uint64_t num_lasting_allocations_ = 0;
   uint64_t num_waits_ = 0;
+  std::chrono::milliseconds wait_time_{0};
   std::string breakdown_;
   std::map<void*, std::pair<size_t, Kind>> pieces_;
 };

@@ -1,7 +1,5 @@
 #include "emulator.h"
 
-#include <cxxabi.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -17,6 +15,7 @@
 #include <vector>
 
 #include "fiber.h"
+#include "kernel_list.h"
 
 namespace sparring::device::emulator {
 namespace {
@@ -80,14 +79,6 @@ bool is_same_place(const Lane& left, const Lane& right) {
   return left.place.line() == right.place.line() && left.place.column() == right.place.column() &&
          left.value_bytes == right.value_bytes &&
          (left_file == right_file || std::strcmp(left_file, right_file) == 0);
-}
-
-std::string demangled(const char* name) {
-  int status = 0;
-  char* plain = abi::__cxa_demangle(name, nullptr, nullptr, &status);
-  std::string text = plain != nullptr ? plain : name;
-  std::free(plain);
-  return text;
 }
 
 class BlockRun;
@@ -182,7 +173,7 @@ class BlockRun {
     } catch (const KernelError& error) {
       running_block = nullptr;
       running_lane = nullptr;
-      throw KernelError("kernel " + demangled(task.name) + ", block " + std::to_string(index) +
+      throw KernelError("kernel " + plain_name(task.name) + ", block " + std::to_string(index) +
                         ", " + error.what());
     }
   }
@@ -325,7 +316,7 @@ void check_aligned_to_16(const void* address) {
 void run(const Task& task) {
   if (task.num_blocks == 0 || task.block_threads == 0 || task.block_threads % num_lanes != 0 ||
       task.block_threads > 1024) {
-    throw KernelError("kernel " + demangled(task.name) + " was launched with " +
+    throw KernelError("kernel " + plain_name(task.name) + " was launched with " +
                       std::to_string(task.num_blocks) + " blocks of " +
                       std::to_string(task.block_threads) +
                       " threads; a launch has at least one block of 32 to 1024 threads, a multiple of 32");

@@ -13,6 +13,7 @@
 #include "cuda_status.h"
 #endif
 
+#include "kernel_list.h"
 #include "memory.h"
 #include "warp.h"
 
@@ -41,11 +42,20 @@ __global__ void __launch_bounds__(Kernel::block_threads) run_kernel(const __grid
   kernel(Block());
 }
 
-// Throws DeviceError if the launch was refused, DeviceLost if the device failed before.
+template <class Kernel>
+struct KernelRecord {
+  static const bool is_listed;
+};
+template <class Kernel>
+const bool KernelRecord<Kernel>::is_listed =
+    list_kernel(reinterpret_cast<const void*>(&run_kernel<Kernel>));
+
+// Throws DeviceError if the launch was refused, OutOfDeviceMemory if for want of memory, DeviceLost if the device failed before.
 template <class Kernel>
 void launch(Device& device, const Shape& shape, Stream stream, const Kernel& kernel) {
   static_assert(std::is_trivially_copyable_v<Kernel> && Kernel::block_threads % warp_lanes == 0);
   const InUse here(device);
+  static_cast<void>(KernelRecord<Kernel>::is_listed);  // this use of it lists the kernel
   if (shape.shared_bytes > 48 * 1024) {
     throw_if_failed(cudaFuncSetAttribute(run_kernel<Kernel>,
                                          cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -58,10 +68,19 @@ void launch(Device& device, const Shape& shape, Stream stream, const Kernel& ker
   config.blockDim = dim3(Kernel::block_threads);
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
-  throw_if_failed(cudaLaunchKernelEx(&config, run_kernel<Kernel>, kernel), typeid(Kernel).name());
+  const cudaError_t status = cudaLaunchKernelEx(&config, run_kernel<Kernel>, kernel);
+  if (status != cudaSuccess)
+    throw_if_start_failed(status, "starting kernel " + plain_name(typeid(Kernel).name()));
 }
 
 #else
+
+template <class Kernel>
+struct KernelRecord {
+  static const bool is_listed;
+};
+template <class Kernel>
+const bool KernelRecord<Kernel>::is_listed = list_kernel(&KernelRecord<Kernel>::is_listed);
 
 // Throws KernelError if the kernel breaks a rule of warp.h; of a late stream, from the wait.
 template <class Kernel>
@@ -69,7 +88,7 @@ void launch(Device& device, const Shape& shape, Stream stream, const Kernel& ker
   const InUse here(device);
   static_assert(std::is_trivially_copyable_v<Kernel> && Kernel::block_threads % warp_lanes == 0);
   auto& emulated = static_cast<EmulatedDevice&>(device);
-  emulated.begin_launch();
+  emulated.begin_launch(stream, &KernelRecord<Kernel>::is_listed, typeid(Kernel).name());
   const auto run = [](const void* self, emulator::Lane& lane, const emulator::BlockView& view) {
     (*static_cast<const Kernel*>(self))(Block(lane, view));
   };

@@ -38,15 +38,25 @@ class DeviceLost : public DeviceError {
   using DeviceError::DeviceError;
 };
 
+// Nothing may be put on the stream that was handed over, and nothing was. Says whose stream it is,
+// and what to hand over.
+class StreamRefused : public DeviceError {
+ public:
+  using DeviceError::DeviceError;
+};
+
 class OutOfDeviceMemory : public std::runtime_error {
  public:
-  OutOfDeviceMemory(uint64_t asked, uint64_t available)
+  // `used_for`: what the driver needed it for, which does not say how much.
+  OutOfDeviceMemory(uint64_t asked, uint64_t available, const std::string& used_for = "")
       : std::runtime_error(std::to_string(asked) + " bytes of device memory were asked for, " +
                            std::to_string(available) + " are free"),
         asked_bytes(asked),
-        free_bytes(available) {}
+        free_bytes(available),
+        note(used_for.empty() ? "" : " (" + used_for + "; the driver does not say how many)") {}
   uint64_t asked_bytes;
   uint64_t free_bytes;
+  std::string note;  // to be said behind the numbers
 };
 
 struct MemoryInfo {
@@ -64,14 +74,6 @@ struct MemoryUse {
   uint64_t lasting_bytes;
   uint64_t temporary_bytes;
   uint64_t kept_bytes;  // given back, and kept for the next call
-};
-
-// A framework's allocator, handed over: memory is asked of it and given back to
-// it, on the stream named. `allocate` returns null where there is none left.
-struct FrameworkAllocator {
-  void* context;
-  void* (*allocate)(void* context, size_t num_bytes, Stream stream);
-  void (*free)(void* context, void* memory, size_t num_bytes, Stream stream);
 };
 
 class Device {
@@ -113,6 +115,11 @@ class Device {
   virtual void free_stream(Stream stream) noexcept = 0;
   // Returns when everything on the stream is done. Throws DeviceError.
   virtual void wait(Stream stream) = 0;
+  // Throws StreamRefused where the stream is another device's. Does nothing on the stream.
+  virtual void check_stream_device(Stream stream) const = 0;
+  // Throws StreamRefused while the stream is captured into a graph, or where use of it would end
+  // another one's capture. Ends no capture itself.
+  virtual void check_stream_capture(Stream stream) const = 0;
 
   virtual Event make_event() = 0;
   virtual void free_event(Event event) noexcept = 0;

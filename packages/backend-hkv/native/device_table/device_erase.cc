@@ -12,9 +12,8 @@
 namespace sparring::hkv {
 namespace {
 
-// Rows that leave in one round of evict, so that what a round needs stays small.
+// Rows that leave in one round of evict, at the most.
 constexpr uint64_t kRoundRows = uint64_t{1} << 20;
-constexpr uint64_t kRoundBytes = uint64_t{256} << 20;
 
 struct CountUp {
   static constexpr unsigned block_threads = kBlockThreads;
@@ -174,8 +173,8 @@ void DeviceTable::evict(SparringEvict& call) {
   state.write(stream, "evict of " + std::to_string(call.wanted) + " rows", [&] {
     state.known = state.read_counters(stream);
     state.num_unread = 0;
-    const uint64_t round = std::clamp<uint64_t>(kRoundBytes / state.options.table.row_bytes, 1,
-                                                kRoundRows);
+    const uint64_t round = std::clamp<uint64_t>(
+        state.options.round_bytes / state.options.table.row_bytes, 1, kRoundRows);
     uint64_t left = std::min(static_cast<uint64_t>(call.wanted), state.known.size);
     while (left > 0) {
       const uint64_t count = std::min(left, round);
@@ -186,6 +185,12 @@ void DeviceTable::evict(SparringEvict& call) {
         located = state.prepare_erasure(lowest.keys.as<int64_t>(), count, stream);
       } catch (const device::OutOfDeviceMemory&) {
         // Rounds that are done have made room: `wanted` is the most that may leave.
+        if (call.evicted > 0) return;
+        throw;
+      } catch (const device::DeviceLost&) {
+        throw;
+      } catch (const device::DeviceError&) {
+        // As there: the next call says what the device refused, if it still does.
         if (call.evicted > 0) return;
         throw;
       }

@@ -83,6 +83,7 @@ void DeviceTable::scan(SparringScan& call) {
                       "cursor must be zero or come from the chunk before; found " +
                           std::to_string(call.cursor[1]));
   }
+  state.check_count(call.capacity, "capacity", "ask for smaller chunks");
   state.read(call.call.stream, "scan", [&] { state.scan(call); });
 }
 

@@ -71,7 +71,7 @@ void DeviceTable::State::run(const std::string& what, const std::function<void()
   } catch (const device::OutOfDeviceMemory& error) {
     throw StatusError(SPARRING_DEVICE_MEMORY,
                       what + " on " + device.name() + ": " +
-                          border::device_memory_text({error.asked_bytes, error.free_bytes}) +
+                          border::device_memory_text({error.asked_bytes, error.free_bytes}) + error.note +
                           "; the table is unchanged. Divide the call, free memory there, or let "
                           "rows lie in host memory beyond device_memory_bytes");
   } catch (const device::DeviceLost& error) {
@@ -80,6 +80,9 @@ void DeviceTable::State::run(const std::string& what, const std::function<void()
               "), and this table refuses everything since; restart the process, and load a "
               "snapshot";
     throw StatusError(SPARRING_DEVICE_LOST, what + ": " + failure);
+  } catch (const device::StreamRefused& error) {
+    throw StatusError(SPARRING_INVALID_ARGUMENT, what + " on " + device.name() + ": " +
+                                                     error.what() + ". The table is unchanged");
   } catch (const device::DeviceError& error) {
     throw StatusError(SPARRING_DEVICE_FAILED,
                       what + ": " + device.name() + " refused it (" + error.what() +
@@ -91,6 +94,7 @@ void DeviceTable::State::read(device::Stream stream, const std::string& what,
                               const std::function<void()>& body) {
   const std::shared_lock<ReaderWriterLock> held(lock);
   run(what, [&] {
+    check_stream(stream);
     order->begin_read(stream);
     try {
       body();
@@ -106,6 +110,7 @@ void DeviceTable::State::write(device::Stream stream, const std::string& what,
                                const std::function<void()>& body) {
   const std::unique_lock<ReaderWriterLock> held(lock);
   run(what, [&] {
+    check_stream(stream);
     order->begin_write(stream);
     end_change();
     try {
@@ -116,12 +121,25 @@ void DeviceTable::State::write(device::Stream stream, const std::string& what,
       end(stream, &DeviceOrder::end_write);
       if (is_changing) throw device::DeviceLost(error.what() + std::string(", amid a change"));
       throw;
+    } catch (const device::OutOfDeviceMemory& error) {
+      end(stream, &DeviceOrder::end_write);
+      if (is_changing)
+        throw device::DeviceLost(error.what() + error.note + std::string(", amid a change"));
+      throw;
     } catch (...) {
       end(stream, &DeviceOrder::end_write);
       throw;
     }
     end(stream, &DeviceOrder::end_write);
   });
+}
+
+// Before anything is put on it: what the GPU refuses later cannot be ordered either, and that would
+// be the end of the table.
+void DeviceTable::State::check_stream(device::Stream stream) const {
+  if (stream == own_stream) return;
+  device.check_stream_device(stream);
+  device.check_stream_capture(stream);
 }
 
 // What was put on the stream is ordered, after a failure too. Where it cannot be, nothing that
@@ -159,11 +177,11 @@ uint64_t DeviceTable::State::row_budget() const {
   return options.device_memory_bytes > other ? options.device_memory_bytes - other : 1;
 }
 
-void DeviceTable::State::check_count(int64_t count) const {
+void DeviceTable::State::check_count(int64_t count, const char* name, const char* remedy) const {
   if (count <= kMostKeys) return;
   throw StatusError(SPARRING_INVALID_ARGUMENT,
-                    "count must be at most " + std::to_string(kMostKeys) + " keys; found " +
-                        std::to_string(count) + "; divide the call");
+                    std::string(name) + " must be at most " + std::to_string(kMostKeys) + " keys; found " +
+                        std::to_string(count) + "; " + remedy);
 }
 
 void DeviceTable::State::check_scores(const uint64_t* scores) const {

@@ -39,6 +39,8 @@ class DeviceTable::State {
   void read(device::Stream stream, const std::string& what, const std::function<void()>& body);
   void write(device::Stream stream, const std::string& what, const std::function<void()>& body);
 
+  // Throws StreamRefused where the table's work may not be put on it.
+  void check_stream(device::Stream stream) const;
   void end(device::Stream stream, void (DeviceOrder::*end_work)(device::Stream));
 
   // Turns failures of the device into a status, and remembers those that stay.
@@ -71,7 +73,8 @@ class DeviceTable::State {
   DeviceFreeLists free_lists(const uint32_t* returned) const;
   uint64_t row_budget() const;
 
-  void check_count(int64_t count) const;
+  void check_count(int64_t count, const char* name = "count",
+                   const char* remedy = "divide the call") const;
   void check_scores(const uint64_t* scores) const;
   void check_room(int64_t count, uint64_t num_missing, uint64_t size, const char* what) const;
 

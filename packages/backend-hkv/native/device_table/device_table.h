@@ -45,6 +45,8 @@ struct DeviceTableOptions {
   // Device memory that index and rows may take; rows beyond it lie in pinned host
   // memory. 0: all there is.
   uint64_t device_memory_bytes = 0;
+  // Rows of an evict leave in rounds of so many bytes, and what a round needs stays small.
+  uint64_t round_bytes = uint64_t{256} << 20;
 };
 
 class DeviceTable {

@@ -47,7 +47,8 @@ class DeviceCalls:
             stream: a ``cudaStream_t`` as a number; 0 is the default stream.
 
         Raises:
-            InvalidArgumentError: an array of another device, dtype or shape.
+            InvalidArgumentError: an array of another device, dtype or shape; a stream of another
+                device, or one that is captured into a CUDA graph.
             DeviceError: the GPU refused the call, and nothing has changed; `DeviceLostError`: it
                 has failed, and the table refuses everything from now on.
             DeviceMemoryError: the GPU has no memory left; nothing has changed.

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from sparring.errors import DeviceError
+from sparring.gpus import inspect_gpus
 
 __all__ = ["OpenDevice", "num_gpus", "open_device", "why_cuda_is_unavailable"]
 
@@ -71,8 +72,25 @@ def _module(kind: str) -> ModuleType:
         return import_module(_MODULES[kind])
     except ImportError as error:
         how = (
-            "this sparring-hkv was built without nvcc; install one that was built with it"
+            _how_to_get_gpu_code()
             if kind == "cuda"
             else "build sparring-hkv with -DSPARRING_HKV_EMULATED=ON"
         )
         raise DeviceError(f"no module for device {kind} ({error}): {how}") from error
+
+
+def _how_to_get_gpu_code() -> str:
+    """What to do about it depends on whether there is a GPU at all."""
+    gpus = inspect_gpus()
+    if gpus.reason is not None:
+        return (
+            "this sparring-hkv was built without nvcc, and there is no GPU to use, either: "
+            f"{gpus.reason}; choose device: cpu"
+        )
+    return (
+        f"there is a GPU ({gpus.devices[0].name}), but this sparring-hkv was built without nvcc; "
+        "with nvcc of CUDA 12.4 to 13.x on the path, or named by CUDACXX, run: "
+        "pip install --force-reinstall --no-deps --no-binary sparring-hkv sparring-hkv "
+        "(from a checkout: pip install --force-reinstall --no-deps packages/backend-hkv); "
+        "or choose device: cpu"
+    )

@@ -1,0 +1,61 @@
+#include "emulated_streams.h"
+
+#include "stream_refusal.h"
+
+namespace sparring::device {
+
+void EmulatedStreams::add(Stream stream, int device) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  streams_[stream] = {device};
+}
+
+void EmulatedStreams::remove(Stream stream) noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  streams_.erase(stream);
+}
+
+auto EmulatedStreams::find(Stream stream) const -> Known {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = streams_.find(stream);
+  return found == streams_.end() ? Known{-1} : found->second;
+}
+
+void EmulatedStreams::check_device(Stream stream, int device) const {
+  const int owner = find(stream).device;
+  if (owner >= 0 && owner != device)
+    refuse_device_of_stream(emulated_name(owner), emulated_name(device));
+}
+
+void EmulatedStreams::check_capture(Stream stream) const {
+  if (find(stream).is_captured) refuse_captured_stream();
+}
+
+void EmulatedStreams::use(Stream stream) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = streams_.find(stream);
+  if (found == streams_.end() || !found->second.is_captured) return;
+  found->second.is_spoilt = true;
+  throw DeviceError("the stream is being captured, and its capture is spoilt now");
+}
+
+void EmulatedStreams::use(Stream stream, int device) {
+  use(stream);
+  const int owner = find(stream).device;
+  if (owner >= 0 && owner != device) throw DeviceError("invalid resource handle");
+}
+
+void EmulatedStreams::begin_capture(Stream stream) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Known& known = streams_.at(stream);
+  known.is_captured = true;
+  known.is_spoilt = false;
+}
+
+bool EmulatedStreams::end_capture(Stream stream) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Known& known = streams_.at(stream);
+  known.is_captured = false;
+  return !known.is_spoilt;
+}
+
+}  // namespace sparring::device

@@ -1,0 +1,54 @@
+// Whose the streams of emulated devices are, and which of them are captured into a graph, so that
+// tests meet what CUDA refuses.
+#ifndef SPARRING_HKV_DEVICE_EMULATED_STREAMS_H_
+#define SPARRING_HKV_DEVICE_EMULATED_STREAMS_H_
+
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "memory.h"
+
+namespace sparring::device {
+
+inline std::string emulated_name(int number) {
+  return number == 0 ? "emulated" : "emulated:" + std::to_string(number);
+}
+
+// Threads: everything from any thread. A stream that nobody added, the default one among them, is
+// every device's.
+class EmulatedStreams {
+ public:
+  void add(Stream stream, int device);
+  void remove(Stream stream) noexcept;
+
+  // As Device::check_stream_device and Device::check_stream_capture.
+  void check_device(Stream stream, int device) const;
+  void check_capture(Stream stream) const;
+
+  // What a GPU does that is handed work: it throws DeviceError where the stream is captured, whose
+  // capture is spoilt then, or another device's. Copies, waits and the order of streams may
+  // concern any device's.
+  void use(Stream stream);
+  void use(Stream stream, int device);
+
+  void begin_capture(Stream stream);
+  // Whether nothing has spoilt it.
+  bool end_capture(Stream stream);
+
+ private:
+  struct Known {
+    int device = 0;
+    bool is_captured = false;
+    bool is_spoilt = false;
+  };
+  // What is known of a stream.
+  Known find(Stream stream) const;
+
+  mutable std::mutex mutex_;
+  std::map<Stream, Known> streams_;
+};
+
+}  // namespace sparring::device
+
+#endif  // SPARRING_HKV_DEVICE_EMULATED_STREAMS_H_
