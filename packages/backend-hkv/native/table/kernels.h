@@ -33,6 +33,8 @@ struct RowOutput {
   // The output of the whole call is too large for any cache: write past them,
   // where alignment allows.
   bool is_large;
+  // Some keys are there and some are not, as it was of late: only how fast it is depends on it.
+  bool is_mixed;
 };
 
 struct RowInput {

@@ -98,7 +98,8 @@ void large_outputs_are_right_whatever_their_alignment() {
         char* out =
             memory.data() + 128 - reinterpret_cast<uintptr_t>(memory.data()) % 64 + offset;
         std::fill(memory.begin(), memory.end(), 'x');
-        const RowOutput output{rows.view(), columns.begin, columns.end, out, bytes, true};
+        const RowOutput output{rows.view(), columns.begin, columns.end, out, bytes, true,
+                               false};
         kernels->find(index.view(), output, keys.data(), kCount, found.data());
         for (size_t i = 0; i < kCount; ++i) {
           const bool is_known = i % 3 != 1;
@@ -112,6 +113,65 @@ void large_outputs_are_right_whatever_their_alignment() {
   }
 }
 
+// Whatever share of them is there, in buckets with and without chains.
+void mixed_keys_are_found_as_others_are() {
+  constexpr uint64_t kRowBytes = 64;
+  constexpr size_t kCount = 4000;
+  for (const uint64_t num_fixed_buckets : {Directory::kGrowing, uint64_t{8}, uint64_t{100}}) {
+    Index::Options options;
+    options.num_fixed_buckets = num_fixed_buckets;
+    Index index(options);
+    Pool rows(kRowBytes, kCount, 0);
+    for (int64_t key = 0; key < static_cast<int64_t>(kCount); ++key) {
+      const uint32_t row = rows.allocate();
+      index.insert(key, index.hash(key), row, 0);
+      std::memcpy(rows.at(row), make_row(key, 2, kRowBytes).data(), kRowBytes);
+    }
+    for (const size_t known_of_ten : {0, 1, 5, 9, 10}) {
+      Keys keys(kCount);
+      for (size_t i = 0; i < kCount; ++i) {
+        // Absent ones beside the bounds of int64 too.
+        const auto key = static_cast<int64_t>(i);
+        const int64_t absent = i % 2 == 0 ? INT64_MIN + key : INT64_MAX - key;
+        keys[i] = i * 7 % 10 < known_of_ten ? key : absent;
+      }
+      for (const Kernels* kernels : available_kernels()) {
+        std::vector<char> out(kCount * kRowBytes, 'x');
+        std::vector<uint8_t> found(kCount, 7);
+        const RowOutput output{rows.view(), 0, kRowBytes, out.data(), kRowBytes, false, true};
+        kernels->find(index.view(), output, keys.data(), kCount, found.data());
+        for (size_t i = 0; i < kCount; ++i) {
+          const bool is_known = i * 7 % 10 < known_of_ten;
+          CHECK(found[i] == (is_known ? 1 : 0));
+          const Bytes row = is_known ? make_row(keys[i], 2, kRowBytes) : Bytes(kRowBytes, 0);
+          CHECK(std::memcmp(out.data() + i * kRowBytes, row.data(), kRowBytes) == 0);
+        }
+      }
+    }
+  }
+}
+
+// Where no digest is the key's, digests are read in the place of a key: they must not pass for it.
+void digests_are_no_keys() {
+  constexpr int64_t kKey = 0;  // which eight empty slots look like
+  constexpr uint64_t kRowBytes = 8;
+  for (const uint64_t num_fixed_buckets : {Directory::kGrowing, uint64_t{1}}) {
+    Index::Options options;
+    options.num_fixed_buckets = num_fixed_buckets;
+    const Index index(options);
+    Pool rows(kRowBytes, 1, 0);
+    rows.allocate();  // the row that they would name
+    for (const Kernels* kernels : available_kernels()) {
+      Bytes out(kRowBytes, 'x');
+      uint8_t found = 7;
+      const RowOutput output{rows.view(), 0, kRowBytes, out.data(), kRowBytes, false, true};
+      kernels->find(index.view(), output, &kKey, 1, &found);
+      CHECK(found == 0);
+      CHECK(out == Bytes(kRowBytes, 0));
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -121,5 +181,7 @@ int main() {
       {"kernels agree for any row size", kernels_agree_for_any_row_size},
       {"large outputs are right whatever their alignment",
        large_outputs_are_right_whatever_their_alignment},
+      {"mixed keys are found as others are", mixed_keys_are_found_as_others_are},
+      {"digests are no keys", digests_are_no_keys},
   });
 }

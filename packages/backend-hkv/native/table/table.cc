@@ -48,12 +48,22 @@ void Table::find(SparringFind& call) const {
   const uint64_t bytes = call.columns.end - call.columns.begin;
   const RowOutput whole{contents_->rows.view(), call.columns.begin, call.columns.end,
                         static_cast<char*>(call.rows), call.row_stride,
-                        is_large(static_cast<uint64_t>(call.count), bytes)};
+                        is_large(static_cast<uint64_t>(call.count), bytes),
+                        is_mixed_.load(std::memory_order_relaxed)};
   border::parallel_for(call.call.executor, call.count, kGrain, [&](int64_t begin, int64_t end) {
     RowOutput part = whole;
     part.out += static_cast<uint64_t>(begin) * whole.stride;
     kernels_->find(index, part, call.keys + begin, end - begin, call.found + begin);
   });
+  note_share(call.found, call.count, whole.is_mixed);
+}
+
+// For the finds that follow. Of few keys a share says little.
+void Table::note_share(const uint8_t* found, int64_t count, bool was_mixed) const {
+  if (count < kGrain / 4) return;
+  const int64_t num_found = std::count(found, found + count, uint8_t{1});
+  const bool is_mixed = std::min(num_found, count - num_found) > count / 8;
+  if (is_mixed != was_mixed) is_mixed_.store(is_mixed, std::memory_order_relaxed);
 }
 
 void Table::visit(SparringVisit& call) const {
@@ -87,7 +97,7 @@ void Table::scan(SparringScan& call) const {
   if (call.rows == nullptr) return;
   const uint64_t bytes = call.columns.end - call.columns.begin;
   const RowOutput whole{contents_->rows.view(), call.columns.begin, call.columns.end,
-                        static_cast<char*>(call.rows), bytes, false};
+                        static_cast<char*>(call.rows), bytes, false, false};
   border::parallel_for(call.call.executor, call.count, kGrain, [&](int64_t begin, int64_t end) {
     RowOutput part = whole;
     part.out += static_cast<uint64_t>(begin) * whole.stride;

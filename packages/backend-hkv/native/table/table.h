@@ -11,6 +11,7 @@
 #ifndef SPARRING_HKV_TABLE_TABLE_H_
 #define SPARRING_HKV_TABLE_TABLE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -66,6 +67,7 @@ class Table {
   };
 
   bool is_large(uint64_t count, uint64_t row_bytes) const;
+  void note_share(const uint8_t* found, int64_t count, bool was_mixed) const;
   void check_scores(const uint64_t* scores) const;
   void update_scores(const SparringExecutor* executor, const int64_t* keys,
                      const uint64_t* scores, int64_t count,
@@ -104,6 +106,7 @@ class Table {
   Layout layout_;
   const Kernels* kernels_;
   mutable ReaderWriterLock lock_;
+  mutable std::atomic<bool> is_mixed_{false};  // see RowOutput
   Policy policy_;
   std::unique_ptr<Contents> contents_;
 };
