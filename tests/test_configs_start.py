@@ -16,10 +16,13 @@ import pytest
 from sparring.cli import main
 from sparring.config import load_config
 from sparring.testing.devices import why_unavailable
+from sparring.training_loop.click_source import ClickSource
+from sparring.updates import BUILTIN_METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 STEPS = 6
+GPU_BYTES = 80e9
 
 PACKAGES = {
     "hkv": "sparring_hkv",
@@ -92,6 +95,8 @@ def adapted(path: Path, folder: Path, services: ExitStack) -> list[str]:
             if reason := why_unavailable(device):
                 pytest.skip(f"needs a GPU, or its emulator: {reason}")
             overrides += [f"{where}.options.device={device}", f"{where}.options.capacity=2000"]
+            # Less than 2,000 rows and their index take, so that some lie in pinned memory here, too.
+            overrides.append(f"{where}.options.device_memory_bytes=300000")
     return overrides
 
 
@@ -138,6 +143,33 @@ def test_a_config_trains_as_it_stands(path: Path, train: Train) -> None:
         assert [tier["backend"] for tier in tiers] == named
     if config.report.path is not None:
         assert Path(config.report.path).stat().st_size > 1000
+
+
+def test_tables_of_the_gpu_example_fit_one_gpu_and_spill() -> None:
+    if reason := why_unavailable("emulated"):
+        pytest.skip(f"needs the emulator of a GPU: {reason}")
+    from sparring_hkv import HkvOptions, HkvStorage
+
+    config = load_config(ROOT / "configs/gpu.yaml")
+    method = BUILTIN_METHODS[config.optimizer.sparse.name]()
+    tables = [
+        each.with_state(method.state_width(each.dim), method.name)
+        for each in ClickSource(config).tables
+    ]
+    options = config.storage.options["tiers"][0]["options"]
+    budget, pinned = options["device_memory_bytes"], 0
+    for table in tables:
+        # A small one says how many bytes a row takes with its part of the index: both are taken whole.
+        with HkvStorage(
+            table, HkvOptions(device="emulated", capacity=1 << 14, policy="lru")
+        ) as small:
+            needed = small.memory_bytes / (1 << 14) * options["capacity"]
+        assert needed > budget, "nothing ever lies in pinned memory"
+        pinned += needed - budget
+    assert len(tables) == 26
+    # A quarter of the GPU is left to the model, to batches and to the framework.
+    assert len(tables) * budget < 0.75 * GPU_BYTES
+    assert pinned < GPU_BYTES / 4
 
 
 @pytest.mark.parametrize(

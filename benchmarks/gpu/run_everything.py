@@ -2,9 +2,11 @@
 
 Builds core, sparring-hkv (with nvcc) and sparring-torch into an environment beside the one that runs
 this, which lends it PyTorch and whatever else it has; runs the kit, the tests, compute-sanitizer and
-the benchmarks on the GPU; and says what it did not run, and why.
+the benchmarks on the GPU; and says what it did not run, and why. Where there is a GPU, what did not run
+is a failure; where there is none, it is not.
 
     python benchmarks/gpu/run_everything.py                      everything
+    python benchmarks/gpu/run_everything.py --list               what that is
     python benchmarks/gpu/run_everything.py --only tests kit     some of it
     python benchmarks/gpu/run_everything.py --wheels FOLDER      what is missing comes from there
 
@@ -56,10 +58,16 @@ SEQUENCES = ("packages/backend-hkv/tests/test_device_sequences.py",)
 TESTS = (
     "packages/backend-hkv/tests/test_device_kernels.py",
     "packages/backend-hkv/tests/test_device_table.py",
+    "packages/backend-hkv/tests/test_device_streams.py",
     "packages/framework-torch/tests/test_parity.py",
     "packages/framework-torch/tests/test_embedding_modules.py",
     "packages/framework-torch/tests/test_embedding_bag_collection.py",
     "packages/framework-torch/tests/test_optimizers.py",
+    "packages/framework-torch/tests/test_device_policies.py",
+    "packages/framework-torch/tests/test_device_stacks.py",
+    "packages/framework-torch/tests/test_device_staged_ranks.py",
+    "packages/framework-torch/tests/test_device_tiers.py",
+    "packages/framework-torch/tests/test_device_training.py",
     "packages/framework-torch/tests/test_gpu_streams.py",
     "packages/framework-torch/tests/test_device_memory.py",
 )
@@ -69,7 +77,13 @@ CHECKED = (
     "packages/backend-hkv/tests/test_device_kernels.py",
     "packages/backend-hkv/tests/test_device_table.py",
 )
-CHECKS = ("memcheck", "racecheck", "initcheck")
+CHECKS = {
+    "memcheck": "accesses out of bounds",
+    "racecheck": "races in shared memory",
+    "initcheck": "reads of memory that nobody wrote",
+}
+# Where NVIDIA's toolkit puts its programs, also where nobody put them on the path.
+TOOLKIT = "/usr/local/cuda/bin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +91,8 @@ class Stage:
     """One thing to run."""
 
     name: str
+    what: str
+    """For people, in a few words."""
     command: tuple[str, ...]
     variables: tuple[tuple[str, str], ...] = ()
     needs_gpu: bool = True
@@ -90,12 +106,19 @@ def stages(device: str) -> list[Stage]:
     pytest = ("python", "-m", "pytest", "-q", "-p", "no:cacheprovider")
     few = (*on_device, ("SPARRING_OPERATIONS", "60"))
     return [
-        Stage("kit", (*pytest, *KIT), on_device),
-        Stage("tests", (*pytest, *TESTS, *chosen), on_device),
-        Stage("sequences", (*pytest, *SEQUENCES), (*on_device, ("SPARRING_OPERATIONS", "100000"))),
+        Stage("kit", "the conformance kit for storages", (*pytest, *KIT), on_device),
+        Stage(
+            "tests", "tests of kernels, tables, streams, tiers, training, modules, ranks on one GPU",
+            (*pytest, *TESTS, *chosen), on_device,
+        ),
+        Stage(
+            "sequences", "100,000 random calls, beside the table on the CPU",
+            (*pytest, *SEQUENCES), (*on_device, ("SPARRING_OPERATIONS", "100000")),
+        ),
         *(
             Stage(
                 f"{check} of {what}",
+                f"compute-sanitizer's {check} over {what}: {CHECKS[check]}",
                 (
                     "compute-sanitizer", "--tool", check, "--error-exitcode", "1",
                     "--target-processes", "all", *pytest, *files,
@@ -108,8 +131,14 @@ def stages(device: str) -> list[Stage]:
                 ("the kit", (*KIT, *SEQUENCES, "-k", "not large and not million")),
             )
         ),
-        Stage("benchmarks", ("python", "-m", "benchmarks.gpu")),
+        Stage("benchmarks", "speeds, beside what they should reach", ("python", "-m", "benchmarks.gpu")),
     ]  # fmt: skip
+
+
+def with_libraries() -> dict[str, str]:
+    """This environment, and where the one that lends has oneTBB's library, if it has it."""
+    libraries = [f"{sys.prefix}/lib", os.environ.get("LD_LIBRARY_PATH", "")]
+    return dict(os.environ) | {"LD_LIBRARY_PATH": ":".join(filter(None, libraries))}
 
 
 class Run:
@@ -119,29 +148,32 @@ class Run:
         self._python = python
         self._output = output
         self.outcomes: list[tuple[str, str]] = []
+        self._not_run: dict[str, list[str]] = {}  # reason -> stages
 
     @property
     def has_failed(self) -> bool:
         return any(outcome.startswith("FAILED") for _, outcome in self.outcomes)
 
+    @property
+    def has_skipped(self) -> bool:
+        return bool(self._not_run)
+
     def skip(self, name: str, reason: str) -> None:
         """Says that something is not run."""
-        self.outcomes.append((name, f"not run: {reason}"))
+        self._not_run.setdefault(reason, []).append(name)
 
     def run(self, stage: Stage) -> bool:
         """Runs one; returns whether it went well."""
         program = stage.command[0]
-        if program != "python" and shutil.which(program) is None:
-            self.skip(stage.name, f"{program} is not on the path")
-            return False
-        print(f"\n=== {stage.name}", flush=True)
-        command = [self._python if word == "python" else word for word in stage.command]
-        environment = os.environ | dict(stage.variables) | {"PYTHONPATH": str(ROOT)}
         # Commands of the environment that was made, as cmake and ninja, go first.
-        environment["PATH"] = f"{Path(self._python).parent}:{os.environ['PATH']}"
-        # Of the environment that lends: oneTBB's library, if it has it.
-        libraries = [f"{sys.prefix}/lib", os.environ.get("LD_LIBRARY_PATH", "")]
-        environment["LD_LIBRARY_PATH"] = ":".join(filter(None, libraries))
+        path = f"{Path(self._python).parent}:{os.environ['PATH']}:{TOOLKIT}"
+        if program != "python" and shutil.which(program, path=path) is None:
+            self.skip(stage.name, f"{program} is neither on the path nor in {TOOLKIT}")
+            return False
+        print(f"\n=== {stage.name}: {stage.what}", flush=True)
+        command = [self._python if word == "python" else word for word in stage.command]
+        environment = with_libraries() | dict(stage.variables) | {"PYTHONPATH": str(ROOT)}
+        environment["PATH"] = path
         begin = time.monotonic()
         try:
             code = self._run(stage, command, environment)
@@ -169,8 +201,12 @@ class Run:
         return ran.returncode
 
     def summary(self) -> str:
-        """One line for each stage."""
-        return "\n".join(f"{name:12} {outcome}" for name, outcome in self.outcomes)
+        """One line for each stage that ran, one for each reason for which others did not."""
+        width = max((len(name) for name, _ in self.outcomes), default=0)
+        lines = [f"{name:{width}}  {outcome}" for name, outcome in self.outcomes]
+        for reason, names in self._not_run.items():
+            lines.append(f"not run: {', '.join(names)}\n  because {reason}")
+        return "\n".join(lines)
 
 
 def missing_packages() -> list[str]:
@@ -222,6 +258,7 @@ def build_stages(folder: Path) -> list[Stage]:
     return [
         Stage(
             f"build {package}",
+            f"packages/{package}, from source",
             (
                 *pip, "--no-build-isolation", "--force-reinstall", *settings.get(package, ()),
                 f"--config-settings=build-dir={folder / 'build' / package}",
@@ -235,23 +272,36 @@ def build_stages(folder: Path) -> list[Stage]:
     ]  # fmt: skip
 
 
-def why_no_gpu(python: str) -> str:
-    """Why tests cannot run on a GPU; empty if they can."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What there is to run on."""
+
+    has_gpu: bool
+    reason: str
+    """Why nothing can run on it; empty if things can."""
+
+
+def look_for_gpu(python: str) -> Found:
+    """Whether there is a GPU, and whether the packages of an environment can use it."""
     program = """
-from sparring_hkv.devices import why_cuda_is_unavailable
-reason = why_cuda_is_unavailable()
+from sparring.gpus import inspect_gpus
+reason = inspect_gpus().reason
+print(reason is None)
+if reason is None:
+    from sparring_hkv.devices import why_cuda_is_unavailable
+    reason = why_cuda_is_unavailable()
 if reason is None:
     import torch
     reason = "" if torch.cuda.is_available() else "this PyTorch cannot use the GPU"
 print(reason)
 """
-    environment = os.environ | {"LD_LIBRARY_PATH": f"{sys.prefix}/lib"}
     ran = subprocess.run(
-        [python, "-c", program], capture_output=True, text=True, check=False, env=environment
+        [python, "-c", program], capture_output=True, text=True, check=False, env=with_libraries()
     )
+    has_gpu, _, reason = ran.stdout.partition("\n")
     if ran.returncode:
-        return (ran.stderr.strip().splitlines() or ["nothing was said"])[-1]
-    return ran.stdout.strip()
+        reason = (ran.stderr.strip().splitlines() or ["nothing was said"])[-1]
+    return Found(has_gpu == "True", reason.strip())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -266,7 +316,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     wanted = stages(asked.device)
     if asked.list:
-        print("\n".join(stage.name for stage in wanted))
+        width = max(len(stage.name) for stage in wanted)
+        print("\n".join(f"{stage.name:{width}}  {stage.what}" for stage in wanted))
         return 0
     if asked.only:
         unknown = set(asked.only) - {stage.name for stage in wanted}
@@ -280,13 +331,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         python = make_environment(asked.folder.resolve() / "venv", asked.wheels)
     run = Run(python, asked.output)
     is_built = asked.no_build or all(map(run.run, build_stages(asked.folder.resolve())))
-    reason = why_no_gpu(python) if is_built else "the build failed"
+    found = look_for_gpu(python) if is_built else Found(False, "the build failed")
     for stage in wanted:
-        if reason and stage.needs_gpu:
-            run.skip(stage.name, reason)
+        if found.reason and stage.needs_gpu:
+            run.skip(stage.name, found.reason)
         else:
             run.run(stage)
     print(f"\n{run.summary()}")
+    if found.has_gpu and run.has_skipped:
+        print("\nFAILED: there is a GPU, and not everything ran on it")
+        return 1
     return 1 if run.has_failed else 0
 
 

@@ -328,9 +328,15 @@ def test_doctor_reports_versions_machine_and_plugins(run: Run) -> None:
     assert found["machine"]["usable_cores"] >= 1
     assert found["machine"]["memory_bytes"] >= found["machine"]["available_bytes"] > 0
     assert "acme" in {each["name"] for each in found["plugins"]["offered"]}
+    assert bool(found["gpus"]["devices"]) != bool(found["gpus"]["reason"])
     text = run("doctor").out
     for part in ("versions", "native library", "SIMD", "machine", "plugins", "GiB available"):
         assert part in text
+    for gpu in found["gpus"]["devices"]:
+        assert gpu["name"] in text
+    assert "GPUs" in text
+    if found["gpus"]["reason"]:
+        assert " ".join(found["gpus"]["reason"].split()[:6]) in text
 
 
 def test_doctor_says_what_cannot_run_here(site: Site, run: Run) -> None:

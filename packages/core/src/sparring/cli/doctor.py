@@ -22,6 +22,7 @@ from sparring.cli.machine import (
 )
 from sparring.cli.output import make_console, print_json
 from sparring.cli.plugins import plugins_as_json, print_plugins
+from sparring.gpus import Gpus, inspect_gpus
 from sparring.offers import Offer
 from sparring.plugins import PluginManager
 
@@ -36,12 +37,13 @@ def doctor(
     context: typer.Context,
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
-    """Report on this installation and this machine: versions, plugins, processor, memory."""
+    """Report on this installation and this machine: versions, plugins, processor, memory, GPUs."""
     manager = context_of(context).plugin_manager
     problems = [failure for failure in (native_failure(),) if failure is not None]
     versions = installed_versions()
     native = None if problems else inspect_native()
     machine = inspect_machine()
+    gpus = inspect_gpus()
     unavailable = {
         f"{offer.kind} {offer.name}": reason
         for offer in manager.descriptors()
@@ -54,35 +56,30 @@ def doctor(
                 "versions": versions,
                 "native": None if native is None else asdict(native),
                 "machine": asdict(machine),
+                "gpus": asdict(gpus),
                 "plugins": plugins_as_json(manager),
                 "unavailable": unavailable,
             }
         )
     else:
-        _print_report(manager, problems, versions, native, machine, unavailable)
+        console = make_console()
+        _print_problems(console, problems)
+        _print_section(console, "versions", {k: v or "not installed" for k, v in versions.items()})
+        _print_section(console, "native library", _native_lines(native))
+        _print_section(console, "machine", _machine_lines(machine))
+        _print_section(console, "GPUs", _gpu_lines(gpus))
+        _print_plugins(console, manager, unavailable)
     if problems:
         raise typer.Exit(1)
 
 
-def _print_report(
-    manager: PluginManager,
-    problems: Sequence[str],
-    versions: Mapping[str, str | None],
-    native: Native | None,
-    machine: Machine,
-    unavailable: Mapping[str, str],
-) -> None:
-    console = make_console()
+def _print_problems(console: Console, problems: Sequence[str]) -> None:
     for problem in problems:
         console.print(
             Text("problem: ", style="bold red").append(problem, style="not bold default"),
             soft_wrap=True,
         )
         console.print()
-    _print_section(console, "versions", {k: v or "not installed" for k, v in versions.items()})
-    _print_section(console, "native library", _native_lines(native))
-    _print_section(console, "machine", _machine_lines(machine))
-    _print_plugins(console, manager, unavailable)
 
 
 def _reason_against(offer: Offer) -> str | None:
@@ -115,6 +112,18 @@ def _machine_lines(machine: Machine) -> dict[str, str]:
         "transparent huge pages": _known(machine.transparent_huge_pages),
         "huge pages set aside": _known(machine.huge_pages),
     }
+
+
+def _gpu_lines(gpus: Gpus) -> dict[str, str]:
+    lines = {
+        f"cuda:{number}": f"{gpu.name}, {_gibibytes(gpu.memory_bytes)}"
+        for number, gpu in enumerate(gpus.devices)
+    }
+    if gpus.reason is not None:
+        lines["none"] = gpus.reason
+    if gpus.driver is not None or gpus.cuda_release is not None:
+        lines["driver"] = f"{_known(gpus.driver)}, runs CUDA up to {_known(gpus.cuda_release)}"
+    return lines
 
 
 def _known(value: object) -> str:
