@@ -33,14 +33,14 @@ from sparring.storage.memory import MemoryStorage
 from sparring.testing.thread_rendezvous import ThreadRendezvous
 
 TABLE = TableConfig("item", 4)
-NUM_ROWS = 20_000
+NUM_ROWS = 40_000
 
 begun = threading.Event()
 
 
 def write_snapshot(folder: Path) -> None:
-    """One whose files have several segments, so that they are read ahead."""
-    options = SnapshotOptions(num_ranges=4, buffer_bytes=1 << 16, small_bytes=1)
+    """One that is large enough to be read ahead, in several segments."""
+    options = SnapshotOptions(num_ranges=4, buffer_bytes=1 << 17, small_bytes=1)
     writer = SnapshotWriter(str(folder / "snapshot"), step=1, options=options)
     keys = np.arange(NUM_ROWS)
     rows = np.full((NUM_ROWS, TABLE.dim), 3, np.float32)

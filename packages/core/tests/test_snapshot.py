@@ -45,6 +45,20 @@ def expected(*chunks: ScanChunk) -> dict[int, tuple[bytes, int]]:
     }
 
 
+@pytest.mark.parametrize("name", ["buffer_bytes", "small_bytes"])
+def test_however_much_memory_a_writer_may_take_its_segments_can_be_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("routing", "rows_file"):
+        monkeypatch.setattr(f"sparring.snapshot.{module}.SEGMENT_BYTES", 1 << 12)
+    given: dict[str, int] = {"num_ranges": 2, "buffer_bytes": 1, "small_bytes": 1, name: 1 << 20}
+    chunk = make_chunk(np.arange(1_000))
+    writer = SnapshotWriter(str(tmp_path / "a"), step=1, options=SnapshotOptions(**given))  # type: ignore[arg-type]
+    writer.write_table(ITEM, [chunk])
+    writer.finish()
+    assert rows_by_key(writer.commit(), "item") == expected(chunk)
+
+
 def test_several_snapshots_in_one_folder_are_told_apart_by_their_manifests(tmp_path: Path) -> None:
     chunks = {name: make_chunk([place, 7]) for place, name in enumerate(("first", "second"))}
     both = tmp_path / "both"

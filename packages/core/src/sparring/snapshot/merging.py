@@ -6,15 +6,16 @@ windows are as small as it takes for the keys of one to stay within `_WINDOW_KEY
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
-from sparring.snapshot.limits import NUM_PARTITIONS
+from sparring.snapshot.limits import BLOCK_BYTES, NUM_PARTITIONS
 from sparring.snapshot.manifest import FileEntry
+from sparring.snapshot.reading_ahead import read_ahead
 from sparring.snapshot.reporting import damaged
 from sparring.storage.contract import Keys, ScanChunk
 
@@ -69,26 +70,35 @@ def _merged_window(
             continue
         is_oldest = place == len(chain) - 1
         found: list[Keys] = []
-        for entry in snapshot.files(table, "rows"):
-            if not _overlaps(entry, window):
-                continue
-            for chunk in snapshot.segments(entry, window):
-                part = _within(chunk, window, entry)
-                # A copy: a view would keep the rows beside the keys in memory too.
-                found.append(part.keys.copy())
-                kept = _without(part, newer)
-                if len(kept):
-                    yield kept
+        parts = _parts(snapshot, table, "rows", window)
+        for part in read_ahead(parts) if _is_worth_a_thread(snapshot, table) else parts:
+            # A copy: a view would keep the rows beside the keys in memory too.
+            found.append(part.keys.copy())
+            kept = _without(part, newer)
+            del part
+            if len(kept):
+                yield kept
+            del kept
         keys = _sorted_unique(found, snapshot, table)
         if is_oldest:
             return
-        erased = [
-            _within(chunk, window, entry).keys.copy()
-            for entry in snapshot.files(table, "erased")
-            if _overlaps(entry, window)
-            for chunk in snapshot.segments(entry, window)
-        ]
+        erased = [part.keys.copy() for part in _parts(snapshot, table, "erased", window)]
         newer = np.unique(np.concatenate([newer, keys, *erased]))
+
+
+def _parts(
+    snapshot: Snapshot, table: str, kind: str, window: Partitions
+) -> Generator[ScanChunk, None, None]:
+    """What the files of a kind hold of these partitions."""
+    for entry in snapshot.files(table, kind):
+        if _overlaps(entry, window):
+            for chunk in snapshot.segments(entry, window):
+                yield _within(chunk, window, entry)
+                del chunk
+
+
+def _is_worth_a_thread(snapshot: Snapshot, table: str) -> bool:
+    return sum(entry.size_bytes for entry in snapshot.files(table, "rows")) > BLOCK_BYTES
 
 
 def _overlaps(entry: FileEntry, wanted: Partitions) -> bool:

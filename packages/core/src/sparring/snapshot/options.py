@@ -23,8 +23,9 @@ class SnapshotOptions:
         num_ranges: ranges of partitions, a power of two up to 4,096.
         file_bytes: a file that reaches this is closed, and its range goes on in another.
         buffer_bytes: of all ranges' buffers together; each range writes a segment when its share
-            is full.
-        small_bytes: the largest table that is one file; held in memory as a whole.
+            is full, of which no more than 64 MiB are used.
+        small_bytes: the largest table that is one file; held in memory as a whole. No more than
+            64 MiB are used.
         pause: called by each thread that writes after each piece of its work, of a MiB or some: who
             gives it may let the thread sleep there, so that others have the machine.
 

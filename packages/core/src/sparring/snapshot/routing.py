@@ -21,7 +21,7 @@ import numpy.typing as npt
 from sparring import _native
 from sparring.snapshot.daemon_threads import DaemonThreads
 from sparring.snapshot.data_file import DataFile, Segment
-from sparring.snapshot.limits import NUM_PARTITIONS
+from sparring.snapshot.limits import NUM_PARTITIONS, SEGMENT_BYTES
 from sparring.snapshot.mapped import returned_memory
 from sparring.snapshot.options import SnapshotOptions
 from sparring.storage.contract import Keys, Rows, Scores
@@ -60,6 +60,10 @@ class RowLayout:
     def key_bytes(self) -> int:
         """Bytes that one key takes, its row and score included."""
         return 8 + 8 * self.has_scores + self.width * self.dtype.itemsize
+
+    def fitting_keys(self, size_bytes: int) -> int:
+        """How many keys a segment of so many bytes has, at least one: no more than readers take."""
+        return max(1, min(size_bytes, SEGMENT_BYTES) // self.key_bytes)
 
 
 class _Buffer:
@@ -132,9 +136,7 @@ class RowRouter:
         self._owners: npt.NDArray[np.int32] = np.repeat(
             np.arange(ranges, dtype=np.int32), self._range_partitions
         )
-        self._small: _Buffer | None = _Buffer(
-            layout, max(1, options.small_bytes // layout.key_bytes)
-        )
+        self._small: _Buffer | None = _Buffer(layout, layout.fitting_keys(options.small_bytes))
         self._buffers: list[_Buffer] = []
         self._spare: list[_Buffer] = []
         self._writing: deque[tuple[Future[None], _Buffer]] = deque()
@@ -202,8 +204,8 @@ class RowRouter:
 
     def _make_buffers(self) -> None:
         ranges = self._options.num_ranges
-        share = self._options.buffer_bytes // (ranges + _SPARE_BUFFERS) // self._layout.key_bytes
-        capacity = share // _UNIT_ROWS * _UNIT_ROWS or max(1, share)
+        share = self._layout.fitting_keys(self._options.buffer_bytes // (ranges + _SPARE_BUFFERS))
+        capacity = share // _UNIT_ROWS * _UNIT_ROWS or share
         self._buffers = [_Buffer(self._layout, capacity) for _ in range(ranges)]
         self._spare = [_Buffer(self._layout, capacity) for _ in range(_SPARE_BUFFERS)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring.snapshot.blocks import BlockReader
-from sparring.snapshot.daemon_threads import DaemonThreads
 from sparring.snapshot.description import TableDescription
 from sparring.snapshot.limits import HEADER_BYTES, SEGMENT_BYTES
 from sparring.snapshot.manifest import FileEntry
@@ -103,41 +101,14 @@ def _chunks(
     data_begin: int,
     dtype: np.dtype[Any],
 ) -> Iterator[ScanChunk]:
-    """One segment after the other; the next is read and hashed while one is in use."""
-
-    def read(placed: _Placed) -> npt.NDArray[np.uint8]:
-        segment = placed[0]
-        return reader.read(data_begin + segment[0].begin, data_begin + segment[-1].end)
-
-    ahead = None if len(segments) < 2 else _reading_thread()
-    if ahead is None:
-        for segment in segments:
-            yield _chunk(reader, segment, read(segment), data_begin, dtype)
-        return
-    try:
-        coming = ahead.submit(partial(read, segments[0]))
-        for place, segment in enumerate(segments):
-            data = coming.result()
-            if place + 1 < len(segments):
-                coming = ahead.submit(partial(read, segments[place + 1]))
-            chunk = _chunk(reader, segment, data, data_begin, dtype)
-            # What is held here cannot be read into.
-            del data
-            yield chunk
-            del chunk
-    finally:
-        ahead.close()
-
-
-def _reading_thread() -> DaemonThreads | None:
-    """A thread to read ahead on; None where the interpreter ends, which a load may outlast, and starts
-    none any more."""
-    made = DaemonThreads(1, "sparring-snapshot-read")
-    try:
-        made.start()
-    except RuntimeError:
-        return None
-    return made
+    """One segment after the other."""
+    for segment, partitions in segments:
+        data = reader.read(data_begin + segment[0].begin, data_begin + segment[-1].end)
+        chunk = _chunk(reader, (segment, partitions), data, data_begin, dtype)
+        # What is held here cannot be read into.
+        del data
+        yield chunk
+        del chunk
 
 
 def _chunk(
