@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sparring.errors import CapacityError, DeadlineError, InvalidArgumentError, StorageIOError
+from sparring import open_storage
+from sparring.errors import (
+    CapacityError,
+    ClosedError,
+    DeadlineError,
+    InvalidArgumentError,
+    StorageIOError,
+)
 from sparring.storage.contract import Columns, Storage
 from sparring.storage.memory import MemoryOptions, MemoryStorage
 from sparring.storage.native import NativeStorage
@@ -244,6 +252,22 @@ def test_native_twin_of_a_stack_reads_and_writes_it() -> None:
     twin.upsert(KEYS, ROWS)
     assert twin.size == 100
     assert np.array_equal(twin.find(KEYS).rows, ROWS)
+
+
+def test_a_closed_stack_lets_go_of_rows_in_memory_and_finds_none() -> None:
+    pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
+    tiers = [open_storage("hkv", TABLE, capacity=480, policy="lru"), open_storage("hkv", TABLE)]
+    tables = [
+        weakref.ref(each.handle_in_memory) for each in tiers if isinstance(each, NativeStorage)
+    ]
+    stack = stack_of(*tiers)
+    stack.upsert(KEYS, ROWS)
+    assert stack.find(KEYS).found.all()
+    stack.close()
+    assert [each() for each in tables] == [None, None]
+    # As a call that was under way, or the engine's, which checks nothing.
+    with pytest.raises(ClosedError, match="films"):
+        stack._find_impl(KEYS, Columns(0, 3), np.empty_like(ROWS), np.empty(len(KEYS), np.bool_))
 
 
 def test_first_tier_that_refuses_rows_is_refused() -> None:

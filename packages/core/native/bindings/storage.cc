@@ -98,7 +98,8 @@ class PyStorageHandle {
     tiers::Through through;
     {
       sparring::bindings::GilRelease release;
-      through = tiers::find_first(process_executor(), handle_, below.handle_, filters, asked, count,
+      through = tiers::find_first(process_executor(), handle_,
+                                  {below.handle_, filters, below.history_}, asked, count,
                                   room.missing.get(), room.staged());
     }
     return py::make_tuple(count - through.num_missing, through.seconds,
@@ -120,8 +121,8 @@ class PyStorageHandle {
     tiers::Below below;
     {
       sparring::bindings::GilRelease release;
-      below = tiers::find_below(process_executor(), handle_, filters, asked, room.missing.get(),
-                                num_missing, room.staged());
+      below = tiers::find_below(process_executor(), {handle_, filters, history_}, asked,
+                                room.missing.get(), num_missing, room.staged());
     }
     return room.met(below, num_missing);
   }
@@ -298,6 +299,7 @@ class PyStorageHandle {
   py::capsule capsule_;
   StorageHandle handle_;
   uint64_t row_bytes_ = 0;
+  mutable tiers::History history_;  // as a lower tier
 };
 
 }  // namespace

@@ -14,8 +14,9 @@ namespace sparring::execution {
 namespace {
 
 // More ranges than threads, so that a thread which starts late or is taken away by
-// the system holds up the end by one short range only.
-constexpr int64_t ranges_per_thread = 4;
+// the system holds up the end by one short range only. With 4 of them lookups of 8,000 to
+// 65,536 ids took 3 to 8 % longer on two cores.
+constexpr int64_t ranges_per_thread = 8;
 
 // About 20 microseconds: the rest of a typical range. Sleeping and being woken costs more.
 constexpr int spins_before_sleep = 512;

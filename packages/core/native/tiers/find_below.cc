@@ -13,7 +13,6 @@ namespace sparring::tiers {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Filters = std::vector<const kernels::BlockedBloom*>;
 
 // Below this a key costs less than waking a thread.
 constexpr int64_t kGrain = 1024;
@@ -22,10 +21,13 @@ constexpr int64_t kGrain = 1024;
 constexpr int64_t kMostKeys = 2048;
 constexpr int64_t kLeastKeys = 32;
 constexpr int64_t kChunkBytes = 256 * 1024;
-// Of so many keys, and more, one of kSampled is asked for at the filters first; see
-// PieceFinder::choose.
-constexpr int64_t kManyKeys = 1024;
+// Of so many keys, and more, a sample may be asked for at the filters; see PieceFinder::choose. Fewer
+// are no reason for it either.
+constexpr int64_t kManyKeys = 512;
+// The sample is one key of so many: after one chunk of which all were there, and after kTrusted.
 constexpr int64_t kSampled = 16;
+constexpr int64_t kSampledTrusting = 64;
+constexpr int32_t kTrusted = 32;
 
 constexpr int64_t kPlacesAhead = 16;
 
@@ -75,29 +77,35 @@ struct Piece {
 // The steps for one piece. What it needs for a chunk is made once.
 class PieceFinder {
  public:
-  PieceFinder(const abi::StorageHandle& tier, const Filters& filters, const Asked& asked,
-              int64_t* missing, const Staged& staged)
-      : tier_(tier),
-        filters_(filters),
+  PieceFinder(const LowerTier& tier, const Asked& asked, int64_t* missing, const Staged& staged)
+      : tier_(tier.handle),
+        filters_(tier.filters),
+        history_(tier.history),
         asked_(asked),
         missing_(missing),
         staged_(staged),
-        columns_(staged.rows != nullptr ? SparringColumns{0, tier.row_bytes()} : asked.columns),
+        columns_(staged.rows != nullptr ? SparringColumns{0, tier_.row_bytes()} : asked.columns),
         row_bytes_(columns_.end - columns_.begin),
         place_(place_for(asked.columns.end - asked.columns.begin)),
         chunk_keys_(std::clamp(kChunkBytes / static_cast<int64_t>(row_bytes_), kLeastKeys,
                                kMostKeys)) {}
 
   void run(int64_t count) {
-    for (int64_t at = 0; at < count; at += chunk_keys_) {
+    // As many in each: a short rest would be too few for a sample.
+    const int64_t num_chunks = (count + chunk_keys_ - 1) / chunk_keys_;
+    const int64_t size = num_chunks == 0 ? 0 : (count + num_chunks - 1) / num_chunks;
+    for (int64_t at = 0; at < count; at += size) {
       const auto start = Clock::now();
-      const int64_t num_asked = choose(at, std::min(chunk_keys_, count - at));
+      const int64_t num_missing_before = num_missing;
+      const int64_t num_keys = std::min(size, count - at);
+      const int64_t num_asked = choose(at, num_keys);
       const auto begun = Clock::now();
       if (num_asked > 0) find(num_asked);
       const auto ended = Clock::now();
       other_time += begun - start;
       tier_time += ended - begun;
       if (num_asked > 0) take(num_asked);
+      note(num_keys, num_missing == num_missing_before);
       other_time += Clock::now() - ended;
     }
   }
@@ -112,15 +120,20 @@ class PieceFinder {
   // Leaves the keys that the tier is to be asked for in keys_, and their places; returns how many.
   //
   // Here asking the filters costs as much as asking the tier, and where all keys are there it is
-  // spent for nothing. So of many keys a sample is asked for first, and the others only where the
-  // filters rule out one of it: of n keys, u of which are not there, the tier is asked for all with
-  // a chance of (1 - u / n)^(n / 16), so in the mean for at most 16 / e = 6 in vain.
+  // spent for nothing. So after a chunk of which the tier had every key, a sample of many keys is
+  // asked for first, and the others only where the filters rule out one of it: of n keys, u of which
+  // are not there, the tier is asked for all with a chance of (1 - u / n)^(n / 64) or less, so in the
+  // mean for at most 64 / e = 24 in vain, and for none then until a chunk is whole again.
   int64_t choose(int64_t at, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
       places_[i] = missing_[at + i];
       keys_[i] = asked_.keys[places_[i]];
     }
-    if (count >= kManyKeys && sample_passes(count)) return count;
+    const int32_t num_whole = history_.num_whole.load(std::memory_order_relaxed);
+    if (num_whole > 0 && count >= kManyKeys &&
+        sample_passes(count, num_whole < kTrusted ? kSampled : kSampledTrusting)) {
+      return count;
+    }
     ask_filters(keys_, count);
     int64_t num_asked = 0;
     for (int64_t i = 0; i < count; ++i) {
@@ -135,10 +148,19 @@ class PieceFinder {
     return num_asked;
   }
 
-  bool sample_passes(int64_t count) {
+  // Threads that note beside each other may lose a count, which does no harm. That few keys were
+  // all there says little of many: each small find would have the next large one ask in vain.
+  void note(int64_t count, bool is_whole) {
+    if (is_whole && count < kManyKeys) return;
+    const int32_t before = history_.num_whole.load(std::memory_order_relaxed);
+    const int32_t after = is_whole ? std::min(before + 1, kTrusted) : 0;
+    if (after != before) history_.num_whole.store(after, std::memory_order_relaxed);
+  }
+
+  bool sample_passes(int64_t count, int64_t one_of) {
     int64_t sample[kMostKeys / kSampled + 1];
     int64_t num_sampled = 0;
-    for (int64_t i = 0; i < count; i += kSampled) sample[num_sampled++] = keys_[i];
+    for (int64_t i = 0; i < count; i += one_of) sample[num_sampled++] = keys_[i];
     ask_filters(sample, num_sampled);
     return std::find(flags_, flags_ + num_sampled, 0) == flags_ + num_sampled;
   }
@@ -174,6 +196,17 @@ class PieceFinder {
 
   void take(int64_t num_asked) {
     char* const rows = room();
+    const bool is_whole = std::memchr(flags_, 0, static_cast<size_t>(num_asked)) == nullptr;
+    const int64_t num_taken = is_whole ? num_asked : close_ranks(rows, num_asked);
+    for (int64_t i = 0; i < num_taken; ++i) asked_.found[places_[i]] = 1;
+    const uint64_t first_byte = staged_.rows != nullptr ? asked_.columns.begin : 0;
+    place_(rows + first_byte, row_bytes_, places_, num_taken, asked_);
+    std::copy_n(keys_, num_taken, staged_.keys + num_found);
+    num_found += num_taken;
+  }
+
+  // Keys that the tier has come first, with their rows and places; returns how many.
+  int64_t close_ranks(char* rows, int64_t num_asked) {
     int64_t num_taken = 0;
     for (int64_t i = 0; i < num_asked; ++i) {
       if (flags_[i] == 0) {
@@ -186,17 +219,14 @@ class PieceFinder {
         places_[num_taken] = places_[i];
         keys_[num_taken] = keys_[i];
       }
-      asked_.found[places_[num_taken]] = 1;
       ++num_taken;
     }
-    const uint64_t first_byte = staged_.rows != nullptr ? asked_.columns.begin : 0;
-    place_(rows + first_byte, row_bytes_, places_, num_taken, asked_);
-    std::copy_n(keys_, num_taken, staged_.keys + num_found);
-    num_found += num_taken;
+    return num_taken;
   }
 
   const abi::StorageHandle& tier_;
-  const Filters& filters_;
+  const std::vector<const kernels::BlockedBloom*>& filters_;
+  History& history_;
   const Asked asked_;
   int64_t* const missing_;
   const Staged staged_;
@@ -298,14 +328,13 @@ int64_t ask_first(const abi::StorageHandle& first, const Asked& asked, int64_t b
 
 }  // namespace
 
-Below find_below(const SparringExecutor* executor, const abi::StorageHandle& tier,
-                 const Filters& filters, const Asked& asked, int64_t* missing,
-                 int64_t num_missing, const Staged& staged) {
+Below find_below(const SparringExecutor* executor, const LowerTier& tier, const Asked& asked,
+                 int64_t* missing, int64_t num_missing, const Staged& staged) {
   const auto start = Clock::now();
-  const auto row_bytes = static_cast<int64_t>(tier.row_bytes());
+  const auto row_bytes = static_cast<int64_t>(tier.handle.row_bytes());
   Results results;
   kernels::parallel_for(executor, num_missing, kGrain, [&](int64_t begin, int64_t end) {
-    PieceFinder finder(tier, filters, asked, missing + begin, part_of(staged, begin, row_bytes));
+    PieceFinder finder(tier, asked, missing + begin, part_of(staged, begin, row_bytes));
     finder.run(end - begin);
     results.add(begin, finder, {});
   });
@@ -313,10 +342,10 @@ Below find_below(const SparringExecutor* executor, const abi::StorageHandle& tie
 }
 
 Through find_first(const SparringExecutor* executor, const abi::StorageHandle& first,
-                   const abi::StorageHandle& tier, const Filters& filters, const Asked& asked,
-                   int64_t count, int64_t* missing, const Staged& staged) {
+                   const LowerTier& tier, const Asked& asked, int64_t count, int64_t* missing,
+                   const Staged& staged) {
   const auto start = Clock::now();
-  const auto row_bytes = static_cast<int64_t>(tier.row_bytes());
+  const auto row_bytes = static_cast<int64_t>(tier.handle.row_bytes());
   Results results;
   kernels::parallel_for(executor, count, kGrain, [&](int64_t begin, int64_t end) {
     const auto began = Clock::now();
@@ -325,7 +354,7 @@ Through find_first(const SparringExecutor* executor, const abi::StorageHandle& f
     const auto ended = Clock::now();
     const int64_t taken = results.take(num_places);
     std::copy_n(places.get(), num_places, missing + taken);
-    PieceFinder finder(tier, filters, asked, missing + taken, part_of(staged, taken, row_bytes));
+    PieceFinder finder(tier, asked, missing + taken, part_of(staged, taken, row_bytes));
     finder.run(num_places);
     results.add(taken, finder, ended - began);
   });

@@ -15,6 +15,7 @@
 #ifndef SPARRING_TIERS_FIND_BELOW_H_
 #define SPARRING_TIERS_FIND_BELOW_H_
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -33,6 +34,20 @@ struct Asked {
   uint8_t* found;  // out (n): set to 1 where the tier has the key
 };
 
+// What the finds of a tier met of late, in any order; beside each other.
+struct History {
+  // Chunks of many keys, one after the other and counted up to some, of which the tier had all.
+  std::atomic<int32_t> num_whole{0};
+};
+
+// A tier below the first.
+struct LowerTier {
+  const abi::StorageHandle& handle;
+  // At least one; a key that none of them contains has no row there.
+  const std::vector<const kernels::BlockedBloom*>& filters;
+  History& history;
+};
+
 // What is kept of keys that the tier has, in no order.
 struct Staged {
   int64_t* keys = nullptr;  // out (room) int64
@@ -47,15 +62,13 @@ struct Below {
 
 // Asks a lower tier for keys that none above has.
 //
-// filters  at least one; a key that none of them contains has no row there
 // missing  // in, out (num_missing) int64: the places of these keys, each once; afterwards
 //          // those that are missing still come first, in no order
 // staged   has room for num_missing keys
 //
 // REQUIRES: the tier's find may be called on several threads at once. Throws what it throws;
 // then any of the arrays may have been written.
-Below find_below(const SparringExecutor* executor, const abi::StorageHandle& tier,
-                 const std::vector<const kernels::BlockedBloom*>& filters, const Asked& asked,
+Below find_below(const SparringExecutor* executor, const LowerTier& tier, const Asked& asked,
                  int64_t* missing, int64_t num_missing, const Staged& staged);
 
 // Asks the first tier for all keys, and the one below for those that it lacks.
@@ -71,9 +84,8 @@ struct Through {
 // missing  // out (count) int64: places of keys that both tiers lack come first, in no order
 // staged   has room for `count` keys
 Through find_first(const SparringExecutor* executor, const abi::StorageHandle& first,
-                   const abi::StorageHandle& tier,
-                   const std::vector<const kernels::BlockedBloom*>& filters, const Asked& asked,
-                   int64_t count, int64_t* missing, const Staged& staged);
+                   const LowerTier& tier, const Asked& asked, int64_t count, int64_t* missing,
+                   const Staged& staged);
 
 }  // namespace sparring::tiers
 

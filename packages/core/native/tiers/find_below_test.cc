@@ -79,16 +79,26 @@ struct Case {
   Below run(const SparringExecutor* executor, bool is_staged) {
     const Asked asked{keys.data(), columns, reinterpret_cast<char*>(rows.data()),
                       columns.end - columns.begin, found.data()};
-    return find_below(executor, handle, {&filters[0], &filters[1]}, asked, missing.data(),
-                      num_missing,
+    return find_below(executor, {handle, {&filters[0], &filters[1]}, history}, asked,
+                      missing.data(), num_missing,
                       {staged_keys.data(),
                        is_staged ? reinterpret_cast<char*>(staged_rows.data()) : nullptr});
+  }
+
+  // As before the first run.
+  void restart() {
+    missing.clear();
+    for (int64_t key = 0; key < static_cast<int64_t>(keys.size()); ++key) {
+      if (key % 3 != 0) missing.push_back(key);
+    }
+    std::fill(found.begin(), found.end(), uint8_t{0});
+    table->num_asked = 0;
   }
 
   Through run_first(const SparringExecutor* executor, const abi::StorageHandle& first,
                     bool is_staged) {
     missing.resize(keys.size());
-    return find_first(executor, first, handle, {&filters[0], &filters[1]},
+    return find_first(executor, first, {handle, {&filters[0], &filters[1]}, history},
                       {keys.data(), columns, reinterpret_cast<char*>(rows.data()),
                        columns.end - columns.begin, found.data()},
                       static_cast<int64_t>(keys.size()), missing.data(),
@@ -136,6 +146,7 @@ struct Case {
   std::vector<uint8_t> found;
   std::vector<int64_t> staged_keys;
   std::vector<int64_t> staged_rows;
+  History history;
   kernels::BlockedBloom filters[2]{{0.01, 100'000, 1}, {0.01, 100'000, 2}};
 };
 
@@ -174,21 +185,59 @@ void keys_that_the_filters_rule_out_cost_no_trip() {
   CHECK(asked.table->num_asked == asked.num_missing - below.num_skipped);
 }
 
-// Whatever their share: a sample may miss them where they are few.
-void few_keys_are_asked_for_in_vain() {
-  for (const int64_t one_of : {2, 8, 30, 100, 500, 3'000}) {
-    Case asked(kMany, 1, 1, kWhole);
-    int64_t num_unseen = 0;
-    for (int64_t& key : asked.keys) {
-      if (key % one_of != 1) continue;
-      num_unseen += key % 3 != 0;
-      key += 10'000'019;
-    }
-    const Below below = asked.run(nullptr, true);
-    CHECK(asked.table->num_asked == asked.num_missing - below.num_skipped);
-    const int64_t in_vain = num_unseen - below.num_skipped;
-    CHECK(in_vain <= asked.num_missing / 50);
+// Some of the keys are moved to where the tier has none; returns how many it is asked for.
+int64_t make_unseen(Case& asked, int64_t one_of) {
+  int64_t num_unseen = 0;
+  for (int64_t& key : asked.keys) {
+    // Not where samples begin.
+    if (key % one_of != one_of / 2) continue;
+    num_unseen += key % 3 != 0;
+    key += 10'000'019;
   }
+  return num_unseen;
+}
+
+// Whatever their share, and after however many chunks that were whole: a sample may miss them where
+// they are few.
+void few_keys_are_asked_for_in_vain() {
+  for (const int num_whole_runs : {1, 8}) {
+    for (const int64_t one_of : {2, 8, 30, 100, 500, 3'000}) {
+      Case asked(kMany, 1, 1, kWhole);
+      for (int run = 0; run < num_whole_runs; ++run) {
+        CHECK(asked.run(nullptr, true).num_skipped == 0);
+        CHECK(asked.history.num_whole > 0);
+        asked.restart();
+      }
+      const int64_t num_unseen = make_unseen(asked, one_of);
+      const Below below = asked.run(nullptr, true);
+      CHECK(asked.table->num_asked == asked.num_missing - below.num_skipped);
+      const int64_t in_vain = num_unseen - below.num_skipped;
+      CHECK(in_vain <= asked.num_missing / 50);
+    }
+  }
+}
+
+void few_keys_that_are_there_say_nothing_of_many() {
+  Case few(100, 1, 1, kWhole);
+  few.run(nullptr, true);
+  CHECK(few.history.num_whole == 0);
+  few.history.num_whole = 3;
+  few.restart();
+  few.run(nullptr, true);
+  CHECK(few.history.num_whole == 3);
+  make_unseen(few, 2);
+  few.restart();
+  few.run(nullptr, true);
+  CHECK(few.history.num_whole == 0);
+}
+
+// As soon as one chunk had some, until one had none.
+void unseen_keys_that_come_again_and_again_cost_no_trip() {
+  Case asked(kMany, 1, 1, kWhole);
+  const int64_t num_unseen = make_unseen(asked, 100);
+  const Below below = asked.run(nullptr, true);
+  CHECK(below.num_skipped >= num_unseen - 1);
+  CHECK(asked.history.num_whole == 0);
 }
 
 void two_tiers_are_asked_in_one_call() {
@@ -245,6 +294,9 @@ int main() {
        a_filter_that_lets_too_much_pass_costs_trips_only},
       {"keys that the filters rule out cost no trip", keys_that_the_filters_rule_out_cost_no_trip},
       {"few keys are asked for in vain", few_keys_are_asked_for_in_vain},
+      {"few keys that are there say nothing of many", few_keys_that_are_there_say_nothing_of_many},
+      {"unseen keys that come again and again cost no trip",
+       unseen_keys_that_come_again_and_again_cost_no_trip},
       {"two tiers are asked in one call", two_tiers_are_asked_in_one_call},
       {"a tier that fails is heard", a_tier_that_fails_is_heard},
   });

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from contextlib import ExitStack
 
+from sparring.closable import call_each
 from sparring.forking import Forkable
 from sparring.storage.contract import Storage
 
@@ -34,12 +34,10 @@ class StoragesAtWork(Forkable):
 
     def end(self) -> None:
         """Work has ended in all of them: those that somebody wanted closed are closed, whichever of
-        them raises; the last error is the one that is seen."""
+        them raises. The first error is raised, and the others are logged."""
         with self._lock:
             waiting, self._closing, self._working = self._closing, [], []
-        with ExitStack() as closing:
-            for storage in reversed(waiting):
-                closing.callback(storage.close)
+        call_each([storage.close for storage in waiting])
 
     def close(self, storage: Storage) -> None:
         """Closes a storage, once work that still goes on in it has ended."""

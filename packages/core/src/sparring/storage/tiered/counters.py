@@ -35,7 +35,8 @@ class TierCounters:
     bloom_skips: int = 0
     """Keys that the tier was not asked for, as its Bloom filter ruled them out."""
     bloom_false_positives: int = 0
-    """Keys that the filter let pass and the tier did not have."""
+    """Keys that the filter did not rule out and the tier did not have. Where rows lie in memory, it
+    may not have been asked for them."""
     promotions: int = 0
     """Rows that were read here and came into the first tier, those written meanwhile included."""
     evictions: int = 0
@@ -87,13 +88,26 @@ class TierMeter(Forkable):
     def begin_anew(self) -> None:
         self._lock = threading.Lock()
 
-    def found(self, hits: int, misses: int, *, read_bytes: int, seconds: float) -> None:
-        """The tier was asked for `hits + misses` keys."""
+    def found(
+        self,
+        hits: int,
+        misses: int,
+        *,
+        read_bytes: int,
+        seconds: float,
+        filtered: int = 0,
+        passed: int = 0,
+    ) -> None:
+        """The tier was asked for `hits + misses` keys; its filter ruled out `filtered` others, and not
+        `passed` that were not there."""
+        counters = self.counters
         with self._lock:
-            self.counters.hits += hits
-            self.counters.misses += misses
-            self.counters.read_bytes += read_bytes
-            self.counters.read_seconds += seconds
+            counters.hits += hits
+            counters.misses += misses
+            counters.read_bytes += read_bytes
+            counters.read_seconds += seconds
+            counters.bloom_skips += filtered
+            counters.bloom_false_positives += passed
 
     def filtered(self, skips: int, false_positives: int) -> None:
         """The filter ruled out `skips` keys, and let pass some that were not there."""

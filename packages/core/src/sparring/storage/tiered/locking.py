@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from sparring.forking import Forkable
 
@@ -22,20 +22,22 @@ class ReaderWriterLock(Forkable):
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        # A reader mostly has nobody to wait for or to wake, and takes the bare lock.
+        self._mutex = threading.Lock()
+        self._changed = threading.Condition(self._mutex)
         self._num_readers = 0
         self._num_waiting = 0
         self._is_writing = False
 
     def begin_reading(self) -> None:
         """Returns when nobody writes. `end_reading` must follow, on any thread."""
-        with self._changed:
+        with self._mutex:
             while self._is_writing or self._num_waiting:
                 self._changed.wait()
             self._num_readers += 1
 
     def end_reading(self) -> None:
-        with self._changed:
+        with self._mutex:
             self._num_readers -= 1
             if not self._num_readers and self._num_waiting:
                 self._changed.notify_all()
@@ -56,13 +58,8 @@ class ReaderWriterLock(Forkable):
             self._is_writing = False
             self._changed.notify_all()
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        self.begin_reading()
-        try:
-            yield
-        finally:
-            self.end_reading()
+    def reading(self) -> AbstractContextManager[None]:
+        return _Reading(self)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -71,3 +68,15 @@ class ReaderWriterLock(Forkable):
             yield
         finally:
             self.end_writing()
+
+
+class _Reading(AbstractContextManager[None]):
+    # Finds are short, and this takes half as long as a `contextmanager`.
+    def __init__(self, lock: ReaderWriterLock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        self._lock.begin_reading()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.end_reading()

@@ -29,6 +29,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from sparring.closable import call_each
 from sparring.storage.background import Background
 from sparring.storage.contract import (
     Columns,
@@ -443,20 +444,12 @@ class TieredStorage(Storage):
             tier.join_filter()
 
     def _close_impl(self) -> None:
-        failure: Exception | None = None
         closing = [tier.storage.close for tier in self._tiers]
-        try:
-            self._descent.join()
-            if self._last.storage.capabilities.persistent:
-                self._flush_impl()
-        except Exception as error:
-            failure = error
         # Not beneath a write that has not ended: its thread closes the storage then.
         closing[-1] = partial(self._descent.write_back.when_ended, closing[-1])
-        for close in closing:
-            try:
-                close()
-            except Exception as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
+        call_each([self._end_writes, *closing])
+
+    def _end_writes(self) -> None:
+        self._descent.join()
+        if self._last.storage.capabilities.persistent:
+            self._flush_impl()

@@ -185,7 +185,8 @@ class Tier:
 
     @property
     def _handle(self) -> Any | None:
-        """Of a storage whose rows lie in memory."""
+        """Of a storage whose rows lie in memory. It is not kept: it would keep the rows of a storage
+        that was closed, and find them."""
         if not isinstance(self.storage, NativeStorage):
             return None
         return self.storage.handle_in_memory
@@ -204,9 +205,13 @@ class Tier:
             width = (columns.end - columns.begin) if room is None else room.shape[1]
             misses = len(missing) - num_skipped
             self.meter.found(
-                len(keys), misses, read_bytes=len(keys) * width * itemsize, seconds=seconds
+                len(keys),
+                misses,
+                read_bytes=len(keys) * width * itemsize,
+                seconds=seconds,
+                filtered=num_skipped,
+                passed=misses,
             )
-            self.meter.filtered(num_skipped, misses)
         return Below(keys, None if room is None else room[: len(keys)], missing)
 
     def _find_missing(
