@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,35 @@ def test_close_leaves_a_storage_to_the_flush_that_goes_on_in_it(storages: list[S
     task.result(SECONDS)
     assert films.is_closed
     assert actors.is_closed
+
+
+def test_a_storage_that_cannot_be_closed_after_a_flush_hides_no_failure_of_it(
+    storages: list[SlowFlush],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    films, actors = storages
+    films.failure = StorageIOError("the disk is full")
+    actors.may_end.set()
+    container = container_of(storages)
+    take_step(container, 1.0)
+    task = container.flush(blocking=False)
+    assert films.has_begun.wait(SECONDS)
+
+    def broken() -> None:
+        raise StorageIOError("the disk is gone")
+
+    monkeypatch.setattr(films, "close", broken)
+    for each in storages:
+        container.at_work.close(each)
+    films.may_end.set()
+    with pytest.raises(StorageIOError, match="the disk is full"):
+        task.result(SECONDS)
+    assert actors.is_closed
+    assert "StorageIOError: the disk is gone" in caplog.text
+    monkeypatch.undo()
+    with suppress(BackgroundError):
+        container.close()
 
 
 def test_one_that_fails_within_the_call_keeps_no_other_from_its_flush(

@@ -348,6 +348,45 @@ def test_closing_goes_on_after_a_storage_that_fails(monkeypatch: pytest.MonkeyPa
     assert storages[0].is_closed
 
 
+@pytest.mark.parametrize("interrupted", ["aheads", "exchange"])
+def test_closing_goes_on_after_what_is_interrupted_and_says_the_rest(
+    interrupted: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = StepContainer()
+    made.declare(TableConfig("one", 4), StorageChoice("memory"))
+    storage = made.storage("one")
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    def fail(*_: object) -> None:
+        raise OSError("disk gone")
+
+    monkeypatch.setattr(made.loads, "close", fail)
+    monkeypatch.setattr(getattr(made, interrupted), "close", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        made.close()
+    assert storage.is_closed
+    assert "beside KeyboardInterrupt: OSError: disk gone" in caplog.text
+
+
+def test_the_first_error_of_closing_is_raised_and_the_others_are_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = StepContainer()
+
+    def fail(what: str) -> None:
+        raise OSError(f"no {what}")
+
+    monkeypatch.setattr(made.aheads, "close", lambda: fail("aheads"))
+    monkeypatch.setattr(made.collective, "close", lambda: fail("collective"))
+    with pytest.raises(OSError, match="no aheads") as caught:
+        made.close()
+    assert caught.value.__context__ is None
+    assert "beside OSError: OSError: no collective" in caplog.text
+    assert "no aheads" not in caplog.text
+
+
 def test_steps_by_hand_take_ids_of_any_whole_dtype_and_none() -> None:
     made = container()
     with made.step(descend()) as step:

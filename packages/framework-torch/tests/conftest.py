@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparring.testing.devices import named_device, why_unavailable
+from sparring.testing.devices import named_device, table_devices, why_unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,14 @@ class Place:
         """Of tensors; those of the CPU stand for an emulated GPU's."""
         return torch.device("cpu" if self.name == "emulated" else self.name)
 
+    def agree(self, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+        """Whether this place gives what the CPU gives: its bits on the emulator. The sine of a test's
+        loss, and optimizers of torch, round otherwise on a GPU."""
+        if self.name in ("cpu", "emulated"):
+            return torch.equal(ours, theirs)
+        tolerance = 1e-4 if ours.element_size() > 2 else 3e-2
+        return torch.allclose(ours.cpu(), theirs, rtol=tolerance, atol=tolerance)
+
 
 @pytest.fixture
 def place(table_device: str) -> Iterator[Place]:
@@ -38,6 +46,16 @@ def place(table_device: str) -> Iterator[Place]:
         return
     with where.device:
         yield where
+
+
+@pytest.fixture(params=[each for each in table_devices() if each != "cpu"])
+def device_place(request: pytest.FixtureRequest) -> Place:
+    """The emulator, and the GPU that the environment names. Tests make their tensors in
+    ``with device_place.device:``, and those of the CPU that they compare with in ``with CPU:``."""
+    reason = why_unavailable(request.param)
+    if reason is not None:
+        pytest.skip(reason)
+    return Place(request.param)
 
 
 @pytest.fixture

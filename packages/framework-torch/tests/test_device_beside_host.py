@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from sparring import TableConfig, Uniform
+from sparring.admission import Frequency
 from sparring.device_gradients import DeviceGradients
 from sparring.errors import CapacityError, PartialStepError, StorageIOError
 from sparring.storage.memory import MemoryStorage
 from sparring.testing.devices import why_unavailable
+from sparring.updates import HyperParameters, MethodChoice, UpdateMethod, UpdateRows, resolve_method
+from sparring.updates.resolving import hyper_from
 from sparring_torch import EmbeddingBag, Optimizer
 from sparring_torch.device_kernels import kernel_set_for
 
@@ -135,3 +138,44 @@ def test_a_step_that_fails_between_there_and_here_says_how_far_it_came(
         step()
     after = read(module), read(other)
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+class Descent(UpdateMethod):
+    """Written in Python: where one table has it, those on the CPU go by rows."""
+
+    name = "descent"
+    hyperparameters = HyperParameters
+
+    def state_width(self, dim: int) -> int:
+        return 0
+
+    def update(self, rows: UpdateRows, hyper: HyperParameters) -> None:
+        rows.embeddings -= rows.gradients
+
+
+@pytest.mark.parametrize("is_fused", [True, False], ids=["fused", "by rows"])
+def test_a_table_there_of_which_no_key_was_admitted_is_not_named_as_changed(is_fused: bool) -> None:
+    storage = FailingStorage(TableConfig("others", 4, initializer=Uniform(-0.05, 0.05)))
+    refused = EmbeddingBag(4, name="refused", device="emulated", admission=Frequency(2))
+    taken = EmbeddingBag(4, name="taken", device="emulated")
+    other = EmbeddingBag(4, name="others", storage=storage)
+    Optimizer([refused, taken, other], "sgd", lr=0.1)
+    container = refused.agent.container
+    sgd = resolve_method("sgd")
+    fused = MethodChoice(sgd, hyper_from(sgd, {"lr": 0.1}), 1)
+    by_rows = MethodChoice(Descent(), HyperParameters(), 1)
+    choices = {"refused": fused, "taken": fused, "others": fused if is_fused else by_rows}
+
+    def step(first_id: int, *modules: EmbeddingBag) -> None:
+        for each in modules:
+            each(torch.arange(first_id, first_id + 9)[None]).sum().backward()
+        container.apply_methods(choices)
+
+    storage.fails = True
+    with pytest.raises(PartialStepError) as caught:
+        step(0, refused, taken, other)
+    assert caught.value.written == ("taken",)
+    assert container.counters.rows_updated == 9
+    assert container.counters.gradients_not_admitted == 9
+    with pytest.raises(StorageIOError, match="the disk is gone"):  # nothing has changed
+        step(100, refused, other)

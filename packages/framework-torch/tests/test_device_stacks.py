@@ -1,4 +1,4 @@
-"""Stacks whose first tier lies on a device, over the emulator: training gives the bits of a plain
+"""Stacks whose first tier lies on a device: training gives the bits of a plain
 table on the CPU, and rows of the first tier do not come to the host for it."""
 
 from __future__ import annotations
@@ -13,21 +13,17 @@ from sparring.admission import Frequency
 from sparring.device_gradients import DeviceGradients
 from sparring.errors import DeviceMemoryError
 from sparring.storage.tiered import TieredStorage
-from sparring.testing.devices import why_unavailable
 from sparring_hkv.devices import open_device
 from sparring_torch import EmbeddingBag, Optimizer
 
-pytestmark = pytest.mark.skipif(
-    why_unavailable("emulated") is not None, reason=str(why_unavailable("emulated"))
-)
-
+CPU = torch.device("cpu")
 NUM_IDS = 400
 NUM_STEPS = 6
 
 
-def stacked(capacity: int = 128, **options: Any) -> dict[str, Any]:
+def stacked(place: Any, capacity: int = 128, **options: Any) -> dict[str, Any]:
     """A stack whose first tier holds a part of the rows, on the device."""
-    hot = {"device": "emulated", "capacity": capacity, "policy": "lru"}
+    hot = {"device": place.name, "capacity": capacity, "policy": "lru"}
     tiers = [{"backend": "hkv", "options": hot}, {"backend": "hkv"}]
     return {"backend": "tiered", "tiers": tiers, **options}
 
@@ -40,7 +36,12 @@ def bags(step: int) -> Tensor:
 
 
 def trained(
-    storage: Any, optimizer: Any, *, dtype: torch.dtype = torch.float32, admission: Any = None
+    storage: Any,
+    optimizer: Any,
+    where: torch.device = CPU,
+    *,
+    dtype: torch.dtype = torch.float32,
+    admission: Any = None,
 ) -> tuple[list[Tensor], Tensor, int, EmbeddingBag]:
     """Outputs of all steps, what all ids read as afterwards, and how many rows there are."""
     module = EmbeddingBag(
@@ -49,13 +50,13 @@ def trained(
     steps = Optimizer(module, optimizer, lr=0.1)
     outputs = []
     for step in range(1, NUM_STEPS + 1):
-        out = module(bags(step))
-        (out.float().sin() * (1 + torch.arange(8))).sum().backward()
+        out = module(bags(step).to(where))
+        (out.float().sin() * (1 + torch.arange(8, device=where))).sum().backward()
         steps.step()
         steps.zero_grad()
         outputs.append(out.detach())
     with torch.no_grad():
-        rows = module.eval()(torch.arange(-1, NUM_IDS)[:, None])
+        rows = module.eval()(torch.arange(-1, NUM_IDS, device=where)[:, None])
     return outputs, rows, module.num_rows()["items"], module
 
 
@@ -80,11 +81,14 @@ def _no_way_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", torch.optim.Adam])
-def test_training_gives_the_bits_of_a_plain_table(optimizer: Any, options: dict[str, Any]) -> None:
-    outputs, rows, count, module = trained(stacked(**options), optimizer)
+def test_training_gives_the_bits_of_a_plain_table(
+    optimizer: Any, options: dict[str, Any], device_place: Any
+) -> None:
+    storage = stacked(device_place, **options)
+    outputs, rows, count, module = trained(storage, optimizer, device_place.device)
     expected, expected_rows, expected_count, _ = trained("hkv", optimizer)
-    assert all(torch.equal(left, right) for left, right in zip(outputs, expected, strict=True))
-    assert torch.equal(rows, expected_rows)
+    assert all(map(device_place.agree, outputs, expected))
+    assert device_place.agree(rows, expected_rows)
     assert count == expected_count
     stack = module.agent.container.storage("items")
     assert isinstance(stack, TieredStorage)
@@ -99,38 +103,50 @@ def test_training_gives_the_bits_of_a_plain_table(optimizer: Any, options: dict[
 @pytest.mark.usefixtures("_no_way_by_the_host")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("optimizer", ["adam", torch.optim.Adagrad])
-def test_rows_of_every_dtype_come_up_whole(optimizer: Any, dtype: torch.dtype) -> None:
-    outputs, rows, count, _ = trained(stacked(), optimizer, dtype=dtype)
+def test_rows_of_every_dtype_come_up_whole(
+    optimizer: Any, dtype: torch.dtype, device_place: Any
+) -> None:
+    storage = stacked(device_place)
+    outputs, rows, count, _ = trained(storage, optimizer, device_place.device, dtype=dtype)
     expected, expected_rows, expected_count, _ = trained("hkv", optimizer, dtype=dtype)
-    assert all(torch.equal(left, right) for left, right in zip(outputs, expected, strict=True))
-    assert torch.equal(rows, expected_rows)
+    assert all(map(device_place.agree, outputs, expected))
+    assert device_place.agree(rows, expected_rows)
     assert count == expected_count
 
 
 @pytest.mark.usefixtures("_no_way_by_the_host")
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", torch.optim.Adagrad])
-def test_ids_that_are_not_admitted_earn_no_row_in_any_tier(optimizer: Any) -> None:
+def test_ids_that_are_not_admitted_earn_no_row_in_any_tier(
+    optimizer: Any, device_place: Any
+) -> None:
     admission = Frequency(2)
-    outputs, rows, count, _ = trained(stacked(), optimizer, admission=admission)
+    outputs, rows, count, _ = trained(
+        stacked(device_place), optimizer, device_place.device, admission=admission
+    )
     expected, expected_rows, expected_count, _ = trained("hkv", optimizer, admission=admission)
-    assert all(torch.equal(left, right) for left, right in zip(outputs, expected, strict=True))
-    assert torch.equal(rows, expected_rows)
+    assert all(map(device_place.agree, outputs, expected))
+    assert device_place.agree(rows, expected_rows)
     assert 0 < count == expected_count < NUM_IDS
 
 
-def test_a_lookup_that_the_first_tier_serves_leaves_the_lower_one_alone() -> None:
-    module = trained(stacked(capacity=4096), "sgd")[3]
+def test_a_lookup_that_the_first_tier_serves_leaves_the_lower_one_alone(device_place: Any) -> None:
+    storage = stacked(device_place, capacity=4096)
+    module = trained(storage, "sgd", device_place.device)[3]
     stack = module.agent.container.storage("items")
     assert isinstance(stack, TieredStorage)
     before = stack.tier_counters()[1].hits
     with torch.no_grad():
-        module(bags(NUM_STEPS))
+        module(bags(NUM_STEPS).to(device_place.device))
     assert stack.tier_counters()[1].hits == before
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", torch.optim.SGD])
-def test_a_step_without_memory_on_the_device_changes_no_row_in_any_tier(optimizer: Any) -> None:
-    module = EmbeddingBag(8, name="items", mode="sum", storage=stacked())
+def test_a_step_without_memory_on_the_device_changes_no_row_in_any_tier(
+    optimizer: Any, device_place: Any
+) -> None:
+    if device_place.name != "emulated":
+        pytest.skip("only the emulator can be made to refuse memory")
+    module = EmbeddingBag(8, name="items", mode="sum", storage=stacked(device_place))
     steps = Optimizer(module, optimizer, lr=0.1)
 
     def read() -> Tensor:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from sparring import StepContainer
 from sparring.admission import Frequency
-from sparring.applying import by_function, by_methods
 from sparring.device_gradients import DeviceGradients
 from sparring.errors import CapacityError, InvalidArgumentError, NonFiniteGradientError
 from sparring_torch import (
@@ -130,78 +129,6 @@ def test_a_native_optimizer_steps_where_the_rows_lie() -> None:
     # How many keys there are, whether gradients are finite, what the table has to grow by: rows, and
     # buckets that overflow.
     assert _emulated.num_waits() <= before + 4
-
-
-ADMISSIONS: list[dict[str, Any]] = [
-    {"kind": "frequency", "k": 2},
-    {"kind": "probability", "p": 0.4},
-    {"kind": "bloom", "k": 2},
-]
-
-
-@pytest.mark.parametrize("admission", ADMISSIONS, ids=lambda each: each["kind"])
-@pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adam], ids=["fused", "native"])
-def test_filters_admit_the_same_ids_as_on_the_cpu(
-    admission: dict[str, Any], optimizer: Any
-) -> None:
-    results = []
-    for module in _modules(mode="sum", admission=admission):
-        _train(module, Optimizer(module, optimizer, lr=0.1), 5)
-        container = module.agent.container
-        counted = container.num_not_admitted("items"), container.counters.rows_updated
-        results.append((_rows(module), module.num_rows(), counted))
-    assert torch.equal(results[0][0], results[1][0])
-    assert results[0][1:] == results[1][1:]
-    assert results[0][2][0] > 0
-
-
-@pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adagrad], ids=["fused", "native"])
-def test_bad_gradients_are_skipped_by_row(optimizer: Any) -> None:
-    results = []
-    for module in _modules(mode="sum"):
-        chosen = Optimizer(module, optimizer, lr=0.1, non_finite_gradients="skip")
-        for step in (1, 2):
-            scale = torch.ones(6, 16)
-            scale[step] = float("nan")
-            (module(torch.arange(12).reshape(6, 2)) * scale).sum().backward()
-            chosen.step()
-        counters = module.agent.container.counters
-        results.append((_rows(module), module.num_rows(), counters.rows_skipped_non_finite))
-    assert torch.equal(results[0][0], results[1][0])
-    assert results[0][1:] == results[1][1:]
-    assert results[0][2] == 4
-
-
-@pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adagrad], ids=["fused", "native"])
-@pytest.mark.parametrize("policy", ["lru", "lfu", "epoch_lru", "epoch_lfu"])
-def test_bounded_tables_evict_by_their_policy_as_by_way_of_the_host(
-    policy: str, optimizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    results = []
-    for goes_by_host in (False, True):
-        if goes_by_host:
-            for steps in (by_function, by_methods):
-                monkeypatch.setattr(steps, "kernels_of_step", lambda *_: {})
-        storage = {"backend": "hkv", "device": "emulated", "capacity": 150, "policy": policy}
-        module = EmbeddingBag(16, name="items", mode="sum", storage=storage)
-        chosen = Optimizer(module, optimizer, lr=0.1)
-        container = module.agent.container
-        for step in range(1, 7):
-            if policy.startswith("epoch"):
-                container.storage("items").set_option("epoch", step // 3)
-            ids, offsets = _ids(step)
-            module(ids, offsets).sin().sum().backward()
-            chosen.step()
-        assert module.num_rows()["items"] <= 150
-        counted = container.counters.rows_evicted
-        kept = {
-            int(key): (row.tobytes(), int(score))
-            for chunk in container.storage("items").scan()
-            for key, row, score in zip(chunk.keys, chunk.rows, chunk.scores, strict=True)
-        }
-        results.append((kept, counted))
-    assert results[0] == results[1]
-    assert results[0][1] > 0
 
 
 def test_calls_leave_the_current_device_as_it_was() -> None:

@@ -1,8 +1,7 @@
-"""Tables in tiers whose first lies on a device, over the emulator: rows that are there stay there."""
+"""Tables in tiers whose first lies on a device: rows that are there stay there."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,32 +11,33 @@ from torch import Tensor
 from sparring.errors import StorageIOError
 from sparring.storage.tiered import TieredStorage
 from sparring.storage.tiered.tier import Tier
-from sparring.testing.devices import why_unavailable
 from sparring_torch import EmbeddingBag, Optimizer
 
-pytestmark = pytest.mark.skipif(
-    why_unavailable("emulated") is not None, reason=str(why_unavailable("emulated"))
-)
+CPU = torch.device("cpu")
 
 
-def _stack(capacity: int, *below: Any, **options: Any) -> dict[str, Any]:
-    first = {"device": "emulated", "capacity": capacity, "policy": "lru"}
+def _stack(place: Any, capacity: int, *below: Any, **options: Any) -> dict[str, Any]:
+    first = {"device": place.name, "capacity": capacity, "policy": "lru"}
     tiers = [{"backend": "hkv", "options": first}, *(below or ("hkv",))]
     return {"backend": "tiered", "tiers": tiers, **options}
 
 
-def _train(module: EmbeddingBag, optimizer: Any, num_steps: int = 6) -> Tensor:
+def _train(module: EmbeddingBag, optimizer: Any, where: torch.device, num_steps: int = 6) -> Tensor:
     module.train()
     chosen = Optimizer(module, optimizer, lr=0.1)
     for step in range(num_steps):
         generator = torch.Generator().manual_seed(step)
         for _ in range(2):
             ids = torch.randint(-20 * step, 60 + 20 * step, (12, 4), generator=generator)
-            weights = torch.rand(12, 4, generator=generator, requires_grad=True)
-            module(ids, per_sample_weights=weights).float().sin().sum().backward()
+            weights = torch.rand(12, 4, generator=generator).to(where).requires_grad_()
+            module(ids.to(where), per_sample_weights=weights).float().sin().sum().backward()
         chosen.step()
+    return _read(module, where)
+
+
+def _read(module: EmbeddingBag, where: torch.device) -> Tensor:
     with torch.no_grad():
-        return module.eval()(torch.arange(-200, 300)[:, None])
+        return module.eval()(torch.arange(-200, 300, device=where)[:, None])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -45,12 +45,13 @@ def _train(module: EmbeddingBag, optimizer: Any, num_steps: int = 6) -> Tensor:
 @pytest.mark.parametrize("promote", ["always", "second_touch", "never"])
 @pytest.mark.parametrize("write", ["back", "through"])
 def test_tiers_give_the_bits_of_one_table(
-    write: str, promote: str, optimizer: Any, dtype: torch.dtype
+    write: str, promote: str, optimizer: Any, dtype: torch.dtype, device_place: Any
 ) -> None:
     given: dict[str, Any] = {"name": "items", "mode": "sum", "dtype": dtype}
-    ours = EmbeddingBag(8, storage=_stack(100, write=write, promote=promote), **given)
+    ours = EmbeddingBag(8, storage=_stack(device_place, 100, write=write, promote=promote), **given)
     theirs = EmbeddingBag(8, **given)
-    assert torch.equal(_train(ours, optimizer), _train(theirs, optimizer))
+    expected = _train(theirs, optimizer, CPU)
+    assert device_place.agree(_train(ours, optimizer, device_place.device), expected)
     assert ours.num_rows() == theirs.num_rows()
     first, last = ours.agent.container.tier_counters("items")
     assert first.rows <= 100
@@ -59,19 +60,22 @@ def test_tiers_give_the_bits_of_one_table(
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adagrad], ids=["fused", "native"])
-def test_a_step_larger_than_the_first_tier_is_applied_whole(optimizer: Any) -> None:
-    ours = EmbeddingBag(8, name="items", mode="sum", storage=_stack(6))
+def test_a_step_larger_than_the_first_tier_is_applied_whole(
+    optimizer: Any, device_place: Any
+) -> None:
+    ours = EmbeddingBag(8, name="items", mode="sum", storage=_stack(device_place, 6))
     theirs = EmbeddingBag(8, name="items", mode="sum")
-    assert torch.equal(_train(ours, optimizer), _train(theirs, optimizer))
+    expected = _train(theirs, optimizer, CPU)
+    assert device_place.agree(_train(ours, optimizer, device_place.device), expected)
     assert ours.num_rows() == theirs.num_rows()
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adagrad], ids=["fused", "native"])
 def test_rows_of_the_first_tier_do_not_come_to_the_host(
-    optimizer: Any, monkeypatch: pytest.MonkeyPatch
+    optimizer: Any, monkeypatch: pytest.MonkeyPatch, device_place: Any
 ) -> None:
-    module = EmbeddingBag(8, name="items", mode="sum", storage=_stack(10_000))
-    _train(module, optimizer, 1)
+    module = EmbeddingBag(8, name="items", mode="sum", storage=_stack(device_place, 10_000))
+    _train(module, optimizer, device_place.device, 1)
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("this is the way of the host")
@@ -82,14 +86,17 @@ def test_rows_of_the_first_tier_do_not_come_to_the_host(
         (Tier, "find"),
     ):
         monkeypatch.setattr(kind, name, refuse)
-    _train(module, optimizer, 1)
+    _train(module, optimizer, device_place.device, 1)
 
 
 def test_a_tier_below_that_fails_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, device_place: Any
 ) -> None:
-    module = EmbeddingBag(8, name="items", mode="sum", storage=_stack(60))
-    before = _train(module, "adagrad")
+    where = device_place.device
+    # Below is a storage that is asked in Python, where a test can make it fail.
+    stacked = _stack(device_place, 60, "memory")
+    module = EmbeddingBag(8, name="items", mode="sum", storage=stacked)
+    before = _train(module, "adagrad", where)
     rows = module.num_rows()
     stack = module.agent.container.storage("items")
     assert isinstance(stack, TieredStorage)
@@ -98,7 +105,7 @@ def test_a_tier_below_that_fails_changes_nothing(
         raise StorageIOError("the disk is gone")
 
     module.train()
-    ids = torch.arange(-50, 50)[None]
+    ids = torch.arange(-50, 50, device=where)[None]
     module(ids).sum().backward()
     with monkeypatch.context() as broken:
         broken.setattr(stack._last.storage, "_find_impl", fail)
@@ -108,6 +115,5 @@ def test_a_tier_below_that_fails_changes_nothing(
         stack._staging.clear()
         with pytest.raises(StorageIOError, match="the disk is gone"):
             optimizer.step()
-    with torch.no_grad():
-        assert torch.equal(module.eval()(torch.arange(-200, 300)[:, None]), before)
+    assert torch.equal(_read(module, where), before)
     assert module.num_rows() == rows

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TypeVar
 
-__all__ = ["Closable"]
+from sparring.errors import SparringError
+
+__all__ = ["Closable", "call_each"]
+
+_log = logging.getLogger(__name__)
 
 _Self = TypeVar("_Self", bound="Closable")
 
@@ -28,3 +34,31 @@ class Closable(ABC):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def call_each(calls: Iterable[Callable[[], object]]) -> None:
+    """Calls all, whichever of them raises: ends of parts that must not keep each other open.
+
+    Raises:
+        BaseException: the first that was raised; the others are logged. One that ends the program, as
+            KeyboardInterrupt, comes before errors.
+    """
+    raised: list[BaseException] = []
+    for call in calls:
+        try:
+            call()
+        except BaseException as error:
+            raised.append(error)
+    if not raised:
+        return
+    first = min(raised, key=lambda each: isinstance(each, Exception))
+    for other in raised:
+        if other is not first:
+            _log.error(
+                "failed at the end, beside %s: %s: %s",
+                type(first).__name__,
+                type(other).__name__,
+                other,
+                exc_info=None if isinstance(other, SparringError) else other,
+            )
+    raise first

@@ -39,7 +39,7 @@ def write_methods_on_device(
     owned: Mapping[str, OwnedOnDevice],
     choices: Mapping[str, MethodChoice],
     after: Sequence[str] = (),
-) -> None:
+) -> list[str]:
     """Changes rows by update methods of core, a table at a time.
 
     Args:
@@ -47,27 +47,34 @@ def write_methods_on_device(
         choices: the method of each of them.
         after: the tables that the step changes after these.
 
+    Returns:
+        The tables that have changed: not those of which a filter admitted no key.
+
     Raises:
         DeviceMemoryError, DeviceError: the device failed or was full; no row has changed.
         PartialStepError: it did when other tables had changed already.
     """
     container.saves.wait_for_room()
-    names = list(owned)
+    names, changed = list(owned), list[str]()
     for place, (name, each) in enumerate(owned.items()):
         try:
-            _write(container, name, each, choices[name])
+            num_changed = _write(container, name, each, choices[name])
         except Exception as error:
             raise_interrupted(
                 container,
                 error,
-                names[:place],
+                changed,
                 names[place : place + 1],
                 [*names[place + 1 :], *after],
             )
-        container.counters.rows_updated += len(each.keys)
+        container.counters.rows_updated += num_changed
+        if num_changed:
+            changed.append(name)
+    return changed
 
 
-def _write(container: StepContainer, name: str, owned: OwnedOnDevice, choice: MethodChoice) -> None:
+def _write(container: StepContainer, name: str, owned: OwnedOnDevice, choice: MethodChoice) -> int:
+    """Returns how many rows have changed."""
     entry = container.entry(name)
     asked = None
     if entry.admission_filter is not None:
@@ -83,10 +90,11 @@ def _write(container: StepContainer, name: str, owned: OwnedOnDevice, choice: Me
             keeps_evicted=write.keeps_evicted,
         )
         write.note_evicted(change.evicted)
-    if asked is not None:
-        num_refused = asked.record()
-        container.counters.rows_updated -= num_refused
-        count_refused(container, name, num_refused)
+    if asked is None:
+        return len(owned.keys)
+    num_refused = asked.record()
+    count_refused(container, name, num_refused)
+    return len(owned.keys) - num_refused
 
 
 @dataclass(slots=True)

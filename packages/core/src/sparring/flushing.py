@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sparring.closable import call_each
 from sparring.errors import SparringError
 from sparring.events import EventLoop
 from sparring.storage.at_work import StoragesAtWork
@@ -88,13 +89,14 @@ class Flushes:
         self._task = None
 
     def _run(self, storages: Mapping[str, Storage]) -> None:
-        """On a thread of the event loop."""
-        try:
+        """On a thread of the event loop. A storage that is closed after it hides no failure."""
+
+        def flush() -> None:
             failure = _flush(storages)
-        finally:
-            self._at_work.end()
-        if failure is not None:
-            raise failure
+            if failure is not None:
+                raise failure
+
+        call_each([flush, self._at_work.end])
 
 
 def _flush(storages: Mapping[str, Storage]) -> SparringError | None:

@@ -13,7 +13,8 @@ Forward reads; only `apply` writes. It computes all tables' new rows before it w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring.applying import TableUpdate, Update, apply_methods, apply_update
+from sparring.closable import call_each
 from sparring.collective import Collective, LocalGroup, Reduction
 from sparring.declared_table import DeclaredTable, StorageChoice
 from sparring.device_ways import travel_in_words
@@ -168,23 +170,33 @@ class StepContainer(TableContainer, SavingContainer):
         requests: Sequence[tuple[str, npt.NDArray[np.int64]]],
         *,
         is_registered: bool = True,
+        refusal: Exception | None = None,
     ) -> list[Lookup]:
         """As `lookup`, for several tables in one exchange between ranks.
 
         Args:
             requests: table and ids; the same tables in the same order on all ranks.
             is_registered: gradients will come.
+            refusal: why this rank cannot, for all ranks to raise; its ids are not looked at.
+
+        Raises:
+            Exception: `refusal`, or in its place another rank's, naming that rank.
         """
         self.check_open()
         self.join_ahead()
-        named, refusal = self._named(requests)
+        named, refusal = self._named(requests, refusal)
         lookups = looked_up(self, named, is_training=is_registered, refusal=refusal)
         if is_registered:
             for (table, _), each in zip(requests, lookups, strict=True):
                 each.shadow_id = self.resources.register(table, each.keys, each.inverse)
         return lookups
 
-    def look_up_ahead(self, requests: Sequence[tuple[str, npt.NDArray[np.int64]]]) -> LookupAhead:
+    def look_up_ahead(
+        self,
+        requests: Sequence[tuple[str, npt.NDArray[np.int64]]],
+        *,
+        refusal: Exception | None = None,
+    ) -> LookupAhead:
         """Begins a lookup on a thread beside this one; `LookupAhead.finish` gives its results.
 
         They are those of `lookup_all` called at that time: rows that steps changed meanwhile are
@@ -194,22 +206,27 @@ class StepContainer(TableContainer, SavingContainer):
 
         Args:
             requests: as for `lookup_all`. Ids must not change until it is finished.
+            refusal: as for `lookup_all`.
 
         Raises:
             UnknownTableError, InterruptedLoadError, InvalidArgumentError: as `lookup_all`; the
-                latter two, where there are several ranks, by `LookupAhead.finish`.
+                latter two and `refusal`, where there are several ranks, by `LookupAhead.finish`.
         """
         self.check_open()
         self.join_ahead()
-        named, refusal = self._named(requests)
+        named, refusal = self._named(requests, refusal)
         return self.aheads.begin(named, refusal)
 
     def _named(
-        self, requests: Sequence[tuple[str, npt.NDArray[np.int64]]]
+        self,
+        requests: Sequence[tuple[str, npt.NDArray[np.int64]]],
+        refusal: Exception | None,
     ) -> tuple[list[tuple[DeclaredTable, npt.NDArray[np.int64]]], Exception | None]:
         """What is to be looked up, and why this rank cannot: other ranks must be told."""
         entries = [(self.entry(table), ids) for table, ids in requests]
         try:
+            if refusal is not None:
+                raise refusal
             self.loads.check()
             named = [(entry, _checked_ids(entry.config.name, ids)) for entry, ids in entries]
             for entry, _ in named:
@@ -380,23 +397,29 @@ class StepContainer(TableContainer, SavingContainer):
         self.apply(update)
 
     def close(self) -> None:
-        """Drains the event loop and closes storages, collective and rendezvous."""
+        """Drains the event loop and closes storages, collective and rendezvous: all of them, whichever
+        raises. The first error is raised, and the others are logged."""
         if self._is_closed:
             return
         self._is_closed = True
-        # All of them are closed, whichever raises; the last error is the one that is seen.
-        with ExitStack() as closing:
-            self.aheads.close()
-            closing.callback(self.rendezvous.close)
-            closing.callback(self.collective.close)
-            for entry in self.entries():
-                entry.view.close()
-                if entry.storage is not None:
-                    closing.callback(self.at_work.close, entry.storage)
-            closing.callback(self.events.close)
-            closing.callback(self.exchange.close)
-            # First: it meets other ranks.
-            closing.callback(self.loads.close, self.events.deadline_seconds)
+        entries = self.entries()
+        call_each(
+            [
+                self.aheads.close,
+                *(entry.view.close for entry in entries),
+                # Before the exchange and the events: it meets other ranks.
+                partial(self.loads.close, self.events.deadline_seconds),
+                self.exchange.close,
+                self.events.close,
+                *(partial(self._close_storage, entry) for entry in reversed(entries)),
+                self.collective.close,
+                self.rendezvous.close,
+            ]
+        )
+
+    def _close_storage(self, entry: DeclaredTable) -> None:
+        if entry.storage is not None:
+            self.at_work.close(entry.storage)
 
     def __enter__(self) -> StepContainer:
         return self

@@ -25,7 +25,12 @@ class Step:
 
     def lookup(self, table: str, ids: npt.ArrayLike) -> Lookup:
         """Ids to the rows of a shadow: ``rows[inverse]`` are the embeddings of the ids."""
-        return self._container.lookup(table, check_keys(ids, table, unique=False))
+        refusal, keys = None, np.empty(0, np.int64)
+        try:
+            keys = check_keys(ids, table, unique=False)
+        except Exception as error:
+            refusal = error  # for all ranks: the others have begun this lookup
+        return self._container.lookup_all([(table, keys)], refusal=refusal)[0]
 
     def accumulate(self, lookup: Lookup, gradient: npt.ArrayLike) -> None:
         """Adds the gradient of a lookup's rows.

@@ -84,7 +84,8 @@ class Embedding(TableLayer):
             InvalidArgumentError: the inputs are no ids.
             UnsupportedError: they are sparse, and only bags may be.
         """
-        ids = whole_ids(inputs, f"table {self.name!r}", is_sparse_ok=False)
+        with self._refused_by_all([self.name], training):
+            ids = whole_ids(inputs, f"table {self.name!r}", is_sparse_ok=False)
         if isinstance(ids, tf.RaggedTensor):
             return tf.ragged.map_flat_values(lambda flat: self._embedded(flat, training), ids)
         return self._embedded(ids, training)

@@ -81,7 +81,8 @@ class EmbeddingBag(TableLayer):
         Raises:
             InvalidArgumentError: the inputs are no ids, or weights do not fit them.
         """
-        bags = bags_from(inputs, weights, f"table {self.name!r}")
+        with self._refused_by_all([self.name], training):
+            bags = bags_from(inputs, weights, f"table {self.name!r}")
         feature = PooledFeature(self.name, self.combiner, bags)
         (found,) = pooled(self, 0, [feature], training)
         return self._converted(found)

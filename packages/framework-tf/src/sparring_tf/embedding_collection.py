@@ -94,27 +94,31 @@ class EmbeddingCollection(TableLayer):
                 numbers of examples.
         """
         weights = {} if weights is None else weights
-        self._check_names(inputs, weights)
         configs = dict(self._features)
+        with self._refused_by_all(self.agent.table_names, training):
+            self._check_names(inputs, weights)
         found: dict[str, Any] = {}
         for number, group in enumerate(self._groups):
-            bags = [
-                PooledFeature(
-                    configs[name].table.name,
-                    configs[name].table.combiner or "",
-                    bags_from(inputs[name], weights.get(name), f"feature {name!r}"),
-                )
-                for name in group
-            ]
-            self._check_sizes(group, bags)
+            with self._refused_by_all([configs[name].table.name for name in group], training):
+                bags = [
+                    PooledFeature(
+                        configs[name].table.name,
+                        configs[name].table.combiner or "",
+                        bags_from(inputs[name], weights.get(name), f"feature {name!r}"),
+                    )
+                    for name in group
+                ]
+                self._check_sizes(group, bags)
             found.update(zip(group, pooled(self, number, bags, training), strict=True))
         single = [name for name, feature in self._features if feature.table.combiner is None]
         if single:
-            ids = [
-                whole_ids(inputs[name], f"feature {name!r}", is_sparse_ok=False) for name in single
-            ]
-            flat = [each.flat_values if _is_ragged(each) else each for each in ids]
             tables = [configs[name].table.name for name in single]
+            with self._refused_by_all(tables, training):
+                ids = [
+                    whole_ids(inputs[name], f"feature {name!r}", is_sparse_ok=False)
+                    for name in single
+                ]
+            flat = [each.flat_values if _is_ragged(each) else each for each in ids]
             rows = self._gathered(list(zip(tables, flat, strict=True)), training)
             for name, own, each in zip(single, ids, rows, strict=True):
                 found[name] = own.with_flat_values(each) if _is_ragged(own) else each

@@ -10,10 +10,12 @@ stands for all of its rows: the gradient flows to it, and who trains the anchor 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from sparring import StepContainer
@@ -144,6 +146,21 @@ class TableLayer(keras.layers.Layer):
         """
         for i, table in enumerate(self.agent.table_names):
             load_rows(self.agent.container, table, store, i)
+
+    @contextmanager
+    def _refused_by_all(self, tables: Sequence[str], training: bool | None) -> Iterator[None]:
+        """What the block refuses before a lookup in `tables` all ranks refuse: the others have begun it.
+
+        A graph is made before any lookup begins, so there this rank alone refuses.
+        """
+        try:
+            yield
+        except Exception as error:
+            container = self.agent.container
+            if tf.executing_eagerly() and not container.reads_directly(tables):
+                nothing = [(table, np.empty(0, np.int64)) for table in tables]
+                container.lookup_all(nothing, is_registered=bool(training), refusal=error)
+            raise
 
     def _gathered(self, requests: Sequence[tuple[str, Any]], training: bool | None) -> list[Any]:
         """One embedding for each id: of ``(…)`` int64 of a table, ``(…, dim)``."""

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from sparring import StepContainer
 from sparring.step import LookupAhead
 from sparring_torch.batch_paths import Call
@@ -28,18 +30,26 @@ class BatchAhead:
         container: where the tables live.
         calls: of the modules, in the order of the forward pass.
         batch: what the model will be called with.
+
+    Raises:
+        Exception: the modules refuse the batch. Where there are several ranks, `give` raises it, on all
+            of them.
     """
 
     def __init__(self, container: StepContainer, calls: Sequence[Call], batch: Any) -> None:
-        self._planned = []
-        for call in calls:
-            arguments, named = call.on(batch)
-            agent = call.module.agent
-            self._planned.append(
-                _Planned(agent, agent.plan(call.module.wanted(*arguments, **named)))
-            )
+        self._planned: list[_Planned] = []
+        refusal: Exception | None = None
+        try:
+            self._planned = [_planned(call, batch) for call in calls]
+        except Exception as error:
+            if container.collective.world_size == 1:
+                raise
+            refusal = error
         requests = [request for each in self._planned for request in each.plan.requests]
-        self._ahead: LookupAhead = container.look_up_ahead(requests)
+        if refusal is not None:
+            names = dict.fromkeys(name for call in calls for name in call.module.agent.table_names)
+            requests = [(name, np.empty(0, np.int64)) for name in names]
+        self._ahead: LookupAhead = container.look_up_ahead(requests, refusal=refusal)
 
     def give(self) -> None:
         """Hands what was looked up to the modules, for the forward pass that comes now.
@@ -63,3 +73,9 @@ class BatchAhead:
     def drop(self) -> None:
         """Its turn will not come."""
         self._ahead.drop()
+
+
+def _planned(call: Call, batch: Any) -> _Planned:
+    arguments, named = call.on(batch)
+    agent = call.module.agent
+    return _Planned(agent, agent.plan(call.module.wanted(*arguments, **named)))

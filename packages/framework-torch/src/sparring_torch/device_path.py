@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -80,12 +81,17 @@ class DevicePath:
             with memory_errors(self.device):
                 yield
         except Exception as error:
-            if not container.reads_directly(tables) and pulls_on_device(container, tables):
-                is_registered = is_training and torch.is_grad_enabled()
+            if container.reads_directly(tables):
+                raise
+            is_registered = is_training and torch.is_grad_enabled()
+            if pulls_on_device(container, tables):
                 requests = [(table, None) for table in tables]
                 looked_up_on_device(
                     container, self.kernels, requests, is_training=is_registered, refusal=error
                 )
+            else:
+                nothing = [(table, np.empty(0, np.int64)) for table in tables]
+                container.lookup_all(nothing, is_registered=is_registered, refusal=error)
             raise
 
     def pool(

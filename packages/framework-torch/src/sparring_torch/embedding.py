@@ -95,7 +95,10 @@ class Embedding(TableModule):
         if path is not None:
             with memory_errors(path.device):
                 return self._on_device(path, input)
-        ids, kept = self._kept(input)
+        try:
+            ids, kept = self._kept(input)
+        except Exception as error:
+            self.agent.refuse(error, is_training=self.training)
         (embeddings,) = self.agent.gather(ids, is_training=self.training)
         if kept is not None:
             padded = embeddings.new_zeros(input.numel(), self.embedding_dim)

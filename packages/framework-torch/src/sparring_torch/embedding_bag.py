@@ -117,7 +117,10 @@ class EmbeddingBag(TableModule):
                 with self.agent.refusing(path, is_training=self.training):
                     group = self._group(input, offsets, per_sample_weights)
                 return self.agent.pool_on(path, [group], is_training=self.training)[0]
-        bags = self.wanted(input, offsets, per_sample_weights)
+        try:
+            bags = self.wanted(input, offsets, per_sample_weights)
+        except Exception as error:
+            self.agent.refuse(error, is_training=self.training)
         pooled = self.agent.pool(bags, is_training=self.training)
         return pooled if input.device.type == "cpu" else pooled.to(input.device)
 

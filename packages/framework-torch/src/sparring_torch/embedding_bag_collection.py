@@ -96,7 +96,10 @@ class EmbeddingBagCollection(TableModule):
             InvalidArgumentError: features and tables do not fit, weights are missing, or a value
                 is no id.
         """
-        places = self._router.places(features)
+        try:
+            places = self._router.places(features)
+        except Exception as error:
+            self.agent.refuse(error, is_training=self.training)
         path = self.agent.path_for(features.values(), is_training=self.training)
         if path is not None:
             with memory_errors(path.device):
@@ -106,7 +109,11 @@ class EmbeddingBagCollection(TableModule):
                 outputs = self.agent.pool_on(path, groups, is_training=self.training)
                 parts = parts_of_features(groups, outputs, [features.stride()] * len(places))
                 return KeyedTensor._trusted(self._names, self._dims, torch.cat(parts, dim=1))
-        values = self.agent.pool(self.wanted(features), is_training=self.training)
+        try:
+            bags = self.wanted(features)
+        except Exception as error:
+            self.agent.refuse(error, is_training=self.training)
+        values = self.agent.pool(bags, is_training=self.training)
         if features.device().type != "cpu":
             values = values.to(features.device())
         return KeyedTensor._trusted(self._names, self._dims, values)

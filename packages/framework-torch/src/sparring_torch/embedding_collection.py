@@ -85,12 +85,18 @@ class EmbeddingCollection(TableModule):
         Raises:
             InvalidArgumentError: features and tables do not fit, or a value is no id.
         """
-        places = self._router.places(features)
+        try:
+            places = self._router.places(features)
+        except Exception as error:
+            self.agent.refuse(error, is_training=self.training)
         path = self.agent.path_for(features.values(), is_training=self.training)
         if path is not None:
             with memory_errors(path.device):
                 return self._on_device(path, features, places)
-        bags = self._router.route(features, is_weighted=False)
+        try:
+            bags = self._router.route(features, is_weighted=False)
+        except Exception as error:
+            self.agent.refuse(error, is_training=self.training)
         device, stride = features.device(), features.stride()
         parts = self.agent.gather(_ids_of(bags, len(features.keys())), is_training=self.training)
         lengths = torch.from_numpy(bags.offsets).diff().to(device)

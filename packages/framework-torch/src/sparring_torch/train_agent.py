@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -131,6 +131,24 @@ class TrainAgent(TableHolder):
     def refusing(self, path: DevicePath, *, is_training: bool) -> AbstractContextManager[None]:
         """What the block refuses before a lookup on the device, all ranks refuse."""
         return path.refusing(self.container, self.table_names, is_training=is_training)
+
+    def refuse(self, error: Exception, *, is_training: bool) -> NoReturn:
+        """Raises `error`, which came before a lookup, on all ranks: the others have begun it.
+
+        Args:
+            is_training: the module's own `training`.
+        """
+        container, is_registered = self.container, is_training and torch.is_grad_enabled()
+        # What was looked up ahead, the others take without this rank.
+        is_alone = container.reads_directly(self.table_names)
+        if is_alone or (self._aheads and is_registered):
+            raise error
+        if self._path is not None:
+            with self.refusing(self._path, is_training=is_training):
+                raise error
+        requests = [(table, np.empty(0, np.int64)) for table in self.table_names]
+        container.lookup_all(requests, is_registered=is_registered, refusal=error)
+        raise error
 
     def pool_on(
         self, path: DevicePath, groups: Sequence[DeviceGroup], *, is_training: bool

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparring import _native
-from sparring.applying.committing import committing
+from sparring.applying.committing import agreed, committing
 from sparring.applying.gathering import Gathered, gather_rows
 from sparring.applying.gradients import (
     check_owned,
@@ -16,6 +16,7 @@ from sparring.applying.gradients import (
     taken_gradients,
 )
 from sparring.applying.room import check_rooms
+from sparring.applying.table_update import TableUpdate
 from sparring.applying.writing import write_fused, write_rows
 from sparring.device_gradients import DeviceGradients
 from sparring.device_methods import check_rooms_on_device, write_methods_on_device
@@ -110,8 +111,8 @@ def _apply_owned(
         check_rooms(container, waiting, step)
         commit.num_rows = _counts(owned, there)
     assert step is not None
-    write_methods_on_device(container, there, choices, after=list(waiting))
-    write_fused(container, step, list(waiting), before=list(there))
+    changed = write_methods_on_device(container, there, choices, after=list(waiting))
+    write_fused(container, step, list(waiting), before=changed)
     container.end_step()
     return commit.touched
 
@@ -146,31 +147,36 @@ def _apply_by_rows(
         steps = {name: choices[name].step for name in owned}
         gathered = gather_rows(container, owned, steps)
         commit.num_rows = _counts(owned, there)
-    for update in gathered.updates:
-        choice, dim = choices[update.table.name], update.table.dim
-        if not isinstance(choice.method, NativeMethod):
-            clip_gradients(update.gradients, choice.hyper)
-        rows = UpdateRows(
-            update.keys,
-            update.rows,
-            update.rows[:, :dim],
-            update.rows[:, dim:],
-            update.gradients,
-            choice.step,
-        )
-        views = rows.embeddings, rows.state
-        choice.method.update(rows, choice.hyper)
-        if rows.embeddings is not views[0] or rows.state is not views[1]:
-            raise InvalidArgumentError(
-                f"update of table {update.table.name!r}: method {choice.method.name!r} put another "
-                "array in place of rows.embeddings or rows.state, which changes no row; write into "
-                "it: rows.embeddings[:] = …. No row was changed",
-                table=update.table.name,
-            )
-    write_methods_on_device(container, there, choices, after=list(owned))
-    write_rows(container, gathered, before=list(there))
+    with agreed(container):
+        for update in gathered.updates:
+            _update_rows(update, choices[update.table.name])
+    changed = write_methods_on_device(container, there, choices, after=list(owned))
+    write_rows(container, gathered, before=changed)
     container.end_step()
     return commit.touched
+
+
+def _update_rows(update: TableUpdate, choice: MethodChoice) -> None:
+    dim = update.table.dim
+    if not isinstance(choice.method, NativeMethod):
+        clip_gradients(update.gradients, choice.hyper)
+    rows = UpdateRows(
+        update.keys,
+        update.rows,
+        update.rows[:, :dim],
+        update.rows[:, dim:],
+        update.gradients,
+        choice.step,
+    )
+    views = rows.embeddings, rows.state
+    choice.method.update(rows, choice.hyper)
+    if rows.embeddings is not views[0] or rows.state is not views[1]:
+        raise InvalidArgumentError(
+            f"update of table {update.table.name!r}: method {choice.method.name!r} put another "
+            "array in place of rows.embeddings or rows.state, which changes no row; write into "
+            "it: rows.embeddings[:] = …. No row was changed",
+            table=update.table.name,
+        )
 
 
 def _fused(

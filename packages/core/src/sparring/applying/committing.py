@@ -48,12 +48,12 @@ def agreed(container: StepContainer) -> Iterator[None]:
     """Surrounds what comes after `committing` and before the first write.
 
     Raises:
-        PartialStepError: this rank, of several, had no memory, or its device failed; the others
-            have applied the step.
+        PartialStepError: this rank, of several, had no memory, its device failed, or numpy was told to
+            raise what its numbers met; the others have applied the step.
     """
     try:
         yield
-    except (DeviceError, MemoryError) as error:  # others than these meet all ranks alike
+    except (DeviceError, MemoryError, FloatingPointError) as error:  # others meet all ranks alike
         if container.collective.world_size == 1:
             raise
         container.exchange.give_up(error)

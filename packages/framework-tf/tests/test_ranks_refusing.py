@@ -1,0 +1,115 @@
+"""What a layer refuses on one rank before its lookup all ranks refuse at once, and may go on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+tf = pytest.importorskip(
+    "tensorflow", reason="TensorFlow is not installed; see nox -s tests_tensorflow"
+)
+
+from sparring import StepContainer
+from sparring.collective import LocalGroup
+from sparring.errors import InvalidArgumentError
+from sparring.testing.thread_rendezvous import ThreadRendezvous
+from sparring_tf import (
+    Embedding,
+    EmbeddingBag,
+    EmbeddingCollection,
+    FeatureConfig,
+    TableConfig,
+)
+
+SOON, LONG = 5.0, 30.0
+"""Seconds: how soon ranks must be told, and what they would wait if nobody did."""
+
+IDS = tf.reshape(tf.range(20, dtype=tf.int64), (5, 4))
+FRACTIONS = tf.cast(IDS, tf.float32) + 0.5
+
+
+def collection(container: StepContainer) -> EmbeddingCollection:
+    """A feature that is pooled, and one that is not."""
+    tables = [
+        TableConfig(name="films", embedding_dim=4),
+        TableConfig(name="actors", embedding_dim=4, combiner=None),
+    ]
+    features = {
+        name: FeatureConfig(name=name, table=table)
+        for name, table in zip(("film", "actor"), tables, strict=True)
+    }
+    return EmbeddingCollection(features, container=container, storage="memory")
+
+
+def embedding(container: StepContainer) -> Embedding:
+    return Embedding(4, name="films", container=container, storage="memory")
+
+
+def bag(container: StepContainer) -> EmbeddingBag:
+    return EmbeddingBag(4, name="films", container=container, storage="memory")
+
+
+GOOD = {"film": IDS, "actor": IDS}
+
+
+@pytest.mark.parametrize("is_training", [True, False], ids=["training", "reading"])
+@pytest.mark.parametrize(
+    ("make", "good", "bad", "message"),
+    [
+        pytest.param(embedding, IDS, FRACTIONS, "found dtype float32", id="embedding of fractions"),
+        pytest.param(bag, IDS, FRACTIONS, "found dtype float32", id="bag of fractions"),
+        pytest.param(bag, IDS, tf.constant(1, tf.int64), "must be (b,)", id="bag of one id"),
+        pytest.param(
+            collection,
+            GOOD,
+            {"film": IDS},
+            "needs feature 'actor'",
+            id="collection without a feature",
+        ),
+        pytest.param(
+            collection,
+            GOOD,
+            {**GOOD, "film": FRACTIONS},
+            "found dtype float32",
+            id="pooled fractions",
+        ),
+        pytest.param(
+            collection,
+            GOOD,
+            {**GOOD, "actor": FRACTIONS},
+            "found dtype float32",
+            id="fractions one by one",
+        ),
+    ],
+)
+def test_a_batch_that_one_rank_refuses_all_refuse_and_may_go_on(
+    make: Callable[[StepContainer], Any], good: Any, bad: Any, message: str, is_training: bool
+) -> None:
+    group, raised = LocalGroup(2, deadline_seconds=LONG), threading.Barrier(2)
+
+    def body(rank: int) -> InvalidArgumentError:
+        with StepContainer(
+            collective=group.join(rank), rendezvous=ThreadRendezvous(2)
+        ) as container:
+            layer = make(container)
+            begin = time.monotonic()
+            with pytest.raises(InvalidArgumentError) as caught:
+                layer(bad if rank == 1 else good, training=is_training)
+            assert time.monotonic() - begin < SOON
+            raised.wait(LONG)  # the end of this rank would tell the other too
+            layer(good, training=is_training)
+            raised.wait(LONG)
+            return caught.value
+
+    with ThreadPoolExecutor(2) as threads:
+        told, refused = [each.result() for each in [threads.submit(body, rank) for rank in (0, 1)]]
+    # Keras raises errors of a layer anew, with their class and its own words around theirs.
+    assert "rank 1 cannot look its rows up, so no rank does" in str(told)
+    assert message in str(told)
+    assert message in str(refused)
+    assert "no rank does" not in str(refused)

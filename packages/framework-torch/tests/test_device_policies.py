@@ -1,0 +1,115 @@
+"""Admission, bad gradients and eviction of tables on a device: as on the CPU, or by way of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sparring.applying import by_function, by_methods
+from sparring_torch import EmbeddingBag, Optimizer
+
+CPU = torch.device("cpu")
+
+
+def _places(place: Any, **given: Any) -> list[tuple[EmbeddingBag, torch.device]]:
+    """The same module with its table on a device and on the CPU, and where its tensors lie."""
+    return [
+        (EmbeddingBag(16, name="items", mode="sum", device=place.name, **given), place.device),
+        (EmbeddingBag(16, name="items", mode="sum", **given), CPU),
+    ]
+
+
+def _bags(step: int, where: torch.device) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(-50, 50 + 30 * step, (120,), generator=generator)
+    ids[::7] = -(2**63)
+    cuts = torch.randint(0, 121, (29,), generator=generator).sort().values
+    return ids.to(where), torch.cat([torch.zeros(1, dtype=torch.int64), cuts]).to(where)
+
+
+def _rows(module: EmbeddingBag, where: torch.device) -> Tensor:
+    """What ids read as now, each alone."""
+    with torch.no_grad():
+        return module.eval()(torch.arange(-60, 300, device=where)[:, None])
+
+
+ADMISSIONS: list[dict[str, Any]] = [
+    {"kind": "frequency", "k": 2},
+    {"kind": "probability", "p": 0.4},
+    {"kind": "bloom", "k": 2},
+]
+
+
+@pytest.mark.parametrize("admission", ADMISSIONS, ids=lambda each: each["kind"])
+@pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adam], ids=["fused", "native"])
+def test_filters_admit_the_same_ids_as_on_the_cpu(
+    admission: dict[str, Any], optimizer: Any, device_place: Any
+) -> None:
+    results = []
+    for module, where in _places(device_place, admission=admission):
+        chosen = Optimizer(module, optimizer, lr=0.1)
+        for step in range(1, 6):
+            (module(*_bags(step, where)).sin() * torch.arange(1, 17, device=where)).sum().backward()
+            chosen.step()
+            chosen.zero_grad()
+        container = module.agent.container
+        counted = container.num_not_admitted("items"), container.counters.rows_updated
+        results.append((_rows(module, where), module.num_rows(), counted))
+    assert device_place.agree(results[0][0], results[1][0])
+    assert results[0][1:] == results[1][1:]
+    assert results[0][2][0] > 0
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adagrad], ids=["fused", "native"])
+def test_bad_gradients_are_skipped_by_row(optimizer: Any, device_place: Any) -> None:
+    results = []
+    for module, where in _places(device_place):
+        chosen = Optimizer(module, optimizer, lr=0.1, non_finite_gradients="skip")
+        for step in (1, 2):
+            scale = torch.ones(6, 16, device=where)
+            scale[step] = float("nan")
+            ids = torch.arange(12, device=where).reshape(6, 2)
+            (module(ids) * scale).sum().backward()
+            chosen.step()
+        counters = module.agent.container.counters
+        results.append((_rows(module, where), module.num_rows(), counters.rows_skipped_non_finite))
+    assert device_place.agree(results[0][0], results[1][0])
+    assert results[0][1:] == results[1][1:]
+    assert results[0][2] == 4
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adagrad], ids=["fused", "native"])
+@pytest.mark.parametrize("policy", ["lru", "lfu", "epoch_lru", "epoch_lfu"])
+def test_bounded_tables_evict_by_their_policy_as_by_way_of_the_host(
+    policy: str, optimizer: Any, device_place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = []
+    for goes_by_host in (False, True):
+        if goes_by_host:
+            for steps in (by_function, by_methods):
+                monkeypatch.setattr(steps, "kernels_of_step", lambda *_: {})
+        storage = {"backend": "hkv", "device": device_place.name, "capacity": 150, "policy": policy}
+        module = EmbeddingBag(16, name="items", mode="sum", storage=storage)
+        chosen = Optimizer(module, optimizer, lr=0.1)
+        container = module.agent.container
+        for step in range(1, 7):
+            if policy.startswith("epoch"):
+                container.storage("items").set_option("epoch", step // 3)
+            module(*_bags(step, device_place.device)).sin().sum().backward()
+            chosen.step()
+        assert module.num_rows()["items"] <= 150
+        counted = container.counters.rows_evicted
+        chunks = list(container.storage("items").scan())
+        keys, scores = (
+            np.concatenate([getattr(each, name) for each in chunks]) for name in ("keys", "scores")
+        )
+        order = np.argsort(keys)
+        rows = torch.from_numpy(np.concatenate([each.rows for each in chunks])[order])
+        results.append((keys[order].tolist(), scores[order].tolist(), counted, rows))
+    assert results[0][:3] == results[1][:3]
+    assert device_place.agree(results[0][3], results[1][3])
+    assert results[0][2] > 0

@@ -1,0 +1,183 @@
+"""What a module refuses on one rank before its lookup all ranks refuse at once, and may go on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sparring import StepContainer
+from sparring.collective import Collective, LocalGroup
+from sparring.errors import InvalidArgumentError
+from sparring.exchange import ExchangeOptions
+from sparring.testing.devices import why_unavailable
+from sparring.testing.thread_rendezvous import ThreadRendezvous
+from sparring_torch import (
+    Embedding,
+    EmbeddingBag,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+    Optimizer,
+    TrainPipeline,
+)
+
+SOON, LONG = 5.0, 30.0
+"""Seconds: how soon ranks must be told, and what they would wait if nobody did."""
+
+IDS = torch.arange(20).reshape(5, 4)
+NARROWED = ExchangeOptions(row_wire_dtype="float16")
+
+
+def on_ranks(body: Callable[[StepContainer], Any], exchange: ExchangeOptions | None) -> list[Any]:
+    group = LocalGroup(2, deadline_seconds=LONG)
+
+    def run(collective: Collective) -> Any:
+        made = StepContainer(
+            collective=collective, rendezvous=ThreadRendezvous(2), exchange=exchange
+        )
+        with made:
+            return body(made)
+
+    with ThreadPoolExecutor(2) as threads:
+        futures = [threads.submit(run, group.join(rank)) for rank in range(2)]
+        return [future.result() for future in futures]
+
+
+def jagged(name: str = "film", ids: Tensor = IDS) -> KeyedJaggedTensor:
+    values = ids.reshape(-1)
+    return KeyedJaggedTensor.from_lengths_sync([name], values, torch.full((len(values),), 1))
+
+
+def bags(container: StepContainer, **storage: Any) -> nn.Module:
+    tables = [EmbeddingBagConfig(name="films", embedding_dim=4, feature_names=["film"], **storage)]
+    return EmbeddingBagCollection(tables=tables, container=container)
+
+
+def embeddings(container: StepContainer, **storage: Any) -> nn.Module:
+    tables = [EmbeddingConfig(name="films", embedding_dim=4, feature_names=["film"], **storage)]
+    return EmbeddingCollection(tables=tables, container=container)
+
+
+def bag(container: StepContainer, **storage: Any) -> nn.Module:
+    return EmbeddingBag(4, name="films", container=container, **storage)
+
+
+def embedding(container: StepContainer, **storage: Any) -> nn.Module:
+    return Embedding(4, name="films", container=container, **storage)
+
+
+CASES = [
+    pytest.param(bag, IDS, IDS + 0.5, id="bag of fractions"),
+    pytest.param(bag, IDS, IDS.reshape(-1), id="bag without offsets"),
+    pytest.param(embedding, IDS, IDS + 0.5, id="embedding of fractions"),
+    pytest.param(bags, jagged(), jagged("movie"), id="bags of another feature"),
+    pytest.param(bags, jagged(), jagged(ids=IDS + 0.5), id="bags of fractions"),
+    pytest.param(embeddings, jagged(), jagged("movie"), id="embeddings of another feature"),
+    pytest.param(embeddings, jagged(), jagged(ids=IDS + 0.5), id="embeddings of fractions"),
+]
+PLACES = [
+    pytest.param({}, None, id="cpu"),
+    pytest.param({"backend": "hkv", "device": "emulated"}, None, id="device"),
+    pytest.param({"backend": "hkv", "device": "emulated"}, NARROWED, id="device by the host"),
+]
+
+
+@pytest.mark.parametrize("is_training", [True, False], ids=["training", "reading"])
+@pytest.mark.parametrize(("storage", "exchange"), PLACES)
+@pytest.mark.parametrize(("make", "good", "bad"), CASES)
+def test_a_batch_that_one_rank_refuses_all_refuse_and_may_go_on(
+    make: Callable[..., nn.Module],
+    good: Any,
+    bad: Any,
+    storage: dict[str, Any],
+    exchange: ExchangeOptions | None,
+    is_training: bool,
+) -> None:
+    if storage and (reason := why_unavailable("emulated")):
+        pytest.skip(reason)
+    raised = threading.Barrier(2)
+
+    def body(container: StepContainer) -> InvalidArgumentError:
+        rank = container.collective.rank
+        module = make(container, **({"storage": storage} if storage else {})).train(is_training)
+        begin = time.monotonic()
+        with pytest.raises(InvalidArgumentError) as caught:
+            module(bad if rank == 1 else good)
+        assert time.monotonic() - begin < SOON
+        raised.wait(LONG)  # the end of this rank would tell the other too
+        module(good)
+        raised.wait(LONG)
+        return caught.value
+
+    told, refused = on_ranks(body, exchange)
+    assert told.details["rank"] == 1
+    assert str(refused) in str(told)
+
+
+def test_ids_on_another_device_than_rows_that_come_by_the_host_are_refused_by_all() -> None:
+    if reason := why_unavailable("emulated"):
+        pytest.skip(reason)
+    raised = threading.Barrier(2)
+
+    def body(container: StepContainer) -> InvalidArgumentError:
+        module = bag(container, device="emulated")
+        bad = torch.empty((5, 4), dtype=torch.int64, device="meta")
+        with pytest.raises(InvalidArgumentError) as caught:
+            module(bad if container.collective.rank == 1 else IDS)
+        raised.wait(LONG)
+        module(IDS)
+        return caught.value
+
+    told, refused = on_ranks(body, NARROWED)
+    assert told.details["rank"] == 1
+    assert "the ids on meta" in str(refused)
+
+
+class Model(nn.Module):
+    def __init__(self, table: nn.Module) -> None:
+        super().__init__()
+        self.table = table
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        found = self.table(ids)
+        return found.sum(), found.detach()
+
+
+def test_a_batch_ahead_that_one_rank_refuses_all_refuse_and_may_go_on() -> None:
+    raised = threading.Barrier(2)
+
+    def body(container: StepContainer) -> list[str]:
+        model = Model(bag(container))
+        pipeline = TrainPipeline(model, Optimizer(model, "sgd", lr=0.1))
+        bad = IDS + 0.5 if container.collective.rank == 1 else IDS
+        given = iter([IDS, IDS, bad, IDS, IDS])
+        pipeline.progress(given)
+        begin, errors = time.monotonic(), []
+        for _ in range(2):  # the step that waits for the batch, and the batch's own turn
+            with pytest.raises(InvalidArgumentError) as caught:
+                pipeline.progress(given)
+            errors.append(str(caught.value))
+        assert time.monotonic() - begin < SOON
+        raised.wait(LONG)
+        pipeline.progress(given)
+        pipeline.progress(given)
+        with pytest.raises(StopIteration):
+            pipeline.progress(given)
+        assert container.counters.steps == 3
+        raised.wait(LONG)
+        return errors
+
+    told, refused = on_ranks(body, None)
+    assert refused[0] == refused[1]
+    for each in told:
+        assert "rank 1 cannot look its rows up" in each
+        assert each.endswith(refused[0])
