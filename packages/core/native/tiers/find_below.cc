@@ -21,13 +21,11 @@ constexpr int64_t kGrain = 1024;
 constexpr int64_t kMostKeys = 2048;
 constexpr int64_t kLeastKeys = 32;
 constexpr int64_t kChunkBytes = 256 * 1024;
-// Of so many keys, and more, a sample may be asked for at the filters; see PieceFinder::choose. Fewer
-// are no reason for it either.
+// Of so many keys, and more, a sample may be asked for at the filters: one key of kSampled. See
+// PieceFinder::choose.
 constexpr int64_t kManyKeys = 512;
-// The sample is one key of so many: after one chunk of which all were there, and after kTrusted.
-constexpr int64_t kSampled = 16;
-constexpr int64_t kSampledTrusting = 64;
-constexpr int32_t kTrusted = 32;
+constexpr int64_t kSampled = 64;
+constexpr int64_t kMostPatience = int64_t{1} << 60;
 
 constexpr int64_t kPlacesAhead = 16;
 
@@ -118,22 +116,13 @@ class PieceFinder {
 
  private:
   // Leaves the keys that the tier is to be asked for in keys_, and their places; returns how many.
-  //
-  // Here asking the filters costs as much as asking the tier, and where all keys are there it is
-  // spent for nothing. So after a chunk of which the tier had every key, a sample of many keys is
-  // asked for first, and the others only where the filters rule out one of it: of n keys, u of which
-  // are not there, the tier is asked for all with a chance of (1 - u / n)^(n / 64) or less, so in the
-  // mean for at most 64 / e = 24 in vain, and for none then until a chunk is whole again.
   int64_t choose(int64_t at, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
       places_[i] = missing_[at + i];
       keys_[i] = asked_.keys[places_[i]];
     }
-    const int32_t num_whole = history_.num_whole.load(std::memory_order_relaxed);
-    if (num_whole > 0 && count >= kManyKeys &&
-        sample_passes(count, num_whole < kTrusted ? kSampled : kSampledTrusting)) {
-      return count;
-    }
+    is_trusting_ = trusts(count);
+    if (is_trusting_) return count;
     ask_filters(keys_, count);
     int64_t num_asked = 0;
     for (int64_t i = 0; i < count; ++i) {
@@ -148,21 +137,35 @@ class PieceFinder {
     return num_asked;
   }
 
-  // Threads that note beside each other may lose a count, which does no harm. That few keys were
-  // all there says little of many: each small find would have the next large one ask in vain.
-  void note(int64_t count, bool is_whole) {
-    if (is_whole && count < kManyKeys) return;
-    const int32_t before = history_.num_whole.load(std::memory_order_relaxed);
-    const int32_t after = is_whole ? std::min(before + 1, kTrusted) : 0;
-    if (after != before) history_.num_whole.store(after, std::memory_order_relaxed);
-  }
-
-  bool sample_passes(int64_t count, int64_t one_of) {
+  // Whether the tier is asked for all keys_, without the filters.
+  //
+  // Here asking the filters costs as much as asking the tier, and where all keys are there it is
+  // spent for nothing. So after many keys that all were there a sample of the next is asked for at
+  // the filters, and the others only where these rule out one of it: of n keys, u of which are not
+  // there, the tier is asked for all with a chance of (1 - u / n)^(n / 64) or less, so in the mean
+  // for at most 64 / e = 24 in vain. Each such time doubles the keys in a row that the next takes:
+  // unseen keys that go on coming, however rare, soon cost no trip.
+  bool trusts(int64_t count) {
+    if (count < kManyKeys || history_.num_there.load(std::memory_order_relaxed) <
+                                 history_.patience.load(std::memory_order_relaxed)) {
+      return false;
+    }
     int64_t sample[kMostKeys / kSampled + 1];
     int64_t num_sampled = 0;
-    for (int64_t i = 0; i < count; i += one_of) sample[num_sampled++] = keys_[i];
+    for (int64_t i = 0; i < count; i += kSampled) sample[num_sampled++] = keys_[i];
     ask_filters(sample, num_sampled);
     return std::find(flags_, flags_ + num_sampled, 0) == flags_ + num_sampled;
+  }
+
+  // Threads that note beside each other may lose a count, which does no harm.
+  void note(int64_t count, bool is_whole) {
+    const int64_t patience = history_.patience.load(std::memory_order_relaxed);
+    if (!is_whole && is_trusting_) {
+      history_.patience.store(std::min(2 * patience, kMostPatience), std::memory_order_relaxed);
+    }
+    const int64_t before = history_.num_there.load(std::memory_order_relaxed);
+    const int64_t after = is_whole ? std::min(before + count, patience) : 0;
+    if (after != before) history_.num_there.store(after, std::memory_order_relaxed);
   }
 
   // flags_: 1 where one of the filters may contain the key.
@@ -234,6 +237,7 @@ class PieceFinder {
   const uint64_t row_bytes_;       // of these
   const Place place_;
   const int64_t chunk_keys_;
+  bool is_trusting_ = false;  // the tier is asked for all keys of the chunk, without the filters
   std::unique_ptr<char[]> scratch_;
   int64_t keys_[kMostKeys];
   int64_t places_[kMostKeys];

@@ -36,8 +36,11 @@ struct Asked {
 
 // What the finds of a tier met of late, in any order; beside each other.
 struct History {
-  // Chunks of many keys, one after the other and counted up to some, of which the tier had all.
-  std::atomic<int32_t> num_whole{0};
+  // Keys in a row that the tier had, counted up to `patience`.
+  std::atomic<int64_t> num_there{0};
+  // So many of them before the next are taken to be there, too. Twice as many each time that they
+  // were not, so that this happens some dozens of times at most in the life of a tier.
+  std::atomic<int64_t> patience{int64_t{1} << 15};
 };
 
 // A tier below the first.

@@ -21,7 +21,10 @@ constexpr uint64_t kRowBytes = 24;
 // Row of a key: the key, thrice.
 int64_t element(int64_t key, int64_t place) { return key * 10 + place; }
 
-// Has the keys that `every` divides.
+// No table has these.
+constexpr int64_t kUnseen = 10'000'000;
+
+// Has the keys below that `every` divides.
 struct Table {
   int64_t every = 1;
   int64_t failing_key = -1;
@@ -34,7 +37,7 @@ struct Table {
     num_asked += call.count;
     for (int64_t i = 0; i < call.count; ++i) {
       if (call.keys[i] == failing_key) throw border::StatusError(SPARRING_IO, "the disk is gone");
-      call.found[i] = call.keys[i] % every == 0;
+      call.found[i] = call.keys[i] < kUnseen && call.keys[i] % every == 0;
       int64_t row[3] = {};
       for (int64_t j = 0; j < 3 && call.found[i] != 0; ++j) row[j] = element(call.keys[i], j);
       std::memcpy(static_cast<char*>(call.rows) + static_cast<uint64_t>(i) * call.row_stride,
@@ -151,6 +154,8 @@ struct Case {
 };
 
 constexpr int64_t kMany = 20'011;
+// One key of a case of so many, and it is one that the first tier lacks.
+constexpr int64_t kOnce = 20'000;
 constexpr SparringColumns kWhole{0, kRowBytes};
 constexpr SparringColumns kSome{8, 16};
 
@@ -185,59 +190,97 @@ void keys_that_the_filters_rule_out_cost_no_trip() {
   CHECK(asked.table->num_asked == asked.num_missing - below.num_skipped);
 }
 
-// Some of the keys are moved to where the tier has none; returns how many it is asked for.
-int64_t make_unseen(Case& asked, int64_t one_of) {
+// Some of the keys are moved to where the tier has none, others in each round; returns of how many it
+// lacks the row.
+int64_t make_unseen(Case& asked, int64_t one_of, int64_t round = 0) {
   int64_t num_unseen = 0;
   for (int64_t& key : asked.keys) {
     // Not where samples begin.
     if (key % one_of != one_of / 2) continue;
     num_unseen += key % 3 != 0;
-    key += 10'000'019;
+    key += kUnseen * (round + 1);
   }
   return num_unseen;
 }
 
-// Whatever their share, and after however many chunks that were whole: a sample may miss them where
-// they are few.
-void few_keys_are_asked_for_in_vain() {
-  for (const int num_whole_runs : {1, 8}) {
-    for (const int64_t one_of : {2, 8, 30, 100, 500, 3'000}) {
-      Case asked(kMany, 1, 1, kWhole);
-      for (int run = 0; run < num_whole_runs; ++run) {
-        CHECK(asked.run(nullptr, true).num_skipped == 0);
-        CHECK(asked.history.num_whole > 0);
-        asked.restart();
-      }
-      const int64_t num_unseen = make_unseen(asked, one_of);
-      const Below below = asked.run(nullptr, true);
-      CHECK(asked.table->num_asked == asked.num_missing - below.num_skipped);
-      const int64_t in_vain = num_unseen - below.num_skipped;
-      CHECK(in_vain <= asked.num_missing / 50);
-    }
+// Finds all there is, so often that the tier is trusted to have what it is asked for next.
+void come_to_trust(Case& asked) {
+  while (asked.history.num_there < asked.history.patience) {
+    asked.restart();
+    CHECK(asked.run(nullptr, true).num_skipped == 0);
   }
 }
 
-void few_keys_that_are_there_say_nothing_of_many() {
-  Case few(100, 1, 1, kWhole);
-  few.run(nullptr, true);
-  CHECK(few.history.num_whole == 0);
-  few.history.num_whole = 3;
-  few.restart();
-  few.run(nullptr, true);
-  CHECK(few.history.num_whole == 3);
-  make_unseen(few, 2);
-  few.restart();
-  few.run(nullptr, true);
-  CHECK(few.history.num_whole == 0);
+// Of a batch of which some keys are unseen; returns how many the tier is asked for in vain.
+int64_t num_in_vain(Case& asked, int64_t one_of, int64_t round = 0) {
+  asked.restart();
+  const int64_t num_unseen = make_unseen(asked, one_of, round);
+  CHECK(num_unseen > 0);
+  const Below below = asked.run(nullptr, true);
+  CHECK(asked.table->num_asked == asked.num_missing - below.num_skipped);
+  CHECK(below.num_found == asked.num_missing - num_unseen);
+  std::iota(asked.keys.begin(), asked.keys.end(), 0);
+  return num_unseen - below.num_skipped;
 }
 
-// As soon as one chunk had some, until one had none.
-void unseen_keys_that_come_again_and_again_cost_no_trip() {
+// Whatever their share: a sample may miss them where they are few.
+void few_keys_are_asked_for_in_vain() {
+  for (const int64_t one_of : {2, 8, 31, 100, 500, 2'999}) {
+    Case asked(kMany, 1, 1, kWhole);
+    come_to_trust(asked);
+    CHECK(num_in_vain(asked, one_of) <= asked.num_missing / 50);
+  }
+}
+
+// Else all would be asked about at the filters, for nothing.
+void trust_takes_many_keys_that_all_were_there() {
   Case asked(kMany, 1, 1, kWhole);
-  const int64_t num_unseen = make_unseen(asked, 100);
-  const Below below = asked.run(nullptr, true);
-  CHECK(below.num_skipped >= num_unseen - 1);
-  CHECK(asked.history.num_whole == 0);
+  CHECK(num_in_vain(asked, 2'999) == 0);
+  come_to_trust(asked);
+  CHECK(num_in_vain(asked, 2'999) > 0);
+  CHECK(num_in_vain(asked, 2'999, 1) == 0);
+}
+
+void trust_that_was_wrong_takes_twice_as_many_keys() {
+  Case asked(kMany, 1, 1, kWhole);
+  int64_t patience = asked.history.patience;
+  for (int64_t round = 0; round < 4; ++round) {
+    come_to_trust(asked);
+    CHECK(num_in_vain(asked, kOnce, round) == 1);
+    CHECK(asked.history.patience == 2 * patience);
+    patience *= 2;
+  }
+  // What the filters rule out says nothing against trust.
+  CHECK(num_in_vain(asked, kOnce, 5) == 0);
+  CHECK(asked.history.patience == patience);
+}
+
+void the_filters_are_asked_for_few_keys() {
+  Case few(700, 1, 1, kWhole);
+  come_to_trust(few);
+  CHECK(few.num_missing < 512);
+  // One key, which a sample would miss.
+  CHECK(num_in_vain(few, 700) == 0);
+}
+
+void unseen_keys_that_go_on_coming_cost_no_trip() {
+  for (const int64_t one_of : {int64_t{7}, int64_t{100}, int64_t{2'999}, kOnce}) {
+    Case asked(kMany, 1, 1, kWhole);
+    come_to_trust(asked);
+    int64_t early = 0;
+    int64_t late = 0;
+    constexpr int64_t kRounds = 40;
+    for (int64_t round = 0; round < kRounds; ++round) {
+      // Keys in between that are all there, enough for the first trust.
+      for (int run = 0; run < 3; ++run) {
+        asked.restart();
+        asked.run(nullptr, true);
+      }
+      (round < kRounds / 2 ? early : late) += num_in_vain(asked, one_of, round);
+    }
+    CHECK(early <= 60);
+    CHECK(late == 0);
+  }
 }
 
 void two_tiers_are_asked_in_one_call() {
@@ -294,9 +337,12 @@ int main() {
        a_filter_that_lets_too_much_pass_costs_trips_only},
       {"keys that the filters rule out cost no trip", keys_that_the_filters_rule_out_cost_no_trip},
       {"few keys are asked for in vain", few_keys_are_asked_for_in_vain},
-      {"few keys that are there say nothing of many", few_keys_that_are_there_say_nothing_of_many},
-      {"unseen keys that come again and again cost no trip",
-       unseen_keys_that_come_again_and_again_cost_no_trip},
+      {"trust takes many keys that all were there",
+       trust_takes_many_keys_that_all_were_there},
+      {"trust that was wrong takes twice as many keys",
+       trust_that_was_wrong_takes_twice_as_many_keys},
+      {"the filters are asked for few keys", the_filters_are_asked_for_few_keys},
+      {"unseen keys that go on coming cost no trip", unseen_keys_that_go_on_coming_cost_no_trip},
       {"two tiers are asked in one call", two_tiers_are_asked_in_one_call},
       {"a tier that fails is heard", a_tier_that_fails_is_heard},
   });
