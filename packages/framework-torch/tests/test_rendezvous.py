@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
-from torch.distributed.elastic.rendezvous import RendezvousParameters, RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+)
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
@@ -20,6 +27,7 @@ from sparring import make_plugin_manager
 from sparring.errors import DeadlineError, InvalidArgumentError
 from sparring.options import checked_options
 from sparring.rendezvous import Membership, ShardMap
+from sparring_torch import torchrun
 from sparring_torch.torchrun import FixedRendezvousHandler, create_handler
 
 _RANK = """
@@ -102,6 +110,54 @@ def test_torchrun_finds_the_handler_by_its_entry_point() -> None:
     assert not handler.is_closed()
     handler.shutdown()
     assert handler.is_closed()
+
+
+def two_agents() -> tuple[RendezvousHandler, RendezvousHandler]:
+    """The one that serves the store, and another; both have come."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    agents = (
+        create_handler(parameters(endpoint, (2, 2))),
+        create_handler(parameters(endpoint, (2, 2))),
+    )
+    with ThreadPoolExecutor() as pool:
+        ranks = [info.rank for info in pool.map(lambda each: each.next_rendezvous(), agents)]
+    assert sorted(ranks) == [0, 1]
+    return agents
+
+
+def test_the_store_stays_until_all_agents_have_left_it() -> None:
+    host, other = two_agents()
+    with ThreadPoolExecutor() as pool:
+        leaving = pool.submit(host.shutdown)
+        with pytest.raises(TimeoutError):
+            leaving.result(0.5)
+        assert other.is_closed()
+        assert other.shutdown()
+        assert leaving.result(5)
+
+
+def test_an_agent_that_never_leaves_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torchrun, "_LEAVING_SECONDS", 0.3)
+    host, _other = two_agents()
+    assert host.shutdown()
+
+
+def test_a_host_alone_in_a_job_of_two_waits_for_nobody() -> None:
+    host = create_handler(parameters(f"127.0.0.1:{free_port()}", (2, 2), join_timeout="1"))
+    with pytest.raises(RendezvousTimeoutError):
+        host.next_rendezvous()
+    start = time.monotonic()
+    assert host.shutdown()
+    assert time.monotonic() - start < torchrun._LEAVING_SECONDS / 2
+
+
+def test_an_agent_whose_store_has_ended_ends_too() -> None:
+    host, other = two_agents()
+    del host
+    gc.collect()
+    assert not other.shutdown()
 
 
 def test_a_machine_that_does_not_come_is_a_timeout_that_counts() -> None:

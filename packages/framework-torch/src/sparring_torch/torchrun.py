@@ -11,6 +11,7 @@ the order of arrival there. The ranks then use that same store (`sparring_torch.
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from collections.abc import Callable
@@ -33,6 +34,10 @@ __all__ = ["FixedRendezvousHandler", "create_handler", "get_handler"]
 _DEFAULT_PORT = 29500
 _DEFAULT_JOIN_SECONDS = 600
 _GLANCE_SECONDS = 0.1
+# How long the machine with the store stays for others that have not left it.
+_LEAVING_SECONDS = 10.0
+
+_logger = logging.getLogger(__name__)
 
 
 def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
@@ -62,17 +67,24 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
         )
     timeout = parameters.get_as_int("join_timeout", _DEFAULT_JOIN_SECONDS)
     assert timeout is not None
+    store, is_host = _open_store(host, int(port), parameters.get_as_bool("is_host"), timeout)
     return FixedRendezvousHandler(
-        _open_store(host, int(port), parameters.get_as_bool("is_host"), timeout),
+        store,
         RendezvousStoreInfo(host, int(port)),
+        is_host=is_host,
         run_id=parameters.run_id,
         num_nodes=parameters.max_nodes,
         timeout_seconds=timeout,
     )
 
 
-def _open_store(host: str, port: int, is_host: bool | None, timeout_seconds: float) -> Store:
-    """Serves a store if HOST is this machine and nobody serves one yet; else connects to it."""
+def _open_store(
+    host: str, port: int, is_host: bool | None, timeout_seconds: float
+) -> tuple[Store, bool]:
+    """Serves a store if HOST is this machine and nobody serves one yet; else connects to it.
+
+    Returns it, and whether it is served here.
+    """
     # torch exports it, but its types do not say so.
     make_store: Any = vars(dist)["TCPStore"]
     timeout = timedelta(seconds=timeout_seconds)
@@ -101,7 +113,7 @@ def _open_store(host: str, port: int, is_host: bool | None, timeout_seconds: flo
             f"{timeout_seconds:g} s: {error}; see whether torchrun runs on that machine"
         ) from error
     assert isinstance(store, Store)
-    return store
+    return store, listener is not None
 
 
 def _listen(host: str, port: int) -> socket.socket | None:
@@ -122,6 +134,7 @@ class FixedRendezvousHandler(RendezvousHandler):
         run_id: keeps jobs apart.
         num_nodes: agents in all.
         timeout_seconds: how long the first waits for the last.
+        is_host: whether this process serves the store, which ends with it.
     """
 
     def __init__(
@@ -132,12 +145,14 @@ class FixedRendezvousHandler(RendezvousHandler):
         run_id: str,
         num_nodes: int,
         timeout_seconds: float,
+        is_host: bool = False,
     ) -> None:
         self._store = PrefixStore(f"sparring-torchrun/{run_id}", store)
         self._store_info = store_info
         self._run_id = run_id
         self._num_nodes = num_nodes
         self._timeout_seconds = timeout_seconds
+        self._is_host = is_host
 
     def get_backend(self) -> str:
         return "sparring"
@@ -185,5 +200,22 @@ class FixedRendezvousHandler(RendezvousHandler):
         return self._run_id
 
     def shutdown(self) -> bool:
-        self.set_closed()
+        """Closes the rendezvous, at the end of a job; False where the store was gone already.
+
+        The machine with the store stays some seconds for those that have not left it, as they may
+        still be waiting there for the last agent's end.
+        """
+        try:
+            self.set_closed()
+            num_left = self._store.add("left", 1)
+            if self._is_host:
+                num_came = min(self._store.add("tickets", 0), self._num_nodes)
+                limit = time.monotonic() + _LEAVING_SECONDS
+                while num_left < num_came and time.monotonic() < limit:
+                    time.sleep(_GLANCE_SECONDS)
+                    num_left = self._store.add("left", 0)
+        except dist.DistError as error:
+            # All that could be told there is that this job has ended, which it has.
+            _logger.info("rendezvous 'sparring': the store ended before this agent: %s", error)
+            return False
         return True
