@@ -76,7 +76,10 @@ def test_break_is_caught(pytester: pytest.Pytester, name: str) -> None:
         """
     )
     assert __name__ in sys.modules
-    result = pytester.inline_run("-p", "no:cacheprovider", f"test_broken.py::TestBroken::{test}")
+    # The kit draws other keys each time, and one time in some hundreds they show nothing of a bug.
+    result = pytester.inline_run(
+        "-p", "no:cacheprovider", "--sparring-seed=1", f"test_broken.py::TestBroken::{test}"
+    )
     passed, skipped, failed = result.listoutcomes()
     assert failed, f"{name} was not caught by {test}: {len(passed)} passed, {len(skipped)} skipped"
 
