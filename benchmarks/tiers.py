@@ -29,6 +29,7 @@ NUM_KEYS, DIM, BATCH_IDS, EXPONENT = 10_000_000, 32, 65_536, 1.05
 FIRST_SHARE, LOAD_KEYS = 0.1, 131_072
 WARMING_BATCHES, WARM_UP, ROUNDS = 60, 4, 25
 RATE = 0.01
+RARE_UNSEEN, RARE_BATCHES = 1_000, 2  # one in so many batches
 STEP_KEYS, ROUND_STEPS = 8_500, 10
 BAR_COST, BAR_SPEED = 1.3, 0.9
 
@@ -69,7 +70,11 @@ def _over(stack: TieredStorage, num_keys: int, scale: Scale, backend: str) -> li
         stack.upsert(_spread(keys), stack.find(_spread(keys)).rows)
     stack.flush()
     batches = [draw(generator) for _ in range(2 * scale.rounds(ROUNDS) + WARM_UP)]
-    return [_falling_through(stack, batches, backend), _unseen(stack, num_keys, scale, backend)]
+    return [
+        _falling_through(stack, batches, backend),
+        _unseen(stack, num_keys, scale, backend),
+        _rarely_unseen(stack, draw, num_keys, scale),
+    ]
 
 
 def _falling_through(stack: TieredStorage, batches: list[Keys], backend: str) -> Figure:
@@ -114,18 +119,10 @@ def _falling_through(stack: TieredStorage, batches: list[Keys], backend: str) ->
 
 
 def _unseen(stack: TieredStorage, num_keys: int, scale: Scale, backend: str) -> Figure:
-    before = stack.tier_counters()[1]
-    skips, trips = before.bloom_skips, before.bloom_false_positives
-    count = 0
-    for round_number in range(scale.rounds(8)):
-        ids = np.arange(BATCH_IDS) + num_keys + round_number * BATCH_IDS
-        if stack.find(_spread(ids)).found.any():
-            raise AssertionError("a key was found that nobody wrote")
-        count += len(ids)
-    after = stack.tier_counters()[1]
-    skips, trips = after.bloom_skips - skips, after.bloom_false_positives - trips
-    if skips + trips != count:
-        raise AssertionError(f"{count} unseen keys, but {skips} skips and {trips} trips")
+    batches = [
+        np.arange(BATCH_IDS) + num_keys + number * BATCH_IDS for number in range(scale.rounds(8))
+    ]
+    count, trips = _trips(stack, batches, num_keys)
     filter_bytes = stack._last.keys_filter.memory_bytes  # type: ignore[union-attr]
     return Figure(
         f"unseen keys that {backend} was asked for",
@@ -134,6 +131,46 @@ def _unseen(stack: TieredStorage, num_keys: int, scale: Scale, backend: str) -> 
         trips / count <= RATE,
         f"{count:,} keys; the filter takes {8 * filter_bytes / stack.size:.1f} bits a row",
     )
+
+
+def _rarely_unseen(
+    stack: TieredStorage,
+    draw: Callable[[np.random.Generator], Keys],
+    num_keys: int,
+    scale: Scale,
+) -> Figure:
+    """Unseen keys among many that are there: where all seem to be, a filter may not be asked."""
+    generator = np.random.default_rng(4)
+    num_unseen = scale.rounds(RARE_UNSEEN)
+    batches = [draw(generator) for _ in range(RARE_BATCHES * num_unseen)]
+    for number in range(0, len(batches), RARE_BATCHES):
+        unseen = num_keys + generator.integers(0, 2**40, 1)
+        batches[number] = generator.permutation(np.concatenate([batches[number], unseen]))
+    count, trips = _trips(stack, batches, num_keys)
+    return Figure(
+        f"the same, of one unseen key in every {RARE_BATCHES} batches of Zipf {EXPONENT}",
+        f"{trips / count:.3%}",
+        f"<= {RATE:.0%}",
+        trips / count <= RATE,
+        f"{trips} of {count:,} keys, among some {len(batches[0]):,} keys a batch that are there",
+    )
+
+
+def _trips(stack: TieredStorage, batches: list[Keys], num_keys: int) -> tuple[int, int]:
+    """Finds ids of which those from `num_keys` on are unseen; how many they are, and how many of them
+    the lower tier was asked for."""
+    before = stack.tier_counters()[1]
+    skips, trips = before.bloom_skips, before.bloom_false_positives
+    count = 0
+    for ids in batches:
+        if not np.array_equal(stack.find(_spread(ids)).found, ids < num_keys):
+            raise AssertionError("a key was found that nobody wrote, or one was not that is there")
+        count += int(np.count_nonzero(ids >= num_keys))
+    after = stack.tier_counters()[1]
+    skips, trips = after.bloom_skips - skips, after.bloom_false_positives - trips
+    if skips + trips != count:
+        raise AssertionError(f"{count} unseen keys, but {skips} skips and {trips} trips")
+    return count, trips
 
 
 def _all_hit(scale: Scale) -> list[Figure]:
