@@ -88,26 +88,14 @@ class TierMeter(Forkable):
     def begin_anew(self) -> None:
         self._lock = threading.Lock()
 
-    def found(
-        self,
-        hits: int,
-        misses: int,
-        *,
-        read_bytes: int,
-        seconds: float,
-        filtered: int = 0,
-        passed: int = 0,
-    ) -> None:
-        """The tier was asked for `hits + misses` keys; its filter ruled out `filtered` others, and not
-        `passed` that were not there."""
+    def found(self, hits: int, misses: int, *, read_bytes: int, seconds: float) -> None:
+        """The tier was asked for `hits + misses` keys."""
         counters = self.counters
         with self._lock:
             counters.hits += hits
             counters.misses += misses
             counters.read_bytes += read_bytes
             counters.read_seconds += seconds
-            counters.bloom_skips += filtered
-            counters.bloom_false_positives += passed
 
     def filtered(self, skips: int, false_positives: int) -> None:
         """The filter ruled out `skips` keys, and let pass some that were not there."""

@@ -204,14 +204,9 @@ class Tier:
         if is_counted and len(keys) + len(missing):
             width = (columns.end - columns.begin) if room is None else room.shape[1]
             misses = len(missing) - num_skipped
-            self.meter.found(
-                len(keys),
-                misses,
-                read_bytes=len(keys) * width * itemsize,
-                seconds=seconds,
-                filtered=num_skipped,
-                passed=misses,
-            )
+            read_bytes = len(keys) * width * itemsize
+            self.meter.found(len(keys), misses, read_bytes=read_bytes, seconds=seconds)
+            self.meter.filtered(num_skipped, misses)
         return Below(keys, None if room is None else room[: len(keys)], missing)
 
     def _find_missing(
