@@ -13,7 +13,7 @@ import pytest
 from sparring.collective import Collective, LocalCollective, LocalGroup, Reduction
 from sparring.collective.local import _Receiving
 from sparring.errors import PeerFailure
-from sparring.testing import CollectiveTests, collective_failures
+from sparring.testing import CollectiveTests, deadlines
 from sparring.testing.guard import find_violations
 
 pytestmark = pytest.mark.alone
@@ -166,7 +166,7 @@ def test_break_is_caught(
 
     with monkeypatch.context() as shorter:
         # A break would only be tried again with the longer ones.
-        shorter.setattr(collective_failures, "DEADLINES", collective_failures.DEADLINES[:1])
+        shorter.setattr(deadlines, "DEADLINES", deadlines.DEADLINES[:1])
         # pytest.raises inside a body fails with an exception of its own, which is no Exception.
         with pytest.raises((Exception, pytest.fail.Exception)):
             standard_test(run_ranks(broken))

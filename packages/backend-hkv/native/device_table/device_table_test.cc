@@ -33,30 +33,31 @@ uint64_t waits_of(DeviceClient& client, const std::function<void()>& call) {
 void calls_wait_no_more_than_the_header_says() {
   DeviceClient growing(device_options(16));
   growing.set_device(kGpu);
-  CHECK(growing.upsert(range(0, 5000), 1) == SPARRING_OK);
+  CHECK(growing.upsert(range(0, 600), 1) == SPARRING_OK);
   CHECK(waits_of(growing, [&] { growing.find(range(0, 100)); }) == 0);
   CHECK(waits_of(growing, [&] { growing.upsert(range(0, 100), 2); }) <= 1);
-  CHECK(waits_of(growing, [&] { growing.upsert(range(5000, 5100), 2); }) <= 2);
+  CHECK(waits_of(growing, [&] { growing.upsert(range(600, 700), 2); }) <= 2);
   CHECK(waits_of(growing, [&] { growing.erase(range(0, 10)); }) == 1);
 
-  DeviceClient evicting(device_options(16, 1000, PolicyKind::kLru));
+  DeviceClient evicting(device_options(16, 200, PolicyKind::kLru));
   evicting.set_device(kGpu);
-  CHECK(waits_of(evicting, [&] { evicting.upsert(range(0, 2000), 1); }) == 0);
+  CHECK(waits_of(evicting, [&] { evicting.upsert(range(0, 400), 1); }) == 0);
   CHECK(waits_of(evicting, [&] { evicting.touch(range(0, 100)); }) == 0);
   Evicted left;
-  CHECK(waits_of(evicting, [&] { evicting.upsert(range(1990, 2000), 1, nullptr, &left); }) <= 1);
-  CHECK(waits_of(evicting, [&] { evicting.upsert(range(2000, 2100), 1, nullptr, &left); }) == 2);
+  CHECK(waits_of(evicting, [&] { evicting.upsert(range(390, 400), 1, nullptr, &left); }) <= 1);
+  CHECK(waits_of(evicting, [&] { evicting.upsert(range(400, 500), 1, nullptr, &left); }) == 2);
 }
 
 void tables_with_room_at_hand_do_not_wait_to_insert() {
   DeviceTableOptions options = device_options(16);
   DeviceClient client(options);
   client.set_device(kGpu);
-  // Heads for 196,608 rows: spare overflow buckets are a 64th of 2,048 heads.
-  CHECK(client.upsert(range(0, 100000), 1) == SPARRING_OK);
+  // Heads for 12,288 rows; rows and overflow buckets are made ahead, too. ThreadSanitizer takes
+  // minutes for ten times as many.
+  CHECK(client.upsert(range(0, 10000), 1) == SPARRING_OK);
   client.stat();
-  CHECK(waits_of(client, [&] { client.upsert(range(100000, 100010), 1); }) == 0);
-  CHECK(client.stat().size == 100010);
+  CHECK(waits_of(client, [&] { client.upsert(range(10000, 10010), 1); }) == 0);
+  CHECK(client.stat().size == 10010);
 }
 
 // Makes the n-th allocation of a call fail, for each n until the call succeeds.
@@ -200,12 +201,18 @@ void a_failed_device_is_refused_for_ever() {
   CHECK(client.message().find("refuses everything since") != std::string::npos);
 }
 
+#if defined(__SANITIZE_THREAD__)
+constexpr int64_t kRefusalsApart = 7;  // all of them take minutes
+#else
+constexpr int64_t kRefusalsApart = 1;
+#endif
+
 // The device refuses the n-th thing that a call asks of it, for each n: before the table changes
 // that is an error of this call alone, after it the table refuses everything.
 void a_refused_call_leaves_the_table(const DeviceTableOptions& options,
                                      const std::function<SparringStatus(DeviceClient&)>& call) {
   int num_unchanged = 0;
-  for (int64_t n = 0;; ++n) {
+  for (int64_t n = 0;; n += kRefusalsApart) {
     CHECK(n < 200);
     DeviceClient client(options);
     CHECK(client.upsert(range(0, 90), 1) == SPARRING_OK);
@@ -227,7 +234,7 @@ void a_refused_call_leaves_the_table(const DeviceTableOptions& options,
       CHECK(client.upsert(range(0, 1), 1) == SPARRING_DEVICE_LOST);
     }
   }
-  CHECK(num_unchanged > 1);
+  CHECK(num_unchanged > 0);
 }
 
 void refusals_of_one_call_leave_the_table() {
@@ -288,7 +295,7 @@ void lists_that_grow_hold_nothing_unwritten() {
   DeviceTableOptions options = device_options(16);
   DeviceClient client(options);
   const Keys hostile = colliding_keys(3000, 40);
-  for (int64_t size = 500; size <= 6000; size += 500) {
+  for (const int64_t size : {500, 2000, 6000}) {
     CHECK(client.upsert(range(0, size), 1) == SPARRING_OK);
     CHECK(client.upsert(Keys(hostile.begin(), hostile.begin() + size / 2), 1) == SPARRING_OK);
     client.erase(range(size / 2, size / 2 + 20));

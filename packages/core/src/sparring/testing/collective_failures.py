@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,9 @@ import pytest
 
 from sparring.collective import Collective, WorkContext
 from sparring.errors import ClosedError, PeerFailure
+from sparring.testing.deadlines import in_time
 
 __all__ = ["FailureTests"]
-
-DEADLINES = (0.7, 3.0, 12.0)
-"""The next one is tried where the one before it was missed: a machine that is busy with other things
-may be late by some hundredths of a second, but not by a tenth of all of them."""
 
 
 class FailureTests:
@@ -32,13 +28,13 @@ class FailureTests:
             assert failed["words"] == [True] * 4
             assert deadline * 0.9 <= failed["seconds"] <= deadline * 1.1 + 0.05
 
-        _in_time(check)
+        in_time(check)
 
     def test_a_failure_is_raised_again(self, run_ranks: Any) -> None:
         def check(deadline: float) -> None:
             assert run_ranks(2, fail_twice, deadline_seconds=deadline)[0] == [1, 1, True]
 
-        _in_time(check)
+        in_time(check)
 
     def test_an_operation_without_a_rank_ends_at_the_deadline(self, run_ranks: Any) -> None:
         def check(deadline: float) -> None:
@@ -47,7 +43,7 @@ class FailureTests:
                 assert results[rank]["names"] == [2, "barrier", None, 3]
                 assert results[rank]["seconds"] <= deadline * 1.1 + 0.05
 
-        _in_time(check)
+        in_time(check)
 
     def test_ranks_that_wait_in_turn_name_the_last_of_the_chain(self, run_ranks: Any) -> None:
         def check(deadline: float) -> None:
@@ -56,7 +52,7 @@ class FailureTests:
                 assert results[rank]["names"] == [2, "exchange", None, None], results[rank]
                 assert results[rank]["seconds"] <= deadline * 1.1 + 0.05
 
-        _in_time(check)
+        in_time(check)
 
     def test_a_rank_that_leaves_is_named_before_the_deadline(self, run_ranks: Any) -> None:
         results = run_ranks(3, miss_a_rank_that_left, deadline_seconds=20.0)
@@ -69,18 +65,6 @@ class FailureTests:
 
     def test_a_closed_collective_refuses_everything(self, run_ranks: Any) -> None:
         assert run_ranks(2, use_after_close) == [5, 5]
-
-
-def _in_time(check: Callable[[float], None]) -> None:
-    """Checks with one of the deadlines after the other until it passes; raises what the last gave."""
-    for deadline in DEADLINES[:-1]:
-        try:
-            check(deadline)
-        # What ranks raised may come as an error of the fixture's own; pytest's is no Exception.
-        except (Exception, pytest.fail.Exception):
-            continue
-        return
-    check(DEADLINES[-1])
 
 
 def _failure_of(call: Any) -> dict[str, Any]:
