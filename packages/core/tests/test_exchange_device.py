@@ -32,6 +32,7 @@ from sparring.exchange import (
 from sparring.kernel_set import ArraySource, KernelSet
 from sparring.rendezvous import ShardMap
 from sparring.storage import Storage
+from sparring.testing.deadlines import in_time
 from sparring.trace import Trace
 
 from .fake_nccl import FakeGpus, GpuArray, open_fake
@@ -360,24 +361,29 @@ def test_finds_run_while_the_hop_before_travels_and_a_trace_shows_both_lanes() -
 def test_a_silent_rank_fails_the_others_within_the_deadline(way: str) -> None:
     shard_map = ShardMap.balanced(3)
 
-    def body(collective: Collective) -> float:
-        begin = time.monotonic()
-        storages = shards(collective, shard_map, "emulated")
-        with RingExchange(collective, shard_map) as exchange:
-            device = exchange.on_device(device_kernels())
-            requests = [DevicePullRequest(storages[0], ITEM, _gpu_array(np.arange(200)))]
-            device.pull_all(requests)
-            if collective.rank == 1:
-                time.sleep(1.5)
-                return 0.0
-            with pytest.raises(PeerFailure) as caught:
+    def check(deadline: float) -> None:
+        def body(collective: Collective) -> float:
+            storages = shards(collective, shard_map, "emulated")
+            with RingExchange(collective, shard_map) as exchange:
+                device = exchange.on_device(device_kernels())
+                requests = [DevicePullRequest(storages[0], ITEM, _gpu_array(np.arange(200)))]
                 device.pull_all(requests)
-            assert caught.value.details["rank"] == 1
-            with pytest.raises(PeerFailure):
-                device.pull_all(requests)
-        return time.monotonic() - begin
+                if collective.rank == 1:
+                    time.sleep(3 * deadline)
+                    return 0.0
+                begin = time.monotonic()
+                with pytest.raises(PeerFailure) as caught:
+                    device.pull_all(requests)
+                seconds = time.monotonic() - begin
+                assert caught.value.details["rank"] == 1
+                with pytest.raises(PeerFailure):
+                    device.pull_all(requests)
+            return seconds
 
-    assert max(run_ranks(way, 3, body, deadline_seconds=0.5)) < 10.0
+        # Before the silent rank leaves, which would be a failure too.
+        assert max(run_ranks(way, 3, body, deadline_seconds=deadline)) < 2 * deadline
+
+    in_time(check, (0.5, 4.0))
 
 
 class _Failing:

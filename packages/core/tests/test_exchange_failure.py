@@ -465,13 +465,13 @@ def test_a_rank_that_dies_anywhere_leaves_no_half_applied_step(schedule: Schedul
                 return
             begin = time.monotonic()
             error = error_of(lambda: trained(made, collective.rank))
-            assert time.monotonic() - begin < 3
+            assert time.monotonic() - begin < 8  # the deadline is 20 s
             assert isinstance(error, PeerFailure)
             assert error.rank == 1, str(error)
             assert error.step == error.steps_applied == made.counters.steps
             assert held(made) == histories[collective.rank][error.steps_applied]
 
-        run_ranks(3, body, 0.5)
+        run_ranks(3, body, 20.0)
 
 
 def _die_after(collective: Collective, num_messages: int) -> None:

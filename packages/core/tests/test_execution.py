@@ -370,7 +370,7 @@ def test_exit_lets_short_calls_end_and_cancels_what_waits() -> None:
         begun = threading.Event()
         def report(text):
             begun.set()
-            time.sleep(0.2)
+            time.sleep(1.0)
             print(text, flush=True)
         execution.configure(1)
         execution.submit(report, "first")

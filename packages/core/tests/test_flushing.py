@@ -19,6 +19,7 @@ from sparring.errors import DeadlineError, StorageIOError
 from sparring.events import BackgroundError
 from sparring.storage.memory import MemoryStorage
 from sparring.table import TableConfig
+from sparring.testing.deadlines import in_time
 from sparring.testing.thread_rendezvous import ThreadRendezvous
 
 KEYS = np.arange(20)
@@ -239,53 +240,63 @@ def test_one_that_fails_within_the_call_keeps_no_other_from_its_flush(
         take_step(container, 2.0)
 
 
-def on_two_ranks(storages: list[SlowFlush], body: Callable[[StepContainer, int], Any]) -> list[Any]:
-    """Runs `body` on two ranks that wait for each other for 4 s; each has one of the tables."""
-    group = LocalGroup(2, deadline_seconds=4.0)
+DEADLINES = (4.0, 12.0)
+"""Of ranks; one and a half of them is less than a slow flush waits for the test."""
+
+
+def on_two_ranks(deadline: float, body: Callable[[StepContainer, SlowFlush], Any]) -> list[Any]:
+    """Runs `body` on two ranks that wait for each other for `deadline` seconds; each has a part of
+    the table. Only the flush of rank 1 is slow."""
+    group = LocalGroup(2, deadline_seconds=deadline)
     rendezvous = ThreadRendezvous(2)
 
     def run(rank: int) -> Any:
         storage = SlowFlush(TableConfig("films", 3))
-        storage.may_end = storages[rank].may_end
+        if rank == 0:
+            storage.may_end.set()
         with group.join(rank) as collective:
             container = container_of([storage], collective=collective, rendezvous=rendezvous)
             with container:
-                return body(container, rank)
+                try:
+                    return body(container, storage)
+                finally:
+                    storage.may_end.set()
 
     with ThreadPoolExecutor(2) as threads:
         return list(threads.map(run, range(2)))
 
 
-def test_a_flush_may_last_longer_than_ranks_wait_for_each_other(storages: list[SlowFlush]) -> None:
-    storages[0].may_end.set()
-    letting_go = threading.Timer(6.0, storages[1].may_end.set)
-    letting_go.start()
-
-    def body(container: StepContainer, _: int) -> list[float]:
-        take_step(container, 1.0)
-        container.flush()
-        take_step(container, 2.0)
-        return [float(container.lookup("films", KEYS).rows.mean())]
-
-    assert on_two_ranks(storages, body) == [[2.0], [2.0]]
-    letting_go.join()
-
-
-def test_ranks_learn_in_time_that_a_flush_beside_goes_on_too_long(
-    storages: list[SlowFlush],
-) -> None:
-    storages[0].may_end.set()
-    both = threading.Barrier(2)
-
-    def body(container: StepContainer, rank: int) -> float:
-        take_step(container, 1.0)
-        task = container.flush(blocking=False)
-        with pytest.raises(DeadlineError, match="flush of tables films"):
+def test_a_flush_may_last_longer_than_ranks_wait_for_each_other() -> None:
+    def check(deadline: float) -> None:
+        def body(container: StepContainer, storage: SlowFlush) -> float:
+            take_step(container, 1.0)
+            letting_go = threading.Timer(1.5 * deadline, storage.may_end.set)
+            letting_go.start()
+            container.flush()
             take_step(container, 2.0)
-        both.wait(SECONDS)
-        storages[rank].may_end.set()
-        task.result(SECONDS)
-        take_step(container, 3.0)
-        return float(container.lookup("films", KEYS).rows.mean())
+            letting_go.join()
+            return float(container.lookup("films", KEYS).rows.mean())
 
-    assert on_two_ranks(storages, body) == [3.0, 3.0]
+        assert on_two_ranks(deadline, body) == [2.0, 2.0]
+
+    in_time(check, DEADLINES)
+
+
+def test_ranks_learn_in_time_that_a_flush_beside_goes_on_too_long() -> None:
+    def check(deadline: float) -> None:
+        both = threading.Barrier(2)
+
+        def body(container: StepContainer, storage: SlowFlush) -> float:
+            take_step(container, 1.0)
+            task = container.flush(blocking=False)
+            with pytest.raises(DeadlineError, match="flush of tables films"):
+                take_step(container, 2.0)
+            both.wait(SECONDS)
+            storage.may_end.set()
+            task.result(SECONDS)
+            take_step(container, 3.0)
+            return float(container.lookup("films", KEYS).rows.mean())
+
+        assert on_two_ranks(deadline, body) == [3.0, 3.0]
+
+    in_time(check, DEADLINES)

@@ -24,9 +24,11 @@ def test_a_wait_ends_when_all_is_done_that_was_on_the_stream() -> None:
         for number in range(20):
             device.put(lambda number=number: done.append(number))
         task = stream.reached()
-        device.put(lambda: time.sleep(0.05) or done.append(99))
+        may_go = threading.Event()
+        device.put(lambda: may_go.wait(20.0) and done.append(99))
         task.result(10.0)
         assert done == list(range(20))
+        may_go.set()
         assert task.end_ns >= task.begin_ns
 
         async def wait() -> list[int]:

@@ -141,7 +141,7 @@ def test_a_write_waits_for_room_and_says_for_how_long(
     hang(stack, last)
     stack.upsert(KEYS[20:30], ROWS[20:30])  # there is room for these
     assert stack.tier_counters()[1].wait_seconds < 0.05
-    mender = threading.Timer(0.1, setattr, (last, "breakage", None))
+    mender = threading.Timer(0.5, setattr, (last, "breakage", None))
     mender.start()
     stack.upsert(KEYS[30:40], ROWS[30:40])
     mender.join()

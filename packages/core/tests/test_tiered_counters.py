@@ -73,7 +73,7 @@ def test_bytes_and_time_of_writes_are_those_of_each_tier(slow: TieredStorage) ->
     assert [each.written_bytes for each in counters] == [100 * row_bytes, 90 * row_bytes, 840]
     assert [each.evictions for each in counters] == [90, 70, 0]
     before = [each.write_seconds for each in counters]
-    assert all(SECONDS <= seconds < 1 for seconds in before), before
+    assert all(SECONDS <= seconds < 30 for seconds in before), before
     start = time.perf_counter()
     assert slow.erase(KEYS) == 100
     elapsed = time.perf_counter() - start

@@ -41,7 +41,7 @@ void it_resumes_on_the_pool_when_the_stream_has_come_there() {
                                       (FakeDevice::is_device_thread ? " device" : "");
                              }));
   CHECK(all == std::tuple<std::string>("1 pool"));
-  for (int i = 0; i < 100 && device.num_events != 0; ++i) sleep_for(milliseconds(1));
+  for (int i = 0; i < 10000 && device.num_events != 0; ++i) sleep_for(milliseconds(1));
   CHECK(device.num_events == 0);
 }
 

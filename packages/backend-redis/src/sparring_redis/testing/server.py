@@ -24,6 +24,7 @@ from sparring_redis.place import Address
 __all__ = ["RedisServer", "free_port", "redis_server_missing"]
 
 _START_SECONDS = 15.0
+_MOST_ATTEMPTS = 5
 
 
 def redis_server_missing() -> str | None:
@@ -34,7 +35,10 @@ def redis_server_missing() -> str | None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, below 55,536: a cluster node also takes the port 10,000 above."""
+    """A port that nobody listens on, below 55,536: a cluster node also takes the port 10,000 above.
+
+    That one may be taken, and this one before the server binds it: whoever starts one tries again.
+    """
     while True:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -65,10 +69,27 @@ class RedisServer(Closable):
         access: Access | None = None,
         arguments: tuple[str, ...] = (),
     ) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="sparring-redis-"))
-        self.port = free_port()
         self.access = access or Access()
         self._arguments = arguments
+        self._process: subprocess.Popen[bytes] | None = None
+        for num_left in reversed(range(_MOST_ATTEMPTS)):
+            self._prepare(settings or {})
+            try:
+                self.start()
+                return
+            except RuntimeError as error:
+                self.close()
+                # Somebody else took a port between our look at it and the server's own.
+                if not num_left or "Address already in use" not in str(error):
+                    raise
+            except BaseException:
+                self.close()
+                raise
+
+    def _prepare(self, settings: Mapping[str, Any]) -> None:
+        """Chooses a port, and makes a folder with the settings in it."""
+        self.folder = Path(tempfile.mkdtemp(prefix="sparring-redis-"))
+        self.port = free_port()
         chosen: dict[str, Any] = {
             "bind": "127.0.0.1",
             "dir": self.folder,
@@ -79,17 +100,11 @@ class RedisServer(Closable):
         chosen["tls-port" if self.access.is_encrypted else "port"] = self.port
         if self.access.is_encrypted:
             chosen["port"] = 0
-        if "--sentinel" in arguments:
+        if "--sentinel" in self._arguments:
             del chosen["save"]
-        chosen.update(settings or {})
+        chosen.update(settings)
         self._file = self.folder / "redis.conf"
         self._file.write_text("".join(f"{name} {value}\n" for name, value in chosen.items()))
-        self._process: subprocess.Popen[bytes] | None = None
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def address(self) -> Address:
@@ -117,9 +132,12 @@ class RedisServer(Closable):
         while time.monotonic() < end:
             if self._process.poll() is not None:
                 break
+            # Briefly, as it may be somebody else who holds the port and says nothing.
             with contextlib.suppress(RedisError, OSError):
-                self.ask("PING")
-                return
+                self.ask("PING", seconds=1.0)
+                # Or somebody else's server that answers, while ours is about to give up.
+                if b"process_id:%d\r" % self._process.pid in self.ask("INFO", "server"):
+                    return
             time.sleep(0.01)
         log = self.folder / "redis.log"
         text = log.read_text()[-1000:] if log.exists() else "no log"
