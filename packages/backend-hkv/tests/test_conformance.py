@@ -13,12 +13,16 @@ from sparring_hkv import HkvOptions, HkvStorage
 
 POLICIES = ("none", "lru", "lfu", "epoch_lru", "epoch_lfu", "custom")
 
+# With 480 rows one run in some thousands has so uneven buckets that more protected rows leave than
+# the kit allows.
+_CAPACITIES = {"lru": 960}
+
 
 class TestHkv(StorageTests):
     """The defaults: a table that grows and keeps no scores."""
 
     bounded_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        policy: {"capacity": 480, "policy": policy} for policy in POLICIES
+        policy: {"capacity": _CAPACITIES.get(policy, 480), "policy": policy} for policy in POLICIES
     }
 
     @pytest.fixture

@@ -20,6 +20,10 @@ from sparring_hkv.devices import open_device
 DEVICE = named_device()
 POLICIES = ("none", "lru", "lfu", "epoch_lru", "epoch_lfu", "custom")
 
+# With 480 rows one run in some thousands has so uneven buckets that more protected rows leave than
+# the kit allows.
+_CAPACITIES = {"lru": 960}
+
 try:
     open_device(DEVICE.partition(":")[0], int(DEVICE.partition(":")[2] or 0))
 except DeviceError as error:
@@ -51,7 +55,7 @@ class TestHkvOnADevice(DeviceTests):
 
     __test__ = True
     bounded_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        policy: {"capacity": 480, "policy": policy} for policy in POLICIES
+        policy: {"capacity": _CAPACITIES.get(policy, 480), "policy": policy} for policy in POLICIES
     }
 
     @pytest.fixture

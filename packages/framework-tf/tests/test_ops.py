@@ -75,13 +75,18 @@ def test_lookups_run_while_another_thread_keeps_the_lock_of_python() -> None:
     square = tf.ones([400, 400])
     look_up(tf.constant(2))
     kept: dict[str, Any] = {}
-    thread = threading.Thread(target=lambda: kept.update(times=look_up(tf.constant(300))))
     keep_lock_for = ctypes.PyDLL(None).usleep
-    thread.start()
-    time.sleep(0.05)
-    begin = time.time()
-    keep_lock_for(3_000_000)
-    thread.join(60)
-    begun, done = (float(each) for each in kept["times"])
-    # Not merely as soon as the lock was free.
-    assert begin < begun <= done < begin + 2.5
+    # A busy machine may begin the lookup too early or too late; one that needs the lock is late always.
+    for _ in range(4):
+        thread = threading.Thread(target=lambda: kept.update(times=look_up(tf.constant(300))))
+        thread.start()
+        time.sleep(0.05)
+        begin = time.time()
+        keep_lock_for(3_000_000)
+        thread.join(60)
+        begun, done = (float(each) for each in kept.pop("times"))
+        # Not merely as soon as the lock was free.
+        if begin < begun <= done < begin + 2.5:
+            break
+    else:
+        pytest.fail("it needed the interpreter's lock")

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -123,13 +122,8 @@ def results(command: list[str], folder: Path, num_ranks: int) -> list[dict[str, 
     return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(num_ranks)]
 
 
-def free_port() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
-
-
-TORCHRUN = [str(PYTHON), "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+# The agent takes a free port by itself, and keeps it.
+TORCHRUN = [str(PYTHON), "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
 needs_mpi = pytest.mark.skipif(
     importlib.util.find_spec("mpi4py") is None or not MPIEXEC,
     reason='needs mpi4py and mpiexec: pip install "sparring[mpi]"',
@@ -157,7 +151,7 @@ def test_two_processes_train_as_one_on_the_joined_batch(
 ) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.replace("sys.argv", f"(sys.argv + {options!r})"))
     command = {
-        "torchrun": [*TORCHRUN, "--master-addr", "127.0.0.1", "--master-port", free_port()],
+        "torchrun": [*TORCHRUN, "--nproc-per-node", "2"],
         "mpiexec": [MPIEXEC, "-n", "2", str(PYTHON)],
     }[launcher]
     both = results(command, tmp_path, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +59,18 @@ with open(f"{sys.argv[1]}/{mine.rank}.json", "w") as file:
 """
 
 
+# Below the ports that the system hands out by itself (ip_local_port_range), so that none of them
+# goes to somebody else between here and its use.
+_PORTS = itertools.count(20_000 + os.getpid() % 10_000)
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Another one each time."""
+    for port in _PORTS:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2])

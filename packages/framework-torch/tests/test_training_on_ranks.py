@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,8 @@ from sparring.testing.devices import why_unavailable
 
 DEADLINE_SECONDS = 150
 PYTHON = Path(sys.executable)
+# The agent takes a free port by itself, and keeps it.
+TORCHRUN = [str(PYTHON), "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
 MPIEXEC = str(PYTHON.parent / "mpiexec") if (PYTHON.parent / "mpiexec").exists() else ""
 MPIEXEC = MPIEXEC or shutil.which("mpiexec") or ""
 
@@ -90,22 +91,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return reached
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def launched(launcher: str, num_ranks: int, arguments: list[str], folder: Path) -> list[str]:
     """Standard output, by line."""
     command = {
         "alone": [str(PYTHON)],
-        "torchrun": [
-            str(PYTHON), "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks),
-            "--master-addr", "127.0.0.1", "--master-port", str(free_port()),
-        ],
+        "torchrun": [*TORCHRUN, "--nproc-per-node", str(num_ranks)],
         "mpiexec": [MPIEXEC, "-n", str(num_ranks), str(PYTHON)],
-    }[launcher]  # fmt: skip
+    }[launcher]
     done = subprocess.run(
         [*command, "-m", "sparring", "train", *arguments],
         check=False,  # the assertion below shows what it wrote
@@ -158,10 +150,8 @@ def test_ranks_that_read_other_settings_are_refused_naming_both(folder: Path) ->
         "more = ['training.epochs=7'] if os.environ['RANK'] == '1' else []\n"
         "sys.exit(main(['train', 'ratings.yaml', *more]))\n"
     )
-    command = [str(PYTHON), "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), str(script)]
     done = subprocess.run(
-        command,
+        [*TORCHRUN, "--nproc-per-node", "2", str(script)],
         check=False,  # it is to fail
         cwd=folder,
         capture_output=True,
