@@ -12,20 +12,25 @@ import pytest
 
 from sparring import Storage, TableConfig, open_storage
 from sparring.errors import DeadlineError, StorageIOError
+from sparring.testing.deadlines import in_time
 from sparring_redis.testing import Fault, FaultProxy, RedisCluster, RedisServer
 
 pytestmark = pytest.mark.alone
 
 TABLE = TableConfig("films", 4)
 KEYS = np.arange(1_000, dtype=np.int64)
-DEADLINE, SLACK = 0.6, 0.4
+DEADLINES = (0.6, 3.0)
+"""Of tests that wait for one."""
+SLACK = 0.7
+"""What a call may take beyond its deadline, as a part of that; who waits twice takes 1.0 of it."""
 
 
 def rows_of(version: float) -> np.ndarray:
     return np.full((len(KEYS), 4), version, np.float32)
 
 
-def opened(url: str, prefix: str, deadline_seconds: float = DEADLINE) -> Storage:
+def opened(url: str, prefix: str, deadline_seconds: float = 10.0) -> Storage:
+    """By default with a deadline that nobody waits for."""
     return open_storage(
         "redis", TABLE, url=url, prefix=prefix, num_buckets=16, deadline_seconds=deadline_seconds
     )
@@ -84,66 +89,106 @@ def test_an_erase_whose_reply_is_lost_is_not_sent_twice(
     assert storage.erase(KEYS[300:400]) == 100
 
 
+def stalled(num_bytes: int) -> Callable[[float], Fault]:
+    return lambda deadline: Fault(stall_reply_at=num_bytes)
+
+
+def trickling(deadline: float) -> Fault:
+    return Fault(trickle_seconds=deadline / 30)
+
+
 @pytest.mark.parametrize(
-    "fault",
-    [Fault(stall_reply_at=0), Fault(stall_reply_at=20), Fault(trickle_seconds=0.02)],
+    "fault_for",
+    [stalled(0), stalled(20), trickling],
     ids=["nothing comes", "half comes", "byte by byte"],
 )
 def test_a_reply_that_does_not_end_is_waited_for_until_the_deadline(
-    storage: Storage, proxy: FaultProxy, fault: Fault
+    proxy: FaultProxy, new_prefix: Callable[[], str], fault_for: Callable[[float], Fault]
 ) -> None:
-    for call in (storage.find, lambda keys: storage.upsert(keys, rows_of(1)), storage.erase):
-        proxy.arm(fault, num_connections=100)
-        start = time.monotonic()
-        with pytest.raises((DeadlineError, StorageIOError), match=r"127\.0\.0\.1"):
-            call(KEYS)
-        assert time.monotonic() - start < DEADLINE + SLACK
-    proxy.arm(Fault())
-    storage.upsert(KEYS, rows_of(3))
-    assert (storage.find(KEYS).rows == 3).all()
+    def check(deadline: float) -> None:
+        proxy.arm(Fault())
+        with opened(proxy.url, new_prefix(), deadline) as storage:
+            storage.upsert(KEYS, rows_of(1))
+            for call in (
+                storage.find,
+                lambda keys: storage.upsert(keys, rows_of(1)),
+                storage.erase,
+            ):
+                proxy.arm(fault_for(deadline), num_connections=100)
+                start = time.monotonic()
+                with pytest.raises((DeadlineError, StorageIOError), match=r"127\.0\.0\.1"):
+                    call(KEYS)
+                assert time.monotonic() - start < (1 + SLACK) * deadline
+            proxy.arm(Fault())
+            storage.upsert(KEYS, rows_of(3))
+            assert (storage.find(KEYS).rows == 3).all()
+
+    in_time(check, DEADLINES)
 
 
 def test_a_write_that_was_held_up_does_not_come_after_a_newer_one(
-    storage: Storage, proxy: FaultProxy
+    proxy: FaultProxy, new_prefix: Callable[[], str]
 ) -> None:
     """It reaches the server when its caller has given up, and a newer row is there."""
-    proxy.arm(Fault(delay_seconds=2 * DEADLINE))
-    with pytest.raises(DeadlineError, match=r"may have.*same call again"):
-        storage.upsert(KEYS, rows_of(2))
-    storage.upsert(KEYS, rows_of(3))
-    time.sleep(1.2 * DEADLINE)
-    assert (storage.find(KEYS).rows == 3).all()
+    newest: list[np.ndarray] = []
+
+    def check(deadline: float) -> None:
+        proxy.arm(Fault())
+        with opened(proxy.url, new_prefix(), deadline) as storage:
+            storage.upsert(KEYS, rows_of(1))
+            proxy.arm(Fault(delay_seconds=2 * deadline))
+            with pytest.raises(DeadlineError, match=r"may have.*same call again"):
+                storage.upsert(KEYS, rows_of(2))
+            storage.upsert(KEYS, rows_of(3))
+            time.sleep(1.2 * deadline)
+            newest.append(storage.find(KEYS).rows)
+
+    in_time(check, DEADLINES)
+    # No machine is so slow that this may be tried again.
+    (rows,) = newest
+    assert (rows == 3).all()
 
 
 def test_a_stopped_server_is_waited_for_until_the_deadline(
     own_server: RedisServer, new_prefix: Callable[[], str]
 ) -> None:
-    with opened(own_server.url, new_prefix()) as storage:
-        storage.upsert(KEYS, rows_of(1))
-        own_server.signal(signal.SIGSTOP)
-        start = time.monotonic()
-        with pytest.raises(DeadlineError, match=r"find of table 'films'.*within 0\.6 s"):
-            storage.find(KEYS)
-        assert DEADLINE <= time.monotonic() - start < DEADLINE + SLACK
-        own_server.signal(signal.SIGCONT)
-        assert (storage.find(KEYS).rows == 1).all()
+    def check(deadline: float) -> None:
+        with opened(own_server.url, new_prefix(), deadline) as storage:
+            storage.upsert(KEYS, rows_of(1))
+            own_server.signal(signal.SIGSTOP)
+            try:
+                start = time.monotonic()
+                said = rf"find of table 'films'.*within {deadline:g} s"
+                with pytest.raises(DeadlineError, match=said):
+                    storage.find(KEYS)
+                assert deadline <= time.monotonic() - start < (1 + SLACK) * deadline
+            finally:
+                own_server.signal(signal.SIGCONT)
+            assert (storage.find(KEYS).rows == 1).all()
+
+    in_time(check, DEADLINES)
 
 
 def test_a_server_that_is_gone_is_named(
     own_server: RedisServer, new_prefix: Callable[[], str]
 ) -> None:
-    with opened(own_server.url, new_prefix()) as storage:
+    named = rf"127\.0\.0\.1:{own_server.port}.*server"
+
+    def check(deadline: float) -> None:
         own_server.kill()
-        start = time.monotonic()
-        with pytest.raises(
-            (StorageIOError, DeadlineError), match=rf"127\.0\.0\.1:{own_server.port}.*server"
-        ):
-            storage.find(KEYS)
-        assert time.monotonic() - start < DEADLINE + SLACK
+        own_server.start()
+        with opened(own_server.url, new_prefix(), deadline) as storage:
+            own_server.kill()
+            start = time.monotonic()
+            with pytest.raises((StorageIOError, DeadlineError), match=named):
+                storage.find(KEYS)
+            assert time.monotonic() - start < (1 + SLACK) * deadline
+            with pytest.raises(StorageIOError, match="cannot be reached"):
+                storage.size  # noqa: B018 - reading it asks the server
         with pytest.raises(StorageIOError, match="cannot be reached"):
-            storage.size  # noqa: B018 - reading it asks the server
-    with pytest.raises(StorageIOError, match="cannot be reached"):
-        opened(own_server.url, "any")
+            opened(own_server.url, "any", deadline)
+
+    in_time(check, DEADLINES)
 
 
 def test_an_upsert_that_one_node_refuses_says_so_and_the_same_call_heals_it(
@@ -156,7 +201,7 @@ def test_an_upsert_that_one_node_refuses_says_so_and_the_same_call_heals_it(
         start = time.monotonic()
         with pytest.raises(StorageIOError, match=r"of 16 commands were refused.*maxmemory") as no:
             storage.upsert(KEYS, rows_of(2))
-        assert time.monotonic() - start < DEADLINE, "what is refused is not tried again"
+        assert time.monotonic() - start < 5, "what is refused is not tried again"
         assert "The same call again" in str(no.value)
         found = storage.find(KEYS).rows
         assert {1.0, 2.0} == set(np.unique(found).tolist())
@@ -184,13 +229,13 @@ def test_a_forked_process_has_connections_of_its_own(
     server: RedisServer, new_prefix: Callable[[], str]
 ) -> None:
     context = multiprocessing.get_context("fork")
-    with opened(server.url, new_prefix(), deadline_seconds=5.0) as storage:
+    with opened(server.url, new_prefix()) as storage:
         storage.upsert(KEYS, rows_of(1))
         before = _num_connections(server)
         answer = context.Queue()
         child = context.Process(target=_find_all, args=(storage, answer), daemon=True)
         child.start()
-        assert answer.get(timeout=10)
+        assert answer.get(timeout=30)
         child.join()
         # One for the child, and one to ask.
         assert _num_connections(server) == before + 2

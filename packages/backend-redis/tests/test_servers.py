@@ -6,7 +6,7 @@ import re
 import signal
 import socket
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from sparring import StepContainer, TableConfig, open_storage
 from sparring.errors import DeadlineError, StorageIOError
 from sparring.rendezvous import ShardMap
 from sparring.step import StorageChoice
+from sparring.testing.deadlines import in_time
 from sparring_redis import RedisRendezvous, RedisRendezvousOptions
 from sparring_redis.connection import Access
 from sparring_redis.deadline import Deadline
@@ -61,12 +62,12 @@ def test_an_encrypted_server_whose_certificate_is_trusted(tmp_path: Path) -> Non
         check(url=server.url, tls_ca_file=made.authority)
         check(host="127.0.0.1", port=server.port, tls=True, tls_ca_file=made.authority)
         with pytest.raises(StorageIOError, match=r"(?i)certificate"):
-            check(url=server.url, deadline_seconds=0.3)
+            check(url=server.url)
         other = tmp_path / "other"
         other.mkdir()
         authority = make_certificates(other).authority
         with pytest.raises(StorageIOError, match=r"(?i)certificate"):
-            check(url=server.url, tls_ca_file=authority, deadline_seconds=0.3)
+            check(url=server.url, tls_ca_file=authority)
         # In the clear nothing is understood.
         with pytest.raises((StorageIOError, DeadlineError)):
             check(port=server.port, deadline_seconds=0.3)
@@ -76,7 +77,7 @@ def test_a_certificate_for_another_host_is_refused(tmp_path: Path) -> None:
     made = make_certificates(tmp_path, host="127.0.0.9")
     with RedisServer(made.server_settings, access=Access(context=made.context)) as server:
         with pytest.raises(StorageIOError, match=r"127\.0\.0\.1"):
-            check(url=server.url, tls_ca_file=made.authority, deadline_seconds=0.3)
+            check(url=server.url, tls_ca_file=made.authority)
         check(url=server.url, tls_ca_file=made.authority, tls_check_hostname=False)
 
 
@@ -190,7 +191,7 @@ def test_a_permission_that_is_missing_is_named(
     start = time.monotonic()
     with pytest.raises(StorageIOError, match=rf"permission.*'{re.escape(missing)}'") as refused:
         check(url=own_server.url, username="trainer", password_environment=password)
-    assert time.monotonic() - start < 2, "what is refused is not tried again and again"
+    assert time.monotonic() - start < 10, "what is refused is not tried again and again"
     assert SECRET not in str(refused.value)
 
 
@@ -203,7 +204,7 @@ def test_a_wrong_password_is_refused_at_once_and_not_printed(
         start = time.monotonic()
         with pytest.raises(StorageIOError, match=r"(?i)password|authentication") as refused:
             check(url=own_server.url, **options)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 10
         assert SECRET not in str(refused.value) + repr(refused.value.details)
 
 
@@ -223,7 +224,7 @@ def test_a_failover_is_followed() -> None:
     with RedisSentinel() as watched:
         unknown = f"redis+sentinel://127.0.0.1:{watched.sentinel.port}/books"
         with pytest.raises(StorageIOError, match="'books'"):
-            check(url=unknown, deadline_seconds=0.3)
+            check(url=unknown)
         with open_storage("redis", TABLE, url=watched.url) as storage:
             storage.upsert(KEYS, ROWS)
             watched.master.ask("WAIT", 1, 2000)
@@ -241,12 +242,17 @@ def test_a_silent_sentinel_does_not_hide_the_other_one() -> None:
     with RedisSentinel() as watched, socket.create_server(("127.0.0.1", 0)) as silent:
         hosts = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{watched.sentinel.port}"
         url = f"redis+sentinel://{hosts}/{watched.service}"
-        with open_storage("redis", TABLE, url=url, deadline_seconds=3.0) as storage:
-            storage.upsert(KEYS, ROWS)
-            client = storage._client  # type: ignore[attr-defined]
-            start = time.monotonic()
-            client.topology.refresh(Deadline(3.0))
-            assert time.monotonic() - start < 0.5, "the one that answered is asked first"
+
+        def check_first(deadline: float) -> None:
+            with open_storage("redis", TABLE, url=url, deadline_seconds=deadline) as storage:
+                storage.upsert(KEYS, ROWS)
+                client = storage._client  # type: ignore[attr-defined]
+                start = time.monotonic()
+                # The silent one would be given a third of it.
+                client.topology.refresh(Deadline(20.0))
+                assert time.monotonic() - start < 5, "the one that answered is asked first"
+
+        in_time(check_first, (3.0, 12.0))
 
 
 def test_slots_that_move_are_followed(cluster: RedisCluster, new_prefix: Any) -> None:
@@ -282,17 +288,23 @@ def _owns(server: RedisServer, slot: int) -> bool:
 def test_a_stopped_node_does_not_hide_the_others(new_prefix: Any) -> None:
     with (
         RedisCluster(3, {"cluster-require-full-coverage": "no"}) as nodes,
-        open_storage("redis", TABLE, url=nodes.url, deadline_seconds=0.3) as storage,
+        open_storage("redis", TABLE, url=nodes.url) as storage,
     ):
         storage.upsert(KEYS, ROWS)
-        nodes.servers[0].signal(signal.SIGSTOP)
-        num_found = 0
-        for key in KEYS[:8]:
-            try:
-                num_found += int(storage.find([key]).found.sum())
-            except DeadlineError:
-                continue
-        nodes.servers[0].signal(signal.SIGCONT)
-        assert num_found > 0
+
+        def check_others(deadline: float) -> None:
+            nodes.wait()
+            num_found = 0
+            with open_storage("redis", TABLE, url=nodes.url, deadline_seconds=deadline) as hasty:
+                nodes.servers[0].signal(signal.SIGSTOP)
+                try:
+                    for key in KEYS[:8]:
+                        with suppress(DeadlineError):
+                            num_found += int(hasty.find([key]).found.sum())
+                finally:
+                    nodes.servers[0].signal(signal.SIGCONT)
+            assert num_found > 0
+
+        in_time(check_others, (0.3, 2.0))
         nodes.wait()
         assert (storage.find(KEYS).rows == ROWS).all()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from sparring.errors import DeadlineError, InvalidArgumentError, StorageIOError
 from sparring.kernels import partition
 from sparring.rendezvous import ShardMap
 from sparring.step import StorageChoice
+from sparring.testing.deadlines import in_time
 from sparring.testing.thread_rendezvous import ThreadRendezvous
 from sparring_redis.testing import Fault, FaultProxy, RedisCluster, RedisServer
 
@@ -149,52 +151,68 @@ def test_a_replicated_table_is_refused_on_many_ranks(
         assert container.storage("item").size == 0
 
 
+MANY_KEYS = np.arange(100_000, dtype=np.int64)
+NARROW = TableConfig("item", 1)
+
+
+def filled(server: RedisServer, prefix: str) -> dict[str, Any]:
+    """Many rows in one bucket, written with time to spare; the options that find them."""
+    options = {"prefix": prefix, "num_buckets": 1}
+    with open_storage("redis", NARROW, url=server.url, **options) as storage:
+        storage.upsert(MANY_KEYS, np.ones((len(MANY_KEYS), 1), np.float32))
+    return options
+
+
 @pytest.mark.parametrize("call", ["size", "clear", "open"])
 def test_a_slow_server_does_not_draw_out_a_call_of_many_commands(
     server: RedisServer, new_prefix: Callable[[], str], call: str
 ) -> None:
     """Each answer comes within the deadline; all of them do not."""
-    keys = np.arange(100_000)
-    shard = ShardMap.balanced(2).shard_of(0)
-    options = {"prefix": new_prefix(), "num_buckets": 1, "deadline_seconds": 1.0}
-    table = TableConfig("item", 1)
-    with FaultProxy(server.port) as proxy:
-        storage = open_storage("redis", table, shard=shard, url=proxy.url, **options)
-        storage.upsert(keys, np.ones((len(keys), 1), np.float32))
-        proxy.arm(Fault(delay_seconds=0.45), 100)
-        options["prefix"] = new_prefix()
-        calls = {
-            "size": lambda: storage.size,
-            "clear": storage.clear,
-            "open": lambda: open_storage("redis", table, url=proxy.url, **options),
-        }
-        start = time.monotonic()
-        with pytest.raises((DeadlineError, StorageIOError)):
-            calls[call]()
-        assert time.monotonic() - start < 1.4
-        proxy.arm(Fault())
-        storage.close()
+
+    def check(deadline: float) -> None:
+        options = {**filled(server, new_prefix()), "deadline_seconds": deadline}
+        shard = ShardMap.balanced(2).shard_of(0)
+        with (
+            FaultProxy(server.port) as proxy,
+            open_storage("redis", NARROW, shard=shard, url=proxy.url, **options) as storage,
+        ):
+            proxy.arm(Fault(delay_seconds=0.45 * deadline), 100)
+            options["prefix"] = new_prefix()
+            calls = {
+                "size": lambda: storage.size,
+                "clear": storage.clear,
+                "open": lambda: open_storage("redis", NARROW, url=proxy.url, **options),
+            }
+            start = time.monotonic()
+            with pytest.raises((DeadlineError, StorageIOError)):
+                calls[call]()
+            assert time.monotonic() - start < 1.4 * deadline
+            proxy.arm(Fault())
+
+    in_time(check, (1.0, 4.0))
 
 
 def test_a_walk_gets_time_for_the_rows_that_it_must_read(
     server: RedisServer, new_prefix: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sparring_redis.backend._ROWS_IN_A_DEADLINE", 20_000)
-    keys = np.arange(100_000)
+    options = filled(server, new_prefix())
     shard = ShardMap.balanced(2).shard_of(0)
-    with (
-        FaultProxy(server.port) as proxy,
-        open_storage(
-            "redis",
-            TableConfig("item", 1),
-            shard=shard,
-            url=proxy.url,
-            prefix=new_prefix(),
-            num_buckets=1,
-            deadline_seconds=0.5,
-        ) as storage,
-    ):
-        storage.upsert(keys, np.ones((len(keys), 1), np.float32))
-        proxy.arm(Fault(delay_seconds=0.1), 100)
-        owners = ShardMap.balanced(2).owners[partition(keys)]
-        assert storage.size == (owners == 0).sum()
+    num_rows = int((ShardMap.balanced(2).owners[partition(MANY_KEYS)] == 0).sum())
+
+    def check(deadline: float) -> None:
+        with (
+            FaultProxy(server.port) as proxy,
+            open_storage(
+                "redis",
+                NARROW,
+                shard=shard,
+                url=proxy.url,
+                deadline_seconds=deadline,
+                **options,
+            ) as storage,
+        ):
+            proxy.arm(Fault(delay_seconds=0.2 * deadline), 100)
+            assert storage.size == num_rows
+
+    in_time(check, (0.5, 3.0))
