@@ -9,9 +9,6 @@ hypothesis.settings.register_profile(
     "busy",
     parent=hypothesis.settings.default,
     deadline=None,
-    suppress_health_check=[
-        hypothesis.HealthCheck.too_slow,
-        hypothesis.HealthCheck.data_too_large,
-    ],
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("busy")

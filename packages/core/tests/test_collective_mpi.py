@@ -55,7 +55,14 @@ while True:
 def start() -> Iterator[Start]:
     jobs: list[subprocess.Popen[str]] = []
 
+    def end() -> None:
+        for job in jobs:
+            job.kill()
+            job.communicate()
+        jobs.clear()
+
     def launch(*command: str) -> subprocess.Popen[str]:
+        end()
         jobs.append(
             subprocess.Popen(
                 [MPIEXEC, "-n", str(WORLD_SIZE), sys.executable, *command],
@@ -68,9 +75,7 @@ def start() -> Iterator[Start]:
         return jobs[-1]
 
     yield launch
-    for job in jobs:
-        job.kill()
-        job.communicate()
+    end()
 
 
 @pytest.fixture

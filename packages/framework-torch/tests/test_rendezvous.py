@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import json
 import os
 import socket
@@ -59,9 +58,9 @@ with open(f"{sys.argv[1]}/{mine.rank}.json", "w") as file:
 """
 
 
-# Below the ports that the system hands out by itself (ip_local_port_range), so that none of them
-# goes to somebody else between here and its use.
-_PORTS = itertools.count(20_000 + os.getpid() % 10_000)
+# Below the ports that the system hands out by itself (ip_local_port_range), which would go to
+# somebody else between here and their use. Other processes of these tests begin elsewhere.
+_PORTS = iter(range(20_000 + os.getpid() % 100 * 100, 32_000))
 
 
 def free_port() -> int:

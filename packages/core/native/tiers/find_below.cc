@@ -22,7 +22,7 @@ constexpr int64_t kMostKeys = 2048;
 constexpr int64_t kLeastKeys = 32;
 constexpr int64_t kChunkBytes = 256 * 1024;
 // Of so many keys, and more, a sample may be asked for at the filters: one key of kSampled. See
-// PieceFinder::choose.
+// PieceFinder::trusts.
 constexpr int64_t kManyKeys = 512;
 constexpr int64_t kSampled = 64;
 constexpr int64_t kMostPatience = int64_t{1} << 60;
@@ -157,7 +157,8 @@ class PieceFinder {
     return std::find(flags_, flags_ + num_sampled, 0) == flags_ + num_sampled;
   }
 
-  // Threads that note beside each other may lose a count, which does no harm.
+  // Threads that note beside each other may lose what one of them noted: then the next keys are trusted
+  // too early or too late, once.
   void note(int64_t count, bool is_whole) {
     const int64_t patience = history_.patience.load(std::memory_order_relaxed);
     if (!is_whole && is_trusting_) {

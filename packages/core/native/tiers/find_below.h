@@ -34,12 +34,13 @@ struct Asked {
   uint8_t* found;  // out (n): set to 1 where the tier has the key
 };
 
-// What the finds of a tier met of late, in any order; beside each other.
+// What the finds of a tier met, in any order; beside each other.
 struct History {
   // Keys in a row that the tier had, counted up to `patience`.
   std::atomic<int64_t> num_there{0};
   // So many of them before the next are taken to be there, too. Twice as many each time that they
-  // were not, so that this happens some dozens of times at most in the life of a tier.
+  // were not, so that this happens some dozens of times at most in the life of a tier, on each
+  // thread that then finds.
   std::atomic<int64_t> patience{int64_t{1} << 15};
 };
 

@@ -283,6 +283,27 @@ void unseen_keys_that_go_on_coming_cost_no_trip() {
   }
 }
 
+// Threads may trust at the same moment, and lose what another noted; but not again and again.
+void threads_beside_each_other_soon_cost_no_trip() {
+  const testing::ThreadExecutor threads(4);
+  Case asked(kMany, 1, 1, kWhole);
+  int64_t late = 0;
+  for (int64_t round = 0; round < 40; ++round) {
+    for (int run = 0; run < 3; ++run) {
+      asked.restart();
+      asked.run(threads.get(), true);
+    }
+    asked.restart();
+    const int64_t num_unseen = make_unseen(asked, 500, round);
+    const Below below = asked.run(threads.get(), true);
+    CHECK(below.num_found == asked.num_missing - num_unseen);
+    if (round >= 20) late += num_unseen - below.num_skipped;
+    std::iota(asked.keys.begin(), asked.keys.end(), 0);
+  }
+  CHECK(asked.history.patience > int64_t{1} << 15);
+  CHECK(late <= 20);  // as many as one lost note costs; there would be hundreds
+}
+
 void two_tiers_are_asked_in_one_call() {
   const testing::ThreadExecutor threads(4);
   for (const SparringExecutor* executor : {threads.get(), (const SparringExecutor*)nullptr}) {
@@ -343,6 +364,7 @@ int main() {
        trust_that_was_wrong_takes_twice_as_many_keys},
       {"the filters are asked for few keys", the_filters_are_asked_for_few_keys},
       {"unseen keys that go on coming cost no trip", unseen_keys_that_go_on_coming_cost_no_trip},
+      {"threads beside each other soon cost no trip", threads_beside_each_other_soon_cost_no_trip},
       {"two tiers are asked in one call", two_tiers_are_asked_in_one_call},
       {"a tier that fails is heard", a_tier_that_fails_is_heard},
   });

@@ -153,6 +153,7 @@ class FixedRendezvousHandler(RendezvousHandler):
         self._num_nodes = num_nodes
         self._timeout_seconds = timeout_seconds
         self._is_host = is_host
+        self._has_left = False
 
     def get_backend(self) -> str:
         return "sparring"
@@ -202,9 +203,12 @@ class FixedRendezvousHandler(RendezvousHandler):
     def shutdown(self) -> bool:
         """Closes the rendezvous, at the end of a job; False where the store was gone already.
 
-        The machine with the store stays some seconds for those that have not left it, as they may
-        still be waiting there for the last agent's end.
+        The machine with the store stays up to ten seconds for those that have not left it, as they
+        may still be waiting there for the last agent's end. A second call does nothing.
         """
+        if self._has_left:
+            return True
+        self._has_left = True
         try:
             self.set_closed()
             num_left = self._store.add("left", 1)
@@ -214,7 +218,7 @@ class FixedRendezvousHandler(RendezvousHandler):
                 while num_left < num_came and time.monotonic() < limit:
                     time.sleep(_GLANCE_SECONDS)
                     num_left = self._store.add("left", 0)
-        except dist.DistError as error:
+        except RuntimeError as error:
             # All that could be told there is that this job has ended, which it has.
             _logger.info("rendezvous 'sparring': the store ended before this agent: %s", error)
             return False

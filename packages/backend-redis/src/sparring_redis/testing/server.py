@@ -58,7 +58,8 @@ class RedisServer(Closable):
 
     Args:
         settings: of ``redis.conf``, beside those that are set here.
-        access: by which the starter itself gets in, where the settings ask for it.
+        access: by which the starter itself gets in, where the settings ask for it; it may run
+            ``INFO``.
         arguments: further words of the command line, as ``--sentinel``.
     """
 
@@ -73,8 +74,9 @@ class RedisServer(Closable):
         self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
         for num_left in reversed(range(_MOST_ATTEMPTS)):
-            self._prepare(settings or {})
+            self.folder = Path(tempfile.mkdtemp(prefix="sparring-redis-"))
             try:
+                self._prepare(settings or {})
                 self.start()
                 return
             except RuntimeError as error:
@@ -87,8 +89,7 @@ class RedisServer(Closable):
                 raise
 
     def _prepare(self, settings: Mapping[str, Any]) -> None:
-        """Chooses a port, and makes a folder with the settings in it."""
-        self.folder = Path(tempfile.mkdtemp(prefix="sparring-redis-"))
+        """Chooses a port, and writes the settings into the folder."""
         self.port = free_port()
         chosen: dict[str, Any] = {
             "bind": "127.0.0.1",
@@ -136,7 +137,9 @@ class RedisServer(Closable):
             with contextlib.suppress(RedisError, OSError):
                 self.ask("PING", seconds=1.0)
                 # Or somebody else's server that answers, while ours is about to give up.
-                if b"process_id:%d\r" % self._process.pid in self.ask("INFO", "server"):
+                if b"process_id:%d\r" % self._process.pid in self.ask(
+                    "INFO", "server", seconds=1.0
+                ):
                     return
             time.sleep(0.01)
         log = self.folder / "redis.log"
