@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import nox
 
@@ -17,6 +18,9 @@ nox.options.sessions = ["tests", "lint", "types"]
 nox.options.default_venv_backend = "virtualenv"
 # Environments are kept between runs; packages are rebuilt, incrementally, in each.
 nox.options.reuse_existing_virtualenvs = True
+
+# Python compiles a module when it is first imported, and most of what is installed never is.
+os.environ.setdefault("PIP_NO_COMPILE", "1")
 
 ROOT = Path(__file__).parent
 PACKAGES = ROOT / "packages"
@@ -35,12 +39,18 @@ TENSORFLOW_RELEASES = ("2.16.2", "2.18.1", "2.20.0", "2.21.0")
 
 # The siblings of core that are released with it, in the order in which they are built.
 FAMILY = (
+    "testing",
+    "plan",
     "backend-hkv",
     "backend-rocksdb",
     "backend-redis",
     "framework-torch",
     "framework-tf",
+    "train",
 )
+
+# What tests need of other distributions, by package. Those of ours are installed from this checkout.
+TEST_EXTRAS = {"core": "[parquet,mpi]", "train": "[parquet,report,metrics]"}
 
 # With what `tests` says where its wheels are, so that nothing is compiled twice.
 GIVEN_WHEELS = "--wheels="
@@ -120,12 +130,23 @@ def install_programs(session: nox.Session) -> None:
         session.warn(f"tests that need {names} are skipped; to run them: sudo apt install {names}")
 
 
-def install_family(session: nox.Session, *packages: str, extras: str = "") -> None:
+def install_family(
+    session: nox.Session, *packages: str, extras: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Installs core, then the packages named, from this checkout. Order matters: core comes first."""
+    install_build_tools(session)
+    for package in ("core", *packages):
+        install_local(session, package, extras.get(package, ""))
+
+
+def install_build_tools(session: nox.Session) -> None:
+    """Installs what compiles the native packages, but for the compiler."""
     session.install(*BUILD_TOOLS, "tbb-devel>=2022.1", silent=True)
-    install_local(session, "core", extras)
-    for package in packages:
-        install_local(session, package)
+
+
+def gpu_setting(nvcc: str | None) -> str:
+    """The setting of a build of backend-hkv: with GPU code where there is an nvcc, else without."""
+    return f"--config-settings=cmake.define.{GPU_OPTION}={'OFF' if nvcc is None else 'REQUIRED'}"
 
 
 def install_local(
@@ -145,104 +166,144 @@ def build_settings(session: nox.Session, package: str) -> list[str]:
     return [f"--config-settings=build-dir={build_folder}"]
 
 
+# Where the drivers of a GPU put their devices: Linux, and Linux under Windows.
+GPU_DEVICES = (Path("/dev/nvidia0"), Path("/dev/dxg"))
+# Asks `quickstart` for GPU code on a machine without a GPU.
+WITH_GPU = "--gpu"
+
+
 @nox.session
 def quickstart(session: nox.Session) -> None:
-    """Trains a DLRM on a synthetic click log and writes an HTML report; about a minute after set-up."""
+    """Trains a DLRM on a synthetic click log and writes an HTML report; about a minute after set-up.
+
+    GPU code is compiled where there is a GPU, or after ``-- --gpu``. Other words go to `sparring train`.
+    """
+    overrides = [each for each in session.posargs if each != WITH_GPU]
+    compiles_gpu_code = WITH_GPU in session.posargs or any(each.exists() for each in GPU_DEVICES)
+    session.log("1 of 4: installs PyTorch and tools, a download of some 250 MB; about 1 minute")
     session.install(TORCH, silent=True)
-    install_family(session, "backend-hkv", "framework-torch", extras="[report]")
-    session.run("sparring", "train", str(ROOT / "configs/quickstart.yaml"), *session.posargs)
+    install_build_tools(session)
+    session.log("2 of 4: compiles the core; about 2 minutes on 2 cores, seconds when run again")
+    install_local(session, "core")
+    gpu_code = ", GPU code too: some 5 minutes" if compiles_gpu_code else "; about 1 minute"
+    session.log(f"3 of 4: compiles the hash table{gpu_code}")
+    nvcc = find_nvcc(session) if compiles_gpu_code else None
+    install_local(session, "backend-hkv", "", gpu_setting(nvcc), nvcc=nvcc)
+    install_local(session, "framework-torch")
+    install_local(session, "train", "[report]")
+    session.log("4 of 4: trains, and writes a report; about 1 minute")
+    session.run("sparring", "train", str(ROOT / "configs/quickstart.yaml"), *overrides)
+
+
+# What `tests` tries at the size that is enough to prove it, `tests_long` tries at these. A value of the
+# caller's own goes first.
+AT_LENGTH = {
+    "SPARRING_LARGEST_WORLD": "8",
+    "SPARRING_FAILURE_TRIALS": "20",
+    "SPARRING_KIT_LARGE_BYTES": str(1 << 30),
+    "SPARRING_KIT_EXAMPLES": "40",
+    "SPARRING_OPERATIONS": "1000",
+}
+# Those of `tests`, where a plain pytest tries more.
+IN_SHORT = {"SPARRING_KIT_EXAMPLES": "10", "SPARRING_OPERATIONS": "100"}
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """Runs all tests: Python, C++, and C++ under the sanitizers. Needs g++ and system packages.
 
-    Those of TensorFlow follow in environments of their own: `tests_tensorflow`, `tests_beside_torch`.
+    Those of TensorFlow follow in an environment of their own: `tests_tensorflow`.
     """
+    wheels = run_tests(session)
+    if not session.posargs:
+        session.notify("tests_tensorflow", posargs=[f"{GIVEN_WHEELS}{wheels}"])
+
+
+@nox.session
+def tests_long(session: nox.Session) -> None:
+    """Runs all tests at length: worlds of 8, messages of 1 GiB, 20 kills, long sequences; some hours.
+
+    Among them are those marked `long`. `tensorflow_releases` follows.
+    """
+    run_tests(session, at_length=True)
+    if not session.posargs:
+        session.notify("tensorflow_releases", posargs=[])
+
+
+def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
+    """Runs all tests but TensorFlow's, or those chosen after ``--``. Returns the folder of the wheels."""
     session.install(TORCH, "pytest-xdist", silent=True)
     family = system_packages(session, *FAMILY)
     packages = (*family, "_template")
     wheels = Path(session.virtualenv.location) / "wheels"
-    extras = "[testing,parquet,report,metrics,mpi]"
     options = {name for names in TEST_MODULES.values() for name in names}
     if not session.posargs:
         options |= set(CXX_TESTS.values())
     nvcc = find_nvcc(session)
-    build_wheels(session, wheels, *packages, extras=extras, options=options, nvcc=nvcc)
-    install_made(session, wheels, *packages)
+    build_wheels(session, wheels, *packages, extras=TEST_EXTRAS, options=options, nvcc=nvcc)
+    install_made(session, wheels, *packages, extras=TEST_EXTRAS)
     install_programs(session)
     if session.posargs:
-        session.run("pytest", *session.posargs, env=all_that_is_promised())
-        return
+        session.run("pytest", *session.posargs, env=sizes(at_length))
+        return wheels
     for package in (each for each in CXX_TESTS if each in ("core", *family)):
-        run_cxx_tests(session, Path(session.virtualenv.location) / "build" / package)
+        run_cxx_tests(
+            session, Path(session.virtualenv.location) / "build" / package, sizes(at_length)
+        )
         for sanitizer in ("thread", "address,undefined"):
-            sanitized_tests(session, package, sanitizer)
-    for follower in ("tests_tensorflow", "tests_beside_torch"):
-        session.notify(follower, posargs=[f"{GIVEN_WHEELS}{wheels}"])
+            sanitized_tests(session, package, sanitizer, at_length=at_length)
     left_out = [f"--ignore={PACKAGES / each}" for each in FAMILY if each not in family]
-    run_pytest(session, *left_out, "packages", "tests")
+    run_pytest(session, *left_out, "packages", "tests", at_length=at_length)
+    return wheels
 
 
 @nox.session
 def tests_tensorflow(session: nox.Session) -> None:
-    """Runs the TensorFlow adapter's tests where there is no torch. Needs g++."""
-    # An environment that is kept may have them from when they were tested here.
+    """Runs the TensorFlow adapter's tests where there is no torch, then those beside it. Needs g++."""
+    given = next((each for each in session.posargs if each.startswith(GIVEN_WHEELS)), None)
+    chosen = [each for each in session.posargs if each != given]
+
+    def install(*packages: str) -> None:
+        if given is None:
+            install_family(session, *packages, extras=TEST_EXTRAS)
+        else:
+            wheels = Path(given.removeprefix(GIVEN_WHEELS))
+            install_made(session, wheels, "core", *packages, extras=TEST_EXTRAS)
+
+    # An environment that is kept has them from the last run.
     beside = ("torch", "sparring-torch")
     session.run("pip", "uninstall", "--yes", "--quiet", *beside, silent=True, success_codes=[0, 1])
-    chosen = install_with_tensorflow(session, "backend-hkv", "framework-tf")
-    run_pytest(session, *(chosen or ["packages/framework-tf"]))
+    session.install(TENSORFLOW, "pytest-xdist", silent=True)
+    install("testing", "backend-hkv", "framework-tf", "train")
+    keras = "packages/train/tests/keras"
+    run_pytest(session, *(chosen or ["packages/framework-tf", keras]))
     if not chosen:
         of_all = ("tests/test_documents.py", "tests/test_configs_start.py")
         session.run("pytest", *of_all, "-k", "keras or framework-tf or movielens-tf")
-
-
-@nox.session
-def tests_beside_torch(session: nox.Session) -> None:
-    """Runs what PyTorch and TensorFlow promise each other, side by side in one process. Needs g++."""
     session.install(TORCH, silent=True)
-    chosen = install_with_tensorflow(session, "backend-hkv", "framework-torch", "framework-tf")
-    beside = ("packages/framework-tf", "-k", "beside_torch or of_torch or another_framework")
-    run_pytest(session, *(chosen or beside))
+    install("framework-torch")
+    of_both = "beside_torch or of_torch or another_framework"
+    run_pytest(session, *(chosen or ["packages/framework-tf", keras, "-k", of_both]))
 
 
-def install_with_tensorflow(session: nox.Session, *packages: str) -> list[str]:
-    """Installs TensorFlow, core and `packages`; returns which tests were chosen."""
-    session.install(TENSORFLOW, "pytest-xdist", silent=True)
-    extras = "[testing,mpi,parquet]"
-    given = next((each for each in session.posargs if each.startswith(GIVEN_WHEELS)), None)
-    if given is None:
-        install_family(session, *packages, extras=extras)
-    else:
-        wheels = Path(given.removeprefix(GIVEN_WHEELS))
-        install_made(session, wheels, "core", *packages, extras=extras)
-    return [each for each in session.posargs if each != given]
+def sizes(at_length: bool) -> dict[str, str]:
+    """The environment of tests: how much they try."""
+    chosen = AT_LENGTH if at_length else IN_SHORT
+    return {name: os.environ.get(name, value) for name, value in chosen.items()}
 
 
-# Where a plain pytest tries less, so that it stays quick. Under nox it is all that the documentation
-# promises; a value of the caller's own goes first.
-DEMANDING = {
-    "SPARRING_LARGEST_WORLD": "8",
-    "SPARRING_FAILURE_TRIALS": "20",
-    "SPARRING_KIT_LARGE_BYTES": str(1 << 30),
-}
-
-
-def all_that_is_promised() -> dict[str, str]:
-    """The environment in which tests try all that the documentation promises."""
-    return {name: os.environ.get(name, value) for name, value in DEMANDING.items()}
-
-
-def run_pytest(session: nox.Session, *arguments: str) -> None:
+def run_pytest(session: nox.Session, *arguments: str, at_length: bool = False) -> None:
     """Runs tests side by side; then, one at a time, those that measure time or fill the machine."""
-    env = all_that_is_promised()
     beside = ("-n", "auto", "--maxprocesses", "8", "--dist", "worksteal")
+    kept = "" if at_length else " and not long"
     # Code 5: there are none, of those that run alone.
-    passes = {(*beside, "-m", "not alone"): [0], ("-m", "alone"): [0, 5]}
+    passes = {(*beside, "-m", f"not alone{kept}"): [0], ("-m", f"alone{kept}"): [0, 5]}
     failed = []
     for options, success_codes in passes.items():
         try:
-            session.run("pytest", *options, *arguments, env=env, success_codes=success_codes)
+            session.run(
+                "pytest", *options, *arguments, env=sizes(at_length), success_codes=success_codes
+            )
         except nox.command.CommandFailed:
             # What the other pass finds is worth knowing, too.
             failed.append(" ".join(options))
@@ -254,8 +315,8 @@ def run_pytest(session: nox.Session, *arguments: str) -> None:
 def tensorflow_releases(session: nox.Session) -> None:
     """Proves one wheel of the TensorFlow adapter on each release in turn; downloads about 1 GB."""
     wheels = Path(session.create_tmp()).resolve() / "wheels"
-    # Without PyTorch, which would bring gigabytes for each; see `tests_beside_torch`.
-    build_wheels(session, wheels, "backend-hkv", "framework-tf")
+    # Without PyTorch, which would bring gigabytes for each; see `tests_tensorflow`.
+    build_wheels(session, wheels, "testing", "backend-hkv", "framework-tf", "train")
     chosen = [
         each for each in TENSORFLOW_RELEASES if not session.posargs or each in session.posargs
     ]
@@ -278,7 +339,7 @@ def build_wheels(
     session: nox.Session,
     folder: Path,
     *packages: str,
-    extras: str = "",
+    extras: Mapping[str, str] = MappingProxyType({}),
     options: Collection[str] = (),
     nvcc: str | None = None,
 ) -> None:
@@ -294,9 +355,8 @@ def build_wheels(
         ]
         for package in CXX_TESTS
     }
-    has_gpu_code = "OFF" if nvcc is None else "REQUIRED"
-    settings["backend-hkv"].append(f"--config-settings=cmake.define.{GPU_OPTION}={has_gpu_code}")
-    session.install(*BUILD_TOOLS, "tbb-devel>=2022.1", silent=True)
+    settings["backend-hkv"].append(gpu_setting(nvcc))
+    install_build_tools(session)
     shutil.rmtree(folder, ignore_errors=True)
     make_wheel(session, "core", folder, *settings["core"])
     install_made(session, folder, "core", extras=extras)
@@ -331,10 +391,18 @@ def find_nvcc(session: nox.Session) -> str | None:
         return None
 
 
-def install_made(session: nox.Session, folder: Path, *packages: str, extras: str = "") -> None:
-    """Installs wheels of `packages` from a folder, and what they and the first one's extras need."""
+def install_made(
+    session: nox.Session,
+    folder: Path,
+    *packages: str,
+    extras: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Installs wheels of `packages` from a folder, and what they and these extras of them need."""
     wheels = [str(wheel_of(package, folder)) for package in packages]
-    session.install(f"{wheels[0]}{extras}", *wheels[1:], silent=True)
+    wanted = [
+        f"{wheel}{extras.get(package, '')}" for package, wheel in zip(packages, wheels, strict=True)
+    ]
+    session.install(*wanted, silent=True)
     # The version stays the same while the checkout changes.
     session.install("--force-reinstall", "--no-deps", *wheels, silent=True)
 
@@ -368,17 +436,19 @@ def cached() -> dict[str, str]:
     }
 
 
-# A test that hangs fails. Those of the emulator take two minutes under a sanitizer, and several
-# times as long on a machine with other work.
+# A test that hangs fails. The longest takes a minute under a sanitizer, and several times as long on a
+# machine with other work; at length, ten times that.
 CTEST_OPTIONS = ("--output-on-failure", "--no-tests=error", "--timeout", "900")
 
 
-def run_cxx_tests(session: nox.Session, folder: Path) -> None:
+def run_cxx_tests(
+    session: nox.Session, folder: Path, env: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Runs what was built there, with ctest."""
-    session.run("ctest", "--test-dir", str(folder), *CTEST_OPTIONS)
+    session.run("ctest", "--test-dir", str(folder), *CTEST_OPTIONS, env=dict(env))
 
 
-def sanitized_tests(session: nox.Session, package: str, sanitizer: str) -> None:
+def sanitized_tests(session: nox.Session, package: str, sanitizer: str, *, at_length: bool) -> None:
     """Builds a package's C++ tests with a sanitizer, and runs them."""
     folder = Path(session.virtualenv.location) / "build" / f"{package}-tests-{sanitizer}"
     session.run(
@@ -388,7 +458,7 @@ def sanitized_tests(session: nox.Session, package: str, sanitizer: str) -> None:
         silent=True, env=cached(),
     )  # fmt: skip
     session.run("cmake", "--build", str(folder), silent=True, env=cached())
-    run_cxx_tests(session, folder)
+    run_cxx_tests(session, folder, sizes(at_length))
 
 
 @nox.session
@@ -398,16 +468,16 @@ def gpu(session: nox.Session) -> None:
     Needs a GPU with its driver, g++, and compute-sanitizer of NVIDIA's toolkit; nvcc comes from PyPI
     where there is none. Where there is a GPU, it fails if any of that could not run.
     """
-    install_family(session, extras="[testing]")
-    program = "from sparring.gpus import inspect_gpus; print(len(inspect_gpus().devices))"
+    install_family(session, "testing")
+    program = "from sparring import inspect_gpus; print(len(inspect_gpus().devices))"
     num_gpus = int(str(session.run("python", "-c", program, silent=True)).split()[-1])
     if num_gpus > 0:
         session.install(TORCH, silent=True)
         nvcc = find_nvcc(session)
-        settings = (f"{GPU_OPTION}={'OFF' if nvcc is None else 'REQUIRED'}",
-                    *(f"{option}=ON" for option in TEST_MODULES["backend-hkv"]))  # fmt: skip
-        defines = [f"--config-settings=cmake.define.{each}" for each in settings]
-        install_local(session, "backend-hkv", "", *defines, nvcc=nvcc)
+        emulated = [
+            f"--config-settings=cmake.define.{option}=ON" for option in TEST_MODULES["backend-hkv"]
+        ]
+        install_local(session, "backend-hkv", "", gpu_setting(nvcc), *emulated, nvcc=nvcc)
         install_local(session, "framework-torch")
     session.run("python", "benchmarks/gpu/run_everything.py", "--no-build", *session.posargs)
 
@@ -431,23 +501,32 @@ def cuda_releases(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Checks style and format of all Python files."""
-    session.install("ruff==0.17.5")
+    """Checks style and format of Python, the floors of the house, and plain words."""
+    session.install("ruff==0.17.5", "import-linter==2.16", silent=True)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
+    sources = os.pathsep.join(str(each) for each in sorted(PACKAGES.glob("*/src")))
+    session.run("lint-imports", "--config", "importlinter.ini", env={"PYTHONPATH": sources})
+    session.run("python", "tools/check_house.py")
+
+
+# With what `types` is told whose environment has all that packages need, so that none is made for it.
+GIVEN_PYTHON = "--python="
 
 
 @nox.session
 def types(session: nox.Session) -> None:
     """Checks types of all packages with mypy --strict."""
-    packages = ("core", *FAMILY, "_template")
-    needed = sorted({each for package in packages for each in requirements(package)})
-    session.install("mypy==2.4.1", TORCH, "pytest", "hypothesis", *needed, silent=True)
+    session.install("mypy==2.4.1", "pydantic>=2.7", silent=True)
+    given = [each for each in session.posargs if each.startswith(GIVEN_PYTHON)]
+    if not given:
+        packages = ("core", *FAMILY, "_template")
+        needed = sorted({each for package in packages for each in requirements(package)})
+        session.install(TORCH, "pytest", "hypothesis", *needed, silent=True)
+    options = [f"--python-executable={each.removeprefix(GIVEN_PYTHON)}" for each in given]
     # From their sources: stubs stand for what is native, so nothing need be compiled.
-    sources = sorted(PACKAGES.glob("*/src"))
-    env = {"MYPYPATH": os.pathsep.join(map(str, sources))}
-    for source in sources:
-        session.run("mypy", str(source), env=env)
+    sources = sorted(str(each) for each in PACKAGES.glob("*/src"))
+    session.run("mypy", *options, *sources, env={"MYPYPATH": os.pathsep.join(sources)})
 
 
 def requirements(package: str) -> list[str]:
@@ -462,11 +541,26 @@ def requirements(package: str) -> list[str]:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """Builds the site of the documentation into reports/site; compiles nothing. A warning is an error."""
+    session.install("mkdocs-material==9.8.1", "mkdocstrings-python==2.0.11", silent=True)
+    # What would announce the successor of MkDocs on every run.
+    env = {"NO_MKDOCS_2_WARNING": "1"}
+    session.run("mkdocs", "build", "--strict", *session.posargs, env=env)
+
+
+@nox.session
 def conformance(session: nox.Session) -> None:
     """Builds the template backend's wheel, installs it in a clean environment, proves it with the kit."""
     wheels = Path(session.create_tmp()).resolve() / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
-    install_family(session, extras="[testing]")
+    given = [each for each in session.posargs if each.startswith(GIVEN_WHEELS)]
+    if given:
+        made = Path(given[0].removeprefix(GIVEN_WHEELS))
+        session.install("hatchling", silent=True)
+        install_made(session, made, "core", "testing")
+    else:
+        install_family(session, "testing")
     session.run(
         "pip", "uninstall", "--yes", "--quiet", "sparring-sqlite", silent=True, success_codes=[0, 1]
     )
@@ -486,7 +580,7 @@ def benchmarks(session: nox.Session) -> None:
     """
     session.install(TORCH, *TORCH_PEERS_NEED, silent=True)
     session.install("--no-deps", *TORCH_PEERS, silent=True)
-    install_family(session, *system_packages(session, *FAMILY), extras="[report,mpi]")
+    install_family(session, *system_packages(session, *FAMILY), extras=TEST_EXTRAS)
     install_programs(session)
     env = {"PYTHONPATH": str(ROOT)}
     names = [each for each in session.posargs if not each.startswith("-")]
@@ -502,7 +596,7 @@ def reliability(session: nox.Session) -> None:
     Kills processes that save snapshots, damages files, fills a disk (mounting needs root), fails calls
     of the C library, breaks Redis. Names after ``--`` choose trials, ``--trials N`` how many of each.
     """
-    storages = [package for package in FAMILY if package.startswith("backend-")]
+    storages = [each for each in FAMILY if each.startswith("backend-") or each == "testing"]
     install_family(session, *system_packages(session, *storages))
     install_programs(session)
     session.install("pytest", silent=True)
@@ -513,7 +607,7 @@ def reliability(session: nox.Session) -> None:
 def benchmarks_tensorflow(session: nox.Session) -> None:
     """Prints the figures of the TensorFlow adapter, beside keras.layers.Embedding and TFRA."""
     session.install(TENSORFLOW, silent=True)
-    install_family(session, "backend-hkv", "framework-tf", extras="[report]")
+    install_family(session, "backend-hkv", "framework-tf", "train", extras={"train": "[report]"})
     env = {"PYTHONPATH": str(ROOT), "SPARRING_BENCHMARK_TFRA_PYTHON": tfra_python(session)}
     session.run("python", "-m", "benchmarks", "tensorflow_adapter", *session.posargs, env=env)
 
@@ -554,6 +648,32 @@ def build(session: nox.Session) -> None:
         session.log(f"dist/{wheel.name}")
     if "backend-rocksdb" in family:
         check_bundled(session, output)
+
+
+# What `install` takes by these names of extras, and the packages that each brings.
+EXTRAS = {
+    "torch": ("framework-torch", "train"),
+    "tensorflow": ("framework-tf", "train"),
+    **{name: (f"backend-{name}",) for name in ("hkv", "rocksdb", "redis")},
+    **{name: (name,) for name in ("train", "plan", "testing")},
+}
+
+
+@nox.session
+def install(session: nox.Session) -> None:
+    """Installs this checkout into an environment of yours: `nox -s install -- VENV torch hkv`."""
+    if not session.posargs or set(session.posargs[1:]) - set(EXTRAS):
+        session.error(f"nox -s install -- VENV [{'] ['.join(EXTRAS)}]; without names: torch hkv")
+    folder, *extras = session.posargs
+    python = str(Path(folder).expanduser() / "bin/python")
+    wanted = [name for extra in extras or ("torch", "hkv") for name in EXTRAS[extra]]
+    packages = system_packages(session, *dict.fromkeys(wanted))
+    wheels = Path(session.virtualenv.location) / "wheels"
+    build_wheels(session, wheels, *packages, nvcc=shutil.which("nvcc"))
+    made = [str(wheel_of(package, wheels)) for package in ("core", *packages)]
+    for options in ((), ("--force-reinstall", "--no-deps")):
+        # Twice, because the version stays the same while the checkout changes.
+        session.run(python, "-m", "pip", "install", "--quiet", *options, *made, external=True)
 
 
 def check_bundled(session: nox.Session, wheels: Path) -> None:

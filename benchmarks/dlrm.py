@@ -153,12 +153,10 @@ def _dense_alone(inputs: list[Batch]) -> Callable[[], object]:
 def _ours(
     weights: list[np.ndarray[Any, Any]], inputs: list[Batch]
 ) -> tuple[Callable[[], object], Callable[[], float]]:
-    from sparring_torch import (
-        EmbeddingBagCollection,
-        EmbeddingBagConfig,
-        KeyedJaggedTensor,
-        Optimizer,
-    )
+    from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
+    from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+    from sparring_torch.optimizer import Optimizer
+    from sparring_torch.table_configs import EmbeddingBagConfig
 
     module = EmbeddingBagCollection(
         [

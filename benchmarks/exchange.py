@@ -15,13 +15,12 @@ import numpy as np
 from benchmarks.measuring import Figure
 from benchmarks.overlap import excess_figure, ratio_figure
 from benchmarks.scale import Scale
+from benchmarks.sequential import EXCHANGES
 from benchmarks.shaped_links import ShapedGroup, run_ranks, slow_storage
-from sparring import Columns, StepContainer, TableConfig
-from sparring.collective import Collective
-from sparring.exchange import ExchangeOptions, RingExchange
-from sparring.rendezvous import ShardMap
-from sparring.step import TableUpdate
-from sparring.testing.thread_rendezvous import ThreadRendezvous
+from sparring import StepContainer
+from sparring.adapter import TableUpdate
+from sparring.contracts import Collective, Columns, ShardMap, TableConfig
+from sparring_testing.thread_rendezvous import ThreadRendezvous
 
 __all__ = ["measure"]
 
@@ -79,7 +78,7 @@ def _seconds(
 ) -> dict[str, float]:
     """Schedule → seconds of a pull, or of what else is run."""
     run = run or _one_pull
-    times: dict[str, list[float]] = {"ring": [], "sequential": []}
+    times: dict[str, list[float]] = {schedule: [] for schedule in EXCHANGES}
     for _ in range(scale.rounds(ROUNDS)):
         for schedule, rounds in times.items():
             rounds.append(run(schedule, num_keys, bytes_per_second, seconds_per_row))
@@ -95,7 +94,7 @@ def _one_pull(
 
     def body(collective: Collective) -> float:
         storage = slow_storage(TABLE, seconds_per_row)
-        exchange = RingExchange(collective, shard_map, ExchangeOptions(schedule))
+        exchange = EXCHANGES[schedule](collective, shard_map)
         exchange.pull(storage, TABLE, keys, Columns(0, DIM))
         collective.barrier()
         begin = time.perf_counter()
@@ -116,8 +115,8 @@ def _one_step(
         container = StepContainer(
             collective=collective,
             rendezvous=ThreadRendezvous(WORLD_SIZE),
-            exchange=ExchangeOptions(schedule),
         )
+        container.exchange.__class__ = EXCHANGES[schedule]
         container.declare(TABLE, slow_storage(TABLE, seconds_per_row))
         # Ids of one rank alone, so that each rank finds as many rows as it asks for here too.
         ids = (np.arange(num_keys) * WORLD_SIZE + collective.rank) * 1_000_003

@@ -13,13 +13,16 @@ import time
 
 import numpy as np
 
+from benchmarks.sequential import EXCHANGES
 from benchmarks.shaped_links import slow_storage
-from sparring import Columns, TableConfig
-from sparring.collective import Collective, Reduction
-from sparring.exchange import ExchangeOptions, RingExchange
-from sparring.options import checked_options
-from sparring.plugins import make_plugin_manager
-from sparring.rendezvous import EnvironmentOptions, EnvironmentRendezvous, ShardMap
+from sparring import (
+    EnvironmentOptions,
+    EnvironmentRendezvous,
+    checked_options,
+    make_plugin_manager,
+)
+from sparring.contracts import Collective, Columns, Reduction, ShardMap, TableConfig
+from sparring.exchange.ring import RingExchange
 
 __all__ = ["TABLE", "measure_pulls"]
 
@@ -43,7 +46,7 @@ def measure_pulls(
     # The first round tunes, and is not counted.
     for number in range(num_rounds + 1):
         for schedule in schedules:
-            exchange.options = ExchangeOptions(schedule)
+            exchange.__class__ = EXCHANGES[schedule]
             collective.barrier()
             begin = time.perf_counter()
             exchange.pull(storage, TABLE, keys, Columns(0, TABLE.dim))

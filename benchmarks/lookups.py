@@ -13,7 +13,9 @@ import numpy as np
 
 from benchmarks.measuring import Figure, Timing, ratios
 from benchmarks.scale import Scale
-from sparring import TableConfig, execution, open_storage
+from sparring import open_storage
+from sparring.contracts import TableConfig
+from sparring.runtime import pool as execution
 
 __all__ = ["measure"]
 
@@ -36,7 +38,7 @@ def measure(scale: Scale) -> list[Figure]:
     batches = np.stack([keys[random.permutation(len(keys))[:num_keys]] for _ in range(NUM_BATCHES)])
     storage = open_storage("hkv", TableConfig("t", DIM), validate=False)
     storage.upsert(keys, rows)
-    execution.configure(THREADS)
+    execution.configure_pool(THREADS)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for file, array in (("keys", keys), ("rows", rows), ("batches", batches)):

@@ -9,9 +9,10 @@ import torch
 
 from benchmarks.measuring import Figure
 from benchmarks.scale import Scale
-from sparring import TableConfig
-from sparring.kernels import initial_rows
-from sparring_torch import EmbeddingBag, Optimizer
+from sparring.contracts import TableConfig
+from sparring.kernels.functions import initial_rows
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.optimizer import Optimizer
 
 __all__ = ["measure"]
 

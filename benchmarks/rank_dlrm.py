@@ -20,9 +20,11 @@ from torch import nn
 
 from benchmarks.dlrm import DIM, EPS, LR, NUM_TABLES, Batch, Dense, batch_of, features_of
 from benchmarks.rank_exchange import join, slowest_of_each_round
-from sparring import StepContainer, _native
-from sparring.rendezvous.environment import EnvironmentOptions, EnvironmentRendezvous
-from sparring_torch import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, Optimizer
+from sparring import EnvironmentOptions, EnvironmentRendezvous, StepContainer, _native
+from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.optimizer import Optimizer
+from sparring_torch.table_configs import EmbeddingBagConfig
 
 __all__ = ["main"]
 

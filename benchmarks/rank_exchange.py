@@ -1,4 +1,4 @@
-"""One rank of the benchmark `ranks`: steps with both schedules, or messages of MPI alone.
+"""One rank of the benchmark `ranks`: steps by the ring and without overlap, or messages of MPI alone.
 
 Started by `benchmarks.ranks` with one argument, JSON. Rank 0 writes JSON to the file `output`.
 """
@@ -15,16 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from sparring import StepContainer, TableConfig
-from sparring.collective import Collective
-from sparring.exchange import ExchangeOptions
-from sparring.rendezvous.environment import EnvironmentOptions, EnvironmentRendezvous
-from sparring.updates import MethodChoice, resolve_method
-from sparring.updates.resolving import hyper_from
+from benchmarks.sequential import EXCHANGES
+from sparring import (
+    EnvironmentOptions,
+    EnvironmentRendezvous,
+    StepContainer,
+    hyper_from,
+    resolve_method,
+)
+from sparring.contracts import Collective, MethodChoice, TableConfig
 
 __all__ = ["join", "slowest_of_each_round"]
 
-SCHEDULES = ("ring", "sequential")
 DEADLINE_SECONDS = 60.0
 
 
@@ -73,8 +75,8 @@ def _steps(
         container = StepContainer(
             collective=join(given["collective"], rendezvous),
             rendezvous=rendezvous,
-            exchange=ExchangeOptions(schedule),
         )
+        container.exchange.__class__ = EXCHANGES[schedule]
         closing.enter_context(container)
         container.declare(table)
         container.set_state("item", np.empty(0, np.float32), "sgd")
@@ -89,7 +91,7 @@ def _steps(
 
         return step
 
-    contenders = {schedule: stepping(schedule) for schedule in SCHEDULES}
+    contenders = {schedule: stepping(schedule) for schedule in EXCHANGES}
     return slowest_of_each_round(meeting, contenders, given["rounds"])
 
 

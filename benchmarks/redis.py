@@ -16,8 +16,8 @@ import numpy as np
 
 from benchmarks.measuring import Figure, alternate, ratios
 from benchmarks.scale import Scale
-from sparring import TableConfig, open_storage
-from sparring.kernels import partition
+from sparring import open_storage, partition
+from sparring.contracts import TableConfig
 
 __all__ = ["measure"]
 
@@ -29,7 +29,8 @@ _MOST_ROWS_AT_ONCE = 65_536
 
 def measure(scale: Scale) -> list[Figure]:
     """Ratios on a standalone Redis and on a cluster of three masters, all on this machine."""
-    from sparring_redis.testing import RedisCluster, RedisServer, redis_server_missing
+    from sparring_redis.testing.cluster import RedisCluster
+    from sparring_redis.testing.server import RedisServer, redis_server_missing
 
     if reason := redis_server_missing():
         return [Figure("find and upsert beside raw redis-py", "not measured", detail=reason)]

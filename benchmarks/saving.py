@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from benchmarks.measuring import Figure
 from benchmarks.scale import Scale
-from sparring import StepContainer
-from sparring.saving.saves import SaveOptions
-from sparring_torch import EmbeddingBag, Optimizer
+from sparring import SaveOptions, StepContainer
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.optimizer import Optimizer
 
 __all__ = ["measure"]
 
@@ -162,8 +162,8 @@ def _figures(
             f"{memory.most_bytes / 2**20:.0f} MiB",
             f"<= {MOST_BYTES >> 20} MiB",
             memory.most_bytes <= MOST_BYTES,
-            f"old rows at most {counters.most_kept_bytes / 2**20:.0f} MiB, of "
-            f"{counters.rows_kept:,} rows kept",
+            f"old rows at most {counters.most_undo_bytes / 2**20:.0f} MiB, of "
+            f"{counters.undo_rows:,} rows kept",
         ),
         Figure(
             "of all saves: frozen, waiting for room",

@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from sparring import TableConfig, open_storage
-from sparring.collective import Collective, Work
-from sparring.storage import Storage
+from sparring import open_storage
+from sparring.contracts import Collective, Storage, TableConfig, Work
 
 __all__ = ["ShapedGroup", "run_ranks", "slow_storage"]
 

@@ -27,10 +27,15 @@ import numpy as np
 
 from benchmarks.measuring import Figure
 from benchmarks.scale import Scale
-from sparring import StepContainer, TableConfig
-from sparring.snapshot import SnapshotWriter, TableDescription, open_snapshot
-from sparring.step import StorageChoice
-from sparring.storage import ScanChunk
+from sparring import (
+    SnapshotWriter,
+    StepContainer,
+    StorageChoice,
+    TableDescription,
+    merged_chunks,
+    open_snapshot,
+)
+from sparring.contracts import ScanChunk, TableConfig
 
 __all__ = ["measure"]
 
@@ -230,7 +235,7 @@ def _read_and_keep(path: Path) -> str:
 
 
 def _load(table: _Table, path: Path) -> str:
-    count = sum(map(len, open_snapshot(path).chunks("item")))
+    count = sum(map(len, merged_chunks(open_snapshot(path), "item")))
     assert count == len(table.keys)
     return "load"
 
@@ -258,7 +263,7 @@ def _check(table: _Table, path: Path) -> None:
     places = np.empty(len(table.keys), np.int64)
     places[table.keys] = np.arange(len(table.keys))
     count = 0
-    for chunk in open_snapshot(path).chunks("item"):
+    for chunk in merged_chunks(open_snapshot(path), "item"):
         assert (chunk.rows == table.rows[places[chunk.keys]]).all()
         count += len(chunk)
     assert count == len(table.keys)

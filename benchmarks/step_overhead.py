@@ -8,7 +8,8 @@ import torch
 
 from benchmarks.measuring import Figure, alternate
 from benchmarks.scale import Scale
-from sparring_torch import EmbeddingBag, Optimizer
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.optimizer import Optimizer
 
 __all__ = ["measure"]
 

@@ -41,9 +41,9 @@ def measure(scale: Scale) -> list[Figure]:
 
 
 def _rows(scale: Scale, threads: int) -> Sequence[Figure]:
-    from sparring import execution
+    from sparring.runtime import pool as execution
 
-    execution.configure(threads)
+    execution.configure_pool(threads)
     sizes = FULL_ROWS if scale.is_full else ROWS
     costs = {num_rows: _cost(scale, num_rows, 64, 262_144) for num_rows in sizes}
     growth = costs[sizes[-1]] / costs[sizes[0]]

@@ -14,8 +14,9 @@ import torch
 from benchmarks.measuring import Figure
 from benchmarks.scale import Scale
 from benchmarks.threads import torch_threads
-from sparring import TableConfig, kernels, open_storage
-from sparring.storage import Storage
+from sparring import open_storage
+from sparring.contracts import Storage, TableConfig
+from sparring.kernels import functions as kernels
 
 __all__ = ["measure"]
 

@@ -18,8 +18,9 @@ from benchmarks.measuring import Figure, Timing, alternate, ratios
 from benchmarks.ours import OurBags
 from benchmarks.programs import built, running
 from benchmarks.scale import Scale
-from sparring import Storage, kernels
-from sparring.updates import MethodChoice, UpdateRows, resolve_method
+from sparring import resolve_method, update_rows
+from sparring.contracts import MethodChoice, Storage, UpdateRows
+from sparring.kernels import functions as kernels
 
 __all__ = ["measure"]
 
@@ -128,7 +129,7 @@ def _one_visit(
 
     def run() -> object:
         keys = next(turns)
-        return storage.update(keys, update.gradients_for(keys, gradient), update.choice)
+        return update_rows(storage, keys, update.gradients_for(keys, gradient), update.choice)
 
     return run
 

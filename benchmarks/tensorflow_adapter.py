@@ -51,7 +51,8 @@ def measure(scale: Scale) -> list[Figure]:
 def _overhead(rounds: int) -> list[Figure]:
     import tensorflow as tf
 
-    from sparring_tf import Embedding, lookup_ops
+    from sparring_tf import lookup_ops
+    from sparring_tf.embedding import Embedding
 
     layer = Embedding(DIM, name="overhead")
     ids, rows = tf.constant([1], tf.int64), tf.constant(np.zeros((1, DIM), np.float32))
@@ -117,7 +118,8 @@ def contenders(
     import keras
     import tensorflow as tf
 
-    from sparring_tf import Embedding, Optimizer
+    from sparring_tf.embedding import Embedding
+    from sparring_tf.optimizer import Optimizer
 
     target = tf.constant(generator.normal(size=(len(batches[0]), DIM)).astype(np.float32))
 
@@ -155,7 +157,8 @@ def contenders(
 def _steps(rows: int, rounds: int) -> list[Figure]:
     import tensorflow as tf
 
-    from sparring_tf import Embedding, Optimizer
+    from sparring_tf.embedding import Embedding
+    from sparring_tf.optimizer import Optimizer
 
     generator = np.random.default_rng(0)
     batches = [tf.constant(generator.integers(0, rows, BATCH)) for _ in range(16)]
@@ -263,9 +266,9 @@ def _by_shadow(layer: Any, batches: list[Any], target: Any) -> Callable[[], Any]
     """The other way: rows are copied into a leaf, whose gradient is handed to the step."""
     import tensorflow as tf
 
-    from sparring.updates import MethodChoice, resolve_method
-    from sparring.updates.resolving import hyper_from
-    from sparring_tf import Optimizer
+    from sparring import hyper_from, resolve_method
+    from sparring.contracts import MethodChoice
+    from sparring_tf.optimizer import Optimizer
 
     container = Optimizer(layer, "adagrad", learning_rate=RATE).container
     method = resolve_method("adagrad")

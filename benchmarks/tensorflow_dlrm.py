@@ -63,9 +63,9 @@ def _ours(integers: Any, ids: Any, labels: Any, rounds: int) -> float:
     import keras
     import tensorflow as tf
 
-    from sparring import TableConfig
-    from sparring_tf import Optimizer
+    from sparring.contracts import TableConfig
     from sparring_tf.models import Dlrm
+    from sparring_tf.optimizer import Optimizer
 
     tables = [TableConfig(f"cat_{place}", DIM) for place in range(FEATURES)]
     model = Dlrm(tables, bottom_mlp=[HIDDEN], top_mlp=[HIDDEN])

@@ -16,12 +16,16 @@ import numpy.typing as npt
 
 from benchmarks.measuring import Figure, alternate, ratios
 from benchmarks.scale import Scale
-from sparring import Storage, TableConfig, open_storage
-from sparring.events import EventLoop
-from sparring.plugins import make_plugin_manager
-from sparring.storage.tiered import TieredStorage
-from sparring.updates import BUILTIN_METHODS, MethodChoice
-from sparring.updates.resolving import hyper_from
+from sparring import (
+    BUILTIN_METHODS,
+    EventLoop,
+    TieredStorage,
+    hyper_from,
+    make_plugin_manager,
+    open_storage,
+    update_rows,
+)
+from sparring.contracts import MethodChoice, Storage, TableConfig
 
 __all__ = ["measure"]
 
@@ -99,7 +103,7 @@ def _falling_through(
         hits, misses = keys[is_first], keys[~is_first & is_seen]
         out = np.ones((len(keys), DIM), np.float32)  # its pages are there before the clock starts
         found = []
-        stack._staging.clear()  # each batch is the first one after a step
+        stack._stack.promotion.clear()  # each batch is the first one after a step
         name = "predicted" if (number + number // 2) % 2 else "stack"
         start = perf_counter()
         if name == "stack":
@@ -141,7 +145,7 @@ def _unseen(stack: TieredStorage, num_keys: int, scale: Scale, backend: str) -> 
         np.arange(BATCH_IDS) + num_keys + number * BATCH_IDS for number in range(scale.rounds(8))
     ]
     count, trips = _trips(stack, batches, num_keys)
-    filter_bytes = stack._last.keys_filter.memory_bytes  # type: ignore[union-attr]
+    filter_bytes = stack._stack.last.keys_filter.memory_bytes  # type: ignore[union-attr]
     return Figure(
         f"unseen keys that {backend} was asked for",
         f"{trips / count:.3%}",
@@ -221,7 +225,9 @@ def _all_hit(scale: Scale) -> list[Figure]:
         return lambda: [storage.find(each, out=out[: len(each)]) for each in batches]
 
     def updating(storage: Storage) -> Callable[[], object]:
-        return lambda: [storage.update(each, gradients[: len(each)], choice) for each in batches]
+        return lambda: [
+            update_rows(storage, each, gradients[: len(each)], choice) for each in batches
+        ]
 
     figures = []
     for what, run in (("find", finding), ("update by row-wise Adagrad", updating)):
@@ -256,7 +262,7 @@ def _beside(scale: Scale) -> list[Figure]:
         with ExitStack() as opened:
             events = opened.enter_context(EventLoop())
             stacks = {}
-            for where in ("within", "beside"):
+            for where in ("inline", "background"):
                 folder = opened.enter_context(TemporaryDirectory())
                 options = {"path": folder, "sync_writes": is_synced}
                 stack = opened.enter_context(_stack_of_alike(options, where, scale))
@@ -286,13 +292,13 @@ def _stack_of_alike(options: dict[str, Any], where: str, scale: Scale) -> Any:
 def _gain(
     stacks: dict[str, Any], events: EventLoop, scale: Scale, pause: float, last: str
 ) -> Figure:
-    num_keys = stacks["beside"].size
+    num_keys = stacks["background"].size
     generator = np.random.default_rng(3)
     num_rounds = scale.rounds(12)
     rounds = [[_alike(generator, num_keys) for _ in range(ROUND_STEPS)] for _ in range(num_rounds)]
     drawn = {where: iter([rounds[0], rounds[0], *rounds]) for where in stacks}
     work = bytes(int(_hashed_bytes_a_second() * pause))
-    waited = [stacks["beside"].tier_counters()[1].wait_seconds]
+    waited = [stacks["background"].tier_counters()[1].wait_seconds]
 
     own: dict[str, list[float]] = {where: [] for where in stacks}
 
@@ -312,20 +318,20 @@ def _gain(
         rounds=num_rounds,
         warm_up=2,
     )
-    waited.append(stacks["beside"].tier_counters()[1].wait_seconds)
+    waited.append(stacks["background"].tier_counters()[1].wait_seconds)
     everything = _spread(np.arange(num_keys))
     if not np.array_equal(*(stack.find(everything).rows for stack in stacks.values())):
         raise AssertionError("the two stacks differ")
-    ratio = median(ratios(timings["within"], timings["beside"]))
-    milliseconds = [timings[where].median / ROUND_STEPS * 1e3 for where in ("beside", "within")]
+    ratio = median(ratios(timings["inline"], timings["background"]))
+    milliseconds = [timings[where].median / ROUND_STEPS * 1e3 for where in ("background", "inline")]
     return Figure(
-        f"steps over hkv over {last}, {pause * 1e3:.0f} ms of computing, rows going down beside them",
+        f"steps over hkv over {last}, {pause * 1e3:.0f} ms of computing, background write-back",
         f"{ratio:.2f} x the speed",
         None,
         None,
         f"{milliseconds[0]:.1f} ms against {milliseconds[1]:.1f} ms a step where rows go down within "
-        f"it, {median(own['beside']):.1f} against {median(own['within']):.1f} ms of processor time of "
-        f"the steps' own thread; {STEP_KEYS:,} keys; {waited[1] - waited[0]:.2f} s waited for room",
+        f"it, {median(own['background']):.1f} against {median(own['inline']):.1f} ms of processor time "
+        f"of the steps' own thread; {STEP_KEYS:,} keys; {waited[1] - waited[0]:.2f} s waited for room",
         ratio,
     )
 

@@ -17,7 +17,7 @@ __all__ = ["TRIALS", "run"]
 
 TRIALS = 1
 """Each attack is made so often."""
-_TESTS = Path(__file__).parents[1] / "packages/core/tests/test_snapshot_hostile.py"
+_TESTS = Path(__file__).parents[1] / "packages/core/tests/snapshot/test_hostile.py"
 _DEADLINE_SECONDS = 600
 
 

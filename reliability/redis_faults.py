@@ -28,17 +28,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparring import Storage, TableConfig, open_storage
+from sparring import open_storage, partition
+from sparring.contracts import Shard, ShardMap, Storage, TableConfig
 from sparring.errors import DeadlineError, StorageIOError
-from sparring.kernels import partition
-from sparring.rendezvous import Shard, ShardMap
-from sparring_redis.testing import (
-    Fault,
-    FaultProxy,
-    RedisCluster,
-    RedisServer,
-    redis_server_missing,
-)
+from sparring_redis.testing.cluster import RedisCluster
+from sparring_redis.testing.proxy import Fault, FaultProxy
+from sparring_redis.testing.server import RedisServer, redis_server_missing
 
 if TYPE_CHECKING:
     from reliability.report import Report

@@ -30,7 +30,8 @@ import numpy as np
 import numpy.typing as npt
 
 from reliability.report import Report
-from sparring import Storage, TableConfig, open_storage
+from sparring import open_storage
+from sparring.contracts import Storage, TableConfig
 
 __all__ = ["TRIALS", "run"]
 

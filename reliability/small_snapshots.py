@@ -10,15 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sparring import TableConfig
-from sparring.snapshot import (
-    Snapshot,
-    SnapshotOptions,
-    SnapshotWriter,
-    TableDescription,
-    latest_snapshot,
-)
-from sparring.storage import ScanChunk
+from sparring import Snapshot, SnapshotWriter, TableDescription, merged_chunks
+from sparring.contracts import ScanChunk, TableConfig
+from sparring.snapshot.options import SnapshotOptions
+from sparring.snapshot.retention import latest_snapshot
 
 __all__ = ["check", "check_latest", "save", "scratch_folder"]
 
@@ -87,7 +82,7 @@ def check(snapshot: Snapshot) -> None:
         steps[1] = snapshot.base.step
         expected -= {1}
     found: set[int] = set()
-    for chunk in snapshot.chunks("item"):
+    for chunk in merged_chunks(snapshot, "item"):
         for parity, step in steps.items():
             part = chunk.keys % 2 == parity
             assert (chunk.rows[part] == _rows_of(step, chunk.keys[part])).all(), "other rows"

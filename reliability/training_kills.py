@@ -17,13 +17,20 @@ import numpy as np
 
 from reliability.report import Report
 from reliability.snapshot_kills import run_kills
-from sparring import StepContainer, TableConfig, kernels
-from sparring.collective import Collective
-from sparring.collective.local import LocalGroup
-from sparring.saving.requests import Retention
-from sparring.snapshot import Snapshot, compact, latest_snapshot
-from sparring.step import SaveOptions, StorageChoice
-from sparring.testing.thread_rendezvous import ThreadRendezvous
+from sparring import (
+    LocalGroup,
+    Retention,
+    SaveOptions,
+    Snapshot,
+    StepContainer,
+    StorageChoice,
+    merged_chunks,
+)
+from sparring.contracts import Collective, TableConfig
+from sparring.kernels import functions as kernels
+from sparring.snapshot.compaction import compact
+from sparring.snapshot.retention import latest_snapshot
+from sparring_testing.thread_rendezvous import ThreadRendezvous
 
 __all__ = ["TRIALS", "run"]
 
@@ -102,7 +109,7 @@ def _check(snapshot: Snapshot) -> None:
     last_steps = snapshot.step - (snapshot.step - _KEYS) % _PARTS
     expected = _KEYS[last_steps > 0]
     found: list[int] = []
-    for chunk in snapshot.chunks("item"):
+    for chunk in merged_chunks(snapshot, "item"):
         assert (chunk.rows == _rows(chunk.keys, last_steps[chunk.keys])).all(), "other rows"
         found += chunk.keys.tolist()
     assert sorted(found) == expected.tolist(), f"{len(found)} keys"

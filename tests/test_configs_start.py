@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.cli import main
-from sparring.config import load_config
-from sparring.testing.devices import why_unavailable
-from sparring.training_loop.click_source import ClickSource
-from sparring.updates import BUILTIN_METHODS
+from sparring import BUILTIN_METHODS
+from sparring.cli.application import main
+from sparring_testing.devices import why_unavailable
+from sparring_train.config.loader import load_config
+from sparring_train.loop.click_source import ClickSource
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -148,7 +148,8 @@ def test_a_config_trains_as_it_stands(path: Path, train: Train) -> None:
 def test_tables_of_the_gpu_example_fit_one_gpu_and_spill() -> None:
     if reason := why_unavailable("emulated"):
         pytest.skip(f"needs the emulator of a GPU: {reason}")
-    from sparring_hkv import HkvOptions, HkvStorage
+    from sparring_hkv.backend import HkvStorage
+    from sparring_hkv.options import HkvOptions
 
     config = load_config(ROOT / "configs/gpu.yaml")
     method = BUILTIN_METHODS[config.optimizer.sparse.name]()

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import Columns, TableConfig, _native
-from sparring.collective import Collective
-from sparring.exchange import ExchangeOptions, PushRequest, RingExchange
-from sparring.rendezvous import ShardMap
-from sparring.simulation import Compute, Network, SimulatedSchedule, Workload, simulate
+from sparring import ExchangeOptions, _native
+from sparring.contracts import Collective, Columns, ShardMap, TableConfig
+from sparring.exchange.messages import PushRequest
+from sparring_plan.simulation.model import Compute, Network, SimulatedSchedule, Workload
+from sparring_plan.simulation.replay import simulate
 
 pytestmark = pytest.mark.alone
 
@@ -39,7 +39,9 @@ def even_keys(world_size: int) -> Any:
     return np.concatenate([keys[order[at : at + count]] for at in offsets[:-1]])
 
 
-def measured(world_size: int, schedule: str, slower: int, shaped_links: Any) -> tuple[float, int]:
+def measured(world_size: int, schedule: str, slower: int) -> tuple[float, int]:
+    shaped_links = importlib.import_module("benchmarks.shaped_links")
+    exchanges = importlib.import_module("benchmarks.sequential").EXCHANGES
     table = TableConfig("item", DIM)
     group = shaped_links.ShapedGroup(world_size, BYTES_PER_SECOND / slower, LATENCY * slower)
     keys = even_keys(world_size)
@@ -49,8 +51,8 @@ def measured(world_size: int, schedule: str, slower: int, shaped_links: Any) -> 
 
     def body(collective: Collective) -> float:
         storage = shaped_links.slow_storage(table, FIND * slower)
-        options = ExchangeOptions(schedule, chunk_rows=CHUNK_ROWS)
-        exchange = RingExchange(collective, ShardMap.balanced(world_size), options)
+        options = ExchangeOptions(CHUNK_ROWS)
+        exchange = exchanges[schedule](collective, ShardMap.balanced(world_size), options)
         collective.barrier()
         begin = time.perf_counter()
         exchange.pull(storage, table, keys, Columns(0, DIM))
@@ -72,13 +74,12 @@ def test_a_prediction_is_what_modelled_links_take(
     monkeypatch.syspath_prepend(str(ROOT))
     for name in [each for each in sys.modules if each.split(".")[0] == "benchmarks"]:
         monkeypatch.delitem(sys.modules, name)
-    shaped_links = importlib.import_module("benchmarks.shaped_links")
     workload = Workload(NUM_KEYS, 1.0, DIM, chunk_rows=CHUNK_ROWS)
     for slower in SLOWER:
         network = Network(LATENCY * slower, BYTES_PER_SECOND / slower, 0.0)
         compute = Compute(FIND * slower, 0.0, 0.0)
         predicted = simulate(SimulatedSchedule(schedule), world_size, network, compute, workload)
-        seconds, wire_bytes = measured(world_size, schedule, slower, shaped_links)
+        seconds, wire_bytes = measured(world_size, schedule, slower)
         ratio = seconds / predicted.seconds
         if ratio <= MOST:
             break

@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from sparring import Storage, TableConfig, open_storage
-from sparring.events import EventLoop
-from sparring.testing import StorageTests, overrides_kit
+from sparring import EventLoop, open_storage
+from sparring.contracts import Storage, TableConfig
+from sparring_testing.guard import overrides_kit
+from sparring_testing.storage_tests import StorageTests
 
 pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
 pytest.importorskip("sparring_sqlite", reason="the template backend is not installed")

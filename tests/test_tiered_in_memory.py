@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import TableConfig, open_storage
-from sparring.storage.contract import Columns
-from sparring.storage.tiered import TieredStorage
+from sparring import TieredStorage, open_storage
+from sparring.contracts import Columns, TableConfig
 
 pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
 
@@ -92,7 +91,7 @@ def test_time_and_bytes_of_a_tier_in_memory_are_counted() -> None:
         assert 0 < last.read_seconds < 10
 
 
-def test_who_overrides_the_twin_of_a_lower_tier_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_overrides_the_find_of_a_lower_tier_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     with stack_over("hkv") as stack:
         keys = np.arange(NUM_KEYS)
         stack.upsert(keys, np.ones((NUM_KEYS, TABLE.width), np.float32))

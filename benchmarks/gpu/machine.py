@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.measuring import Figure
 from sparring import make_plugin_manager
-from sparring.kernel_set import ArraySource, KernelSet
+from sparring.contracts import ArraySource, KernelSet
 
 __all__ = ["Bar", "Machine", "Stage", "measure"]
 

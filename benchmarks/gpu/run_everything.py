@@ -67,7 +67,7 @@ TESTS = (
     "packages/framework-torch/tests/test_device_stacks.py",
     "packages/framework-torch/tests/test_device_staged_ranks.py",
     "packages/framework-torch/tests/test_device_tiers.py",
-    "packages/framework-torch/tests/test_device_training.py",
+    "packages/train/tests/pytorch/test_device_training.py",
     "packages/framework-torch/tests/test_gpu_streams.py",
     "packages/framework-torch/tests/test_device_memory.py",
 )
@@ -284,7 +284,7 @@ class Found:
 def look_for_gpu(python: str) -> Found:
     """Whether there is a GPU, and whether the packages of an environment can use it."""
     program = """
-from sparring.gpus import inspect_gpus
+from sparring import inspect_gpus
 reason = inspect_gpus().reason
 print(reason is None)
 if reason is None:

@@ -7,9 +7,10 @@ import torch
 from benchmarks.gpu.keys import spread
 from benchmarks.gpu.machine import Bar, Machine
 from benchmarks.measuring import Figure
-from sparring.table import TableConfig
-from sparring_hkv import HkvOptions, HkvStorage
+from sparring.contracts import TableConfig
+from sparring_hkv.backend import HkvStorage
 from sparring_hkv.device_calls import DeviceCalls
+from sparring_hkv.options import HkvOptions
 
 __all__ = ["measure"]
 

@@ -10,8 +10,9 @@ import torch
 from benchmarks.gpu.keys import spread, zipf_ids
 from benchmarks.gpu.machine import Bar, Machine
 from benchmarks.measuring import Figure
-from sparring.table import TableConfig
-from sparring_torch import EmbeddingBag, Optimizer
+from sparring.contracts import TableConfig
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.optimizer import Optimizer
 
 __all__ = ["measure"]
 

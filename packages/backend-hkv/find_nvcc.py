@@ -24,7 +24,7 @@ OLDEST, BEYOND = (12, 4), (14, 0)
 USUAL = Path("/usr/local/cuda/bin/nvcc")
 
 RELEASE = "13.0"
-"""What comes from PyPI where nothing else is asked for."""
+"""Release installed from PyPI unless another one is asked for."""
 
 
 class NvccError(Exception):

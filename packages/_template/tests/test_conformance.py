@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from sparring import Storage, TableConfig, open_storage
+from sparring import open_storage
+from sparring.contracts import Storage, TableConfig
 from sparring.errors import InvalidArgumentError, StorageIOError
-from sparring.testing import StorageTests
 from sparring_sqlite import SqliteOptions
 from sparring_sqlite.backend import SqliteStorage
+from sparring_testing import StorageTests
 
 
 class TestSqliteStorage(StorageTests):

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparring import StepContainer, TableConfig, open_storage
-from sparring.cli import main
+from sparring import StepContainer, StorageChoice, open_storage
+from sparring.cli.application import main
+from sparring.contracts import TableConfig
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring.step import StorageChoice
 
 TABLE = TableConfig("item", 4)
 ADAGRAD = TABLE.with_state(4, "adagrad")

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from sparring import make_plugin_manager
-from sparring.kernel_set import ArraySource, KernelSet
-from sparring.kernels import Rounding
-from sparring.testing.devices import named_device, why_unavailable
+from sparring.contracts import ArraySource, KernelSet, Rounding
+from sparring_testing.devices import named_device, why_unavailable
 
 
 class OnHost:

@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from sparring.table import TableConfig
-from sparring.testing import StorageTests
-from sparring_hkv import HkvOptions, HkvStorage
+from sparring.contracts import TableConfig
+from sparring_hkv.backend import HkvStorage
+from sparring_hkv.options import HkvOptions
+from sparring_testing.storage_tests import StorageTests
 
 POLICIES = ("none", "lru", "lfu", "epoch_lru", "epoch_lfu", "custom")
 

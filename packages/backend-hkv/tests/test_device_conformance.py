@@ -9,13 +9,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from sparring.contracts import Storage, TableConfig
 from sparring.errors import DeviceError
-from sparring.storage import Storage
-from sparring.table import TableConfig
-from sparring.testing import StorageTests, overrides_kit
-from sparring.testing.devices import named_device
-from sparring_hkv import HkvOptions, HkvStorage
+from sparring_hkv.backend import HkvStorage
 from sparring_hkv.devices import open_device
+from sparring_hkv.options import HkvOptions
+from sparring_testing.devices import named_device
+from sparring_testing.guard import overrides_kit
+from sparring_testing.storage_tests import StorageTests
 
 DEVICE = named_device()
 POLICIES = ("none", "lru", "lfu", "epoch_lru", "epoch_lfu", "custom")

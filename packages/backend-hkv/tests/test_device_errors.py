@@ -10,19 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import make_plugin_manager
+from sparring import BUILTIN_METHODS, make_plugin_manager
+from sparring.contracts import ArraySource, MethodChoice, TableConfig
 from sparring.errors import (
     DeviceError,
     DeviceLostError,
     DeviceMemoryError,
     InvalidArgumentError,
 )
-from sparring.kernel_set import ArraySource
-from sparring.table import TableConfig
-from sparring.testing.deadlines import in_time
-from sparring.updates import BUILTIN_METHODS, MethodChoice
-from sparring_hkv import HkvOptions, HkvStorage
+from sparring_hkv.backend import HkvStorage
 from sparring_hkv.devices import open_device
+from sparring_hkv.options import HkvOptions
+from sparring_testing.deadlines import in_time
 
 _emulated = pytest.importorskip(
     "sparring_hkv._emulated", reason="built without -DSPARRING_HKV_EMULATED=ON"

@@ -10,13 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import kernels, make_plugin_manager
-from sparring.cpu_kernels import CpuKernels
+from sparring import BUILTIN_METHODS, make_plugin_manager
+from sparring.contracts import (
+    ArraySource,
+    KernelSet,
+    MethodChoice,
+    Normal,
+    TableConfig,
+    TruncatedNormal,
+    Uniform,
+)
 from sparring.errors import DeviceError, DeviceMemoryError, InvalidArgumentError
-from sparring.initializers import Normal, TruncatedNormal, Uniform
-from sparring.kernel_set import ArraySource, KernelSet
-from sparring.table import TableConfig
-from sparring.updates import BUILTIN_METHODS, MethodChoice
+from sparring.kernels import functions as kernels
+from sparring.kernels.cpu import CpuKernels
 
 _INT64 = np.iinfo(np.int64)
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import sparring
+from sparring.contracts import TableConfig
 from sparring.errors import DeviceError, DeviceMemoryError, InvalidArgumentError
-from sparring.table import TableConfig
-from sparring_hkv import HkvOptions, HkvStorage
+from sparring_hkv.backend import HkvStorage
 from sparring_hkv.device_calls import DeviceCalls
 from sparring_hkv.devices import why_cuda_is_unavailable
+from sparring_hkv.options import HkvOptions
 
 TABLE = TableConfig("table", 4)
 
@@ -104,5 +105,5 @@ def test_arrays_of_the_device_are_found_and_upserted() -> None:
 
 
 def test_device_calls_need_a_device() -> None:
-    with pytest.raises(InvalidArgumentError, match="lies on the CPU"):
+    with pytest.raises(InvalidArgumentError, match="is on the CPU"):
         DeviceCalls(HkvStorage(TABLE))

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.cpu_kernels import CpuKernels
+from sparring import BUILTIN_METHODS
+from sparring.contracts import MethodChoice, TableConfig
 from sparring.errors import DeviceError
-from sparring.table import TableConfig
-from sparring.testing.devices import named_device
-from sparring.updates import BUILTIN_METHODS, MethodChoice
-from sparring_hkv import HkvOptions, HkvStorage
+from sparring.kernels.cpu import CpuKernels
+from sparring_hkv.backend import HkvStorage
 from sparring_hkv.devices import open_device
+from sparring_hkv.options import HkvOptions
+from sparring_testing.devices import named_device
 
 DEVICE = named_device()
 NUM_OPERATIONS = int(os.environ.get("SPARRING_OPERATIONS", "300"))

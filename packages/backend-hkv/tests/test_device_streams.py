@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import _native, make_plugin_manager
+from sparring import Streams, _native, make_plugin_manager
+from sparring.contracts import ArraySource
 from sparring.errors import DeviceLostError, InvalidArgumentError, UnsupportedError
-from sparring.kernel_set import ArraySource
-from sparring.streams import Streams
-from sparring.testing.devices import named_device, why_unavailable
+from sparring_testing.devices import named_device, why_unavailable
 
 ARRAYS = ArraySource(empty=np.empty, stream=lambda: 0)
 

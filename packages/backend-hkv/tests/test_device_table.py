@@ -8,13 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import make_plugin_manager
-from sparring.cpu_kernels import CpuKernels
-from sparring.errors import CapacityError, DeviceError, InvalidArgumentError, UnsupportedError
-from sparring.kernel_set import ArraySource, KernelSet
-from sparring.table import TableConfig
-from sparring.updates import BUILTIN_METHODS, MethodChoice
-from sparring_hkv import HkvOptions, HkvStorage
+from sparring import BUILTIN_METHODS, make_plugin_manager, update_rows
+from sparring.contracts import ArraySource, KernelSet, MethodChoice, TableConfig
+from sparring.errors import (
+    CapacityError,
+    DeviceError,
+    InvalidArgumentError,
+    UnsupportedError,
+)
+from sparring.kernels.cpu import CpuKernels
+from sparring_hkv.backend import HkvStorage
+from sparring_hkv.options import HkvOptions
 
 METHOD = BUILTIN_METHODS["rowwise_adagrad"]()
 HYPER = METHOD.hyperparameters(lr=0.1)
@@ -63,7 +67,7 @@ def test_training_on_a_device_gives_the_rows_of_the_cpu(
         sums = device.pool_backward(gradient, found.inverse, offsets, len(found.keys), mode=mode)
         choice = MethodChoice(METHOD, HYPER, step)
         size = on_cpu.size
-        on_cpu.update(found.keys, sums.copy(), choice)
+        update_rows(on_cpu, found.keys, sums.copy(), choice)
         change = device.update_storage(on_device, choice, found.keys, sums, state)
         assert change.num_new == on_cpu.size - size
         assert change.evicted.count == 0
@@ -115,7 +119,7 @@ def test_a_full_table_refuses_and_stays_as_it_was(device: KernelSet, table_place
 
 def test_a_table_elsewhere_is_refused(device: KernelSet, table_place: str) -> None:
     _, on_cpu = _opened(table_place)
-    with pytest.raises(UnsupportedError, match="'t' lies on cpu, these kernels work on "):
+    with pytest.raises(UnsupportedError, match="'t' is on cpu, these kernels work on "):
         device.pool_storage(on_cpu, on_cpu.table, np.arange(3), np.arange(4))
 
 

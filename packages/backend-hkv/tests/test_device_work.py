@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import make_plugin_manager
-from sparring.kernel_set import ArraySource, KernelSet
-from sparring.table import TableConfig
-from sparring.updates import BUILTIN_METHODS, MethodChoice
-from sparring_hkv import HkvOptions, HkvStorage
+from sparring import BUILTIN_METHODS, make_plugin_manager
+from sparring.contracts import ArraySource, KernelSet, MethodChoice, TableConfig
+from sparring_hkv.backend import HkvStorage
 from sparring_hkv.devices import open_device
+from sparring_hkv.options import HkvOptions
 
 pytest.importorskip("sparring_hkv._emulated", reason="built without -DSPARRING_HKV_EMULATED=ON")
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparring import Streams
 from sparring.errors import InvalidArgumentError
-from sparring.streams import Stream, Streams
+from sparring.runtime.streams import Stream
 
 _emulated = pytest.importorskip(
     "sparring_hkv._emulated", reason="built without -DSPARRING_HKV_EMULATED=ON"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparring.gpus import Gpu, Gpus
+from sparring.runtime.gpus import Gpu, Gpus
 from sparring_hkv import devices
 
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparring.contracts import Evicted, TableConfig
 from sparring.errors import CapacityError
-from sparring.storage import Evicted
-from sparring.table import TableConfig
-from sparring_hkv import HkvOptions, HkvStorage
+from sparring_hkv.backend import HkvStorage
+from sparring_hkv.options import HkvOptions
 
 TABLE = TableConfig("table", 2)
 EVICTING = ("lru", "lfu", "epoch_lru", "epoch_lfu", "custom")

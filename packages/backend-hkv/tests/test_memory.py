@@ -7,9 +7,10 @@ import time
 import numpy as np
 import pytest
 
+from sparring.contracts import TableConfig
 from sparring.errors import CapacityError
-from sparring.table import TableConfig
-from sparring_hkv import HkvOptions, HkvStorage
+from sparring_hkv.backend import HkvStorage
+from sparring_hkv.options import HkvOptions
 
 
 def keys_of_hashes(hashes: np.ndarray) -> np.ndarray:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import sparring
+from sparring.contracts import TableConfig
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring.table import TableConfig
-from sparring_hkv import HkvOptions, HkvStorage
+from sparring_hkv.backend import HkvStorage
+from sparring_hkv.options import HkvOptions
 
 TABLE = TableConfig("table", 4)
 

@@ -7,7 +7,8 @@ from itertools import count
 
 import pytest
 
-from sparring_redis.testing import RedisCluster, RedisServer, redis_server_missing
+from sparring_redis.testing.cluster import RedisCluster
+from sparring_redis.testing.server import RedisServer, redis_server_missing
 
 
 def _need_redis_server() -> None:

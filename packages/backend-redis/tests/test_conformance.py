@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from sparring import Storage, TableConfig
-from sparring.testing import StorageTests
-from sparring_redis import RedisOptions, RedisStorage
-from sparring_redis.testing import RedisCluster, RedisServer
+from sparring.contracts import Storage, TableConfig
+from sparring_redis.backend import RedisStorage
+from sparring_redis.options import RedisOptions
+from sparring_redis.testing.cluster import RedisCluster
+from sparring_redis.testing.server import RedisServer
+from sparring_testing.storage_tests import StorageTests
 
 
 class _OnRedis(StorageTests):

@@ -9,10 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from sparring import TableConfig, open_storage
-from sparring.cli import main
+from sparring import open_storage
+from sparring.cli.application import main
+from sparring.contracts import TableConfig
 from sparring.errors import CorruptDataError, InvalidArgumentError, VersionError
-from sparring_redis.testing import RedisServer
+from sparring_redis.testing.server import RedisServer
 
 TABLE = TableConfig("item", 4)
 ADAGRAD = TABLE.with_state(4, "adagrad")

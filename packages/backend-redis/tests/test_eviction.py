@@ -7,9 +7,11 @@ import logging
 import numpy as np
 import pytest
 
-from sparring import Storage, TableConfig, open_storage
+from sparring import open_storage
+from sparring.contracts import Storage, TableConfig
 from sparring.errors import InvalidArgumentError, StorageIOError
-from sparring_redis.testing import RedisCluster, RedisServer, redis_server_missing
+from sparring_redis.testing.cluster import RedisCluster
+from sparring_redis.testing.server import RedisServer, redis_server_missing
 
 TABLE = TableConfig("films", 64)
 

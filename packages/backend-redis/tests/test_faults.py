@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from sparring import Storage, TableConfig, open_storage
+from sparring import open_storage
+from sparring.contracts import Storage, TableConfig
 from sparring.errors import DeadlineError, StorageIOError
-from sparring.testing.deadlines import in_time
-from sparring_redis.testing import Fault, FaultProxy, RedisCluster, RedisServer
+from sparring_redis.testing.cluster import RedisCluster
+from sparring_redis.testing.proxy import Fault, FaultProxy
+from sparring_redis.testing.server import RedisServer
+from sparring_testing.deadlines import in_time
 
 pytestmark = pytest.mark.alone
 

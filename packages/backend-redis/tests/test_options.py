@@ -12,12 +12,14 @@ import pytest
 from pydantic import ValidationError
 
 import sparring
-from sparring.cli import main
+from sparring.cli.application import main
+from sparring.contracts import TableConfig
 from sparring.errors import ConfigError, InvalidArgumentError
-from sparring.table import TableConfig
-from sparring_redis import RedisOptions, RedisStorage
+from sparring_redis.backend import RedisStorage
+from sparring_redis.options import RedisOptions
 from sparring_redis.place import place_of
-from sparring_redis.testing import RedisServer
+from sparring_redis.testing.server import RedisServer
+from sparring_train.config.loader import load_config
 
 TABLE = TableConfig("table", 4)
 SECRET = "hunter2-hunter2"
@@ -155,7 +157,7 @@ def test_a_password_in_a_configuration_is_refused_and_not_repeated(
     assert "password_environment" in printed.err
     assert SECRET not in printed.err + printed.out
     with pytest.raises(ConfigError) as refused:
-        sparring.config.load_config(config, arguments)
+        load_config(config, arguments)
     assert SECRET not in str(refused.value) + repr(refused.value.details)
 
 

@@ -13,16 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import TableConfig, open_storage
+from sparring import open_storage
+from sparring.contracts import TableConfig
 from sparring.errors import InvalidArgumentError, SparringError, StorageIOError
 from sparring_redis.connection import Access
-from sparring_redis.testing import (
-    Certificates,
-    RedisSentinel,
-    RedisServer,
-    make_certificates,
-    redis_server_missing,
-)
+from sparring_redis.testing.certificates import Certificates, make_certificates
+from sparring_redis.testing.sentinel import RedisSentinel
+from sparring_redis.testing.server import RedisServer, redis_server_missing
 
 TABLE = TableConfig("films", 4)
 DEADLINE = 5.0

@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparring import StepContainer, TableConfig
+from sparring import StepContainer, StorageChoice, count_rows, list_snapshots, open_snapshot
+from sparring.contracts import TableConfig
 from sparring.errors import DeadlineError, StorageIOError
-from sparring.events import BackgroundError
-from sparring.snapshot import list_snapshots, open_snapshot
-from sparring.step import StorageChoice
-from sparring_redis.testing import RedisServer
+from sparring.runtime.events import BackgroundError
+from sparring_redis.testing.server import RedisServer
 
 TABLE = TableConfig("film", 4)
 KEYS = np.arange(20_000)
@@ -44,4 +43,4 @@ def test_a_save_that_loses_its_server_fails_within_the_deadline(
     container.close()  # all rows were flushed
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
     assert list_snapshots(str(tmp_path)) == [str(tmp_path / "one")]
-    assert open_snapshot(tmp_path / "one").num_rows("film") == len(KEYS)
+    assert count_rows(open_snapshot(tmp_path / "one"), "film") == len(KEYS)

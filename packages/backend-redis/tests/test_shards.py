@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import StepContainer, Storage, TableConfig, open_storage
-from sparring.collective.local import LocalGroup
+from sparring import LocalGroup, StepContainer, StorageChoice, open_storage, partition
+from sparring.contracts import ShardMap, Storage, TableConfig
 from sparring.errors import DeadlineError, InvalidArgumentError, StorageIOError
-from sparring.kernels import partition
-from sparring.rendezvous import ShardMap
-from sparring.step import StorageChoice
-from sparring.testing.deadlines import in_time
-from sparring.testing.thread_rendezvous import ThreadRendezvous
-from sparring_redis.testing import Fault, FaultProxy, RedisCluster, RedisServer
+from sparring_redis.testing.cluster import RedisCluster
+from sparring_redis.testing.proxy import Fault, FaultProxy
+from sparring_redis.testing.server import RedisServer
+from sparring_testing.deadlines import in_time
+from sparring_testing.thread_rendezvous import ThreadRendezvous
 
 TABLE = TableConfig("item", 4)
 KEYS = np.arange(-2_000, 2_000, dtype=np.int64)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sparring_redis.testing import RedisServer
 from sparring_redis.testing import server as module
+from sparring_redis.testing.server import RedisServer
 
 GivePorts = Callable[..., list[int]]
 

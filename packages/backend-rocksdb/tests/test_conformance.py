@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from sparring.storage import Storage
-from sparring.table import TableConfig
-from sparring.testing import StorageTests
-from sparring_rocksdb import RocksdbOptions, RocksdbStorage
+from sparring.contracts import Storage, TableConfig
+from sparring_rocksdb.backend import RocksdbStorage
+from sparring_rocksdb.options import RocksdbOptions
+from sparring_testing.storage_tests import StorageTests
 
 
 class TestRocksdb(StorageTests):

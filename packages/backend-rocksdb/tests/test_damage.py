@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparring import Storage, TableConfig, open_storage
+from sparring import open_storage
+from sparring.contracts import Storage, TableConfig
 from sparring.errors import CorruptDataError, StorageIOError
 
 TABLE = TableConfig("item", 64)

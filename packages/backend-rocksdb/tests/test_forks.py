@@ -14,10 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparring import StepContainer, TableConfig, open_storage
+from sparring import StepContainer, StorageChoice, open_storage, write_note
+from sparring.contracts import Storage, TableConfig
 from sparring.errors import ClosedError, StorageIOError
-from sparring.step import StorageChoice
-from sparring.storage import Storage
 
 TABLE = TableConfig("films", 3)
 KEYS = np.arange(5_000)
@@ -45,7 +44,7 @@ CALLS: dict[str, Callable[[Storage], object]] = {
     "scan": lambda storage: list(storage.scan()),
     "size": lambda storage: storage.size,
     "flush": lambda storage: storage.flush(),
-    "note": lambda storage: storage.write_note("load", "nothing"),
+    "note": lambda storage: write_note(storage, "load", "nothing"),
 }
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.table import TableConfig
-from sparring_rocksdb import RocksdbOptions, RocksdbStorage
+from sparring.contracts import TableConfig
+from sparring_rocksdb.backend import RocksdbStorage
+from sparring_rocksdb.options import RocksdbOptions
 
 TABLE = TableConfig("table", 16)
 NUM_ROWS = 20_000
@@ -32,7 +33,9 @@ PROGRAM = """\
 import ctypes, json, sys
 import numpy as np
 from sparring import TableConfig, open_storage
-from sparring.updates import BUILTIN_METHODS, MethodChoice
+from sparring import BUILTIN_METHODS
+from sparring.contracts import MethodChoice
+from sparring import update_rows
 
 num_syncs = ctypes.CDLL(None).num_syncs
 num_syncs.restype = ctypes.c_long
@@ -57,7 +60,7 @@ def counted(name, call, times):
     counts[name] = num_syncs() - before
 
 counted("upsert", lambda keys: storage.upsert(keys, rows), 20)
-counted("update", lambda keys: storage.update(keys, rows, choice), 10)
+counted("update", lambda keys: update_rows(storage, keys, rows, choice), 10)
 counted("erase", lambda keys: storage.erase(keys[:50]), 10)
 counted("flush", lambda keys: storage.flush(), 1)
 storage.upsert(np.arange(100), rows)

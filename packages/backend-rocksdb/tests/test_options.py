@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import sparring
+from sparring.contracts import TableConfig
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring.table import TableConfig
-from sparring_rocksdb import RocksdbOptions, RocksdbStorage
-from sparring_rocksdb.backend import _refuse_foreign
+from sparring_rocksdb.backend import RocksdbStorage, _refuse_foreign
+from sparring_rocksdb.options import RocksdbOptions
 
 TABLE = TableConfig("table", 16)
 PAGE = Path(__file__).parents[3] / "docs/reference/rocksdb.md"

@@ -9,14 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import StepContainer, TableConfig, open_storage
-from sparring.collective.local import LocalGroup
+from sparring import (
+    LocalGroup,
+    StepContainer,
+    StorageChoice,
+    begin_load,
+    count_rows,
+    hyper_from,
+    open_snapshot,
+    open_storage,
+    resolve_method,
+)
+from sparring.contracts import MethodChoice, TableConfig
 from sparring.errors import InterruptedLoadError, InvalidArgumentError
-from sparring.snapshot import open_snapshot
-from sparring.step import StorageChoice
-from sparring.testing.thread_rendezvous import ThreadRendezvous
-from sparring.updates import MethodChoice, resolve_method
-from sparring.updates.resolving import hyper_from
+from sparring_testing.thread_rendezvous import ThreadRendezvous
 
 TABLE = TableConfig("item", 4)
 KEYS = np.arange(1_000)
@@ -69,7 +75,7 @@ def test_another_number_of_ranks_is_refused_until_it_loads(
     path = f"{tmp_path}/rows-{{rank}}"
     parts = train(storage, path, 2)
     assert sum(parts) == len(KEYS)
-    refusal = r"'item': its storage holds \d+ rows of rank 0 of 2 .* where all partitions is to lie"
+    refusal = r"'item': its storage holds \d+ rows of rank 0 of 2 .* where all partitions should be"
     with pytest.raises(InvalidArgumentError, match=refusal):
         train(storage, path, 1)
     assert train(storage, path, 1, load=f"{tmp_path}/saved-by-2") == [len(KEYS)]
@@ -118,13 +124,13 @@ def test_a_table_that_nobody_looked_at_is_saved_with_its_rows(tmp_path: Path) ->
     with StepContainer() as container:
         container.declare(TABLE, StorageChoice("rocksdb", options))
         container.save(str(tmp_path / "saved"))
-    assert open_snapshot(str(tmp_path / "saved")).num_rows(TABLE.name) == len(KEYS)
+    assert count_rows(open_snapshot(str(tmp_path / "saved")), TABLE.name) == len(KEYS)
 
 
 def test_a_load_that_did_not_end_is_not_saved(tmp_path: Path) -> None:
     options = {"path": str(tmp_path / "rows")}
     with open_storage("rocksdb", TABLE, **options) as storage:
-        storage.begin_load("elsewhere")
+        begin_load(storage, "elsewhere")
         storage.upsert(KEYS[:10], np.ones((10, TABLE.dim), np.float32))
     with StepContainer() as container:
         container.declare(TABLE, StorageChoice("rocksdb", options))

@@ -12,14 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import StepContainer, Storage, TableConfig, open_storage
-from sparring.cli import main
-from sparring.collective import LocalGroup
+from sparring import (
+    LocalGroup,
+    NativeStorage,
+    StepContainer,
+    StorageChoice,
+    capsule_of,
+    open_storage,
+)
+from sparring.cli.application import main
+from sparring.contracts import Storage, TableConfig
 from sparring.errors import ClosedError, InvalidArgumentError, StorageIOError
-from sparring.step import StorageChoice
-from sparring.storage.native import NativeStorage
-from sparring.testing.thread_rendezvous import ThreadRendezvous
-from sparring_rocksdb import RocksdbOptions, RocksdbStorage
+from sparring_rocksdb.backend import RocksdbStorage
+from sparring_rocksdb.options import RocksdbOptions
+from sparring_testing.thread_rendezvous import ThreadRendezvous
 
 TABLE = TableConfig("item", 4)
 ADAGRAD = TABLE.with_state(4, "adagrad")
@@ -117,12 +123,16 @@ def test_a_folder_is_open_in_one_process(filled: Path) -> None:
         assert storage.size == 3
 
 
-def test_closing_frees_the_folder_although_others_hold_the_twin(filled: Path) -> None:
+def test_closing_frees_the_folder_although_others_hold_the_handle(filled: Path) -> None:
     storage = opened(filled)
-    twin = NativeStorage(storage.__sparring_storage__(), ADAGRAD)
-    assert twin.size == 3
+    handle = NativeStorage(capsule_of(storage), ADAGRAD)
+    assert handle.size == 3
     storage.close()
-    for call in (lambda: twin.find([5]), lambda: twin.size, lambda: twin.upsert([5], ROWS[:1])):
+    for call in (
+        lambda: handle.find([5]),
+        lambda: handle.size,
+        lambda: handle.upsert([5], ROWS[:1]),
+    ):
         with pytest.raises(ClosedError, match="open it again"):
             call()
     with opened(filled) as again:

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparring import TableConfig, open_storage
+from sparring import open_storage
+from sparring.contracts import TableConfig
 
 TABLE = TableConfig("item", 4)
 OPTIONS = {"write_buffer_bytes": 1 << 16, "block_cache_bytes": 1 << 20}
@@ -20,8 +21,7 @@ NUM_KEYS = 2_000
 PROGRAM = """\
 import sys
 from test_stack_kills import OPTIONS, TABLE, keys_of
-from sparring import open_storage
-from sparring.events import EventLoop
+from sparring import EventLoop, open_storage
 import numpy as np
 
 tiers = [

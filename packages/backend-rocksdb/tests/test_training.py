@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import TableConfig, open_storage
-from sparring.cli import main
+from sparring import open_storage, write_note
+from sparring.cli.application import main
+from sparring.contracts import TableConfig
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 pytest.importorskip("sparring_hkv", reason="needs sparring-hkv")
@@ -59,7 +60,7 @@ def test_ratings_are_learnt_as_with_a_table_in_memory(
 
 NOTES = {
     "a load that was cut short": ("load", "elsewhere", "a load of elsewhere was cut short"),
-    "rows of another part": ("part", "rank 0 of 9", "rows of rank 0 of 9"),
+    "rows of another part": ("part", "rank 0 of 9", "rows of table 'user' already"),
 }
 
 
@@ -79,10 +80,62 @@ def test_what_a_run_may_not_train_on_is_mended_by_resuming(
     name, text, message = NOTES[kind]
     table = TableConfig("user", 33, state_width=33, state_method="adagrad")
     with open_storage("rocksdb", table, path=str(folder)) as storage:
-        storage.write_note(name, text)
+        write_note(storage, name, text)
     assert main(["train", str(ROOT / "configs/rocksdb.yaml"), *given])
     assert message in capsys.readouterr().err
     assert trained("rocksdb.yaml", *given, saved, "--resume") == expected
+
+
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_a_run_that_begins_again_is_refused_where_rows_are(
+    is_stacked: bool,
+    tmp_path: Path,
+    trained: Callable[..., dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def given(folder: Path, *more: str) -> list[str]:
+        tiers = f"[{{backend: hkv}}, {{backend: rocksdb, options: {{path: {folder}}}}}]"
+        stacked = ["storage.backend=tiered", f"storage.options={{tiers: {tiers}}}"]
+        return [*data, *(stacked if is_stacked else [f"storage.options.path={folder}"]), *more]
+
+    data = [f"data.path={made_ratings(tmp_path)}", "data.batch_size=100", "training.epochs=2"]
+    saved = f"snapshots.url={tmp_path / 'saved'}"
+    rows = tmp_path / "rows"
+    expected = trained("rocksdb.yaml", *given(tmp_path / "whole"))
+    trained("rocksdb.yaml", *given(rows, saved, "training.steps=9"))
+    for more in ([], ["seed=4"], [f"snapshots.url={tmp_path / 'elsewhere'}"]):
+        assert main(["train", str(ROOT / "configs/rocksdb.yaml"), *given(rows, *more)]) == 2
+        said = capsys.readouterr().err
+        assert f"rocksdb (path {rows}) has " in said
+        assert " rows of table 'user' already, and this run begins without --resume" in said
+        assert "step 1" not in said
+    assert trained("rocksdb.yaml", *given(rows, saved, "--resume")) == expected
+
+
+def test_a_run_that_resumes_without_a_snapshot_says_that_rows_are_there(
+    tmp_path: Path, trained: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [f"data.path={made_ratings(tmp_path)}", "data.batch_size=100", "training.steps=3"]
+    given.append(f"storage.options.path={tmp_path / 'rows'}")
+    trained("rocksdb.yaml", *given)
+    resumed = [*given, f"snapshots.url={tmp_path / 'saved'}", "--resume"]
+    assert main(["train", str(ROOT / "configs/rocksdb.yaml"), *resumed]) == 0
+    said = capsys.readouterr().err
+    assert "there is no snapshot in" in said
+    assert "rows of table 'user' already; training starts from them" in said
+
+
+def test_rows_that_were_cleared_are_no_reason_to_refuse(
+    tmp_path: Path, trained: Callable[..., dict[str, Any]]
+) -> None:
+    given = [f"data.path={made_ratings(tmp_path)}", "data.batch_size=100", "training.steps=9"]
+    given.append(f"storage.options.path={tmp_path / 'rows'}")
+    expected = trained("rocksdb.yaml", *given)
+    for name in ("user", "item"):
+        table = TableConfig(name, 33, state_width=33, state_method="adagrad")
+        with open_storage("rocksdb", table, path=str(tmp_path / "rows")) as storage:
+            storage.clear()
+    assert trained("rocksdb.yaml", *given) == expected
 
 
 def test_a_resume_that_is_refused_leaves_rows_as_they_are(
@@ -103,7 +156,9 @@ def test_a_resume_that_is_refused_leaves_rows_as_they_are(
 
     trained("rocksdb.yaml", *given, saved, "training.steps=9")
     # The rows go on beyond the snapshot, so that loading it would change them.
-    trained("rocksdb.yaml", *given, "training.steps=20")
+    trained(
+        "rocksdb.yaml", *given, saved, "training.steps=20", "snapshots.at_end=false", "--resume"
+    )
     before = rows()
     command = ["train", str(ROOT / "configs/rocksdb.yaml"), *given, saved, "--resume"]
     assert main([*command, "seed=2"]) == 2

@@ -60,7 +60,7 @@ void TF_OpDefinitionBuilderSetShapeInferenceFunction(
     void (*infer)(TF_ShapeInferenceContext* context, TF_Status* status));
 void TF_RegisterOpDefinition(TF_OpDefinitionBuilder* builder, TF_Status* status);
 
-// ---- shape inference: handles belong to whoever made them
+// ---- shape inference: the maker of a handle owns it
 int64_t TF_ShapeInferenceContextNumInputs(TF_ShapeInferenceContext* context);
 TF_ShapeHandle* TF_NewShapeHandle();
 void TF_DeleteShapeHandle(TF_ShapeHandle* handle);

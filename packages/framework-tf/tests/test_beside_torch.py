@@ -16,9 +16,11 @@ import keras
 
 import sparring_tf
 import sparring_torch
-from sparring import StepContainer, Uniform, make_plugin_manager
-from sparring.config import RunConfig
-from sparring.training import SilentProgress, TrainResult
+from sparring.adapter import StepContainer, make_plugin_manager
+from sparring.contracts import Uniform
+from sparring_train.config.run import RunConfig
+from sparring_train.result import SilentProgress, TrainResult
+from sparring_train.trainers import trainer_of
 
 DIM, RATE = 8, 0.05
 OPTIONS: dict[str, Any] = {"name": "rows", "seed": 5, "initializer": Uniform(-0.05, 0.05)}
@@ -120,7 +122,7 @@ def trained(framework: str, path: Any, optimizer: dict[str, Any]) -> TrainResult
         }
     )
     manager = make_plugin_manager()
-    return manager.framework(framework).train(config, manager, SilentProgress())
+    return trainer_of(framework, manager).train(config, manager, SilentProgress())
 
 
 @pytest.mark.parametrize(

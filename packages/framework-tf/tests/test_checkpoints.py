@@ -19,17 +19,18 @@ tf = pytest.importorskip(
 
 import keras
 
-from sparring.errors import DataError, InvalidArgumentError, SnapshotError, UnsupportedError
-from sparring_tf import (
-    Embedding,
-    EmbeddingCollection,
-    FeatureConfig,
-    Optimizer,
-    TableConfig,
-    orphaned_rows,
-    saved_rows,
+from sparring.errors import (
+    DataError,
+    InvalidArgumentError,
+    SnapshotError,
+    UnsupportedError,
 )
+from sparring_tf import orphaned_rows, saved_rows
 from sparring_tf.anchors import Anchor
+from sparring_tf.embedding import Embedding
+from sparring_tf.embedding_collection import EmbeddingCollection
+from sparring_tf.optimizer import Optimizer
+from sparring_tf.table_configs import FeatureConfig, TableConfig
 
 IDS = np.arange(20, dtype=np.int64) * 10**15 - 7
 TARGETS = (np.arange(20) % 3).astype(np.float32)[:, None]

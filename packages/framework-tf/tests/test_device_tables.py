@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.testing.devices import why_unavailable
+from sparring_testing.devices import why_unavailable
 
 tf = pytest.importorskip(
     "tensorflow", reason="TensorFlow is not installed; see nox -s tests_tensorflow"
@@ -16,7 +16,8 @@ tf = pytest.importorskip(
 
 import keras
 
-from sparring_tf import EmbeddingBag, Optimizer
+from sparring_tf.embedding_bag import EmbeddingBag
+from sparring_tf.optimizer import Optimizer
 
 pytestmark = pytest.mark.skipif(
     why_unavailable("emulated") is not None, reason=str(why_unavailable("emulated"))

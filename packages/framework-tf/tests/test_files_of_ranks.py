@@ -18,13 +18,15 @@ tf = pytest.importorskip(
 
 import keras
 
-from sparring import StepContainer
-from sparring.collective import LocalGroup
+from sparring import LocalGroup
+from sparring.adapter import StepContainer, open_snapshot
+from sparring.engine.checkpoint import agreement as agreeing
 from sparring.errors import InvalidArgumentError, SnapshotError, UnsupportedError
-from sparring.saving import agreeing
-from sparring.snapshot import open_snapshot
-from sparring.testing.thread_rendezvous import ThreadRendezvous
-from sparring_tf import Embedding, Optimizer, save_model, saved_rows
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_tf import saved_rows
+from sparring_tf.embedding import Embedding
+from sparring_tf.model_files import save_model
+from sparring_tf.optimizer import Optimizer
 
 IDS = np.arange(20, dtype=np.int64) * 10**15 - 7
 
@@ -152,13 +154,13 @@ def test_ranks_save_and_load_while_a_load_runs_beside(
     def body(container: StepContainer) -> dict[int, bytes]:
         model, rank = model_in(container), container.collective.rank
         storage = container.storage("rows")
-        restore = storage.restore
+        restore = storage._restore_impl
 
-        def slowly(*given: Any) -> None:
+        def slowly(*given: Any) -> Any:
             time.sleep(0.5 * rank)
-            restore(*given)
+            return restore(*given)
 
-        monkeypatch.setattr(storage, "restore", slowly)
+        monkeypatch.setattr(storage, "_restore_impl", slowly)
         container.save(url)
         before = rows_of(container)
         for call in (lambda: save_model(model, path), lambda: model.load_weights(path)):
@@ -214,7 +216,7 @@ def test_a_container_of_the_first_rank_that_cannot_be_saved_is_told_on_all(tmp_p
             model = model_of_both(shared, own)
             if shared.collective.rank == 0:
                 own.storage("own").upsert(np.arange(40), np.ones((40, 4), np.float32))
-                own.saves.save = refuse  # type: ignore[method-assign]
+                own.save = refuse  # type: ignore[method-assign]
             with pytest.raises(SnapshotError, match="no room") as caught:
                 save_model(model, path)
             return str(caught.value)

@@ -14,10 +14,13 @@ tf = pytest.importorskip(
 
 import keras
 
-from sparring import StepContainer, TableConfig
-from sparring.testing.framework_tests import FrameworkTests, MakeModel
-from sparring_tf import Embedding, EmbeddingBag, Optimizer
+from sparring.adapter import StepContainer
+from sparring.contracts import TableConfig
+from sparring_testing.framework_tests import FrameworkTests, MakeModel
+from sparring_tf.embedding import Embedding
+from sparring_tf.embedding_bag import EmbeddingBag
 from sparring_tf.exchanged_lookup import own_errors
+from sparring_tf.optimizer import Optimizer
 
 NATIVE: dict[str, Callable[[float], Any]] = {
     "sgd": keras.optimizers.SGD,

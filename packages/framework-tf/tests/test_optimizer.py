@@ -15,9 +15,15 @@ tf = pytest.importorskip(
 
 import keras
 
-from sparring.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
-from sparring_tf import Embedding, LossScaleOptimizer, Optimizer
+from sparring.errors import (
+    InvalidArgumentError,
+    NonFiniteGradientError,
+    UnsupportedError,
+)
+from sparring_tf.embedding import Embedding
 from sparring_tf.exchanged_lookup import own_errors
+from sparring_tf.loss_scaling import LossScaleOptimizer
+from sparring_tf.optimizer import Optimizer
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "SGD": lambda: keras.optimizers.SGD(0.1),

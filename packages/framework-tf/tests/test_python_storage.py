@@ -15,12 +15,25 @@ tf = pytest.importorskip(
 
 import keras
 
-from sparring import StepContainer, Storage, TableConfig, make_plugin_manager
-from sparring.descriptors import Options, StorageDescriptor
-from sparring.distributions import PluginSource
-from sparring.hookspecs import hookimpl
-from sparring.storage import Capabilities, Columns, Evicted, Keys, Rows, ScanChunk, Scores
-from sparring_tf import Embedding, EmbeddingBag, Optimizer
+from sparring.adapter import StepContainer, make_plugin_manager
+from sparring.contracts import (
+    Capabilities,
+    Columns,
+    Evicted,
+    Keys,
+    Options,
+    Rows,
+    ScanChunk,
+    Scores,
+    Storage,
+    StorageDescriptor,
+    TableConfig,
+    hookimpl,
+)
+from sparring.plugins.distributions import PluginSource
+from sparring_tf.embedding import Embedding
+from sparring_tf.embedding_bag import EmbeddingBag
+from sparring_tf.optimizer import Optimizer
 
 IDS = np.concatenate([np.arange(24, dtype=np.int64) * 10**15 - 7, [-(2**63), 2**63 - 1]])
 TARGETS = (np.arange(26) % 3).astype(np.float32)[:, None]

@@ -14,17 +14,14 @@ tf = pytest.importorskip(
     "tensorflow", reason="TensorFlow is not installed; see nox -s tests_tensorflow"
 )
 
-from sparring import StepContainer
-from sparring.collective import LocalGroup
+from sparring import LocalGroup
+from sparring.adapter import StepContainer
 from sparring.errors import InvalidArgumentError
-from sparring.testing.thread_rendezvous import ThreadRendezvous
-from sparring_tf import (
-    Embedding,
-    EmbeddingBag,
-    EmbeddingCollection,
-    FeatureConfig,
-    TableConfig,
-)
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_tf.embedding import Embedding
+from sparring_tf.embedding_bag import EmbeddingBag
+from sparring_tf.embedding_collection import EmbeddingCollection
+from sparring_tf.table_configs import FeatureConfig, TableConfig
 
 SOON, LONG = 5.0, 30.0
 """Seconds: how soon ranks must be told, and what they would wait if nobody did."""

@@ -24,7 +24,11 @@ from sparring.errors import (
     SparringError,
     UnsupportedError,
 )
-from sparring_tf import Embedding, EmbeddingBag, Optimizer, keras_rows, save_model, saved_rows
+from sparring_tf import keras_rows, saved_rows
+from sparring_tf.embedding import Embedding
+from sparring_tf.embedding_bag import EmbeddingBag
+from sparring_tf.model_files import save_model
+from sparring_tf.optimizer import Optimizer
 from sparring_tf.rows_beside import named_in
 
 IDS = np.arange(20, dtype=np.int64) * 10**15 - 7
@@ -170,7 +174,7 @@ def lose_the_manifest(path: Path) -> None:
 @pytest.mark.parametrize(
     ("breaking", "kind", "message"),
     [
-        (remove, SnapshotError, r"beside it .*expected at .*save-000001\.0; there is none"),
+        (remove, SnapshotError, r"next to it .*expected at .*save-000001\.0; there is none"),
         (replace_by_another, SnapshotError, r"found .*save-000001\.0, which is another one"),
         (lose_a_file, SnapshotDamagedError, r"rows\.rows\..* is missing"),
         (lose_the_manifest, SnapshotError, "there is none|manifest"),

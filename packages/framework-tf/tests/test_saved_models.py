@@ -19,26 +19,22 @@ tf = pytest.importorskip(
 
 import keras
 
-from sparring import StepContainer
+from sparring import count_rows
+from sparring.adapter import StepContainer, open_snapshot
 from sparring.errors import (
     ClosedError,
     InvalidArgumentError,
     UnknownTableError,
     UnsupportedError,
 )
-from sparring.snapshot import open_snapshot
-from sparring_tf import (
-    Embedding,
-    EmbeddingBag,
-    EmbeddingCollection,
-    FeatureConfig,
-    Optimizer,
-    TableConfig,
-    opened_tables,
-    saved_rows,
-)
+from sparring_tf import opened_tables, saved_rows
+from sparring_tf.embedding import Embedding
+from sparring_tf.embedding_bag import EmbeddingBag
+from sparring_tf.embedding_collection import EmbeddingCollection
 from sparring_tf.opened_tables import num_opened
+from sparring_tf.optimizer import Optimizer
 from sparring_tf.saved_model_rows import rows_as_assets
+from sparring_tf.table_configs import FeatureConfig, TableConfig
 
 IDS = np.arange(20, dtype=np.int64) * 10**15 - 7
 BAGS = np.stack([IDS, IDS[::-1]], 1)
@@ -134,7 +130,7 @@ def test_the_assets_are_snapshots_of_the_embeddings(
     for name in ("manifest.json", "manifest.1.json"):
         snapshot = open_snapshot(tmp_path / "exported/assets" / name)
         ((table, description),) = snapshot.tables.items()
-        found[table] = snapshot.num_rows(table)
+        found[table] = count_rows(snapshot, table)
         assert (description.dim, description.state_width) == (4, 0)
     assert found == {"rows": 20, "bags": 20}
 
@@ -230,7 +226,7 @@ def take_rows_of_another_dim(path: Path) -> None:
     for file in (path.parent / "other/assets").iterdir():
         for name in {file.name, "manifest.1.json"} if file.name == "manifest.json" else {file.name}:
             (path / "assets" / name).write_bytes(file.read_bytes())
-    assert model.num_rows("rows") == 0
+    assert count_rows(model, "rows") == 0
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,15 @@ tf = pytest.importorskip(
 
 import keras
 
-from sparring import StepContainer
+from sparring.adapter import StepContainer
 from sparring.errors import (
     CapacityError,
     DataError,
     InvalidArgumentError,
     UnsupportedError,
 )
-from sparring_tf import Embedding, Optimizer
+from sparring_tf.embedding import Embedding
+from sparring_tf.optimizer import Optimizer
 
 IDS = np.arange(20, dtype=np.int64) * 10**15 - 7
 TARGETS = (np.arange(20) % 3).astype(np.float32)[:, None]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparring.testing.devices import named_device, table_devices, why_unavailable
+from sparring_testing.devices import named_device, table_devices, why_unavailable
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from sparring.collective import Collective, LocalGroup
+from sparring import LocalGroup
+from sparring.adapter import NcclCollective
 from sparring.collective.local import LocalCollective
-from sparring.collective.nccl import NcclCollective
+from sparring.contracts import Collective
 from sparring.errors import PeerFailure
 
 __all__ = ["fake_nccl", "run_ranks"]
@@ -25,7 +26,7 @@ def fake_nccl() -> ModuleType:
     found = sys.modules.get("fake_nccl")
     if found is not None:
         return found
-    path = Path(__file__).parents[2] / "core" / "tests" / "fake_nccl" / "__init__.py"
+    path = Path(__file__).parents[2] / "core" / "tests" / "collective" / "fake_nccl" / "__init__.py"
     spec = importlib.util.spec_from_file_location("fake_nccl", path)
     assert spec is not None
     assert spec.loader is not None

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from sparring.testing import CollectiveTests, RankProcesses
+from sparring_testing.collective_tests import CollectiveTests
+from sparring_testing.rank_processes import RankProcesses
 
 pytestmark = pytest.mark.alone
 
@@ -19,7 +20,7 @@ WORLD_SIZE = 3
 def launch(address: str, environment: Mapping[str, str]) -> Sequence[subprocess.Popen[bytes]]:
     return [
         subprocess.Popen(
-            [sys.executable, "-m", "sparring.testing.rank_process", address],
+            [sys.executable, "-m", "sparring_testing.rank_process", address],
             env={
                 **environment,
                 "RANK": str(rank),

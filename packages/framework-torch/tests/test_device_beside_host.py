@@ -9,16 +9,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparring import TableConfig, Uniform
-from sparring.admission import Frequency
-from sparring.device_gradients import DeviceGradients
+from sparring import MemoryStorage
+from sparring.adapter import DeviceGradients, hyper_from, resolve_method
+from sparring.contracts import (
+    Frequency,
+    HyperParameters,
+    MethodChoice,
+    TableConfig,
+    Uniform,
+    UpdateMethod,
+    UpdateRows,
+)
 from sparring.errors import CapacityError, PartialStepError, StorageIOError
-from sparring.storage.memory import MemoryStorage
-from sparring.testing.devices import why_unavailable
-from sparring.updates import HyperParameters, MethodChoice, UpdateMethod, UpdateRows, resolve_method
-from sparring.updates.resolving import hyper_from
-from sparring_torch import EmbeddingBag, Optimizer
+from sparring_testing.devices import why_unavailable
 from sparring_torch.device_kernels import kernel_set_for
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.optimizer import Optimizer
 
 pytestmark = pytest.mark.skipif(
     why_unavailable("emulated") is not None, reason=str(why_unavailable("emulated"))

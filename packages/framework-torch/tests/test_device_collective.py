@@ -15,16 +15,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sparring.collective import Collective, LocalGroup
+from sparring import LocalGroup
+from sparring.contracts import Collective, Membership
 from sparring.errors import InvalidArgumentError, PluginError
-from sparring.rendezvous import Membership
 from sparring_torch import device_collective
 from sparring_torch.collective import TorchCollective
 from sparring_torch.device_collective import TorchDeviceCollective, with_devices
 
 
 def _fake_nccl() -> ModuleType:
-    path = Path(__file__).parents[2] / "core" / "tests" / "fake_nccl" / "__init__.py"
+    path = Path(__file__).parents[2] / "core" / "tests" / "collective" / "fake_nccl" / "__init__.py"
     spec = importlib.util.spec_from_file_location("fake_nccl", path)
     assert spec is not None
     assert spec.loader is not None

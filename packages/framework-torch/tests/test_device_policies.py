@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparring.applying import by_function, by_methods
-from sparring_torch import EmbeddingBag, Optimizer
+from sparring.engine.apply import function as by_function
+from sparring.engine.apply import methods as by_methods
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.optimizer import Optimizer
 
 CPU = torch.device("cpu")
 

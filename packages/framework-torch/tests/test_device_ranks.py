@@ -13,28 +13,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparring import StepContainer
-from sparring.collective import Collective
-from sparring.exchange import ExchangeOptions, RingExchange
-from sparring.storage.tiered import TieredStorage
+from sparring import TieredStorage
+from sparring.adapter import ExchangeOptions, StepContainer
+from sparring.contracts import Collective
+from sparring.exchange.ring import RingExchange
 from sparring.storage.tiered.tier import Tier
-from sparring.testing.devices import why_unavailable
-from sparring.testing.thread_rendezvous import ThreadRendezvous
 from sparring_hkv.backend import HkvStorage
-from sparring_torch import (
-    Embedding,
-    EmbeddingBag,
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
-    KeyedJaggedTensor,
-    Optimizer,
-    PoolingType,
-    TrainPipeline,
-)
+from sparring_testing.devices import why_unavailable
+from sparring_testing.thread_rendezvous import ThreadRendezvous
 from sparring_torch.device_kernels import kernel_set_for
+from sparring_torch.embedding import Embedding
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.embedding_collection import EmbeddingCollection
+from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.optimizer import Optimizer
+from sparring_torch.table_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from sparring_torch.train_agent import agents_of
+from sparring_torch.train_pipeline import TrainPipeline
 
 from .emulated_ranks import run_ranks
 
@@ -345,7 +341,7 @@ def test_a_pipeline_leaves_batches_on_the_device() -> None:
             batches = iter([torch.arange(12).reshape(3, 4) + step for step in range(4)])
             outputs = [pipeline.progress(batches) for _ in range(4)]
             assert pipeline.pipelined == []
-            assert container.aheads.counters.lookups == 0
+            assert container.prefetches.counters.lookups == 0
             return outputs
 
     ours, theirs = run_ranks("direct", 2, body)

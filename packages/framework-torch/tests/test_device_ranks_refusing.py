@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparring import StepContainer
-from sparring.collective import Collective
+from sparring.adapter import StepContainer
+from sparring.contracts import Collective
 from sparring.errors import (
     CapacityError,
     DeviceError,
@@ -26,11 +26,12 @@ from sparring.errors import (
     PeerFailure,
     SparringError,
 )
-from sparring.events import BackgroundError
-from sparring.testing.devices import why_unavailable
-from sparring.testing.thread_rendezvous import ThreadRendezvous
-from sparring_torch import EmbeddingBag, Optimizer
+from sparring.runtime.events import BackgroundError
+from sparring_testing.devices import why_unavailable
+from sparring_testing.thread_rendezvous import ThreadRendezvous
 from sparring_torch.device_kernels import kernel_set_for
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.optimizer import Optimizer
 
 from .emulated_ranks import DirectCollective, run_ranks
 
@@ -107,7 +108,8 @@ def test_rows_whose_gradients_are_not_finite_are_skipped_where_they_came_from(
 ) -> None:
     def body(collective: Collective, where: str) -> Any:
         rank = Rank(collective, optimizer, device=where)
-        rank.container.non_finite = type(rank.container.non_finite)("skip")
+        container = rank.container
+        container.non_finite_gradients = type(container.non_finite_gradients)("skip")
         ids = torch.arange(12)[:, None] + rank.rank
         scale = torch.ones(24, 1)
         scale[5] = float("inf") if rank.rank == 0 else 1.0
@@ -182,7 +184,7 @@ def test_ranks_whose_messages_travel_otherwise_are_refused_at_start() -> None:
         return str(refused(lambda: rank.items(torch.arange(8)[None])))
 
     for message in run_ranks("direct", 2, body):
-        assert "by way of pinned memory" in message
+        assert "via pinned memory" in message
 
 
 # -- a rank whose device fails anywhere ------------------------------------------------
@@ -445,7 +447,7 @@ def test_a_load_that_failed_beside_is_told_by_the_next_lookup(tmp_path: Path) ->
             def fail(*_: Any, **__: Any) -> None:
                 raise OSError("a cable was pulled")
 
-            storage.restore = fail  # type: ignore[method-assign]
+            storage._restore_impl = fail  # type: ignore[attr-defined]
         rank.container.load(url, blocking=False)
         return refused(lambda: rank.items(ids))
 

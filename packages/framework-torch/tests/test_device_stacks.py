@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparring.admission import Frequency
-from sparring.device_gradients import DeviceGradients
+from sparring import TieredStorage
+from sparring.adapter import DeviceGradients
+from sparring.contracts import Frequency
 from sparring.errors import DeviceMemoryError
-from sparring.storage.tiered import TieredStorage
 from sparring_hkv.devices import open_device
-from sparring_torch import EmbeddingBag, Optimizer
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.optimizer import Optimizer
 
 CPU = torch.device("cpu")
 NUM_IDS = 400

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from sparring import StepContainer
-from sparring.collective import Collective
-from sparring.testing.thread_rendezvous import ThreadRendezvous
-from sparring_torch import EmbeddingBag, Optimizer
+from sparring.adapter import StepContainer
+from sparring.contracts import Collective
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.optimizer import Optimizer
 
 from .emulated_ranks import run_ranks
 

@@ -12,21 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparring import StepContainer
-from sparring.admission import Frequency
-from sparring.device_gradients import DeviceGradients
+from sparring.adapter import DeviceGradients, StepContainer
+from sparring.contracts import Frequency
 from sparring.errors import CapacityError, InvalidArgumentError, NonFiniteGradientError
-from sparring_torch import (
-    EmbeddingBag,
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
-    KeyedJaggedTensor,
-    Optimizer,
-    PoolingType,
-    TrainPipeline,
-)
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.embedding_collection import EmbeddingCollection
+from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.optimizer import Optimizer
+from sparring_torch.table_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from sparring_torch.train_pipeline import TrainPipeline
 
 _emulated = pytest.importorskip(
     "sparring_hkv._emulated",
@@ -308,11 +303,11 @@ def test_a_collection_reads_without_waiting() -> None:
 
 def test_ids_elsewhere_are_refused_naming_both_devices() -> None:
     module, _ = _modules()
-    with pytest.raises(InvalidArgumentError, match="'items' lies on emulated, and the ids on meta"):
+    with pytest.raises(InvalidArgumentError, match="'items' is on emulated, and the ids on meta"):
         module(torch.empty(2, 2, dtype=torch.int64, device="meta"))
     sums, _ = _modules(mode="sum")
     weights = torch.empty(2, 2, device="meta")
-    with pytest.raises(InvalidArgumentError, match="lies on emulated, and the weights on meta"):
+    with pytest.raises(InvalidArgumentError, match="is on emulated, and the weights on meta"):
         sums(torch.ones(2, 2, dtype=torch.int64), per_sample_weights=weights)
 
 
@@ -323,7 +318,7 @@ def test_a_pipeline_looks_nothing_up_on_the_host() -> None:
     for _ in range(4):
         pipeline.progress(batches)
     assert pipeline.pipelined == []
-    assert module.agent.container.aheads.counters.lookups == 0
+    assert module.agent.container.prefetches.counters.lookups == 0
 
 
 class _Loss(torch.nn.Module):

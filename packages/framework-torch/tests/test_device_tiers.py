@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from sparring import TieredStorage
 from sparring.errors import StorageIOError
-from sparring.storage.tiered import TieredStorage
 from sparring.storage.tiered.tier import Tier
-from sparring_torch import EmbeddingBag, Optimizer
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.optimizer import Optimizer
 
 CPU = torch.device("cpu")
 
@@ -108,11 +109,11 @@ def test_a_tier_below_that_fails_changes_nothing(
     ids = torch.arange(-50, 50, device=where)[None]
     module(ids).sum().backward()
     with monkeypatch.context() as broken:
-        broken.setattr(stack._last.storage, "_find_impl", fail)
+        broken.setattr(stack._stack.last.storage, "_find_impl", fail)
         optimizer = Optimizer(module, "adagrad", lr=0.1)
         with pytest.raises(StorageIOError, match="the disk is gone"):
             module(ids)
-        stack._staging.clear()
+        stack._stack.promotion.clear()
         with pytest.raises(StorageIOError, match="the disk is gone"):
             optimizer.step()
     assert torch.equal(_read(module, where), before)

@@ -16,11 +16,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparring import StepContainer
-from sparring.collective import Collective, LocalGroup
+from sparring import LocalGroup
+from sparring.adapter import StepContainer
+from sparring.contracts import Collective
 from sparring.errors import InvalidArgumentError
-from sparring.testing.thread_rendezvous import ThreadRendezvous
-from sparring_torch import DistributedModelParallel, Embedding, Optimizer
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_torch.distributed_model_parallel import DistributedModelParallel
+from sparring_torch.embedding import Embedding
+from sparring_torch.optimizer import Optimizer
 
 PYTHON = Path(sys.executable)
 MPIEXEC = str(PYTHON.parent / "mpiexec") if (PYTHON.parent / "mpiexec").exists() else ""
@@ -142,7 +145,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ("launcher", "options"),
     [
         pytest.param("torchrun", [], id="torchrun"),
-        pytest.param("torchrun", ["--pipeline"], id="torchrun, pipelined"),
+        pytest.param("torchrun", ["--pipeline"], id="torchrun, pipelined", marks=pytest.mark.long),
         pytest.param("mpiexec", ["--pipeline"], id="mpiexec, pipelined", marks=needs_mpi),
     ],
 )

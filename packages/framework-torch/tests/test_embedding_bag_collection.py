@@ -6,17 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparring import TableConfig, open_storage
+from sparring import open_storage
+from sparring.adapter import StorageChoice
+from sparring.contracts import TableConfig
 from sparring.errors import InvalidArgumentError, PluginError
-from sparring.kernels import initial_rows
-from sparring.step import StorageChoice
-from sparring_torch import (
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    KeyedJaggedTensor,
-    Optimizer,
-    PoolingType,
-)
+from sparring.kernels.functions import initial_rows
+from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.optimizer import Optimizer
+from sparring_torch.table_configs import EmbeddingBagConfig, PoolingType
 
 USERS = EmbeddingBagConfig(name="users", embedding_dim=2, feature_names=["user"])
 ITEMS = EmbeddingBagConfig(

@@ -8,17 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparring import TableConfig
+from sparring.contracts import TableConfig
 from sparring.errors import InvalidArgumentError
-from sparring.kernels import initial_rows
-from sparring_torch import (
-    Embedding,
-    EmbeddingBag,
-    EmbeddingCollection,
-    EmbeddingConfig,
-    KeyedJaggedTensor,
-    Optimizer,
-)
+from sparring.kernels.functions import initial_rows
+from sparring_torch.embedding import Embedding
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.embedding_collection import EmbeddingCollection
+from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.optimizer import Optimizer
+from sparring_torch.table_configs import EmbeddingConfig
 
 DIM = 3
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from sparring_torch import JaggedTensor, KeyedJaggedTensor
+from sparring_torch.jagged_tensor import JaggedTensor
+from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
 
 # fmt: off
 

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from sparring import StepContainer, TableConfig
-from sparring.testing.framework_tests import FrameworkTests, MakeModel
-from sparring_torch import Embedding, EmbeddingBag, Optimizer
+from sparring.adapter import StepContainer
+from sparring.contracts import TableConfig
+from sparring_testing.framework_tests import FrameworkTests, MakeModel
+from sparring_torch.embedding import Embedding
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.optimizer import Optimizer
 
 NATIVE: dict[str, Any] = {
     "sgd": torch.optim.SGD,

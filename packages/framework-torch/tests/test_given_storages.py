@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from sparring import Storage, TableConfig, Uniform, open_storage
+from sparring import open_storage
+from sparring.contracts import Storage, TableConfig, Uniform
 from sparring.errors import InvalidArgumentError
-from sparring_torch import EmbeddingBag, Optimizer
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.optimizer import Optimizer
 
 DIM = 6
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from sparring.errors import InvalidArgumentError
-from sparring_torch import EmbeddingBag, Optimizer
 from sparring_torch.device_streams import Produced
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.optimizer import Optimizer
 
 
 class _Stream:
@@ -104,7 +105,7 @@ def test_a_forward_pass_never_waits_for_cuda(gpu: torch.device) -> None:
 
 def test_ids_of_the_host_are_refused_on_cuda(gpu: torch.device) -> None:
     module = EmbeddingBag(16, name="items", device=gpu)
-    with pytest.raises(InvalidArgumentError, match="lies on cuda:0, and the ids on cpu"):
+    with pytest.raises(InvalidArgumentError, match="is on cuda:0, and the ids on cpu"):
         module(torch.ones(2, 2, dtype=torch.int64))
 
 

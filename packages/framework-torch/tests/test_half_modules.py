@@ -10,19 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparring import Normal, Storage, TableConfig, Uniform, kernels
+from sparring.contracts import Normal, Storage, TableConfig, Uniform
 from sparring.errors import InvalidArgumentError
-from sparring_torch import (
-    DataType,
-    Embedding,
-    EmbeddingBag,
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
-    KeyedJaggedTensor,
-    Optimizer,
-)
+from sparring.kernels import functions as kernels
+from sparring_torch.embedding import Embedding
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.embedding_collection import EmbeddingCollection
+from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.optimizer import Optimizer
+from sparring_torch.table_configs import DataType, EmbeddingBagConfig, EmbeddingConfig
 
 HALVES = [torch.float16, torch.bfloat16]
 NUM_IDS, DIM = 2_000, 7

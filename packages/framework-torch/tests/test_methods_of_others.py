@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from sparring.cli import main
+from sparring.cli.application import main
+from sparring.contracts import HyperParameters, UpdateMethod, UpdateRows
 from sparring.errors import InvalidArgumentError
-from sparring.updates import HyperParameters, UpdateMethod, UpdateRows
-from sparring_torch import EmbeddingBag, Optimizer
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.optimizer import Optimizer
 
 STORAGES = ["hkv", "memory"]
 DIM = 6
@@ -106,9 +107,9 @@ def test_a_method_in_numpy_is_an_update_method(storage: str) -> None:
 PLUGIN = """
     import numpy as np
 
-    from sparring.descriptors import API_VERSION, UpdateMethodDescriptor
-    from sparring.hookspecs import hookimpl
-    from sparring.updates import HyperParameters, UpdateMethod
+    from sparring.contracts import (
+        API_VERSION, HyperParameters, UpdateMethod, UpdateMethodDescriptor, hookimpl
+    )
 
 
     class SignHyper(HyperParameters):
@@ -189,7 +190,10 @@ def test_a_configuration_names_the_method_of_a_plugin(
         pytest.param({"version": "(99, 0)"}, "acme_sign", "acme-methods 1.0", id="version"),
         pytest.param({"name": "adam"}, "adam", "more than one distribution", id="name taken"),
         pytest.param(
-            {"name": "signs"}, "signs", "a sparring.updates.UpdateMethod of", id="misnamed"
+            {"name": "signs"},
+            "signs",
+            "a sparring.contracts.UpdateMethod of",
+            id="misnamed",
         ),
     ],
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from sparring import StepContainer, TableConfig
-from sparring_torch import KeyedJaggedTensor
+from sparring.adapter import StepContainer
+from sparring.contracts import TableConfig
+from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.models import Dlrm, MatrixFactorization
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from sparring.errors import InvalidArgumentError
-from sparring_torch import Embedding, Optimizer
+from sparring_torch.embedding import Embedding
+from sparring_torch.optimizer import Optimizer
 
 IDS = torch.tensor([1, 2])
 

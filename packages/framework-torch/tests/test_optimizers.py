@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_torch import Embedding, Optimizer, native_route
+from sparring_torch import native_route
 from sparring_torch.block_stepping import BLOCK_BYTES
+from sparring_torch.embedding import Embedding
+from sparring_torch.optimizer import Optimizer
 from sparring_torch.probing import probe
 
 DIM = 3

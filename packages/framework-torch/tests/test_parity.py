@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparring import TableConfig, make_plugin_manager
-from sparring.descriptors import StorageDescriptor
-from sparring.kernels import initial_rows
-from sparring_torch import EmbeddingBag, Optimizer
+from sparring.adapter import make_plugin_manager
+from sparring.contracts import StorageDescriptor, TableConfig
+from sparring.kernels.functions import initial_rows
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.optimizer import Optimizer
 
 DIM = 5
 STEPS = {"cpu": 200, "emulated": 20}

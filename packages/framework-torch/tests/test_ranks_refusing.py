@@ -12,23 +12,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparring import StepContainer
-from sparring.collective import Collective, LocalGroup
+from sparring import LocalGroup
+from sparring.adapter import ExchangeOptions, StepContainer
+from sparring.contracts import Collective
 from sparring.errors import InvalidArgumentError
-from sparring.exchange import ExchangeOptions
-from sparring.testing.devices import why_unavailable
-from sparring.testing.thread_rendezvous import ThreadRendezvous
-from sparring_torch import (
-    Embedding,
-    EmbeddingBag,
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
-    KeyedJaggedTensor,
-    Optimizer,
-    TrainPipeline,
-)
+from sparring_testing.devices import why_unavailable
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_torch.embedding import Embedding
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.embedding_collection import EmbeddingCollection
+from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.optimizer import Optimizer
+from sparring_torch.table_configs import EmbeddingBagConfig, EmbeddingConfig
+from sparring_torch.train_pipeline import TrainPipeline
 
 SOON, LONG = 5.0, 30.0
 """Seconds: how soon ranks must be told, and what they would wait if nobody did."""

@@ -1,42 +1,29 @@
-"""torchrun's variables, its store, and our handler for it."""
+"""torchrun's variables and its store."""
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import socket
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousParameters,
-    RendezvousTimeoutError,
-)
-from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from sparring import make_plugin_manager
+from sparring import checked_options
+from sparring.adapter import make_plugin_manager
+from sparring.contracts import Membership, ShardMap
 from sparring.errors import DeadlineError, InvalidArgumentError
-from sparring.options import checked_options
-from sparring.rendezvous import Membership, ShardMap
-from sparring_torch import torchrun
-from sparring_torch.torchrun import FixedRendezvousHandler, create_handler
 
 _RANK = """
 import json, sys
 import numpy as np
-from sparring import make_plugin_manager
+from sparring import checked_options, make_plugin_manager
 from sparring.errors import DeadlineError
-from sparring.options import checked_options
 
 manager = make_plugin_manager()
 place = manager.rendezvous("torch")
@@ -73,15 +60,13 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
-def test_torchrun_meets_by_our_handler_and_its_ranks_by_its_store(
-    tmp_path: Path, num_nodes: int
-) -> None:
+def test_ranks_of_torchrun_meet_through_its_store(tmp_path: Path, num_nodes: int) -> None:
     script = tmp_path / "rank.py"
     script.write_text(_RANK)
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "sparring",
+        sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d",
         "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "job",
-        "--rdzv-conf", "join_timeout=60", "--nnodes", str(num_nodes),
+        "--local-addr", "127.0.0.1", "--nnodes", str(num_nodes),
         "--nproc-per-node", str(2 // num_nodes), str(script), str(tmp_path),
     ]  # fmt: skip
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
@@ -101,93 +86,6 @@ def test_torchrun_meets_by_our_handler_and_its_ranks_by_its_store(
         local_rank = rank if num_nodes == 1 else 0
         heard = [*b"hello \x00", 1 - rank]
         assert found == [2, local_rank, f"cuda:{local_rank}", heard, 3, "deadline"]
-
-
-def parameters(endpoint: str, nodes: tuple[int, int] = (1, 1), **settings: Any) -> Any:
-    return RendezvousParameters("sparring", endpoint, "job", *nodes, **settings)
-
-
-def test_torchrun_finds_the_handler_by_its_entry_point() -> None:
-    from torch.distributed.elastic.rendezvous import registry
-
-    registry._register_default_handlers()
-    registry._register_out_of_tree_handlers()
-    handler = get_rendezvous_handler(parameters(f"127.0.0.1:{free_port()}"))
-    assert handler.get_backend() == "sparring"
-    info = handler.next_rendezvous()
-    assert (info.rank, info.world_size) == (0, 1)
-    assert not handler.is_closed()
-    handler.shutdown()
-    assert handler.is_closed()
-
-
-def two_agents() -> tuple[RendezvousHandler, RendezvousHandler]:
-    """The one that serves the store, and another; both have come."""
-    endpoint = f"127.0.0.1:{free_port()}"
-    agents = (
-        create_handler(parameters(endpoint, (2, 2))),
-        create_handler(parameters(endpoint, (2, 2))),
-    )
-    with ThreadPoolExecutor() as pool:
-        ranks = [info.rank for info in pool.map(lambda each: each.next_rendezvous(), agents)]
-    assert sorted(ranks) == [0, 1]
-    return agents
-
-
-def test_the_store_stays_until_all_agents_have_left_it() -> None:
-    host, other = two_agents()
-    with ThreadPoolExecutor() as pool:
-        leaving = pool.submit(host.shutdown)
-        with pytest.raises(TimeoutError):
-            leaving.result(0.5)
-        assert other.is_closed()
-        assert other.shutdown()
-        assert leaving.result(5)
-
-
-def test_an_agent_that_never_leaves_is_not_waited_for_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torchrun, "_LEAVING_SECONDS", 0.3)
-    host, _other = two_agents()
-    assert host.shutdown()
-
-
-def test_a_host_alone_in_a_job_of_two_waits_for_nobody() -> None:
-    host = create_handler(parameters(f"127.0.0.1:{free_port()}", (2, 2), join_timeout="1"))
-    with pytest.raises(RendezvousTimeoutError):
-        host.next_rendezvous()
-    start = time.monotonic()
-    assert host.shutdown()
-    assert time.monotonic() - start < torchrun._LEAVING_SECONDS / 2
-
-
-def test_an_agent_whose_store_has_ended_ends_too() -> None:
-    host, other = two_agents()
-    del host
-    gc.collect()
-    assert not other.shutdown()
-
-
-def test_a_machine_that_does_not_come_is_a_timeout_that_counts() -> None:
-    handler = FixedRendezvousHandler(
-        dist.HashStore(),
-        RendezvousStoreInfo("localhost", 1),
-        run_id="job",
-        num_nodes=3,
-        timeout_seconds=0.2,
-    )
-    with pytest.raises(RendezvousTimeoutError, match="only 1 of 3 machines"):
-        handler.next_rendezvous()
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "nodes", "words"),
-    [("h:1", (1, 2), "--nnodes 1:2"), ("", (1, 1), "HOST:PORT"), ("h:x", (1, 1), "'h:x'")],
-)
-def test_a_wrong_command_line_is_refused(endpoint: str, nodes: tuple[int, int], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        create_handler(parameters(endpoint, nodes))
 
 
 def open_torch(**options: Any) -> Any:

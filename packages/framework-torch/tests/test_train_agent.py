@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparring import StepContainer
+from sparring.adapter import StepContainer
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError
-from sparring_torch import Embedding, EmbeddingBag, EmbeddingBagCollection, Optimizer
+from sparring_torch.embedding import Embedding
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.optimizer import Optimizer
 from sparring_torch.table_configs import EmbeddingBagConfig
 
 DIM = 2

@@ -13,23 +13,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparring import StepContainer, TableConfig
-from sparring.collective import Collective, LocalGroup
+from sparring import LocalGroup, MemoryStorage
+from sparring.adapter import StepContainer
+from sparring.contracts import Collective, TableConfig
 from sparring.errors import InvalidArgumentError, PeerFailure
-from sparring.storage.memory import MemoryStorage
-from sparring.testing.thread_rendezvous import ThreadRendezvous
-from sparring_torch import (
-    DataType,
-    Embedding,
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
-    KeyedJaggedTensor,
-    Optimizer,
-    PoolingType,
-    TrainPipeline,
-)
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_torch.embedding import Embedding
+from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.embedding_collection import EmbeddingCollection
+from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.optimizer import Optimizer
+from sparring_torch.table_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from sparring_torch.train_pipeline import TrainPipeline
 
 NUM_BATCHES = 9
 BATCH = 5
@@ -202,8 +197,8 @@ def run(
         rows,
         [each.numpy().tobytes() for each in outputs],
         model.dense.weight.detach().numpy().tobytes(),
-        container.aheads.counters.rows_refreshed,
-        container.aheads.counters.rows,
+        container.prefetches.counters.rows_refreshed,
+        container.prefetches.counters.rows,
     )
     container.close()
     return result
@@ -278,7 +273,7 @@ def test_the_next_batch_is_looked_up_while_this_one_is_computed() -> None:
     pipeline.progress(given)
     # One step later, only the key that both have is read again.
     second = pipeline.progress(given)
-    counters = model.table.agent.container.aheads.counters
+    counters = model.table.agent.container.prefetches.counters
     assert (counters.lookups, counters.rows, counters.rows_refreshed) == (1, 3, 1)
     assert second.shape == (3, 2)
 
@@ -320,7 +315,7 @@ def test_the_last_batch_may_be_left_undone() -> None:
     with pytest.raises(StopIteration):
         pipeline.progress(given)
     assert model.table.num_rows() == {"small": 2}
-    assert not model.table.agent.container.aheads.are_any
+    assert not model.table.agent.container.prefetches.unfinished
 
 
 def test_evaluation_mode_only_calls_the_model() -> None:
@@ -367,7 +362,7 @@ class WaitingStorage(MemoryStorage):
         self.has_waited = False
 
     def _find_impl(self, *arguments: Any) -> None:
-        if threading.current_thread().name.startswith("sparring-ahead"):
+        if threading.current_thread().name.startswith("sparring-prefetch"):
             self.num_ahead += 1
             if self.num_ahead == 2:
                 self.has_waited = self.is_computing.wait(10)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparring import StepContainer
+from sparring.adapter import StepContainer
 from sparring.errors import (
     CapacityError,
     InvalidArgumentError,
@@ -18,16 +18,12 @@ from sparring.errors import (
     PluginError,
     UnsupportedError,
 )
-from sparring_torch import (
-    EmbeddingBag,
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
-    KeyedJaggedTensor,
-    Optimizer,
-    PoolingType,
-)
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.embedding_collection import EmbeddingCollection
+from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.optimizer import Optimizer
+from sparring_torch.table_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 
 STORAGES = ["hkv", "memory"]
 DIM, NUM_IDS = 6, 30

@@ -7,8 +7,6 @@ their hyper-parameters, and a scheduler changes their rates. Gradients are clipp
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,21 +14,12 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from sparring import execution
-from sparring_torch import (
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    KeyedJaggedTensor,
-    Optimizer,
-    PoolingType,
-)
-
-_FILE = Path(__file__).parents[2] / "core/tests/update_references.py"
-_SPEC = importlib.util.spec_from_file_location("update_references", _FILE)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-references: Any = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(references)
+from sparring.runtime import pool as execution
+from sparring_testing import update_references as references
+from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.optimizer import Optimizer
+from sparring_torch.table_configs import EmbeddingBagConfig, PoolingType
 
 Array = npt.NDArray[np.float64]
 
@@ -179,7 +168,7 @@ def test_a_batch_without_ids_for_a_table_is_no_step_of_it(num_micro_batches: int
 
 
 def test_batches_that_threads_divide_are_grouped_alike() -> None:
-    execution.configure(2)
+    execution.configure_pool(2)
     made = collection()
     optimizer = Optimizer(made, "sgd", lr=1.0)
     expected = rows_of(made)

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from sparring.descriptors import Options
+from sparring.contracts import Options
 
 __all__ = ["SqliteOptions"]
 
 
 class SqliteOptions(Options):
-    """What users may set on a `sqlite` storage."""
+    """Options of a `sqlite` storage."""
 
     folder: Path
     """Where the files are, ``<table>.sqlite`` each. Made if missing."""

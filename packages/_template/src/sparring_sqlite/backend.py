@@ -10,9 +10,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sparring.contracts import (
+    Capabilities,
+    Columns,
+    Evicted,
+    Keys,
+    Rows,
+    ScanChunk,
+    Scores,
+    Storage,
+    TableConfig,
+)
 from sparring.errors import StorageIOError
-from sparring.storage import Capabilities, Columns, Evicted, Keys, Rows, ScanChunk, Scores, Storage
-from sparring.table import TableConfig
 from sparring_sqlite import SqliteOptions
 
 _CACHE_BYTES = 8 << 20
@@ -71,11 +80,10 @@ class SqliteStorage(Storage):
         return self._nothing_evicted()
 
     def _erase_impl(self, keys: Keys) -> int:
+        doomed = ((key,) for key in sorted(keys.tolist()))
         with self._lock:
             before = self._database.total_changes
-            self._run(
-                "DELETE FROM rows WHERE key = ?", many=((key,) for key in sorted(keys.tolist()))
-            )
+            self._run("DELETE FROM rows WHERE key = ?", many=doomed)
             return self._database.total_changes - before
 
     def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
@@ -83,9 +91,8 @@ class SqliteStorage(Storage):
         pairs = self._run(query.format(">="), (-(2**63), chunk_rows))
         while pairs:
             keys = np.array([key for key, _ in pairs], np.int64)
-            rows = self._decode(b"".join(row for _, row in pairs))
-            part = rows[:, columns.begin : columns.end].copy()
-            yield ScanChunk(keys, part, np.zeros(len(keys), np.uint64))
+            rows = self._decode(b"".join(row for _, row in pairs))[:, columns.begin : columns.end]
+            yield ScanChunk(keys, rows.copy(), np.zeros(len(keys), np.uint64))
             self._check_open()
             pairs = self._run(query.format(">"), (pairs[-1][0], chunk_rows))
 

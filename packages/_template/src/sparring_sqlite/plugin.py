@@ -1,9 +1,7 @@
-"""What this package offers to sparring. Importing it imports no client library."""
+"""Plugin of this package for sparring. Importing it imports no client library."""
 
-from sparring import Storage, TableConfig
-from sparring.descriptors import StorageDescriptor
+from sparring.contracts import Storage, StorageDescriptor, TableConfig, hookimpl
 from sparring.errors import PluginError
-from sparring.hookspecs import hookimpl
 from sparring_sqlite import SqliteOptions
 
 

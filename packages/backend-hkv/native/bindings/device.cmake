@@ -1,6 +1,6 @@
 # The modules of devices: the same bindings over CUDA and over the emulator.
 function(sparring_hkv_add_device_module name)
-  pybind11_add_module(${name}
+  pybind11_add_module(${name} NO_EXTRAS
     native/bindings/device_arrays.cc
     native/bindings/device_callbacks.cc
     native/bindings/device_fused.cc
@@ -8,8 +8,11 @@ function(sparring_hkv_add_device_module name)
     native/bindings/device_module.cc
     native/bindings/device_table.cc
     native/bindings/reclaimers.cc)
+  # As one file, for nearly all of the compiler's work is pybind11's headers.
+  set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
   target_include_directories(${name} PRIVATE native)
-  target_compile_options(${name} PRIVATE -Wall -Wextra)
+  target_compile_options(${name} PRIVATE -Wall -Wextra -O1)
+  target_link_options(${name} PRIVATE $<$<CONFIG:Release>:-s>)
   target_compile_definitions(${name} PRIVATE
     SPARRING_HKV_VERSION="${SKBUILD_PROJECT_VERSION}" SPARRING_HKV_MODULE=${name})
   target_link_libraries(${name} PRIVATE ${ARGN})

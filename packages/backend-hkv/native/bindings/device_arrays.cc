@@ -31,8 +31,6 @@ struct DlTensor {
   uint64_t byte_offset;
 };
 
-constexpr int32_t kCpu = 1;
-constexpr int32_t kCuda = 2;
 constexpr int kUnsigned = 1;
 constexpr int kFloat = 2;
 constexpr int kBfloat = 4;

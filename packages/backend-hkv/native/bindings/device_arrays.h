@@ -21,6 +21,10 @@
 
 namespace sparring::hkv {
 
+// Types of devices, as DLPack and storage_abi.h number them.
+inline constexpr int32_t kCpu = 1;
+inline constexpr int32_t kCuda = 2;
+
 // Raises sparring.errors.InvalidArgumentError.
 [[noreturn]] void refuse(const std::string& message);
 
@@ -59,7 +63,7 @@ class DeviceHandle {
   int32_t number_;
   std::mutex mutex_;
   std::map<std::string, device::Buffer> residents_;
-  std::vector<int64_t*> words_;  // nobody uses
+  std::vector<int64_t*> words_;  // unused
   size_t num_words_ = 0;         // in use or not
 };
 

@@ -36,7 +36,7 @@ struct Asking {
   device::Device* device;
   device::Stream stream;
   const int64_t* keys;     // of the call, device
-  pybind11::object admit;  // None: nobody is asked
+  pybind11::object admit;  // None: no admission check
 
   // Waits for the stream. Holds no GIL.
   //   positions    (count) int64, device

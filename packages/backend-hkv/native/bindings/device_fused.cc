@@ -27,8 +27,6 @@ namespace {
 using device::Buffer;
 using device::Stream;
 
-constexpr int32_t kCuda = 2;
-
 SparringStorage* storage_of(const py::object& capsule) {
   auto* storage = static_cast<SparringStorage*>(
       PyCapsule_GetPointer(capsule.ptr(), SPARRING_STORAGE_CAPSULE));

@@ -105,7 +105,7 @@ void find(const py::capsule& capsule, const DeviceHandle& handle, uint64_t strea
   run(storage_of(capsule)->find, storage_of(capsule)->self, arguments);
 }
 
-// Returns what left: how many rows, and, if `keeps_departed`, which; -1 where nobody asked.
+// Returns the evicted rows: their number and, if `keeps_departed`, the rows; -1 if not counted.
 py::tuple upsert(const py::capsule& capsule, DeviceHandle& handle, uint64_t stream,
                  const py::object& keys, const py::object& rows, int64_t row_bytes,
                  bool counts_departed, bool keeps_departed) {

@@ -44,7 +44,7 @@ bool Reclaimers::call() {
     try {
       has_given = py::bool_(function()) || has_given;
     } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("giving back memory of a device that nobody uses");
+      error.discard_as_unraisable("giving back unused memory of a device");
     }
   }
   return has_given;

@@ -19,9 +19,8 @@ class Reclaimers {
   // Holds the GIL. What is there already is not added again.
   void add(pybind11::object function);
 
-  // Calls all; returns whether one gave something back. What one raises is reported as Python
-  // reports what nobody can catch. Takes the GIL: no caller may hold a lock that a thread waits for
-  // with the GIL.
+  // Calls all; returns whether one gave something back. An exception of one is reported as
+  // unraisable. Takes the GIL: no caller may hold a lock that a thread waits for with the GIL.
   bool call();
 
  private:

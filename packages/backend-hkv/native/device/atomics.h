@@ -1,8 +1,8 @@
 // Memory that several threads touch at once, and wide accesses.
 //
 // All atomics are relaxed: they order nothing but themselves. fence() orders a
-// thread's accesses before it and behind it, for whoever reads through these
-// functions.
+// thread's accesses before it and after it, for a thread that reads through
+// these functions.
 #ifndef SPARRING_HKV_DEVICE_ATOMICS_H_
 #define SPARRING_HKV_DEVICE_ATOMICS_H_
 

@@ -35,8 +35,8 @@ struct CudaRuntime {
 
 using Using = DeviceScope<CudaRuntime>;
 
-// Memory that is given back in the order of a stream. Of what nobody uses it keeps so much, and
-// gives the rest back to the driver when a stream is waited for.
+// Memory that is freed in the order of a stream. The pool keeps unused memory up to a limit, and
+// returns the rest to the driver when a stream is waited for.
 struct Pool {
   cudaMemPool_t pool = nullptr;
   std::atomic<uint64_t> used_bytes{0};
@@ -106,7 +106,7 @@ class CudaDevice : public Device {
     Pool& pool = pool_of(lifetime);
     void* memory = take(pool, num_bytes, stream);
     if (memory == nullptr) {
-      // What is kept for nobody is given back first.
+      // Unused memory that the pools keep is given back first.
       temporary_.trim();
       lasting_.trim();
       memory = take(pool, num_bytes, stream);

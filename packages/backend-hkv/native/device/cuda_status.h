@@ -66,8 +66,8 @@ inline CudaSeverity severity_of(cudaError_t status) {
   }
 }
 
-// Forgets the error of a call, so that nobody else who asks the thread for its last error takes
-// it for his own. What stays is of the device, and every later call answers with it.
+// Clears the error of a call, so that other code that asks the thread for its last error does not
+// see it. An error that remains is the device's, and every later call returns it.
 inline bool is_lost(cudaError_t status) {
   cudaGetLastError();
   const CudaSeverity severity = severity_of(status);

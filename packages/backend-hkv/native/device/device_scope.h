@@ -1,10 +1,10 @@
 // The calling thread's current GPU, changed and put back.
 //
-// Putting back must not do what nobody asked for. To choose a GPU that has no context in this process
+// Putting back must have no side effect. To choose a GPU that has no context in this process
 // makes one on it: hundreds of megabytes, and on many ranks all of them on GPU 0, because a thread that
 // never chose a GPU is said to use that one. So
 //   1. a GPU is put back only where it has a context already;
-//   2. else the thread stays where it is: nobody there has used another one.
+//   2. else the thread stays where it is: it has used no other GPU before.
 #ifndef SPARRING_HKV_DEVICE_DEVICE_SCOPE_H_
 #define SPARRING_HKV_DEVICE_DEVICE_SCOPE_H_
 

@@ -61,7 +61,7 @@ void nothing_is_chosen_twice() {
 
 int main() {
   return sparring::testing::run({
-      {"a GPU that nobody chose gets no context", a_gpu_that_nobody_chose_gets_no_context},
+      {"a GPU that was not chosen gets no context", a_gpu_that_nobody_chose_gets_no_context},
       {"a GPU that was chosen is put back", a_gpu_that_was_chosen_is_put_back},
       {"nothing is chosen twice", nothing_is_chosen_twice},
   });

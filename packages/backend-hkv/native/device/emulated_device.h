@@ -107,7 +107,7 @@ class EmulatedDevice : public Device {
   void unload_kernels();
   // Waits for the device take so long from now on.
   void slow_down(std::chrono::milliseconds wait);
-  // Copies out of this memory of bytes that nobody wrote, so far.
+  // Copies out of this memory of bytes that were never written, so far.
   uint64_t num_unwritten_copies() const;
   // Kernels started so far, the library's (algorithms.h) as one each; copies; fills.
   uint64_t num_launches() const;
@@ -117,7 +117,7 @@ class EmulatedDevice : public Device {
   uint64_t num_lasting_allocations() const;
   // Events recorded so far.
   uint64_t num_records() const;
-  // Pinned memory given back while work was on a stream that nobody had waited for, so far.
+  // Pinned memory freed so far while a stream had work that was not waited for.
   uint64_t num_early_frees() const;
   // How often somebody waited for the device so far.
   uint64_t num_waits() const;

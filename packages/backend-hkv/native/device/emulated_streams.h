@@ -15,8 +15,8 @@ inline std::string emulated_name(int number) {
   return number == 0 ? "emulated" : "emulated:" + std::to_string(number);
 }
 
-// Threads: everything from any thread. A stream that nobody added, the default one among them, is
-// every device's.
+// Threads: everything from any thread. A stream that was not added, the default one included,
+// belongs to every device.
 class EmulatedStreams {
  public:
   void add(Stream stream, int device);

@@ -3,7 +3,7 @@
 // blocks run on several threads at once.
 //
 //   launch ── blocks, in an order drawn by the seed ── threads of this process
-//               └ block: warps, drawn anew after each warp operation
+//               └ block: warps, drawn again after each warp operation
 //                   └ warp: lanes in an order drawn by the seed; a lane runs
 //                     until it meets its sisters, or pauses at an atomic
 //
@@ -36,7 +36,7 @@ namespace emulator {
 struct Schedule {
   // 0: lanes, warps and blocks in order of their numbers.
   uint64_t seed = 0;
-  // Blocks that run beside each other; 1: on the calling thread alone.
+  // Blocks that run concurrently; 1: on the calling thread alone.
   unsigned num_threads = 2;
 };
 void set_schedule(const Schedule& schedule);

@@ -30,7 +30,7 @@ class Fiber {
   void start(void (*run)(void*), void* argument);
   // Runs the fiber until it calls pause() or its function returns.
   void resume();
-  // Back to whoever resumed. REQUIRES: called by the fiber itself.
+  // Back to the caller of resume(). REQUIRES: called by the fiber itself.
   void pause();
   bool is_done() const { return is_done_; }
 
@@ -39,7 +39,7 @@ class Fiber {
   void switch_in();
   void switch_out();
 
-  char* stack_;  // the lowest byte, above a page that nobody may touch
+  char* stack_;  // the lowest byte, above a guard page
   void (*run_)(void*) = nullptr;
   void* argument_ = nullptr;
   bool is_done_ = true;

@@ -5,8 +5,8 @@
 //   stream b   kernel │ after e  │ kernel          wait: fronts of streams, drawn one by one, until
 //                                                  the stream is empty
 //
-// So whoever reads on one stream what another one writes, without an event between them, finds
-// what was there before, for some seed; and whoever looks at results without waiting always does.
+// So a read on one stream of data that another one writes, without an event between them, finds
+// the old data for some seed; a read of results without waiting always does.
 #ifndef SPARRING_HKV_DEVICE_LATE_WORK_H_
 #define SPARRING_HKV_DEVICE_LATE_WORK_H_
 

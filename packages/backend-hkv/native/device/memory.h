@@ -64,9 +64,9 @@ struct MemoryInfo {
   uint64_t total_bytes;
 };
 
-// What memory is for. A table's rows and index last, and are taken and given back seldom; what a
-// call needs is temporary, and taken anew by each. They lie apart, so that neither keeps the other's
-// memory from being given back.
+// What memory is for. A table's rows and index last, and are taken and given back seldom; the
+// memory of a call is temporary, and taken again by each call. The two are separate, so that
+// neither keeps the other's memory from being given back.
 enum class Lifetime { kTemporary, kLasting };
 
 // What was taken of a device and not given back.
@@ -126,7 +126,7 @@ class Device {
   virtual void record(Event event, Stream stream) = 0;
   virtual void wait_event(Event event) = 0;
   virtual bool is_done(Event event) = 0;
-  // What comes on `stream` from now on runs after the event; nobody waits.
+  // Later work on `stream` runs after the event; the calling thread does not wait.
   virtual void order_after(Event event, Stream stream) = 0;
   // `call(argument)` on a thread of the device's choice once the stream is
   // there. It must not use the device.
@@ -140,7 +140,7 @@ class Device {
   // there was any. Called by an allocation that finds no memory, once, before it fails; from any
   // thread, under whatever locks the caller of `allocate` holds. It takes no memory here.
   using Reclaimer = std::function<bool()>;
-  // An empty one: nobody keeps any. One that is running meanwhile ends later.
+  // An empty one: there is none to call. A call that is running meanwhile ends later.
   void set_reclaimer(Reclaimer reclaimer);
 
  protected:

@@ -1,4 +1,4 @@
-// Brings what lies on a device to ordinary host memory by way of pinned memory, of which there are
+// Copies device memory to ordinary host memory via pinned memory, of which there are
 // two pieces of one size: while the device fills one, the other is emptied.
 //
 //   device ──► piece 0 ──► host        A copy straight to pageable memory would be one of the
@@ -44,7 +44,7 @@ class ReadBack {
   struct Piece {
     char* memory = nullptr;
     Event event = nullptr;
-    std::vector<Span> holds;  // what lies in the piece, `from` within it
+    std::vector<Span> holds;  // contents of the piece, `from` within it
   };
 
   // Returns false where there is no pinned memory.

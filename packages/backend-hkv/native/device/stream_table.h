@@ -10,7 +10,7 @@
 namespace sparring::device {
 
 // The table of a device, the same whenever it is asked for. Table and device live as long
-// as the process from then on, as waits for streams may outlive whoever began them.
+// as the process from then on, as waits for streams may outlive the caller that began them.
 const SparringStreams* streams_of(const std::shared_ptr<Device>& device);
 
 }  // namespace sparring::device

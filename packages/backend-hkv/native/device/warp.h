@@ -21,7 +21,7 @@
 //      all 32 lanes of the warp, at one place in the code; every block.sync() by
 //      all threads of the block. So what decides whether one is reached is the
 //      same for the warp (or the block), and no lane returns before.
-//   2. Memory is shared beside each other only through the functions of
+//   2. Memory is shared between concurrent threads only through the functions of
 //      atomics.h; plain writes are seen by others of the warp after sync(), of
 //      the block after block.sync(), by all at the end of the kernel.
 //   3. Shared memory is what the launch asks for: block.shared(), 16-byte

@@ -118,7 +118,7 @@ SPARRING_HOST_DEVICE Half nearest_half_of_double(double value) {
   return Half{static_cast<uint16_t>(result | sign)};
 }
 
-// Of a finite number; not by way of float32, where a bfloat16 may be subnormal.
+// For a finite number; not via float32, where a bfloat16 may be subnormal.
 template <class Half>
 SPARRING_HOST_DEVICE double double_of_half(uint16_t bits) {
   constexpr uint64_t rebias = uint64_t{1023 - Half::kBias} << 52;

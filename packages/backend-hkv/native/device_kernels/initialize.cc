@@ -16,8 +16,8 @@ template <class T>
 struct Initializes {
   static constexpr unsigned block_threads = kBlockThreads;
   Initialize a;
-  uint32_t num_blocks;        // of four columns, of a row
-  uint32_t pieces_of_row;     // and pieces of what lies behind
+  uint32_t num_blocks;        // pieces of four columns, of a row
+  uint32_t pieces_of_row;     // the same, and pieces of its state
 
   SPARRING_DEVICE void operator()(const Block& block) const {
     const Warp warp = block.warp();

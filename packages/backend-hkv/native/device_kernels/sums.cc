@@ -136,8 +136,8 @@ struct SumsShort {
   }
 };
 
-// The sorted order in pieces of kPiece. A long segment lies in several, and a piece holds parts of
-// two of them at the most: that which its first occurrence is of, and that which its last is of.
+// The sorted order in pieces of kPiece. A long segment spans several pieces, and a piece holds
+// parts of at most two long segments: that of its first occurrence and that of its last.
 struct Pieces {
   uint64_t count;  // n
   SPARRING_HOST_DEVICE uint64_t num_pieces() const { return (count + kPiece - 1) / kPiece; }

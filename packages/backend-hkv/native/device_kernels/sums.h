@@ -3,7 +3,7 @@
 // Occurrences are sorted by target, stably, so that those of a target are neighbours
 // in the order of the batch, and a part of a warp adds up the occurrences of one.
 // A target with more than kLongSegment of them is shared by many: the sorted order is cut
-// into pieces of kPiece, and a part of a warp adds up what lies in one.
+// into pieces of kPiece, and a part of a warp adds up the occurrences of one piece.
 //
 //   pieces    |     0     |     1     |     2     |     3     |
 //   sorted    a a b b b b b b b b b b b b b b b b b b b c d d e       b is long

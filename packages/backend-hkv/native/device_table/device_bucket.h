@@ -45,7 +45,7 @@
 //   7. A free overflow bucket has no digest but 0; its link means nothing.
 //   8. `used` is 0 but during an upsert that evicts, where it is 1 + the position
 //      in the call of the key that filled the slot.
-//   9. Between calls nobody but the stream-ordered work of this table touches
+//   9. Between calls only the stream-ordered work of this table touches
 //      any of it: finds only read, and a writing kernel changes a bucket through
 //      the one warp that owns it, or through whole words that no other touches.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_BUCKET_H_

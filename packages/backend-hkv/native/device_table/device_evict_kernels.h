@@ -37,7 +37,7 @@ struct InsertOrEvict {
   const int64_t* keys;      // (n) device
   const uint64_t* scores;   // (n) device, or NULL
   uint32_t* numbers;        // out (n) device, kNoDeviceRow before: rows of keys that stay
-  DepartureArrays departs;  // out, device; `leaves` NULL: nobody asks
+  DepartureArrays departs;  // out, device; `leaves` NULL: not requested
   DeviceCounters* counters;
 
   SPARRING_DEVICE void operator()(const device::Block& block) const {

@@ -1,7 +1,7 @@
 // The memory of a device table's index: segments of heads and of overflow
 // buckets, and the list of free overflow buckets. See device_bucket.h.
 //
-// Threads: const members beside each other; everything else alone.
+// Threads: const members concurrently; everything else alone.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_INDEX_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_INDEX_H_
 

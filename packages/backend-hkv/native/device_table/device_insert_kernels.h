@@ -1,4 +1,4 @@
-// Insertion into tables that chain, where nobody has to leave.
+// Insertion into tables that chain, where no row has to be evicted.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_INSERT_KERNELS_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_INSERT_KERNELS_H_
 

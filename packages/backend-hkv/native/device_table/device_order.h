@@ -1,6 +1,6 @@
 // The order of work on several streams that meet in one table: a write comes
 // after all reads and writes that were put on any stream before it, a read after
-// the last write. Events do it; nobody waits. Work on one stream is ordered so, too:
+// the last write. Events do it; no thread waits. Work on one stream is ordered so, too:
 // a stream that was given back may come again under its address, before its
 // work is done.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_ORDER_H_
@@ -13,7 +13,7 @@
 
 namespace sparring::hkv {
 
-// Threads: reads beside each other, a write alone.
+// Threads: reads concurrently, a write alone.
 class DeviceOrder {
  public:
   explicit DeviceOrder(device::Device& device);

@@ -2,7 +2,7 @@
 // budget, then in pinned host memory, which kernels reach over the bus at the
 // same addresses. device_views.h shows how a row number becomes an address.
 //
-// Threads: const members beside each other; everything else alone.
+// Threads: const members concurrently; everything else alone.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_ROWS_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_ROWS_H_
 

@@ -128,7 +128,7 @@ class DeviceTable::State {
 
   // What leaves by an insertion: arrays by position of the call, then compacted.
   struct Departures {
-    uint64_t most = 0;  // 0: nobody asks
+    uint64_t most = 0;  // 0: not requested
     device::Buffer leaves, keys, scores, sources;
     device::Buffer sums, positions, total;
     device::Buffer out_keys, out_rows, out_scores;
@@ -138,7 +138,7 @@ class DeviceTable::State {
               sources.as<uint64_t>()};
     }
   };
-  // `most`: 0 if nobody asks.
+  // `most`: 0 if the evicted rows are not requested.
   Departures prepare_departures(uint64_t count, uint64_t most, device::Stream stream);
   // The rows of keys that stay go into `numbers`.
   void insert_or_evict(Insertion& insertion, const uint64_t* scores, uint32_t* numbers,

@@ -28,7 +28,7 @@ void DeviceStorage::check_device(const SparringCall& call) const {
   if (is_on_host(call)) return;
   if (call.device.type == place_.type && call.device.id == place_.id) return;
   throw StatusError(SPARRING_INVALID_ARGUMENT,
-                    "device must be " + name_of(place_) + ", where this table lies, or the CPU "
+                    "device must be " + name_of(place_) + ", where this table is, or the CPU "
                     "(type 1); found " + name_of(call.device) + "; copy the arrays there");
 }
 
@@ -206,7 +206,7 @@ void DeviceStorage::update(SparringUpdate& call) {
     }
   }
 
-  // Refused keys leave, so that what is upserted lies together.
+  // Rejected keys are removed, so that the keys to upsert are contiguous.
   std::vector<int64_t> keys, positions;
   std::vector<uint64_t> scores;
   std::vector<uint8_t> is_new;

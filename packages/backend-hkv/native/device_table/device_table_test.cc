@@ -1,4 +1,4 @@
-// Promises of the device table beside those that random sequences prove.
+// Promises of the device table that random sequences do not cover.
 #include "device_table.h"
 
 #include <cstring>

@@ -175,8 +175,8 @@ void DeviceTable::State::update_evicting(SparringUpdate& call) {
     device.fill(numbers.as<void>(), 0xff, count * sizeof(uint32_t), stream);
   }
 
-  // Nothing below can fail but the device and the sink. Known rows first, so that nobody leaves
-  // with a row that this call changes.
+  // From here on only the device and the sink can fail. Known rows are written first, so that no
+  // row is evicted with a value that this call changes.
   begin_change();
   policy.begin_call();
   call.inserted = static_cast<int64_t>(num_new);

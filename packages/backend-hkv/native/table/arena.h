@@ -10,7 +10,7 @@
 //   chunk 2   |######..............|
 //
 // Commit steps double up to 2 MiB and are 2 MiB from there on, so that a small
-// arena is small and a large one lies on huge pages (where the system has
+// arena is small and a large one is backed by huge pages (where the system has
 // them). Chunks begin on 2 MiB boundaries for the same reason.
 //
 // Invariants
@@ -19,7 +19,7 @@
 //      the committed part is ever resident.
 //   3. Bytes that were never written read as zero.
 //
-// Threads: at() and view() beside each other; everything else alone.
+// Threads: at() and view() concurrently; everything else alone.
 #ifndef SPARRING_HKV_TABLE_ARENA_H_
 #define SPARRING_HKV_TABLE_ARENA_H_
 

@@ -15,7 +15,7 @@
 
 namespace sparring::hkv {
 
-// `seed` is secret to whoever fears ids chosen to collide; 0 otherwise.
+// `seed`: a secret where ids may be chosen so that they collide; 0 otherwise.
 SPARRING_HKV_INLINE uint64_t hash_key(int64_t key, uint64_t seed) {
   uint64_t x = (static_cast<uint64_t>(key) ^ seed) + 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;

@@ -8,7 +8,7 @@
 // the bucket gets an overflow chain instead, as full buckets of a fixed index
 // always do.
 //
-// Threads: const members beside each other; everything else alone.
+// Threads: const members concurrently; everything else alone.
 #ifndef SPARRING_HKV_TABLE_INDEX_H_
 #define SPARRING_HKV_TABLE_INDEX_H_
 

@@ -10,7 +10,7 @@
 
 constexpr int kBlock = SPARRING_HKV_BLOCK;
 // Keys located before their rows are copied: small enough for the near cache,
-// large enough that filling the pipelines anew does not count.
+// large enough that refilling the pipelines does not count.
 constexpr int64_t kChunk = 1024;
 // Rows on their way while one is copied.
 constexpr int64_t kRowsAhead = 32;

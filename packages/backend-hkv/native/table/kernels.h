@@ -5,7 +5,7 @@
 // but plain structs, intrinsics, memcpy, memset and functions that are always
 // inlined.
 //
-// Threads: any number beside each other on disjoint outputs, while nobody
+// Threads: any number concurrently on disjoint outputs, while no thread
 // writes to the index, nor to the rows concerned (scatter: nor reads them).
 #ifndef SPARRING_HKV_TABLE_KERNELS_H_
 #define SPARRING_HKV_TABLE_KERNELS_H_

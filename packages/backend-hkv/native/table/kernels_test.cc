@@ -130,7 +130,7 @@ void mixed_keys_are_found_as_others_are() {
     for (const size_t known_of_ten : {0, 1, 5, 9, 10}) {
       Keys keys(kCount);
       for (size_t i = 0; i < kCount; ++i) {
-        // Absent ones beside the bounds of int64 too.
+        // Absent keys near the bounds of int64 too.
         const auto key = static_cast<int64_t>(i);
         const int64_t absent = i % 2 == 0 ? INT64_MIN + key : INT64_MAX - key;
         keys[i] = i * 7 % 10 < known_of_ten ? key : absent;

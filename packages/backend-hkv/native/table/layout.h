@@ -36,7 +36,7 @@ struct Layout {
   bool is_bounded;
 };
 
-// `overhead_bytes`: what the table holds beside buckets and rows.
+// `overhead_bytes`: memory of the table other than buckets and rows.
 // Throws StatusError where the options contradict each other or where not even
 // one row fits.
 Layout make_layout(const TableOptions& options, uint64_t overhead_bytes);

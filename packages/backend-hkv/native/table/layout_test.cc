@@ -42,7 +42,7 @@ void tighter_bound_holds() {
   CHECK(make_layout(options, 0).max_rows < 150);
 }
 
-// Nobody fills 2^32 rows in a test, so what is said then is asked for.
+// A test cannot fill 2^32 rows, so the message for that case is requested directly.
 void a_table_without_a_bound_says_what_bounds_it() {
   for (const PolicyKind policy : {PolicyKind::kNone, PolicyKind::kLru}) {
     const Layout unbounded = make_layout({.row_bytes = 4, .policy = policy}, 0);

@@ -9,8 +9,8 @@
 //   epoch_lfu   epoch : given, or 1           epoch : low + given, or + 1
 //   custom      given, or 0                   given; unchanged if none is given
 //
-// Calls are numbered from 1, upserts and touches alike; in epoch_lru anew in
-// each epoch. No clock is read, so equal calls give equal scores.
+// Calls are numbered from 1, upserts and touches alike; in epoch_lru from 1
+// again in each epoch. No clock is read, so equal calls give equal scores.
 //
 // While scores are restored, all policies take the scores that a call brings as they
 // are, and calls are not counted: rows of a snapshot get back what they had.

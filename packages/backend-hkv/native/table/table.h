@@ -4,7 +4,7 @@
 // status. storage_border.h calls them, and checks arguments before.
 //
 // Threads: everything may be called from any thread at any time. Readers run
-// beside each other; a writer runs alone, and is not starved by readers. Both
+// concurrently; a writer runs alone, and is not starved by readers. Both
 // spread large calls over call.executor while they hold the lock, so the
 // executor must not run other work on the waiting thread that enters the same
 // table, nor may an eviction sink.
@@ -88,8 +88,8 @@ class Table {
 
   void write_rows(const SparringUpsert& call, const Located& located) const;
   void upsert_growing(SparringUpsert& call, Located& located);
-  // Rows may leave, those of this call too. Known keys are written first, so
-  // that nobody leaves with a row that this call replaces.
+  // Rows may be evicted, those of this call too. Known keys are written first, so
+  // that no row is evicted with a value that this call replaces.
   void upsert_evicting(SparringUpsert& call, const Located& located);
 
   static void keep_admitted(const SparringUpdate& call, Located& located);

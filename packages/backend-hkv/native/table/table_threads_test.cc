@@ -1,4 +1,4 @@
-// Many readers beside one writer, and writers beside each other. Meant to run
+// Many readers concurrent with one writer, and concurrent writers. Meant to run
 // under ThreadSanitizer too.
 #include <atomic>
 #include <cstring>
@@ -194,7 +194,7 @@ int main() {
       {"readers see whole calls of a growing table", readers_see_whole_calls_of_a_growing_table},
       {"readers see whole calls of an evicting table",
        readers_see_whole_calls_of_an_evicting_table},
-      {"writers beside each other take turns", writers_beside_each_other_take_turns},
+      {"concurrent writers take turns", writers_beside_each_other_take_turns},
       {"readers do not starve a writer", readers_do_not_starve_a_writer},
   });
 }

@@ -1,6 +1,6 @@
 // What a reader needs in order to find keys and rows, by value: plain structs
 // and functions that are always inlined, because the kernels use them (see
-// kernels.h). A view holds as long as nobody writes to what it shows.
+// kernels.h). A view is valid as long as no thread writes to what it shows.
 #ifndef SPARRING_HKV_TABLE_VIEWS_H_
 #define SPARRING_HKV_TABLE_VIEWS_H_
 

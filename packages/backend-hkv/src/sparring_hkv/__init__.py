@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sparring_hkv.backend import HkvOptions, HkvStorage
+    from sparring_hkv.backend import HkvStorage
+    from sparring_hkv.options import HkvOptions
 
 __all__ = ["HkvOptions", "HkvStorage"]
 

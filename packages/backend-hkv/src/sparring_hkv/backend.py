@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from sparring import NativeStorage
+from sparring.contracts import Capabilities, Evicted, Keys, Rows, Scores, TableConfig
 from sparring.errors import PluginError
-from sparring.storage import Capabilities, Evicted, Keys, Rows, Scores
-from sparring.storage.native import NativeStorage
-from sparring.table import TableConfig
 from sparring_hkv.options import HkvOptions
 
 __all__ = ["HkvOptions", "HkvStorage"]
@@ -24,7 +23,7 @@ class HkvStorage(NativeStorage):
     Args:
         table: what the rows are.
         options: bounds and policy; None takes the defaults.
-        validate: see `sparring.storage.Storage`.
+        validate: see `sparring.contracts.storage.Storage`.
 
     Raises:
         InvalidArgumentError: `memory_bytes` does not hold a single row.
@@ -53,7 +52,7 @@ class HkvStorage(NativeStorage):
             self.set_option("scores", "policy")
         newest = int(scores.max())
         if self.options.policy in ("epoch_lru", "epoch_lfu"):
-            # Both counts of a score only ever grow, but an epoch counts its calls anew.
+            # Both counts of a score only ever grow, but each epoch counts its calls from the start.
             self._epoch = max(self._epoch, newest >> 32)
             self.set_option("epoch", self._epoch)
             newest = newest & _MOST_32 if newest >> 32 == self._epoch else 0

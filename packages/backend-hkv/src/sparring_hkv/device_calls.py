@@ -1,9 +1,10 @@
-"""Calls of a table that lies on a GPU, with arrays that lie there too."""
+"""Calls of a table on a GPU, with arrays on that GPU."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from sparring import capsule_of
 from sparring.errors import InvalidArgumentError
 from sparring_hkv.backend import HkvStorage
 from sparring_hkv.devices import open_device
@@ -21,20 +22,20 @@ class DeviceCalls:
         storage: a table with a `device` other than ``cpu``; it must live as long as this.
 
     Raises:
-        InvalidArgumentError: the table lies on the CPU.
+        InvalidArgumentError: the table is on the CPU.
     """
 
     def __init__(self, storage: HkvStorage) -> None:
         options = storage.options
         if options.device == "cpu":
             raise InvalidArgumentError(
-                f"table {storage.table.name!r} lies on the CPU: open it with device='cuda', or call "
+                f"table {storage.table.name!r} is on the CPU: open it with device='cuda', or call "
                 "find and upsert with NumPy's arrays"
             )
         opened = open_device(options.device_kind, options.device_number)
         self._native: Any = opened.native
         self._handle: Any = opened.handle
-        self._capsule = storage.__sparring_storage__()
+        self._capsule = capsule_of(storage)
         self._row_bytes = storage.table.row_bytes
 
     def find(self, keys: Any, rows: Any, found: Any, stream: int = 0) -> None:

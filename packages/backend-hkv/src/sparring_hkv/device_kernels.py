@@ -7,28 +7,29 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from sparring import kernels
-from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring.initializers import Initializer
-from sparring.kernel_set import (
+from sparring import Streams, capsule_of, initializer_spec, rounding_seed
+from sparring.contracts import (
+    NUM_PARTITIONS,
     ArraySource,
+    Dedup,
     DeviceArray,
+    Evicted,
+    Initializer,
     KernelSet,
     NumEvicted,
+    Pooling,
+    Rounding,
+    Route,
     StorageChange,
 )
-from sparring.kernels import Dedup, Pooling, Rounding, Route
-from sparring.storage.results import Evicted
-from sparring.streams import Streams
+from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_hkv.devices import open_device
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from sparring.storage import Storage
-    from sparring.table import TableConfig
-    from sparring.updates import MethodChoice
+    from sparring.contracts import MethodChoice, Storage, TableConfig
 
 __all__ = ["DeviceKernels"]
 
@@ -77,9 +78,9 @@ class DeviceKernels(KernelSet):
         return partitions
 
     def route(self, keys: DeviceArray, owners: DeviceArray, world_size: int) -> Route:
-        if not 1 <= world_size <= kernels.NUM_PARTITIONS:
+        if not 1 <= world_size <= NUM_PARTITIONS:
             raise InvalidArgumentError(
-                f"world_size must be from 1 to {kernels.NUM_PARTITIONS}, found {world_size}"
+                f"world_size must be from 1 to {NUM_PARTITIONS}, found {world_size}"
             )
         order = self.arrays.empty((_length(keys, "keys"),), "int64")
         offsets = self.arrays.empty((world_size + 1,), "int64")
@@ -266,13 +267,13 @@ class DeviceKernels(KernelSet):
         devices = storage.capabilities.devices
         if self.device not in devices and self.device.removesuffix(":0") not in devices:
             raise UnsupportedError(
-                f"table {storage.table.name!r} lies on {', '.join(devices)}, these kernels work on "
+                f"table {storage.table.name!r} is on {', '.join(devices)}, these kernels work on "
                 f"{self.device}; open its storage there"
             )
-        return storage.__sparring_storage__()
+        return capsule_of(storage)
 
     def _update_step(self, table: TableConfig, choice: MethodChoice) -> Any:
-        from sparring.updates.builtin import NativeMethod
+        from sparring import NativeMethod
 
         if not isinstance(choice.method, NativeMethod):
             raise UnsupportedError(
@@ -282,7 +283,7 @@ class DeviceKernels(KernelSet):
             choice.method.name,
             choice.method.numbers(choice.hyper),
             choice.step,
-            kernels.rounding_seed(table),
+            rounding_seed(table),
         )
 
     def _initializer(self, table: TableConfig) -> Any:
@@ -291,7 +292,7 @@ class DeviceKernels(KernelSet):
         return self._native.Initializer(
             initializer.kind,
             initializer.parameters(table.dim),
-            kernels.initializer_spec(table).philox_key,
+            initializer_spec(table).philox_key,
         )
 
     def _stream(self) -> int:

@@ -8,8 +8,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from sparring import inspect_gpus
 from sparring.errors import DeviceError
-from sparring.gpus import inspect_gpus
 
 __all__ = ["OpenDevice", "num_gpus", "open_device", "why_cuda_is_unavailable"]
 
@@ -80,7 +80,7 @@ def _module(kind: str) -> ModuleType:
 
 
 def _how_to_get_gpu_code() -> str:
-    """What to do about it depends on whether there is a GPU at all."""
+    """Advice on getting GPU code, which depends on whether there is a GPU at all."""
     gpus = inspect_gpus()
     if gpus.reason is not None:
         return (

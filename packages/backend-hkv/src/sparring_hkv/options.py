@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from sparring.descriptors import ByteCount, Options, WholeNumber
+from sparring.contracts import ByteCount, Options, WholeNumber
 
 __all__ = ["MOST_ROWS", "HkvOptions", "Policy"]
 
@@ -29,20 +29,20 @@ class HkvOptions(Options):
     memory_bytes: ByteCount | None = Field(default=None, ge=1)
     """The most memory in bytes, index included; it is translated into rows on opening."""
     policy: Policy = "none"
-    """What scores mean, and so who leaves a full table. ``none``: nobody, a full table refuses.
-    ``lru``: the row that was written or touched longest ago. ``lfu``: the one written or touched
-    least often. ``epoch_lru``, ``epoch_lfu``: the same, but rows of older epochs first (see
-    `HkvStorage.set_option`). ``custom``: the one with the lowest score that the caller gave."""
+    """Eviction policy: which row a full table evicts. ``none``: no row, a full table refuses new
+    rows. ``lru``: the row that was written or touched longest ago. ``lfu``: the one written or
+    touched least often. ``epoch_lru``, ``epoch_lfu``: the same, but rows of older epochs first
+    (see `HkvStorage.set_option`). ``custom``: the one with the lowest score given by the caller."""
     hash_seed: WholeNumber = Field(default=0, ge=0, le=2**64 - 1)
     """A secret number where ids come from people who might choose them so that they collide.
     Which rows share a bucket, and so what is evicted, depends on it."""
 
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d{1,4})?|emulated)$")
-    """Where the table lies: ``cpu``; ``cuda`` or ``cuda:N``, a GPU; ``emulated``, the GPU's kernels
-    run on the host, slowly, for tests, where the package was built with them."""
+    """Where the table is stored: ``cpu``; ``cuda`` or ``cuda:N``, a GPU; ``emulated``, the GPU's
+    kernels run on the host, slowly, for tests, where the package was built with them."""
     device_memory_bytes: ByteCount | None = Field(default=None, ge=1)
-    """The most memory of the GPU that index and rows take; rows beyond it lie in pinned host
-    memory, which kernels reach over the bus. None: all of them lie on the GPU."""
+    """The most GPU memory that index and rows take; rows beyond it are stored in pinned host
+    memory, which kernels reach over the bus. None: all of them are stored on the GPU."""
 
     @field_validator("capacity")
     @classmethod

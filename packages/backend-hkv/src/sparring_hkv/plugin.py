@@ -1,4 +1,4 @@
-"""What sparring-hkv offers to sparring. Importing this loads no native library."""
+"""Plugin of sparring-hkv. Importing it loads no native library."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from sparring.descriptors import KernelsDescriptor, StorageDescriptor
-from sparring.hookspecs import hookimpl
+from sparring.contracts import KernelsDescriptor, StorageDescriptor, hookimpl
 from sparring_hkv.options import HkvOptions
 
 if TYPE_CHECKING:
-    from sparring.kernel_set import ArraySource, KernelSet
-    from sparring.storage import Storage
-    from sparring.table import TableConfig
+    from sparring.contracts import ArraySource, KernelSet, Storage, TableConfig
 
 
 @hookimpl

@@ -1,7 +1,7 @@
 """Redis, standalone, Sentinel and Cluster, as a storage backend and rendezvous of sparring.
 
 ``sparring.open_storage("redis", table, url="redis://10.0.0.7:6379")`` opens a table there;
-``url="redis+cluster://10.0.0.7:7000,10.0.0.8:7000"`` one that lies in a cluster.
+``url="redis+cluster://10.0.0.7:7000,10.0.0.8:7000"`` one that is stored in a cluster.
 """
 
 from __future__ import annotations

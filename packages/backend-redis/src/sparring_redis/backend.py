@@ -10,9 +10,19 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from sparring.rendezvous import NUM_PARTITIONS, Shard
-from sparring.storage import Capabilities, Columns, Evicted, Keys, Rows, ScanChunk, Scores, Storage
-from sparring.table import TableConfig
+from sparring.contracts import (
+    NUM_PARTITIONS,
+    Capabilities,
+    Columns,
+    Evicted,
+    Keys,
+    Rows,
+    ScanChunk,
+    Scores,
+    Shard,
+    Storage,
+    TableConfig,
+)
 from sparring_redis.deadline import Deadline
 from sparring_redis.description import agree_on_buckets, description_slot, found_label
 from sparring_redis.eviction import check_that_rows_stay
@@ -54,10 +64,10 @@ class RedisStorage(Storage):
         table: what the rows are.
         options: where Redis is.
         shard: the part that this rank keeps; None: all.
-        validate: see `sparring.storage.Storage`.
+        validate: see `sparring.contracts.storage.Storage`.
 
     Raises:
-        InvalidArgumentError: the table lies there with other rows; a password cannot be read; the
+        InvalidArgumentError: the table is stored there with other rows; a password cannot be read; the
             server removes rows when its memory is full.
         DeadlineError, StorageIOError: Redis failed.
     """
@@ -155,15 +165,10 @@ class RedisStorage(Storage):
         )
         return int(sum(replies))
 
-    def clear(self) -> None:
-        """Removes all rows of this rank."""
+    def _clear_for(self, source: str | None) -> None:
+        # Rows and note are one call: it ends within one deadline.
         with self._one_deadline():
-            super().clear()
-
-    def begin_load(self, source: str) -> None:
-        """See `sparring.storage.Storage.begin_load`."""
-        with self._one_deadline():
-            super().begin_load(source)
+            super()._clear_for(source)
 
     def _clear_impl(self) -> None:
         deadline = self._deadline()
@@ -193,7 +198,7 @@ class RedisStorage(Storage):
 
     @contextmanager
     def _one_deadline(self) -> Iterator[None]:
-        """What this thread asks meanwhile is one call."""
+        """One deadline for all that this thread asks in the block."""
         self._call.deadline = Deadline(self._client.deadline_seconds)
         try:
             yield
@@ -215,7 +220,7 @@ class RedisStorage(Storage):
     def _keys_in_shared_buckets(self, operation: str, deadline: Deadline) -> Iterator[Keys]:
         """This rank's keys in buckets where other ranks have some, chunk by chunk.
 
-        Nobody counts them but who reads them, so `deadline` is extended by how much there is to
+        Redis can count them only by reading them, so `deadline` is extended by the number of rows to
         read, known before: a server that answers slowly cannot make it longer.
         """
         buckets = self._owned.shared_buckets

@@ -153,7 +153,7 @@ class Client:
                 under_way.pop(0)
                 server.release(link)
         except BaseException:
-            # Interrupted: replies are still to come, which nobody may take for others.
+            # Interrupted: replies are still to come, which must not be taken for others.
             for server, link, _ in under_way:
                 server.discard(link, has_writes=call.is_write)
             raise
@@ -174,7 +174,7 @@ class Client:
 
     def _fail(self, call: _Call, failed: _UnderWay, error: Exception) -> None:
         failed.server.discard(failed.link, has_writes=call.is_write)
-        # A server that is still loading, or lets nobody in, has run nothing.
+        # A server that is still loading, or rejects the login, has run nothing.
         if not isinstance(error, (AuthenticationError, BusyLoadingError)):
             call.may_have_run = True
         call.failure = error
@@ -268,7 +268,7 @@ class _UnderWay(NamedTuple):
 
 
 class _Call:
-    """What is known of one call so far."""
+    """State of one call."""
 
     def __init__(
         self,

@@ -60,7 +60,7 @@ class _Encrypted(_Bounded, SSLConnection):
     context: ssl.SSLContext
 
     def _wrap_socket_with_ssl(self, sock: socket.socket) -> ssl.SSLSocket:
-        # The client library would read the files anew for each connection.
+        # The client library would read the files again for each connection.
         return self.context.wrap_socket(sock, server_hostname=self.host)
 
 
@@ -115,7 +115,7 @@ class Link:
 
     @property
     def is_stale(self) -> bool:
-        """Whether an idle connection was closed by the server, or has data that nobody asked for."""
+        """Whether an idle connection was closed by the server, or has data that was not requested."""
         poll = select.poll()
         poll.register(self._connection.bounded.fileno(), select.POLLIN)
         return bool(poll.poll(0))

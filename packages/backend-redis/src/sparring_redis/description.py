@@ -1,4 +1,4 @@
-"""What a table in Redis says of itself, written once by whoever comes first."""
+"""Description of a table in Redis, written once by the first rank that opens it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from redis.crc import key_slot
 
+from sparring import conversion_command
+from sparring.contracts import CONVERT_HELP, TableConfig
 from sparring.errors import CorruptDataError, InvalidArgumentError, VersionError
-from sparring.storage.converting import conversion_command
-from sparring.table import CONVERT_HELP, TableConfig
 from sparring_redis.client import Client, Command
 from sparring_redis.connection import packed
 from sparring_redis.deadline import Deadline
@@ -48,7 +48,7 @@ def agree_on_buckets(
     Raises:
         InvalidArgumentError: its rows, or its buckets, are not those asked for.
         VersionError: another version of this package made it.
-        CorruptDataError: something else lies there.
+        CorruptDataError: something else is stored there.
         DeadlineError, StorageIOError: Redis failed.
     """
     num_buckets = options.num_buckets
@@ -84,7 +84,7 @@ def agree_on_buckets(
 def found_label(
     client: Client, table: TableConfig, options: RedisOptions, deadline: Deadline
 ) -> str | None:
-    """What the rows of a table are; None where nobody made it, or nobody can read it.
+    """Label of a table's rows; None if there is no such table, or its description is unreadable.
 
     Raises:
         DeadlineError, StorageIOError: Redis failed.
@@ -101,7 +101,7 @@ def found_label(
 
 
 def description_slot(table: TableConfig, options: RedisOptions) -> int:
-    """Where the description of a table lies in a cluster."""
+    """Cluster slot of a table's description."""
     return key_slot(_name(table, options).encode())
 
 
@@ -130,12 +130,12 @@ def _checked(data: bytes | None, table: TableConfig, num_buckets: int | None, pl
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptDataError(
             f"{place}: is no description of a table ({error!r}); choose another prefix, or remove "
-            "what lies there",
+            "what is stored there",
             table=table.name,
         ) from None
     if version != FORMAT:
         raise VersionError(
-            f"{place}: the table lies there in format {version}, this sparring-redis reads format "
+            f"{place}: the table is stored there in format {version}, this sparring-redis reads format "
             f"{FORMAT}; install the sparring-redis that made it, or choose another prefix"
         )
     table.check_row_label(str(rows), place)

@@ -7,12 +7,12 @@
     sparring:{item:255}        hash     bucket 255
 
     field   the key, 8 bytes, little-endian int64
-    value   the row, row_bytes bytes: embedding and state as `sparring.table` draws them, little-endian
+    value   the row, row_bytes bytes: embedding and state as the table draws them, little-endian
 
-1.  A key lies in the bucket ``partition(key) * num_buckets // 4096``: a bucket is a contiguous range
+1.  A key is in the bucket ``partition(key) * num_buckets // 4096``: a bucket is a contiguous range
     of the 4,096 partitions, so it does not depend on the world size.
 2.  `num_buckets` is a power of two and never changes.
-3.  A bucket's name is its hash tag, so in a cluster each bucket lies whole on one node, and commands
+3.  A bucket's name is its hash tag, so in a cluster each bucket is whole on one node, and commands
     for it cross no slots.
 4.  Every value of a bucket has exactly row_bytes bytes; anything else is `CorruptDataError`.
 
@@ -31,11 +31,9 @@ import numpy as np
 import numpy.typing as npt
 from redis.crc import key_slot
 
+from sparring import partition
+from sparring.contracts import NUM_PARTITIONS, Columns, Keys, Rows, TableConfig
 from sparring.errors import CorruptDataError
-from sparring.kernels import partition
-from sparring.rendezvous import NUM_PARTITIONS
-from sparring.storage import Columns, Keys, Rows
-from sparring.table import TableConfig
 from sparring_redis.client import Command
 from sparring_redis.connection import packed
 
@@ -143,7 +141,7 @@ class Layout:
         return Command(key_slot(name), packed([word, name, *rest]))
 
     def memory_command(self, bucket: int) -> Command:
-        """What Redis thinks that a bucket takes."""
+        """Asks Redis for its estimate of a bucket's memory."""
         return Command(self._slots[bucket], packed(["MEMORY", "USAGE", self._names[bucket]]))
 
     def _commands(

@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from sparring.descriptors import Options, WholeNumber
+from sparring.contracts import SECRET_GIVEN, Options, WholeNumber
 from sparring.errors import InvalidArgumentError
-from sparring.secret_values import SECRET_GIVEN
 from sparring_redis.place import Place, place_of
 
 __all__ = ["Mode", "RedisOptions", "RedisRendezvousOptions", "RedisServerOptions"]
@@ -66,7 +65,7 @@ class RedisServerOptions(Options):
     unix_socket: Path | None = None
     """The file of a Unix socket, where there is no `url` and no `host`."""
     mode: Mode | None = None
-    """What answers there; a URL says it by its scheme. ``sentinel`` needs `service`."""
+    """Kind of deployment there; a URL says it by its scheme. ``sentinel`` needs `service`."""
     service: str | None = None
     """The name of the master that Sentinel watches."""
     database: WholeNumber = Field(default=0, ge=0)
@@ -158,10 +157,10 @@ class RedisServerOptions(Options):
 
 
 class RedisOptions(RedisServerOptions):
-    """Where Redis is, and how a table lies there."""
+    """Options of a table in Redis: the server, and the table's layout there."""
 
     prefix: str = Field(default="sparring", pattern=_NAME)
-    """What all names in Redis begin with; jobs that share a Redis choose different ones."""
+    """Prefix of all names in Redis; jobs that share a Redis choose different ones."""
     num_buckets: WholeNumber | None = Field(default=None, ge=1, le=4096)
     """Hashes that a new table is dealt to, a power of two; 256 if nothing is said. More spread a
     table more evenly over a cluster, fewer make small batches cheaper. Fixed at creation."""
@@ -184,7 +183,7 @@ class RedisRendezvousOptions(RedisServerOptions):
     """The name of the meeting. Jobs that run at the same time, and each restart of one, need
     names of their own."""
     prefix: str = Field(default="sparring", pattern=_NAME)
-    """What all names in Redis begin with."""
+    """Prefix of all names in Redis."""
     world_size: WholeNumber | None = Field(default=None, ge=1, le=4096)
     """The number of ranks, where they get their numbers in the order of arrival; without it the
     launcher's variables say rank and world size."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from sparring.kernels import partition
-from sparring.rendezvous import NUM_PARTITIONS
-from sparring.storage import Keys
+from sparring import partition
+from sparring.contracts import NUM_PARTITIONS, Keys
 
 __all__ = ["Ownership"]
 

@@ -39,7 +39,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What to connect to. It holds no secret and may be printed."""
+    """Address of a Redis deployment. It holds no secret and may be printed."""
 
     mode: str
     addresses: tuple[Address, ...]

@@ -1,19 +1,16 @@
-"""What sparring-redis offers to sparring. Importing this loads no client library."""
+"""Plugin of sparring-redis. Importing it loads no client library."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sparring.descriptors import RendezvousDescriptor, StorageDescriptor
+from sparring.contracts import RendezvousDescriptor, StorageDescriptor, hookimpl
 from sparring.errors import PluginError
-from sparring.hookspecs import hookimpl
 from sparring_redis.options import RedisOptions, RedisRendezvousOptions
 
 if TYPE_CHECKING:
-    from sparring.rendezvous import Rendezvous, Shard
-    from sparring.storage import Storage
-    from sparring.table import TableConfig
+    from sparring.contracts import Rendezvous, Shard, Storage, TableConfig
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""What a server says no with: for now, or until somebody mends it."""
+"""Refusals of a server: for now, or until its configuration is changed."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 
 Without `world_size` the launcher's variables say which rank this is, and Redis is the store. With it
 ranks take seats in the order of arrival. A seat is taken by ``SET … NX`` with a token of the rank's
-own: whoever repeats it after a lost reply finds the token and knows that the seat is his, which a
+own: a rank that repeats it after a lost reply finds its token and knows that it has the seat, which a
 counter could not tell.
 """
 
@@ -20,9 +20,9 @@ from typing import Any
 
 from redis.crc import key_slot
 
+from sparring import EnvironmentOptions, membership_from
+from sparring.contracts import Membership, Rendezvous, ShardMap
 from sparring.errors import DeadlineError, InvalidArgumentError
-from sparring.rendezvous import Membership, Rendezvous, ShardMap
-from sparring.rendezvous.environment import EnvironmentOptions, membership_from
 from sparring_redis.client import Command
 from sparring_redis.connection import packed
 from sparring_redis.deadline import Deadline
@@ -86,7 +86,7 @@ class RedisRendezvous(Rendezvous):
             left = end - time.monotonic()
             if left <= 0:
                 raise DeadlineError(
-                    f"rendezvous 'redis': nobody set {key!r} of job {self._options.job!r} within "
+                    f"rendezvous 'redis': no rank set {key!r} of job {self._options.job!r} within "
                     f"{timeout_seconds:g} s; see whether all ranks run, with the same job and Redis",
                     key=key,
                 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparring.storage import Keys, Rows
+from sparring.contracts import Keys, Rows
 from sparring_redis.client import Client
 from sparring_redis.deadline import Deadline
 from sparring_redis.layout import Layout

@@ -104,6 +104,6 @@ def _identity_of(link: Link) -> tuple[bytes, ...]:
     fields = dict(each.partition(b"=")[::2] for each in bytes(reply).split())
     if b"id" not in fields or b"addr" not in fields:
         raise ResponseError(f"CLIENT INFO says neither id nor addr: {reply[:200]!r}")
-    # Nobody has this number. Whoever may not do it should hear so before it is needed.
+    # No client has this number. A user without the permission should learn it before it is needed.
     link.ask("CLIENT", "KILL", "ID", 2**63 - 1, "ADDR", fields[b"addr"])
     return fields[b"id"], fields[b"addr"]

@@ -40,7 +40,7 @@ class Topology(ABC):
 
     @abstractmethod
     def server_of(self, slot: int) -> Server | None:
-        """Who answers for `slot`; None: nobody, as far as is known."""
+        """Server that answers for `slot`; None: none, as far as is known."""
 
     def slots(self) -> list[int]:
         """One slot of each server that answers for any, as far as is known."""
@@ -51,7 +51,7 @@ class Topology(ABC):
         """Asks again who answers for what.
 
         Raises:
-            redis.exceptions.RedisError, OSError: nobody who knows can be reached.
+            redis.exceptions.RedisError, OSError: no server that knows can be reached.
         """
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class _Guides:
 
         Raises:
             RefusedError: all said no.
-            redis.exceptions.RedisError, OSError: nobody answered.
+            redis.exceptions.RedisError, OSError: no server answered.
         """
         failures: list[Exception] = []
         with self._lock:
@@ -178,7 +178,7 @@ class _Guides:
         raise self._worst(failures)
 
     def _worst(self, failures: Sequence[Exception]) -> Exception:
-        """What is said of all; that is lasting only where nobody else may answer yet."""
+        """Error for the whole; lasting only if no other server may still answer."""
         refused = [each for each in failures if isinstance(each, RefusedError)]
         others = [each for each in failures if not isinstance(each, RefusedError)]
         if refused and others:
@@ -186,7 +186,7 @@ class _Guides:
         return (refused or others)[-1]
 
     def _part(self, deadline: Deadline, addresses: Sequence[Address]) -> Deadline:
-        """What one of them gets: a stopped one must not take the time of those that would answer."""
+        """Deadline for one of them: a stopped one must not take the time of those that would answer."""
         left = deadline.remaining()
         return Deadline(left if len(addresses) == 1 else max(left / 3, 0.05))
 

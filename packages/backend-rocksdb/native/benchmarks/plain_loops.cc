@@ -1,4 +1,4 @@
-// Times a table beside plain loops over RocksDB's own calls, in one process and on
+// Times a table and plain loops over RocksDB's own calls, in one process and on
 // one database, in turn: benchmarks/rocksdb.py asks. After "ready", each line of
 // standard input that names a work is answered by the nanoseconds that a row took
 // and the bytes that were read from files for it.
@@ -87,7 +87,7 @@ class Inputs {
     std::sort(sorted.begin(), sorted.end());
   }
 
-  // (n, row_bytes): rows that nobody compresses.
+  // (n, row_bytes): incompressible rows.
   const Bytes& rows_for(size_t count) {
     rows_.resize(count * row_bytes_);
     uint64_t word = random_();

@@ -152,8 +152,8 @@ Database::~Database() { close(); }
 
 void Database::close() noexcept {
   if (db_ == nullptr) return;
-  // What was acknowledged before a close should not hang on the page cache. Whoever must know
-  // that it succeeded calls flush.
+  // Writes acknowledged before a close should not depend on the page cache. A caller that must
+  // know that it succeeded calls flush.
   db_->FlushWAL(true).PermitUncheckedError();
   for (const auto& [name, handle] : families_) {
     db_->DestroyColumnFamilyHandle(handle).PermitUncheckedError();
@@ -323,7 +323,7 @@ void Database::checkpoint(const std::string& folder) const {
   rocksdb::Checkpoint* made = nullptr;
   check(rocksdb::Checkpoint::Create(db_.get(), &made), what);
   const std::unique_ptr<rocksdb::Checkpoint> owned(made);
-  // It writes beside the target, and renames what is complete.
+  // RocksDB writes a temporary folder next to the target, and renames it when complete.
   check(owned->CreateCheckpoint(target.string()), what);
 }
 

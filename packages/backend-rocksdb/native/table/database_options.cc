@@ -23,7 +23,7 @@ rocksdb::CompressionType compression_of(const std::string& name) {
 
 rocksdb::WALRecoveryMode recovery_of(const std::string& name) {
   // A log that ends in half a record is what a crash leaves. Damage before its end is not, and
-  // whoever goes on from there loses acknowledged writes: only on request.
+  // going on from there loses acknowledged writes: only on request.
   if (name == "strict") return rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;
   if (name == "point_in_time") return rocksdb::WALRecoveryMode::kPointInTimeRecovery;
   throw StatusError(SPARRING_INVALID_ARGUMENT,

@@ -10,8 +10,8 @@
 
 namespace sparring::flash {
 
-// Throws StatusError (SPARRING_INVALID_ARGUMENT) for a compression or a way of
-// recovery that nobody knows.
+// Throws StatusError (SPARRING_INVALID_ARGUMENT) for an unknown compression or
+// recovery mode.
 rocksdb::DBOptions database_options(const DatabaseOptions& options);
 rocksdb::ColumnFamilyOptions family_options(const DatabaseOptions& options,
                                             const std::shared_ptr<rocksdb::Cache>& cache);

@@ -1,4 +1,4 @@
-// How a key lies in the database, and keys in the order in which they lie.
+// The encoding of a key in the database, and the order of keys there.
 //
 //   key (int64)            code: sign bit flipped      bytes: big endian
 //   -2^63                  0x0000000000000000          00 00 00 00 00 00 00 00

@@ -15,7 +15,7 @@
 // Invariants
 //   1. Every code in the set is a key of the table.
 //   2. is_complete(): every key of the table is in the set.
-//   3. A code lies in one of the two buckets of its hash, at most once. It was put
+//   3. A code is in one of the two buckets of its hash, at most once. It was put
 //      into the emptier one: so buckets overflow when about 8 of 10 slots are taken,
 //      with one bucket for each code it would be 3 of 10.
 //
@@ -64,7 +64,7 @@ class KnownKeys {
   bool is_complete_;
   std::vector<Bucket> buckets_;  // a power of two of them, or none
   std::vector<uint8_t> occupied_;
-  // Read by whoever asks for the memory held, beside a writer.
+  // May be read, for the memory held, concurrently with a writer.
   std::atomic<uint64_t> memory_bytes_{0};
 };
 

@@ -35,8 +35,8 @@ void prefetch(const char* begin, uint64_t num_bytes) {
   for (uint64_t at = 0; at < ahead; at += 64) __builtin_prefetch(begin + at, is_written, 2);
 }
 
-// RocksDB counts what it does, some ten times a key, in memory of the thread. Nobody reads that here.
-// The thread is the caller's: the level is put back, and left alone where somebody has asked for more.
+// RocksDB counts what it does, some ten times a key, in memory of the thread. Nothing here reads
+// that. The thread is the caller's: the level is put back, and left alone if it was set higher.
 class WithoutCounting {
  public:
   WithoutCounting() : level_(rocksdb::GetPerfLevel()) {
@@ -277,7 +277,7 @@ void Table::clear() {
   rocksdb::WriteBatch batch;
   check_done("clear", batch.DeleteRange(family_, rocksdb::Slice(), end));
   commit(batch, 0, [&] { known_.clear(true); });
-  // Before files go, it must be certain that nobody will look for what was in them.
+  // Before files are removed, it must be certain that no later read looks for their rows.
   flush();
   // Gives back the space of whole files at once. What it leaves, compaction takes.
   const rocksdb::Slice last(end);

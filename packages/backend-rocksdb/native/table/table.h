@@ -9,7 +9,7 @@
 // any crash. Whether a key is new is known from memory as a rule (known_keys.h),
 // otherwise it is looked up.
 //
-// Threads: as storage_abi.h says. `close` may be called beside anything: it waits
+// Threads: as storage_abi.h says. `close` may be called concurrently with any call: it waits
 // for the calls under way, and later ones find the table closed.
 #ifndef SPARRING_ROCKSDB_TABLE_TABLE_H_
 #define SPARRING_ROCKSDB_TABLE_TABLE_H_

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sparring_rocksdb.backend import RocksdbOptions, RocksdbStorage
+    from sparring_rocksdb.backend import RocksdbStorage
+    from sparring_rocksdb.options import RocksdbOptions
 
 __all__ = ["RocksdbOptions", "RocksdbStorage"]
 

@@ -7,10 +7,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparring import NativeStorage
+from sparring.contracts import Capabilities, TableConfig
 from sparring.errors import InvalidArgumentError, PluginError
-from sparring.storage import Capabilities
-from sparring.storage.native import NativeStorage
-from sparring.table import TableConfig
 from sparring_rocksdb.options import RocksdbOptions
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ class RocksdbStorage(NativeStorage):
     Args:
         table: what the rows are.
         options: where they lie, and how.
-        validate: see `sparring.storage.Storage`.
+        validate: see `sparring.contracts.storage.Storage`.
 
     Raises:
         InvalidArgumentError: the table was made with rows of another kind (dim, dtype, optimizer's

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from sparring.descriptors import ByteCount, Options, WholeNumber
+from sparring.contracts import ByteCount, Options, WholeNumber
 
 __all__ = ["Compression", "RocksdbOptions"]
 
@@ -55,10 +55,11 @@ class RocksdbOptions(Options):
     background_threads: WholeNumber = Field(default=2, ge=1, le=1024)
     """Threads for flushes and compactions."""
     sync_writes: bool = False
-    """What an acknowledged write survives. False: the end of the process, however it ends; a power
-    loss only after `flush` or `close`. True: a power loss too; every call then waits for the disk."""
+    """Durability of an acknowledged write. False: it survives the end of the process, however it
+    ends; a power loss only after `flush` or `close`. True: it survives a power loss too; every
+    call then waits for the disk."""
     recovery: Literal["strict", "point_in_time"] = "strict"
-    """What to do with a log that is damaged before its end. ``strict``: refuse to open.
+    """Handling of a log that is damaged before its end. ``strict``: refuse to open.
     ``point_in_time``: open with what was written before the damage; the rest is lost."""
 
     @field_validator("path")

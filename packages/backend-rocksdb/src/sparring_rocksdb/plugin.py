@@ -1,17 +1,15 @@
-"""What sparring-rocksdb offers to sparring. Importing this loads no native library."""
+"""Plugin of sparring-rocksdb. Importing it loads no native library."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sparring.descriptors import StorageDescriptor
-from sparring.hookspecs import hookimpl
+from sparring.contracts import StorageDescriptor, hookimpl
 from sparring_rocksdb.options import RocksdbOptions
 
 if TYPE_CHECKING:
-    from sparring.storage import Storage
-    from sparring.table import TableConfig
+    from sparring.contracts import Storage, TableConfig
 
 
 @hookimpl

@@ -19,8 +19,8 @@
  *   SPARRING_OK comes with a message that `error.release` frees.
  *
  * THREADS
- *   Calls may run at the same time as each other, and not beside a step that
- *   changes the same tables: whoever drives steps sees to that. They wait while a
+ *   Calls may run at the same time as each other, but not while a step changes
+ *   the same tables: the caller that drives steps ensures that. They wait while a
  *   load replaces rows of these tables; where one was cut short, SPARRING_CLOSED
  *   is the answer.
  */

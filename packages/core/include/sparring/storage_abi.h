@@ -8,7 +8,7 @@
  *   a release callback, and function pointers. The engine (core's kernels, the
  *   TensorFlow op, a C++ server) calls these without the Python interpreter.
  *   In Python the struct travels in a PyCapsule named SPARRING_STORAGE_CAPSULE,
- *   made by `storage.__sparring_storage__()`; the capsule owns the struct.
+ *   made by `sparring.capsule_of(storage)`; the capsule owns the struct.
  *
  * VERSIONS
  *   `version` is the first member and `release` the second, in every revision
@@ -16,32 +16,32 @@
  *   - Another major version: the reader refuses the struct, naming both.
  *   - A larger minor version: members were appended; a reader ignores what it
  *     does not know. A smaller one: the reader looks at `struct_bytes` and
- *     treats what lies beyond it as NULL.
+ *     treats members beyond it as NULL.
  *   Members are only ever appended, to this struct and to the argument structs.
  *
  * THREADS
  *   - `find`, `visit`, `scan`, `stat` may run at the same time as each other.
  *   - At most one of `upsert`, `update`, `erase`, `touch`, `evict`, `clear`,
  *     `set_option` runs at a time, and the engine sees to that; where `stat` reports
- *     SPARRING_CONCURRENT_READS the backend must bear readers beside that one
- *     writer, otherwise the engine keeps readers away too.
+ *     SPARRING_CONCURRENT_READS the backend must allow readers concurrent with that
+ *     one writer, otherwise the engine keeps readers away too.
  *   - No callback may keep a pointer that it was passed after it returns.
  *   - A callback may be called on any thread, and may spread its work over
  *     `call->executor`. It must never call Python unless it takes the GIL.
  *
  * ERRORS
  *   Every callback returns a status. On anything but SPARRING_OK it fills
- *   `call->error`, whose message belongs to whoever set `error.release`; the
+ *   `call->error`, whose message belongs to the code that set `error.release`; the
  *   caller calls that once, when it has read the message. No C++ exception and
  *   no longjmp crosses this border. After an error the table is unchanged,
  *   except where a callback says otherwise.
  *
  * DEVICES
- *   Where `call.device` is not the CPU, all arrays of the call lie there, and its
+ *   Where `call.device` is not the CPU, all arrays of the call are there, and its
  *   work is put on `call.stream`: it has not happened when the callback returns,
  *   and the arrays must live, unchanged, until the stream has passed. Numbers that
- *   a struct hands back (`erased`, `count`, ...) are there on return. What `show`,
- *   `admit`, `change` and `receive` are given lies on the device too; they are
+ *   a struct hands back (`erased`, `count`, ...) are there on return. Arrays passed
+ *   to `show`, `admit`, `change` and `receive` are on the device too; they are
  *   called on the calling thread and put their own work on the stream, which may
  *   use it if it was put there before they return. `change` gets known and new
  *   rows in one call, or in two; `inserted` is set before the first.
@@ -272,7 +272,7 @@ typedef struct SparringUpdate {
 
 /* Capability bits. */
 enum {
-  SPARRING_CONCURRENT_READS = 1u << 0, /* readers beside one writer           */
+  SPARRING_CONCURRENT_READS = 1u << 0, /* readers concurrent with one writer  */
   SPARRING_PERSISTENT = 1u << 1,       /* rows outlive the process            */
   SPARRING_BOUNDED = 1u << 2,          /* `capacity` limits the rows          */
   SPARRING_EVICTS = 1u << 3,           /* a full storage evicts               */

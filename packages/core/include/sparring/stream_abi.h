@@ -8,7 +8,7 @@
  *
  * FINDING IT
  *   A PyCapsule named SPARRING_STREAMS_CAPSULE. The struct lives as long as the
- *   process: waits may outlive whoever began them.
+ *   process: a wait may outlive the code that began it.
  *
  * VERSIONS, ERRORS
  *   As in storage_abi.h: members are only ever appended; a status other than
@@ -60,7 +60,7 @@ typedef struct SparringStreams {
   SparringStreamFunction free_event;
   /* The event is reached when all that is on the stream now is done. */
   SparringStreamFunction record_event;
-  /* What comes on `stream` from now on runs after the event; nobody waits. */
+  /* Later work on `stream` runs after the event; the calling thread does not wait. */
   SparringStreamFunction order_after;
   /* Fills is_done; an error where what the event waits for has failed. */
   SparringStreamFunction query_event;

@@ -1,5 +1,5 @@
 // The names of update methods and of their hyper-parameters, and how a step's constants follow
-// from them: for whoever runs the methods of update_methods.h.
+// from them: for code that runs the methods of update_methods.h.
 #ifndef SPARRING_UPDATE_HYPER_PARAMETERS_H_
 #define SPARRING_UPDATE_HYPER_PARAMETERS_H_
 

@@ -1,4 +1,4 @@
-// visit and update for storages that offer neither: the same by way of find and
+// visit and update for storages that offer neither: the same via find and
 // upsert, on copies of the rows.
 #include <algorithm>
 #include <cstring>
@@ -80,7 +80,7 @@ void StorageHandle::update_copies(SparringUpdate& arguments, EvictedRows* evicte
     if (answer != 0) refuse_answer("the admission of new keys", answer);
   }
 
-  // Refused keys leave, so that what is upserted lies together.
+  // Rejected keys are removed, so that the keys to upsert are contiguous.
   std::vector<int64_t> positions;
   positions.reserve(size);
   std::vector<int64_t> keys;

@@ -32,7 +32,7 @@ struct EvictedRows {
   std::vector<uint64_t> scores;  // (n)
 };
 
-// A view of a SparringStorage; whoever made the handle keeps the struct alive.
+// A view of a SparringStorage; the maker of the handle keeps the struct alive.
 // Thread rule: as in storage_abi.h.
 class StorageHandle {
  public:
@@ -69,7 +69,7 @@ class StorageHandle {
   uint64_t row_bytes() const { return row_bytes_; }
 
  private:
-  // REQUIRES: `member` lies within the bytes of the struct, or NULL is meant.
+  // REQUIRES: `member` is within the bytes of the struct, or NULL is meant.
   template <typename Callback>
   Callback optional(Callback SparringStorage::*member) const;
   void check(SparringStatus status, SparringCall& call,

@@ -1,4 +1,4 @@
-// sparring._native.BlockedBloom; see sparring/bloom.py.
+// sparring._native.BlockedBloom; see sparring/kernels/bloom.py.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
@@ -74,7 +74,7 @@ Filter load(const py::bytes& saved) {
 
 void bind_bloom(py::module_& module) {
   using namespace sparring::bindings;
-  py::class_<BlockedBloom>(module, "BlockedBloom", "See sparring.bloom.BloomFilter.")
+  py::class_<BlockedBloom>(module, "BlockedBloom", "See sparring.kernels.bloom.BloomFilter.")
       .def(py::init(&make), py::arg("false_positive_rate"), py::arg("planned_keys"),
            py::arg("seed"))
       .def("add", &add, py::arg("keys").noconvert())

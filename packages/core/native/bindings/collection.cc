@@ -151,7 +151,7 @@ class PyCollection {
     std::vector<FeatureIds<T>> inputs;
     for (size_t i = 0; i < features_.size(); ++i) {
       const auto [begin, end] = spans[i];
-      if (begin < 0 || begin > end || end > ids.shape(0)) refuse("a span lies outside ids");
+      if (begin < 0 || begin > end || end > ids.shape(0)) refuse("a span is outside ids");
       inputs.push_back(
           {&features_[i].table->view(), from + begin, nullptr, end - begin, nullptr, false});
     }

@@ -1,4 +1,4 @@
-// sparring._native's part of the exchange: see sparring/exchange/wire.py. Indices are
+// sparring._native's part of the exchange: see sparring/exchange/messages.py. Indices are
 // taken for granted, as those of the key operations are.
 #include <pybind11/pybind11.h>
 

@@ -1,4 +1,4 @@
-// sparring._native's part of the execution pool; see sparring/execution.py.
+// sparring._native's part of the execution pool; see sparring/runtime/pool.py.
 #include <pybind11/pybind11.h>
 
 #include <chrono>

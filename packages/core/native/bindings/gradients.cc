@@ -133,7 +133,7 @@ void bind_gradients(py::module_& module) {
            "Adds gradients (u, dim) of keys (u) int64.")
       .def("take", &PyGradientAccumulator::take,
            "Returns keys (u), in the order in which they first came, and their sums (u, dim), "
-           "and starts anew.")
+           "and resets the accumulator.")
       .def("keys_from", &PyGradientAccumulator::keys_from, py::arg("begin"),
            "The keys so far from place `begin` on, in the order in which they first came.")
       .def("clear", &PyGradientAccumulator::clear, "Drops what has been added up.")

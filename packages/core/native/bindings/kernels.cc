@@ -1,5 +1,5 @@
 // The key operations, on NumPy arrays. Dtypes, shapes and layouts are checked here;
-// what inverse, segments and offsets hold is taken for granted: `sparring.kernels`
+// what inverse, segments and offsets hold is taken for granted: `sparring.kernels.functions`
 // checks it for those who cannot know.
 #include <pybind11/stl.h>
 

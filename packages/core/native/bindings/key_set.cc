@@ -38,7 +38,7 @@ class PyKeySet {
     return is_in;
   }
 
-  // Under the lock as a whole: nobody adds meanwhile, as that takes the lock too.
+  // All of it under the lock, which `add` takes too: no key is added meanwhile.
   py::array_t<int64_t> keys() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     py::array_t<int64_t> all(keys_.size());

@@ -1,4 +1,4 @@
-// sparring._native's part of the streams of a device; see sparring/streams.py.
+// sparring._native's part of the streams of a device; see sparring/runtime/streams.py.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 

@@ -9,7 +9,7 @@
 // nearly in order; the parts lie one after the other. With one thread all keys are
 // in the order of the batch.
 //
-// Nothing is added up here: whoever visits a key sums its sources, in the order in
+// Nothing is added up here: the visitor of a key sums its sources, in the order in
 // which the ids came, while its row is at hand.
 #ifndef SPARRING_COLLECTION_GRADIENTS_H_
 #define SPARRING_COLLECTION_GRADIENTS_H_

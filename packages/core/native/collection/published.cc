@@ -48,8 +48,9 @@ void after_fork_in_parent() {
   is_held_for_fork = false;
 }
 
-// Threads of the parent hold the mutex and wait for the changes, for ever as seen from here: both are
-// made anew where they lie. What they guard stays, unless one of them may have half changed it.
+// In the child, threads of the parent seem to hold the mutex and wait for the changes for ever, so
+// both are constructed again in place. The data they guard stays, unless a thread may have half
+// changed it.
 void after_fork_in_child() {
   Registry& known = registry();
   new (&known.mutex) std::shared_mutex;
@@ -118,7 +119,7 @@ const Published& find_usable(const Registry& known, int64_t number) {
   if (found == known.collections.end()) {
     refuse(SPARRING_CLOSED,
            "the tables that are looked up in are gone: the layer that held them was dropped, or "
-           "made in another process; make the layer anew, or load the model again");
+           "made in another process; make the layer again, or load the model again");
   }
   for (const PublishedFeature& feature : found->second.features) {
     if (feature.table->is_closed) {
@@ -129,7 +130,7 @@ const Published& find_usable(const Registry& known, int64_t number) {
   return found->second;
 }
 
-// Calls function(collection), which nobody withdraws meanwhile, once all its rows are there.
+// Calls function(collection), which is not withdrawn meanwhile, once all its rows are there.
 template <class Function>
 void with_collection(int64_t number, Function&& function) {
   Registry& known = registry();

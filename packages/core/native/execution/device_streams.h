@@ -47,7 +47,7 @@ class StreamEvent {
 
   // Throws StreamError if what it waits for has failed.
   bool is_reached() const;
-  // What comes on `stream` from now on runs after it; nobody waits.
+  // Later work on `stream` runs after it; the calling thread does not wait.
   void order_before(void* stream) const;
 
  private:

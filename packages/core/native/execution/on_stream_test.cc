@@ -106,7 +106,7 @@ void a_lost_device_is_an_error_not_a_hang() {
   // Lost before: nothing can be put on the stream.
   device.is_lost = true;
   CHECK_THROWS(sync_wait(on_stream(device.streams(), &stream)), StreamLostError);
-  // Lost meanwhile: nobody calls back, and only the question finds out.
+  // Lost meanwhile: no host call comes, and only polling the event finds out.
   device.is_lost = false;
   device.swallows_host_calls = true;
   std::thread loses([&] {
@@ -155,7 +155,7 @@ void the_deadline_holds_even_where_the_device_hangs_when_asked() {
                StreamDeadlineError);
   const auto waited = steady_clock::now() - begin;
   CHECK(waited >= milliseconds(80) && waited < std::chrono::seconds(5));
-  // The host call comes late, finds nobody, and does no harm.
+  // The host call comes late, finds no wait, and does no harm.
   device.hangs_when_asked = false;
   may_end = true;
   CHECK(sync_wait(on_stream(device.streams(), &stream) | then([] { return 1; })) ==

@@ -29,7 +29,7 @@ void pause_briefly() {
 #endif
 }
 
-// What the caller and its helpers share; freed by whoever is last, as a helper may
+// State shared by the caller and its helpers; freed by the last of them, as a helper may
 // get its turn only after the loop has ended.
 class Loop {
  public:

@@ -3,7 +3,7 @@
 
 namespace sparring::execution {
 
-// It lives in the memory of whoever enqueues it, so that enqueueing a sender's
+// It is stored in memory of the caller that enqueues it, so that enqueueing a sender's
 // operation allocates nothing of ours. It must live until `run` has begun;
 // `run` may end its life.
 class PoolTask {

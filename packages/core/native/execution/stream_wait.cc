@@ -39,7 +39,7 @@ class StreamWaits {
     return number;
   }
 
-  // Null if somebody else has ended it. Whoever takes it must end it.
+  // Null if another thread has ended it. A caller that takes it must end it.
   StreamWait* take(uint64_t number) {
     const std::lock_guard lock(mutex_);
     return take_locked(number);
@@ -105,7 +105,7 @@ class StreamWaits {
   }
 
   // oneTBB stays with each thread that has used it until the thread ends, and a fork finds the pool
-  // idle only where it stays with nobody. Our own threads never end, so another one uses it.
+  // idle only if no thread uses it. Our own threads never end, so a short-lived one enqueues.
   static void enqueue_and_end(StreamWait& wait) {
     std::exception_ptr error;
     std::thread([&] {
@@ -172,7 +172,7 @@ class StreamWaits {
         } catch (...) {
           error = std::current_exception();
         }
-        // Given away whole: whoever is told reads it while this thread goes on, and frees it.
+        // Moved, not copied: the waiter reads the error while this thread goes on, and frees it.
         if (error) end(number, std::move(error));
       }
     }

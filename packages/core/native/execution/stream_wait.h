@@ -5,8 +5,8 @@
 //                             ├── the event reports an error (asked every 20 ms) ──► on_failed
 //                             └── the deadline passes ──────────────────────────────► on_failed
 //
-// A device calls nobody back once it has failed, and may hang where it is asked. So one
-// thread keeps deadlines, and another one asks. Whoever comes first ends the wait; the
+// A device makes no host call once it has failed, and may hang when it is asked. So one
+// thread keeps deadlines, and another one asks. The first of them ends the wait; the
 // others find that it is gone: what the host call is given is a number, not an address,
 // so it may come as late as it likes.
 #pragma once

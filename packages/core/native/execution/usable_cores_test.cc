@@ -68,7 +68,7 @@ int main() {
       {"no cgroup files mean no quota", no_cgroup_files_mean_no_quota},
       {"a v2 quota is the tightest on the path, rounded down",
        v2_quota_is_the_tightest_on_the_path_rounded_down},
-      {"a v1 quota is read beside other controllers", v1_quota_is_read_beside_other_controllers},
+      {"a v1 quota is read among other controllers", v1_quota_is_read_beside_other_controllers},
       {"there is always one core", there_is_always_one_core},
   });
 }

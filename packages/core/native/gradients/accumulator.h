@@ -49,7 +49,7 @@ class GradientAccumulator {
            const T* gradients,   // (u, dim)
            int64_t count);       // u
 
-  // Hands over what has been added up, and starts anew.
+  // Hands over what has been added up, and resets the accumulator.
   Sums take();
 
   // Drops what has been added up, and its memory.

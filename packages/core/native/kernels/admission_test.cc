@@ -1,5 +1,5 @@
 // Admission filters against plain containers, and on several threads at once. What
-// they decide for a table is tested through Python, in tests/test_admission*.py.
+// they decide for a table is tested through Python, in tests/kernels/test_admission_filters.py.
 #include <atomic>
 #include <limits>
 #include <map>

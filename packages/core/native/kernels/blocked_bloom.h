@@ -24,8 +24,8 @@
 //   2. Bits are only ever set, but by clear and load.
 //   3. All levels of simd.h give the same bits and the same answers.
 //
-// Thread rule: one writer (`add`, `clear`) at a time; `contains` may run beside `add`, and
-// answers for keys whose `add` has returned.
+// Thread rule: one writer (`add`, `clear`) at a time; `contains` may run concurrently with `add`,
+// and answers for keys whose `add` has returned.
 #ifndef SPARRING_KERNELS_BLOCKED_BLOOM_H_
 #define SPARRING_KERNELS_BLOCKED_BLOOM_H_
 

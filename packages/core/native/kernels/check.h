@@ -6,7 +6,7 @@
 
 namespace sparring::kernels {
 
-// The first place in indices (n) that lies outside [0, limit), or -1.
+// The first place in indices (n) that is outside [0, limit), or -1.
 int64_t first_out_of_range(const int64_t* indices, int64_t count, int64_t limit);
 
 // The first place in offsets (b + 1) that breaks the rule that they begin with 0,

@@ -55,7 +55,7 @@ void FrequencyFilter::Slots::free(int64_t slot) {
     const int64_t from = home(key(at));
     const int64_t to_gap = gap >= from ? gap - from : gap - from + capacity_;
     const int64_t to_own = at >= from ? at - from : at - from + capacity_;
-    if (to_gap > to_own) continue;  // its home lies behind the gap
+    if (to_gap > to_own) continue;  // its home comes after the gap
     keys_.get()[gap] = key(at);
     count(gap) = count(at);
     gap = at;

@@ -4,7 +4,7 @@
 //   counts_   capacity x uint32  ┘ so far; linear probing from the key's home
 //
 //   home     h           h        h
-//   key    │ 7 │   │ -1 │ 42 │ 3 │ 9 │   │      3 lies one behind its home, as 42 has it
+//   key    │ 7 │   │ -1 │ 42 │ 3 │ 9 │   │      3 is one behind its home, as 42 has it
 //   count  │ 1 │ 0 │  2 │  1 │ 1 │ 4 │ 0 │
 //
 // INVARIANTS
@@ -15,7 +15,7 @@
 //   4. At most three quarters of the slots are occupied.
 //   5. The slots take at most the byte budget. They begin with none and double as keys
 //      come; while they do, the old ones exist too.
-//   6. Where a key lies follows from a secret of the process (key_index.h), and nothing
+//   6. The slot of a key follows from a secret of the process (key_index.h), and nothing
 //      that can be seen from outside does.
 //
 // When no slot is left for a key, all counts are halved and those that become 0 go:

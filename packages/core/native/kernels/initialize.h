@@ -11,7 +11,7 @@
 //      (low half of key, high half of key, column / 4, 0) and the Philox key
 //      (low half of philox_key, high half of philox_key). A key's halves are those
 //      of its two's complement.
-//   3. u = (word + 0.5) / 2^32, which is exact and lies in (0, 1).
+//   3. u = (word + 0.5) / 2^32, which is exact and within (0, 1).
 //   4. uniform(low, high), and xavier with low = -limit, high = limit:
 //        value = low + u * (high - low), held within [lower, upper], where lower is
 //        the smallest number of the dtype above low, and upper the largest below
@@ -36,7 +36,7 @@
 
 namespace sparring::kernels {
 
-// A table's initializer. `kind` and parameters as in sparring/initializers.py.
+// A table's initializer. `kind` and parameters as in sparring/contracts/initializers.py.
 struct InitializerSpec {
   InitialKind kind;
   double first;   // constant: the value; uniform: low; normal: mean

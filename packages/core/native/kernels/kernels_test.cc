@@ -1,5 +1,5 @@
 // The kernels on the pool's threads: several callers at once, and what is said at
-// compile time. All else is tested through Python, in tests/test_kernels_*.py.
+// compile time. All else is tested through Python, in tests/kernels.
 #include <atomic>
 #include <limits>
 #include <random>

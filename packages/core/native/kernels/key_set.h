@@ -1,16 +1,16 @@
-// A set of keys that grows, for who remembers which keys a step has touched.
+// A growing set of keys, which remembers the keys that a step has touched.
 //
 //   slots_   capacity x int64, linear probing from the key's home, at most three
 //            quarters full; kEmpty stands in those that hold none
 //
 //   home      h        h        h
-//   slot    │ 7 │ ∅ │ 42 │ 3 │ 9 │ ∅ │      3 lies one behind its home, as 42 has it
+//   slot    │ 7 │ ∅ │ 42 │ 3 │ 9 │ ∅ │      3 is one behind its home, as 42 has it
 //
 // INVARIANTS
 //   1. kEmpty is a key like any other: whether it is in the set, `has_empty_` says.
 //   2. capacity is a power of two, or 0 where nothing was added yet.
 //   3. Between a key's home and its slot there is no empty slot; nothing is removed.
-//   4. Where a key lies follows from a secret of the process (key_index.h), so that
+//   4. The slot of a key follows from a secret of the process (key_index.h), so that
 //      no one can send keys that collide.
 //
 // Not safe for use by two threads at once.

@@ -11,9 +11,9 @@
 //   2. These files include no header with inline functions of the standard
 //      library: the linker keeps one copy of such a function, and it could keep
 //      the one that was compiled for a newer CPU.
-//   3. Indices are taken for granted here. Whoever calls has checked them.
+//   3. Indices are not checked here. The caller has checked them.
 //
-// In all shapes: n ids or occurrences, u keys, b bags. Everything lies in host
+// In all shapes: n ids or occurrences, u keys, b bags. All arrays are in host
 // memory, C-contiguous.
 #ifndef SPARRING_KERNELS_LEVEL_H_
 #define SPARRING_KERNELS_LEVEL_H_
@@ -106,7 +106,7 @@ struct InitializeArguments {
   const void* state;     // (row_bytes - state_begin) bytes, or NULL: zeros
   void* rows;            // (n, row_bytes) bytes
   int64_t dim;
-  int64_t state_begin;   // bytes; what lies before it and behind the embedding is zeroed
+  int64_t state_begin;   // bytes; those before it and behind the embedding are zeroed
   int64_t row_bytes;
 };
 

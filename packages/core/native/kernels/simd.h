@@ -12,7 +12,7 @@
 
 namespace sparring::kernels {
 
-// A level was asked for that nobody knows or this CPU lacks.
+// The requested level is unknown, or this CPU lacks it.
 class SimdLevelError : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;

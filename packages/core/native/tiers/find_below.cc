@@ -157,8 +157,8 @@ class PieceFinder {
     return std::find(flags_, flags_ + num_sampled, 0) == flags_ + num_sampled;
   }
 
-  // Threads that note beside each other may lose what one of them noted: then the next keys are trusted
-  // too early or too late, once.
+  // Threads that note concurrently may lose an update: then the next keys are trusted too early or
+  // too late, once.
   void note(int64_t count, bool is_whole) {
     const int64_t patience = history_.patience.load(std::memory_order_relaxed);
     if (!is_whole && is_trusting_) {
@@ -264,7 +264,7 @@ class Results {
 
   int64_t num_taken() const { return num_taken_.load(std::memory_order_relaxed); }
 
-  // Threads work beside each other: a tier's part of their time is its part of the call's.
+  // Threads run concurrently: a tier's part of their time is its part of the call's.
   double seconds_of(Clock::duration time, Clock::duration call) const {
     if (all_time_.count() == 0) return 0;
     return std::chrono::duration<double>(call).count() * static_cast<double>(time.count()) /

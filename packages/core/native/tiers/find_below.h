@@ -8,7 +8,7 @@
 //   the tier's own find, some keys at a time
 //        │                      while these rows are in the near cache
 //        ├──► rows of the caller, in his order
-//        └──► whole rows, one behind the other, for whoever stages them
+//        └──► whole rows, contiguous, for a caller that stages them
 //
 // All steps are taken for some keys at a time on each thread, so keys and rows that one step has
 // written are in the cache for the next.
@@ -34,7 +34,7 @@ struct Asked {
   uint8_t* found;  // out (n): set to 1 where the tier has the key
 };
 
-// What the finds of a tier met, in any order; beside each other.
+// Hit history of the finds of a tier, in any order; threads update it concurrently.
 struct History {
   // Keys in a row that the tier had, counted up to `patience`.
   std::atomic<int64_t> num_there{0};

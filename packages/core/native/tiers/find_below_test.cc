@@ -364,7 +364,7 @@ int main() {
        trust_that_was_wrong_takes_twice_as_many_keys},
       {"the filters are asked for few keys", the_filters_are_asked_for_few_keys},
       {"unseen keys that go on coming cost no trip", unseen_keys_that_go_on_coming_cost_no_trip},
-      {"threads beside each other soon cost no trip", threads_beside_each_other_soon_cost_no_trip},
+      {"concurrent threads soon cost no trip", threads_beside_each_other_soon_cost_no_trip},
       {"two tiers are asked in one call", two_tiers_are_asked_in_one_call},
       {"a tier that fails is heard", a_tier_that_fails_is_heard},
   });

@@ -1,19 +1,34 @@
-"""sparring: distributed, dynamic embedding tables for recommender systems."""
+"""sparring: distributed, dynamic embedding tables for recommender systems.
+
+Each name is imported from its home when it is first used.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparring._loading import native_failure
+from sparring._lazy import names_from
+from sparring._loading import load_native
 
-__version__ = "0.1.0"
-
-# Before anything else imports the native library: see _loading.
-_failure = native_failure()
-
-if TYPE_CHECKING or _failure is None:
-    from sparring.errors import SparringError
-    from sparring.initializers import (
+if TYPE_CHECKING:
+    from sparring._version import (
+        __version__,
+    )
+    from sparring.cli.context import (
+        context_of,
+    )
+    from sparring.cli.output import (
+        make_console,
+        print_json,
+        print_warning,
+    )
+    from sparring.collective.local import (
+        LocalGroup,
+    )
+    from sparring.contracts.capabilities import (
+        Capabilities,
+    )
+    from sparring.contracts.initializers import (
         Constant,
         Initializer,
         Normal,
@@ -22,48 +37,293 @@ if TYPE_CHECKING or _failure is None:
         Xavier,
         Zeros,
     )
-    from sparring.plugins import make_plugin_manager
-    from sparring.resources import ResourceManager
-    from sparring.step import Step, StepContainer
-    from sparring.storage import (
-        Capabilities,
+    from sparring.contracts.results import (
         Columns,
         Evicted,
         FindResult,
         ScanChunk,
+    )
+    from sparring.contracts.storage import (
         Storage,
+    )
+    from sparring.contracts.table import (
+        TableConfig,
+    )
+    from sparring.engine.checkpoint.agreement import (
+        agree,
+    )
+    from sparring.engine.checkpoint.requests import (
+        Loaded,
+        Retention,
+        Saved,
+        SaveOptions,
+        State,
+    )
+    from sparring.engine.container import (
+        StepContainer,
+    )
+    from sparring.engine.job_bootstrap import (
+        AUTO,
+        join_job,
+        resolved_backends,
+    )
+    from sparring.engine.memory_budget import (
+        MOST_BYTES,
+        bytes_from_text,
+    )
+    from sparring.engine.resource_manager import (
+        ResourceManager,
+    )
+    from sparring.engine.step import (
+        Step,
+    )
+    from sparring.engine.table_entry import (
+        StorageChoice,
+        TableEntry,
+    )
+    from sparring.errors import (
+        SparringError,
+    )
+    from sparring.exchange.counters import (
+        ExchangeCounters,
+        MessageKind,
+    )
+    from sparring.exchange.headers import (
+        header_bytes,
+    )
+    from sparring.exchange.link import (
+        Link,
+    )
+    from sparring.exchange.messages import (
+        KEY_BYTES,
+        Codec,
+        gradient_bytes,
+        reply_bytes,
+    )
+    from sparring.exchange.options import (
+        MOST_CHUNK_ROWS,
+        MOST_CHUNKS_IN_FLIGHT,
+        ExchangeOptions,
+        WireDtype,
+    )
+    from sparring.exchange.pull import (
+        MOST_FINDS,
+    )
+    from sparring.exchange.routing import (
+        ChunkTransfer,
+        chunk_transfers,
+        chunks_of,
+    )
+    from sparring.kernels.functions import (
+        initial_rows,
+        initializer_spec,
+        partition,
+        rounding_seed,
+    )
+    from sparring.plugins.option_checks import (
+        checked_options,
+    )
+    from sparring.plugins.registry import (
+        PluginManager,
+        make_plugin_manager,
+    )
+    from sparring.rendezvous.environment import (
+        EnvironmentOptions,
+        EnvironmentRendezvous,
+        membership_from,
+    )
+    from sparring.rendezvous.single import (
+        SingleRendezvous,
+    )
+    from sparring.runtime.events import (
+        EventLoop,
+    )
+    from sparring.runtime.gpus import (
+        inspect_gpus,
+    )
+    from sparring.runtime.lifecycle import (
+        Closable,
+    )
+    from sparring.runtime.pool import (
+        Task,
+        configure_pool,
+        num_threads,
+    )
+    from sparring.runtime.streams import (
+        Streams,
+    )
+    from sparring.runtime.suggestions import (
+        closest_name,
+    )
+    from sparring.runtime.trace import (
+        Trace,
+    )
+    from sparring.snapshot.chain import (
+        count_rows,
+        merged_chunks,
+    )
+    from sparring.snapshot.file_errors import (
+        reading,
+    )
+    from sparring.snapshot.format.description import (
+        TableDescription,
+    )
+    from sparring.snapshot.open import (
+        locate,
+        open_place,
+    )
+    from sparring.snapshot.reader import (
+        Snapshot,
+        open_snapshot,
+    )
+    from sparring.snapshot.retention import (
+        list_snapshots,
+        retain,
+    )
+    from sparring.snapshot.verify import (
+        verify_snapshot,
+    )
+    from sparring.snapshot.writer import (
+        SnapshotWriter,
+    )
+    from sparring.storage.convert import (
+        conversion_command,
+    )
+    from sparring.storage.load import (
+        begin_load,
+        end_load,
+        interrupted_load,
+        read_note,
+        restore,
+        write_note,
+    )
+    from sparring.storage.memory import (
+        MemoryStorage,
+    )
+    from sparring.storage.native import (
+        NativeStorage,
+        capsule_of,
+    )
+    from sparring.storage.open import (
         open_storage,
     )
-    from sparring.table import TableConfig
-else:
-    # `sparring doctor` says what is wrong, and pytest goes on where sparring is merely installed:
-    # both import this package. Whoever asks for a part of it learns why there is none.
-    def __getattr__(name: str) -> object:
-        if name in __all__ or name == "_native":
-            raise ImportError(f"{_failure}. `sparring doctor` says more")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from sparring.storage.tiered.counters import (
+        TierCounters,
+    )
+    from sparring.storage.tiered.tiered_storage import (
+        TieredStorage,
+    )
+    from sparring.storage.update import (
+        update_rows,
+    )
+    from sparring.updates.builtin import (
+        BUILTIN_METHODS,
+        NativeMethod,
+    )
+    from sparring.updates.by_name import (
+        method_or_native,
+    )
+    from sparring.updates.resolve import (
+        hyper_from,
+        resolve_method,
+    )
+
+_name = names_from(
+    globals(),
+    {
+        "sparring._version": "__version__",
+        "sparring.cli.context": "context_of",
+        "sparring.cli.output": "make_console print_json print_warning",
+        "sparring.collective.local": "LocalGroup",
+        "sparring.contracts.capabilities": "Capabilities",
+        "sparring.contracts.initializers": (
+            "Constant Initializer Normal TruncatedNormal Uniform Xavier Zeros"
+        ),
+        "sparring.contracts.results": "Columns Evicted FindResult ScanChunk",
+        "sparring.contracts.storage": "Storage",
+        "sparring.contracts.table": "TableConfig",
+        "sparring.engine.checkpoint.agreement": "agree",
+        "sparring.engine.checkpoint.requests": "Loaded Retention SaveOptions Saved State",
+        "sparring.engine.container": "StepContainer",
+        "sparring.engine.job_bootstrap": "AUTO join_job resolved_backends",
+        "sparring.engine.memory_budget": "MOST_BYTES bytes_from_text",
+        "sparring.engine.resource_manager": "ResourceManager",
+        "sparring.engine.step": "Step",
+        "sparring.engine.table_entry": "StorageChoice TableEntry",
+        "sparring.errors": "SparringError",
+        "sparring.exchange.counters": "ExchangeCounters MessageKind",
+        "sparring.exchange.headers": "header_bytes",
+        "sparring.exchange.link": "Link",
+        "sparring.exchange.messages": "Codec KEY_BYTES gradient_bytes reply_bytes",
+        "sparring.exchange.options": (
+            "ExchangeOptions MOST_CHUNKS_IN_FLIGHT MOST_CHUNK_ROWS WireDtype"
+        ),
+        "sparring.exchange.pull": "MOST_FINDS",
+        "sparring.exchange.routing": "ChunkTransfer chunk_transfers chunks_of",
+        "sparring.kernels.functions": "initial_rows initializer_spec partition rounding_seed",
+        "sparring.plugins.option_checks": "checked_options",
+        "sparring.plugins.registry": "PluginManager make_plugin_manager",
+        "sparring.rendezvous.environment": (
+            "EnvironmentOptions EnvironmentRendezvous membership_from"
+        ),
+        "sparring.rendezvous.single": "SingleRendezvous",
+        "sparring.runtime.events": "EventLoop",
+        "sparring.runtime.gpus": "inspect_gpus",
+        "sparring.runtime.lifecycle": "Closable",
+        "sparring.runtime.pool": "Task configure_pool num_threads",
+        "sparring.runtime.streams": "Streams",
+        "sparring.runtime.suggestions": "closest_name",
+        "sparring.runtime.trace": "Trace",
+        "sparring.snapshot.chain": "count_rows merged_chunks",
+        "sparring.snapshot.file_errors": "reading",
+        "sparring.snapshot.format.description": "TableDescription",
+        "sparring.snapshot.open": "locate open_place",
+        "sparring.snapshot.reader": "Snapshot open_snapshot",
+        "sparring.snapshot.retention": "list_snapshots retain",
+        "sparring.snapshot.verify": "verify_snapshot",
+        "sparring.snapshot.writer": "SnapshotWriter",
+        "sparring.storage.convert": "conversion_command",
+        "sparring.storage.load": (
+            "begin_load end_load interrupted_load read_note restore write_note"
+        ),
+        "sparring.storage.memory": "MemoryStorage",
+        "sparring.storage.native": "NativeStorage capsule_of",
+        "sparring.storage.open": "open_storage",
+        "sparring.storage.tiered.counters": "TierCounters",
+        "sparring.storage.tiered.tiered_storage": "TieredStorage",
+        "sparring.storage.update": "update_rows",
+        "sparring.updates.builtin": "BUILTIN_METHODS NativeMethod",
+        "sparring.updates.by_name": "method_or_native",
+        "sparring.updates.resolve": "hyper_from resolve_method",
+    },
+)
 
 
+def __getattr__(name: str) -> object:
+    # The only way to the native library: what is wrong with it is said here.
+    return load_native() if name == "_native" else _name(name)
+
+
+# Packed: one name a line would hide the rest of this file.
+# fmt: off
 __all__ = [
-    "Capabilities",
-    "Columns",
-    "Constant",
-    "Evicted",
-    "FindResult",
-    "Initializer",
-    "Normal",
-    "ResourceManager",
-    "ScanChunk",
-    "SparringError",
-    "Step",
-    "StepContainer",
-    "Storage",
-    "TableConfig",
-    "TruncatedNormal",
-    "Uniform",
-    "Xavier",
-    "Zeros",
-    "__version__",
-    "make_plugin_manager",
-    "open_storage",
+    "AUTO", "BUILTIN_METHODS", "Capabilities", "ChunkTransfer", "Closable", "Codec", "Columns",
+    "Constant", "EnvironmentOptions", "EnvironmentRendezvous", "EventLoop", "Evicted",
+    "ExchangeCounters", "ExchangeOptions", "FindResult", "Initializer", "KEY_BYTES", "Link",
+    "Loaded", "LocalGroup", "MOST_BYTES", "MOST_CHUNKS_IN_FLIGHT", "MOST_CHUNK_ROWS", "MOST_FINDS",
+    "MemoryStorage", "MessageKind", "NativeMethod", "NativeStorage", "Normal", "PluginManager",
+    "ResourceManager", "Retention", "SaveOptions", "Saved", "ScanChunk", "SingleRendezvous",
+    "Snapshot", "SnapshotWriter", "SparringError", "State", "Step", "StepContainer", "Storage",
+    "StorageChoice", "Streams", "TableConfig", "TableDescription", "TableEntry", "Task",
+    "TierCounters", "TieredStorage", "Trace", "TruncatedNormal", "Uniform", "WireDtype", "Xavier",
+    "Zeros", "__version__", "agree", "begin_load", "bytes_from_text", "capsule_of",
+    "checked_options", "chunk_transfers", "chunks_of", "closest_name", "configure_pool",
+    "context_of", "conversion_command", "count_rows", "end_load", "gradient_bytes", "header_bytes",
+    "hyper_from", "initial_rows", "initializer_spec", "inspect_gpus", "interrupted_load",
+    "join_job", "list_snapshots", "locate", "make_console", "make_plugin_manager",
+    "membership_from", "merged_chunks", "method_or_native", "num_threads", "open_place",
+    "open_snapshot", "open_storage", "partition", "print_json", "print_warning", "read_note",
+    "reading", "reply_bytes", "resolve_method", "resolved_backends", "restore", "retain",
+    "rounding_seed", "update_rows", "verify_snapshot", "write_note"
 ]
+# fmt: on

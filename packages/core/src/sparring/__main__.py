@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from sparring.cli import main
+from sparring.cli.application import main
 
 __all__ = ["main"]
 

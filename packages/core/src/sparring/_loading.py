@@ -1,8 +1,8 @@
 """Loads the native module, and the run-time library of oneTBB that it needs.
 
-``_native`` looks for ``libtbb.so.12`` in the ``lib`` folder of its own environment, which is where
-the ``tbb`` wheel puts it. With ``pip install --target`` and the like it lies elsewhere; the wheel's
-own list of files says where, and loading it first satisfies the dynamic linker.
+``_native`` looks for ``libtbb.so.12`` in the ``lib`` folder of its own environment, where the ``tbb``
+wheel puts it. ``pip install --target`` and the like put it elsewhere; the wheel's own list of files
+says where, and loading it first satisfies the dynamic linker.
 """
 
 from __future__ import annotations
@@ -11,10 +11,23 @@ import ctypes
 import importlib
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 
-__all__ = ["native_failure"]
+__all__ = ["load_native", "native_failure"]
 
 _LIBRARY = "libtbb.so.12"
+
+
+def load_native() -> ModuleType:
+    """``sparring._native``, loaded.
+
+    Raises:
+        ImportError: it cannot be loaded; the message says why and what to do.
+    """
+    failure = native_failure()
+    if failure is not None:
+        raise ImportError(f"{failure}. `sparring doctor` says more")
+    return importlib.import_module("sparring._native")
 
 
 def native_failure() -> str | None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 Indices = npt.NDArray[np.int64]
 Values = npt.NDArray[Any]
 
-# ---- native/bindings/kernels.cc: see sparring.kernels
+# ---- native/bindings/kernels.cc: see sparring.kernels.functions
 
 NUM_PARTITIONS: int
 
@@ -101,7 +101,7 @@ def wire_encode(dtype: str, rows: Values, wire: npt.NDArray[np.uint8]) -> None: 
 def wire_decode(dtype: str, wire: npt.NDArray[np.uint8], rows: Values) -> None: ...
 def place_rows(rows: Values, places: Indices, out: Values) -> None: ...
 
-# ---- native/bindings/execution.cc: see sparring.execution
+# ---- native/bindings/execution.cc: see sparring.runtime.pool
 
 POOL_MAX_THREADS: int
 
@@ -114,7 +114,7 @@ def pool_threads_of_loop(count: int, grain: int, range_seconds: float) -> int: .
 def is_pool_thread() -> bool: ...
 def usable_cores() -> int: ...
 
-# ---- native/bindings/streams.cc: see sparring.streams
+# ---- native/bindings/streams.cc: see sparring.runtime.streams
 
 class Streams:
     def __init__(self, capsule: Any) -> None: ...
@@ -189,7 +189,7 @@ class StorageHandle:
     @property
     def capsule(self) -> Any: ...
 
-# ---- native/bindings/collection.cc: see sparring.resources and sparring.step
+# ---- native/bindings/collection.cc: see sparring.engine.resource_manager and sparring.engine.container
 
 class TableView:
     def __init__(self, dtype: str, initializer: InitializerSpec) -> None: ...
@@ -291,7 +291,7 @@ class KeySet:
     def keys(self) -> Indices: ...
     def __len__(self) -> int: ...
 
-# ---- native/bindings/bloom.cc: see sparring.bloom
+# ---- native/bindings/bloom.cc: see sparring.kernels.bloom
 
 class BlockedBloom:
     def __init__(self, false_positive_rate: float, planned_keys: int, seed: int) -> None: ...
@@ -313,7 +313,7 @@ class BlockedBloom:
     @property
     def memory_bytes(self) -> int: ...
 
-# ---- native/bindings/admission.cc: see sparring.admission
+# ---- native/bindings/admission.cc: see sparring.contracts.admission
 
 class AdmissionFilter:
     @staticmethod

@@ -59,7 +59,7 @@ class InvalidArgumentError(SparringError, ValueError):
 
 
 class UnknownTableError(InvalidArgumentError):
-    """A table was named that nobody declared: declare it, or mend the name."""
+    """A table was named that is not declared: declare it, or mend the name."""
 
 
 class UnsupportedError(SparringError):
@@ -117,7 +117,7 @@ class InterruptedLoadError(SnapshotError):
 
 
 class SnapshotDamagedError(SnapshotError, CorruptDataError):
-    """A file of a snapshot is missing or not what was written: load an older snapshot.
+    """A file of a snapshot is missing or damaged: load an older snapshot.
 
     `file` names it; `offset` is where the damage was found, in bytes, to a block of 1 MiB.
     """

@@ -1,6 +1,6 @@
 """The TensorFlow adapter of sparring: ids in, embeddings out, Keras 3's own optimizers.
 
-Names are imported when they are asked for: whoever lists plugins imports `sparring_tf.plugin`, and
+Names are imported when they are asked for: listing plugins imports `sparring_tf.plugin`, and
 should not have to wait for TensorFlow, nor need it. Where TensorFlow is imported, before or after this,
 the ops are registered, so that a SavedModel finds them.
 """
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from sparring_tf.registering import register_with_tensorflow
 
 if TYPE_CHECKING:
-    from sparring_tf.click_datasets import click_dataset
     from sparring_tf.embedding import Embedding
     from sparring_tf.embedding_bag import EmbeddingBag
     from sparring_tf.embedding_collection import EmbeddingCollection
@@ -34,7 +33,6 @@ __all__ = [
     "Optimizer",
     "TableConfig",
     "__version__",
-    "click_dataset",
     "gather_state",
     "restore_state",
     "save_model",
@@ -48,7 +46,6 @@ _HOMES = {
     "LossScaleOptimizer": "loss_scaling",
     "Optimizer": "optimizer",
     "TableConfig": "table_configs",
-    "click_dataset": "click_datasets",
     "gather_state": "saved_state",
     "restore_state": "saved_state",
     "save_model": "model_files",

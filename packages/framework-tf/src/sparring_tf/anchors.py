@@ -47,7 +47,7 @@ from sparring_tf.saved_rows import (
 )
 
 if TYPE_CHECKING:
-    from sparring_tf.table_layer import TableAgent
+    from sparring_tf.table_agent import TableAgent
 
 __all__ = ["Anchor", "TrainedTable", "trained_table"]
 
@@ -63,7 +63,7 @@ _DTYPES = {"SPARRING_KEYS": tf.int64, "SPARRING_ROWS": tf.uint8, "SPARRING_SCORE
 
 @dataclass(frozen=True, slots=True)
 class TrainedTable:
-    """What an anchor stands for."""
+    """Table that an anchor stands for."""
 
     agent: TableAgent
     name: str
@@ -93,7 +93,7 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
 
     @property
     def overwrite_with_gradient(self) -> bool:
-        """What optimizers of Keras ask each variable before a step: False.
+        """Asked by optimizers of Keras of each variable before a step: False.
 
         Raises:
             InvalidArgumentError: no `sparring_tf.Optimizer` was made for the table. Another would
@@ -155,7 +155,7 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
         self._restored = restored
 
     def _empty(self) -> dict[str, Any]:
-        """What tensors there are, for who is about to read them."""
+        """Empty tensors of all kinds, for a reader to fill."""
         trained = self.sparring_table
         state = trained.agent.container.tables[trained.name].computing_dtype
         dtypes = {**_DTYPES, _STATE: tf.as_dtype(state)}
@@ -176,7 +176,7 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
         raise UnsupportedError(
             f"rows of table {self.sparring_table.name!r} cannot be copied for a checkpoint that is "
             "written asynchronously; leave experimental_enable_async_checkpoint out, or save "
-            "beside the steps with container.save(url, blocking=False)",
+            "during the steps with container.save(url, blocking=False)",
             table=self.sparring_table.name,
         )
 
@@ -199,5 +199,5 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
 
 
 def trained_table(variable: Any) -> TrainedTable | None:
-    """What a variable stands for, if it is an anchor."""
+    """Table that a variable stands for, if it is an anchor."""
     return getattr(variable, "sparring_table", None)

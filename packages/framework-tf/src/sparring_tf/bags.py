@@ -25,7 +25,7 @@ class Bags:
     """``(n,)``, or None: all are 1."""
 
     def scales(self, combiner: str, dtype: Any) -> Any | None:
-        """What each embedding is multiplied by before a bag is summed: ``(n,)``, or None for 1.
+        """Factor of each embedding before a bag is summed: ``(n,)``, or None for 1.
 
         As `tf.nn.embedding_lookup_sparse` has it: ``mean`` divides by the sum of the weights,
         ``sqrtn`` by the square root of the sum of their squares.

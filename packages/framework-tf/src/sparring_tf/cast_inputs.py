@@ -57,7 +57,7 @@ def _module(frame: FrameType) -> str:
 
 
 def _given_for(ids: Any, frame: FrameType) -> Any:
-    """What a model was given where it passes `ids` on; None: it is no input of it."""
+    """Input of a model where it passes `ids` on; None: it is no input of it."""
     model: Any = frame.f_locals.get("self")
     converted = frame.f_locals["inputs"]
     places = [place for place, each in enumerate(converted) if each is ids]

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 ENDING = ".checkpoint"
-"""What a prefix and this have rows beside them."""
+"""Suffix of a prefix, to which `rows_beside` adds its own."""
 
 TABLE_TENSOR = "SPARRING_TABLE"
 """In a checkpoint: what a row is, or where rows lie, as JSON."""
@@ -46,7 +46,7 @@ class Restored:
 
 
 def being_restored() -> Restored | None:
-    """What TensorFlow restores a variable from; None: it writes one."""
+    """Checkpoint that TensorFlow restores a variable from; None: it writes one."""
     for frame in _frames("tensorflow.python.checkpoint.restore"):
         position: Any = frame.f_locals.get("self")
         attributes = getattr(getattr(position, "object_proto", None), "attributes", None)
@@ -65,7 +65,7 @@ def is_saved_model_written() -> bool:
 
 
 def being_written() -> tuple[Path, object]:
-    """The path that rows lie beside, and what is one object for all that TensorFlow writes there.
+    """The path to store rows next to, and one object for all that TensorFlow writes there.
 
     Raises:
         UnsupportedError: the checkpoint is written to another machine.
@@ -77,7 +77,7 @@ def being_written() -> tuple[Path, object]:
         if isinstance(prefix, (str, os.PathLike)):
             return rows_path(os.fspath(prefix)), _writing_of(graph)
     raise UnsupportedError(
-        "rows of tables lie in a snapshot beside a checkpoint, and nothing says where TensorFlow "
+        "rows of tables are in a snapshot next to a checkpoint, and nothing says where TensorFlow "
         "writes this one; call write or save of tf.train.Checkpoint with a path"
     )
 
@@ -92,7 +92,7 @@ class _Last(threading.local):
 
 
 _last = _Last()
-"""On each thread, what TensorFlow wrote last: the description of the objects, which it makes anew for
+"""On each thread, what TensorFlow wrote last: the description of the objects, which it makes again for
 each checkpoint, cannot be referred to weakly, and its number may be that of the next one once it is gone.
 No table is kept alive by that: see `SaveBeside`."""
 
@@ -106,14 +106,14 @@ def _writing_of(graph: object) -> object:
 
 
 def rows_path(prefix: str) -> Path:
-    """Where rows lie beside: `rows_beside` adds ``.rows`` to it.
+    """Path to store rows next to: `rows_beside` adds ``.rows`` to it.
 
     Raises:
-        UnsupportedError: the checkpoint lies on another machine.
+        UnsupportedError: the checkpoint is on another machine.
     """
     if "://" in prefix:
         raise UnsupportedError(
-            f"rows of tables lie in a snapshot beside a checkpoint, and {prefix!r} is on no file "
+            f"rows of tables are in a snapshot next to a checkpoint, and {prefix!r} is on no file "
             "system of this machine; write the checkpoint to one, and copy it with its rows"
         )
     return Path(f"{prefix}{ENDING}").absolute()

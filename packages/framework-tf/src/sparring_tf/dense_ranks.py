@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sparring.collective import Collective, Reduction
+from sparring.contracts import Collective, Reduction
 from sparring_tf.exchanged_lookup import in_order
 
 __all__ = ["averaged", "broadcast"]

@@ -7,13 +7,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sparring import Initializer, StepContainer
-from sparring.admission import AdmissionLike
-from sparring.table_holder import StorageLike
+from sparring.adapter import StepContainer, StorageLike
+from sparring.contracts import AdmissionLike, Initializer
 from sparring_tf.ids import checked_id, whole_ids
 from sparring_tf.layer_configs import plain_options
+from sparring_tf.table_agent import TableAgent
 from sparring_tf.table_configs import TableConfig, declaration
-from sparring_tf.table_layer import TableAgent, TableLayer
+from sparring_tf.table_layer import TableLayer
 
 __all__ = ["Embedding"]
 
@@ -112,7 +112,7 @@ class Embedding(TableLayer):
         return (*input_shape, self.embedding_dim)
 
     def get_config(self) -> dict[str, Any]:
-        """What makes the layer anew; its rows are no part of it.
+        """Configuration that makes the layer again, without its rows.
 
         Raises:
             UnsupportedError: the storage was given open.

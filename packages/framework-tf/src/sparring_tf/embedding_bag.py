@@ -6,14 +6,14 @@ from typing import Any
 
 import keras
 
-from sparring import Initializer, StepContainer
-from sparring.admission import AdmissionLike
-from sparring.table_holder import StorageLike
+from sparring.adapter import StepContainer, StorageLike
+from sparring.contracts import AdmissionLike, Initializer
 from sparring_tf.bags import bags_from
 from sparring_tf.layer_configs import plain_options
 from sparring_tf.pooled_lookup import PooledFeature, pooled
+from sparring_tf.table_agent import TableAgent
 from sparring_tf.table_configs import TableConfig, check_combiner, declaration
-from sparring_tf.table_layer import TableAgent, TableLayer
+from sparring_tf.table_layer import TableLayer
 
 __all__ = ["EmbeddingBag"]
 
@@ -93,7 +93,7 @@ class EmbeddingBag(TableLayer):
         return (inputs_shape[0], self.embedding_dim)
 
     def get_config(self) -> dict[str, Any]:
-        """What makes the layer anew; its rows are no part of it.
+        """Configuration that makes the layer again, without its rows.
 
         Raises:
             UnsupportedError: the storage was given open.

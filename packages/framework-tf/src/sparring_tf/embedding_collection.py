@@ -8,16 +8,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sparring import StepContainer
+from sparring.adapter import StepContainer, StorageLike, suggestion
 from sparring.errors import InvalidArgumentError
-from sparring.names import suggestion
-from sparring.table_holder import StorageLike
 from sparring_tf.bags import bags_from
 from sparring_tf.ids import whole_ids
 from sparring_tf.layer_configs import plain_storage, plain_table, table_from_plain
 from sparring_tf.pooled_lookup import PooledFeature, pooled
+from sparring_tf.table_agent import TableAgent
 from sparring_tf.table_configs import FeatureConfig, TableConfig, check_combiner, declaration
-from sparring_tf.table_layer import TableAgent, TableLayer
+from sparring_tf.table_layer import TableLayer
 
 __all__ = ["EmbeddingCollection"]
 
@@ -166,7 +165,7 @@ class EmbeddingCollection(TableLayer):
         return shapes
 
     def get_config(self) -> dict[str, Any]:
-        """What makes the layer anew; its rows are no part of it.
+        """Configuration that makes the layer again, without its rows.
 
         Raises:
             UnsupportedError: a storage was given open.

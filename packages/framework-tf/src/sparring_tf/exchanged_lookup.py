@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sparring import StepContainer, _native
+from sparring.adapter import StepContainer
+from sparring.adapter import gather as native_gather
 from sparring_tf import lookup_ops
 
 __all__ = ["gather", "in_order", "order_variable", "own_errors"]
@@ -61,7 +62,7 @@ def gather(
             if each.shadow_id is not None:
                 # A gradient brings its own ids.
                 container.resources.release(each.shadow_id)
-        return [_native.gather(each.rows, each.inverse) for each in found]
+        return [native_gather(each.rows, each.inverse) for each in found]
 
     dtypes = [tf.as_dtype(container.tables[table].computing_dtype) for table in tables]
     rows = in_order(look_up, [ids for _, ids in requests], dtypes)
@@ -79,7 +80,7 @@ def gather(
 
 
 def order_variable() -> Any:
-    """What keeps calls in order.
+    """Variable that keeps calls in order.
 
     Layers ask for it when they are made: a graph whose first trace was refused may make no variable in
     its second.

@@ -1,7 +1,7 @@
 """Which file Keras saves to, or loads from, at the moment.
 
 Keras hands a layer an open store, and while it loads a ``.keras`` file not even the store knows where
-that lies. What knows is the call further up: ``filepath`` of `keras.models.load_model`, `Model.save` and
+is. What knows is the call further up: ``filepath`` of `keras.models.load_model`, `Model.save` and
 their like, the public name of that argument in all of Keras 3.
 """
 
@@ -25,14 +25,14 @@ def file_at_hand() -> Path:
     """The file, or the folder that is saved in place of one.
 
     Raises:
-        UnsupportedError: it is an open file, or lies on another machine.
+        UnsupportedError: it is an open file, or is on another machine.
     """
     given = _filepath()
     if isinstance(given, (str, os.PathLike)) and "://" not in os.fspath(given):
         return Path(given).absolute()
     found = "an open file" if given is None else repr(given)
     raise UnsupportedError(
-        "rows of tables lie in a snapshot beside the file of Keras, and there is nothing beside "
+        "rows of tables are in a snapshot next to the file of Keras, and nothing can be stored next to "
         f"{found}; give Keras a path on a file system of this machine"
     )
 

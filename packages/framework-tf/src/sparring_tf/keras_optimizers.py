@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 
+from sparring.adapter import native_class, optimizer_classes
 from sparring.errors import ConfigError
-from sparring.updates.by_name import native_class, optimizer_classes
 
 __all__ = ["keras_optimizer"]
 

@@ -3,7 +3,7 @@
 Among a layer's weights, table number i of the layer has arrays: ``table_i`` (bytes) uint8, JSON that
 says what a row is; ``keys_i`` (n) int64; ``rows_i`` (n, row bytes) uint8; ``scores_i`` (n) uint64;
 ``state_i``, the state of a new row. Where rows are too many, or lie on several ranks, the JSON names a
-snapshot beside the file, and there are no keys here: see `rows_beside`.
+snapshot next to the file, and there are no keys here: see `rows_beside`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring import StepContainer
+from sparring.adapter import StepContainer
 from sparring.errors import DataError
 from sparring_tf import saved_rows
 from sparring_tf.keras_files import file_at_hand
@@ -51,8 +51,8 @@ def save_rows(
             save = begun_save(written, file_at_hand)
             save.write(container)
             save.remove_older()
-    beside = None if save is None else save.rows(container, table)
-    rows = gather_rows(container, table, beside)
+    sidecar = None if save is None else save.rows(container, table)
+    rows = gather_rows(container, table, sidecar)
     store[f"table_{i}"] = np.frombuffer(json.dumps(rows.described).encode(), np.uint8)
     for name in ARRAYS:
         store[f"{name}_{i}"] = getattr(rows, name)

@@ -59,7 +59,7 @@ class KerasShadow:
 
     @property
     def scalars(self) -> list[Any]:
-        """What the optimizer keeps for the table as a whole, but for its count of steps."""
+        """State of the optimizer for the table as a whole, without its count of steps."""
         return list(self._scalars)
 
     def step(

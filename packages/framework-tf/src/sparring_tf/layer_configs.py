@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sparring import Initializer, Storage
-from sparring.admission import admission_from
+from sparring.adapter import StorageChoice, StorageLike
+from sparring.contracts import Initializer, Storage, admission_from
 from sparring.errors import UnsupportedError
-from sparring.step import StorageChoice
-from sparring.table_holder import StorageLike
 from sparring_tf.table_configs import TableConfig
 
 __all__ = ["plain_options", "plain_storage", "plain_table", "table_from_plain"]
@@ -57,7 +55,7 @@ def plain_table(table: TableConfig) -> dict[str, Any]:
 
 
 def table_from_plain(plain: Mapping[str, Any]) -> TableConfig:
-    """What `plain_table` gave."""
+    """Table of the result of `plain_table`."""
     return TableConfig(**plain)
 
 

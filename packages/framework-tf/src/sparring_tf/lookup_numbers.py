@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
-from sparring import _native
+from sparring.adapter import Publication, TableGroup
 from sparring_tf.op_library import ops
 from sparring_tf.saved_model_rows import rows_as_assets
-
-if TYPE_CHECKING:
-    from sparring_tf.table_layer import TableAgent
 
 __all__ = ["LookupNumber"]
 
@@ -33,11 +30,11 @@ class LookupNumber(tf.saved_model.experimental.TrackableResource):  # type: igno
         features: table and pooling of each feature that is looked up together.
     """
 
-    def __init__(self, agent: TableAgent, features: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, agent: TableGroup, features: Sequence[tuple[str, str]]) -> None:
         super().__init__(device="CPU")
         self._agent = agent
         self.features = tuple(features)
-        self.publication = _native.Publication()
+        self.publication = Publication()
         with tf.init_scope():
             self._number = tf.constant(self.publication.number, tf.int64)
             tf.raw_ops.AssignVariableOp(resource=self.resource_handle, value=self._number)
@@ -48,7 +45,7 @@ class LookupNumber(tf.saved_model.experimental.TrackableResource):  # type: igno
             return self._number
         return tf.raw_ops.ReadVariableOp(resource=self.resource_handle, dtype=tf.int64)
 
-    # TensorFlow's protocol of resources that a SavedModel makes anew.
+    # TensorFlow's protocol of resources that a SavedModel makes again.
 
     def _create_resource(self) -> Any:
         # A name that no other has here. Where it is loaded, TensorFlow adds one for each load.
@@ -81,7 +78,7 @@ class LookupNumber(tf.saved_model.experimental.TrackableResource):  # type: igno
         @tf.function(input_signature=[], autograph=False)
         def destroy() -> int:
             number = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64)
-            # The resource stays: whoever still reads the number is told that the tables are gone.
+            # The resource stays: a later reader of the number is told that the tables are gone.
             ops().sparring_close(number=number)
             return 1
 

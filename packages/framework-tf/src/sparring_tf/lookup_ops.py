@@ -96,7 +96,7 @@ def _pool_gradient(op: Any, gradient: Any) -> list[Any]:
         for own_ids, values, anchor in zip(spread.own_ids, spread.values, anchors, strict=True)
     ]
     of_weights = None
-    # An op that a tape recorded says which gradients nobody wants.
+    # An op that a tape recorded says which gradients are not needed.
     if weights.shape[0] != 0 and _WEIGHTS not in (getattr(op, "skip_input_indices", None) or ()):
         of_weights = _weights_gradient(gradient, ids, lengths, anchors, guard, collection)
     return [None, None, of_weights, *slices, None, None]

@@ -9,10 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from sparring import StepContainer, Storage
-from sparring.table_state import give_states, method_state
-from sparring.updates import MethodChoice, UpdateMethod
-from sparring.updates.resolving import hyper_from, hypers_by_table
+from sparring.adapter import StepContainer, give_states, hyper_from, hypers_by_table, method_state
+from sparring.contracts import MethodChoice, Storage, UpdateMethod
 
 __all__ = ["MethodRoute"]
 
@@ -50,7 +48,7 @@ class MethodRoute:
             name: method_state(method, hyper, container.tables[name])
             for name, hyper in self._hypers.items()
         }
-        give_states(container, states, given, f"update method {method.name!r}")
+        give_states(container.state, states, given, f"update method {method.name!r}")
 
     @property
     def variables(self) -> list[Any]:

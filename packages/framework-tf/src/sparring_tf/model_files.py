@@ -1,4 +1,4 @@
-"""`save_model`: a file of Keras and the rows beside it, whole or not at all, of any number of ranks."""
+"""`save_model`: a file of Keras and its rows, whole or not at all, of any number of ranks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from sparring import StepContainer
-from sparring.collective import Collective
+from sparring.adapter import Rounds, StepContainer, agree, check_alike
+from sparring.contracts import Collective
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring.saving.agreeing import Rounds, agree, check_alike
 from sparring_tf import saved_rows
 from sparring_tf.anchors import trained_table
 from sparring_tf.rows_beside import SaveBeside, prepared_save
@@ -33,7 +32,7 @@ def save_model(
     may lie on several ranks. All ranks call it, and rank 0 writes the file; where each rank has a
     container of its own, the rows of rank 0. Rows go into the file; where a container has several
     ranks, or a table more bytes than `most_bytes_inside`, into a snapshot in the folder
-    ``<filepath>.rows`` beside it. A copy of the file needs a copy of that folder. The snapshot of the
+    ``<filepath>.rows`` next to it. A copy of the file needs a copy of that folder. The snapshot of the
     save before stays there too, older ones go.
 
     Args:
@@ -45,14 +44,14 @@ def save_model(
         InvalidArgumentError: another ending; ranks were given different paths.
         UnsupportedError: the path is of another machine; a layer's storage was given open.
         SnapshotError, OSError: the file system failed, here or on another rank.
-        SparringError: a load or a lookup beside failed; nothing was written.
+        SparringError: a concurrent load or lookup failed; nothing was written.
     """
     path = _checked(filepath)
     limit = saved_rows.MOST_BYTES if most_bytes_inside is None else most_bytes_inside
     containers = _containers(model)
     widest = max(containers, key=lambda each: each.collective.world_size, default=None)
     collective = None if widest is None else widest.collective
-    # A load or a lookup beside may meet other ranks by the same collective.
+    # A concurrent load or lookup may meet other ranks by the same collective.
     _agreed(collective, f"save of {path}", lambda: _join(containers))
     if collective is None or collective.world_size == 1:
         save = SaveBeside(path)
@@ -84,7 +83,7 @@ def _containers(model: Any) -> list[StepContainer]:
 
 def _join(containers: Sequence[StepContainer]) -> None:
     for container in containers:
-        container.join_ahead()
+        container.quiesce()
 
 
 def _agreed(collective: Collective | None, what: str, call: Callable[[], None]) -> None:
@@ -119,7 +118,7 @@ def _by_first(collective: Collective | None, what: str, call: Callable[[], None]
 
 
 def _first_save(path: Path, collective: Collective) -> SaveBeside:
-    """What the first rank finds beside the file holds for all."""
+    """The save of the first rank, whose number holds for all."""
     saves: list[SaveBeside] = []
     _by_first(collective, f"save of {path}", lambda: saves.append(SaveBeside(path)))
     mine = saves[0].number if saves else 0

@@ -9,9 +9,14 @@ import keras
 import tensorflow as tf
 
 import sparring
-from sparring import StepContainer
-from sparring.model_shapes import check_factors, dot_product_dim, dot_product_pairs
-from sparring.table_holder import StorageLike, shared_settings
+from sparring.adapter import (
+    StepContainer,
+    StorageLike,
+    check_factors,
+    dot_product_dim,
+    dot_product_pairs,
+    shared_settings,
+)
 from sparring_tf.embedding import Embedding
 from sparring_tf.embedding_collection import EmbeddingCollection
 from sparring_tf.table_configs import FeatureConfig, TableConfig

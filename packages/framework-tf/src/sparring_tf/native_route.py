@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring import StepContainer, Storage
+from sparring.adapter import StepContainer, TableState, TableUpdate, give_states
+from sparring.contracts import Storage
 from sparring.errors import InvalidArgumentError
-from sparring.step import TableUpdate
-from sparring.table_state import TableState, give_states
 from sparring_tf.keras_shadow import KerasShadow
 
 __all__ = ["NativeRoute"]
@@ -54,11 +53,11 @@ class NativeRoute:
             table: TableState(method, shadow.initial_state)
             for table, shadow in self._shadows.items()
         }
-        give_states(container, states, given, name)
+        give_states(container.state, states, given, name)
 
     @property
     def variables(self) -> list[Any]:
-        """What is kept for tables as a whole."""
+        """Variables of tables as a whole."""
         shadows = {id(shadow): shadow for shadow in self._shadows.values()}
         return [each for shadow in shadows.values() for each in shadow.scalars]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-import sparring_tf
-from sparring import _native
+from sparring.adapter import lookups
 from sparring.errors import PluginError, VersionError
 from sparring_tf.opened_tables import CLOSE_TABLES, OPEN_TABLES
 
@@ -24,7 +24,7 @@ _CAPSULE = b"sparring.lookups"
 
 @lru_cache(maxsize=1)
 def ops() -> Any:
-    """What `tf.load_op_library` gives: a function for each op.
+    """Module of `tf.load_op_library`: a function for each op.
 
     Raises:
         PluginError: the library is missing, or TensorFlow cannot load it.
@@ -33,7 +33,7 @@ def ops() -> Any:
     path = next(
         (
             candidate
-            for folder in sparring_tf.__path__
+            for folder in sys.modules[__package__].__path__
             if (candidate := Path(folder) / _LIBRARY).exists()
         ),
         None,
@@ -56,7 +56,7 @@ def ops() -> Any:
     connect.argtypes, connect.restype = [ctypes.c_void_p], ctypes.c_int32
     pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
     pointer_of.argtypes, pointer_of.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
-    if not connect(pointer_of(_native.lookups(), _CAPSULE)):
+    if not connect(pointer_of(lookups(), _CAPSULE)):
         raise VersionError(
             "sparring and sparring-tf speak different versions of lookup_abi.h; upgrade both"
         )

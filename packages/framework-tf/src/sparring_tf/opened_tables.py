@@ -14,7 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sparring import StepContainer, TableConfig, _native
+from sparring.adapter import Publication, Snapshot, StepContainer, StorageChoice, open_snapshot
+from sparring.contracts import TableConfig
 from sparring.errors import (
     CapacityError,
     CorruptDataError,
@@ -23,8 +24,6 @@ from sparring.errors import (
     SnapshotError,
     StorageIOError,
 )
-from sparring.snapshot import Snapshot, open_snapshot
-from sparring.step import StorageChoice
 
 __all__ = ["CLOSE_TABLES", "OPEN_TABLES", "num_opened"]
 
@@ -70,7 +69,7 @@ def _open(manifest: str, features: Sequence[tuple[str, str]]) -> int:
     """A number by which lookup ops know `features`, tables and poolings, of a snapshot."""
     snapshot = open_snapshot(manifest)
     identity = snapshot.manifest_hash
-    publication = _native.Publication()
+    publication = Publication()
     with _lock:
         container = _containers.get(identity)
         if container is None:

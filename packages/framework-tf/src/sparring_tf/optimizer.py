@@ -8,10 +8,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sparring import StepContainer
+from sparring.adapter import (
+    StepContainer,
+    given_storages,
+    joined_container,
+    non_finite_policy,
+    resolve_method,
+)
+from sparring.contracts import UpdateMethod
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring.table_holder import given_storages, joined_container, non_finite_policy
-from sparring.updates import UpdateMethod, resolve_method
 from sparring_tf.anchors import trained_table
 from sparring_tf.dense_ranks import averaged, broadcast
 from sparring_tf.keras_shadow import check_row_by_row
@@ -19,14 +24,14 @@ from sparring_tf.loss_scaling import adopt_scaler
 from sparring_tf.method_route import MethodRoute
 from sparring_tf.native_route import NativeRoute
 from sparring_tf.row_updates import Route, RowUpdates
-from sparring_tf.table_layer import TableAgent
+from sparring_tf.table_agent import TableAgent
 
 __all__ = ["Optimizer"]
 
 
 @keras.saving.register_keras_serializable("sparring_tf")
 class Optimizer(keras.optimizers.Optimizer):
-    """Updates rows of tables, and beside them a model's ordinary variables.
+    """Updates rows of tables, and with them a model's ordinary variables.
 
     Use it as any optimizer of Keras::
 
@@ -188,7 +193,7 @@ class Optimizer(keras.optimizers.Optimizer):
             )
         if ordinary:
             self.dense.build(ordinary)
-            self.container.join_ahead()
+            self.container.quiesce()
             broadcast(ordinary, self.container.collective)
         super().build(variables)
 
@@ -200,7 +205,7 @@ class Optimizer(keras.optimizers.Optimizer):
             )
         container = joined_container(agents)
         if self._policy is not None:
-            container.non_finite = non_finite_policy(self._policy)
+            container.non_finite_gradients = non_finite_policy(self._policy)
         names = list(dict.fromkeys(name for agent in agents for name in agent.table_names))
         given = given_storages(agents)
         route: Route
@@ -265,7 +270,7 @@ class Optimizer(keras.optimizers.Optimizer):
             elif gradient is not None:
                 tables.append(trained.name)
                 slices.append(_checked_slices(gradient, trained.name))
-        dense = averaged(dense, self.container.collective, self.container.join_ahead)
+        dense = averaged(dense, self.container.collective, self.container.quiesce)
         anchors = [each for each in self._trainable_variables if trained_table(each) is not None]
         rate = self._get_current_learning_rate()
         is_taken = self._known_rows().step(tables, slices, anchors, rate, self._iterations.value)
@@ -287,7 +292,7 @@ class Optimizer(keras.optimizers.Optimizer):
     # -- what can be saved --------------------------------------------------------
 
     def get_config(self) -> dict[str, Any]:
-        """What makes the optimizer anew; a loaded model finds its tables by itself.
+        """Configuration that makes the optimizer again; a loaded model finds its tables by itself.
 
         Raises:
             InvalidArgumentError: `sparse` is an update method that was given as an object.

@@ -1,4 +1,4 @@
-"""Rows beside checkpoints that are gone, as `tf.train.CheckpointManager` removes old ones."""
+"""Rows of checkpoints that are gone, as `tf.train.CheckpointManager` removes old ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tensorflow as tf
 from sparring.errors import DataError
 from sparring_tf.checkpoint_files import ENDING, TABLE_TENSOR
 from sparring_tf.rows_beside import named_in
-from sparring_tf.saved_rows import described_in
+from sparring_tf.saved_rows import SIDECAR, described_in
 
 __all__ = ["remove_orphans"]
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def remove_orphans(path: Path) -> None:
-    """Removes rows beside a checkpoint that no checkpoint names.
+    """Removes rows next to a checkpoint that no checkpoint names.
 
     One that was renamed or copied names the rows of its first name. Where one cannot be read, all rows
     stay. What the file system refuses is logged: rows that were just written are good without it.
@@ -70,8 +70,8 @@ def _named_folders(parent: Path) -> Iterator[str]:
         for tensor in reader.get_variable_to_shape_map():
             if tensor.rpartition("/")[2] == TABLE_TENSOR:
                 described = described_in(reader.get_tensor(tensor), tensor)
-                if "beside" in described:
-                    yield named_in(described["beside"], tensor).folder
+                if SIDECAR in described:
+                    yield named_in(described[SIDECAR], tensor).folder
 
 
 def _remove(folder: Path) -> None:

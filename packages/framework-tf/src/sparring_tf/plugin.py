@@ -1,18 +1,11 @@
-"""What sparring-tf offers to sparring. Importing this imports no TensorFlow."""
+"""Plugin of sparring-tf. Importing it imports no TensorFlow."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from sparring.descriptors import API_VERSION, FrameworkDescriptor
-from sparring.hookspecs import hookimpl
+from sparring.contracts import API_VERSION, FrameworkDescriptor, hookimpl
 from sparring_tf.versions import why_unavailable
-
-if TYPE_CHECKING:
-    from sparring.config import RunConfig
-    from sparring.plugins import PluginManager
-    from sparring.training import Progress, TrainResult
 
 
 @hookimpl
@@ -21,14 +14,8 @@ def sparring_register_framework() -> Sequence[FrameworkDescriptor]:
         FrameworkDescriptor(
             name="tensorflow",
             api_version=API_VERSION,
-            summary="TensorFlow: trains DLRM and matrix factorisation with Keras 3's optimizers.",
+            summary="TensorFlow: Keras 3 layers and optimizers.",
             unavailable=why_unavailable,
-            train=_train,
+            module="sparring_tf",
         )
     ]
-
-
-def _train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) -> TrainResult:
-    from sparring_tf.training import train
-
-    return train(config, plugin_manager, progress)

@@ -69,7 +69,7 @@ def _summed(
     scales: Sequence[Any],
     training: bool | None,
 ) -> list[Any]:
-    """The same by way of one embedding for each id."""
+    """The same via one embedding for each id."""
     requests = [(feature.table, feature.bags.ids) for feature in features]
     result = []
     for feature, scale, rows in zip(

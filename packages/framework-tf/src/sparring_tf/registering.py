@@ -1,4 +1,4 @@
-"""Registers the ops as soon as TensorFlow is there, for whoever loads a SavedModel.
+"""Registers the ops as soon as TensorFlow is there, so that a SavedModel can be loaded.
 
 `import sparring_tf` stands before or after `import tensorflow`, and must not wait for it: who lists
 plugins imports this package too.

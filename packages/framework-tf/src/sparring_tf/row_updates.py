@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sparring import StepContainer, _native
+from sparring.adapter import StepContainer, key_gradients
 from sparring_tf.exchanged_lookup import in_order
 
 __all__ = ["Route", "RowUpdates"]
@@ -93,7 +93,7 @@ class RowUpdates:
                 ids, values = ids.copy(), values / values.dtype.type(self._num_parts)
             view = self.container.entry(table).view
             ids, values = np.ascontiguousarray(ids), np.ascontiguousarray(values)
-            sources.append(_native.key_gradients(view, ids, values))
+            sources.append(key_gradients(view, ids, values))
         # All of them are right: from here on they count.
         for table, source in zip(tables, sources, strict=True):
             number = resources.register_direct([table])

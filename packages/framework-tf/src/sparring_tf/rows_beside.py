@@ -1,4 +1,4 @@
-"""Snapshots beside files of Keras and checkpoints, for rows that are too many to lie inside.
+"""Snapshots next to files of Keras and checkpoints, for rows that are too many to be stored inside.
 
 ::
 
@@ -25,11 +25,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sparring import StepContainer
+from sparring.adapter import SaveOptions, Snapshot, StepContainer, open_place, open_snapshot
 from sparring.errors import DataError, SnapshotError
-from sparring.snapshot import Snapshot, open_snapshot
-from sparring.snapshot.opening import open_place
-from sparring.step import SaveOptions
 
 __all__ = [
     "RowsBeside",
@@ -47,7 +44,7 @@ _STALE_SECONDS = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class RowsBeside:
-    """Where the rows of a table lie, as the file beside them says."""
+    """Place of a table's rows, as the file next to them says."""
 
     folder: str
     """``m.keras.rows``"""
@@ -63,10 +60,10 @@ class RowsBeside:
 
 
 def named_in(plain: Any, table: str) -> RowsBeside:
-    """What `RowsBeside.as_dict` gave, from a file that anybody may have written.
+    """The `RowsBeside` of an `as_dict` result, from a file that anybody may have written.
 
     Raises:
-        DataError: it is not that, or leads elsewhere than beside the file.
+        DataError: it is not that, or leads elsewhere than next to the file.
     """
     fields = RowsBeside.__dataclass_fields__
     is_whole = isinstance(plain, Mapping) and set(plain) == set(fields)
@@ -107,7 +104,7 @@ def open_beside(path: Path, rows: RowsBeside, table: str) -> Snapshot:
         found.append(f"{snapshot.url}, which is another one (hash {snapshot.manifest_hash})")
     what = f"found {' and '.join(found)}" if found else "there is none"
     raise SnapshotError(
-        f"{path} has the rows of table {table!r} in the snapshot {rows.folder}/{rows.name} beside it "
+        f"{path} has the rows of table {table!r} in the snapshot {rows.folder}/{rows.name} next to it "
         f"(hash {rows.manifest_hash}), expected at {next(iter(places)) / rows.name}; {what}. Nothing "
         f"was loaded: copy the folder {rows.folder} that was saved with the file to where the file is",
         table=table,
@@ -154,7 +151,7 @@ class SaveBeside:
         self._num_written += 1
 
     def rows(self, container: StepContainer, table: str) -> RowsBeside | None:
-        """What the file says of a table; None: its container was not written."""
+        """Entry of the file for a table; None: its container was not written."""
         known = self._rows.get(container)
         return None if known is None else replace(known, table=table)
 
@@ -199,7 +196,7 @@ def begun_save(written: object, path: Callable[[], Path]) -> SaveBeside:
         path: of the file.
 
     Raises:
-        UnsupportedError: there is nothing beside what is written.
+        UnsupportedError: what is written is not in a folder of this machine.
     """
     save = _saves.get(id(written))
     if save is None:
@@ -218,7 +215,7 @@ def _folder(path: Path) -> Path:
 
 
 def _numbers(path: Path) -> list[int]:
-    """Of the saves that are beside a file."""
+    """Numbers of the saves next to a file."""
     folder = _folder(path)
     names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
     return [int(match[1]) for match in map(_SAVE.match, names) if match]

@@ -21,18 +21,14 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from sparring import StepContainer
+from sparring.adapter import SnapshotWriter, StepContainer, TableDescription, TableGroup
+from sparring.contracts import ScanChunk
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring.snapshot import SnapshotWriter, TableDescription
-from sparring.storage import ScanChunk
-
-if TYPE_CHECKING:
-    from sparring_tf.table_layer import TableAgent
 
 __all__ = ["RowAssets", "rows_as_assets"]
 
@@ -48,7 +44,7 @@ class RowAssets:
 
 
 class _Export:
-    """What one call of `tf.saved_model.save` has written so far; gone when that is."""
+    """State of one call of `tf.saved_model.save`; dropped when the call ends."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="sparring-saved-model-"))
@@ -64,7 +60,7 @@ class _Key:
 _KEY = _Key()
 
 
-def rows_as_assets(agent: TableAgent, cache: dict[Any, Any]) -> RowAssets:
+def rows_as_assets(agent: TableGroup, cache: dict[Any, Any]) -> RowAssets:
     """Writes the embeddings of all tables of a layer to temporary files, once in a save.
 
     Args:
@@ -84,7 +80,7 @@ def rows_as_assets(agent: TableAgent, cache: dict[Any, Any]) -> RowAssets:
     return export.done[id(agent)]
 
 
-def _check(agent: TableAgent, export: _Export) -> None:
+def _check(agent: TableGroup, export: _Export) -> None:
     container = agent.container
     for name in agent.table_names:
         world_size = container.collective.world_size
@@ -103,7 +99,7 @@ def _check(agent: TableAgent, export: _Export) -> None:
             )
 
 
-def _written(agent: TableAgent, export: _Export) -> RowAssets:
+def _written(agent: TableGroup, export: _Export) -> RowAssets:
     container = agent.container
     number = len(export.done)
     folder = export.folder / f"layer{number}"

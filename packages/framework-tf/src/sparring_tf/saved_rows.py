@@ -1,4 +1,4 @@
-"""All rows of a table as files of Keras and checkpoints hold them: inside, or in a snapshot beside."""
+"""All rows of a table in files of Keras and checkpoints: inside, or in a snapshot next to them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring import StepContainer
-from sparring.errors import CapacityError, DataError, InvalidArgumentError, UnsupportedError
-from sparring.saving.agreeing import agree
-from sparring.snapshot import Snapshot
-from sparring.table import TableConfig
+from sparring import count_rows, restore
+from sparring.adapter import Snapshot, StepContainer, agree
+from sparring.contracts import TableConfig
+from sparring.errors import (
+    CapacityError,
+    DataError,
+    InvalidArgumentError,
+    UnsupportedError,
+)
 from sparring_tf.rows_beside import RowsBeside, named_in, open_beside
 
 __all__ = [
+    "SIDECAR",
     "ARRAYS",
     "MOST_BYTES",
     "TableRows",
@@ -33,6 +38,9 @@ __all__ = [
 MOST_BYTES = 1 << 30
 """Of the rows of one table that a model holds inside: they are in memory while it is saved."""
 
+SIDECAR = "beside"  # a word of the file format
+"""Key of the place of rows that are stored next to a file, in the description of a table."""
+
 ARRAYS = ("keys", "rows", "scores", "state")
 """Of `TableRows`."""
 
@@ -42,7 +50,7 @@ class TableRows:
     """All rows of a table."""
 
     described: Mapping[str, Any]
-    """What a row is; and ``beside``, where rows lie that are not here."""
+    """Description of a row; and, under `SIDECAR`, the place of rows that are stored elsewhere."""
     keys: npt.NDArray[np.int64]
     """``(n)``"""
     rows: npt.NDArray[np.uint8]
@@ -54,20 +62,20 @@ class TableRows:
 
 
 def gather_rows(
-    container: StepContainer, table: str, beside: RowsBeside | None = None
+    container: StepContainer, table: str, sidecar: RowsBeside | None = None
 ) -> TableRows:
     """Copies the rows of a table on this rank, their state and scores.
 
     Args:
         container: where the table lives.
         table: its name.
-        beside: where they have been saved already, instead.
+        sidecar: where they have been saved already, instead.
     """
     config, entry = container.tables[table], container.entry(table)
     described = _described(config)
-    if beside is not None:
-        described["beside"] = beside.as_dict()
-    are_here = beside is None and container.num_rows(table) > 0
+    if sidecar is not None:
+        described[SIDECAR] = sidecar.as_dict()
+    are_here = sidecar is None and container.num_rows(table) > 0
     chunks = list(container.storage(table).scan()) if are_here else []
     rows = [np.ascontiguousarray(each.rows).view(np.uint8) for each in chunks]
     initial = entry.initial_state
@@ -95,8 +103,8 @@ def check_ranks(container: StepContainer, table: str, target: str, remedy: str) 
         remedy: what to do instead, for messages.
 
     Raises:
-        UnsupportedError: rows lie on other ranks too, or are too many to lie inside, and the snapshot
-            beside would be written by all ranks.
+        UnsupportedError: rows are on other ranks too, or are too many to be stored inside, and the
+            snapshot next to the file would be written by all ranks.
     """
     world_size = container.collective.world_size
     if world_size == 1:
@@ -109,14 +117,14 @@ def check_ranks(container: StepContainer, table: str, target: str, remedy: str) 
         )
     if num_row_bytes(container, table) > MOST_BYTES:
         raise UnsupportedError(
-            f"the rows of table {table!r} are too many for a {target}, and the snapshot beside it is "
+            f"the rows of table {table!r} are too many for a {target}, and the snapshot next to it is "
             f"written by all {world_size} ranks; {remedy}",
             table=table,
         )
 
 
 def described_in(text: bytes | str, table: str) -> Mapping[str, Any]:
-    """What a row is, from JSON.
+    """Description of a row, from JSON.
 
     Raises:
         DataError: it is none.
@@ -144,7 +152,7 @@ def check_rows(
         container: where the table lives.
         table: its name.
         described: what a row is.
-        path: of the file, if rows lie beside it.
+        path: of the file, if rows are stored next to it.
 
     Returns:
         The snapshot that holds them, or None: they are inside.
@@ -171,9 +179,9 @@ def check_rows(
             "or load it with compile=False",
             table=table,
         )
-    if "beside" not in described:
+    if SIDECAR not in described:
         return None
-    rows = named_in(described["beside"], table)
+    rows = named_in(described[SIDECAR], table)
     if rows.table != table:
         raise InvalidArgumentError(
             f"table {table!r}: these rows were saved as those of table {rows.table!r}; give the "
@@ -195,13 +203,13 @@ def restore_rows(
 ) -> None:
     """Replaces the rows of a table by those that `gather_rows` gave.
 
-    If they lie beside a file, all ranks call it.
+    If they are stored next to a file, all ranks call it.
 
     Args:
         container: where the table lives.
         table: its name.
         saved: the rows.
-        path: of the file, if they lie beside it.
+        path: of the file, if they are stored next to it.
 
     Raises:
         DataError: they are not of one length, or a key is there twice.
@@ -212,12 +220,12 @@ def restore_rows(
     method = str(saved.described.get("state_method"))
     snapshot: Snapshot | None = None
     error: Exception | None = None
-    if "beside" not in saved.described:
+    if SIDECAR not in saved.described:
         remedy = "save it with sparring_tf.save_model on several ranks, or load a snapshot"
         check_ranks(container, table, "file of Keras or checkpoint", remedy)
     try:
-        # A load or a lookup beside may be meeting the other ranks.
-        container.join_ahead()
+        # A concurrent load or lookup may be meeting the other ranks.
+        container.quiesce()
         snapshot = check_rows(container, table, saved.described, path)
         config = container.tables[table].with_state(saved.state.size, method)
         _check_whole(saved, config.row_bytes, table)
@@ -226,10 +234,10 @@ def restore_rows(
         else:
             snapshot.tables[table].check(config)
             if container.collective.world_size == 1:
-                _check_room(container, table, snapshot.num_rows(table))
+                _check_room(container, table, count_rows(snapshot, table))
     except Exception as failure:
         error = failure
-    if "beside" in saved.described:
+    if SIDECAR in saved.described:
         agree(container.collective, f"rows of table {table!r}, nothing was loaded", error)
     elif error is not None:
         raise error
@@ -240,12 +248,12 @@ def restore_rows(
     storage = container.storage(table)
     storage.clear()
     dtype = container.tables[table].numpy_dtype
-    storage.restore(saved.keys, saved.rows.view(dtype), saved.scores)
+    restore(storage, saved.keys, saved.rows.view(dtype), saved.scores)
 
 
 def _check_room(container: StepContainer, table: str, num_rows: int) -> None:
     # Even if it holds but a part of a snapshot: a load is what mends that.
-    storage = container.opened(container.entry(table))
+    storage = container.state.tables.open(container.entry(table))
     if not storage.capabilities.evicts and num_rows > (storage.capacity or num_rows):
         raise CapacityError(
             f"table {table!r}: {num_rows:,} rows were saved, and its storage holds up to "

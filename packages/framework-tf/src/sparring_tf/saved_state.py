@@ -1,4 +1,4 @@
-"""What TensorFlow keeps beside the rows of tables, as arrays: no pickle."""
+"""State that TensorFlow keeps in addition to the rows of tables, as arrays: no pickle."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
+from sparring.adapter import State
 from sparring.errors import InvalidArgumentError
-from sparring.saving.requests import State
 from sparring_tf.anchors import trained_table
 
 __all__ = ["gather_state", "restore_state"]

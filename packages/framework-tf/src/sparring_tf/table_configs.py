@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import sparring
-from sparring import Initializer
-from sparring.admission import AdmissionLike
+from sparring.adapter import StorageLike, TableDeclaration, declared
+from sparring.contracts import AdmissionLike, Initializer
 from sparring.errors import InvalidArgumentError
-from sparring.table_holder import StorageLike, TableDeclaration, declared
 
 __all__ = ["COMBINERS", "FeatureConfig", "TableConfig", "check_combiner", "declaration"]
 
@@ -31,11 +30,11 @@ class TableConfig:
             embedding for each id.
         dtype: of embeddings, as they are stored: float32, float64, float16 or bfloat16. Outputs
             are computed in float32 for 16-bit tables, and so are gradients and optimizer state.
-        admission: which unseen ids earn a row, a `sparring.admission.Admission` or
+        admission: which unseen ids earn a row, a `sparring.contracts.admission.Admission` or
             ``{"kind": name, parameter: value}``; None: all.
         seed: see `name`.
         storage: in place of the collection's.
-        placement: ``sharded``: each row lies on one rank; ``replicated``: every rank keeps all.
+        placement: ``sharded``: each row is on one rank; ``replicated``: every rank keeps all.
     """
 
     name: str
@@ -78,7 +77,7 @@ def check_combiner(combiner: object, table: str) -> None:
 
 
 def declaration(config: TableConfig, storage: StorageLike) -> TableDeclaration:
-    """What a configuration declares.
+    """Table declaration of a configuration.
 
     Args:
         config: of one table.

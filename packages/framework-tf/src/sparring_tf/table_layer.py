@@ -18,72 +18,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from sparring import StepContainer
 from sparring.errors import UnsupportedError
-from sparring.table_holder import TableDeclaration, TableHolder
 from sparring_tf import exchanged_lookup, lookup_ops
 from sparring_tf.anchors import Anchor, TrainedTable
 from sparring_tf.keras_rows import load_rows, save_rows
-from sparring_tf.lookup_numbers import LookupNumber
+from sparring_tf.table_agent import TableAgent
 
-__all__ = ["TableAgent", "TableLayer"]
-
-
-class TableAgent(TableHolder):
-    """The tables of a layer, the container that they live in, and the numbers that ops know them by.
-
-    Args:
-        declarations: the layer's tables.
-        pooled: of each group of features that are pooled in one call: their tables and poolings.
-        container: where they live; None leaves it to the `Optimizer`.
-    """
-
-    def __init__(
-        self,
-        declarations: Sequence[TableDeclaration],
-        pooled: Sequence[Sequence[tuple[str, str]]] = (),
-        container: StepContainer | None = None,
-    ) -> None:
-        self._single = {
-            each.table.name: LookupNumber(self, [(each.table.name, "sum")]) for each in declarations
-        }
-        self._pooled = [LookupNumber(self, features) for features in pooled]
-        self._is_shown = False
-        self.has_optimizer = False
-        """Whether a `sparring_tf.Optimizer` was made for these tables."""
-        self.anchors: dict[str, Any] = {}
-        """Table name → the weight that stands for its rows."""
-        super().__init__(declarations, container)
-
-    def _on_joined(self, declarations: Sequence[TableDeclaration]) -> None:
-        self._is_shown = False
-
-    def is_direct(self, tables: Sequence[str]) -> bool:
-        """Whether ops may read `tables` without asking other ranks.
-
-        Raises:
-            ClosedError: the container, or the storage of a table, was closed.
-        """
-        container = self.container
-        container.check_readable(tables)
-        if not self._is_shown:
-            for each in self.numbers:
-                each.publication.show(container.collection(each.features))
-            self._is_shown = True
-        return container.reads_directly(tables)
-
-    @property
-    def numbers(self) -> list[LookupNumber]:
-        """Of all that ops of this layer look up in."""
-        return [*self._single.values(), *self._pooled]
-
-    def number(self, table: str) -> Any:
-        """By which `lookup_ops.gather` knows a table, as a tensor for here and now."""
-        return self._single[table].tensor()
-
-    def pooled_number(self, group: int) -> Any:
-        """By which `lookup_ops.pool` knows a group of features."""
-        return self._pooled[group].tensor()
+__all__ = ["TableLayer"]
 
 
 class TableLayer(keras.layers.Layer):
@@ -125,21 +66,21 @@ class TableLayer(keras.layers.Layer):
         return {name: self.agent.container.num_rows(name) for name in self.agent.table_names}
 
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """What Keras calls to save a model or its weights: the rows go among these.
+        """Called by Keras to save a model or its weights: the rows go among these.
 
         Raises:
-            UnsupportedError: they lie on several ranks, or are too many and Keras writes to no file
-                that they could lie beside.
+            UnsupportedError: they are on several ranks, or are too many and Keras writes to no file
+                that they could be stored next to.
         """
         for i, table in enumerate(self.agent.table_names):
             save_rows(self.agent.container, table, store, i)
 
     def load_own_variables(self, store: Mapping[str, Any]) -> None:
-        """What Keras calls to load them.
+        """Called by Keras to load them.
 
         Raises:
             DataError: the file has no rows, or damaged ones.
-            SnapshotError: the snapshot beside it is missing, damaged or another one.
+            SnapshotError: the snapshot next to the file is missing, damaged or another one.
             InvalidArgumentError: they do not go with the layer.
             CapacityError: the storage has no room for them.
             UnsupportedError: the layer's rows lie on several ranks.
@@ -149,7 +90,7 @@ class TableLayer(keras.layers.Layer):
 
     @contextmanager
     def _refused_by_all(self, tables: Sequence[str], training: bool | None) -> Iterator[None]:
-        """What the block refuses before a lookup in `tables` all ranks refuse: the others have begun it.
+        """Raises an error of the block on all ranks, before a lookup in `tables` that they have begun.
 
         A graph is made before any lookup begins, so there this rank alone refuses.
         """

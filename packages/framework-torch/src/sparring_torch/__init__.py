@@ -1,6 +1,6 @@
 """The PyTorch adapter of sparring: ids in, embeddings out, torch's own optimizers.
 
-Names are imported when they are asked for: whoever lists plugins imports `sparring_torch.plugin`, and
+Names are imported when they are asked for: listing plugins imports `sparring_torch.plugin`, and
 should not have to wait for torch, nor need it.
 """
 

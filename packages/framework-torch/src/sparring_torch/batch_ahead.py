@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sparring import StepContainer
-from sparring.step import LookupAhead
+from sparring.adapter import Prefetch, StepContainer
 from sparring_torch.batch_paths import Call
 from sparring_torch.shadow_pooling import Plan
 from sparring_torch.train_agent import Ahead, TrainAgent
@@ -24,7 +23,7 @@ class _Planned:
 
 
 class BatchAhead:
-    """Looks all tables of all modules up in one exchange, on a thread beside this one.
+    """Looks all tables of all modules up in one exchange, on a background thread.
 
     Args:
         container: where the tables live.
@@ -49,7 +48,7 @@ class BatchAhead:
         if refusal is not None:
             names = dict.fromkeys(name for call in calls for name in call.module.agent.table_names)
             requests = [(name, np.empty(0, np.int64)) for name in names]
-        self._ahead: LookupAhead = container.look_up_ahead(requests, refusal=refusal)
+        self._ahead: Prefetch = container.prefetch(requests, refusal=refusal)
 
     def give(self) -> None:
         """Hands what was looked up to the modules, for the forward pass that comes now.

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparring import ResourceManager
+from sparring.adapter import ResourceManager
 from sparring.errors import InvalidArgumentError
 
 __all__ = ["Bags", "DirectBatch", "Ids", "with_gradient"]
@@ -79,7 +79,7 @@ class DirectBatch:
     def hold(self, gradients: Sequence[Tensor]) -> None:
         """Hands the gradients of the outputs to the step."""
         kept = [gradient.contiguous() for gradient in gradients]
-        # They are not copied, so nobody may write to them before the step.
+        # They are not copied, so they must not be written to before the step.
         versions = [gradient._version for gradient in kept]
 
         def check() -> None:

@@ -62,7 +62,7 @@ class CallsSeen:
 
 @contextmanager
 def recorded_calls(model: nn.Module, batch: Any) -> Iterator[CallsSeen]:
-    """What the block calls modules with tables with, in its order."""
+    """Arguments of the block's calls to modules with tables, in its order."""
     seen = CallsSeen()
 
     def record(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:

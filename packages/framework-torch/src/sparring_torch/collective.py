@@ -1,8 +1,8 @@
 """Ranks of a ``torch.distributed`` group.
 
-Messages go over a gloo group of our own, beside whatever groups the program has, so that no tag and
+Messages go over a gloo group of our own, apart from all groups of the program, so that no tag and
 no time-out meets another's; those of tensors on GPUs by NCCL (`sparring_torch.device_collective`).
-Where nobody has initialised ``torch.distributed``, this does.
+Where ``torch.distributed`` is not initialised, this does it.
 
 gloo has no mercy on a message that is larger than its buffer: it ends the process. And of a smaller
 one it does not tell. So the size goes into the tag: messages of another size do not meet.
@@ -20,10 +20,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from sparring.collective import Collective, Work
-from sparring.collective.contract import Array
+from sparring.adapter import Failure
+from sparring.contracts import Array, Collective, Membership, Work
 from sparring.errors import DeadlineError, InvalidArgumentError, UnsupportedError
-from sparring.rendezvous import Membership
 from sparring_torch.device_collective import with_devices
 from sparring_torch.distributed_options import TorchCollectiveOptions
 from sparring_torch.group_watch import GroupWatch
@@ -39,7 +38,7 @@ _SIZE_BITS = 10
 def join_torch(
     membership: Membership, options: TorchCollectiveOptions, deadline_seconds: float
 ) -> Collective:
-    """Joins all ranks of the default group, and initialises it if nobody has. All ranks call it.
+    """Joins all ranks of the default group, and initialises it if need be. All ranks call it.
 
     Raises:
         DeadlineError: not all ranks came.
@@ -100,7 +99,7 @@ class TorchCollective(Collective):
     """One rank of a gloo group.
 
     Args:
-        group: used by nobody else; None is a world of one.
+        group: used by nothing else; None is a world of one.
         deadline_seconds: the longest that any wait may take.
         owns_default: whether `close` destroys all groups of ``torch.distributed``, or only `group`.
     """
@@ -139,6 +138,9 @@ class TorchCollective(Collective):
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(None if self._owns_default else self._group)
         self._group = None
+
+    def _give_up_impl(self, culprit: int) -> None:
+        self._watch.fail(Failure.own(culprit))
 
     def _send_impl(self, buffer: Array, destination: int, tag: int) -> Work:
         return self._start(True, buffer, destination, tag)

@@ -14,11 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sparring.collective import Collective, Work
-from sparring.collective.nccl import NcclCollective
-from sparring.collective.nccl_library import open_cuda, open_nccl, why_nccl_is_unavailable
+from sparring.adapter import NcclCollective, open_cuda, open_nccl, why_nccl_is_unavailable
+from sparring.contracts import Collective, Membership, Work
 from sparring.errors import InvalidArgumentError
-from sparring.rendezvous import Membership
 
 __all__ = ["TorchDeviceCollective", "with_devices"]
 
@@ -52,7 +50,8 @@ def with_devices(host: Collective, membership: Membership, process_group: str) -
 class TorchDeviceCollective(NcclCollective):
     """One rank of a gloo group and of an NCCL communicator.
 
-    Without `stream`, messages of tensors go after what torch's current stream has: nobody waits.
+    Without `stream`, messages of tensors go after the work on torch's current stream; no thread
+    waits.
     """
 
     def send(

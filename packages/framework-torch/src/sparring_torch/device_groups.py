@@ -1,4 +1,4 @@
-"""What is looked up in tables on a device, as tensors that lie there.
+"""Groups of bags to look up in tables on a device, as tensors on that device.
 
     features of a batch ──► groups: bags of one table with one pooling, one behind the other
 

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sparring.adapter import make_plugin_manager
+from sparring.contracts import ArraySource, KernelSet
 from sparring.errors import InvalidArgumentError
-from sparring.kernel_set import ArraySource, KernelSet
-from sparring.plugins import make_plugin_manager
 from sparring_torch.device_memory import memory_checked, release_unused_memory
 from sparring_torch.device_streams import Produced
 
@@ -24,7 +24,7 @@ __all__ = ["current_gpu", "kernel_set_for", "storage_device", "tensor_device"]
 
 
 def storage_device(device: torch.device | str | None) -> str:
-    """What storages call a device: ``cpu``, ``cuda``, ``cuda:1``, ``emulated``.
+    """Name of a device as storages have it: ``cpu``, ``cuda``, ``cuda:1``, ``emulated``.
 
     ``cuda`` without a number is the GPU of this rank, or, in a world of one rank, torch's current
     one; which that is is settled when the table is declared.
@@ -63,7 +63,7 @@ def kernel_set_for(device: str) -> KernelSet:
     """The kernels of a device, on torch's tensors and current stream.
 
     Raises:
-        PluginError: nobody offers kernels for it; the message says what to install.
+        PluginError: no plugin offers kernels for it; the message says what to install.
         DeviceError: it cannot be used here.
     """
     kind = device.partition(":")[0]
@@ -76,7 +76,7 @@ def kernel_set_for(device: str) -> KernelSet:
         return math.prod(shape) * int(getattr(torch, dtype).itemsize)
 
     def from_host(array: npt.NDArray[Any]) -> Tensor:
-        # From pageable memory: it has been read when the call returns, and nobody waits.
+        # From pageable memory: it has been read when the call returns, without a synchronization.
         return torch.from_numpy(np.ascontiguousarray(array)).to(where, non_blocking=True)
 
     def concatenate(parts: Sequence[Tensor]) -> Tensor:

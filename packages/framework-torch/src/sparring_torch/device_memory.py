@@ -59,7 +59,7 @@ def memory_errors(device: torch.device) -> Iterator[None]:
 
 
 def release_unused_memory(device: torch.device) -> bool:
-    """Gives back to the device what torch keeps there and nobody uses.
+    """Gives back to the device the unused memory that torch keeps there.
 
     Returns:
         Whether there was any.
@@ -89,13 +89,13 @@ def _memory_error(
 
 
 def _asked_bytes(error: torch.OutOfMemoryError) -> int:
-    """What torch's message says; 0 where it says nothing."""
+    """Bytes that torch's message says were requested; 0 where it says nothing."""
     found = _ASKED.search(str(error))
     return 0 if found is None else round(float(found[1]) * _UNITS[found[2]])
 
 
 def _free_bytes(device: torch.device) -> int:
-    """What the device has, and what torch keeps of it for the next tensor."""
+    """Free memory of the device, and memory that torch keeps for the next tensor."""
     if device.type != "cuda":
         return 0
     return int(torch.cuda.mem_get_info(device)[0]) + max(0, _kept_bytes(device))

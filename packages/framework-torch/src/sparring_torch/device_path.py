@@ -23,13 +23,18 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparring import ResourceManager, StepContainer
-from sparring.device_gradients import BagGradients, DeviceGradients
-from sparring.device_lookups import DeviceLookup, looked_up_on_device, told_on_device
-from sparring.device_ways import pulls_on_device
+from sparring.adapter import (
+    BagGradients,
+    DeviceGradients,
+    DeviceLookup,
+    ResourceManager,
+    StepContainer,
+    looked_up_on_device,
+    pulls_on_device,
+    told_on_device,
+)
+from sparring.contracts import Dedup, KernelSet
 from sparring.errors import InvalidArgumentError
-from sparring.kernel_set import KernelSet
-from sparring.kernels import Dedup
 from sparring_torch.device_groups import DeviceGroup, each_alone
 from sparring_torch.device_kernels import kernel_set_for, tensor_device
 from sparring_torch.device_memory import memory_errors
@@ -51,7 +56,7 @@ class DevicePath:
         self.kernels = kernel_set_for(device)
 
     def check_place(self, tables: Sequence[str], what: str, given: Tensor) -> None:
-        """Refuses what lies on another device than the tables.
+        """Refuses a tensor on another device than the tables.
 
         Raises:
             InvalidArgumentError: naming both devices.
@@ -60,7 +65,7 @@ class DevicePath:
             return
         names = ", ".join(map(repr, tables[:3])) + (", …" if len(tables) > 3 else "")
         raise InvalidArgumentError(
-            f"table {names} lies on {self.name}, and the {what} on {given.device}; move them "
+            f"table {names} is on {self.name}, and the {what} on {given.device}; move them "
             f"there: .to({str(self.device)!r})",
             table=tables[0],
             device=str(given.device),
@@ -70,7 +75,7 @@ class DevicePath:
     def refusing(
         self, container: StepContainer, tables: Sequence[str], *, is_training: bool
     ) -> Iterator[None]:
-        """What the block refuses before a lookup, all ranks refuse; want of memory is said there.
+        """Raises on all ranks an error of the block, which precedes a lookup; want of memory too.
 
         Args:
             container: where the tables live.
@@ -84,10 +89,14 @@ class DevicePath:
             if container.reads_directly(tables):
                 raise
             is_registered = is_training and torch.is_grad_enabled()
-            if pulls_on_device(container, tables):
+            if pulls_on_device(container.state, tables):
                 requests = [(table, None) for table in tables]
                 looked_up_on_device(
-                    container, self.kernels, requests, is_training=is_registered, refusal=error
+                    container.state,
+                    self.kernels,
+                    requests,
+                    is_training=is_registered,
+                    refusal=error,
                 )
             else:
                 nothing = [(table, np.empty(0, np.int64)) for table in tables]
@@ -110,7 +119,7 @@ class DevicePath:
             for group in groups:
                 self._prepare(container, group)
         sources = self._sources(container, groups, is_registered)
-        with told_on_device(container, self.kernels, tables):
+        with told_on_device(container.state, self.kernels, tables):
             if not is_registered:
                 return [source.pooled(group) for source, group in zip(sources, groups, strict=True)]
             batch = _Batch(self, container, groups, sources)
@@ -128,7 +137,9 @@ class DevicePath:
             container.check_readable(tables)
             return [_Stored(self, container, group.table) for group in groups]
         requests = [(group.table, group.ids) for group in groups]
-        lookups = looked_up_on_device(container, self.kernels, requests, is_training=is_registered)
+        lookups = looked_up_on_device(
+            container.state, self.kernels, requests, is_training=is_registered
+        )
         return [_Pulled(self.kernels, each) for each in lookups]
 
     def _prepare(self, container: StepContainer, group: DeviceGroup) -> None:
@@ -147,7 +158,7 @@ class _Stored:
         self._kernels = path.kernels
         self._entry = container.entry(table)
         self.found: Dedup | None = None
-        """The ids deduplicated; None: nobody did."""
+        """The ids deduplicated; None: not yet deduplicated."""
 
     def pooled(self, group: DeviceGroup) -> Tensor:
         """One embedding for each bag: ``(bags, dim)``."""

@@ -11,7 +11,7 @@ __all__ = ["Produced"]
 
 
 class Produced:
-    """Tensors that the current stream is making, for whoever uses them later.
+    """Tensors that the current stream is making, for a later use.
 
     A step may run on another stream than the backward pass that made its gradients. It then has to
     wait for that pass, on the GPU; and torch must not hand the memory out again before the step has
@@ -35,7 +35,7 @@ class Produced:
             self._event.record(self._stream)
 
     def take(self) -> None:
-        """What comes on the current stream from now on may use the tensors."""
+        """Later work on the current stream may use the tensors."""
         if self._event is None:
             return
         stream = torch.cuda.current_stream(self._device)

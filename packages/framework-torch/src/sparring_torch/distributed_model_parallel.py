@@ -14,11 +14,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sparring import StepContainer
+from sparring.adapter import (
+    AUTO,
+    ExchangeOptions,
+    PluginManager,
+    StepContainer,
+    join_job,
+    make_plugin_manager,
+)
 from sparring.errors import InvalidArgumentError
-from sparring.exchange import ExchangeOptions
-from sparring.joining import AUTO, join_job
-from sparring.plugins import PluginManager, make_plugin_manager
 from sparring_torch.rank_averaging import RankAveraging, broadcast
 from sparring_torch.train_agent import agents_of
 
@@ -66,7 +70,7 @@ class DistributedModelParallel(nn.Module):
     Raises:
         InvalidArgumentError: no tables in `module`; its tables live in another container; or the
             ranks of `torch.distributed` are others than those of the launcher.
-        PluginError: a backend that nobody offers, or that cannot run here.
+        PluginError: a backend that no plugin offers, or that cannot run here.
         DeadlineError: not all ranks came.
     """
 
@@ -105,9 +109,9 @@ class DistributedModelParallel(nn.Module):
                 module, find_unused_parameters=find_unused_parameters
             )
             return
-        self.container.join_ahead()
+        self.container.quiesce()
         broadcast(module, collective)
-        self._averaging = RankAveraging(module, collective, self.container.join_ahead)
+        self._averaging = RankAveraging(module, collective, self.container.quiesce)
 
     @property
     def module(self) -> nn.Module:
@@ -119,7 +123,7 @@ class DistributedModelParallel(nn.Module):
         return wrapped
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        """What the model returns."""
+        """Output of the model."""
         return self._wrapped(*arguments, **named)
 
     def close(self) -> None:

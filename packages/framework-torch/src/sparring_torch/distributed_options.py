@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from sparring.descriptors import Options
+from sparring.contracts import Options
 
 __all__ = ["TorchCollectiveOptions", "TorchRendezvousOptions"]
 

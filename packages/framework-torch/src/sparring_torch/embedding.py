@@ -7,21 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparring import Initializer, StepContainer
-from sparring.admission import AdmissionLike
+from sparring.adapter import StepContainer, StorageLike
+from sparring.contracts import AdmissionLike, Initializer
 from sparring_torch.batch_lookup import Ids
 from sparring_torch.device_groups import DeviceGroup, each_alone
 from sparring_torch.device_memory import memory_errors
 from sparring_torch.device_path import DevicePath
 from sparring_torch.ids import ids_in_place, whole_ids
-from sparring_torch.table_configs import (
-    EmbeddingConfig,
-    StorageLike,
-    declaration,
-    storage_on,
-)
+from sparring_torch.table_configs import EmbeddingConfig, declaration, storage_on
 from sparring_torch.table_names import free_table_name
-from sparring_torch.train_agent import TableModule, TrainAgent
+from sparring_torch.train_agent import TableModule, TrainAgent, untraced
 
 __all__ = ["Embedding"]
 
@@ -85,6 +80,7 @@ class Embedding(TableModule):
         declared = [declaration(config, storage_on(device, storage))]
         self.agent = TrainAgent(declared, [(self.name, "sum")], container)
 
+    @untraced
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch.nn calls it so
         """Embeddings ``(*, embedding_dim)`` of ids ``(*)``, on the device of the ids.
 
@@ -121,11 +117,11 @@ class Embedding(TableModule):
         return embeddings.view(*values.shape, self.embedding_dim)
 
     def wanted(self, input: Tensor) -> Ids:  # noqa: A002 - as in `forward`
-        """What `forward` looks up."""
+        """Ids that `forward` looks up."""
         return self._kept(input)[0]
 
     def _kept(self, values: Tensor) -> tuple[Ids, Tensor | None]:
-        """What is looked up, and where in `values` it is if not everywhere."""
+        """Ids to look up, and their places in `values` if some are left out."""
         ids = whole_ids(values, f"table {self.name!r}").reshape(-1)
         kept = None
         if self.padding_idx is not None:

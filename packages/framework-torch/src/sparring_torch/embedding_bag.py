@@ -8,17 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparring import Initializer, StepContainer
-from sparring.admission import AdmissionLike
+from sparring.adapter import StepContainer, StorageLike
+from sparring.contracts import AdmissionLike, Initializer
 from sparring.errors import InvalidArgumentError
 from sparring_torch.batch_lookup import Bags
 from sparring_torch.device_groups import DeviceGroup
 from sparring_torch.device_memory import memory_errors
 from sparring_torch.ids import ids_in_place, whole_ids
 from sparring_torch.jaggedness import offsets_to_lengths
-from sparring_torch.table_configs import EmbeddingConfig, StorageLike, declaration, storage_on
+from sparring_torch.table_configs import EmbeddingConfig, declaration, storage_on
 from sparring_torch.table_names import free_table_name
-from sparring_torch.train_agent import TableModule, TrainAgent
+from sparring_torch.train_agent import TableModule, TrainAgent, untraced
 
 __all__ = ["EmbeddingBag"]
 
@@ -93,6 +93,7 @@ class EmbeddingBag(TableModule):
         declared = [declaration(config, storage_on(device, storage))]
         self.agent = TrainAgent(declared, [(self.name, mode)], container)
 
+    @untraced
     def forward(
         self,
         input: Tensor,  # noqa: A002 - torch.nn calls it so
@@ -125,7 +126,7 @@ class EmbeddingBag(TableModule):
         return pooled if input.device.type == "cpu" else pooled.to(input.device)
 
     def _group(self, values: Tensor, offsets: Tensor | None, weights: Tensor | None) -> DeviceGroup:
-        """What `forward` looks up, on the device."""
+        """Bags that `forward` looks up, on the device."""
         self._check_weights(values, weights)
         ids = ids_in_place(values, f"table {self.name!r}").reshape(-1)
         ends = self._ends_on_device(values, offsets)
@@ -146,7 +147,7 @@ class EmbeddingBag(TableModule):
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
     ) -> Bags:
-        """What `forward` looks up."""
+        """Bags that `forward` looks up."""
         self._check_weights(input, per_sample_weights)
         ids = whole_ids(input, f"table {self.name!r}").reshape(-1)
         lengths = self._lengths(input, offsets)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sparring import StepContainer
+from sparring.adapter import StepContainer, StorageLike
 from sparring.errors import InvalidArgumentError
 from sparring_torch.batch_lookup import Bags
 from sparring_torch.device_groups import bag_groups, parts_of_features
@@ -17,13 +17,12 @@ from sparring_torch.keyed_tensor import KeyedTensor
 from sparring_torch.table_configs import (
     EmbeddingBagConfig,
     PoolingType,
-    StorageLike,
     declaration,
     feature_outputs,
     storage_on,
     table_features,
 )
-from sparring_torch.train_agent import TableModule, TrainAgent
+from sparring_torch.train_agent import TableModule, TrainAgent, untraced
 
 __all__ = ["EmbeddingBagCollection"]
 
@@ -89,6 +88,7 @@ class EmbeddingBagCollection(TableModule):
     def is_weighted(self) -> bool:
         return self._is_weighted
 
+    @untraced
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pooled embeddings ``(stride, sum of dims)``, on the device of the ids.
 
@@ -119,7 +119,7 @@ class EmbeddingBagCollection(TableModule):
         return KeyedTensor._trusted(self._names, self._dims, values)
 
     def wanted(self, features: KeyedJaggedTensor) -> Bags:
-        """What `forward` looks up."""
+        """Bags that `forward` looks up."""
         return self._router.route(features, is_weighted=self._is_weighted)
 
     def extra_repr(self) -> str:

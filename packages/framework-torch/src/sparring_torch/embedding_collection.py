@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sparring import StepContainer
+from sparring.adapter import StepContainer, StorageLike
 from sparring_torch.batch_lookup import Bags, Ids
 from sparring_torch.device_groups import id_groups, parts_of_features
 from sparring_torch.device_memory import memory_errors
@@ -16,13 +16,12 @@ from sparring_torch.jagged_tensor import JaggedTensor
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.table_configs import (
     EmbeddingConfig,
-    StorageLike,
     declaration,
     feature_outputs,
     storage_on,
     table_features,
 )
-from sparring_torch.train_agent import TableModule, TrainAgent
+from sparring_torch.train_agent import TableModule, TrainAgent, untraced
 
 __all__ = ["EmbeddingCollection"]
 
@@ -79,6 +78,7 @@ class EmbeddingCollection(TableModule):
         """The names of the outputs, table by table."""
         return self._outputs
 
+    @untraced
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Feature → embeddings ``(ids of the feature, dim)``, on the device of the ids.
 
@@ -122,7 +122,7 @@ class EmbeddingCollection(TableModule):
         }
 
     def wanted(self, features: KeyedJaggedTensor) -> Ids:
-        """What `forward` looks up."""
+        """Ids that `forward` looks up."""
         return _ids_of(self._router.route(features, is_weighted=False), len(features.keys()))
 
     def extra_repr(self) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from sparring.adapter import suggestion
 from sparring.errors import InvalidArgumentError
-from sparring.names import suggestion
 from sparring_torch.batch_lookup import Bags
 from sparring_torch.ids import ids_from
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor

@@ -4,12 +4,12 @@ gloo's waits have drawbacks for us. A wait that times out closes all connections
 the other ranks it looks dead; and nothing but that ends a wait early. So no wait of ours times out
 inside gloo. Instead:
 
-    one thread for each peer   waits for the peer's words (`sparring.collective.words`), answers its
+    one thread for each peer   waits for the peer's words (`sparring.collective.inbox`), answers its
                                questions, and so learns at once when the peer leaves, reports a
                                failure, or its connection closes
     one timekeeper             looks now and then whether the main thread has waited too long
 
-Whoever of them finds that the main thread waits in vain first tells the other ranks who failed,
+The one that finds that the main thread waits in vain first tells the other ranks who failed,
 and then ends the wait by letting a receive of its own time out.
 """
 
@@ -25,8 +25,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from sparring.collective.words import (
-    NOBODY,
+from sparring.adapter import (
+    NO_RANK,
     WORD_TAG,
     Failure,
     Inquiry,
@@ -59,7 +59,7 @@ PostMessage = Callable[[torch.Tensor, int, int], dist.Work]
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """What the main thread is blocked in."""
+    """The call in which the main thread is blocked."""
 
     peer: int
     limit: float
@@ -90,10 +90,11 @@ class GroupWatch:
         self._send, self._receive = send, receive
         self._lock = threading.Lock()
         self._waiting: _Waiting | None = None
-        self._looked = (NOBODY, 0.0)
+        self._looked = (NO_RANK, 0.0)
         self._failure: Failure | None = None
         self._is_closed = False
-        self._left: dict[int, float] = {}
+        # rank -> when it said that it takes part in nothing more, and why
+        self._gone: dict[int, tuple[float, Failure]] = {}
         self._lost: dict[int, float] = {}
         self._threads: list[threading.Thread] = []
         self._inquiry = Inquiry(rank, deadline_seconds)
@@ -121,11 +122,11 @@ class GroupWatch:
         now = time.monotonic()
         self._looked = (peer, now)
         with self._lock:
-            left = self._left.get(peer)
+            gone_at, reason = self._gone.get(peer, (now, None))
             is_due = self._failure is None and self._inquiry.is_due(limit, now)
         if self._failure is None:
-            if left is not None and now > left + _GRACE_SECONDS:
-                self.fail(Failure.left(peer))
+            if reason is not None and now > gone_at + _GRACE_SECONDS:
+                self.fail(reason)
             elif now >= limit:
                 asked = self._others()
                 with self._lock:
@@ -136,7 +137,7 @@ class GroupWatch:
         return self._failure
 
     def explain(self, peer: int, error: Exception) -> Failure:
-        """Who failed first, after gloo raised `error` in a wait for `peer`."""
+        """The rank that failed first, after gloo raised `error` in a wait for `peer`."""
         limit = time.monotonic() + _GRACE_SECONDS
         while self._failure is None and time.monotonic() < limit:
             time.sleep(0.005)
@@ -147,8 +148,8 @@ class GroupWatch:
 
     def _connection_failure(self, peer: int, error: Exception) -> Failure:
         with self._lock:
-            if peer in self._left:
-                return Failure.left(peer)
+            if peer in self._gone:
+                return self._gone[peer][1]
             first = min(self._lost, key=lambda each: self._lost[each], default=peer)
         reason = str(error).partition("\n")[0].partition(". This is typically")[0]
         return Failure(first, f"its connection failed ({reason})")
@@ -201,11 +202,11 @@ class GroupWatch:
             with self._lock:
                 self._lost.setdefault(peer, time.monotonic())
             return
+        failure = Failure.told(peer, word, self._rank)
         with self._lock:
-            self._left[peer] = time.monotonic()
-        # A rank that others take for dead knows better.
-        if word.kind is WordKind.FAILED and word.rank != self._rank:
-            self.fail(Failure.reported(peer, word))
+            self._gone[peer] = time.monotonic(), failure
+        if not failure.has_left:
+            self.fail(failure)
             self._end_wait_early()
 
     def _converse(self, peer: int, word: Word) -> None:
@@ -220,7 +221,7 @@ class GroupWatch:
         if waiting is not None:
             return waiting.peer
         # Who asks again and again whether a message is there waits too.
-        return looked_at if time.monotonic() - at < _RECENT_SECONDS else NOBODY
+        return looked_at if time.monotonic() - at < _RECENT_SECONDS else NO_RANK
 
     def _keep_time(self) -> None:
         tick = min(self._deadline_seconds / 50, 0.05)
@@ -250,7 +251,9 @@ class GroupWatch:
     def _others(self) -> list[int]:
         """The ranks that may still listen."""
         with self._lock:
-            return [peer for peer in self._peers if peer not in self._left | self._lost]
+            return [
+                peer for peer in self._peers if peer not in self._gone.keys() | self._lost.keys()
+            ]
 
     def _say(self, word: Word, peers: list[int]) -> None:
         message = torch.from_numpy(word.encoded())

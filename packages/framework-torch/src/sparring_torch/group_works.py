@@ -10,9 +10,8 @@ from collections import deque
 import torch
 import torch.distributed as dist
 
-from sparring.collective import Work
-from sparring.collective.contract import Collective, WorkContext
-from sparring.collective.words import Failure
+from sparring.adapter import Failure
+from sparring.contracts import Collective, Work, WorkContext
 from sparring.errors import PeerFailure
 from sparring_torch.group_watch import FOREVER, GroupWatch
 
@@ -30,7 +29,7 @@ class Channel:
     """
 
     def __init__(self) -> None:
-        # Works that nobody waited for yet; they keep their buffers alive.
+        # Works that no one waited for yet; they keep their buffers alive.
         self.pending: deque[GroupWork] = deque()
         self._queue: queue.SimpleQueue[GroupWork | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -127,7 +126,7 @@ class GroupWork(Work):
             raise self._error
 
     def wait_on_thread(self) -> None:
-        """What the channel's thread does."""
+        """Body of the channel's thread."""
         try:
             self._under_way.wait(FOREVER)
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""What jagged tensors are made of: values, weights, and where each bag begins."""
+"""Parts of jagged tensors: values, weights, and where each bag begins."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparring.adapter import suggestion
 from sparring.errors import InvalidArgumentError
-from sparring.names import suggestion
 from sparring_torch.jagged_parts import JaggedParts
 from sparring_torch.jagged_tensor import JaggedTensor, check_weights
 from sparring_torch.jaggedness import Counts, lengths_of, values_from

@@ -8,8 +8,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from sparring.adapter import suggestion
 from sparring.errors import InvalidArgumentError
-from sparring.names import suggestion
 
 __all__ = ["KeyedTensor"]
 

@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparring import StepContainer, Storage
-from sparring.table_state import give_states, method_state
-from sparring.updates import HyperParameters, MethodChoice, UpdateMethod
-from sparring.updates.resolving import hyper_from, hypers_by_table
+from sparring.adapter import StepContainer, give_states, hyper_from, hypers_by_table, method_state
+from sparring.contracts import HyperParameters, MethodChoice, Storage, UpdateMethod
 
 __all__ = ["MethodRoute"]
 
@@ -19,7 +17,7 @@ __all__ = ["MethodRoute"]
 class MethodRoute:
     """How `Optimizer` updates tables by an update method.
 
-    Each table has a param_group of its own, whose ``table`` is its name: schedulers, and whoever
+    Each table has a param_group of its own, whose ``table`` is its name: schedulers, and code that
     writes to a group, change the hyper-parameters of later steps.
 
     Args:
@@ -55,7 +53,7 @@ class MethodRoute:
             name: method_state(method, hyper, container.tables[name])
             for name, hyper in hypers.items()
         }
-        give_states(container, states, given, f"update method {method.name!r}")
+        give_states(container.state, states, given, f"update method {method.name!r}")
         for name, parameter in zip(tables, self.parameters, strict=True):
             group = {"params": [parameter], "table": name, **hypers[name].model_dump()}
             self.param_groups.append(group)
@@ -72,7 +70,7 @@ class MethodRoute:
             self._steps[name] += 1
 
     def _hyper(self, group: dict[str, Any]) -> HyperParameters:
-        """What a group says now, checked again only where it changed."""
+        """Current values of a group, checked again only where it changed."""
         values = tuple(map(group.get, self.defaults))
         name = group["table"]
         known = self._checked.get(name)

@@ -8,13 +8,19 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from sparring import StepContainer, TableConfig
-from sparring.model_shapes import check_factors, dot_product_dim, dot_product_pairs
-from sparring.table_holder import shared_settings
+from sparring.adapter import (
+    StepContainer,
+    StorageLike,
+    check_factors,
+    dot_product_dim,
+    dot_product_pairs,
+    shared_settings,
+)
+from sparring.contracts import TableConfig
 from sparring_torch.embedding import Embedding
 from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
-from sparring_torch.table_configs import EmbeddingBagConfig, StorageLike
+from sparring_torch.table_configs import EmbeddingBagConfig
 
 __all__ = ["Dlrm", "MatrixFactorization"]
 

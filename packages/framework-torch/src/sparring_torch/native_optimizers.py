@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sparring.updates.by_name import native_class, optimizer_classes
+from sparring.adapter import native_class, optimizer_classes
 
 __all__ = ["native_optimizer"]
 

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparring import StepContainer, Storage
-from sparring.declared_table import storage_device
+from sparring.adapter import StepContainer, TableState, TableUpdate, give_states, storage_device
+from sparring.contracts import Storage
 from sparring.errors import InvalidArgumentError
-from sparring.step import TableUpdate
-from sparring.table_state import TableState, give_states
 from sparring_torch.block_stepping import BLOCK_BYTES, step_in_blocks
 from sparring_torch.device_kernels import tensor_device
 from sparring_torch.device_memory import memory_errors
@@ -75,7 +73,7 @@ class NativeRoute:
             shadow.load(update.rows, update.gradients)
             loaded.append(shadow)
         try:
-            # What the optimizer makes on the way lies where the rows lie.
+            # Tensors that the optimizer makes on the way are made on the device of the rows.
             on_device = [each.parameter.device for each in loaded if each.is_on_device]
             with memory_errors(on_device[0] if on_device else torch.device("cpu")):
                 step_in_blocks(
@@ -93,7 +91,7 @@ class NativeRoute:
         return [{**group, "params": list(self._shadows)} for group in self.param_groups]
 
     def scalars(self) -> dict[str, dict[str, Any]]:
-        """What is kept for each table as a whole."""
+        """State that is kept for each table as a whole."""
         return {name: shadow.scalars() for name, shadow in self._shadows.items()}
 
     def set_scalars(self, scalars: Mapping[str, Mapping[str, Any]]) -> None:
@@ -123,7 +121,7 @@ def _make_shadows(
         initial = np.array(layouts[kind].initial_row(table.dim), table.computing_dtype)
         states[name] = TableState(native.__name__, initial)
         shadows[name] = ShadowParameter(table.dim, dtype, layouts[kind], device)
-    give_states(container, states, given, native.__name__)
+    give_states(container.state, states, given, native.__name__)
     return shadows
 
 

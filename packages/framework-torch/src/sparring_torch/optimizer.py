@@ -8,10 +8,15 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import nn
 
+from sparring.adapter import (
+    given_storages,
+    joined_container,
+    non_finite_policy,
+    resolve_method,
+    suggestion,
+)
+from sparring.contracts import UpdateMethod
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring.names import suggestion
-from sparring.table_holder import given_storages, joined_container, non_finite_policy
-from sparring.updates import UpdateMethod, resolve_method
 from sparring_torch.method_route import MethodRoute
 from sparring_torch.native_route import NativeRoute
 from sparring_torch.train_agent import agents_of
@@ -29,7 +34,7 @@ _Loss = TypeVar("_Loss")
 class Optimizer(torch.optim.Optimizer):
     """Updates the rows of tables with an optimizer of torch, or with an update method.
 
-    Use it as any optimizer of torch, beside one for the ordinary parameters::
+    Use it as any optimizer of torch, together with one for the ordinary parameters::
 
         sparse = sparring_torch.Optimizer(model, torch.optim.Adagrad, lr=0.05)
         dense = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -88,7 +93,7 @@ class Optimizer(torch.optim.Optimizer):
         agents = agents_of(modules)
         self.container = joined_container(agents)
         if non_finite_gradients is not None:
-            self.container.non_finite = non_finite_policy(non_finite_gradients)
+            self.container.non_finite_gradients = non_finite_policy(non_finite_gradients)
         self._names = list(dict.fromkeys(name for agent in agents for name in agent.table_names))
         given = given_storages(agents)
         self._route: NativeRoute | MethodRoute
@@ -123,7 +128,7 @@ class Optimizer(torch.optim.Optimizer):
         """Applies the gradients since the last step to the rows of all tables.
 
         Args:
-            closure: computes the loss anew, with gradients, and returns it.
+            closure: computes the loss again, with gradients, and returns it.
 
         Raises:
             NonFiniteGradientError: a gradient holds NaN or infinity, and the policy is to raise.
@@ -165,7 +170,7 @@ class Optimizer(torch.optim.Optimizer):
         """Hyper-parameters, and the optimizer's scalars of each table: not the rows.
 
         Embeddings and the optimizer state of each row live in the storages, where snapshots save
-        them; the entry ``rows_are_in`` says so to whoever opens a file.
+        them; the entry ``rows_are_in`` says so to a reader of the file.
 
         Returns:
             ``native``: the optimizer's name; ``param_groups``: as torch has them, with table

@@ -21,13 +21,13 @@ class Piece:
     inputs: Any
     """As the task's loss wants them."""
     share: float
-    """What its loss is multiplied by."""
+    """Factor of its loss."""
     num_samples: int
     """Of the micro-batch, over all ranks."""
 
 
 class Stepping(Protocol):
-    """What makes a run's steps."""
+    """Maker of a run's steps."""
 
     def loss(self, piece: Piece) -> Tensor: ...
 
@@ -37,7 +37,7 @@ class Stepping(Protocol):
 
 
 class _PieceLoss(nn.Module):
-    """What the pipeline calls with a piece."""
+    """Module that the pipeline calls with a piece."""
 
     def __init__(self, stepping: Stepping, model: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What sparring-torch offers to sparring. Importing this imports no torch."""
+"""Plugin of sparring-torch. Importing it imports no torch."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparring.descriptors import (
+from sparring.contracts import (
     API_VERSION,
     CollectiveDescriptor,
     FrameworkDescriptor,
     RendezvousDescriptor,
+    hookimpl,
 )
-from sparring.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from sparring.collective import Collective
-    from sparring.config import RunConfig
-    from sparring.plugins import PluginManager
-    from sparring.rendezvous import Membership, Rendezvous
-    from sparring.training import Progress, TrainResult
+    from sparring.contracts import Collective, Membership, Rendezvous
 
 
 @hookimpl
@@ -28,9 +24,9 @@ def sparring_register_framework() -> Sequence[FrameworkDescriptor]:
         FrameworkDescriptor(
             name="torch",
             api_version=API_VERSION,
-            summary="PyTorch: trains DLRM and matrix factorisation with torch's own optimizers.",
+            summary="PyTorch: modules under TorchRec's names, torch's own optimizers.",
             unavailable=_why_unavailable,
-            train=_train,
+            module="sparring_torch",
         )
     ]
 
@@ -83,9 +79,3 @@ def _meet(options: Any) -> Rendezvous:
     from sparring_torch.rendezvous import TorchRendezvous
 
     return TorchRendezvous(options)
-
-
-def _train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) -> TrainResult:
-    from sparring_torch.training import train
-
-    return train(config, plugin_manager, progress)

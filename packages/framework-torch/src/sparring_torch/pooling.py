@@ -14,7 +14,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparring import _native
+from sparring.adapter import gather as native_gather
+from sparring.adapter import pool as native_pool
+from sparring.adapter import pool_backward as native_pool_backward
+from sparring.adapter import pool_weight_gradient as native_pool_weight_gradient
+from sparring.adapter import segment_sum as native_segment_sum
 
 __all__ = ["gather", "pool"]
 
@@ -47,13 +51,13 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shadow: Tensor, inverse: Index) -> Tensor:
         ctx.inverse, ctx.num_rows = inverse, shadow.shape[0]
-        return torch.from_numpy(_native.gather(shadow.detach().numpy(), inverse))
+        return torch.from_numpy(native_gather(shadow.detach().numpy(), inverse))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         rows = gradient.contiguous().numpy()
-        return torch.from_numpy(_native.segment_sum(rows, ctx.inverse, ctx.num_rows)), None
+        return torch.from_numpy(native_segment_sum(rows, ctx.inverse, ctx.num_rows)), None
 
 
 class _Pool(torch.autograd.Function):
@@ -70,13 +74,13 @@ class _Pool(torch.autograd.Function):
         ctx.num_rows = shadow.shape[0]
         if weights is None:
             ctx.weights = None
-            out = _native.pool(shadow.detach().numpy(), inverse, offsets, mode)
+            out = native_pool(shadow.detach().numpy(), inverse, offsets, mode)
         else:
             ctx.weights = weights.detach().contiguous()
             # Only the gradient of the weights needs the rows again.
             if ctx.needs_input_grad[1]:
                 ctx.save_for_backward(shadow)
-            out = _native.pool(shadow.detach().numpy(), inverse, offsets, mode, ctx.weights.numpy())
+            out = native_pool(shadow.detach().numpy(), inverse, offsets, mode, ctx.weights.numpy())
         return torch.from_numpy(out)
 
     @staticmethod
@@ -90,11 +94,11 @@ class _Pool(torch.autograd.Function):
         rows = weight_gradient = None
         if ctx.needs_input_grad[0]:
             rows = torch.from_numpy(
-                _native.pool_backward(bags, inverse, offsets, ctx.num_rows, mode, weights)
+                native_pool_backward(bags, inverse, offsets, ctx.num_rows, mode, weights)
             )
         if ctx.needs_input_grad[1]:
             (shadow,) = ctx.saved_tensors
             weight_gradient = torch.from_numpy(
-                _native.pool_weight_gradient(bags, shadow.detach().numpy(), inverse, offsets, mode)
+                native_pool_weight_gradient(bags, shadow.detach().numpy(), inverse, offsets, mode)
             )
         return rows, weight_gradient, None, None, None

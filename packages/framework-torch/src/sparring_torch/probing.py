@@ -1,4 +1,4 @@
-"""What a native optimizer keeps for each row, found by probing it on a tiny parameter.
+"""State of a native optimizer for each row, found by probing it on a tiny parameter.
 
 A row is the embedding, then the optimizer's state. Which state there is, the optimizer itself
 shows: it is stepped once, with a zero gradient, on a zero parameter of 4 rows. What it then keeps
@@ -55,7 +55,7 @@ def probe(
     """
     device = device or torch.device("cpu")
     # Tensors without a device of their own are the CPU's, whatever torch's default is: a step count
-    # that lies on a GPU would have to be read from there in each step.
+    # that is on a GPU would have to be read from there in each step.
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.device("cpu"):
         layout = _found_state(native, hyperparameters, dtype, device)
         trial = _Trial(native, hyperparameters, dtype, device)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from sparring.collective import Collective, Reduction
+from sparring.contracts import Collective, Reduction
 
 __all__ = ["RankAveraging", "broadcast"]
 

@@ -9,16 +9,16 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from sparring.adapter import EnvironmentOptions, membership_from
+from sparring.contracts import Membership, Rendezvous, ShardMap
 from sparring.errors import DeadlineError, InvalidArgumentError
-from sparring.rendezvous import Membership, Rendezvous, ShardMap
-from sparring.rendezvous.environment import EnvironmentOptions, membership_from
 from sparring_torch.distributed_options import TorchRendezvousOptions
 
 __all__ = ["TorchRendezvous"]
 
 
 class TorchRendezvous(Rendezvous):
-    """What torchrun's variables say, and the TCPStore at MASTER_ADDR:MASTER_PORT.
+    """The ranks of torchrun's variables, and the TCPStore at MASTER_ADDR:MASTER_PORT.
 
     Where torchrun's agent keeps a store there, that one is used; otherwise rank 0 serves one. The
     same place serves ``torch.distributed.init_process_group``; names do not collide.
@@ -75,7 +75,7 @@ class TorchRendezvous(Rendezvous):
             self._store.wait([key], timedelta(seconds=max(timeout_seconds, 0.001)))
         except dist.DistError as error:
             raise DeadlineError(
-                f"rendezvous 'torch': nobody set {key!r} within {timeout_seconds:g} s, or the "
+                f"rendezvous 'torch': no rank set {key!r} within {timeout_seconds:g} s, or the "
                 f"store is gone ({error}); see whether all ranks run",
                 key=key,
             ) from error

@@ -1,4 +1,4 @@
-"""What a native optimizer keeps for each row of a table."""
+"""State of a native optimizer for each row of a table."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["RowState"]
 
 @dataclass(frozen=True, slots=True)
 class RowState:
-    """What an optimizer keeps for a table."""
+    """State of an optimizer for a table."""
 
     names: tuple[str, ...]
     """Row state, in the order of the columns behind the embedding, `dim` elements each."""
     initial: tuple[float, ...]
-    """What each row state of a new key is filled with."""
+    """Fill value of each row state of a new key."""
     scalars: Mapping[str, Any]
-    """What it keeps for the table as a whole, as it is before the first step; what is not
-    listed, the optimizer makes in its first step."""
+    """State of the table as a whole, as it is before the first step; the optimizer makes what is
+    not listed in its first step."""
     takes_blocks: bool = True
     """Whether a step may go over the rows in blocks, each begun with the scalars of before."""
 

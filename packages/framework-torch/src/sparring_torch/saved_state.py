@@ -1,4 +1,4 @@
-"""What torch keeps beside the rows of tables, as numbers and arrays: no pickle.
+"""State that torch keeps in addition to the rows of tables, as numbers and arrays: no pickle.
 
 A `state_dict` is a tree of mappings, lists, numbers and tensors. It becomes JSON with the tensors
 taken out:
@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sparring.adapter import State
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring.saving.requests import State
 
 __all__ = ["gather_random_state", "gather_state", "restore_random_state", "restore_state"]
 

@@ -146,7 +146,7 @@ class ShadowParameter:
             self._state.pop(name, None)
 
     def scalars(self) -> dict[str, Any]:
-        """What the optimizer keeps for the table as a whole; tensors are copies."""
+        """State of the optimizer for the table as a whole; tensors are copies."""
         return {
             name: value.clone() if isinstance(value, Tensor) else value
             for name, value in self._state.items()

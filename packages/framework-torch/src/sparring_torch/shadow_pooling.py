@@ -1,6 +1,6 @@
-"""Whole batches to embeddings by way of rows in arrays.
+"""Whole batches to embeddings via rows in arrays.
 
-For tables whose rows lie on other ranks, or were looked up ahead. All features of all tables are looked
+For tables whose rows are on other ranks, or were looked up ahead. All features of all tables are looked
 up in one exchange: those of a table are joined, so an id that two of them hold travels once.
 
     Bags, Ids ──► Plan: which ids of which table ──► Shadows, one for each ──► pooled, gathered
@@ -26,7 +26,7 @@ Features = Sequence[tuple[str, str]]
 
 @dataclass(slots=True)
 class Shadow:
-    """What stands in for a table in one forward pass."""
+    """Stand-in for a table in one forward pass."""
 
     rows: Tensor
     """``(u, dim)``: a leaf, which requires a gradient where the lookup was registered."""
@@ -36,7 +36,7 @@ class Shadow:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be looked up for some features."""
+    """Lookups for some features."""
 
     groups: dict[tuple[str, str], list[int]]
     """Table and pooling → the features that have these."""
@@ -54,14 +54,14 @@ class Plan:
 
 
 def plan_bags(features: Features, bags: Bags) -> Plan:
-    """What to look up for bags."""
+    """Plans the lookups of bags."""
     return _plan(
         features, bags.ids, [_span(bags, bags.places[member]) for member in range(len(features))]
     )
 
 
 def plan_ids(features: Features, ids: Ids) -> Plan:
-    """What to look up for ids, one embedding each."""
+    """Plans the lookups of ids, one embedding each."""
     return _plan(features, ids.ids, [slice(*span) for span in ids.spans])
 
 

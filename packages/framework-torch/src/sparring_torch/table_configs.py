@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from sparring import Initializer, TableConfig, Uniform
-from sparring.admission import AdmissionLike
+from sparring.adapter import StorageLike, TableDeclaration, declared
+from sparring.contracts import AdmissionLike, Initializer, TableConfig, Uniform
 from sparring.errors import InvalidArgumentError
-from sparring.table_holder import StorageLike, TableDeclaration, declared
 from sparring_torch.device_kernels import storage_device
 
 __all__ = [
@@ -36,7 +35,7 @@ class PoolingType(Enum):
 
 
 class DataType(Enum):
-    """What the elements of an embedding are, as they are stored.
+    """Type of the elements of an embedding, as they are stored.
 
     What a module returns is float64 for FP64, and float32 for all others.
     """
@@ -77,11 +76,11 @@ class EmbeddingConfig:
             name, or ``{"kind": name, parameter: value}``. None means uniform within
             (`weight_init_min`, `weight_init_max`).
         weight_init_min, weight_init_max: bounds for the default initializer.
-        admission: which unseen ids earn a row, a `sparring.admission.Admission` or
+        admission: which unseen ids earn a row, a `sparring.contracts.admission.Admission` or
             ``{"kind": name, parameter: value}``; None: all.
         seed: with the name and the id it determines an initial embedding.
         storage: in place of the collection's.
-        placement: ``sharded``: each row lies on one rank; ``replicated``: every rank keeps all of
+        placement: ``sharded``: each row is on one rank; ``replicated``: every rank keeps all of
             them, and lookups touch no wire. For small tables.
     """
 
@@ -112,7 +111,7 @@ class EmbeddingBagConfig(EmbeddingConfig):
 
 
 def declaration(config: EmbeddingConfig, storage: StorageLike) -> TableDeclaration:
-    """What a configuration declares.
+    """Table declaration of a configuration.
 
     Args:
         config: of one table.

@@ -7,46 +7,60 @@
 `pool` and `gather` do without a shadow where they can: see `sparring_torch.batch_lookup`.
 
 Modules hold an agent; `Optimizer` brings the agents of all its modules into one container and
-drives `StepContainer.apply`. Nobody else need know that there are steps.
+drives `StepContainer.apply`. No other code need know that there are steps.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparring import ResourceManager, StepContainer
-from sparring.device_ways import pulls_on_device
+from sparring.adapter import (
+    Lookup,
+    ResourceManager,
+    StepContainer,
+    TableDeclaration,
+    TableGroup,
+    pulls_on_device,
+)
 from sparring.errors import InvalidArgumentError
-from sparring.step import Lookup
-from sparring.table_holder import TableDeclaration, TableHolder
 from sparring_torch.batch_lookup import Bags, DirectBatch, Ids, with_gradient
 from sparring_torch.device_groups import DeviceGroup
 from sparring_torch.device_kernels import current_gpu, kernel_set_for
 from sparring_torch.device_path import DevicePath
 from sparring_torch.shadow_pooling import Plan, Shadow, gathered, plan_bags, plan_ids, pooled
 
-__all__ = ["Ahead", "Shadow", "TableModule", "TrainAgent", "agents_of", "tables_device"]
+__all__ = [
+    "Ahead",
+    "Shadow",
+    "TableModule",
+    "TrainAgent",
+    "agents_of",
+    "tables_device",
+    "untraced",
+]
+
+Forward = TypeVar("Forward", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What was looked up for a forward pass before it began."""
+    """Lookups of a forward pass, made before it began."""
 
     plan: Plan
     lookups: list[Lookup]
     """One for each request of the plan; not registered."""
 
 
-class TrainAgent(TableHolder):
+class TrainAgent(TableGroup):
     """The tables of a module, and the container that they live in.
 
     Args:
@@ -71,7 +85,7 @@ class TrainAgent(TableHolder):
         self._aheads: deque[Ahead] = deque()
         self._path: DevicePath | None = None
         for device in {each.device for each in declarations} - {"cpu"}:
-            # Where there is no such device, whoever makes the module is told.
+            # Where there is no such device, the module's constructor raises.
             kernel_set_for(device)
         super().__init__(declarations, container)
 
@@ -108,10 +122,10 @@ class TrainAgent(TableHolder):
     def _leaves_rows(self, container: StepContainer) -> bool:
         """Whether rows need not come to the host: the same on all ranks."""
         names = self.table_names
-        return container.reads_directly(names) or pulls_on_device(container, names)
+        return container.reads_directly(names) or pulls_on_device(container.state, names)
 
     def path_for(self, ids: Tensor, *, is_training: bool) -> DevicePath | None:
-        """How `ids` are looked up where they lie; None: by way of the host.
+        """Path that looks up `ids` on their device; None: via the host.
 
         Args:
             ids: on any device.
@@ -129,7 +143,7 @@ class TrainAgent(TableHolder):
         return path if self._leaves_rows(container) else None
 
     def refusing(self, path: DevicePath, *, is_training: bool) -> AbstractContextManager[None]:
-        """What the block refuses before a lookup on the device, all ranks refuse."""
+        """Raises on all ranks an error of the block, which precedes a lookup on the device."""
         return path.refusing(self.container, self.table_names, is_training=is_training)
 
     def refuse(self, error: Exception, *, is_training: bool) -> NoReturn:
@@ -156,7 +170,7 @@ class TrainAgent(TableHolder):
         """One embedding for each bag of each group: ``(bags, dim)``."""
         return path.pool(self.container, groups, is_training=is_training)
 
-    # -- by way of the host
+    # -- via the host
 
     def pool(self, bags: Bags, *, is_training: bool) -> Tensor:
         """One embedding for each bag of each feature, side by side: ``(num_bags, sum of dims)``.
@@ -224,20 +238,20 @@ class TrainAgent(TableHolder):
     # -- lookups ahead
 
     def plan(self, wanted: Bags | Ids) -> Plan:
-        """What `pool` or `gather` would look up."""
+        """Lookups that `pool` or `gather` would make."""
         make: Any = plan_bags if isinstance(wanted, Bags) else plan_ids
         plan: Plan = make(self._features, wanted)
         return plan
 
     def give_ahead(self, aheads: Iterable[Ahead]) -> None:
-        """What the next forward passes of training will look up, in their order.
+        """Sets the lookups of the next forward passes of training, in their order.
 
         It takes the place of what was given before and not used.
         """
         self._aheads = deque(aheads)
 
     def _take_ahead(self, plan: Plan, is_registered: bool) -> Ahead | None:
-        """What was looked up ahead for this pass; None where it looks up something else."""
+        """Lookup made ahead for this pass; None where the pass looks up something else."""
         if not is_registered or not self._aheads:
             return None
         ahead = self._aheads.popleft()
@@ -250,7 +264,7 @@ class TrainAgent(TableHolder):
         if ahead is None:
             self.container.check_readable(self.table_names)
         else:
-            # Nothing is read, so a lookup beside may go on.
+            # Nothing is read, so a concurrent lookup may go on.
             self.container.check_open()
 
     def _shadows(self, plan: Plan, ahead: Ahead | None, is_training: bool) -> list[Shadow]:
@@ -330,13 +344,23 @@ class _GradientHook:
         self._resources.release(self._shadow_id)
 
 
+def untraced(forward: Forward) -> Forward:
+    """Marks a `forward` that `torch.compile` calls as it is, between the graphs that it makes.
+
+    A lookup is native already. Tracing would make batches without calling ``__init__``, of which the
+    step knows nothing.
+    """
+    marked: Forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
+    return marked
+
+
 class TableModule(nn.Module):
     """The base of modules that look up in tables."""
 
     agent: TrainAgent
 
     def wanted(self, *arguments: Any, **named: Any) -> Bags | Ids:
-        """What `forward` looks up for these arguments.
+        """Bags or ids that `forward` looks up for these arguments.
 
         Raises:
             InvalidArgumentError: as `forward`.

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
-from sparring import StepContainer
+from sparring.adapter import StepContainer
 from sparring.errors import InvalidArgumentError
 from sparring_torch.batch_ahead import BatchAhead
 from sparring_torch.batch_paths import Call, recorded_calls

@@ -21,7 +21,7 @@ class Certificates:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """For whoever trusts the authority, whatever the host, and shows the certificate."""
+        """Client context that trusts the authority, whatever the host, and shows the certificate."""
         context = ssl.create_default_context(cafile=self.authority)
         context.check_hostname = False
         context.load_cert_chain(self.certificate, self.key)
@@ -29,7 +29,7 @@ class Certificates:
 
     @property
     def server_settings(self) -> dict[str, Any]:
-        """What a ``redis.conf`` says of them."""
+        """Settings of ``redis.conf`` for them."""
         return {
             "tls-ca-cert-file": self.authority,
             "tls-cert-file": self.certificate,

@@ -6,7 +6,7 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-from sparring.closable import Closable
+from sparring import Closable
 from sparring_redis.connection import Access
 from sparring_redis.testing.server import RedisServer
 from sparring_redis.topology import NUM_SLOTS
@@ -21,7 +21,7 @@ class RedisCluster(Closable):
 
     Args:
         num_masters: how many.
-        settings: of each server's ``redis.conf``, beside those that are set here.
+        settings: of each server's ``redis.conf``, in addition to those that are set here.
         access: by which the starter itself gets in.
     """
 

@@ -8,14 +8,14 @@ import threading
 import time
 from dataclasses import dataclass
 
-from sparring.closable import Closable
+from sparring import Closable
 
 __all__ = ["Fault", "FaultProxy"]
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to one connection.
+    """Fault of one connection.
 
     Args:
         cut_request_at: requests reach Redis up to so many bytes, then both sides are closed.

@@ -16,7 +16,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from sparring.closable import Closable
+from sparring import Closable
 from sparring_redis.connection import Access, Link
 from sparring_redis.deadline import Deadline
 from sparring_redis.place import Address
@@ -35,9 +35,9 @@ def redis_server_missing() -> str | None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, below 55,536: a cluster node also takes the port 10,000 above.
+    """A free port below 55,536: a cluster node also takes the port 10,000 above.
 
-    That one may be taken, and this one before the server binds it: whoever starts one tries again.
+    That one may be taken, and this one before the server binds it: the caller then tries again.
     """
     while True:
         with socket.socket() as probe:
@@ -57,7 +57,7 @@ class RedisServer(Closable):
     """A server on a free port of loopback. A context manager; `close` ends it and its folder.
 
     Args:
-        settings: of ``redis.conf``, beside those that are set here.
+        settings: of ``redis.conf``, in addition to those that are set here.
         access: by which the starter itself gets in, where the settings ask for it; it may run
             ``INFO``.
         arguments: further words of the command line, as ``--sentinel``.

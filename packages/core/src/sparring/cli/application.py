@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sparring import builtin
 from sparring._loading import native_failure
+from sparring._version import __version__
+from sparring.cli import plugin
 from sparring.cli.context import CommandContext, context_of
 from sparring.cli.output import print_error, print_problems
 from sparring.errors import (
@@ -23,7 +24,7 @@ from sparring.errors import (
     PluginError,
     SparringError,
 )
-from sparring.plugins import PluginManager, make_plugin_manager
+from sparring.plugins.registry import PluginManager, make_plugin_manager
 
 __all__ = ["main", "make_application"]
 
@@ -93,7 +94,10 @@ def make_application(plugin_manager: PluginManager) -> typer.Typer:
     for conflict in plugin_manager.conflicts():
         if conflict.kind == "commands":
             _add_refusing_command(
-                application, conflict.name, conflict.reason, "offered by more than one distribution"
+                application,
+                conflict.name,
+                conflict.reason,
+                "registered by more than one distribution",
             )
     failure = native_failure()
     if failure is not None:
@@ -103,7 +107,7 @@ def make_application(plugin_manager: PluginManager) -> typer.Typer:
 
 def _add_commands_without_native(application: typer.Typer, failure: str) -> None:
     """Core's own commands where its plugin could not be loaded: `doctor`, and who says why."""
-    for descriptor in builtin.sparring_register_commands():
+    for descriptor in plugin.sparring_register_commands():
         if descriptor.name == "doctor":
             descriptor.register(application)
         else:
@@ -114,8 +118,6 @@ def _add_commands_without_native(application: typer.Typer, failure: str) -> None
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        from sparring import __version__
-
         typer.echo(f"sparring {__version__}")
         raise typer.Exit
 

@@ -1,4 +1,4 @@
-"""What every command of one call shares."""
+"""State that all commands of one call share."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import cast
 
 import typer
 
-from sparring.plugins import PluginManager
+from sparring.plugins.registry import PluginManager
 
 __all__ = ["CommandContext", "context_of"]
 
 
 @dataclass(slots=True)
 class CommandContext:
-    """Lies in ``typer.Context.obj`` of every command.
+    """Stored in ``typer.Context.obj`` of every command.
 
     Args:
-        plugin_manager: what core and plugins offer.
+        plugin_manager: finds descriptors of core and plugins.
         is_debugging: show where an error came from.
     """
 

@@ -9,13 +9,12 @@ import numpy.typing as npt
 import typer
 
 from sparring.cli.context import context_of
+from sparring.contracts.table import TableConfig
 from sparring.errors import InvalidArgumentError
-from sparring.plugins import PluginManager
-from sparring.storage.converting import copy_embeddings
-from sparring.storage.opening import open_storage
-from sparring.table import TableConfig
-from sparring.updates import resolve_method
-from sparring.updates.resolving import hyper_from
+from sparring.plugins.registry import PluginManager
+from sparring.storage.convert import copy_embeddings
+from sparring.storage.open import open_storage
+from sparring.updates.resolve import hyper_from, resolve_method
 
 __all__ = ["add_convert"]
 

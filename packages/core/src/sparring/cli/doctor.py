@@ -22,9 +22,9 @@ from sparring.cli.machine import (
 )
 from sparring.cli.output import make_console, print_json
 from sparring.cli.plugins import plugins_as_json, print_plugins
-from sparring.gpus import Gpus, inspect_gpus
-from sparring.offers import Offer
-from sparring.plugins import PluginManager
+from sparring.plugins.registered import Registered
+from sparring.plugins.registry import PluginManager
+from sparring.runtime.gpus import Gpus, inspect_gpus
 
 __all__ = ["add_doctor"]
 
@@ -45,9 +45,9 @@ def doctor(
     machine = inspect_machine()
     gpus = inspect_gpus()
     unavailable = {
-        f"{offer.kind} {offer.name}": reason
-        for offer in manager.descriptors()
-        if (reason := _reason_against(offer)) is not None
+        f"{registered.kind} {registered.name}": reason
+        for registered in manager.descriptors()
+        if (reason := _reason_against(registered)) is not None
     }
     if json:
         print_json(
@@ -82,12 +82,12 @@ def _print_problems(console: Console, problems: Sequence[str]) -> None:
         console.print()
 
 
-def _reason_against(offer: Offer) -> str | None:
+def _reason_against(registered: Registered) -> str | None:
     """Why a part cannot run here. Asking may import client libraries, which may be broken."""
-    if offer.descriptor.unavailable is None:
+    if registered.descriptor.unavailable is None:
         return None
     try:
-        return offer.descriptor.unavailable()
+        return registered.descriptor.unavailable()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 

@@ -1,4 +1,4 @@
-"""What this machine and this Python are: the facts behind ``sparring doctor``.
+"""Facts about this machine and this Python for ``sparring doctor``.
 
 Nothing heavy is imported: versions of other packages come from their metadata. A fact that this
 system does not tell is None.
@@ -61,13 +61,13 @@ class Native:
     """The native library of core."""
 
     simd_level: str
-    """Which of its kernels run here: ``avx512``, ``avx2`` or ``portable``."""
+    """The kernels that run here: ``avx512``, ``avx2`` or ``portable``."""
     num_threads: int
     """Threads of the execution pool."""
 
 
 def inspect_machine(root: Path = Path("/")) -> Machine:
-    """Asks the system; `root` is where ``/proc`` and ``/sys`` lie."""
+    """Asks the system; `root` contains ``/proc`` and ``/sys``."""
     cpu = _fields(root / "proc/cpuinfo")
     flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
     memory = _fields(root / "proc/meminfo")
@@ -92,13 +92,14 @@ def inspect_machine(root: Path = Path("/")) -> Machine:
 
 def inspect_native() -> Native:
     """Asks the native library."""
-    from sparring import execution, kernels
+    from sparring.kernels import functions as kernels
+    from sparring.runtime import pool as execution
 
     return Native(kernels.simd_level(), execution.num_threads())
 
 
 def installed_versions() -> dict[str, str | None]:
-    """Package → version, None where it is not installed: sparring's family, then what it meets."""
+    """Package → version, None where it is not installed: first the family, then its libraries."""
     family = {
         name.lower().replace("_", "-")
         for name in (each.metadata["Name"] for each in _family_distributions())

@@ -53,7 +53,7 @@ def print_problems(error: ConfigError) -> None:
 
 
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
-    """One line of JSON on standard output; what is not finite becomes null."""
+    """Prints one line of JSON on standard output; numbers that are not finite become null."""
     typer.echo(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False))
 
 

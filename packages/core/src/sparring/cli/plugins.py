@@ -1,4 +1,4 @@
-"""``sparring plugins``: what plugins offer, and which were refused and why."""
+"""``sparring plugins``: registered descriptors, and rejected plugins with their reasons."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from sparring.cli.context import context_of
 from sparring.cli.output import make_console, print_json
-from sparring.plugins import PluginManager
+from sparring.plugins.registry import PluginManager
 
 __all__ = ["add_plugins", "plugins_as_json", "print_plugins"]
 
@@ -24,7 +24,7 @@ def plugins(
     context: typer.Context,
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
-    """List what core and plugins offer, and which plugins were refused and why."""
+    """List what core and plugins register, and which plugins were rejected and why."""
     manager = context_of(context).plugin_manager
     if json:
         print_json(plugins_as_json(manager))
@@ -34,31 +34,31 @@ def plugins(
 
 def plugins_as_json(manager: PluginManager) -> dict[str, Any]:
     return {
-        "offered": [
+        "registered": [
             {
-                "kind": offer.kind,
-                "name": offer.name,
-                "distribution": offer.distribution,
-                "version": offer.version,
-                "summary": offer.descriptor.summary,
-                "options": sorted(offer.descriptor.options.model_fields),
+                "kind": each.kind,
+                "name": each.name,
+                "distribution": each.distribution,
+                "version": each.version,
+                "summary": each.descriptor.summary,
+                "options": sorted(each.descriptor.options.model_fields),
             }
-            for offer in manager.descriptors()
+            for each in manager.descriptors()
         ],
-        "refused": [
+        "rejected": [
             {
-                "plugin": refusal.plugin,
-                "distribution": refusal.distribution,
-                "version": refusal.version,
-                "reason": refusal.reason,
+                "plugin": failed.plugin,
+                "distribution": failed.distribution,
+                "version": failed.version,
+                "reason": failed.reason,
             }
-            for refusal in manager.refusals()
+            for failed in manager.load_errors()
         ],
         "conflicts": [
             {
                 "kind": conflict.kind,
                 "name": conflict.name,
-                "distributions": [offer.distribution for offer in conflict.offers],
+                "distributions": [each.distribution for each in conflict.registered],
                 "reason": conflict.reason,
             }
             for conflict in manager.conflicts()
@@ -72,27 +72,27 @@ def print_plugins(console: Console, manager: PluginManager) -> None:
         table.add_column(column, no_wrap=True)
     table.add_column("what it is")
     kind = ""
-    for offer in manager.descriptors():
-        summary = Text(offer.descriptor.summary)
-        options = ", ".join(offer.descriptor.options.model_fields)
+    for each in manager.descriptors():
+        summary = Text(each.descriptor.summary)
+        options = ", ".join(each.descriptor.options.model_fields)
         if options:
             summary.append(f" Options: {options}.", style="dim")
         table.add_row(
-            offer.kind if offer.kind != kind else "",
-            Text(offer.name, style="green"),
-            f"{offer.distribution} {offer.version}",
+            each.kind if each.kind != kind else "",
+            Text(each.name, style="green"),
+            f"{each.distribution} {each.version}",
             summary,
         )
-        kind = offer.kind
+        kind = each.kind
     console.print(table)
     for conflict in manager.conflicts():
         console.print(Text("conflict: ", style="bold yellow").append(conflict.reason, "default"))
-    for refusal in manager.refusals():
-        who = f"{refusal.plugin} of {refusal.distribution} {refusal.version}: "
+    for failed in manager.load_errors():
+        who = f"{failed.plugin} of {failed.distribution} {failed.version}: "
         console.print(
-            Text("refused: ", style="bold red")
+            Text("rejected: ", style="bold red")
             .append(who, style="not bold default")
-            .append(refusal.reason, style="not bold default")
+            .append(failed.reason, style="not bold default")
         )
-    if not manager.refusals() and not manager.conflicts():
-        console.print(Text("No plugin was refused.", style="dim"))
+    if not manager.load_errors() and not manager.conflicts():
+        console.print(Text("No plugin was rejected.", style="dim"))

@@ -1,4 +1,4 @@
-"""``sparring snapshots | inspect | export | compact``: looks at snapshots and makes others of them."""
+"""``sparring snapshots | inspect | export | compact``: lists, checks and converts snapshots."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from sparring.cli.output import make_console, print_error, print_json, print_warning
-from sparring.snapshot import Snapshot, compact, list_snapshots, open_snapshot
-from sparring.snapshot.exporting import export_parquet
-from sparring.snapshot.inspecting import TableSummary, summarize
-from sparring.snapshot.listing import unreadable_snapshots
-from sparring.snapshot.verifying import VerifyReport
+from sparring.snapshot.compaction import compact
+from sparring.snapshot.export import export_parquet
+from sparring.snapshot.reader import Snapshot, open_snapshot
+from sparring.snapshot.retention import list_snapshots, unreadable_snapshots
+from sparring.snapshot.summary import TableSummary, summarize
+from sparring.snapshot.verify import VerifyReport, verify_snapshot
 
 __all__ = ["add_compact", "add_export", "add_inspect", "add_snapshots"]
 
@@ -39,7 +40,7 @@ def add_compact(application: typer.Typer) -> None:
 
 
 def snapshots(
-    root: Annotated[str, typer.Argument(metavar="FOLDER", help="Where snapshots lie.")],
+    root: Annotated[str, typer.Argument(metavar="FOLDER", help="A folder of snapshots.")],
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
     """List the committed snapshots in a folder."""
@@ -74,7 +75,7 @@ def inspect(
 ) -> None:
     """Show a snapshot's tables, rows, bytes, norms and chain; exit with 1 if it is damaged."""
     snapshot = open_snapshot(url)
-    report = snapshot.verify() if verify else None
+    report = verify_snapshot(snapshot) if verify else None
     is_sound = report is None or report.is_sound
     # Of a damaged snapshot the hashes have said what there is to say.
     summaries = [summarize(snapshot, name) for name in snapshot.tables] if is_sound else []
@@ -104,7 +105,7 @@ def compact_chain(
     url: Annotated[str, _URL],
     into: Annotated[str, typer.Argument(metavar="INTO", help="The snapshot to write.")],
 ) -> None:
-    """Write what a chain of deltas amounts to as one full snapshot."""
+    """Write the rows of a chain of deltas as one full snapshot."""
     made = compact(url, into)
     typer.echo(f"{made.url}: step {made.step:,}, {_bytes(_own_bytes(made))}")
 

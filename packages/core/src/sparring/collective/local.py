@@ -7,16 +7,16 @@ import time
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
-from sparring.collective.contract import Array, Collective, Work, WorkContext
-from sparring.collective.words import Failure, Inquiry, Word, WordKind
-from sparring.errors import InvalidArgumentError, SparringError
+from sparring.collective.inbox import Failure, Inquiry, Word, WordKind
+from sparring.contracts.collective import Array, Collective, Work, WorkContext
+from sparring.errors import InvalidArgumentError, PeerFailure, SparringError
 
 __all__ = ["LocalCollective", "LocalGroup"]
 
 
 @dataclass(slots=True)
 class _Box:
-    """What is under way from one rank to another with one tag; at most one side is not empty."""
+    """Messages under way from one rank to another with one tag; at most one side is not empty."""
 
     messages: deque[Array] = field(default_factory=deque)
     waiting: deque[_Receiving] = field(default_factory=deque)
@@ -35,7 +35,8 @@ class LocalGroup:
         self.changed = threading.Condition()
         # (source, destination, tag) -> messages, or receives that wait for them, in their order
         self.boxes: dict[tuple[int, int, int], _Box] = defaultdict(_Box)
-        self.departed: set[int] = set()
+        # who takes part in nothing more -> why a wait for it is in vain
+        self.gone: dict[int, Failure] = {}
         # who waits -> for whom
         self.waiting: dict[int, int] = {}
 
@@ -93,8 +94,8 @@ class _Receiving(Work):
         """Whether the message came, or there is a reason to expect none. Call it under the lock."""
         if self._is_done or self._error is not None:
             return True
-        if self._source in self._owner.group.departed:
-            self._fail(Failure.left(self._source))
+        if self._source in self._owner.group.gone:
+            self._fail(self._owner.why_gone(self._source))
         elif self._remaining() <= 0:
             inquiry = Inquiry(self._owner.rank, self._owner.deadline_seconds)
             for rank, peer in self._owner.group.waiting.items():
@@ -103,9 +104,7 @@ class _Receiving(Work):
         return self._error is not None
 
     def _fail(self, failure: Failure) -> None:
-        self._error = self._owner.peer_failure(
-            self._source, failure.found, self._context, culprit=failure.culprit
-        )
+        self._error = self._owner.failed(self._source, failure, self._context)
 
     def _remaining(self) -> float:
         if self._limit is None:
@@ -121,15 +120,32 @@ class LocalCollective(Collective):
         self.group = group
 
     def close(self) -> None:
+        self._is_closed = True
+        self._tell(Failure.left(self.rank))
+
+    def why_gone(self, peer: int) -> Failure:
+        """Why a wait for a rank that is gone is in vain. Call it under the group's lock."""
+        failure = self.group.gone[peer]
+        # A rank that others take for dead knows better.
+        return Failure.left(peer) if failure.culprit == self.rank else failure
+
+    def failed(self, peer: int, failure: Failure, context: WorkContext) -> PeerFailure:
+        """The error for a wait for `peer` that was in vain; the others hear of it."""
+        self._tell(Failure.reported(self.rank, failure.word()))
+        return self.peer_failure(peer, failure.found, context, culprit=failure.culprit)
+
+    def _give_up_impl(self, culprit: int) -> None:
+        self._tell(Failure.reported(self.rank, Failure.own(culprit).word()))
+
+    def _tell(self, failure: Failure) -> None:
         with self.group.changed:
-            self._is_closed = True
-            self.group.departed.add(self.rank)
+            self.group.gone.setdefault(self.rank, failure)
             self.group.changed.notify_all()
 
     def _send_impl(self, buffer: Array, destination: int, tag: int) -> Work:
         with self.group.changed:
-            if destination in self.group.departed:
-                raise self.peer_failure(destination, "it left the group", self.context)
+            if destination in self.group.gone:
+                raise self.failed(destination, self.why_gone(destination), self.context)
             box = self.group.boxes[(self.rank, destination, tag)]
             message = buffer.reshape(-1).view("uint8")
             if box.waiting:

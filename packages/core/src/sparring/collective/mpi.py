@@ -20,17 +20,11 @@ import numpy as np
 from pydantic import Field
 
 from sparring.collective import mpi_exit
-from sparring.collective.contract import NUM_TAGS, Array, Collective, Work, WorkContext
+from sparring.collective.inbox import WORD_TAG, Failure, Inquiry, Word, WordKind, empty_word
 from sparring.collective.polling import Pause, PolledWork
-from sparring.collective.words import (
-    WORD_TAG,
-    Failure,
-    Inquiry,
-    Word,
-    WordKind,
-    empty_word,
-)
-from sparring.descriptors import Options
+from sparring.contracts.collective import NUM_TAGS, Array, Collective, Work, WorkContext
+from sparring.contracts.options import Options
+from sparring.contracts.rendezvous import Membership
 from sparring.errors import (
     InvalidArgumentError,
     PeerFailure,
@@ -38,7 +32,6 @@ from sparring.errors import (
     SparringError,
     UnsupportedError,
 )
-from sparring.rendezvous.contract import Membership
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -116,7 +109,7 @@ class MpiCollective(Collective):
     """One rank of an MPI communicator.
 
     Args:
-        communicator: used by nobody else; it is never freed, because freeing waits for all ranks.
+        communicator: used by nothing else; it is never freed, because freeing waits for all ranks.
         deadline_seconds: the longest that any wait may take.
         is_ending_job: whether a failure ends the whole job when this process ends.
     """
@@ -131,10 +124,11 @@ class MpiCollective(Collective):
         self._communicator = communicator
         self._communicator.Set_errhandler(self.mpi.ERRORS_RETURN)
         self._is_ending_job = is_ending_job
-        # MPI writes into buffers whoever still wants them, so they live until it is done.
+        # MPI writes into buffers wanted or not, so they live until it is done.
         self._under_way: dict[int, _MpiWork] = {}
         self._failure: Failure | None = None
-        self._left: dict[int, float] = {}
+        # rank -> when it said that it takes part in nothing more, and why
+        self._gone: dict[int, tuple[float, Failure]] = {}
         self._inquiry = Inquiry(self.rank, deadline_seconds)
         self._heard = empty_word()
         self._hearing: Any = None
@@ -168,8 +162,9 @@ class MpiCollective(Collective):
         """Why a wait for `peer` is in vain, if it is. Failures are told to all other ranks."""
         if self._failure is None and not self._is_closed:
             self._hear(peer)
-            if peer in self._left and now > self._left[peer] + _GRACE_SECONDS:
-                self._fail(Failure.left(peer))
+            gone_at, reason = self._gone.get(peer, (now, None))
+            if reason is not None and now > gone_at + _GRACE_SECONDS:
+                self._fail(reason)
             elif now >= limit:
                 self._fail(self._inquiry.verdict(peer, self._others()))
             elif self._inquiry.is_due(limit, now):
@@ -186,6 +181,10 @@ class MpiCollective(Collective):
         return self._note(peer, self._failure, context)
 
     # -- sending and receiving ------------------------------------------------------
+
+    def _give_up_impl(self, culprit: int) -> None:
+        if self._failure is None:
+            self._fail(Failure.own(culprit))
 
     def _send_impl(self, buffer: Array, destination: int, tag: int) -> Work:
         request = self._communicator.Isend(self._message(buffer), destination, self._tag(tag))
@@ -230,10 +229,10 @@ class MpiCollective(Collective):
             elif word.kind is WordKind.ANSWER:
                 self._inquiry.note(source, word)
             else:
-                self._left[source] = time.monotonic()
-            # A rank that others take for dead knows better.
-            if word.kind is WordKind.FAILED and word.rank != self.rank:
-                self._fail(Failure.reported(source, word))
+                failure = Failure.told(source, word, self.rank)
+                self._gone[source] = time.monotonic(), failure
+                if not failure.has_left:
+                    self._fail(failure)
 
     def _fail(self, failure: Failure) -> None:
         self._failure = failure
@@ -251,7 +250,7 @@ class MpiCollective(Collective):
     def _others(self) -> list[int]:
         """The ranks that may still listen."""
         return [
-            peer for peer in range(self.world_size) if peer != self.rank and peer not in self._left
+            peer for peer in range(self.world_size) if peer != self.rank and peer not in self._gone
         ]
 
     def _say(self, word: Word, peers: list[int]) -> None:

@@ -30,7 +30,7 @@ _LAST_WORDS_SECONDS = 0.2
 
 
 class _JobEnd:
-    """What is known when the process ends."""
+    """State that is known when the process ends."""
 
     def __init__(self) -> None:
         self.mpi: Any = None

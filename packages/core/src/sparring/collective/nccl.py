@@ -34,7 +34,6 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from sparring.collective.contract import Array, Collective, Work
 from sparring.collective.nccl_library import (
     UNIQUE_ID_BYTES,
     CudaDriver,
@@ -43,14 +42,15 @@ from sparring.collective.nccl_library import (
     open_nccl,
 )
 from sparring.collective.polling import PolledWork
-from sparring.descriptors import Options
+from sparring.contracts.collective import Array, Collective, Work
+from sparring.contracts.options import Options
+from sparring.contracts.rendezvous import Membership
 from sparring.errors import (
     DeadlineError,
     InvalidArgumentError,
     PeerFailure,
     SparringError,
 )
-from sparring.rendezvous.contract import Membership
 
 __all__ = ["NcclCollective", "NcclOptions", "join_nccl"]
 
@@ -76,8 +76,8 @@ def join_nccl(membership: Membership, options: NcclOptions, deadline_seconds: fl
         DeviceError: CUDA does.
         PluginError: NCCL, the driver, or the host collective is missing.
     """
-    from sparring.options import checked_options
-    from sparring.plugins import make_plugin_manager
+    from sparring.plugins.option_checks import checked_options
+    from sparring.plugins.registry import make_plugin_manager
 
     nccl, cuda = open_nccl(), open_cuda()
     name = "local" if membership.world_size == 1 else options.host
@@ -114,7 +114,7 @@ class _Batch:
 
 
 class NcclCollective(Collective):
-    """One rank of an NCCL communicator, and the host collective beside it.
+    """One rank of an NCCL communicator, and the host collective next to it.
 
     Device buffers are what has ``__cuda_array_interface__``, of any dtype: bytes are what travels.
 
@@ -229,6 +229,9 @@ class NcclCollective(Collective):
     def _receive_impl(self, buffer: Array, source: int, tag: int) -> Work:
         return self._host.receive(buffer, source, tag)
 
+    def _give_up_impl(self, culprit: int) -> None:
+        self._host.give_up(culprit)
+
     def _all_to_all_impl(self, parts: list[Array]) -> list[Array]:
         self._host.context = self.context
         return self._host.all_to_all(parts)
@@ -279,7 +282,7 @@ class NcclCollective(Collective):
 
     def _issue(self, batch: _Batch, communicator: int) -> None:
         if batch.is_after_all:
-            # Whatever wrote the buffers did so on a stream that nobody told us of.
+            # The buffers were written on a stream that is not known here.
             self._cuda.synchronize()
         for event in batch.after:
             self._cuda.order_after(event, self._stream)
@@ -318,11 +321,12 @@ class _NcclWork(PolledWork):
 
     def _failure(self, found: str) -> PeerFailure:
         self._owner.abort()
+        self._owner.give_up(self._peer)
         return self._owner.peer_failure(self._peer, found, self._context)
 
 
 def _device_buffer(buffer: Any) -> _DeviceBuffer | None:
-    """What a foreign array says of its GPU memory; None where it is in host memory.
+    """GPU memory of a foreign array, as it describes it; None where it is in host memory.
 
     Raises:
         InvalidArgumentError: it is in GPU memory and not C-contiguous.

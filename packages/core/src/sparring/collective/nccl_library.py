@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sparring.errors import DeviceError, InternalError, PluginError
-from sparring.visible_devices import visible_number
+from sparring.rendezvous.visible_devices import visible_number
 
 __all__ = [
     "UNIQUE_ID_BYTES",
@@ -94,7 +94,7 @@ class NcclLibrary:
         )
 
     def background_error(self, communicator: int) -> str | None:
-        """What went wrong since, if anything did. Asking drives the communicator on."""
+        """Error since the last call, if there was one. Asking drives the communicator on."""
         code = ctypes.c_int()
         result = self._library.ncclCommGetAsyncError(communicator, ctypes.byref(code))
         self._check("ncclCommGetAsyncError", result)
@@ -169,7 +169,7 @@ class CudaDriver:
         return int(event.value or 0)
 
     def order_after(self, event: int, stream: int) -> None:
-        """What comes on the stream from now on runs after the event; nobody waits."""
+        """Orders later work of the stream after the event; the host does not wait."""
         self._call("cuStreamWaitEvent", _Handle(stream), _Handle(event), 0)
 
     def is_reached(self, event: int) -> bool:

@@ -6,12 +6,12 @@ import os
 import time
 from abc import abstractmethod
 
-from sparring.collective.contract import Work
+from sparring.contracts.collective import Work
 from sparring.errors import SparringError
 
 __all__ = ["Pause", "PolledWork"]
 
-# A step's messages come within milliseconds: until then a yield costs the least time. Whoever waits
+# A step's messages come within milliseconds: until then a yield costs the least time. A call that waits
 # longer waits for another rank's computing, and should leave it the processor.
 _SPIN_SECONDS = 0.002
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 20e-6, 1e-3

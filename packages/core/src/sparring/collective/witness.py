@@ -1,7 +1,7 @@
-"""A small process beside the MPI ranks of one machine that sees which of them ends first.
+"""A small process next to the MPI ranks of one machine that sees which of them ends first.
 
 When a rank is killed, MPI's launcher kills all others within milliseconds, and says only the number
-of a process. Nobody is left to name the rank, but for the witness. Each rank holds a connection to
+of a process. Only the witness is left to name the rank. Each rank holds a connection to
 it. The first that closes without a word is the rank that ended, and the witness prints that.
 
     rank → witness:  one line "RANK PROCESS\\n", then "left\\n", or "told\\n" where the
@@ -102,7 +102,7 @@ def watch(listener: socket.socket, num_local_ranks: int, world_size: int) -> Non
 
 
 def _last_word(said: str, world_size: int) -> str | None:
-    """What to print of a rank that closed its connection; None if it left in order."""
+    """Message on a rank that closed its connection; None if it left in order."""
     lines = said.splitlines() or ["? ?"]
     number, _, process = lines[0].partition(" ")
     if lines[-1] == "left":

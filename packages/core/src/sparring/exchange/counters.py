@@ -12,12 +12,14 @@ class MessageKind(Enum):
     """The messages of an exchange; see ``docs/explanation/ring-exchange.md``."""
 
     HEADERS = "headers"
-    """What begins each exchange: who is where, and how many rows each wants of each."""
+    """The first message of each exchange: a rank's position, and the number of rows it wants."""
     KEYS = "keys"
     ROWS = "rows"
     """Rows, and whether each was found."""
     GRADIENTS = "gradients"
     """Gradients and their keys."""
+    COUNTS = "counts"
+    """The counts of tables for which headers have no room. Their bytes count as those of headers."""
 
 
 @dataclass(slots=True)
@@ -30,7 +32,8 @@ class WireBytes:
     gradients: int = 0
 
     def add(self, kind: MessageKind, num_bytes: int) -> None:
-        setattr(self, kind.value, getattr(self, kind.value) + num_bytes)
+        name = (MessageKind.HEADERS if kind is MessageKind.COUNTS else kind).value
+        setattr(self, name, getattr(self, name) + num_bytes)
 
     @property
     def total(self) -> int:
@@ -48,7 +51,7 @@ class WireBytes:
 
 @dataclass(slots=True)
 class ExchangeCounters:
-    """What was sent to and received from other ranks since the exchange was made."""
+    """Bytes sent to and received from other ranks since the exchange was made."""
 
     wire_bytes_sent: WireBytes = field(default_factory=WireBytes)
     wire_bytes_received: WireBytes = field(default_factory=WireBytes)

@@ -1,4 +1,4 @@
-"""What ranks tell each other at the beginning of each exchange, before anything large moves.
+"""Headers that ranks exchange at the beginning of each exchange, before anything large moves.
 
     ┌───────┬──────┬──────────┬──────────┬───────────┬────────────┬────────┬────────────┐
     │ phase │ step │ settings │ requests │ has_error │ num_tables │ blamed │ counts of  │
@@ -8,7 +8,7 @@
 512 bytes from each rank to each other one. A count is how many rows of a table it wants, or sends;
 counts of further tables follow in a message of their own. So at any exchange all ranks see that one
 of them has ended, is elsewhere, was set up otherwise, or refuses the step, and all of them draw the
-same conclusion: nobody waits for what never comes.
+same conclusion: no rank waits for a message that never comes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from sparring.collective import Collective, Work
+from sparring.contracts.collective import Collective, Work
 from sparring.errors import ClosedError, PeerFailure
 from sparring.exchange.counters import MessageKind
 from sparring.exchange.link import Link, tag_of
@@ -52,7 +52,7 @@ Counts = npt.NDArray[np.int64]
 
 
 class Phase(IntEnum):
-    """What a rank is about to do."""
+    """Operation that a rank is about to begin."""
 
     LOOKUP = 1
     """Pull rows for training."""
@@ -65,7 +65,7 @@ class Phase(IntEnum):
     ENDED = 5
     """Nothing more."""
     REFRESH = 6
-    """Pull anew, of rows that were pulled before, those that a step changed."""
+    """Pull rows again that were pulled before and that a step has changed."""
 
     @property
     def verb(self) -> str:
@@ -118,7 +118,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """What all ranks said."""
+    """Headers of all ranks."""
 
     headers: list[Header]
     """In the order of ranks, this one's among them."""
@@ -175,7 +175,7 @@ class Mailbox:
                 raise given_up(self._link.collective, peer, header)
 
     def farewell_of(self, peer: int) -> Header | None:
-        """What a rank said as it ended; None where nothing of the kind has arrived."""
+        """Last header of a rank that ended; None where none has arrived."""
         if peer not in self._arrived:
             return None
         header = Header.unpacked(self._arrived[peer])
@@ -206,7 +206,7 @@ def steps_text(count: int) -> str:
 
 
 def given_up(collective: Collective, peer: int, theirs: Header) -> PeerFailure:
-    """What a rank raises that finds another one ended."""
+    """Error of a rank that finds another one ended."""
     context = collective.context
     here = f"rank {collective.rank} was in {context.operation} at step {context.step}"
     if theirs.blamed >= 0:
@@ -261,7 +261,10 @@ def exchange_headers(link: Link, mailbox: Mailbox, mine: Header, counts: Counts)
 
 
 def exchange_more_counts(link: Link, counts: Counts, first: Counts) -> Counts:
-    """The counts of all tables: `first`, and those that headers have no room for."""
+    """The counts of all tables: `first`, and those that headers have no room for.
+
+    They are no headers, which a rank that gives up sends at any time.
+    """
     if counts.shape[1] <= _NUM_COUNTS:
         return first
     rank, world_size = link.collective.rank, link.collective.world_size
@@ -272,9 +275,9 @@ def exchange_more_counts(link: Link, counts: Counts, first: Counts) -> Counts:
     for peer in range(world_size):
         if peer == rank:
             continue
-        transfers.append(link.receive(MessageKind.HEADERS, more[peer], peer, "counts"))
+        transfers.append(link.receive(MessageKind.COUNTS, more[peer], peer, "counts"))
         mine = np.ascontiguousarray(counts[peer, _NUM_COUNTS:])
-        transfers.append(link.send(MessageKind.HEADERS, mine, peer, "counts"))
+        transfers.append(link.send(MessageKind.COUNTS, mine, peer, "counts"))
     for transfer in transfers:
         link.wait(transfer)
     for peer, received in more.items():
@@ -284,7 +287,7 @@ def exchange_more_counts(link: Link, counts: Counts, first: Counts) -> Counts:
 
 
 def send_farewell(link: Link, step: int, blamed: int | None) -> None:
-    """Tells the others that this rank will take part in nothing more. Waits for nobody's answer.
+    """Tells the others that this rank will take part in nothing more. Waits for no answer.
 
     Args:
         blamed: the rank whose failure is the reason.
@@ -300,7 +303,7 @@ def send_farewell(link: Link, step: int, blamed: int | None) -> None:
             message = mine.packed(np.empty(0, np.int64))
             going.append(link.send(MessageKind.HEADERS, message, peer, "farewell"))
         except (PeerFailure, ClosedError):
-            continue  # whoever is gone needs no farewell
+            continue  # a rank that is gone needs no farewell
     seconds = _FAREWELL * link.collective.deadline_seconds
     limit = time.monotonic() + min(_MOST_FAREWELL_SECONDS, seconds)
     while not all(each.work.done() for each in going) and time.monotonic() < limit:

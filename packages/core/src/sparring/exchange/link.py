@@ -1,4 +1,4 @@
-"""The messages of one rank's exchange: counted, traced, and given up at the deadline."""
+"""Messages of one rank's exchange: counted, traced, given up at the deadline; and their buffers."""
 
 from __future__ import annotations
 
@@ -9,32 +9,39 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sparring.collective import Collective, Work, WorkContext
-from sparring.errors import PeerFailure
-from sparring.exchange.beside import Lane
-from sparring.exchange.counters import ExchangeCounters, MessageKind
-from sparring.trace import Trace
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["Link", "Transfer", "tag_of"]
+from sparring.contracts.collective import Collective, Work, WorkContext
+from sparring.errors import PeerFailure
+from sparring.exchange.counters import ExchangeCounters, MessageKind
+from sparring.exchange.serial_executor import SerialExecutor
+from sparring.runtime.trace import Trace
+
+__all__ = ["Buffers", "Link", "Transfer", "tag_of"]
+
+Bytes = npt.NDArray[np.uint8]
 
 _TAGS = {kind: number for number, kind in enumerate(MessageKind, start=1)}
 
-# Between two looks at messages under way. Looking is also what moves messages of MPI.
+# Seconds between two polls of messages under way. Polling also moves messages of MPI.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 500e-6
 
 _SPIN_SECONDS = 0.5e-3
-"""So long after the last progress the thread only yields: messages of small batches come sooner than
-a thread that sleeps wakes up."""
+"""For this time after the last progress the thread only yields: messages of small batches arrive before
+a sleeping thread wakes up."""
 
 _SLACK = 1.01
-"""The collective's own deadline comes first: it knows better who is to blame."""
+"""The collective's own deadline comes first: it knows better which rank failed."""
 
 _STALL_SECONDS = 0.02
-"""When nothing has moved for so long, it is time to ask why."""
+"""After this time without progress, `on_stall` is called."""
+
+_SMALLEST_BUFFER = 1 << 12
 
 
 def tag_of(kind: MessageKind) -> int:
-    """By which messages of a kind are told from others."""
+    """The tag of messages of a kind."""
     return _TAGS[kind]
 
 
@@ -48,11 +55,11 @@ class Transfer:
     kind: MessageKind
     is_sent: bool
     begin_ns: int
-    what: str
+    label: str
 
 
 class Link:
-    """Starts messages and looks after them. Used by the thread that drives the exchange.
+    """Starts messages and polls them. Used by the thread that drives the exchange.
 
     Args:
         collective: this rank's place in the group.
@@ -64,7 +71,7 @@ class Link:
         self.counters = counters
         self.trace: Trace | None = None
         self.on_stall: Callable[[], None] = _nothing
-        """Called again and again while nothing moves; may raise `PeerFailure`."""
+        """Called repeatedly while nothing moves; may raise `PeerFailure`."""
         # Also those of an exchange that failed: a transport may still write to their buffers.
         self._under_way: dict[int, Transfer] = {}
         self._num_outstanding = [0] * collective.world_size
@@ -73,7 +80,7 @@ class Link:
         self._moved = 0.0
 
     def begin(self, operation: str, table: str | None, step: int | None) -> None:
-        """Says what follows, for errors."""
+        """Names the operation that follows, for errors."""
         self.collective.context = WorkContext(operation, table, step)
         self._num_outstanding = [0] * self.collective.world_size
         self._moved = time.monotonic()
@@ -83,7 +90,7 @@ class Link:
         kind: MessageKind,
         buffer: Any,
         peer: int,
-        what: str = "",
+        label: str = "",
         *,
         stream: int | None = None,
     ) -> Transfer:
@@ -92,25 +99,25 @@ class Link:
         work = self.collective.send(buffer, peer, _TAGS[kind], **on)
         self.counters.wire_bytes_sent.add(kind, buffer.nbytes)
         self.counters.num_messages_sent += 1
-        return self._started(Transfer(work, buffer, peer, kind, True, 0, what))
+        return self._started(Transfer(work, buffer, peer, kind, True, 0, label))
 
     def receive(
         self,
         kind: MessageKind,
         buffer: Any,
         peer: int,
-        what: str = "",
+        label: str = "",
         *,
         stream: int | None = None,
     ) -> Transfer:
         """Starts filling an array; in a device's memory, after what is on the stream."""
         on = {} if stream is None else {"stream": stream}
         work = self.collective.receive(buffer, peer, _TAGS[kind], **on)
-        return self._started(Transfer(work, buffer, peer, kind, False, 0, what))
+        return self._started(Transfer(work, buffer, peer, kind, False, 0, label))
 
     @contextmanager
     def span(self, name: str, peer: int) -> Iterator[None]:
-        """Traces what the driving thread does in the block."""
+        """Traces the block, which the driving thread runs."""
         if self.trace is None:
             yield
             return
@@ -146,7 +153,7 @@ class Link:
                 f"{verb} {transfer.kind.value}",
                 transfer.begin_ns,
                 time.perf_counter_ns(),
-                {"peer": transfer.peer, "bytes": transfer.buffer.nbytes, "of": transfer.what},
+                {"peer": transfer.peer, "bytes": transfer.buffer.nbytes, "of": transfer.label},
             )
 
     def silent_seconds(self, peer: int) -> float:
@@ -155,8 +162,8 @@ class Link:
             return 0.0
         return time.monotonic() - self._heard[peer]
 
-    def pause(self, lane: Lane, *, has_progressed: bool) -> None:
-        """Between two looks: at once after progress, then less and less often.
+    def pause(self, executor: SerialExecutor, *, has_progressed: bool) -> None:
+        """Waits between two polls: not at all after progress, then longer and longer.
 
         Raises:
             PeerFailure: a peer that messages are under way with was silent up to the deadline.
@@ -166,13 +173,13 @@ class Link:
             self._pause = _SHORTEST_PAUSE
             self._moved = now
             return
-        if lane.is_idle and now - self._moved < _SPIN_SECONDS:
+        if executor.is_idle and now - self._moved < _SPIN_SECONDS:
             os.sched_yield()
             return
         if now - self._moved > _STALL_SECONDS:
             self.on_stall()
             self._check_deadline()
-        lane.pause(self._pause)
+        executor.pause(self._pause)
         self._pause = min(self._pause * 1.5, _LONGEST_PAUSE)
 
     def _started(self, transfer: Transfer) -> Transfer:
@@ -188,7 +195,7 @@ class Link:
         waiting = [peer for peer, count in enumerate(self._num_outstanding) if count > 0]
         if not waiting:
             return
-        # Whoever has been silent the longest: others may be waiting for that one themselves.
+        # The rank that has been silent the longest: others may be waiting for it themselves.
         peer = min(waiting, key=lambda each: self._heard[each])
         deadline = self.collective.deadline_seconds
         if time.monotonic() - self._heard[peer] <= deadline * _SLACK:
@@ -209,3 +216,41 @@ class Link:
 
 def _nothing() -> None:
     return
+
+
+def _fresh(num_bytes: int) -> Bytes:
+    return np.empty(num_bytes, np.uint8)
+
+
+class Buffers:
+    """Buffers of messages, reused: fresh memory costs a page fault for every 4 KiB. For one thread.
+
+    Args:
+        most_bytes: of unused buffers.
+        make: allocates a buffer of that many bytes.
+    """
+
+    def __init__(self, most_bytes: int = 256 << 20, make: Callable[[int], Bytes] = _fresh) -> None:
+        self._most_bytes = most_bytes
+        self._make = make
+        self._kept_bytes = 0
+        # Rounded size -> buffers of that size.
+        self._kept: dict[int, list[Bytes]] = {}
+
+    def take(self, num_bytes: int) -> Bytes:
+        """A buffer of `num_bytes` with any content; its memory begins on a multiple of 16."""
+        size = max(_SMALLEST_BUFFER, 1 << (max(1, num_bytes) - 1).bit_length())
+        kept = self._kept.get(size)
+        if kept:
+            self._kept_bytes -= size
+            return kept.pop()[:num_bytes]
+        return self._make(size)[:num_bytes]
+
+    def give_back(self, buffer: Bytes) -> None:
+        """Takes back a buffer of `take`; the caller must not use it any more."""
+        whole = buffer.base
+        assert isinstance(whole, np.ndarray)
+        if self._kept_bytes + whole.nbytes > self._most_bytes:
+            return
+        self._kept_bytes += whole.nbytes
+        self._kept.setdefault(whole.nbytes, []).append(whole)

@@ -1,4 +1,4 @@
-"""How ranks exchange rows and gradients: what a configuration may choose."""
+"""Options of exchanges, which a configuration may set."""
 
 from __future__ import annotations
 
@@ -7,26 +7,17 @@ from enum import Enum
 
 from sparring.errors import InvalidArgumentError
 
-__all__ = ["ExchangeOptions", "Schedule", "WireDtype"]
+__all__ = ["ExchangeOptions", "WireDtype"]
 
 MOST_CHUNK_ROWS = 1 << 20
 MOST_CHUNKS_IN_FLIGHT = 64
 
 
-class Schedule(Enum):
-    """In what order a rank finds, sends and receives."""
-
-    RING = "ring"
-    """Hop by hop in chunks: rows of one chunk travel while the next is found."""
-    SEQUENTIAL = "sequential"
-    """Everything is found, then one all-to-all. No overlap; for comparison."""
-
-
 class WireDtype(Enum):
-    """What numbers are while they travel. Numbers that are smaller already stay as they are."""
+    """Dtype of numbers on the wire. Numbers that are smaller already stay as they are."""
 
     EXACT = "exact"
-    """As they are, bit for bit."""
+    """Unchanged, bit for bit."""
     FLOAT32 = "float32"
     """Narrows float64 only."""
     BFLOAT16 = "bfloat16"
@@ -40,7 +31,6 @@ class ExchangeOptions:
     """All ranks must have equal ones.
 
     Args:
-        schedule: `Schedule`, or its name.
         chunk_rows: rows in one message; None has it measured when the first exchange begins, so
             that all ranks use one value.
         chunks_in_flight: how many chunks each way a rank has under way at once; with
@@ -52,7 +42,6 @@ class ExchangeOptions:
         InvalidArgumentError: a number out of range, or a name that is none.
     """
 
-    schedule: Schedule | str = Schedule.RING
     chunk_rows: int | None = None
     chunks_in_flight: int = 8
     row_wire_dtype: WireDtype | str = WireDtype.EXACT
@@ -61,7 +50,6 @@ class ExchangeOptions:
     def __post_init__(self) -> None:
         _check("chunk_rows", self.chunk_rows, MOST_CHUNK_ROWS, is_optional=True)
         _check("chunks_in_flight", self.chunks_in_flight, MOST_CHUNKS_IN_FLIGHT)
-        object.__setattr__(self, "schedule", _member(Schedule, "schedule", self.schedule))
         for name in ("row_wire_dtype", "gradient_wire_dtype"):
             object.__setattr__(self, name, _member(WireDtype, name, getattr(self, name)))
 

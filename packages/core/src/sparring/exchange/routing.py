@@ -1,13 +1,14 @@
 """Keys of several tables, grouped by the rank that owns them, and cut into chunks.
 
-What goes to one rank is a stream: the keys of the first table, then those of the second, … A chunk is
-a range of a stream of at most `chunk_rows` keys, and a piece is what it holds of one table.
+The keys for one rank form a stream: those of the first table, then those of the second, … A chunk is a
+range of a stream of at most `chunk_rows` keys; a table slice is the part of a chunk that belongs to one
+table.
 
     stream   │ table 0          │ table 1 │ table 2                       │
     chunks   │ chunk 0     │ chunk 1     │ chunk 2     │ chunk 3     │ 4 │
 
-So many small tables need no more messages than a large one. Both ends of a stream know how many keys
-of each table it has, and cut it alike.
+So many small tables need no more messages than a large one. Both ends of a stream know its number of
+keys of each table, and cut it in the same way.
 """
 
 from __future__ import annotations
@@ -19,16 +20,21 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
-from sparring.storage.contract import Keys
+from sparring.contracts.kernels import DeviceArray, KernelSet
+from sparring.contracts.results import Keys
 
 __all__ = [
     "Chunk",
-    "Piece",
+    "DeviceRouted",
+    "HopTransfers",
+    "TableSlice",
+    "hop_transfers",
+    "route_on_device",
     "Routed",
-    "Turn",
+    "ChunkTransfer",
     "chunks_of",
     "route",
-    "turns_of",
+    "chunk_transfers",
     "whole_stream",
 ]
 
@@ -36,7 +42,7 @@ Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TableSlice:
     """A range of one table's keys in a stream."""
 
     table: int
@@ -45,7 +51,7 @@ class Piece:
     """Of its keys in this stream."""
     end: int
     at: int
-    """Where it begins in the chunk, in keys."""
+    """Its begin in the chunk, in keys."""
 
     @property
     def count(self) -> int:
@@ -59,7 +65,7 @@ class Chunk:
     number: int
     begin: int
     end: int
-    pieces: tuple[Piece, ...]
+    slices: tuple[TableSlice, ...]
 
     @property
     def count(self) -> int:
@@ -78,16 +84,16 @@ def chunks_of(counts: Counts, chunk_rows: int) -> Iterator[Chunk]:
     table = 0
     for number, begin in enumerate(range(0, total, chunk_rows)):
         end = min(begin + chunk_rows, total)
-        pieces = []
+        slices = []
         at = begin
         while at < end:
             while ends[table] <= at:
                 table += 1
             first = ends[table - 1] if table else 0
             stop = min(end, ends[table])
-            pieces.append(Piece(table, at - first, stop - first, at - begin))
+            slices.append(TableSlice(table, at - first, stop - first, at - begin))
             at = stop
-        yield Chunk(number, begin, end, tuple(pieces))
+        yield Chunk(number, begin, end, tuple(slices))
 
 
 def whole_stream(counts: Counts) -> Chunk | None:
@@ -96,7 +102,7 @@ def whole_stream(counts: Counts) -> Chunk | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ChunkTransfer:
     """A chunk that is exchanged with one rank."""
 
     hop: int
@@ -104,12 +110,14 @@ class Turn:
     chunk: Chunk
 
     @property
-    def what(self) -> str:
+    def label(self) -> str:
         """For traces."""
         return f"hop {self.hop} chunk {self.chunk.number}"
 
 
-def turns_of(peers: Sequence[int], counts: Counts, chunk_rows: int) -> Iterator[Turn]:
+def chunk_transfers(
+    peers: Sequence[int], counts: Counts, chunk_rows: int
+) -> Iterator[ChunkTransfer]:
     """The chunks of several streams, one stream after the other.
 
     Args:
@@ -119,7 +127,7 @@ def turns_of(peers: Sequence[int], counts: Counts, chunk_rows: int) -> Iterator[
     """
     for hop, peer in enumerate(peers, start=1):
         for chunk in chunks_of(counts[peer], chunk_rows):
-            yield Turn(hop, peer, chunk)
+            yield ChunkTransfer(hop, peer, chunk)
 
 
 @dataclass(slots=True)
@@ -135,10 +143,10 @@ class Routed:
     streams: list[Keys]
     """The keys for each owner."""
 
-    def places(self, owner: int, piece: Piece) -> npt.NDArray[np.int64]:
-        """Where the keys of a piece stand among those of their table."""
-        first = int(self.offsets[piece.table][owner])
-        return self.orders[piece.table][first + piece.begin : first + piece.end]
+    def places(self, owner: int, part: TableSlice) -> npt.NDArray[np.int64]:
+        """Places of a slice's keys among the keys of its table."""
+        first = int(self.offsets[part.table][owner])
+        return self.orders[part.table][first + part.begin : first + part.end]
 
 
 def route(keys: Sequence[Keys], owners: npt.NDArray[np.int32], world_size: int) -> Routed:
@@ -172,3 +180,81 @@ def route(keys: Sequence[Keys], owners: npt.NDArray[np.int32], world_size: int) 
         for owner in range(world_size)
     ]
     return Routed(orders, offsets, counts, streams)
+
+
+@dataclass(slots=True)
+class DeviceRouted:
+    """Keys of several tables in the order of their owners."""
+
+    orders: list[DeviceArray]
+    """Of each table ``(u,)`` int64: places of its keys in the order of their owners."""
+    offsets: list[list[int]]
+    """Of each table, world_size + 1 numbers: where the keys of each owner begin."""
+    keys: list[DeviceArray]
+    """Of each table ``(u,)``: its keys in the order of their owners."""
+    counts: Counts
+    """``(world_size, tables)``: keys of each table at each owner."""
+
+    def range_of(self, owner: int, part: TableSlice) -> slice:
+        """The range of a slice's keys among the sorted keys of its table."""
+        first = self.offsets[part.table][owner]
+        return slice(first + part.begin, first + part.end)
+
+
+def route_on_device(
+    kernels: KernelSet, keys: Sequence[DeviceArray], owners: DeviceArray, world_size: int
+) -> DeviceRouted:
+    """Groups the keys of each table by owner. Waits for the device once a table, for the counts."""
+    routes = [kernels.route(each, owners, world_size) for each in keys]
+    take = kernels.arrays.take
+    grouped = [take(each, route.order) for each, route in zip(keys, routes, strict=True)]
+    offsets = [np.asarray(kernels.arrays.to_host(route.offsets)) for route in routes]
+    counts = np.stack([np.diff(each) for each in offsets], axis=1).astype(np.int64)
+    return DeviceRouted(
+        [route.order for route in routes], [each.tolist() for each in offsets], grouped, counts
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HopTransfers:
+    """The chunks that a rank sends and receives at the same time; either may be missing."""
+
+    hop: int
+    number: int
+    outgoing: Chunk | None
+    """To the peer that this rank serves."""
+    incoming: Chunk | None
+    """From the peer that this rank asks."""
+
+    @property
+    def label(self) -> str:
+        """For traces."""
+        return f"hop {self.hop} chunk {self.number}"
+
+
+def hop_transfers(
+    outgoing: Sequence[Counts], incoming: Sequence[Counts], chunk_rows: int
+) -> list[HopTransfers]:
+    """All transfers in order: hop after hop, in each as many as the longer side has chunks.
+
+    Both ends of a message have the same hop and number for it, and all ranks process theirs in one
+    order. So there is no deadlock: both ends of the first incomplete transfer are at it.
+
+    Args:
+        outgoing: of hop 1, 2, …: ``(tables,)`` rows that go out.
+        incoming: the same of those that come in.
+        chunk_rows: the most rows in a chunk.
+    """
+    transfers = []
+    for hop, (out, into) in enumerate(zip(outgoing, incoming, strict=True), start=1):
+        going, coming = list(chunks_of(out, chunk_rows)), list(chunks_of(into, chunk_rows))
+        for number in range(max(len(going), len(coming))):
+            transfers.append(
+                HopTransfers(
+                    hop,
+                    number,
+                    going[number] if number < len(going) else None,
+                    coming[number] if number < len(coming) else None,
+                )
+            )
+    return transfers

@@ -18,10 +18,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from sparring.descriptors import Options
+from sparring.contracts.options import Options
+from sparring.contracts.rendezvous import Membership, Rendezvous
+from sparring.contracts.shard_map import ShardMap
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring.rendezvous.contract import Membership, Rendezvous
-from sparring.rendezvous.shard_map import ShardMap
 from sparring.rendezvous.single import SingleRendezvous
 
 __all__ = ["EnvironmentOptions", "EnvironmentRendezvous", "launcher_of", "membership_from"]
@@ -63,7 +63,7 @@ class EnvironmentOptions(Options):
 
 
 class EnvironmentRendezvous(Rendezvous):
-    """What the launcher says. It has a store only in a world of one rank.
+    """The membership that a launcher describes. It has a store only in a world of one rank.
 
     Raises:
         InvalidArgumentError: there are no such variables, they make no sense, or two launchers

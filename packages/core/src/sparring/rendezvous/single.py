@@ -1,12 +1,12 @@
-"""A world of one rank: what a process is when nobody launched it with others."""
+"""A world of one rank: a process without a launcher."""
 
 from __future__ import annotations
 
 import threading
 
+from sparring.contracts.rendezvous import Membership, Rendezvous
+from sparring.contracts.shard_map import ShardMap
 from sparring.errors import DeadlineError
-from sparring.rendezvous.contract import Membership, Rendezvous
-from sparring.rendezvous.shard_map import ShardMap
 
 __all__ = ["SingleRendezvous"]
 
@@ -33,7 +33,7 @@ class SingleRendezvous(Rendezvous):
         with self._changed:
             if not self._changed.wait_for(lambda: key in self._values, timeout_seconds):
                 raise DeadlineError(
-                    f"rendezvous: nobody set {key!r} within {timeout_seconds:g} s; in a world of "
+                    f"rendezvous: no rank set {key!r} within {timeout_seconds:g} s; in a world of "
                     "one rank it must be set by this process",
                     key=key,
                 )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import secrets
 
+from sparring.snapshot.chain import merged_chunks
 from sparring.snapshot.options import SnapshotOptions
-from sparring.snapshot.reading import Snapshot, open_snapshot
-from sparring.snapshot.writing import SnapshotWriter
+from sparring.snapshot.reader import Snapshot, open_snapshot
+from sparring.snapshot.writer import SnapshotWriter
 
 __all__ = ["compact"]
 
@@ -20,7 +21,7 @@ def compact(
 ) -> Snapshot:
     """Writes the rows that a chain amounts to, and its newest state, as one full snapshot.
 
-    The step, the world size and each rank's state stay what they are. The chain is not changed.
+    The step, the world size and each rank's state are kept. The chain is not changed.
 
     Args:
         url: of the newest snapshot of the chain.
@@ -32,7 +33,7 @@ def compact(
 
     Raises:
         SnapshotError: the target exists already, or the chain cannot be read.
-        SnapshotDamagedError: a file of the chain is not what was written; nothing is committed.
+        SnapshotDamagedError: a file of the chain is damaged; nothing is committed.
         SnapshotIOError: the file system failed; nothing is committed.
     """
     source = open_snapshot(url)
@@ -50,7 +51,7 @@ def compact(
             )
             writers.append(writer)
         for name, table in source.tables.items():
-            writers[0].write_table(table, source.chunks(name))
+            writers[0].write_table(table, merged_chunks(source, name))
         for writer in writers:
             for name in source.state_names(writer.rank):
                 state = source.state(name, writer.rank)

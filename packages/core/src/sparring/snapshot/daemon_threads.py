@@ -1,20 +1,22 @@
-"""Threads that write, seal and read files of a snapshot while others are used.
+"""Background threads that write, seal and read files of a snapshot.
 
 They are daemon threads. A `ThreadPoolExecutor` takes no more work once the interpreter has begun to end,
-and that is when a save that nobody waited for is finished. From then on some versions of Python start no
-thread either: a save beside steps starts them before.
+and that is when an unawaited save finishes. From then on some versions of Python start no thread either:
+a save in the background starts them before.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
-__all__ = ["DaemonThreads"]
+__all__ = ["DaemonThreads", "read_ahead"]
 
+_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
@@ -64,3 +66,41 @@ class DaemonThreads:
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
+
+
+def read_ahead(items: Generator[_Item, None, None]) -> Iterator[_Item]:
+    """Yields the same items; each is made on a thread while the one before it is in use.
+
+    Args:
+        items: advanced by this alone, on that thread, and closed where this ends.
+    """
+    thread = _reading_thread()
+    if thread is None:
+        yield from items
+        return
+    try:
+        coming = thread.submit(partial(_taken, items))
+        while taken := coming.result():
+            coming = thread.submit(partial(_taken, items))
+            # A buffer that is held here cannot be read into.
+            yield taken.pop()
+    finally:
+        thread.close()
+        items.close()
+
+
+def _taken(items: Iterator[_Item]) -> list[_Item]:
+    """The next item; nothing at the end, because a future cannot hold a StopIteration."""
+    for item in items:
+        return [item]
+    return []
+
+
+def _reading_thread() -> DaemonThreads | None:
+    """A thread; None where the interpreter is ending, which a load may outlast, and starts none."""
+    made = DaemonThreads(1, "sparring-snapshot-read")
+    try:
+        made.start()
+    except RuntimeError:
+        return None
+    return made

@@ -1,4 +1,4 @@
-"""How the files of a snapshot are cut."""
+"""Options of the files of a snapshot."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparring.errors import InvalidArgumentError
-from sparring.snapshot.hashing import no_pause
-from sparring.snapshot.limits import NUM_PARTITIONS
+from sparring.snapshot.format.hashes import no_pause
+from sparring.snapshot.format.limits import NUM_PARTITIONS
 
 __all__ = ["SnapshotOptions"]
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOptions:
-    """How the files of a snapshot are cut, and what writing them takes.
+    """Sizes of the files of a snapshot, and of the buffers that write them.
 
     A table that fits `small_bytes` is one file. A larger one is cut into `num_ranges` ranges of
     partitions, so that a reader of some partitions reads few files.
@@ -26,8 +26,8 @@ class SnapshotOptions:
             is full, of which no more than 64 MiB are used.
         small_bytes: the largest table that is one file; held in memory as a whole. No more than
             64 MiB are used.
-        pause: called by each thread that writes after each piece of its work, of a MiB or some: who
-            gives it may let the thread sleep there, so that others have the machine.
+        pause: called by each writing thread after about a MiB of work; it may sleep, to leave the
+            machine to other threads.
 
     Raises:
         InvalidArgumentError: any of these is out of range.

@@ -1,20 +1,20 @@
 """The `memory` storage: a dict of rows. Slow, and obviously correct.
 
-It is the oracle that other storages are compared with, and what small experiments use. A row is
-kept as immutable bytes in one dict entry together with its score, so a reader beside the writer
+It is the oracle that other storages are compared with, and serves small experiments. A row is
+kept as immutable bytes in one dict entry together with its score, so a concurrent reader
 sees an old row or a new one, and no array of a caller is ever kept.
 
 Scores, by policy:
     none    not kept; a full storage refuses new keys.
     lru     the number of the last `upsert` or `touch` call that named the key.
     lfu     how many `upsert` and `touch` calls named the key.
-    custom  what the caller gives; a call without scores leaves known keys as they are and
+    custom  the caller's; a call without scores leaves known keys as they are and
             starts new ones at 0.
 
 A full storage keeps the `capacity` highest scores among its old rows and the new ones. Of equal
 scores old rows leave before new ones, so a new key with the lowest score replaces an older one of the
 same score, and is itself handed back where all others are higher; among old ones, and among new ones,
-the lowest key leaves first. So what leaves depends on rows and scores alone, which snapshots hold.
+the lowest key leaves first. So evictions depend on rows and scores alone, which snapshots hold.
 """
 
 from __future__ import annotations
@@ -29,19 +29,12 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from sparring.descriptors import Options, WholeNumber
+from sparring.contracts.capabilities import Capabilities
+from sparring.contracts.options import Options, WholeNumber
+from sparring.contracts.results import Columns, Evicted, Keys, Rows, ScanChunk, Scores
+from sparring.contracts.storage import Storage
+from sparring.contracts.table import TableConfig
 from sparring.errors import CapacityError
-from sparring.storage.contract import (
-    Capabilities,
-    Columns,
-    Evicted,
-    Keys,
-    Rows,
-    ScanChunk,
-    Scores,
-    Storage,
-)
-from sparring.table import TableConfig
 
 __all__ = ["MemoryOptions", "MemoryStorage"]
 
@@ -49,12 +42,12 @@ _MAX_SCORE = int(np.iinfo(np.uint64).max)
 
 
 class MemoryOptions(Options):
-    """What users may set on a `memory` storage."""
+    """Options of a `memory` storage."""
 
     capacity: WholeNumber | None = Field(default=None, ge=1)
     """The most rows to hold; None for no bound."""
     policy: Literal["none", "lru", "lfu", "custom"] = "none"
-    """What a score is, and so which rows leave a full storage."""
+    """The meaning of a score, and so which rows leave a full storage."""
 
 
 class _Entry(NamedTuple):
@@ -66,7 +59,7 @@ class MemoryStorage(Storage):
     """One shard of one table in a Python dict.
 
     Args:
-        table: what the rows are.
+        table: the declaration of its rows.
         options: capacity and policy; the default has neither.
         validate: check that keys are unique in each call.
     """
@@ -91,7 +84,7 @@ class MemoryStorage(Storage):
     @property
     def memory_bytes(self) -> int:
         self._check_open()
-        # What Python itself says of each part, taking every score to be an object of its own.
+        # As Python reports each part, with every score an object of its own.
         row_bytes = sys.getsizeof(bytes(self.table.row_bytes))
         entry_bytes = sys.getsizeof(_Entry(b"", 0)) + row_bytes + 2 * sys.getsizeof(_MAX_SCORE)
         return sys.getsizeof(self._entries) + len(self._entries) * entry_bytes
@@ -196,7 +189,7 @@ class MemoryStorage(Storage):
         return old_score if given is None else given
 
     def _count_surplus(self, new: Mapping[int, _Entry]) -> int:
-        """How many rows have to leave if `new` comes in; raises where none may."""
+        """The number of rows that have to leave if `new` comes in; raises where none may."""
         capacity = self._options.capacity
         if capacity is None:
             return 0

@@ -1,7 +1,8 @@
-"""The native twin of the storage contract, in both directions.
+"""The native border of the storage contract, in both directions.
 
-`NativeStorage` wraps any capsule of ``storage_abi.h`` as a `Storage`; `export_storage` wraps any
-`Storage` written in Python as such a capsule. A storage may cross the border and come back.
+`NativeStorage` wraps any capsule of ``storage_abi.h`` as a `Storage`; `capsule_of` gives the
+capsule of any `Storage`, and wraps those written in Python. A storage may cross the border and come
+back.
 """
 
 from __future__ import annotations
@@ -16,21 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native, errors
-from sparring.distributions import distribution_of
-from sparring.errors import ClosedError, InvalidArgumentError, VersionError
-from sparring.storage.contract import (
-    Capabilities,
-    Columns,
-    Evicted,
-    Keys,
-    Rows,
-    ScanChunk,
-    Scores,
-    Storage,
-)
-from sparring.table import TableConfig
+from sparring.contracts import storage_arguments as arguments
+from sparring.contracts.capabilities import Capabilities
+from sparring.contracts.results import Columns, Evicted, Keys, Rows, ScanChunk, Scores
+from sparring.contracts.storage import Storage, closed_error
+from sparring.contracts.storage_optional import SupportsCapsule, SupportsFirstTier
+from sparring.contracts.table import TableConfig
+from sparring.errors import InvalidArgumentError, VersionError
+from sparring.plugins.distributions import distribution_of
 
-__all__ = ["NativeStorage", "export_storage"]
+__all__ = ["NativeStorage", "capsule_of", "export_storage"]
 
 # The bits of SparringStat.capabilities.
 _CONCURRENT_READS, _PERSISTENT, _BOUNDED, _EVICTS, _SCORES_GIVEN = (1 << bit for bit in range(5))
@@ -54,7 +50,7 @@ _INTERNAL = 9
 _Evicted = tuple[Keys, npt.NDArray[np.uint8], Scores]
 
 _MOST_CHUNK_BYTES = 64 << 20
-"""What one chunk of a scan takes at the most, unless a single row is larger."""
+"""The most memory of one chunk of a scan, unless a single row is larger."""
 
 
 class NativeStorage(Storage):
@@ -62,9 +58,9 @@ class NativeStorage(Storage):
 
     Args:
         capsule: named ``sparring.storage``; it owns the struct and is kept until `close`.
-        table: what the rows are; its row size must be the struct's.
-        capabilities: what the struct offers; None derives them from the struct, which does not
-            say how scores and eviction work in detail.
+        table: the declaration of its rows; its row size must be the struct's.
+        capabilities: of the struct; None derives them from it, without the details of scores and
+            eviction, which it does not tell.
         validate: see `Storage`.
 
     Raises:
@@ -95,7 +91,7 @@ class NativeStorage(Storage):
             )
         self.capabilities = capabilities or _derive(stat["capabilities"], self._handle)
         self._itemsize = table.numpy_dtype.itemsize
-        # Who shows rows where they lie has them in memory; a device's are shown as copies.
+        # A struct that offers `visit` has its rows in memory; a device's are shown as copies.
         self._is_in_memory = (
             self.capabilities.native
             and self.capabilities.devices == ("cpu",)
@@ -104,7 +100,7 @@ class NativeStorage(Storage):
 
     @property
     def distribution(self) -> str:
-        """Who built the native storage, as ``sparring-hkv 0.1.0``."""
+        """The distribution that built the native storage, as ``sparring-hkv 0.1.0``."""
         distribution: str = self._handle.distribution
         return distribution
 
@@ -122,8 +118,9 @@ class NativeStorage(Storage):
 
     @property
     def handle_in_memory(self) -> Any | None:
-        """Finds rows for native code without the GIL, from memory: a trip costs no more than some
-        misses of the cache. None where rows lie elsewhere, or a subclass finds them itself."""
+        """Finds rows in memory for native code, without the GIL: a find costs no more than some
+        misses of the cache. None where rows are stored elsewhere, or a subclass overrides
+        `_find_impl`."""
         if not self._is_in_memory:
             return None
         is_own = getattr(self._find_impl, "__func__", None) is NativeStorage._find_impl
@@ -166,7 +163,7 @@ class NativeStorage(Storage):
         begin, end = columns.begin * self._itemsize, columns.end * self._itemsize
         cursor = (0, 0)
         is_done = False
-        # Memory for a chunk is taken before anybody knows how many rows there are.
+        # Memory for a chunk is taken before its number of rows is known.
         capacity = min(
             chunk_rows, max(1, self._size_impl()), max(1, _MOST_CHUNK_BYTES // (end - begin))
         )
@@ -192,11 +189,11 @@ class NativeStorage(Storage):
 
     def _close_impl(self) -> None:
         # The struct lives until the last holder of its capsule lets go. Calls that were under way,
-        # or that skip the check, find somebody who says what happened.
+        # or that skip the check, get the error from here.
         self._handle = _ClosedHandle(self.table.name)
 
     def _other_version(self, found: str) -> VersionError:
-        """Nothing of a struct of another version may be read, so the class tells who made it."""
+        """Nothing of a struct of another version may be read, so the class names its distribution."""
         module = type(self).__module__
         maker = None if module.startswith("sparring.") else distribution_of(module)
         name = "the backend" if maker is None else maker.partition(" ")[0]
@@ -223,21 +220,17 @@ class NativeStorage(Storage):
 
 
 class _ClosedHandle:
-    """Stands where the native handle was."""
+    """Takes the place of the native handle of a closed storage."""
 
     def __init__(self, table: str) -> None:
         self._table = table
 
     def __getattr__(self, name: str) -> Any:
-        raise ClosedError(
-            f"the storage of table {self._table!r} is closed; open it again with "
-            "sparring.open_storage",
-            table=self._table,
-        )
+        raise closed_error(self._table)
 
 
 class ExportAdapter:
-    """What the exported struct's callbacks call, in terms of bytes, under the GIL."""
+    """Callbacks of the exported struct, in terms of bytes, under the GIL."""
 
     # Scans that were begun and not finished; beyond this many the oldest is forgotten.
     _MAX_SCANS = 64
@@ -247,13 +240,13 @@ class ExportAdapter:
         self._scans: dict[int, _Scan] = {}
         self._next_scan = count(1)
         self.row_bytes = storage.table.row_bytes
-        front = storage.front()
-        self.first = None if front is None else front.first
-        if front is not None:
-            self.begin_visit, self.end_visit = front.begin_visit, front.end_visit
-            self.begin_update, self.end_update = front.begin_update, front.end_update
-            self.bring_up = front.bring_up
-            self.abort_update = front.abort_update
+        access = storage.first_tier_access() if isinstance(storage, SupportsFirstTier) else None
+        self.first = None if access is None else access.first
+        if access is not None:
+            self.begin_visit, self.end_visit = access.begin_visit, access.end_visit
+            self.begin_update, self.end_update = access.begin_update, access.end_update
+            self.bring_up = access.bring_up
+            self.abort_update = access.abort_update
         self.offers_touch = storage.capabilities.touch
         self.offers_evict = storage.capabilities.evict
 
@@ -272,9 +265,14 @@ class ExportAdapter:
     def upsert(
         self, keys: Keys, rows: npt.NDArray[np.uint8], scores: Scores | None
     ) -> _Evicted | None:
-        typed = np.ascontiguousarray(rows).view(self._storage.table.numpy_dtype)
-        # Who writes by way of the struct tells those who watch the storage himself.
-        return _bytes_of(self._storage._upsert_unwatched(keys, typed, scores))
+        storage = self._storage
+        checked = arguments.check_keys(keys, storage.table.name, unique=storage.validate)
+        taken = storage._check_scores(scores, len(checked))
+        if not len(checked):
+            return None
+        typed = np.ascontiguousarray(rows).view(storage.table.numpy_dtype)
+        # Unwatched: callers that write through the struct tell the watcher themselves.
+        return _bytes_of(storage.upsert_from(checked, typed, taken))
 
     def erase(self, keys: Keys) -> int:
         return self._storage.erase(keys)
@@ -367,6 +365,21 @@ class _Scan:
         self.position = 0
 
 
+def capsule_of(storage: Storage) -> object:
+    """The native handle of a storage: a capsule named ``sparring.storage`` (``storage_abi.h``).
+
+    A storage written in Python is wrapped: native callers then reach it under the GIL.
+
+    Raises:
+        ClosedError: the storage was closed.
+    """
+    # `NativeStorage` is a case of the other, tested first for speed: kernels ask in each call.
+    if isinstance(storage, (NativeStorage, SupportsCapsule)):
+        return storage.__sparring_storage__()
+    storage._check_open()
+    return export_storage(storage)
+
+
 def export_storage(storage: Storage) -> object:
     """A capsule named ``sparring.storage`` whose callbacks call `storage` under the GIL.
 
@@ -387,7 +400,7 @@ def _bytes_of(evicted: Evicted) -> _Evicted | None:
 def _derive(bits: int, handle: Any) -> Capabilities:
     evicts = bool(bits & _EVICTS)
     given = bool(bits & _SCORES_GIVEN)
-    # Who offers them orders rows by scores of its own, also where nothing bounds them.
+    # A storage that offers them orders rows by scores of its own, also where nothing bounds them.
     has_policy = evicts or handle.offers_evict or handle.offers_touch
     return Capabilities(
         persistent=bool(bits & _PERSISTENT),
@@ -404,7 +417,7 @@ def _derive(bits: int, handle: Any) -> Capabilities:
 
 @cache
 def _version(distribution: str = "sparring") -> str:
-    """Reads files: too slow for each update of a storage that is exported."""
+    """The version, kept: reading it is too slow for each update of an exported storage."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
-from sparring.updates.contract import UpdateMethod, UpdateRows
-from sparring.updates.hyperparameters import (
+from sparring.contracts.hyperparameters import (
     AdagradHyper,
     AdamHyper,
     FtrlHyper,
@@ -25,6 +24,7 @@ from sparring.updates.hyperparameters import (
     RowwiseAdagradHyper,
     SgdHyper,
 )
+from sparring.contracts.updates import UpdateMethod, UpdateRows
 
 __all__ = ["BUILTIN_METHODS", "NativeMethod"]
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
+from sparring.contracts.updates import UpdateMethod
 from sparring.errors import ConfigError, PluginError
-from sparring.names import suggestion
-from sparring.updates.contract import UpdateMethod
-from sparring.updates.resolving import resolve_method
+from sparring.runtime.suggestions import suggestion
+from sparring.updates.resolve import resolve_method
 
 if TYPE_CHECKING:
-    from sparring.plugins import PluginManager
+    from sparring.plugins.registry import PluginManager
 
 __all__ = ["method_or_native", "native_class", "optimizer_classes"]
 
@@ -64,7 +64,7 @@ def native_class(
 def method_or_native(
     name: str, plugin_manager: PluginManager, make_native: Callable[[], _Native]
 ) -> UpdateMethod | _Native:
-    """What a configuration names for the rows of tables: an update method, or else an optimizer.
+    """The update method or optimizer that a configuration names for the rows of tables.
 
     Args:
         name: of either.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparring.storage.contract import Rows
-from sparring.updates.hyperparameters import HyperParameters
+from sparring.contracts.hyperparameters import HyperParameters
+from sparring.contracts.results import Rows
 
 __all__ = ["clip_gradients"]
 

@@ -1,4 +1,4 @@
-"""What is counted of each tier of a stack."""
+"""Counters of each tier of a stack."""
 
 from __future__ import annotations
 
@@ -6,17 +6,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
 
-import numpy as np
+from sparring.runtime.fork_safety import Forkable
 
-from sparring.forking import Forkable
-
-if TYPE_CHECKING:
-    from sparring.ranks import Ranks
-
-__all__ = ["TierCounters", "TierMeter", "sum_over_ranks"]
+__all__ = ["TierCounters", "TierMeter"]
 
 
 @dataclass(slots=True)
@@ -25,9 +19,9 @@ class TierCounters:
     nor miss there."""
 
     backend: str
-    """Whose storage it is."""
+    """The name of its backend."""
     rows: int = 0
-    """Rows in it now; a row may lie in several tiers."""
+    """Rows in it now; a row may be in several tiers."""
     hits: int = 0
     """Keys that `find` had from this tier, those on their way to it included."""
     misses: int = 0
@@ -35,46 +29,29 @@ class TierCounters:
     bloom_skips: int = 0
     """Keys that the tier was not asked for, as its Bloom filter ruled them out."""
     bloom_false_positives: int = 0
-    """Keys that the filter did not rule out and the tier did not have. Where rows lie in memory, it
-    may not have been asked for them."""
+    """Keys that the filter did not rule out and the tier did not have. Where rows are in memory, the
+    filter may not have been asked about them."""
     promotions: int = 0
     """Rows that were read here and came into the first tier, those written meanwhile included."""
     evictions: int = 0
     """Rows that left this tier to make room."""
     write_failures: int = 0
-    """Attempts to write to this tier that raised; what was to be written waited."""
+    """Attempts to write to this tier that raised; their rows waited."""
     read_bytes: int = 0
     """Bytes of rows that were read from it."""
     written_bytes: int = 0
     """Bytes of rows that were written to it."""
     read_seconds: float = 0.0
-    """Time spent in its find, summed over threads. Rows that native code reads where they lie count
-    with what it does with them."""
+    """Time spent in its find, summed over threads. For rows that native code reads in place, it
+    includes the work on them."""
     write_seconds: float = 0.0
-    """Time spent in its upsert, update and erase, beside steps or within them."""
+    """Time spent in its upsert, update and erase, in the background or within steps."""
     wait_seconds: float = 0.0
-    """Time that calls waited for a write to this tier which went on beside them."""
+    """Time that calls waited for a background write to this tier."""
 
     def as_dict(self) -> dict[str, int | float | str]:
         """For JSON."""
         return asdict(self)
-
-
-def sum_over_ranks(tiers: list[TierCounters], ranks: Ranks) -> list[TierCounters]:
-    """The counters of one table's tiers on all ranks together; every rank calls it."""
-    names = [each.name for each in fields(TierCounters) if each.name != "backend"]
-    mine = np.array([[getattr(tier, name) for name in names] for tier in tiers], np.float64)
-    sums = ranks.sum(mine.reshape(-1)).reshape(mine.shape).tolist()
-    return [
-        TierCounters(
-            tier.backend,
-            **{
-                name: type(getattr(tier, name))(value)
-                for name, value in zip(names, values, strict=True)
-            },
-        )
-        for tier, values in zip(tiers, sums, strict=True)
-    ]
 
 
 class TierMeter(Forkable):
@@ -104,7 +81,7 @@ class TierMeter(Forkable):
             self.counters.bloom_false_positives += false_positives
 
     def waited(self, seconds: float) -> None:
-        """A call waited for a write that went on beside it."""
+        """A call waited for a background write."""
         with self._lock:
             self.counters.wait_seconds += seconds
 

@@ -1,4 +1,4 @@
-"""What users may set on a stack, and what a budget in bytes means to a backend."""
+"""Options of a stack, and the option of a backend that a budget in bytes becomes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from sparring.descriptors import ByteCount, InnerStorage, OptionProblem, Options
+from sparring.contracts.descriptors import InnerStorage, OptionProblem
+from sparring.contracts.options import ByteCount, Options
 from sparring.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from sparring.descriptors import StorageDescriptor
-    from sparring.plugins import PluginManager
+    from sparring.contracts.descriptors import StorageDescriptor
+    from sparring.plugins.registry import PluginManager
 
 __all__ = ["TierOptions", "TieredOptions", "backend_options", "inner_storages", "tier_problems"]
 
@@ -38,7 +39,7 @@ def _named(value: object) -> object:
 
 
 class TieredOptions(Options):
-    """What users may set on a stack of storages."""
+    """Options of a stack of storages."""
 
     tiers: tuple[Annotated[TierOptions, BeforeValidator(_named)], ...]
     """From the hottest to the last. An item is a mapping, or the name of a backend."""
@@ -50,15 +51,15 @@ class TieredOptions(Options):
     once before, or none. Rows that are written always do."""
     false_positive_rate: float = Field(default=0.01, ge=2e-6, le=0.5)
     """The share of unseen keys that a tier below the first may be asked for in vain."""
-    write_back: Literal["beside", "within"] = "beside"
-    """Where rows that go down to the last tier are written: ``beside`` the steps that follow,
-    where a container runs the table and that tier bears readers beside a writer; ``within`` the
-    write that pushed them out."""
-    holding_bytes: ByteCount = Field(default=64 << 20, ge=1)
+    write_back: Literal["background", "inline"] = "background"
+    """Where rows that go down to the last tier are written: ``background``: on a thread of the
+    container's event loop, where that tier allows readers while it is written to; ``inline``:
+    within the write that pushed them out."""
+    buffer_bytes: ByteCount = Field(default=64 << 20, ge=1)
     """The most memory for rows on their way to a lower tier, and for rows that wait to be
     promoted. A write that might need more waits for the lower tier first."""
     deadline_seconds: float = Field(default=30.0, gt=0, allow_inf_nan=False)
-    """How long a call waits for a write to the last tier that goes on beside it."""
+    """The most seconds that a call waits for a background write to the last tier."""
 
     @field_validator("tiers")
     @classmethod
@@ -83,7 +84,7 @@ def inner_storages(options: TieredOptions) -> Sequence[InnerStorage]:
 
 
 def tier_problems(options: TieredOptions, manager: PluginManager) -> Sequence[OptionProblem]:
-    """What is wrong with budgets and bounds, as far as no table need be known."""
+    """Problems of budgets and bounds that can be found without a table."""
     problems = []
     for place in range(len(options.tiers)):
         try:
@@ -111,8 +112,8 @@ def backend_options(
     user chose none.
 
     Raises:
-        InvalidArgumentError: a budget for a backend that takes no bound, besides a bound of its
-            own, or a bounded tier above the last that would refuse rows.
+        InvalidArgumentError: a budget for a backend that takes no bound, or together with a bound
+            of its own, or a bounded tier above the last that would refuse rows.
     """
     tier = options.tiers[place]
     descriptor = manager.storage(tier.backend)
@@ -155,7 +156,7 @@ def _bounds(descriptor: StorageDescriptor) -> list[str]:
 
 
 def _bounded_backends(manager: PluginManager) -> list[str]:
-    from sparring.descriptors import StorageDescriptor
+    from sparring.contracts.descriptors import StorageDescriptor
 
     return sorted(
         offer.descriptor.name

@@ -1,4 +1,4 @@
-"""One tier of a stack: a storage, and what the stack knows of its rows."""
+"""One tier of a stack: a storage, its filters, its write buffer and its counters."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
-from sparring.bloom import GrowingBloomFilter
-from sparring.storage.contract import Columns, Evicted, Keys, Rows, Scores, Storage
+from sparring.contracts.results import Columns, Evicted, Keys, Rows, Scores
+from sparring.contracts.storage import Storage
+from sparring.kernels.bloom import GrowingBloomFilter
 from sparring.storage.native import NativeStorage
 from sparring.storage.tiered.counters import TierMeter
-from sparring.storage.tiered.holding import Held, HoldingBuffer
+from sparring.storage.tiered.write_buffer import BufferedRows, WriteBuffer
 
 __all__ = ["PROBE", "Below", "Tier"]
 
 PROBE = Columns(0, 1)
-"""The least that can be read of a row, for who only asks whether there is one."""
+"""The least that can be read of a row, to learn whether there is one."""
 
 _PLANNED_KEYS = 65_536
 _PLANNED_DIRTY_KEYS = 1 << 18
@@ -32,10 +33,10 @@ _MOST_DIRTY_SHARE = 4
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """What a find came to in a lower tier."""
+    """Result of a find in a lower tier."""
 
     keys: Keys
-    """Those that the tier has."""
+    """Keys that the tier has."""
     rows: Rows | None
     """Their whole rows, where these were wanted."""
     missing: Keys
@@ -47,12 +48,12 @@ class Tier:
 
     Args:
         backend: the name of the storage's backend.
-        storage: what keeps the rows; it belongs to the tier from now on.
+        storage: of the rows; the tier owns it from now on.
         false_positive_rate: of the filter.
 
     Attributes:
         keys_filter: which keys the storage may have; None for a first tier, which is always asked.
-        holding: rows that were handed down and have not arrived; they are newer than those of
+        write_buffer: rows that were handed down and have not arrived; they are newer than those of
             the storage.
         dirty: which keys may have a newer row here than below; a superset. None for a last tier.
     """
@@ -65,22 +66,22 @@ class Tier:
         self.is_last = is_last
         self.rate = rate
         self.meter = TierMeter(backend)
-        self.holding = HoldingBuffer(storage.table.width, storage.table.numpy_dtype)
+        self.write_buffer = WriteBuffer(storage.table.width, storage.table.numpy_dtype)
         self.num_erased = 0
         self.dirty = None if is_last else self._dirty_filter(0)
         self.keys_filter: GrowingBloomFilter | None = None
         if not is_first:
             self.keys_filter = self._filter_of_all()
         if self.dirty is not None and storage.size:
-            # Rows of an earlier process: nobody knows what lies below.
+            # Rows of an earlier process: those below may be older.
             for chunk in storage.scan(columns=PROBE):
                 self.dirty.add(chunk.keys)
 
     @property
-    def serves_readers_alone(self) -> bool:
-        """Whether readers must keep away while rows are written to it.
+    def excludes_readers(self) -> bool:
+        """Whether no reader may look while rows are written to it.
 
-        They must where a written row could push out another, which is nowhere for a moment.
+        So it is where a written row could push out another, which is nowhere for a moment.
         """
         offered = self.storage.capabilities
         return not self.is_last or offered.evicts or not offered.concurrent_reads
@@ -88,12 +89,12 @@ class Tier:
     @property
     def memory_bytes(self) -> int:
         filters = sum(each.memory_bytes for each in (self.dirty, self.keys_filter) if each)
-        return self.storage.memory_bytes + self.holding.num_bytes + filters
+        return self.storage.memory_bytes + self.write_buffer.num_bytes + filters
 
     # -- reading ----------------------------------------------------------------
 
     def find(self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]) -> None:
-        """As the storage's twin, and counts. `found` and `rows` are written throughout."""
+        """Reads rows as `Storage.find_into` does, and counts."""
         start = time.perf_counter()
         self.storage._find_impl(keys, columns, rows, found)
         seconds = time.perf_counter() - start
@@ -125,8 +126,8 @@ class Tier:
             columns: the part of each row that is wanted.
             rows: ``(n, width of columns)``.
             found: ``(n,)``.
-            room: where whole rows are kept besides, ``(at least len(missing), width)``.
-            is_counted: it tells of training; otherwise no counter changes.
+            room: takes the whole rows, too, ``(at least len(missing), width)``; None: nothing does.
+            is_counted: add to the counters of the tier.
         """
         handle = self._handle
         if handle is None:
@@ -153,8 +154,8 @@ class Tier:
         found: npt.NDArray[np.bool_],
         lend: Callable[[int], Rows | None],
     ) -> Below | None:
-        """As `find` of the first tier and `find_missing` of the second in one call, where the rows
-        of both lie in memory and none are on their way between them.
+        """`find` of the first tier and `find_missing` of the second in one call, where the rows
+        of both are in memory and none are on their way between them.
 
         Args:
             second: the tier below this one.
@@ -162,10 +163,10 @@ class Tier:
             lend: gives room for as many whole rows, or None.
 
         Returns:
-            What the second had; None where the tiers are not such, and nothing has been done.
+            The rows of the second; None where the tiers are not such, and nothing was done.
         """
         handle, below = self._handle, second._handle
-        if handle is None or below is None or second.holding:
+        if handle is None or below is None or second.write_buffer:
             return None
         assert second.keys_filter is not None
         size = rows.itemsize
@@ -185,8 +186,8 @@ class Tier:
 
     @property
     def _handle(self) -> Any | None:
-        """Of a storage whose rows lie in memory. It is not kept: it would keep the rows of a storage
-        that was closed, and find them."""
+        """Native handle of a storage whose rows are in memory. It is not kept, as it would keep the
+        rows of a closed storage, and find them."""
         if not isinstance(self.storage, NativeStorage):
             return None
         return self.storage.handle_in_memory
@@ -199,7 +200,7 @@ class Tier:
         room: Rows | None,
         is_counted: bool,
     ) -> Below:
-        """What native code met in this tier, which is counted."""
+        """Counts a native find in this tier, and returns its result."""
         keys, missing, num_skipped, seconds = met
         if is_counted and len(keys) + len(missing):
             width = (columns.end - columns.begin) if room is None else room.shape[1]
@@ -219,7 +220,7 @@ class Tier:
         room: Rows | None,
         is_counted: bool,
     ) -> Below:
-        """The same for any storage, in steps of NumPy."""
+        """`find_missing` for any storage, with NumPy."""
         assert self.keys_filter is not None
         may_have = self.keys_filter.contains(keys[missing])
         asked = missing[may_have]
@@ -251,7 +252,7 @@ class Tier:
         return Below(asked_keys, None if room is None else part, still_missing)
 
     def has(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Which keys have a row in the storage. Counts nothing but what the filter spares."""
+        """Which keys have a row in the storage. Counts only the finds that the filter saves."""
         found = np.zeros(len(keys), np.bool_)
         asked: npt.NDArray[np.bool_] | slice = slice(None)
         if self.keys_filter is not None:
@@ -270,7 +271,7 @@ class Tier:
     # -- writing ----------------------------------------------------------------
 
     def upsert(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
-        """Writes rows, and gives what had to leave."""
+        """Writes rows; returns those that had to leave."""
         if self.keys_filter is not None:
             self.keys_filter.add(keys)
         with self.meter.writing(rows.nbytes):
@@ -278,33 +279,33 @@ class Tier:
         self.meter.counters.evictions += len(evicted)
         return evicted
 
-    def receive(self, held: Held) -> Evicted:
-        """Writes rows that were handed down, and gives what had to leave."""
+    def receive(self, arriving: BufferedRows) -> Evicted:
+        """Writes rows that were handed down; returns those that had to leave."""
         takes_scores = self.storage.capabilities.scores == "given"
-        return self.upsert(held.keys, held.rows, held.scores if takes_scores else None)
+        return self.upsert(arriving.keys, arriving.rows, arriving.scores if takes_scores else None)
 
     def erase(self, keys: Keys) -> None:
-        """Removes keys from the storage and from what is on its way there."""
+        """Removes keys from the storage and from its write buffer."""
         asked = keys
         if self.keys_filter is not None:
             asked = keys[self.keys_filter.contains(keys)]
         if len(asked):
             with self.meter.writing(0):
                 self.num_erased += self.storage._erase_impl(asked)
-        self.holding.remove(keys)
+        self.write_buffer.remove(keys)
 
     def clear(self) -> None:
         self.storage._clear_impl()
-        self.holding.clear()
+        self.write_buffer.clear()
         self.num_erased = 0
         for each in (self.keys_filter, self.dirty):
             if each is not None:
                 each.clear()
 
-    # -- what is known of the rows ------------------------------------------------
+    # -- filters -------------------------------------------------------------------
 
     def note_dirty(self, keys: Keys) -> None:
-        """The rows of `keys` are newer than those below, or will be in a moment."""
+        """Notes that rows of `keys` are newer than those below, or will be in a moment."""
         if self.dirty is not None:
             self.dirty.add(keys)
 
@@ -315,7 +316,7 @@ class Tier:
         return self.dirty.contains(keys)
 
     def refresh_filter(self) -> None:
-        """Makes the filter anew where many of its keys were erased, which it cannot forget."""
+        """Rebuilds the filter where many of its keys, which it cannot forget, were erased."""
         if self.keys_filter is None:
             return
         limit = max(_LEAST_ERASED, _MOST_ERASED_SHARE * self.keys_filter.num_added)
@@ -323,7 +324,7 @@ class Tier:
             self._renew_filter()
 
     def join_filter(self) -> None:
-        """Makes one filter of one that grew in parts, each of which has to be asked."""
+        """Rebuilds a filter that grew in parts, each of which has to be asked, as one."""
         if self.keys_filter is not None and self.keys_filter.num_parts > _MOST_FILTER_PARTS:
             self._renew_filter()
 

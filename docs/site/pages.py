@@ -1,0 +1,80 @@
+"""Pages of the site that are not files of `docs/`: the API reference, packages, and linked sources.
+
+MkDocs calls this file: `hooks` in `mkdocs.yml`.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[2]
+# The target of a Markdown link that is a path, without what follows `#`.
+TARGET = re.compile(r"(?<=\]\()(?!\w+:|#)[^)#\s]+")
+
+# Each page holds the public names of these modules: those of `__all__`.
+MODULES = {
+    "sparring": (),
+    "sparring.contracts": (),
+    "sparring.adapter": (),
+    "sparring.errors": (),
+    "sparring_torch": (),
+    "sparring_tf": (),
+    "sparring_hkv": (),
+    "sparring_rocksdb": (),
+    "sparring_redis": (),
+    "sparring_train": ("sparring_train.hookspecs",),
+    "sparring_testing": (),
+    "sparring_plan": ("sparring_plan.simulation.model", "sparring_plan.simulation.replay"),
+}
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Adds the API reference, the pages of packages, and each file that a page links to."""
+    for package, modules in MODULES.items():
+        page = f"# {package}\n\n::: {package}\n"
+        page += "".join(f"\n## {module}\n\n::: {module}\n" for module in modules)
+        files.append(File.generated(config, f"api/{package}.md", content=page))
+    for pattern in ("packages/*/README.md", "packages/*/CHANGELOG.md"):
+        for path in sorted(ROOT.glob(pattern)):
+            name = str(path.relative_to(ROOT))
+            files.append(File.generated(config, name, content=path.read_text()))
+    for file in list(files.documentation_pages()):
+        for target in TARGET.findall(file.content_string):
+            source = source_of(file.src_uri, target)
+            if (ROOT / source).is_file() and files.get_file_from_path(in_site(source)) is None:
+                text = (ROOT / source).read_bytes()
+                files.append(File.generated(config, in_site(source), content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Points each link that leaves its folder of the checkout to the same file in the site."""
+    del config, files
+    place = page.file.src_uri
+
+    def moved(match: re.Match[str]) -> str:
+        target = in_site(source_of(place, match[0]))
+        return posixpath.relpath(target, posixpath.dirname(place) or ".")
+
+    return TARGET.sub(moved, markdown)
+
+
+def source_of(page: str, target: str) -> str:
+    """Returns the path in the checkout of what a page links to."""
+    place = page if page.startswith("packages/") else f"docs/{page}"
+    source = posixpath.normpath(posixpath.join(posixpath.dirname(place), target))
+    readme = f"{source}/README.md"
+    return readme if (ROOT / readme).is_file() else source
+
+
+def in_site(source: str) -> str:
+    """Returns where a file of the checkout is in the site. Sources are shown as text."""
+    if source.startswith("docs/"):
+        return source.removeprefix("docs/")
+    return source if source.endswith(".md") else f"{source}.txt"

@@ -1,0 +1,180 @@
+"""The lists of files in `docs/explanation/architecture.md`, made from what really runs.
+
+    python docs/site/walks.py batch      prints the files that a walk runs through, in order
+    python docs/site/walks.py --write    writes all lists into the page, with docstrings' first lines
+
+Needs sparring, sparring-hkv, sparring-testing and sparring-torch. Each walk runs before it is
+recorded, so that its list has no file that is only needed once.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+import sparring
+import sparring_torch as st
+from sparring.adapter import StepContainer, make_plugin_manager
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+
+PACKAGES = Path(__file__).parents[2] / "packages"
+PAGE = PACKAGES.parent / "docs/explanation/architecture.md"
+TABLE = sparring.TableConfig("item", 8)
+
+
+class Recorder:
+    """Modules of sparring in which Python functions are called, in order of the first call."""
+
+    def __init__(self) -> None:
+        self.modules: dict[str, None] = {}
+        self._is_on = False
+        # Threads that exist already are not seen, so this comes before any walk.
+        threading.setprofile(self._note)
+        sys.setprofile(self._note)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        self._is_on = True
+        yield
+        self._is_on = False
+
+    def _note(self, frame: FrameType, event: str, _: object) -> None:
+        if self._is_on and event == "call":
+            self.modules.setdefault(str(frame.f_globals.get("__name__")))
+
+
+class Model:
+    """One pooled table, trained by torch's Adagrad."""
+
+    def __init__(self, container: StepContainer | None = None) -> None:
+        config = st.EmbeddingBagConfig(name="item", embedding_dim=8, feature_names=["clicked"])
+        self.bags = st.EmbeddingBagCollection(tables=[config], container=container)
+        self.optimizer = st.Optimizer(self.bags, torch.optim.Adagrad, lr=0.05)
+        self.container = self.optimizer.container
+
+    def step(self) -> None:
+        ids = torch.randint(0, 1000, (64,))
+        batch = st.KeyedJaggedTensor(["clicked"], ids, lengths=torch.full((32,), 2))
+        self.bags(batch).values().sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def batch(recorder: Recorder) -> None:
+    model = Model()
+    for _ in range(3):
+        model.step()
+    with recorder.recording():
+        model.step()
+
+
+def batch_over_two_ranks(recorder: Recorder) -> None:
+    group = sparring.LocalGroup(2)
+    ready = threading.Barrier(2, timeout=300)
+
+    def rank(number: int) -> None:
+        container = StepContainer(collective=group.join(number), rendezvous=ThreadRendezvous(2))
+        model = Model(container)
+        for _ in range(3):
+            model.step()
+        ready.wait()
+        if number == 0:
+            with recorder.recording():
+                model.step()
+        else:
+            model.step()
+        ready.wait()
+        container.close()
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+
+
+def save(recorder: Recorder) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        model = Model()
+        model.step()
+        model.container.save(f"{folder}/first")
+        model.step()
+        with recorder.recording():
+            model.container.save(f"{folder}/second")
+
+
+def load(recorder: Recorder) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        model = Model()
+        model.step()
+        model.container.save(f"{folder}/first")
+        Model().container.load(f"{folder}/first")
+        empty = Model()
+        with recorder.recording():
+            empty.container.load(f"{folder}/first")
+
+
+def plugin(recorder: Recorder) -> None:
+    sparring.open_storage("hkv", TABLE, plugin_manager=make_plugin_manager()).close()
+    with recorder.recording():
+        sparring.open_storage("hkv", TABLE, plugin_manager=make_plugin_manager()).close()
+
+
+WALKS: dict[str, Callable[[Recorder], None]] = {
+    "batch": batch,
+    "batch over two ranks": batch_over_two_ranks,
+    "save": save,
+    "load": load,
+    "plugin": plugin,
+}
+
+
+def files_of(walk: str) -> list[Path]:
+    """Returns the files of all packages that a walk runs through, relative to `packages/`."""
+    recorder = Recorder()
+    WALKS[walk](recorder)
+    sys.setprofile(None)
+    files = []
+    for module in recorder.modules:
+        if module.startswith("sparring") and not module.startswith("sparring_testing"):
+            file = sys.modules[module].__file__
+            assert file is not None
+            files.append(Path(file).resolve().relative_to(PACKAGES))
+    return files
+
+
+def main(arguments: list[str]) -> None:
+    if arguments != ["--write"]:
+        print("\n".join(map(str, files_of(arguments[0]))))
+        return
+    page = PAGE.read_text()
+    for walk in WALKS:
+        in_core, others = [], []
+        for file in files_of(walk):
+            name = str(file).removeprefix("core/src/sparring/")
+            line = f"[`{name}`](../../packages/{file}): {first_line(file)}"
+            (in_core if name != str(file) else others).append(line)
+        text = "".join(f"{number}. {line}\n" for number, line in enumerate(in_core, 1))
+        text += "\nAround core:\n\n" * bool(others) + "".join(f"- {line}\n" for line in others)
+        span = rf"(?<=<!-- walk: {walk} -->\n).*?(?=<!-- end -->)"
+        page = re.sub(span, lambda _, text=text: f"\n{text}\n", page, count=1, flags=re.S)
+    PAGE.write_text(page)
+
+
+def first_line(file: Path) -> str:
+    """Returns the first sentence of a module's docstring."""
+    text = ast.get_docstring(ast.parse((PACKAGES / file).read_text())) or ""
+    return " ".join(text.split("\n\n", maxsplit=1)[0].split()).rstrip(".").split(". ")[0] + "."
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

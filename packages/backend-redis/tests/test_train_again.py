@@ -1,0 +1,68 @@
+"""`sparring train` over rows in Redis that an earlier run left: refused, or resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.cli.application import main
+from sparring_redis.testing.server import RedisServer
+
+pytest.importorskip("sparring_torch", reason="needs sparring-torch")
+
+CONFIG = """
+seed: 3
+threads: 1
+data: {kind: movielens, path: ratings.csv, batch_size: 32}
+model: {kind: matrix_factorization, dim: 4}
+training: {epochs: 2}
+"""
+
+
+@pytest.fixture(autouse=True)
+def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(5)
+    triples = zip(*(random.integers(1, 6, 200).tolist() for _ in range(3)), strict=True)
+    lines = [f"{user},{item},{score},0" for user, item, score in triples]
+    Path("ratings.csv").write_text("\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n")
+    Path("run.yaml").write_text(CONFIG)
+
+
+def storage(server: RedisServer, prefix: str, is_stacked: bool) -> str:
+    redis = {"backend": "redis", "options": {"url": server.url, "prefix": prefix}}
+    stack = {"backend": "tiered", "options": {"tiers": ["memory", redis]}}
+    return f"storage={json.dumps(stack if is_stacked else redis)}"
+
+
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_a_run_that_begins_again_is_refused_where_rows_are(
+    is_stacked: bool,
+    server: RedisServer,
+    new_prefix: Callable[[], str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def train(*more: str) -> tuple[int, dict[str, Any], str]:
+        code = main(["train", "run.yaml", *more, "--json"])
+        out, err = capsys.readouterr()
+        result = json.loads(out.splitlines()[-1]) if code == 0 else {}
+        return code, {name: result.get(name) for name in ("metrics", "rows", "steps")}, err
+
+    prefix, other = new_prefix(), new_prefix()
+    kept, saved = storage(server, prefix, is_stacked), "snapshots.url=saved"
+    assert train(kept, saved, "training.steps=4")[0] == 0
+
+    code, _, said = train(kept)
+    assert code == 2
+    assert f"redis (url {server.url}, prefix {prefix}) has 5 rows of table 'user' already" in said
+    assert "go on with the earlier run (--resume), keep the rows of this one elsewhere" in said
+    assert "step 1" not in said
+    # Another prefix holds no rows, and the refused run changed none.
+    code, expected, _ = train(storage(server, other, is_stacked))
+    assert code == 0
+    assert train(kept, saved, "--resume")[:2] == (0, expected)

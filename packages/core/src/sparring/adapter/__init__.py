@@ -1,0 +1,199 @@
+"""Names of core for framework packages, besides `sparring.contracts` and `sparring.errors`.
+
+Each name is imported from its home when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparring._lazy import names_from
+
+if TYPE_CHECKING:
+    from sparring._native import (
+        Publication,
+        gather,
+        key_gradients,
+        lookups,
+        pool,
+        pool_backward,
+        pool_weight_gradient,
+        segment_sum,
+    )
+    from sparring.adapter.model_shapes import (
+        check_factors,
+        dot_product_dim,
+        dot_product_pairs,
+    )
+    from sparring.collective.inbox import (
+        NO_RANK,
+        WORD_TAG,
+        Failure,
+        Inquiry,
+        Word,
+        WordKind,
+        empty_word,
+    )
+    from sparring.collective.nccl import (
+        NcclCollective,
+    )
+    from sparring.collective.nccl_library import (
+        open_cuda,
+        open_nccl,
+        why_nccl_is_unavailable,
+    )
+    from sparring.engine.apply.gather import (
+        TableUpdate,
+    )
+    from sparring.engine.checkpoint.agreement import (
+        Rounds,
+        agree,
+        check_alike,
+    )
+    from sparring.engine.checkpoint.requests import (
+        SaveOptions,
+        State,
+    )
+    from sparring.engine.container import (
+        StepContainer,
+    )
+    from sparring.engine.device_gradients import (
+        BagGradients,
+        DeviceGradients,
+    )
+    from sparring.engine.device_lookup import (
+        DeviceLookup,
+        looked_up_on_device,
+        pulls_on_device,
+        told_on_device,
+    )
+    from sparring.engine.job_bootstrap import (
+        AUTO,
+        join_job,
+    )
+    from sparring.engine.lookup import (
+        Lookup,
+    )
+    from sparring.engine.optimizer_state import (
+        TableState,
+        give_states,
+        method_state,
+    )
+    from sparring.engine.prefetch import (
+        Prefetch,
+    )
+    from sparring.engine.resource_manager import (
+        ResourceManager,
+    )
+    from sparring.engine.table_entry import (
+        StorageChoice,
+        storage_device,
+    )
+    from sparring.engine.table_group import (
+        StorageLike,
+        TableDeclaration,
+        TableGroup,
+        declared,
+        given_storages,
+        joined_container,
+        non_finite_policy,
+        shared_settings,
+    )
+    from sparring.exchange.options import (
+        ExchangeOptions,
+    )
+    from sparring.plugins.registry import (
+        PluginManager,
+        make_plugin_manager,
+    )
+    from sparring.rendezvous.environment import (
+        EnvironmentOptions,
+        membership_from,
+    )
+    from sparring.runtime.suggestions import (
+        suggestion,
+    )
+    from sparring.snapshot.format.description import (
+        TableDescription,
+    )
+    from sparring.snapshot.open import (
+        open_place,
+    )
+    from sparring.snapshot.reader import (
+        Snapshot,
+        open_snapshot,
+    )
+    from sparring.snapshot.writer import (
+        SnapshotWriter,
+    )
+    from sparring.updates.by_name import (
+        method_or_native,
+        native_class,
+        optimizer_classes,
+    )
+    from sparring.updates.resolve import (
+        hyper_from,
+        hypers_by_table,
+        resolve_method,
+    )
+
+__getattr__ = names_from(
+    globals(),
+    {
+        "sparring._native": (
+            "Publication gather key_gradients lookups pool pool_backward pool_weight_gradient "
+            "segment_sum"
+        ),
+        "sparring.adapter.model_shapes": "check_factors dot_product_dim dot_product_pairs",
+        "sparring.collective.inbox": "Failure Inquiry NO_RANK WORD_TAG Word WordKind empty_word",
+        "sparring.collective.nccl": "NcclCollective",
+        "sparring.collective.nccl_library": "open_cuda open_nccl why_nccl_is_unavailable",
+        "sparring.engine.apply.gather": "TableUpdate",
+        "sparring.engine.checkpoint.agreement": "Rounds agree check_alike",
+        "sparring.engine.checkpoint.requests": "SaveOptions State",
+        "sparring.engine.container": "StepContainer",
+        "sparring.engine.device_gradients": "BagGradients DeviceGradients",
+        "sparring.engine.device_lookup": (
+            "DeviceLookup looked_up_on_device pulls_on_device told_on_device"
+        ),
+        "sparring.engine.job_bootstrap": "AUTO join_job",
+        "sparring.engine.lookup": "Lookup",
+        "sparring.engine.optimizer_state": "TableState give_states method_state",
+        "sparring.engine.prefetch": "Prefetch",
+        "sparring.engine.resource_manager": "ResourceManager",
+        "sparring.engine.table_entry": "StorageChoice storage_device",
+        "sparring.engine.table_group": (
+            "StorageLike TableDeclaration TableGroup declared given_storages joined_container "
+            "non_finite_policy shared_settings"
+        ),
+        "sparring.exchange.options": "ExchangeOptions",
+        "sparring.plugins.registry": "PluginManager make_plugin_manager",
+        "sparring.rendezvous.environment": "EnvironmentOptions membership_from",
+        "sparring.runtime.suggestions": "suggestion",
+        "sparring.snapshot.format.description": "TableDescription",
+        "sparring.snapshot.open": "open_place",
+        "sparring.snapshot.reader": "Snapshot open_snapshot",
+        "sparring.snapshot.writer": "SnapshotWriter",
+        "sparring.updates.by_name": "method_or_native native_class optimizer_classes",
+        "sparring.updates.resolve": "hyper_from hypers_by_table resolve_method",
+    },
+)
+
+# Packed: one name a line would hide the rest of this file.
+# fmt: off
+__all__ = [
+    "AUTO", "BagGradients", "DeviceGradients", "DeviceLookup", "EnvironmentOptions",
+    "ExchangeOptions", "Failure", "Inquiry", "Lookup", "NO_RANK", "NcclCollective",
+    "PluginManager", "Prefetch", "Publication", "ResourceManager", "Rounds", "SaveOptions",
+    "Snapshot", "SnapshotWriter", "State", "StepContainer", "StorageChoice", "StorageLike",
+    "TableDeclaration", "TableDescription", "TableGroup", "TableState", "TableUpdate", "WORD_TAG",
+    "Word", "WordKind", "agree", "check_alike", "check_factors", "declared", "dot_product_dim",
+    "dot_product_pairs", "empty_word", "gather", "give_states", "given_storages", "hyper_from",
+    "hypers_by_table", "join_job", "joined_container", "key_gradients", "looked_up_on_device",
+    "lookups", "make_plugin_manager", "membership_from", "method_or_native", "method_state",
+    "native_class", "non_finite_policy", "open_cuda", "open_nccl", "open_place", "open_snapshot",
+    "optimizer_classes", "pool", "pool_backward", "pool_weight_gradient", "pulls_on_device",
+    "resolve_method", "segment_sum", "shared_settings", "storage_device", "suggestion",
+    "told_on_device", "why_nccl_is_unavailable"
+]
+# fmt: on

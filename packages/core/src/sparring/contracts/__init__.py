@@ -1,0 +1,191 @@
+"""The contracts that authors of plugins read and may rely on.
+
+Each name is imported from its home when it is first used; nothing here loads the native library.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparring._lazy import names_from
+
+if TYPE_CHECKING:
+    from sparring.contracts.admission import (
+        Admission,
+        AdmissionLike,
+        Bloom,
+        Frequency,
+        Probability,
+        admission_from,
+    )
+    from sparring.contracts.array_header import (
+        new_header,
+    )
+    from sparring.contracts.background import (
+        Background,
+    )
+    from sparring.contracts.capabilities import (
+        Capabilities,
+    )
+    from sparring.contracts.collective import (
+        NUM_TAGS,
+        Array,
+        Collective,
+        Reduction,
+        Work,
+        WorkContext,
+    )
+    from sparring.contracts.descriptors import (
+        API_VERSION,
+        CollectiveDescriptor,
+        CommandDescriptor,
+        Descriptor,
+        FrameworkDescriptor,
+        InnerStorage,
+        KernelsDescriptor,
+        OptionProblem,
+        RendezvousDescriptor,
+        StorageDescriptor,
+        UpdateMethodDescriptor,
+    )
+    from sparring.contracts.hookspecs import (
+        hookimpl,
+        hookspec,
+    )
+    from sparring.contracts.hyperparameters import (
+        HyperParameters,
+    )
+    from sparring.contracts.initializers import (
+        Constant,
+        Initializer,
+        Normal,
+        TruncatedNormal,
+        Uniform,
+        Xavier,
+        Zeros,
+    )
+    from sparring.contracts.kernels import (
+        ArraySource,
+        Dedup,
+        DeviceArray,
+        Indices,
+        KernelSet,
+        NumEvicted,
+        Pooling,
+        Rounding,
+        Route,
+        StorageChange,
+    )
+    from sparring.contracts.options import (
+        ByteCount,
+        NoOptions,
+        Options,
+        WholeNumber,
+    )
+    from sparring.contracts.rendezvous import (
+        Membership,
+        Rendezvous,
+    )
+    from sparring.contracts.results import (
+        Columns,
+        Evicted,
+        FindResult,
+        Keys,
+        Rows,
+        ScanChunk,
+        Scores,
+    )
+    from sparring.contracts.secrets import (
+        SECRET_GIVEN,
+        SecretFound,
+        may_show_secret,
+        passwords_in,
+        secrets_in,
+    )
+    from sparring.contracts.shard_map import (
+        NUM_PARTITIONS,
+        Shard,
+        ShardMap,
+    )
+    from sparring.contracts.storage import (
+        Storage,
+    )
+    from sparring.contracts.storage_optional import (
+        SupportsBackground,
+        SupportsCapsule,
+        SupportsCopy,
+        SupportsFirstTier,
+        SupportsNotes,
+        SupportsRestore,
+        Watcher,
+    )
+    from sparring.contracts.table import (
+        CONVERT_HELP,
+        DTYPES,
+        TableConfig,
+    )
+    from sparring.contracts.updates import (
+        MethodChoice,
+        UpdateMethod,
+        UpdateRows,
+    )
+
+__getattr__ = names_from(
+    globals(),
+    {
+        "sparring.contracts.admission": (
+            "Admission AdmissionLike Bloom Frequency Probability admission_from"
+        ),
+        "sparring.contracts.array_header": "new_header",
+        "sparring.contracts.background": "Background",
+        "sparring.contracts.capabilities": "Capabilities",
+        "sparring.contracts.collective": "Array Collective NUM_TAGS Reduction Work WorkContext",
+        "sparring.contracts.descriptors": (
+            "API_VERSION CollectiveDescriptor CommandDescriptor Descriptor "
+            "FrameworkDescriptor InnerStorage KernelsDescriptor OptionProblem "
+            "RendezvousDescriptor StorageDescriptor UpdateMethodDescriptor"
+        ),
+        "sparring.contracts.hookspecs": "hookimpl hookspec",
+        "sparring.contracts.hyperparameters": "HyperParameters",
+        "sparring.contracts.initializers": (
+            "Constant Initializer Normal TruncatedNormal Uniform Xavier Zeros"
+        ),
+        "sparring.contracts.kernels": (
+            "ArraySource Dedup DeviceArray Indices KernelSet NumEvicted Pooling Rounding "
+            "Route StorageChange"
+        ),
+        "sparring.contracts.options": "ByteCount NoOptions Options WholeNumber",
+        "sparring.contracts.rendezvous": "Membership Rendezvous",
+        "sparring.contracts.results": "Columns Evicted FindResult Keys Rows ScanChunk Scores",
+        "sparring.contracts.secrets": (
+            "SECRET_GIVEN SecretFound may_show_secret passwords_in secrets_in"
+        ),
+        "sparring.contracts.shard_map": "NUM_PARTITIONS Shard ShardMap",
+        "sparring.contracts.storage": "Storage",
+        "sparring.contracts.storage_optional": (
+            "SupportsBackground SupportsCapsule SupportsCopy SupportsFirstTier SupportsNotes "
+            "SupportsRestore Watcher"
+        ),
+        "sparring.contracts.table": "CONVERT_HELP DTYPES TableConfig",
+        "sparring.contracts.updates": "MethodChoice UpdateMethod UpdateRows",
+    },
+)
+
+# Packed: one name a line would hide the rest of this file.
+# fmt: off
+__all__ = [
+    "API_VERSION", "Admission", "AdmissionLike", "Array", "ArraySource", "Background", "Bloom",
+    "ByteCount", "CONVERT_HELP", "Capabilities", "Collective", "CollectiveDescriptor", "Columns",
+    "CommandDescriptor", "Constant", "DTYPES", "Dedup", "Descriptor", "DeviceArray", "Evicted",
+    "FindResult", "FrameworkDescriptor", "Frequency", "HyperParameters", "Indices", "Initializer",
+    "InnerStorage", "KernelSet", "KernelsDescriptor", "Keys", "Membership", "MethodChoice",
+    "NUM_PARTITIONS", "NUM_TAGS", "NoOptions", "Normal", "NumEvicted", "OptionProblem", "Options",
+    "Pooling", "Probability", "Reduction", "Rendezvous", "RendezvousDescriptor", "Rounding",
+    "Route", "Rows", "SECRET_GIVEN", "ScanChunk", "Scores", "SecretFound", "Shard", "ShardMap",
+    "Storage", "StorageChange", "StorageDescriptor", "SupportsBackground", "SupportsCapsule",
+    "SupportsCopy", "SupportsFirstTier", "SupportsNotes", "SupportsRestore", "TableConfig",
+    "TruncatedNormal", "Uniform", "UpdateMethod", "UpdateMethodDescriptor", "UpdateRows",
+    "Watcher", "WholeNumber", "Work", "WorkContext", "Xavier", "Zeros", "admission_from",
+    "hookimpl", "hookspec", "may_show_secret", "new_header", "passwords_in", "secrets_in"
+]
+# fmt: on

@@ -1,0 +1,323 @@
+"""The collective contract: how ranks exchange buffers.
+
+What a backend writes
+    A subclass of `Collective` that fills in `_send_impl` and `_receive_impl`; the collective
+    operations are built on those two, and a backend overrides `_all_gather_impl` and its like
+    where its library does better.
+
+Buffers
+    Anything that NumPy can view without a copy: an array, or an object with ``__dlpack__``. Where
+    `Collective.devices` names a device, arrays in its memory too, for `send` and `receive`. A buffer
+    belongs to the operation until its `Work` is done. Sizes may differ from rank to rank and may be
+    zero; a receiver knows how many bytes are coming, because the sizes were exchanged before. Where
+    the two sides disagree, the receiver gets an error, never a part of a message.
+
+Order
+    Two messages of one tag between the same two ranks arrive in the order of sending. All ranks call
+    the collective operations in the same order. Tags are whole numbers from 0 to `NUM_TAGS` - 1.
+
+Deadline
+    Every wait ends within `deadline_seconds`, counted from the first time that `done` or `wait` is
+    asked, with `PeerFailure` naming the rank, the operation, the table and the step.
+
+Failure
+    A rank whose wait ended with `PeerFailure` has given up, and so has one that calls `give_up`. All
+    who wait for it hear of that long before the deadline, with the name of the rank that failed first.
+
+Threads
+    One thread at a time uses a collective, whichever it is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.contracts.array_header import empty_for, header_of, new_header
+from sparring.errors import ClosedError, InvalidArgumentError, PeerFailure
+from sparring.runtime.lifecycle import Closable
+
+__all__ = ["NUM_TAGS", "Array", "Collective", "Reduction", "Work", "WorkContext"]
+
+Array = npt.NDArray[Any]
+
+NUM_TAGS = 1 << 20
+"""Tags are below this. MPI promises few bits, and gloo shares them with the size of a message."""
+
+# The operations built here use a tag of their own, which users cannot.
+OPERATION_TAG = NUM_TAGS
+
+# From here on the bytes that are saved cost more than one more round of messages.
+_DIVIDED_BYTES = 1 << 16
+
+
+class Reduction(Enum):
+    SUM = "sum"
+    MEAN = "mean"
+    MAX = "max"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkContext:
+    """Context that a failure names in addition to the rank."""
+
+    operation: str
+    table: str | None = None
+    step: int | None = None
+
+
+class Work(ABC):
+    """A send or receive under way."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether `wait` would return or raise at once. Asking drives the transfer on."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Returns when the buffer may be used again.
+
+        Raises:
+            InvalidArgumentError: the message has another size than the buffer.
+            PeerFailure: the peer is gone, or the deadline passed. Asking again raises it again.
+        """
+
+
+class Collective(Closable):
+    """One rank's membership in a group of ranks.
+
+    Args:
+        rank: ``0 <= rank < world_size``.
+        world_size: ranks in the group.
+        deadline_seconds: the longest that any wait may take.
+    """
+
+    devices: Sequence[str] = ("cpu",)
+    """Kinds of devices whose memory `send` and `receive` take: ``cpu``, ``cuda``."""
+
+    def __init__(self, rank: int, world_size: int, *, deadline_seconds: float = 60.0) -> None:
+        if not 0 <= rank < world_size:
+            raise InvalidArgumentError(
+                f"collective: rank must be at least 0 and below world_size, found rank {rank} of "
+                f"{world_size}"
+            )
+        if not deadline_seconds > 0:
+            raise InvalidArgumentError(
+                f"collective: deadline_seconds must be positive, found {deadline_seconds}"
+            )
+        self.rank = rank
+        self.world_size = world_size
+        self.deadline_seconds = deadline_seconds
+        self.context = WorkContext("exchange")
+        self._is_closed = False
+        self._has_exchange = False
+
+    def send(
+        self, buffer: Any, destination: int, tag: int = 0, *, stream: int | None = None
+    ) -> Work:
+        """Starts sending `buffer`; it may be changed only when the `Work` is done.
+
+        Args:
+            stream: of a buffer in a device's memory, the stream that writes it: the message goes
+                after what is on it now. None: after all that the device was given, or that the
+                framework's current stream was.
+        """
+        self._check_message("send to", destination, tag)
+        return self._send_impl(_as_array(buffer), destination, tag)
+
+    def receive(self, buffer: Any, source: int, tag: int = 0, *, stream: int | None = None) -> Work:
+        """Starts filling `buffer`, whose size in bytes is the sender's.
+
+        Args:
+            stream: of a buffer in a device's memory, the stream that used it before, as in `send`.
+                When the `Work` is done, any stream may read it.
+        """
+        self._check_message("receive from", source, tag)
+        array = _as_array(buffer)
+        if not array.flags.writeable:
+            raise InvalidArgumentError(
+                f"receive from rank {source}: the buffer is read-only; give one that may be written"
+            )
+        return self._receive_impl(array, source, tag)
+
+    def all_to_all(self, parts: Sequence[Any]) -> list[Array]:
+        """Gives part i to rank i. Returns what each rank gave this one.
+
+        Args:
+            parts: `world_size` buffers of one dtype, the same on all ranks, of any shapes.
+        """
+        self._check_open()
+        arrays = [_as_array(part) for part in parts]
+        if len(arrays) != self.world_size:
+            raise InvalidArgumentError(
+                f"all_to_all: takes one part for each of {self.world_size} ranks, found "
+                f"{len(arrays)}"
+            )
+        dtypes = sorted({str(array.dtype) for array in arrays})
+        if len(dtypes) > 1:
+            raise InvalidArgumentError(
+                f"all_to_all: all parts must have one dtype, found {', '.join(dtypes)}"
+            )
+        return self._all_to_all_impl(arrays)
+
+    def all_gather(self, buffer: Any) -> list[Array]:
+        """Arrays of all ranks, in the order of ranks; of one dtype, in any shapes."""
+        self._check_open()
+        return self._all_to_all_impl([_as_array(buffer)] * self.world_size)
+
+    def all_reduce(self, buffer: Any, reduction: Reduction = Reduction.SUM) -> Array:
+        """The element-wise reduction over ranks, added up in the order of ranks.
+
+        All ranks get the same bits, whatever the size.
+
+        Raises:
+            InvalidArgumentError: ranks gave arrays of several shapes.
+        """
+        array = _as_array(buffer)
+        if array.nbytes < _DIVIDED_BYTES:
+            gathered = self.all_gather(array)
+            _check_shapes([part.shape for part in gathered])
+            return self._reduced(gathered, reduction)
+        # Each rank reduces one part and hands it round: two thirds of the bytes with 3 ranks, 2/W
+        # of them with W.
+        shapes = self.all_gather(np.array(array.shape, np.int64))
+        _check_shapes([tuple(shape.tolist()) for shape in shapes])
+        parts = np.array_split(array.reshape(-1), self.world_size)
+        mine = self._reduced(self.all_to_all(parts), reduction)
+        whole: Array = np.concatenate(self.all_gather(mine))
+        return whole.reshape(array.shape)
+
+    def _reduced(self, parts: Sequence[Array], reduction: Reduction) -> Array:
+        result: Array = parts[0].copy()
+        for part in parts[1:]:
+            if reduction is Reduction.MAX:
+                np.maximum(result, part, out=result)
+            else:
+                result += part
+        if reduction is Reduction.MEAN:
+            result = np.asarray(result / self.world_size)
+        return result
+
+    def barrier(self) -> None:
+        """Returns when every rank has called it."""
+        self.all_gather(np.zeros(1, np.uint8))
+
+    def begin_exchange(self) -> None:
+        """Says that a `RingExchange` uses this collective from now on.
+
+        Raises:
+            InvalidArgumentError: another one did before, closed or not. Headers of two could not be
+                told apart, and the first one's farewell would end the second.
+        """
+        if self._has_exchange and self.world_size > 1:
+            raise InvalidArgumentError(
+                f"rank {self.rank}: this collective carries an exchange already, or did until that "
+                "was closed, and carries no second one; put all tables into one StepContainer, or "
+                "join another group for each: collective=…"
+            )
+        self._has_exchange = True
+
+    def give_up(self, culprit: int) -> None:
+        """Tells the others that this rank takes part in nothing more, and waits for no answer.
+
+        Their waits for this rank end with a `PeerFailure` that names `culprit`. A wait of this rank
+        that ends with one tells them by itself.
+
+        Args:
+            culprit: the rank that failed; it may be this one.
+        """
+        if not self._is_closed:
+            self._give_up_impl(culprit)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leaves the group; survivors that still wait for this rank are told."""
+
+    @abstractmethod
+    def _send_impl(self, buffer: Array, destination: int, tag: int) -> Work: ...
+
+    @abstractmethod
+    def _receive_impl(self, buffer: Array, source: int, tag: int) -> Work: ...
+
+    def _give_up_impl(self, culprit: int) -> None:
+        """A backend without words between ranks leaves the others to their deadlines."""
+        return
+
+    def _all_to_all_impl(self, parts: list[Array]) -> list[Array]:
+        peers = [(self.rank + hop) % self.world_size for hop in range(1, self.world_size)]
+        theirs = {peer: new_header() for peer in peers}
+        self._exchange({peer: header_of(parts[peer]) for peer in peers}, theirs)
+        received = {peer: empty_for(theirs[peer], parts[0].dtype, peer) for peer in peers}
+        self._exchange({peer: parts[peer] for peer in peers}, received)
+        received[self.rank] = parts[self.rank].copy()
+        return [received[rank] for rank in range(self.world_size)]
+
+    def _exchange(self, outgoing: dict[int, Array], incoming: dict[int, Array]) -> None:
+        works = [
+            self._receive_impl(buffer, peer, OPERATION_TAG) for peer, buffer in incoming.items()
+        ]
+        works += [self._send_impl(buffer, peer, OPERATION_TAG) for peer, buffer in outgoing.items()]
+        for work in works:
+            work.wait()
+
+    def _check_message(self, what: str, peer: int, tag: int) -> None:
+        self._check_open()
+        if not 0 <= peer < self.world_size:
+            raise InvalidArgumentError(
+                f"{what} rank {peer}: there are ranks 0 to {self.world_size - 1}"
+            )
+        if not 0 <= tag < NUM_TAGS:
+            raise InvalidArgumentError(
+                f"{what} rank {peer}: a tag must be at least 0 and below {NUM_TAGS}, found {tag}"
+            )
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError(
+                f"rank {self.rank} left its group of {self.world_size} ranks when it closed this "
+                "collective; join the group again"
+            )
+
+    def peer_failure(
+        self, peer: int, found: str, context: WorkContext, *, culprit: int | None = None
+    ) -> PeerFailure:
+        """For backends: the error for a wait for `peer` in which `found` was found.
+
+        `culprit` is the rank that failed, where it is another than `peer`.
+        """
+        failed = peer if culprit is None else culprit
+        where = f" of table {context.table!r}" if context.table is not None else ""
+        when = f" at step {context.step}" if context.step is not None else ""
+        return PeerFailure(
+            f"rank {self.rank} waited for rank {peer} in {context.operation}{where}{when}: {found}; "
+            f"find out what became of rank {failed}, then restart all ranks from the last snapshot",
+            rank=failed,
+            operation=context.operation,
+            table=context.table,
+            step=context.step,
+        )
+
+
+def _as_array(buffer: Any) -> Array:
+    array = buffer if isinstance(buffer, np.ndarray) else np.from_dlpack(buffer)
+    if not array.flags.c_contiguous:
+        raise InvalidArgumentError(
+            f"collective: buffers must be C-contiguous, found strides {array.strides} for shape "
+            f"{array.shape}; copy it first"
+        )
+    return array
+
+
+def _check_shapes(shapes: Sequence[tuple[int, ...]]) -> None:
+    different = sorted(set(shapes))
+    if len(different) > 1:
+        raise InvalidArgumentError(
+            f"all_reduce: all ranks must give arrays of one shape, found "
+            f"{' and '.join(map(str, different))}"
+        )

@@ -1,0 +1,169 @@
+"""Descriptors that a plugin hands to core: one for each thing that it offers.
+
+`api_version` is the version of the contract that the plugin was written against, a pair of
+``(major, minor)``. It is not the version of any package: see ``docs/reference/versions.md``.
+Core refuses another major version, and a larger minor version than its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparring.contracts.options import NoOptions, Options
+
+if TYPE_CHECKING:
+    import typer
+
+    from sparring.contracts.collective import Collective
+    from sparring.contracts.kernels import ArraySource, KernelSet
+    from sparring.contracts.rendezvous import Membership, Rendezvous
+    from sparring.contracts.shard_map import Shard
+    from sparring.contracts.storage import Storage
+    from sparring.contracts.table import TableConfig
+    from sparring.contracts.updates import UpdateMethod
+
+__all__ = [
+    "API_VERSION",
+    "CollectiveDescriptor",
+    "CommandDescriptor",
+    "Descriptor",
+    "FrameworkDescriptor",
+    "InnerStorage",
+    "KernelsDescriptor",
+    "OptionProblem",
+    "RendezvousDescriptor",
+    "StorageDescriptor",
+    "UpdateMethodDescriptor",
+]
+
+API_VERSION: tuple[int, int] = (1, 0)
+"""The version of the plugin contracts that this core speaks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descriptor:
+    """Base of all descriptors.
+
+    Args:
+        name: what users write in configs; letters, digits, ``_`` and ``-``.
+        api_version: the contract version that the plugin was written against.
+        summary: one sentence for ``sparring plugins``.
+        options: the pydantic model of the options that users may give.
+        unavailable: returns why this part cannot run here (no driver, no library), or None.
+            Called on demand; it may import the client library.
+    """
+
+    name: str
+    api_version: tuple[int, int]
+    summary: str = ""
+    options: type[Options] = NoOptions
+    unavailable: Callable[[], str | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InnerStorage:
+    """A storage that the options of another one name."""
+
+    path: tuple[str | int, ...]
+    """Where in the options: below it are ``backend`` and ``options``."""
+    backend: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OptionProblem:
+    """A problem of options that their model does not detect."""
+
+    path: tuple[str | int, ...]
+    """Where in the options."""
+    message: str
+    """Value that was found, and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageDescriptor(Descriptor):
+    """A storage backend. `factory(table, options)` opens one shard of one table.
+
+    `shard_factory(table, options, shard)` is for backends whose storages of several ranks may lie
+    in one place, as on a server or in a folder: it is called in a world of more than one rank, and
+    opens the part that the rank keeps. Left out, ranks share nothing and `factory` opens any part.
+
+    A storage that is made of others says which its options name, by `inner`; its factory is then
+    `factory(table, options, plugin_manager, shard)`, to open them with; the shard is None in a
+    world of one. Backends and options of inner storages are checked with those of the outer one;
+    `check(options, plugin_manager)` finds what else is wrong.
+
+    `found(table, options)` is for backends whose rows outlive the process: it tells of which table
+    the rows are that lie where the options say, as `TableConfig.labelled` makes it of the row label
+    that was recorded; None where there are none. It makes nothing. By it rows are read before
+    an optimizer is known, as for an evaluation; left out, they are read from the first step on.
+    """
+
+    factory: Callable[..., Storage]
+    shard_factory: Callable[[TableConfig, Any, Shard], Storage] | None = None
+    found: Callable[[TableConfig, Any], TableConfig | None] | None = None
+    inner: Callable[[Any], Sequence[InnerStorage]] | None = None
+    check: Callable[[Any, Any], Sequence[OptionProblem]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveDescriptor(Descriptor):
+    """A collective backend.
+
+    `factory(membership, options, deadline_seconds)` joins the group of all ranks.
+    """
+
+    factory: Callable[[Membership, Any, float], Collective]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RendezvousDescriptor(Descriptor):
+    """A rendezvous backend. `factory(options)` reads the environment it stands for."""
+
+    factory: Callable[[Any], Rendezvous]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelsDescriptor(Descriptor):
+    """The key operations of one device type.
+
+    `factory(arrays)` opens the set for one device of it: `arrays` says which, how results are made
+    and which stream work goes to. `num_devices()` says how many of them this process sees, 0 where
+    none can be used; None: unknown.
+    """
+
+    device: str
+    factory: Callable[[ArraySource], KernelSet]
+    num_devices: Callable[[], int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateMethodDescriptor(Descriptor):
+    """An update method. `options` are its hyper-parameters; `factory()` makes it."""
+
+    factory: Callable[[], UpdateMethod]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameworkDescriptor(Descriptor):
+    """A framework adapter.
+
+    Args:
+        module: the adapter's package, which imports the framework: ``sparring_torch``.
+    """
+
+    module: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandDescriptor(Descriptor):
+    """A subcommand of ``sparring``.
+
+    `register(app)` adds the command `name`, or a group of commands of that name, to the typer
+    application. A command finds the `sparring.cli.context.CommandContext` of this call in
+    ``typer.Context.obj``.
+    """
+
+    register: Callable[[typer.Typer], None]

@@ -1,0 +1,105 @@
+"""The hyper-parameters of the built-in update methods, checked wherever they come from."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from sparring.contracts.options import Options
+
+__all__ = [
+    "AdagradHyper",
+    "AdamHyper",
+    "FtrlHyper",
+    "GroupFtrlHyper",
+    "HyperParameters",
+    "LionHyper",
+    "MomentumHyper",
+    "RmspropHyper",
+    "RowwiseAdagradHyper",
+    "SgdHyper",
+    "WeightDecay",
+]
+
+_NotNegative = Annotated[float, Field(ge=0)]
+_Positive = Annotated[float, Field(gt=0)]
+_Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class HyperParameters(Options):
+    """Hyper-parameters of every method.
+
+    Args:
+        lr: the learning rate.
+        clip_value: elements of a row's gradient are held within ± this; 0 means not at all.
+        clip_norm: a row's gradient is scaled down to at most this Euclidean norm, after
+            `clip_value`; 0 means not at all.
+    """
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    lr: _NotNegative = 1e-3
+    clip_value: _NotNegative = 0.0
+    clip_norm: _NotNegative = 0.0
+
+
+class WeightDecay(HyperParameters):
+    """Args:
+    weight_decay: see the method: added to the gradient (coupled), or taken off the embedding
+        (decoupled). Only rows with a gradient in a step decay.
+    """
+
+    weight_decay: _NotNegative = 0.0
+
+
+class SgdHyper(WeightDecay):
+    pass
+
+
+class MomentumHyper(WeightDecay):
+    momentum: _Share = 0.9
+    nesterov: bool = False
+
+
+class AdagradHyper(WeightDecay):
+    lr: _NotNegative = 1e-2
+    lr_decay: _NotNegative = 0.0
+    eps: _NotNegative = 1e-10
+    initial_accumulator_value: _NotNegative = 0.0
+
+
+class RowwiseAdagradHyper(WeightDecay):
+    lr: _NotNegative = 1e-2
+    eps: _NotNegative = 1e-8
+    initial_accumulator_value: _NotNegative = 0.0
+
+
+class AdamHyper(WeightDecay):
+    beta1: _Share = 0.9
+    beta2: _Share = 0.999
+    eps: _NotNegative = 1e-8
+
+
+class RmspropHyper(WeightDecay):
+    lr: _NotNegative = 1e-2
+    alpha: _Share = 0.99
+    eps: _NotNegative = 1e-8
+
+
+class LionHyper(WeightDecay):
+    lr: _NotNegative = 1e-4
+    beta1: _Share = 0.9
+    beta2: _Share = 0.99
+
+
+class FtrlHyper(HyperParameters):
+    lr: _Positive = 5e-2
+    beta: _NotNegative = 1.0
+    l1: _NotNegative = 0.0
+    l2: _NotNegative = 0.0
+    initial_accumulator_value: _NotNegative = 0.0
+
+
+class GroupFtrlHyper(FtrlHyper):
+    l21: _NotNegative = 0.0

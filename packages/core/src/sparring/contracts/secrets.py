@@ -1,0 +1,123 @@
+"""Refusal of passwords that are written out in configurations.
+
+Configurations are printed, compared between ranks and kept with results. So they name the environment
+variable or the file that holds a secret, and never hold it; no message repeats what looks like one.
+Options of backends are searched as plain mappings: not every reader of a configuration knows their model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+__all__ = [
+    "SECRET_GIVEN",
+    "SecretFound",
+    "has_password",
+    "is_secret_name",
+    "may_show_secret",
+    "passwords_in",
+    "secrets_in",
+]
+
+SECRET_GIVEN = "secret_given"
+"""The type of pydantic errors for a written-out secret. Messages do not repeat such an input."""
+
+_WORDS = (
+    r"(?:pass(?:word|wd|phrase)|pwd|secret|token|credentials?|"
+    r"(?:secret|access|account|api|private)[_-]?key)"
+)
+# Longer texts are refused elsewhere; so no pattern takes long over hostile ones.
+_MOST_CHARACTERS = 4096
+# `user:password@` before the host, but no port as in `https://host:8080/a@b`; or in the query.
+_IN_A_URL = re.compile(
+    rf"://[^/?#\s:@]*:(?!\d{{1,5}}(?:/|\Z))[^\s@]*@|[?&;][^?=&;\s]*{_WORDS}=[^&\s]", re.IGNORECASE
+)
+_BEFORE_A_HOST = re.compile(r"[^/\s:@]*:[^/\s@]+@[^/\s@]+\Z")
+_NAME = re.compile(rf"{_WORDS}\Z", re.IGNORECASE)
+_HINT = re.compile(rf"{_WORDS}|[^\s='\"@]@", re.IGNORECASE)
+_NAME_OF_A_VARIABLE = re.compile(rf"{_WORDS}_environment\Z", re.IGNORECASE)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+class SecretFound(NamedTuple):
+    """The path of a secret in a configuration, and what to do about it; never the secret."""
+
+    path: tuple[str | int, ...]
+    reason: str
+
+
+def has_password(text: str) -> bool:
+    """Whether a text holds a URL with a password."""
+    text = text[:_MOST_CHARACTERS]
+    begin = text.find("://")
+    return begin >= 0 and bool(_IN_A_URL.search(text, begin))
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether the value of this name is a secret, as of ``password`` or ``secret_access_key``."""
+    return bool(_NAME.search(name))
+
+
+def may_show_secret(text: str) -> bool:
+    """Whether a message should not repeat a text."""
+    return bool(_HINT.search(text))
+
+
+def passwords_in(value: Any) -> Iterator[SecretFound]:
+    """All URLs with a password, in mappings and lists of any depth."""
+    for path, each in _scalars(value, ()):
+        if has_password(_text_of(each)):
+            yield SecretFound(path, _HOLDS_A_PASSWORD)
+
+
+def secrets_in(options: Any) -> Iterator[SecretFound]:
+    """All secrets in options of a backend: by their form, ``user:password@host`` without a scheme
+    included, or by their name."""
+    for path, value in _scalars(options, ()):
+        text = _text_of(value)
+        if has_password(text) or _BEFORE_A_HOST.match(text[:_MOST_CHARACTERS]):
+            yield SecretFound(path, _HOLDS_A_PASSWORD)
+        if value is None or isinstance(value, bool):
+            continue
+        name = next((part for part in reversed(path) if isinstance(part, str)), "")
+        if is_secret_name(name):
+            yield SecretFound(
+                path,
+                "is a secret by its name, and configurations are printed; name the environment "
+                f"variable or the file that holds it, as {name}_environment, if the backend has "
+                "an option for that",
+            )
+        elif _NAME_OF_A_VARIABLE.search(name) and not _VARIABLE.match(text):
+            yield SecretFound(
+                path,
+                "must be the name of an environment variable: letters, digits and _, no digit "
+                "first; it is not the place for the secret itself",
+            )
+
+
+_HOLDS_A_PASSWORD = (
+    "holds a password, and configurations are printed; leave user and password out of it, and give "
+    "them by the options that the backend has for them, as password_environment, or by the "
+    "variables and files of the file system"
+)
+
+
+def _text_of(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value if isinstance(value, str) else ""
+
+
+def _scalars(
+    value: Any, path: tuple[str | int, ...]
+) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _scalars(each, (*path, name if isinstance(name, int) else str(name)))
+    elif isinstance(value, (list, tuple)):
+        for i, each in enumerate(value):
+            yield from _scalars(each, (*path, i))
+    else:
+        yield path, value

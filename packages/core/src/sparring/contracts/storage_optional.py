@@ -1,0 +1,208 @@
+"""Optional parts of the storage contract, and the watcher that is told of writes.
+
+A backend offers a part by defining its methods; most backends define none. Storages without a part
+get the default:
+
+    part                      default
+    SupportsNotes             notes are kept for as long as the storage is open
+    SupportsRestore           rows of a snapshot are upserted
+    SupportsCopy              `find_into`
+    SupportsBackground        every call does its work itself
+    SupportsFirstTier         native code calls the storage for each read and write
+    SupportsCapsule           the storage is wrapped: native code reaches it under the GIL
+
+Arguments of ``_impl`` methods have been checked, as `sparring.contracts.storage` says.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.contracts.background import Background
+from sparring.contracts.results import Columns, Evicted, Keys, Rows, Scores
+
+__all__ = [
+    "LOAD_NOTE",
+    "UNWATCHED",
+    "FirstTierAccess",
+    "SupportsBackground",
+    "SupportsCapsule",
+    "SupportsCopy",
+    "SupportsFirstTier",
+    "SupportsNotes",
+    "SupportsRestore",
+    "Watcher",
+    "Write",
+    "watched",
+]
+
+LOAD_NOTE = "load"
+"""The note that names a load from its first row to its last. `Storage.clear` forgets it."""
+
+
+@runtime_checkable
+class SupportsNotes(Protocol):
+    """Keeps short texts with the rows of a table; a note outlives the process as the rows do.
+
+    A backend that defines this sets `Capabilities.notes`.
+    """
+
+    def _write_note_impl(self, name: str, text: str | None) -> None:
+        """Keeps `text` under `name`; None removes the note.
+
+        The note is durable before any write that follows, and is removed after all writes before.
+        """
+
+    def _read_note_impl(self, name: str) -> str | None:
+        """Returns the note, or None."""
+
+
+@runtime_checkable
+class SupportsRestore(Protocol):
+    """Has a policy of its own, and goes on with the scores of a snapshot as if it had never stopped."""
+
+    def _restore_impl(self, keys: Keys, rows: Rows, scores: Scores) -> Evicted:
+        """Upserts rows with the scores that a scan gave, whatever `Capabilities.scores` is."""
+
+
+@runtime_checkable
+class SupportsCopy(Protocol):
+    """Reads rows without a trace: no cache keeps them and no counter changes."""
+
+    def copy_into(
+        self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
+    ) -> None:
+        """Reads rows as `Storage.find_into` does."""
+
+
+@runtime_checkable
+class SupportsBackground(Protocol):
+    """Writes to slower storage in the background."""
+
+    def use_background(self, background: Background) -> None:
+        """Runs background work there from now on."""
+
+    def wait_for_room(self) -> None:
+        """Returns when a write will not have to wait for background work. No row has changed.
+
+        A step over several storages calls this before it changes the first of them.
+
+        Raises:
+            DeadlineError, CapacityError: the background work is late, or failed and leaves no room.
+        """
+
+
+class FirstTierAccess(Protocol):
+    """Calls that native code makes around its work on the rows of a native first tier.
+
+    ``native/bindings/front.h`` is the caller.
+    """
+
+    @property
+    def first(self) -> object:
+        """The capsule of the first tier."""
+
+    def begin_visit(self) -> None:
+        """Begins to read rows of the first tier; `end_visit` must follow."""
+
+    def end_visit(self, num_served: int, read_bytes: int, seconds: float) -> None:
+        """Ends it: so many keys were read, in so long."""
+
+    def begin_update(self, keys: Keys) -> None:
+        """Begins to change rows of the first tier; `end_update` or `abort_update` must follow."""
+
+    def bring_up(self, keys: Keys, missing: Keys) -> bool:
+        """Copies rows of lower tiers into the first.
+
+        Args:
+            keys: of the update.
+            missing: those that the first tier lacks.
+
+        Returns:
+            Whether all of `keys` that exist are in the first tier now.
+        """
+
+    def end_update(
+        self,
+        keys: Keys,
+        num_inserted: int,
+        evicted: tuple[Keys, Rows, Scores] | None,
+        seconds: float,
+    ) -> tuple[Keys, Rows, Scores] | None:
+        """Ends it: `evicted` left the first tier. Returns the rows that left the storage."""
+
+    def abort_update(self) -> None:
+        """Ends it: no row has changed."""
+
+
+@runtime_checkable
+class SupportsFirstTier(Protocol):
+    """A stack of storages whose first tier native code can work on directly."""
+
+    def first_tier_access(self) -> FirstTierAccess | None:
+        """Returns the calls around that work; None where the first tier is not native."""
+
+
+@runtime_checkable
+class SupportsCapsule(Protocol):
+    """Has a native handle: a struct of ``storage_abi.h``."""
+
+    def __sparring_storage__(self) -> object:
+        """Returns a capsule named ``sparring.storage`` that owns the struct.
+
+        Raises:
+            ClosedError: the storage was closed.
+        """
+
+
+class Write(Protocol):
+    """One watched write."""
+
+    def note_evicted(self, evicted: Evicted) -> None:
+        """Takes the rows that left to make room for the write."""
+
+
+class Watcher(Protocol):
+    """Observer of the writes to a storage, on the thread that writes. Only `check_written` may raise."""
+
+    def check_written(self, keys: Keys) -> None:
+        """Refuses keys whose rows another rank keeps, before `upsert` or `update_rows` changes a row.
+
+        Not called where a load restores rows, for it brings keys of this rank only, nor by the
+        unchecked methods.
+        """
+
+    def writing(self, keys: Keys) -> AbstractContextManager[Write]:
+        """Surrounds a write to rows of `keys`: entered before the first of them changes."""
+
+    def clearing(self) -> None:
+        """All rows are about to be removed."""
+
+
+class _Unwatched:
+    def note_evicted(self, evicted: Evicted) -> None:
+        pass
+
+
+UNWATCHED: AbstractContextManager[Write] = nullcontext(_Unwatched())
+"""Surrounds a write that has no watcher."""
+
+
+def watched(watcher: Watcher | None, keys: Keys) -> AbstractContextManager[Write]:
+    """Surrounds a write to rows of `keys`.
+
+    Args:
+        watcher: told of the write; None: there is none.
+        keys: ``(n,)``; empty where the caller cannot name them.
+    """
+    return UNWATCHED if watcher is None else watcher.writing(keys)
+
+
+def check_written(watcher: Watcher | None, keys: Keys) -> None:
+    """Refuses keys that are not to be written here, where there is a watcher that knows."""
+    if watcher is not None:
+        watcher.check_written(keys)

@@ -1,0 +1,1 @@
+"""The engine: tables, lookups, steps and saves of one rank."""

@@ -1,0 +1,97 @@
+"""Commit vote before rows are written: all ranks proceed or all raise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sparring.contracts.storage import Storage
+from sparring.engine.memory_budget import check_memory
+from sparring.engine.state import EngineState
+from sparring.errors import CapacityError, DeviceError, PartialStepError
+
+__all__ = ["Commit", "agreed", "check_room", "check_rooms", "committing", "may_refuse"]
+
+
+@dataclass(slots=True)
+class Commit:
+    """Vote of a rank, and its outcome."""
+
+    num_rows: dict[str, int]
+    """Table → rows that this rank will change."""
+    touched: list[str]
+    """The tables of which any rank will change rows, in the order of declaration."""
+
+
+@contextmanager
+def committing(state: EngineState) -> Iterator[Commit]:
+    """Surrounds all that may refuse a step: ranks go on from its end together, or all raise."""
+    commit = Commit({}, [])
+    refusal: BaseException | None = None
+    try:
+        yield commit
+        if state.memory_bytes is not None:
+            check_memory(state, state.memory_bytes)
+    except Exception as error:
+        if state.collective.world_size == 1:
+            raise
+        refusal = error
+    names = list(state.tables.entries)
+    totals = state.exchange.commit([commit.num_rows.get(name, 0) for name in names], refusal)
+    commit.touched = [name for name, total in zip(names, totals, strict=True) if total]
+
+
+@contextmanager
+def agreed(state: EngineState) -> Iterator[None]:
+    """Surrounds what comes after `committing` and before the first write.
+
+    Raises:
+        PartialStepError: this rank, of several, had no memory, its device failed, or numpy was told to
+            raise what its numbers met; the others have applied the step.
+    """
+    try:
+        yield
+    except (DeviceError, MemoryError, FloatingPointError) as error:  # others meet all ranks alike
+        if state.collective.world_size == 1:
+            raise
+        state.exchange.give_up(error)
+        names = tuple(state.tables.entries)
+        raise PartialStepError(
+            f"step {state.counters.steps + 1} reached other ranks only: here it failed when all "
+            f"had agreed to apply it ({type(error).__name__}: {error}). No row of this rank has "
+            "changed. Mend what failed, then restart all ranks from the last snapshot",
+            written=(),
+            failed=(),
+            untouched=names,
+        ) from error
+
+
+def check_rooms(state: EngineState, waiting: Mapping[str, Any], step: Any) -> None:
+    """`check_room` of every table that a fused step will change."""
+    for place, name in enumerate(waiting):
+        storage = state.tables.storage(name)
+        if may_refuse(storage):
+            check_room(storage, step.count_new(place))
+
+
+def check_room(storage: Storage, num_new: int) -> None:
+    """Refuses a step before its first write where a later write would find no room."""
+    if not may_refuse(storage):
+        return
+    size, capacity = storage.size, storage.capacity
+    assert capacity is not None
+    if size + num_new > capacity:
+        raise CapacityError(
+            f"table {storage.table.name!r} holds {size} rows and may hold {capacity}; this step "
+            f"would add {num_new}. No row was changed. Raise its capacity, or choose a policy "
+            "that evicts",
+            table=storage.table.name,
+            capacity=capacity,
+        )
+
+
+def may_refuse(storage: Storage) -> bool:
+    """Whether a write may find no room."""
+    return not storage.capabilities.evicts and storage.capacity is not None

@@ -1,0 +1,176 @@
+"""State of a container in a snapshot: its counters, and those of admission filters.
+
+Each rank counts the keys that it owns. Where the snapshot was made by the same ranks that own the
+same partitions, a filter takes over its own counters. Otherwise:
+
+    frequency     every rank takes the counts of its keys from all filters: exact
+    probability   remembers nothing
+    bloom         the largest of each counter of all filters: no key is admitted later than it would
+                  have been, and some may be earlier, as the filters of several ranks share one
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sparring.contracts.admission import Bloom, Frequency, Probability
+from sparring.contracts.results import Keys
+from sparring.contracts.shard_map import ShardMap
+from sparring.contracts.table import TableConfig
+from sparring.engine.checkpoint.requests import State
+from sparring.engine.state import EngineState
+from sparring.engine.table_entry import TableEntry
+from sparring.errors import CorruptDataError, UnsupportedError
+from sparring.kernels.admission_filters import native_filter
+from sparring.kernels.functions import partition
+from sparring.snapshot.reader import Snapshot
+
+__all__ = ["OWN_STATES", "container_states", "take_container_states"]
+
+_CONTAINER, _ADMISSION = "container", "admission"
+
+OWN_STATES = (_CONTAINER, _ADMISSION)
+"""Names of state that are the container's."""
+
+
+def container_states(state: EngineState) -> dict[str, State]:
+    """This rank's, copied."""
+    rank = state.collective.rank
+    dropped = {
+        entry.config.name: entry.num_not_admitted
+        for entry in state.tables.entries.values()
+        if entry.num_not_admitted
+    }
+    filters = {
+        entry.config.name: np.frombuffer(entry.admission_filter.save(), np.uint8)
+        for entry in state.tables.entries.values()
+        if entry.admission_filter is not None and not (entry.config.is_replicated and rank)
+    }
+    owners = state.rendezvous.shard_map().owners
+    return {
+        _CONTAINER: State(
+            {"counters": asdict(state.counters), "num_not_admitted": dropped},
+            {"owners": owners},
+        ),
+        _ADMISSION: State(None, filters),
+    }
+
+
+def take_container_states(state: EngineState, snapshot: Snapshot) -> Callable[[], None]:
+    """Takes over what filters of ranks had counted. Totals over ranks stay what they were.
+
+    Returns:
+        What takes over the counters, to be called once all ranks have all: until then they stand at
+        one step.
+
+    Raises:
+        InvalidArgumentError: a filter was declared otherwise; some may have been taken over.
+        SnapshotDamagedError: a file is not what was written.
+    """
+    shards = state.rendezvous.shard_map()
+    saved = [snapshot.state(_CONTAINER, rank=each) for each in range(snapshot.world_size)]
+    owners = saved[0].arrays["owners"]
+    is_same_job = snapshot.world_size == shards.world_size and np.array_equal(owners, shards.owners)
+    _take_filters(state, snapshot, shards, is_same_job)
+    values = [each.values for each in saved]
+    return partial(_take_counters, state, values, is_same_job)
+
+
+def _take_filters(
+    state: EngineState, snapshot: Snapshot, shards: ShardMap, is_same_job: bool
+) -> None:
+    rank = state.collective.rank
+    if not any(entry.admission_filter is not None for entry in state.tables.entries.values()):
+        return
+    wanted = [rank] if is_same_job else range(snapshot.world_size)
+    filters = {each: snapshot.state(_ADMISSION, rank=each).arrays for each in {0, *wanted}}
+    for entry in state.tables.entries.values():
+        if entry.admission_filter is None:
+            continue
+        # Of a replicated table all ranks count alike.
+        ranks = [0] if entry.config.is_replicated else wanted
+        name = entry.config.name
+        parts = [filters[each][name].tobytes() for each in ranks if name in filters[each]]
+        if parts:
+            _take_filter(entry, parts, shards, rank)
+
+
+def _take_filter(entry: TableEntry, parts: list[bytes], shards: ShardMap, rank: int) -> None:
+    entry.forget_admission()
+    made = entry.admission_filter
+    assert made is not None  # a snapshot has counters of tables that have a filter only
+    if len(parts) == 1:
+        made.load(parts[0])
+        return
+    _join_filters(made, entry.config, parts, shards, rank)
+
+
+def _take_counters(state: EngineState, saved: list[dict[str, Any]], is_same_job: bool) -> None:
+    """A rank goes on counting from its own; with other ranks the first one has the totals."""
+    rank = state.collective.rank
+    mine = [saved[rank]] if is_same_job else ([] if rank else saved)
+    for counter in fields(state.counters):
+        total = sum(each["counters"].get(counter.name, 0) for each in mine)
+        setattr(state.counters, counter.name, total)
+    for entry in state.tables.entries.values():
+        entry.num_not_admitted = sum(
+            each["num_not_admitted"].get(entry.config.name, 0) for each in mine
+        )
+    state.set_steps(saved[0]["counters"]["steps"])
+
+
+# docs/format/admission.md: magic, version, kind; k, forgotten, number of keys.
+_HEADER = struct.Struct("<8sII3Q")
+
+
+def _join_filters(
+    made: Any, table: TableConfig, saved: Sequence[bytes], shards: ShardMap, rank: int
+) -> None:
+    """Puts into an empty filter what the filters of all ranks had counted of this rank's keys.
+
+    Args:
+        made: the native filter of `table` on this rank, with nothing counted.
+        saved: what the filters of the ranks that made the snapshot have saved.
+
+    Raises:
+        InvalidArgumentError: one was declared otherwise.
+        UnsupportedError: a filter of a kind whose counters cannot be joined.
+    """
+    admission = table.admission
+    if isinstance(admission, Probability):
+        made.load(saved[0])
+    elif isinstance(admission, Bloom):
+        for each in saved:
+            made.join(each)
+    elif isinstance(admission, Frequency):
+        for each in saved:
+            # By a filter of its own, which checks all of the bytes.
+            native_filter(admission, table).load(each)
+            _record_counts(made, each, None if table.is_replicated else shards, rank)
+    else:
+        raise UnsupportedError(
+            f"admission of table {table.name!r}: counters of {type(admission).__name__} cannot be "
+            "divided among other ranks; load with as many ranks as saved",
+            table=table.name,
+        )
+
+
+def _record_counts(made: Any, saved: bytes, shards: ShardMap | None, rank: int) -> None:
+    """Counts each key of one saved frequency filter as often as it came."""
+    if len(saved) < _HEADER.size:
+        raise CorruptDataError("saved counters of an admission filter end early")
+    num_keys = _HEADER.unpack_from(saved)[-1]
+    keys: Keys = np.frombuffer(saved, np.int64, num_keys, _HEADER.size)
+    counts = np.frombuffer(saved, np.uint32, num_keys, _HEADER.size + keys.nbytes)
+    if shards is not None:
+        is_mine = shards.owners[partition(keys)] == rank
+        keys, counts = keys[is_mine], counts[is_mine]
+    for count in range(int(counts.max(initial=0))):
+        again = np.ascontiguousarray(keys[counts > count])
+        made.record(again, np.zeros(len(again), np.bool_))

@@ -1,0 +1,322 @@
+"""Loads: ranks agree on a snapshot, and each takes over the rows that it owns."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from sparring import _native
+from sparring.contracts.results import Rows
+from sparring.contracts.table import TableConfig
+from sparring.engine.checkpoint.agreement import Rounds, agree, check_alike
+from sparring.engine.checkpoint.container_state import OWN_STATES, take_container_states
+from sparring.engine.checkpoint.requests import Loaded, State
+from sparring.engine.quiesce import Purpose, quiesce
+from sparring.engine.state import EngineState
+from sparring.engine.table_entry import TableEntry
+from sparring.errors import InterruptedLoadError, InvalidArgumentError, SparringError
+from sparring.runtime.pool import Task
+from sparring.snapshot.chain import merged_chunks
+from sparring.snapshot.format.description import TableDescription
+from sparring.snapshot.reader import Snapshot, open_snapshot
+from sparring.storage.load import begin_load as begin_storage_load
+from sparring.storage.load import end_load as end_storage_load
+from sparring.storage.load import restore
+
+__all__ = ["Load", "load"]
+
+_log = logging.getLogger(__name__)
+
+
+def load(
+    state: EngineState, url: str, tables: Iterable[str] | None, *, is_base: bool, blocking: bool
+) -> Loaded | Task[Loaded]:
+    """As `StepContainer.load`."""
+    begun = _begin(state, url, tables, is_base)
+    if blocking:
+        return state.loads.run(begun)
+    return state.loads.begin(begun, state.events)
+
+
+def _begin(state: EngineState, url: str, tables: Iterable[str] | None, is_base: bool) -> Load:
+    """Ranks agree on what is to be loaded, before the first row. All ranks call it.
+
+    Raises:
+        SparringError: as `StepContainer.load`; nothing was changed.
+    """
+    collective = state.collective
+    snapshot: Snapshot | None = None
+    chosen: list[TableEntry] = []
+    error: Exception | None = None
+    try:
+        quiesce(state, Purpose.REPLACE)
+        snapshot = open_snapshot(url)
+        chosen = _chosen(state, snapshot, tables)
+    except Exception as failure:
+        error = failure
+    agree(collective, f"load of {url}, nothing was changed", error)
+    assert snapshot is not None
+    names = ", ".join(entry.config.name for entry in chosen)
+    check_alike(
+        collective,
+        "snapshots to load",
+        f"that of step {snapshot.step} with the hash {snapshot.manifest_hash}, tables {names}",
+    )
+    state.resources.discard()
+    _begin_counting(state, None)
+    return Load(state, snapshot, chosen, is_whole=tables is None, is_base=is_base)
+
+
+class Load:
+    """A load that ranks have agreed on. `run` or `give_up` must follow: ranks meet until then.
+
+    Args:
+        state: nothing but this may use its tables and its collective until the load is over.
+        snapshot: the same on all ranks.
+        chosen: the tables whose rows are loaded.
+        is_whole: take over counters too.
+        is_base: count from the end on which keys change.
+    """
+
+    def __init__(
+        self,
+        state: EngineState,
+        snapshot: Snapshot,
+        chosen: Sequence[TableEntry],
+        *,
+        is_whole: bool,
+        is_base: bool,
+    ) -> None:
+        self.url = snapshot.url
+        self._state = state
+        self._snapshot = snapshot
+        self._chosen = chosen
+        self._is_whole = is_whole
+        self._is_base = is_base
+        self._reason: BaseException | None = None
+        self._ending = threading.Lock()
+        self._has_ended = False
+        try:
+            for entry in chosen:
+                entry.view.begin_load()
+            self._rounds = Rounds(state.collective, self._what)
+        except BaseException:
+            for entry in chosen:
+                entry.end_load()
+            raise
+
+    def run(self) -> Loaded:
+        """Takes over rows and counters; on any thread.
+
+        Raises:
+            SparringError: as `StepContainer.load`.
+            InterruptedLoadError: `stop` was called, here or on another rank.
+        """
+        try:
+            return self._run()
+        finally:
+            self._end()
+
+    def stop(self, reason: BaseException) -> None:
+        """Ends it between two chunks of rows; from another thread.
+
+        Args:
+            reason: for the message, here and on other ranks.
+        """
+        self._reason = reason
+
+    def give_up(self, reason: BaseException) -> None:
+        """In place of `run`: other ranks are told. No row was changed on this one."""
+        self._rounds.leave(reason)
+        self._end()
+
+    def begin_to_give_up(self, reason: BaseException) -> None:
+        """As `give_up`, which must follow before anything uses the collective, but waits for no rank;
+        from any thread."""
+        self._rounds.begin_to_leave(reason)
+        self._end()
+
+    def forget(self) -> None:
+        """In a forked child, where no one ends it: native lookups are refused until `check_whole` has
+        seen that a table is whole."""
+        for entry in self._chosen:
+            entry.view.end_load(is_whole=False)
+
+    def _end(self) -> None:
+        with self._ending:
+            if self._has_ended:
+                return  # another load may have begun
+            self._has_ended = True
+            try:
+                for entry in self._chosen:
+                    entry.end_load()
+            finally:
+                self._close_storages()
+
+    def _close_storages(self) -> None:
+        """Closes storages whose close waited for the load; a failure is logged."""
+        try:
+            self._state.at_work.end()
+        except Exception as error:
+            _log.error(
+                "after the load of %s: a storage could not be closed: %s",
+                self.url,
+                error,
+                exc_info=None if isinstance(error, SparringError) else error,
+            )
+
+    @property
+    def _what(self) -> str:
+        return (
+            f"load of {self.url}, of which tables may hold parts now (load one again before going "
+            "on)"
+        )
+
+    def _run(self) -> Loaded:
+        state, snapshot = self._state, self._snapshot
+        rows: dict[str, int] = {}
+        states: Mapping[str, State] = {}
+        take_counters: Callable[[], None] | None = None
+        error: Exception | None = None
+        try:
+            for entry in self._chosen:
+                rows[entry.config.name] = self._load_table(entry)
+            if self._is_whole:
+                take_counters = take_container_states(state, snapshot)
+            states = _states(snapshot, state.collective.rank)
+        except Exception as failure:
+            error = failure
+        except BaseException as stopped:
+            self._rounds.leave(stopped)
+            raise
+        self._rounds.end(error)
+        # All ranks have their rows: they may share one place.
+        try:
+            for entry in self._chosen:
+                end_storage_load(state.tables.open(entry))
+        except Exception as failure:
+            error = failure
+        agree(state.collective, self._what, error)
+        if take_counters is not None:
+            take_counters()
+            state.saves.history.append(snapshot.url)
+        if self._is_base and self._is_whole:
+            _begin_counting(state, snapshot.url)
+        return Loaded(snapshot.url, snapshot.step, rows, states)
+
+    def _load_table(self, entry: TableEntry) -> int:
+        state, snapshot, table = self._state, self._snapshot, entry.config
+        self._go_on()
+        storage = state.tables.open(entry)
+        state.at_work.begin([storage])
+        # What is being prefetched is read again.
+        state.prefetches.note(table.name, None)
+        begin_storage_load(storage, snapshot.url)
+        entry.note_part()
+        saved = snapshot.tables[table.name].config
+        num_rows = 0
+        for chunk in merged_chunks(snapshot, table.name, self._partitions_of(table)):
+            rows: Rows = chunk.rows
+            if saved.width != table.width:
+                rows = np.zeros((len(chunk), table.width), table.numpy_dtype)
+                table.embeddings(rows)[...] = saved.embeddings(chunk.rows)
+            restore(storage, chunk.keys, rows, chunk.scores)
+            num_rows += len(chunk)
+            self._go_on()
+        return num_rows
+
+    def _partitions_of(self, table: TableConfig) -> list[int] | None:
+        """Those that this rank reads; None: all."""
+        collective = self._state.collective
+        if collective.world_size == 1 or table.is_replicated:
+            return None
+        shards = self._state.rendezvous.shard_map()
+        partitions: list[int] = shards.partitions_of(collective.rank).tolist()
+        return partitions
+
+    def _go_on(self) -> None:
+        """Called between pieces of work."""
+        self._rounds.go_on()
+        if self._reason is not None:
+            raise InterruptedLoadError(
+                f"the load of {self.url} was stopped ({self._reason!r}), and tables may hold parts "
+                "of it; load a snapshot again before going on",
+                source=self.url,
+            )
+
+
+def _begin_counting(state: EngineState, base: str | None) -> None:
+    """Counts from now on which keys change since the snapshot `base`; None: no longer."""
+    state.saves.base = base
+    for entry in state.tables.entries.values():
+        entry.write_log.changed = None if base is None else _native.KeySet()
+
+
+def _chosen(
+    state: EngineState, snapshot: Snapshot, tables: Iterable[str] | None
+) -> list[TableEntry]:
+    """The tables to load. All that can be refused is refused here."""
+    known = snapshot.tables
+    if tables is None:
+        names = list(state.tables.entries)
+        more = sorted(set(known) - set(names))
+        if more:
+            raise InvalidArgumentError(
+                f"snapshot {snapshot.url} has tables that are not declared: {', '.join(more)}; "
+                "declare them, or name the tables to load: load(url, tables=…)",
+                tables=more,
+            )
+    else:
+        names = list(tables)
+    chosen = []
+    for name in names:
+        entry = state.tables.entry(name)
+        if name not in known:
+            raise InvalidArgumentError(
+                f"snapshot {snapshot.url} has no table {name!r}; it has "
+                f"{', '.join(sorted(known)) or 'none'}. Name the tables to load: "
+                "load(url, tables=…)",
+                table=name,
+            )
+        if not _are_embeddings_wanted(entry.config, known[name]):
+            known[name].check(entry.config)
+        else:
+            known[name].check(entry.config.with_state(known[name].state_width))
+        _warn_of_other_initial_values(known[name], entry.config)
+        chosen.append(entry)
+    return chosen
+
+
+def _are_embeddings_wanted(table: TableConfig, saved: TableDescription) -> bool:
+    """Where no optimizer said that it needs state, none is loaded."""
+    return table.state_width == 0 and not table.state_method and saved.state_width > 0
+
+
+def _warn_of_other_initial_values(saved: TableDescription, table: TableConfig) -> None:
+    declared = TableDescription.of(table).extra
+    for name in ("seed", "initializer"):
+        if name in saved.extra and saved.extra[name] != declared[name]:
+            _log.warning(
+                "table %r was saved with %s %s and is declared with %s: keys that have no row yet "
+                "begin with other values than they would have",
+                table.name,
+                name,
+                saved.extra[name],
+                declared[name],
+            )
+
+
+def _states(snapshot: Snapshot, rank: int) -> Mapping[str, State]:
+    """Those that were given to `save`: of this rank where it had its own."""
+    found: dict[str, State] = {}
+    for each in dict.fromkeys((0, rank)):
+        if each >= snapshot.world_size:
+            continue
+        for name in snapshot.state_names(each):
+            if name not in OWN_STATES:
+                state = snapshot.state(name, rank=each)
+                found[name] = State(state.values, state.arrays, is_of_rank=each > 0)
+    return found

@@ -1,0 +1,178 @@
+"""Loads of a container: at most one at a time, in the caller's thread or in the background.
+
+A load in the background holds the tables and the collective: whatever reads, changes or counts rows, or
+meets other ranks, first waits for it (`sparring.engine.quiesce`). It waits as long as the load takes,
+which other ranks bear: they are in the same load, where ranks meet every two seconds, and one that is
+gone fails it on all others within the collective's deadline.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import weakref
+from concurrent.futures import CancelledError
+from functools import partial
+from typing import Protocol
+
+from sparring.engine.checkpoint.requests import Loaded
+from sparring.errors import ClosedError, DeadlineError, PeerFailure, SparringError
+from sparring.runtime import events
+from sparring.runtime.events import BackgroundError, EventLoop
+from sparring.runtime.fork_safety import Forkable
+from sparring.runtime.pool import Task
+
+__all__ = ["LoadJob", "LoadManager"]
+
+_STOP_SECONDS = 5.0
+"""How long `stop` waits for the end of a load: a chunk of rows is written meanwhile."""
+
+_log = logging.getLogger(__name__)
+
+
+class LoadJob(Protocol):
+    """A load that ranks have agreed on; see `sparring.engine.checkpoint.load.Load`."""
+
+    url: str
+
+    def run(self) -> Loaded: ...
+    def stop(self, reason: BaseException) -> None: ...
+    def give_up(self, reason: BaseException) -> None: ...
+    def begin_to_give_up(self, reason: BaseException) -> None: ...
+    def forget(self) -> None: ...
+
+
+class LoadManager(Forkable):
+    """See `StepContainer.load`."""
+
+    def __init__(self) -> None:
+        self.num_begun = 0
+        """Loads of which rows may have changed."""
+        self._load: LoadJob | None = None
+        self.task: Task[Loaded] | None = None
+        """A load in the background, until it was joined."""
+        self.ended: Task[Loaded] | None = None
+        """The last one, until `check` has looked at it."""
+        self._is_awaited_at_exit = False
+        super().__init__()
+
+    def begin_anew(self) -> None:
+        # The load goes on in the parent, for the rows of the parent.
+        if self._load is not None:
+            self._load.forget()
+        self._load, self.task, self.ended = None, None, None
+
+    def run(self, load: LoadJob) -> Loaded:
+        """Loads on this thread."""
+        self.num_begun += 1
+        self._load = load
+        try:
+            return load.run()
+        finally:
+            self._load = None
+
+    def begin(self, load: LoadJob, events: EventLoop) -> Task[Loaded]:
+        """Loads on the event loop."""
+        self.num_begun += 1
+        self._load = load
+        self._await_at_exit()
+        try:
+            task = events.submit(load.run, name=f"load of {load.url}", is_told=False)
+        except BaseException as refusal:
+            self._load = None
+            load.give_up(refusal)
+            raise
+        self.task = task
+        task.when_cancelled(partial(load.begin_to_give_up, CancelledError()))
+        return task
+
+    def join(self) -> None:
+        """Returns when no load runs; `check` raises its failure. KeyboardInterrupt while waiting stops
+        the load."""
+        self._wait(None)
+
+    def check(self) -> None:
+        """Raises the failure of the last load in the background, after `join`, unless its task has.
+
+        Raises:
+            PeerFailure: a rank is gone.
+            BackgroundError: from any other failure.
+        """
+        task, self.ended = self.ended, None
+        failure = None if task is None else task.failure()
+        if task is None or failure is None or task.is_heard:
+            return
+        if isinstance(failure, PeerFailure):
+            raise failure
+        raise BackgroundError(
+            f"background work {task.name!r} failed: {type(failure).__name__}: {failure}",
+            name=task.name,
+            num_failed=1,
+        ) from failure
+
+    def stop(self, reason: BaseException) -> None:
+        """Ends a load that runs, as soon as it may be; `check` does not raise it then.
+
+        Args:
+            reason: for the message, here and on other ranks.
+        """
+        load, task = self._load, self.task
+        if load is None or task is None:
+            return
+        load.stop(reason)
+        task.wait(_STOP_SECONDS)
+        task.is_heard = True
+
+    def close(self, timeout: float) -> None:
+        """Waits for a load that runs, and stops it where it takes too long.
+
+        Args:
+            timeout: seconds.
+
+        Raises:
+            DeadlineError: it took too long, and tables hold a part of the snapshot.
+            BackgroundError: as `check`.
+        """
+        task = self.task
+        if task is not None and not self._wait(timeout):
+            self.stop(ClosedError("its container was closed, or the program ended"))
+            raise DeadlineError(
+                f"{task.name} was given {timeout} s to end when its container was closed, or the "
+                "program ended, and has not: it was stopped, and tables that outlive the process "
+                "hold a part of the rows. Wait for it first (result()), and load it again",
+                name=task.name,
+                timeout=timeout,
+            )
+        self.check()
+
+    def _wait(self, timeout: float | None) -> bool:
+        load, task = self._load, self.task
+        if load is None or task is None:
+            return True
+        try:
+            if not task.wait(timeout):
+                return False
+        except BaseException as reason:
+            self.stop(reason)
+            raise
+        if task.cancelled():
+            load.give_up(CancelledError())
+        self._load, self.task, self.ended = None, None, task
+        return True
+
+    def _await_at_exit(self) -> None:
+        """Has the program's end wait for a load before ranks part, which the end of collectives is
+        registered for before this."""
+        if not self._is_awaited_at_exit:
+            self._is_awaited_at_exit = True
+            atexit.register(_close_at_exit, weakref.ref(self))
+
+
+def _close_at_exit(found: weakref.ref[LoadManager]) -> None:
+    loads = found()
+    if loads is None:
+        return
+    try:
+        loads.close(events.EXIT_SECONDS)
+    except SparringError as error:
+        _log.error("at exit: %s", error)

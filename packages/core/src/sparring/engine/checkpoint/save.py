@@ -1,0 +1,268 @@
+"""Saves: ranks agree on a snapshot, tables are frozen, and a job writes them while steps go on."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from sparring import _native
+from sparring.engine.checkpoint.agreement import agree, check_alike
+from sparring.engine.checkpoint.container_state import OWN_STATES, container_states
+from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView
+from sparring.engine.checkpoint.requests import Saved, SaveOptions, State
+from sparring.engine.checkpoint.save_manager import SnapshotJob, TableJob, give_up
+from sparring.engine.checkpoint.undo_rows import Throttle, UndoBudget
+from sparring.engine.quiesce import Purpose, try_quiesce
+from sparring.engine.state import EngineState
+from sparring.engine.table_entry import TableEntry
+from sparring.errors import InvalidArgumentError
+from sparring.runtime import pool
+from sparring.snapshot.format.description import TableDescription
+from sparring.snapshot.open import locate
+from sparring.snapshot.options import SnapshotOptions
+from sparring.snapshot.writer import SnapshotWriter
+
+__all__ = ["save"]
+
+_FEW_CORES, _SHARE_OF_FEW_CORES = 4, 0.15
+_TOKEN_BYTES = 16
+
+_log = logging.getLogger(__name__)
+
+
+def save(
+    state: EngineState,
+    url: str,
+    *,
+    blocking: bool,
+    base: str | None,
+    states: Mapping[str, State],
+    options: SaveOptions,
+) -> pool.Task[Saved] | Saved:
+    """As `StepContainer.save`."""
+    _check_states(states)
+    why_not = try_quiesce(state, Purpose.REPLACE, save_seconds=options.deadline_seconds)
+    begin = time.perf_counter()
+    share = 1.0 if blocking else _share(options)
+    job = _begin(state, url, base, states, options, begin, share, why_not)
+    state.saves.counters.freeze_seconds += time.perf_counter() - begin
+    state.saves.running = job
+    if not blocking:
+        try:
+            state.saves.task = state.events.submit(
+                partial(_run, state, job, options),
+                name=f"save of {url}",
+                is_told=options.is_told,
+                closing_seconds=options.deadline_seconds,
+            )
+        except BaseException as not_begun:
+            _count_on(job, options)
+            job.release()
+            job.is_over.set()
+            give_up(job.writer, not_begun)
+            raise
+        return state.saves.task
+    state.saves.task = None
+    error: Exception | None = None
+    saved: Saved | None = None
+    try:
+        saved = _run(state, job, options)
+    except Exception as failure:
+        error = failure
+    state.saves.join()
+    agree(state.collective, f"save of {url}", error)
+    assert saved is not None
+    return saved
+
+
+def _check_states(states: Mapping[str, State]) -> None:
+    for name in states:
+        if name in OWN_STATES:
+            raise InvalidArgumentError(
+                f"save: state {name!r} is the container's own; give yours another name"
+            )
+        if not isinstance(states[name], State):
+            raise InvalidArgumentError(
+                f"save: state {name!r} must be a State, found {type(states[name]).__name__}; "
+                "give State(values, arrays)"
+            )
+
+
+def _begin(
+    state: EngineState,
+    url: str,
+    base: str | None,
+    states: Mapping[str, State],
+    options: SaveOptions,
+    begin: float,
+    share: float,
+    error: Exception | None,
+) -> SnapshotJob:
+    """Freezes all tables as they are now, and makes a writer that was given nothing yet.
+
+    Args:
+        error: why this rank cannot save.
+    """
+    entries = list(state.tables.entries.values())
+    rank, step = state.collective.rank, state.counters.steps
+    if error is None:
+        try:
+            for entry in entries:
+                state.tables.check_readable(entry)
+        except Exception as failure:
+            error = failure
+    check_alike(state.collective, "URLs to save to", url)
+    mine = [
+        each
+        for each in entries
+        if each.storage is not None and not (each.config.is_replicated and rank)
+    ]
+    token, base = _agreed(state, url, base, mine)
+    given = {name: each for name, each in states.items() if each.is_of_rank or not rank}
+    own: Mapping[str, State] = {}
+    writer: SnapshotWriter | None = None
+    budget = UndoBudget(options.undo_bytes)
+    throttle = Throttle(share, budget)
+    tables: list[TableJob] = []
+    try:
+        if error is not None:
+            raise error
+        own = container_states(state)
+        writer = SnapshotWriter(
+            url,
+            step=step,
+            rank=rank,
+            world_size=state.collective.world_size,
+            base=base,
+            deadline_seconds=options.deadline_seconds,
+            token=token,
+            options=SnapshotOptions(pause=throttle.pause),
+        )
+        writer.start_threads()
+        for entry in entries:
+            tables.append(_table_job(entry, budget if entry in mine else None, base is not None))
+    except Exception as failure:
+        error = failure
+    try:
+        # All begin or none: a part that never comes would be waited for. And a rank that fails removes
+        # the folder, which another rank might just be making.
+        agree(state.collective, f"save of {url}", error)
+    except BaseException:
+        if writer is not None:
+            give_up(writer)
+        raise
+    assert writer is not None
+    for table in tables:
+        table.log.view = table.view
+        if options.is_base:
+            table.counted = table.log.changed
+            table.log.changed = _native.KeySet()
+    return SnapshotJob(
+        writer.url,
+        step,
+        base,
+        writer,
+        tables,
+        {**own, **given},
+        budget,
+        options.retention,
+        state.saves.history,
+        begin,
+        throttle,
+        options.deadline_seconds,
+    )
+
+
+def _table_job(entry: TableEntry, budget: UndoBudget | None, is_delta: bool) -> TableJob:
+    """Freezes a table; without a budget this rank has no rows of it."""
+    storage = entry.storage
+    has_scores = storage is not None and storage.capabilities.scores != "none"
+    description = TableDescription.of(entry.config, has_scores=has_scores)
+    view = None
+    if storage is not None and budget is not None:
+        changed = entry.write_log.changed if is_delta else None
+        view = CopyOnWriteView(entry.config, storage, budget, changed)
+    return TableJob(description, view, entry.write_log, is_delta)
+
+
+def _agreed(
+    state: EngineState, url: str, base: str | None, entries: Sequence[TableEntry]
+) -> tuple[str, str | None]:
+    """The token of this save and its base: the same on all ranks."""
+    collective, counted_since = state.collective, state.saves.base
+    if base is not None:
+        place, name = locate(base)
+        base = place.url_of(name)
+    is_known = base is None or base == counted_since
+    are_counted = all(entry.write_log.changed is not None for entry in entries)
+    is_one = True
+    token = secrets.token_bytes(_TOKEN_BYTES)
+    if collective.world_size > 1:
+        digest = hashlib.sha256((base or "").encode()).digest()[:_TOKEN_BYTES]
+        mine = np.frombuffer(token + digest + bytes([is_known, are_counted]), np.uint8)
+        every = [each.tobytes() for each in collective.all_gather(mine)]
+        token = every[0][:_TOKEN_BYTES]
+        is_one = len({each[_TOKEN_BYTES:-2] for each in every}) == 1
+        is_known = all(each[-2] for each in every)
+        are_counted = all(each[-1] for each in every)
+    if not is_known:
+        raise InvalidArgumentError(
+            f"save of {url}: a delta over {base} was asked for, but changed keys are counted "
+            f"since {counted_since or 'no snapshot'}; save a full snapshot with "
+            "options=SaveOptions(is_base=True) first, and name that one",
+            url=url,
+            base=base,
+        )
+    if not is_one:
+        # Where the save of a base failed on some ranks, only those know of it.
+        _log.warning(
+            "save of %s: ranks count changed keys since different snapshots, as a save failed "
+            "on some of them; a full snapshot is written",
+            url,
+        )
+        base = None
+    if base is not None and not are_counted:
+        _log.warning(
+            "save of %s: more keys changed since %s than are counted, or all rows of a table "
+            "were replaced; a full snapshot is written",
+            url,
+            base,
+        )
+        base = None
+    return token.hex(), base
+
+
+def _run(state: EngineState, job: SnapshotJob, options: SaveOptions) -> Saved:
+    """On the thread that saves."""
+    try:
+        saved = job.run()
+    except BaseException:
+        _count_on(job, options)
+        raise
+    if options.is_base:
+        state.saves.base = job.url
+    return saved
+
+
+def _count_on(job: SnapshotJob, options: SaveOptions) -> None:
+    """After a save that failed: the keys counted before it count again."""
+    if not options.is_base:
+        return
+    for table in job.tables:
+        before, since = table.counted, table.log.changed
+        if before is None or since is None:
+            table.log.changed = None
+        else:
+            since.add(before.keys())
+
+
+def _share(options: SaveOptions) -> float:
+    if options.share is not None:
+        return options.share
+    return _SHARE_OF_FEW_CORES if pool.num_threads() <= _FEW_CORES else 1.0

@@ -1,0 +1,94 @@
+"""Fingerprint of a job: settings that all ranks must have alike, compared at each exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+from sparring.contracts.table import TableConfig
+from sparring.engine.state import EngineState
+
+__all__ = ["JobFingerprint", "describe_wire_format"]
+
+
+class JobFingerprint:
+    """Names to values, made again only where something changed.
+
+    Args:
+        config: the run's configuration, JSON values only; empty where there is none.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+        self._described: tuple[object, Mapping[str, Any]] | None = None
+
+    def describe(
+        self, tables: Sequence[TableConfig], devices: Mapping[str, str], **policies: str
+    ) -> Mapping[str, Any]:
+        """The settings: the same object as last time where nothing changed.
+
+        Args:
+            tables: all that were declared.
+            devices: of tables whose rows travel between devices, how they do.
+            policies: by name, how gradients of several ranks combine, and the like.
+        """
+        known = (tuple(tables), dict(devices), policies)
+        if self._described is None or self._described[0] != known:
+            self._described = (
+                known,
+                {
+                    "code version": _version(),
+                    "config": self._config,
+                    "tables": {
+                        table.name: _described(table)
+                        | {"rows travel": devices.get(table.name, "between hosts")}
+                        for table in tables
+                    },
+                    **policies,
+                },
+            )
+        return self._described[1]
+
+
+def _described(table: TableConfig) -> dict[str, Any]:
+    return {
+        "dim": table.dim,
+        "dtype": table.dtype,
+        "initializer": repr(table.initializer),
+        "seed": table.seed,
+        "state_width": table.state_width,
+        "state_method": table.state_method.casefold(),
+        "admission": repr(table.admission),
+        "placement": table.placement,
+    }
+
+
+@cache
+def _version() -> str:
+    try:
+        return metadata.version("sparring")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def describe_wire_format(state: EngineState) -> dict[str, str]:
+    """Table → how its rows travel between devices, for all ranks to compare."""
+    if state.collective.world_size == 1:
+        return {}
+    words: dict[str, str] = {}
+    devices: list[str] = []
+    for entry in list(state.tables.entries.values()):
+        kernels = entry.kernels
+        if kernels is None:
+            continue
+        if kernels.device not in devices:
+            devices.append(kernels.device)
+        kind, number = kernels.device.partition(":")[0], devices.index(kernels.device)
+        is_direct = state.exchange.on_device(kernels).is_direct
+        how = "as they are" if is_direct else "via pinned memory"
+        # Tables of one device travel together, so which ones these are must be alike too.
+        which = "" if number == 0 else f", device {number + 1} of this rank"
+        words[entry.config.name] = f"between devices ({kind}{which}), {how}"
+    return words

@@ -1,0 +1,70 @@
+"""Memory budget of the tables of one rank."""
+
+from __future__ import annotations
+
+import re
+
+from sparring.engine.state import EngineState
+from sparring.errors import CapacityError, InvalidArgumentError
+
+__all__ = ["MOST_BYTES", "bytes_from_text", "bytes_text", "check_memory"]
+
+MOST_BYTES = 2**63 - 1
+
+_UNITS = {
+    "b": 1,
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
+}
+_TEXT = re.compile(r"\s*(\d{1,19}(?:\.\d{1,9})?)\s*([A-Za-z]{1,3})\s*")
+
+
+def bytes_from_text(text: str) -> int:
+    """``4 GiB``, ``512 MB`` or ``1.5TiB`` as a number of bytes.
+
+    Raises:
+        InvalidArgumentError: it is no such text.
+    """
+    matched = _TEXT.fullmatch(text)
+    unit = None if matched is None else _UNITS.get(matched[2].lower())
+    if matched is None or unit is None:
+        raise InvalidArgumentError(
+            f"found {text!r}, expected a number of bytes with a unit, as 4 GiB, 512 MB or 1.5 TiB"
+        )
+    return int(float(matched[1]) * unit)
+
+
+def bytes_text(count: int) -> str:
+    """A number of bytes for a message: exact, and so that a person sees the order of it."""
+    shown, unit = float(count), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if shown < 1024:
+            break
+        shown, unit = shown / 1024, larger
+    return f"{count:,} bytes" + ("" if unit == "bytes" else f" ({shown:.3g} {unit})")
+
+
+def check_memory(state: EngineState, budget: int) -> None:
+    """Refuses the step that is to be written if this rank's tables hold more than they may.
+
+    Raises:
+        CapacityError: with the budget, what was found, and the largest table.
+    """
+    held = {
+        name: 0 if entry.storage is None else entry.storage.memory_bytes
+        for name, entry in state.tables.entries.items()
+    }
+    found = sum(held.values())
+    if found <= budget:
+        return
+    largest = max(held, key=lambda name: held[name])
+    raise CapacityError(
+        f"the tables of rank {state.collective.rank} hold {bytes_text(found)}, the most of it "
+        f"table {largest!r} with {bytes_text(held[largest])}; their budget is {bytes_text(budget)} "
+        "of memory. No row was changed. Raise the budget (StepContainer(memory_bytes=…), in a "
+        "configuration tables.memory_bytes), add ranks, or bound the tables by a capacity and a "
+        "policy that evicts",
+        memory_bytes=found,
+        budget_bytes=budget,
+        table=largest,
+    )

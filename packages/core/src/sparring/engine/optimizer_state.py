@@ -1,0 +1,138 @@
+"""The optimizer's state behind embeddings: whose it is, what a new row begins with, how it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.contracts.hyperparameters import HyperParameters
+from sparring.contracts.results import Columns
+from sparring.contracts.storage import Storage
+from sparring.contracts.table import TableConfig
+from sparring.contracts.updates import UpdateMethod
+from sparring.engine.quiesce import Purpose, quiesce
+from sparring.engine.state import EngineState
+from sparring.engine.table_entry import TableEntry
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring.storage.convert import conversion_command, copy_embeddings
+from sparring.storage.load import begin_load, interrupted_load
+
+__all__ = ["TableState", "check_state", "drop_state", "give_states", "method_state", "set_state"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """The state that an optimizer keeps behind the embeddings of one table."""
+
+    method: str
+    """Name of its owner: an update method, or an optimizer of a framework."""
+    initial: npt.NDArray[Any]
+    """``(state_width,)`` of the table's computing dtype: the state of a new row."""
+
+
+def method_state(method: UpdateMethod, hyper: HyperParameters, table: TableConfig) -> TableState:
+    """The state that an update method keeps for a table."""
+    return TableState(method.name, method.initial_state(table.dim, hyper, table.computing_dtype))
+
+
+def give_states(
+    state: EngineState,
+    wanted: Mapping[str, TableState],
+    given: Mapping[str, Storage],
+    optimizer: str,
+) -> None:
+    """Puts an optimizer's state behind the embeddings of all its tables, or of none.
+
+    Args:
+        wanted: by table.
+        given: the storages that were given open, by table.
+        optimizer: how its user calls it, for messages.
+
+    Raises:
+        InvalidArgumentError: a table has rows of another width, or another optimizer's rows.
+    """
+    state.check_open()
+    # All that can be refused is refused before the state of the first table is set.
+    for name, each in wanted.items():
+        _check_width(given.get(name), len(each.initial), optimizer)
+        check_state(state.tables.entry(name), len(each.initial), each.method)
+    quiesce(state, Purpose.RESHAPE)
+    for name, each in wanted.items():
+        entry = state.tables.entry(name)
+        set_state(state, entry, each.initial, each.method)
+        # Opened now: a backend that is missing should not be found out by the first step.
+        state.tables.open(entry)
+
+
+def check_state(entry: TableEntry, state_width: int, method: str) -> None:
+    """As `StepContainer.check_state`."""
+    entry.check_state(entry.config.with_state(state_width, method))
+
+
+def set_state(
+    state: EngineState, entry: TableEntry, initial_state: npt.NDArray[Any], method: str
+) -> None:
+    """As `StepContainer.set_state`; no work runs in the background."""
+    config = entry.config.with_state(len(initial_state), method)
+    entry.check_state(config)
+    if entry.storage is not None and entry.storage.table.has_other_state(config):
+        _replace_storage(state, entry, config, np.asarray(initial_state))
+    entry.config = config
+    entry.whole = Columns(0, config.width)
+    entry.initial_state = np.array(initial_state, config.computing_dtype)
+
+
+def drop_state(state: EngineState, entry: TableEntry) -> None:
+    """As `StepContainer.drop_state`; no work runs in the background."""
+    config = entry.config.with_state(0)
+    if entry.storage is not None:
+        _replace_storage(state, entry, config, np.empty(0, config.computing_dtype))
+    entry.config = config
+    entry.whole = Columns(0, config.width)
+    entry.initial_state = None
+
+
+def _replace_storage(
+    state: EngineState, entry: TableEntry, config: TableConfig, initial_state: npt.NDArray[Any]
+) -> None:
+    """Moves embeddings into a storage whose rows have another state."""
+    old = entry.storage
+    assert old is not None
+    half_loaded = interrupted_load(old)
+    if not old.size and entry.choice is not None and half_loaded is None:
+        old.close()
+        entry.hold(None)
+        return
+    if entry.choice is None or old.capabilities.persistent:
+        reason = "was given open; give one that was opened for the other state"
+        if entry.choice is not None:
+            command = conversion_command(
+                entry.choice.backend, entry.choice.options, old.table, config
+            )
+            reason = f"outlives the process; convert it: {command}"
+        raise UnsupportedError(
+            f"table {config.name!r}: its storage cannot be replaced by one with other state, "
+            f"because it {reason}",
+            table=config.name,
+        )
+    new = state.tables.open_storage(entry.choice, config)
+    if half_loaded is not None:
+        begin_load(new, half_loaded)  # a part stays a part
+    copy_embeddings(old, new, initial_state)
+    entry.hold(new)
+    old.close()
+
+
+def _check_width(storage: Storage | None, state_width: int, optimizer: str) -> None:
+    if storage is not None and storage.table.state_width != state_width:
+        raise InvalidArgumentError(
+            f"the storage given for table {storage.table.name!r} has rows with "
+            f"{storage.table.state_width} elements of state, but {optimizer} keeps "
+            f"{state_width}; open it with state_width={state_width} in its TableConfig",
+            table=storage.table.name,
+            state_width=state_width,
+        )

@@ -1,0 +1,137 @@
+"""Prefetches: lookups of a batch that begin before the step of the batch before it has ended.
+
+    this thread     … │ forward, backward of batch i │ step i │ finish │ forward of batch i+1 …
+    prefetch thread   │ look up batch i+1 │                        │
+                                                                   └ again: the keys that step i changed
+
+So results are exact: `finish` returns, bit for bit, the rows of a lookup that began then.
+
+On several ranks the exchange belongs to one thread at a time. A step or another lookup that needs it
+first joins the prefetch (`quiesce`). So the exchanges of a rank follow each other as its calls do, and
+in one order on all ranks that make the same calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparring import _native
+from sparring.engine.lookup import (
+    Ids,
+    Lookup,
+    Plan,
+    completed,
+    look_up,
+    own_refusal_first,
+    readable,
+)
+from sparring.engine.quiesce import Purpose, join_prefetch, quiesce
+from sparring.engine.state import EngineState
+from sparring.errors import InvalidArgumentError
+from sparring.exchange.messages import PullRequest
+from sparring.exchange.refresh import PullRecord
+
+__all__ = ["Prefetch"]
+
+
+class Prefetch:
+    """A lookup under way on the prefetch thread; see `StepContainer.prefetch`.
+
+    `finish` or `drop` ends it. On several ranks all of them end it in the same way at the same
+    time.
+    """
+
+    def __init__(
+        self, state: EngineState, requests: Sequence[tuple[str, Ids]], refusal: Exception | None
+    ) -> None:
+        found, self._refusal = readable(state, requests, refusal)
+        self._state = state
+        self._requests = found
+        self._step = state.counters.steps
+        self._num_loads = state.loads.num_begun
+        self._storages = [entry.storage for entry, _ in found]
+        self._record = PullRecord()
+        self._plan: Plan | None = None
+        self._lookups: list[Lookup] = []
+        self._has_ended = False
+        self._running = state.prefetches.begin([table for table, _ in requests], self._pull)
+
+    def _pull(self) -> None:
+        """On the prefetch thread."""
+        state = self._state
+        with state.span("prefetch"):
+            self._plan = Plan(self._requests)
+            with own_refusal_first(self._refusal):
+                pulled = state.exchange.pull_all(
+                    self._plan.pulls, record=self._record, error=self._refusal
+                )
+            self._lookups = self._plan.lookups(pulled)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `finish` need not wait for the prefetch thread."""
+        return self._running.future.done()
+
+    def finish(self) -> list[Lookup]:
+        """Returns the lookups, in the order of the requests, as if they were made now; not registered.
+
+        Raises:
+            InvalidArgumentError: it was finished or dropped before.
+            SparringError: as `StepContainer.lookup_all`.
+        """
+        if self._has_ended:
+            raise InvalidArgumentError(
+                "this prefetch was finished or dropped already; begin another by prefetch"
+            )
+        self._has_ended = True
+        state = self._state
+        state.check_open()
+        error = join_prefetch(state, self._running)
+        state.prefetches.end(self._running)
+        if error is not None:
+            raise error
+        assert self._plan is not None
+        if state.loads.num_begun != self._num_loads:
+            # A load has replaced all rows since, and may have failed.
+            again = [(entry.config.name, ids) for entry, ids in self._requests]
+            self._lookups = look_up(state, again, is_training=False)
+        elif self._must_refresh():
+            self._refresh(self._plan)
+        counters = state.prefetches.counters
+        counters.lookups += 1
+        counters.rows += sum(len(each.keys) for each in self._lookups)
+        return self._lookups
+
+    def drop(self) -> None:
+        """Ends it without a result."""
+        if not self._has_ended:
+            self._has_ended = True
+            join_prefetch(self._state, self._running)
+            self._state.prefetches.end(self._running)
+
+    def _must_refresh(self) -> bool:
+        changed = self._running.changed
+        for (entry, _), storage in zip(self._requests, self._storages, strict=True):
+            if entry.storage is not storage:
+                # Another one was opened since, which may hold anything.
+                changed[entry.config.name].are_all = True
+        if self._state.collective.world_size > 1:
+            # All ranks must decide alike, and each knows what changed in its own shard only.
+            return self._state.counters.steps != self._step
+        return any(each.are_all or each.parts for each in changed.values())
+
+    def _refresh(self, plan: Plan) -> None:
+        state = self._state
+        quiesce(state, Purpose.MEET)
+        pulls = [
+            PullRequest(entry.storage, entry.config, pull.keys, pull.columns)
+            for entry, pull in zip(plan.entries, plan.pulls, strict=True)
+        ]
+        changed = [self._running.changed[entry.config.name] for entry in plan.entries]
+        with state.span("refresh"):
+            refreshed = state.exchange.refresh_all(pulls, self._record, changed)
+            for entry, lookup, each in zip(plan.entries, self._lookups, refreshed, strict=True):
+                keys = lookup.keys[each.places]
+                rows = completed(entry, keys, each.rows, each.found)
+                _native.place_rows(rows, each.places, lookup.rows)
+                state.prefetches.counters.rows_refreshed += len(keys)

@@ -1,0 +1,295 @@
+"""Batch inputs and gradients that one step holds between forward and update.
+
+Forward registers each lookup in the batch-inputs map, and backward hands in a gradient under the id
+that it got. There are two kinds:
+
+- a shadow, id → (table, keys, inverse), whose gradient ``(u, dim)`` is added up by key at once;
+- a batch that was pooled straight from the tables, whose gradient of bags is held as it is. The
+  update groups it by key, and sums it while it visits the rows.
+
+Micro-batches add up by key, in native memory: when a second gradient comes for a table, the one that
+was held is added up too. So a step of many micro-batches costs memory for its distinct keys only.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import _native
+from sparring.contracts.results import Keys, Rows
+from sparring.contracts.table import TableConfig
+from sparring.engine.device_gradients import DeviceGradients
+from sparring.errors import InvalidArgumentError, UnknownTableError
+
+__all__ = ["Accumulated", "BatchInput", "DirectInput", "ResourceManager"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInput:
+    """The keys behind a shadow."""
+
+    table: str
+    keys: Keys
+    """``(u,)``, the key of each row of the shadow."""
+    inverse: npt.NDArray[np.int64]
+    """``(n,)``, the row of each id of the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectInput:
+    """A batch that was looked up without a shadow."""
+
+    tables: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    sources: Any
+    check: Callable[[], None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulated:
+    """The sum of a table's gradients since the last step."""
+
+    keys: Keys
+    """``(u,)`` in order of first occurrence."""
+    gradients: Rows
+    """``(u, dim)``"""
+
+
+class ResourceManager:
+    """Batch inputs and gradients of all tables. Every method may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next_shadow_id = count(1)
+        self._batch_inputs: dict[int, BatchInput | DirectInput] = {}
+        self._dims: dict[str, tuple[int, np.dtype[Any]]] = {}
+        self._accumulators: dict[str, Any] = {}
+        self._views: dict[str, Any] = {}
+        self._held: dict[str, _Held] = {}
+
+    def declare(self, table: TableConfig, view: Any) -> None:
+        """Makes room for a table's gradients: ``(u, dim)`` of its computing dtype.
+
+        Args:
+            view: the table's native `TableView`, by which held gradients know it.
+        """
+        self._dims[table.name] = (table.dim, table.computing_dtype)
+        self._accumulators[table.name] = self.make_accumulator(table)
+        self._views[table.name] = view
+
+    @staticmethod
+    def make_accumulator(table: TableConfig) -> Any:
+        """An empty native accumulator for gradients of `table`."""
+        return _native.GradientAccumulator(table.dim, table.computing_dtype.name)
+
+    def register(self, table: str, keys: Keys, inverse: npt.NDArray[np.int64]) -> int:
+        """Enters one lookup into the batch-inputs map. Returns its shadow id."""
+        shadow_id = next(self._next_shadow_id)
+        self._batch_inputs[shadow_id] = BatchInput(table, keys, inverse)
+        return shadow_id
+
+    def register_direct(self, tables: Sequence[str]) -> int:
+        """Enters a batch that was pooled straight from `tables`. Returns its id."""
+        shadow_id = next(self._next_shadow_id)
+        self._batch_inputs[shadow_id] = DirectInput(tuple(tables))
+        return shadow_id
+
+    def batch_input(self, shadow_id: int) -> BatchInput | DirectInput:
+        """Returns the keys behind a shadow.
+
+        Raises:
+            InvalidArgumentError: the id was never given, or its step is over.
+        """
+        found = self._batch_inputs.get(shadow_id)
+        if found is None:
+            raise InvalidArgumentError(
+                f"shadow {shadow_id} is not part of this step: its step was applied or dropped "
+                "before this gradient came; run forward again",
+                shadow_id=shadow_id,
+            )
+        return found
+
+    def release(self, shadow_id: int) -> None:
+        """Forgets a shadow that will get no gradient; unknown ids are no error."""
+        self._batch_inputs.pop(shadow_id, None)
+
+    def accumulate(self, shadow_id: int, gradient: Rows) -> None:
+        """Adds the gradient of a shadow to what its keys have so far.
+
+        Args:
+            gradient: ``(u, dim)`` of the table's computing dtype, C-contiguous; copied.
+
+        Raises:
+            InvalidArgumentError: unknown shadow, wrong shape or dtype; nothing is added.
+        """
+        batch_input = self.batch_input(shadow_id)
+        if isinstance(batch_input, DirectInput):
+            raise InvalidArgumentError(
+                f"batch {shadow_id} of tables {', '.join(batch_input.tables)} was looked up without "
+                "a shadow; hand its gradient to hold()",
+                shadow_id=shadow_id,
+            )
+        dim, dtype = self._dims[batch_input.table]
+        expected = (len(batch_input.keys), dim)
+        if gradient.shape != expected or gradient.dtype != dtype:
+            raise InvalidArgumentError(
+                f"gradient of shadow {shadow_id} of table {batch_input.table!r}: must be {expected} "
+                f"{dtype}, found {gradient.shape} {gradient.dtype}",
+                table=batch_input.table,
+                shadow_id=shadow_id,
+            )
+        with self._lock:
+            self._accumulators[batch_input.table].add(batch_input.keys, gradient)
+
+    def hold(self, shadow_id: int, sources: Any, check: Callable[[], None] | None = None) -> None:
+        """Takes the gradient of a batch that was registered by `register_direct`.
+
+        Args:
+            sources: native `GradientSources` of the batch, or `DeviceGradients`; their arrays must
+                not change until the step.
+            check: called before they are used; raises if they did change.
+
+        Raises:
+            InvalidArgumentError: unknown batch; nothing is taken.
+        """
+        batch_input = self.batch_input(shadow_id)
+        assert isinstance(batch_input, DirectInput)
+        held = _Held(sources, check)
+        with self._lock:
+            for table in batch_input.tables:
+                waiting = self._held.get(table)
+                joined = None if waiting is None else _joined(waiting, held)
+                if joined is not None:
+                    self._held[table] = joined
+                elif waiting is not None or self._accumulators[table].size:
+                    self._add_held(table)
+                    self._add_up(table, held)
+                else:
+                    self._held[table] = held
+
+    def take(self, table: str) -> Accumulated:
+        """Takes the sum of a table's gradients, which starts from zero again."""
+        with self._lock:
+            accumulator = self._accumulator(table)
+            held = self._held.pop(table, None)
+            if held is not None and not accumulator.size:
+                return Accumulated(*self._summed(table, held))
+            if held is not None:
+                self._add_up(table, held)
+            return Accumulated(*accumulator.take())
+
+    def take_sources(self, table: str) -> Any | None:
+        """A table's gradients for a fused update, not yet added up if they need not be.
+
+        Returns:
+            Native `GradientSources`, or None where there is no gradient.
+        """
+        with self._lock:
+            accumulator = self._accumulator(table)
+            if not accumulator.size:
+                held = self._held.pop(table, None)
+                if held is not None and held.check is not None:
+                    held.check()
+                return None if held is None else held.sources
+            self._add_held(table)
+            return _native.key_gradients(self._views[table], *accumulator.take())
+
+    def are_on_device(self, table: str) -> bool:
+        """Whether a table has gradients, and all of them are on a device."""
+        with self._lock:
+            held = self._held.get(table)
+            is_held = held is not None and isinstance(held.sources, DeviceGradients)
+            return is_held and not self._accumulator(table).size
+
+    def drop(self, table: str) -> None:
+        """Forgets a table's gradients. Forward passes under way stay valid."""
+        with self._lock:
+            self._held.pop(table, None)
+            self._accumulator(table).clear()
+
+    def num_accumulated(self, table: str) -> int:
+        """Distinct keys of `table` that have a gradient waiting."""
+        with self._lock:
+            accumulator = self._accumulator(table)
+            self._add_held(table)
+            return int(accumulator.size)
+
+    def discard(self) -> None:
+        """Drops all batch inputs and all gradients: the step never was."""
+        with self._lock:
+            self._batch_inputs.clear()
+            self._held.clear()
+            for accumulator in self._accumulators.values():
+                accumulator.clear()
+
+    @contextmanager
+    def ending_step(self) -> Iterator[None]:
+        """Takes gradients in the block, and forgets the shadows that they came from."""
+        try:
+            yield
+        finally:
+            self._batch_inputs.clear()
+
+    @property
+    def num_batch_inputs(self) -> int:
+        """Lookups of this step that were registered and not released."""
+        return len(self._batch_inputs)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Native memory held for gradients, in bytes."""
+        return sum(int(accumulator.memory_bytes) for accumulator in self._accumulators.values())
+
+    def _add_held(self, table: str) -> None:
+        held = self._held.pop(table, None)
+        if held is not None:
+            self._add_up(table, held)
+
+    def _add_up(self, table: str, held: _Held) -> None:
+        self._accumulators[table].add(*self._summed(table, held))
+
+    def _summed(self, table: str, held: _Held) -> tuple[Keys, Rows]:
+        if held.check is not None:
+            held.check()
+        keys, gradients = held.sources.summed(self._views[table])
+        return keys, gradients
+
+    def _accumulator(self, table: str) -> Any:
+        accumulator = self._accumulators.get(table)
+        if accumulator is None:
+            raise UnknownTableError(
+                f"table {table!r} was not declared; declared are "
+                f"{', '.join(self._accumulators) or 'none'}",
+                table=table,
+            )
+        return accumulator
+
+
+def _joined(waiting: _Held, held: _Held) -> _Held | None:
+    """Both together, where they need not be added up in host memory."""
+    if not isinstance(waiting.sources, DeviceGradients):
+        return None
+    sources = waiting.sources.joined(held.sources)
+    if sources is None:
+        return None
+    checks = [each.check for each in (waiting, held) if each.check is not None]
+
+    def check() -> None:
+        for each in checks:
+            each()
+
+    if sources.is_long:
+        check()
+        return _Held(sources.added_up(), None)
+    return _Held(sources, check)

@@ -1,0 +1,50 @@
+"""One step without an adapter of a framework: `Step`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.contracts.storage_arguments import as_array, check_keys
+from sparring.engine.lookup import Lookup
+from sparring.engine.resource_manager import ResourceManager
+from sparring.errors import InvalidArgumentError
+
+__all__ = ["Step"]
+
+
+class Step:
+    """One step driven by hand; see `StepContainer.step`."""
+
+    def __init__(self, lookup_all: Callable[..., list[Lookup]], resources: ResourceManager) -> None:
+        self._lookup_all, self._resources = lookup_all, resources
+
+    def lookup(self, table: str, ids: npt.ArrayLike) -> Lookup:
+        """Ids to the rows of a shadow: ``rows[inverse]`` are the embeddings of the ids."""
+        refusal, keys = None, np.empty(0, np.int64)
+        try:
+            keys = check_keys(ids, table, unique=False)
+        except Exception as error:
+            refusal = error  # for all ranks: the others have begun this lookup
+        return self._lookup_all([(table, keys)], refusal=refusal)[0]
+
+    def accumulate(self, lookup: Lookup, gradient: npt.ArrayLike) -> None:
+        """Adds the gradient of a lookup's rows.
+
+        Args:
+            gradient: ``(u, dim)`` real numbers, converted to the table's computing dtype.
+
+        Raises:
+            InvalidArgumentError: wrong shape, no real numbers, or a lookup without a shadow.
+        """
+        if lookup.shadow_id is None:
+            raise InvalidArgumentError("this lookup was not registered, so it takes no gradient")
+        given = as_array(gradient, "gradient")
+        if given.size and given.dtype.kind not in "fiu" and given.dtype.name != "bfloat16":
+            raise InvalidArgumentError(
+                f"gradient of shadow {lookup.shadow_id}: must be real numbers, found dtype "
+                f"{given.dtype}; convert it to {lookup.rows.dtype}"
+            )
+        self._resources.accumulate(lookup.shadow_id, np.ascontiguousarray(given, lookup.rows.dtype))

@@ -1,0 +1,256 @@
+"""One push whose keys, gradients and messages are in a device's memory.
+
+Messages go hop after hop as in `DevicePull`. The owner adds up by key, its own gradients first, then
+those of rank r-1, of r-2, …, so that sums have the same bits as those of ranks on CPUs:
+
+    finding   │ in the order of owners │
+    wire             │ hop 1 │ hop 2 │ hop 3 │
+    placing                  │ + hop 1 │ + hop 2 │ + hop 3 │
+
+Gradients of hop h are added up while those of hop h+1 travel. The number of keys decides how much
+memory comes next, so adding up waits for the device, on a background thread. If it fails, messages go
+on: the other ranks need them, and the commit of the step tells them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from sparring.contracts.kernels import DeviceArray
+from sparring.contracts.table import TableConfig
+from sparring.exchange.counters import MessageKind
+from sparring.exchange.device_stager import DeviceStager, StagedArrays
+from sparring.exchange.routing import Chunk, Counts, DeviceRouted, HopTransfers, hop_transfers
+from sparring.exchange.serial_executor import Job, SerialExecutor
+from sparring.runtime.streams import StreamTask
+
+__all__ = ["DevicePush", "DevicePushRequest", "DevicePushed"]
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePushRequest:
+    """Gradients of one table that go to their owners.
+
+    Args:
+        table: name, dtype and dim.
+        keys: ``(u,)`` int64 on the device, unique on this rank.
+        gradients: ``(u, dim)`` of the table's computing dtype, on the device.
+    """
+
+    table: TableConfig
+    keys: DeviceArray
+    gradients: DeviceArray
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePushed:
+    """The gradients that all ranks pushed to this one, added up by key, on the device."""
+
+    keys: DeviceArray
+    """``(u,)`` int64"""
+    gradients: DeviceArray
+    """``(u, dim)``"""
+    error: BaseException | None = None
+    """Why this rank cannot apply the step, if the failure came too late to tell the other ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class _GradientsByKey:
+    keys: DeviceArray
+    """``(u,)``"""
+    gradients: DeviceArray
+    """``(u, dim)``"""
+
+
+@dataclass(slots=True)
+class _Hop:
+    """Keys and gradients of each table that one rank sends to this one."""
+
+    parts: list[_GradientsByKey]
+    num_coming: int
+    """Chunks that have not arrived."""
+
+
+@dataclass(slots=True)
+class _Travelling:
+    planned: HopTransfers
+    going: StagedArrays | None
+    coming: StagedArrays | None
+    unpacked: StreamTask | None = None
+
+
+@dataclass(slots=True)
+class DevicePush:
+    """One push of several tables, driven to its end by `run`.
+
+    Args:
+        stager: the device.
+        executor: where sums are taken; its thread may wait.
+        requests: one for each table.
+        routed: their keys by owner.
+        coming_counts: ``(world_size, tables)``: keys that each rank sends to this one.
+        chunk_rows: the most keys in a message.
+        chunks_in_flight: the most chunks under way, each way.
+    """
+
+    stager: DeviceStager
+    executor: SerialExecutor
+    requests: Sequence[DevicePushRequest]
+    routed: DeviceRouted
+    coming_counts: Counts
+    chunk_rows: int
+    chunks_in_flight: int
+    _gradients: list[DeviceArray] = field(default_factory=list)
+    _sums: list[_GradientsByKey] = field(default_factory=list)
+    _hops: dict[int, _Hop] = field(default_factory=dict)
+    _jobs: list[Job] = field(default_factory=list)
+
+    def run(self) -> list[DevicePushed]:
+        """Returns the sums for each request, keys in the order in which they first came, for work that
+        is put on the caller's stream from now on. If they could not be taken, all have the `error`.
+
+        Raises:
+            PeerFailure: a rank is gone or silent.
+            DeviceError, DeadlineError: the device failed.
+        """
+        stager, arrays = self.stager, self.stager.kernels.arrays
+        rank, world_size = stager.link.collective.rank, stager.link.collective.world_size
+        owners = [(rank + hop) % world_size for hop in range(1, world_size)]
+        senders = [(rank - hop) % world_size for hop in range(1, world_size)]
+        transfers = hop_transfers(
+            [self.routed.counts[peer] for peer in owners],
+            [self.coming_counts[peer] for peer in senders],
+            self.chunk_rows,
+        )
+        for hop, peer in enumerate(senders, start=1):
+            num_coming = sum(
+                planned.hop == hop and planned.incoming is not None for planned in transfers
+            )
+            self._hops[hop] = _Hop(self._room(self.coming_counts[peer]), num_coming)
+        stager.begin()
+        with arrays.using(stager.finding.handle):
+            for request, order in zip(self.requests, self.routed.orders, strict=True):
+                self._gradients.append(stager.kernels.gather(request.gradients, order))
+        gathered = stager.reached(stager.finding)
+        try:
+            stager.wait(gathered)
+            for table, keys in enumerate(self.routed.keys):
+                begin, end = self.routed.offsets[table][rank : rank + 2]
+                self._sums.append(
+                    _GradientsByKey(keys[begin:end], self._gradients[table][begin:end])
+                )
+            self._go_round(deque(transfers))
+        finally:
+            self.executor.finish()
+            error = stager.settle([gathered])
+        error = self._adding_error or error
+        if error is None:
+            try:
+                stager.end()
+            except Exception as found:
+                error = found
+        return [DevicePushed(each.keys, each.gradients, error) for each in self._sums]
+
+    def _room(self, counts: Counts) -> list[_GradientsByKey]:
+        arrays = self.stager.kernels.arrays
+        return [
+            _GradientsByKey(
+                arrays.empty((count,), "int64"),
+                arrays.empty((count, each.table.dim), each.table.computing_dtype.name),
+            )
+            for each, count in zip(self.requests, counts.tolist(), strict=True)
+        ]
+
+    def _go_round(self, transfers: deque[HopTransfers]) -> None:
+        travelling: deque[_Travelling] = deque()
+        waiting = deque(self._hops.values())
+        while transfers or travelling or waiting or not all(job.is_done for job in self._jobs):
+            moved = False
+            while transfers and len(travelling) < self.chunks_in_flight:
+                travelling.append(self._exchange(transfers.popleft()))
+                moved = True
+            for each in travelling:
+                if each.coming is None or each.unpacked is not None:
+                    continue
+                if self.stager.is_done(each.coming):
+                    self.stager.unpack(each.coming, self.stager.placing)
+                    each.unpacked = self.stager.reached(self.stager.placing)
+                    self._hops[each.planned.hop].num_coming -= 1
+                    moved = True
+            # Sums are taken in the order of hops.
+            while waiting and waiting[0].num_coming == 0:
+                self._jobs.append(self.executor.submit(partial(self._add_up, waiting.popleft())))
+                moved = True
+            while travelling and self._is_through(travelling[0]):
+                travelling.popleft()
+                moved = True
+            self.stager.link.pause(self.executor, has_progressed=moved)
+
+    def _exchange(self, planned: HopTransfers) -> _Travelling:
+        stager, going, coming = self.stager, None, None
+        rank, world_size = stager.link.collective.rank, stager.link.collective.world_size
+        if planned.incoming is not None:
+            parts = self._hops[planned.hop].parts
+            sender = (rank - planned.hop) % world_size
+            arrays = _pieces(planned.incoming, parts)
+            coming = stager.receive(arrays, MessageKind.GRADIENTS, sender, planned.label)
+        if planned.outgoing is not None:
+            owner = (rank + planned.hop) % world_size
+            arrays = []
+            for part in planned.outgoing.slices:
+                there = self.routed.range_of(owner, part)
+                arrays += [
+                    self.routed.keys[part.table][there],
+                    self._gradients[part.table][there],
+                ]
+            going = stager.pack(arrays, stager.finding)
+            if not stager.is_direct:
+                stager.wait(stager.reached(stager.finding))
+            stager.send(going, MessageKind.GRADIENTS, owner, planned.label)
+        stager.start(coming, going)
+        return _Travelling(planned, going, coming)
+
+    def _is_through(self, each: _Travelling) -> bool:
+        if each.going is not None and not self.stager.is_done(each.going):
+            return False
+        if each.coming is not None and each.unpacked is None:
+            return False
+        if not self.stager.is_reached(each.unpacked):
+            return False
+        for staged in (each.going, each.coming):
+            if staged is not None:
+                self.stager.give_back(staged)
+        return True
+
+    def _add_up(self, hop: _Hop) -> None:
+        """Adds the gradients of one rank. Waits for the device once a table."""
+        if self._adding_error is not None:
+            return
+        stager, begin_ns = self.stager, time.perf_counter_ns()
+        kernels, concatenate = stager.kernels, stager.kernels.arrays.concatenate
+        with kernels.arrays.using(stager.placing.handle):
+            for table, (mine, theirs) in enumerate(zip(self._sums, hop.parts, strict=True)):
+                if not len(theirs.keys):
+                    continue
+                found = kernels.dedup(concatenate([mine.keys, theirs.keys]))
+                gradients = concatenate([mine.gradients, theirs.gradients])
+                summed = kernels.segment_sum(gradients, found.inverse, len(found.keys))
+                self._sums[table] = _GradientsByKey(found.keys, summed)
+        number = next(each for each, known in self._hops.items() if known is hop)
+        stager.traced("add up", stager.placing, f"hop {number}", begin_ns)
+
+    @property
+    def _adding_error(self) -> BaseException | None:
+        return next((job.error for job in self._jobs if job.error is not None), None)
+
+
+def _pieces(chunk: Chunk, parts: Sequence[_GradientsByKey]) -> list[DeviceArray]:
+    arrays: list[DeviceArray] = []
+    for part in chunk.slices:
+        there = slice(part.begin, part.end)
+        arrays += [parts[part.table].keys[there], parts[part.table].gradients[there]]
+    return arrays

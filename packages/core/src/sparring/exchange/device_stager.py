@@ -1,0 +1,241 @@
+"""A device as one exchange uses it: two streams, and staging through pinned memory where needed.
+
+Where the collective takes the device's memory, an array travels as it is. Where it does not, it is
+copied into pinned host memory on the stream that made it, travels from there, and is copied back:
+
+    direct    device ─────────────────────── collective ─────────────────────── device
+    staged    device ── copy ── pinned host ─ collective ─ pinned host ── copy ── device
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.contracts.kernels import DeviceArray, KernelSet
+from sparring.errors import InvalidArgumentError
+from sparring.exchange.counters import MessageKind
+from sparring.exchange.link import Buffers, Link, Transfer
+from sparring.exchange.messages import padded
+from sparring.exchange.serial_executor import InlineExecutor
+from sparring.runtime.lifecycle import Closable
+from sparring.runtime.streams import Stream, StreamTask
+
+__all__ = ["StagedArrays", "DeviceStager"]
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(slots=True)
+class StagedArrays:
+    """Arrays that travel together."""
+
+    arrays: Sequence[DeviceArray]
+    buffer: Bytes | None = None
+    """Pinned memory that holds them one after the other; None: they travel without staging."""
+    transfers: list[Transfer] = field(default_factory=list)
+
+
+class DeviceStager(Closable):
+    """Streams and messages of one device in an exchange.
+
+    Args:
+        kernels: of the device.
+        link: sends and receives.
+
+    Raises:
+        UnsupportedError: the kernels have no streams.
+        InvalidArgumentError: their arrays cannot be put on another stream than the caller's.
+    """
+
+    def __init__(self, kernels: KernelSet, link: Link) -> None:
+        self.kernels = kernels
+        self.link = link
+        self.streams = kernels.streams()
+        kind = kernels.device.partition(":")[0]
+        self.is_direct = kind in link.collective.devices
+        """Whether the collective takes the device's memory."""
+        self.finding = self.streams.open()
+        """The stream that finds rows, and gathers gradients, for other ranks."""
+        self.placing = self.streams.open()
+        """The stream that places received rows, or adds up received gradients."""
+        self._buffers = Buffers(make=self.streams.pinned)
+        if kind == "cuda":
+            self._check_using()
+
+    def _check_using(self) -> None:
+        """Work on another stream than ordered would be read before it is done."""
+        arrays = self.kernels.arrays
+        with arrays.using(self.finding.handle):
+            found = arrays.stream()
+        if found != self.finding.handle:
+            self.close()
+            raise InvalidArgumentError(
+                f"the ArraySource of {self.kernels.device} cannot change streams: under using(stream) "
+                "its stream() is another one; give it `using`, with PyTorch lambda stream: "
+                "torch.cuda.stream(torch.cuda.ExternalStream(stream, device))"
+            )
+
+    def reached(self, stream: Stream) -> StreamTask:
+        """A wait for the stream, no longer than the collective's deadline."""
+        return stream.reached(self.link.collective.deadline_seconds)
+
+    def traced(self, name: str, stream: Stream, label: str, begin_ns: int) -> StreamTask:
+        """A wait for the work put on a stream since `begin_ns`; a trace shows it."""
+        task = self.reached(stream)
+        trace = self.link.trace
+        if trace is not None:
+            line = f"stream of {self.kernels.device}: {name}"
+            task.when_done(
+                lambda done: trace.add_to_line(line, name, begin_ns, done.end_ns, {"of": label})
+            )
+        return task
+
+    def is_reached(self, task: StreamTask | None) -> bool:
+        """Whether a stream has reached a point; None: nothing was put on it.
+
+        Raises:
+            DeviceError, DeadlineError: the stream failed.
+        """
+        if task is None:
+            return True
+        if task.done():
+            task.result()
+            return True
+        return False
+
+    def wait(self, task: StreamTask) -> None:
+        """Waits for a stream, and drives messages meanwhile.
+
+        Raises:
+            DeviceError, DeadlineError: the stream failed.
+            PeerFailure: a rank is gone or silent.
+        """
+        executor, has_ended = InlineExecutor(), False
+        while not has_ended:
+            has_ended = task.done()
+            self.link.pause(executor, has_progressed=has_ended)
+        task.result()
+
+    def settle(self, tasks: Sequence[StreamTask]) -> BaseException | None:
+        """Waits until nothing is on either stream, and returns the first error.
+
+        Nothing writes to our arrays then, unless the device hangs.
+        """
+        error: BaseException | None = None
+        for task in (*tasks, self.reached(self.finding), self.reached(self.placing)):
+            try:
+                task.result()
+            except BaseException as found:
+                error = error or found
+        return error
+
+    def begin(self) -> None:
+        """Orders both streams after the work that the caller's stream has now."""
+        for stream in (self.finding, self.placing):
+            stream.follow(self.kernels.arrays.stream())
+
+    def end(self) -> None:
+        """Orders later work of the caller's stream after the work that both streams have now."""
+        caller = self.streams.wrap(self.kernels.arrays.stream())
+        for stream in (self.finding, self.placing):
+            caller.follow(stream)
+
+    def pack(self, arrays: Sequence[DeviceArray], stream: Stream) -> StagedArrays:
+        """Stages arrays; they may be sent once the stream has reached this point."""
+        staged = StagedArrays(arrays)
+        if not self.is_direct:
+            staged.buffer = self._buffers.take(_staged_bytes(arrays))
+            for place, array in _places(arrays):
+                at = address_of(staged.buffer) + place
+                stream.copy(at, self._address(array), array.nbytes)
+        return staged
+
+    def send(self, staged: StagedArrays, kind: MessageKind, peer: int, label: str) -> None:
+        """Starts sending packed arrays. Arrays of no bytes do not travel."""
+        for buffer in self._travelling(staged):
+            sent = self.link.send(kind, buffer, peer, label, stream=self._stream(self.finding))
+            staged.transfers.append(sent)
+
+    def receive(
+        self, arrays: Sequence[DeviceArray], kind: MessageKind, peer: int, label: str
+    ) -> StagedArrays:
+        """Starts filling arrays; they may be used after `unpack`."""
+        staged = StagedArrays(arrays)
+        if not self.is_direct:
+            staged.buffer = self._buffers.take(_staged_bytes(arrays))
+        for buffer in self._travelling(staged):
+            coming = self.link.receive(kind, buffer, peer, label, stream=self._stream(self.placing))
+            staged.transfers.append(coming)
+        return staged
+
+    def start(self, *staged: StagedArrays | None) -> None:
+        """Starts all posted messages, as one group where the collective makes groups."""
+        for each in staged:
+            if each is not None:
+                self.is_done(each)
+
+    def is_done(self, staged: StagedArrays) -> bool:
+        """Whether all of it has travelled.
+
+        Raises:
+            PeerFailure: it never will.
+        """
+        while staged.transfers and self.link.is_done(staged.transfers[0]):
+            del staged.transfers[0]
+        return not staged.transfers
+
+    def unpack(self, staged: StagedArrays, stream: Stream) -> None:
+        """Copies received data into its arrays, on the stream. Wait for the stream, then `give_back`."""
+        if staged.buffer is not None:
+            for place, array in _places(staged.arrays):
+                at = address_of(staged.buffer) + place
+                stream.copy(self._address(array), at, array.nbytes)
+
+    def give_back(self, staged: StagedArrays) -> None:
+        """Returns the pinned memory; no message and no stream uses it any more."""
+        if staged.buffer is not None:
+            self._buffers.give_back(staged.buffer)
+            staged.buffer = None
+
+    def close(self) -> None:
+        self.finding.close()
+        self.placing.close()
+
+    def _travelling(self, staged: StagedArrays) -> list[Any]:
+        if staged.buffer is not None:
+            return [staged.buffer] if staged.buffer.nbytes else []
+        # As bytes: NumPy, and with it some transports, knows no bfloat16.
+        as_bytes = self.kernels.arrays.view
+        return [as_bytes(each, "uint8") for each in staged.arrays if each.nbytes]
+
+    def _address(self, array: DeviceArray) -> int:
+        return address_of(self.kernels.arrays.view(array, "uint8"))
+
+    def _stream(self, stream: Stream) -> int | None:
+        return stream.handle if self.is_direct else None
+
+
+def address_of(array: DeviceArray) -> int:
+    """Address of a contiguous array."""
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if interface is None:
+        interface = np.from_dlpack(array).__array_interface__
+    return int(interface["data"][0])
+
+
+def _places(arrays: Sequence[DeviceArray]) -> list[tuple[int, DeviceArray]]:
+    """Offset of each array in pinned memory: a multiple of 8 bytes."""
+    at, places = 0, []
+    for array in arrays:
+        places.append((at, array))
+        at += padded(array.nbytes)
+    return places
+
+
+def _staged_bytes(arrays: Sequence[DeviceArray]) -> int:
+    return sum(padded(array.nbytes) for array in arrays)

@@ -1,0 +1,347 @@
+"""Requests of an exchange, and how rows and gradients are laid out in messages.
+
+A table slice is the part of a chunk that belongs to one table. It begins on a multiple of 8 bytes.
+
+    rows        ┌───────────────────┬─────────────┬─────────┐
+                │ n rows            │ n found, u8 │ padding │
+                └───────────────────┴─────────────┴─────────┘
+    gradients   ┌───────────────────┬─────────────┬─────────┐
+                │ n keys, int64     │ n gradients │ padding │
+                └───────────────────┴─────────────┴─────────┘
+
+``native/exchange/wire.h`` draws rows of fewer bits, and bounds their rounding error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import _native
+from sparring.contracts.results import Columns, Keys, Rows
+from sparring.contracts.storage import Storage
+from sparring.contracts.table import TableConfig
+from sparring.errors import PeerFailure
+from sparring.exchange.options import WireDtype
+from sparring.exchange.routing import Chunk, Routed
+from sparring.kernels import functions as kernels
+
+__all__ = [
+    "KEY_BYTES",
+    "Codec",
+    "OwnedGradients",
+    "PullRequest",
+    "Pulled",
+    "PushRequest",
+    "find_into",
+    "find_rows",
+    "gradient_bytes",
+    "pack_gradients",
+    "padded",
+    "place_reply",
+    "write_failure",
+    "reply_bytes",
+]
+
+KEY_BYTES = 8
+
+_BITS = {
+    WireDtype.FLOAT32: 32,
+    WireDtype.BFLOAT16: 16,
+    WireDtype.FLOAT16: 16,
+    WireDtype.INT8: 8,
+}
+
+Bytes = npt.NDArray[np.uint8]
+
+_FAILED = 2
+"""Stands in place of the found flag where the owner's storage failed."""
+
+
+def padded(num_bytes: int) -> int:
+    """`num_bytes` up to the next multiple of 8."""
+    return -(-num_bytes // 8) * 8
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """Rows as arrays, and as bytes on the wire.
+
+    Args:
+        dtype: of the arrays.
+        width: elements of a row.
+        wire_dtype: as requested; numbers that have no more bits stay as they are.
+    """
+
+    dtype: np.dtype[Any]
+    width: int
+    wire_dtype: WireDtype
+
+    @property
+    def effective(self) -> WireDtype:
+        """The dtype on the wire of this table's numbers."""
+        bits = _BITS.get(self.wire_dtype)
+        if bits is None or bits >= self.dtype.itemsize * 8:
+            return WireDtype.EXACT
+        return self.wire_dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row on the wire."""
+        effective = self.effective
+        if effective is WireDtype.EXACT:
+            return self.width * self.dtype.itemsize
+        if effective is WireDtype.INT8:
+            return 4 + self.width
+        return self.width * _BITS[effective] // 8
+
+    def view(self, wire: Bytes, count: int) -> Rows | None:
+        """The rows in a message as an array, or None where they must be decoded.
+
+        Args:
+            wire: ``(count * row_bytes,)``.
+        """
+        if self.effective is not WireDtype.EXACT:
+            return None
+        return wire.view(self.dtype).reshape(count, self.width)
+
+    def encode(self, rows: Rows, wire: Bytes) -> None:
+        """Writes ``(n, width)`` rows into a message."""
+        effective = self.effective
+        if effective is WireDtype.EXACT:
+            wire[...] = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+            return
+        narrow = _as_float32(rows)
+        if effective is WireDtype.FLOAT32:
+            wire[...] = narrow.reshape(-1).view(np.uint8)
+        else:
+            _native.wire_encode(effective.value, narrow, wire)
+
+    def decode(self, wire: Bytes, count: int) -> Rows:
+        """``(count, width)`` rows of `dtype`: a view of the message where that is possible."""
+        seen = self.view(wire, count)
+        if seen is not None:
+            return seen
+        if self.effective is WireDtype.FLOAT32:
+            narrow = wire.view(np.float32).reshape(count, self.width)
+        else:
+            narrow = np.empty((count, self.width), np.float32)
+            _native.wire_decode(self.effective.value, wire, narrow)
+        if self.dtype.itemsize >= 4:
+            return narrow.astype(self.dtype, copy=False)
+        rows = np.empty((count, self.width), self.dtype)
+        kernels.encode(narrow, rows)
+        return rows
+
+
+def _as_float32(rows: Rows) -> npt.NDArray[np.float32]:
+    if rows.dtype.itemsize == 2:
+        return kernels.decode(rows)
+    if rows.dtype == np.float32:
+        return np.ascontiguousarray(rows)
+    limit = np.finfo(np.float32).max
+    # Finite numbers stay finite; infinity and NaN stay infinity and NaN.
+    held = np.where(np.isfinite(rows), np.clip(rows, -limit, limit), rows)
+    narrow: npt.NDArray[np.float32] = held.astype(np.float32)
+    return narrow
+
+
+@dataclass(frozen=True, slots=True)
+class PullRequest:
+    """Rows of one table that are wanted.
+
+    Args:
+        storage: this rank's shard, or None where it holds no rows yet.
+        table: name and dtype.
+        keys: ``(u,)`` unique.
+        columns: the part of each row that is wanted.
+    """
+
+    storage: Storage | None
+    table: TableConfig
+    keys: Keys
+    columns: Columns
+
+    def codec(self, wire_dtype: WireDtype) -> Codec:
+        """The rows on the wire. State travels unchanged: only embeddings are numbers of the dtype."""
+        is_embedding = self.columns.end <= self.table.dim
+        return Codec(
+            self.table.numpy_dtype,
+            self.columns.end - self.columns.begin,
+            wire_dtype if is_embedding else WireDtype.EXACT,
+        )
+
+
+@dataclass(slots=True)
+class Pulled:
+    """Rows of the owners, in the order of the requested keys."""
+
+    rows: Rows
+    """``(u, width of columns)`` of the table's dtype; zeros where `found` is False."""
+    found: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class PushRequest:
+    """Gradients of one table that go to their owners.
+
+    Args:
+        table: name and dtype.
+        keys: ``(u,)`` unique on this rank.
+        gradients: ``(u, dim)`` of the table's computing dtype.
+        make_accumulator: makes an empty accumulator for one exchange.
+        storage: this rank's shard, whose rows are prefetched while gradients travel; None: they
+            are not wanted.
+    """
+
+    table: TableConfig
+    keys: Keys
+    gradients: Rows
+    make_accumulator: Callable[[], Any]
+    storage: Storage | None = None
+
+    def codec(self, wire_dtype: WireDtype) -> Codec:
+        return Codec(self.table.computing_dtype, self.table.dim, wire_dtype)
+
+
+@dataclass(slots=True)
+class OwnedGradients:
+    """The gradients that all ranks pushed to this one, or to all replicas, added up by key."""
+
+    keys: Keys
+    gradients: Rows
+    found: Pulled | None = None
+    """Whole rows of these keys, if they were prefetched."""
+    error: BaseException | None = None
+    """Why this rank cannot apply the step, if the failure came too late to tell the other ranks."""
+
+
+def reply_bytes(chunk: Chunk, codecs: Sequence[Codec]) -> int:
+    """Bytes of the message that answers a chunk of keys."""
+    return sum(padded(part.count * (codecs[part.table].row_bytes + 1)) for part in chunk.slices)
+
+
+def find_rows(
+    storage: Storage | None,
+    table: TableConfig,
+    keys: Keys,
+    columns: Columns,
+    out: Rows | None = None,
+) -> Pulled:
+    """Rows of this rank's own shard, in `out` where that is given."""
+    shape = (len(keys), columns.end - columns.begin)
+    rows = np.empty(shape, table.numpy_dtype) if out is None else out
+    if storage is None:
+        rows[...] = 0
+        return Pulled(rows, np.zeros(len(keys), np.bool_))
+    found = np.empty(len(keys), np.bool_)
+    if len(keys):
+        # The engine's own path: keys come from `dedup`, so nothing is left to check.
+        storage.find_into(keys, columns, rows, found)
+    return Pulled(rows, found)
+
+
+def find_into(
+    message: Bytes,
+    chunk: Chunk,
+    keys: Keys,
+    requests: Sequence[PullRequest],
+    codecs: Sequence[Codec],
+) -> None:
+    """Finds the rows of a chunk and writes the message that answers it.
+
+    Args:
+        message: ``(reply_bytes,)``, all written.
+        keys: ``(n,)``, those of the chunk.
+    """
+    at = 0
+    for part in chunk.slices:
+        request, codec = requests[part.table], codecs[part.table]
+        end = at + part.count * codec.row_bytes
+        wire = message[at:end]
+        out = codec.view(wire, part.count)
+        wanted = keys[part.at : part.at + part.count]
+        result = find_rows(request.storage, request.table, wanted, request.columns, out)
+        if out is None:
+            codec.encode(result.rows, wire)
+        message[end : end + part.count] = result.found
+        at += padded(part.count * (codec.row_bytes + 1))
+        message[end + part.count : at] = 0
+
+
+def write_failure(message: Bytes) -> None:
+    """Writes the message that reports that a storage failed."""
+    message[...] = _FAILED
+
+
+def place_reply(
+    message: Bytes,
+    chunk: Chunk,
+    owner: int,
+    routed: Routed,
+    codecs: Sequence[Codec],
+    results: Sequence[Pulled],
+) -> None:
+    """Copies the rows of a reply to the places of their keys in the request.
+
+    Raises:
+        PeerFailure: the owner's storage failed; its rank has the error itself.
+    """
+    at = 0
+    for part in chunk.slices:
+        codec, result = codecs[part.table], results[part.table]
+        end = at + part.count * codec.row_bytes
+        flags = message[end : end + part.count]
+        if flags[0] == _FAILED:
+            raise PeerFailure(
+                f"rank {owner} could not read the rows it was asked for: its storage failed, and "
+                "the error it raised says why; mend that, then restart all ranks from the last "
+                "snapshot",
+                rank=owner,
+                operation="find",
+                is_certain=True,
+            )
+        places = routed.places(owner, part)
+        _native.place_rows(codec.decode(message[at:end], part.count), places, result.rows)
+        result.found[places] = flags.view(np.bool_)
+        at += padded(part.count * (codec.row_bytes + 1))
+
+
+def gradient_bytes(chunk: Chunk, codecs: Sequence[Codec]) -> int:
+    """Bytes of a message of gradients and their keys."""
+    return sum(
+        padded(part.count * (KEY_BYTES + codecs[part.table].row_bytes)) for part in chunk.slices
+    )
+
+
+def pack_gradients(
+    message: Bytes,
+    chunk: Chunk,
+    owner: int,
+    routed: Routed,
+    requests: Sequence[PushRequest],
+    codecs: Sequence[Codec],
+) -> None:
+    """Writes the message that brings a chunk of gradients to its owner.
+
+    Args:
+        message: ``(gradient_bytes,)``, all written.
+    """
+    stream = routed.streams[owner][chunk.begin : chunk.end]
+    at = 0
+    for part in chunk.slices:
+        codec, request = codecs[part.table], requests[part.table]
+        middle = at + part.count * KEY_BYTES
+        end = middle + part.count * codec.row_bytes
+        message[at:middle].view(np.int64)[:] = stream[part.at : part.at + part.count]
+        wire = message[middle:end]
+        out = codec.view(wire, part.count)
+        taken = _native.gather(request.gradients, routed.places(owner, part), out)
+        if out is None:
+            codec.encode(taken, wire)
+        at += padded(end - at)
+        message[end:at] = 0

@@ -1,0 +1,336 @@
+"""One pull by the ring: rows are found while others travel.
+
+At hop h this rank asks rank r+h and serves rank r-h. Both are queues of chunks, in the order of hops.
+A chunk goes through these states; the driving thread advances it whenever a message has come or a
+find has ended, and never waits for a single one of them:
+
+    asked     WAITING ──► UNDER WAY (keys out, rows in) ──► placed
+    served    WAITING ──► KEYS COME ──► FOUND on the executor ──► ROWS GO ──► done
+    own       WAITING ──► FOUND on the executor, whenever it has nothing else to find
+
+At most `chunks_in_flight` chunks of each queue are under way. There is no deadlock: of the streams that
+are not complete, take the one of the lowest hop. Everything that its asker requested before and its
+owner served before is complete, so both have it at the head of their queues.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import _native
+from sparring.contracts.results import Keys
+from sparring.errors import PeerFailure
+from sparring.exchange.counters import MessageKind
+from sparring.exchange.link import Buffers, Link, Transfer
+from sparring.exchange.messages import (
+    Codec,
+    Pulled,
+    PullRequest,
+    find_into,
+    find_rows,
+    place_reply,
+    reply_bytes,
+    write_failure,
+)
+from sparring.exchange.refresh import PullRecord
+from sparring.exchange.routing import ChunkTransfer, Routed, chunk_transfers
+from sparring.exchange.serial_executor import InlineExecutor, Job, SerialExecutor
+
+__all__ = ["MOST_FINDS", "RingPull"]
+
+_KEYS, _ROWS = MessageKind.KEYS, MessageKind.ROWS
+MOST_FINDS = 2
+"""On the executor at once: one runs, and the next is there when it ends."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    planned: ChunkTransfer
+    keys_going: Transfer
+    rows_coming: Transfer
+    has_sent: bool = False
+    has_placed: bool = False
+
+
+@dataclass(slots=True)
+class _Served:
+    planned: ChunkTransfer
+    keys: Keys
+    keys_coming: Transfer | None
+    message: npt.NDArray[np.uint8] | None = None
+    finding: Job | None = None
+    rows_going: Transfer | None = None
+
+
+@dataclass(slots=True)
+class RingPull:
+    """One pull of several tables, driven to its end by `run`.
+
+    Args:
+        link: sends and receives.
+        executor: where rows are found.
+        requests: one for each table.
+        codecs: how each table's rows travel.
+        routed: the keys of all requests by owner.
+        served_counts: ``(world_size, tables)``: rows that each rank requests of this one.
+        chunk_rows: the most keys in a message.
+        chunks_in_flight: the most chunks under way, each way.
+        buffers: memory for messages.
+        record: keeps the keys that other ranks request; None: they are not kept.
+    """
+
+    link: Link
+    executor: SerialExecutor
+    requests: Sequence[PullRequest]
+    codecs: Sequence[Codec]
+    routed: Routed
+    served_counts: npt.NDArray[np.int64]
+    chunk_rows: int
+    chunks_in_flight: int
+    buffers: Buffers = field(default_factory=Buffers)
+    record: PullRecord | None = None
+    results: list[Pulled] = field(default_factory=list)
+    _asked: deque[_Asked] = field(default_factory=deque)
+    _served: deque[_Served] = field(default_factory=deque)
+    _own: list[Job] = field(default_factory=list)
+    _num_finding: int = 0
+    _error: BaseException | None = None
+
+    def run(self) -> list[Pulled]:
+        """Returns the rows in the order of each request's keys.
+
+        Raises:
+            PeerFailure: a rank is gone or silent, or could not read its rows.
+            SparringError: this rank's own storage failed. Other ranks were told so, and given
+                all other rows.
+        """
+        for request in self.requests:
+            count, width = len(request.keys), request.columns.end - request.columns.begin
+            rows = np.empty((count, width), request.table.numpy_dtype)
+            self.results.append(Pulled(rows, np.empty(count, np.bool_)))
+        rank, world_size = self.link.collective.rank, self.link.collective.world_size
+        asked = [(rank + hop) % world_size for hop in range(1, world_size)]
+        served = [(rank - hop) % world_size for hop in range(1, world_size)]
+        to_ask = chunk_transfers(asked, self.routed.counts, self.chunk_rows)
+        to_serve = chunk_transfers(served, self.served_counts, self.chunk_rows)
+        to_find = chunk_transfers([rank], self.routed.counts, self.chunk_rows)
+        counts = np.concatenate([self.routed.counts, self.served_counts])
+        is_short = int(counts.sum(axis=1).max()) <= self.chunk_rows
+        try:
+            if is_short and isinstance(self.executor, InlineExecutor):
+                self._run_in_order(list(to_ask), list(to_serve), list(to_find))
+            else:
+                self._run_as_it_comes(to_ask, to_serve, to_find)
+        except PeerFailure:
+            # A rank that was told of this failure may have left since; the cause is here.
+            if self._error is None:
+                raise
+        finally:
+            self.executor.finish()
+        if self._error is not None:
+            raise self._error
+        return self.results
+
+    def _run_as_it_comes(
+        self,
+        to_ask: Iterator[ChunkTransfer],
+        to_serve: Iterator[ChunkTransfer],
+        to_find: Iterator[ChunkTransfer],
+    ) -> None:
+        while True:
+            moved = self._ask(to_ask)
+            moved |= self._serve(to_serve)
+            moved |= self._find(to_find)
+            if not (moved or self._asked or self._served or self._own):
+                return
+            self.link.pause(self.executor, has_progressed=moved)
+
+    def _run_in_order(
+        self,
+        to_ask: Sequence[ChunkTransfer],
+        to_serve: Sequence[ChunkTransfer],
+        to_find: Sequence[ChunkTransfer],
+    ) -> None:
+        """The same messages where each rank gets one and nothing can overlap: waiting for them in the
+        order of hops costs less than polling all.
+
+        No rank waits before it has sent all its keys, nor for rows before it has sent all of its
+        own.
+        """
+        link, going = self.link, []
+        messages = [
+            self.buffers.take(reply_bytes(planned.chunk, self.codecs)) for planned in to_ask
+        ]
+        rows_coming = [
+            link.receive(_ROWS, message, planned.peer, planned.label)
+            for message, planned in zip(messages, to_ask, strict=True)
+        ]
+        keys_coming = [
+            link.receive(
+                _KEYS, np.empty(planned.chunk.count, np.int64), planned.peer, planned.label
+            )
+            for planned in to_serve
+        ]
+        for planned in to_ask:
+            keys = self.routed.streams[planned.peer][planned.chunk.begin : planned.chunk.end]
+            going.append(link.send(_KEYS, keys, planned.peer, planned.label))
+        for planned in to_find:
+            self._ended(self._submit(partial(self._find_own, planned)), "hop 0")
+        lent = []
+        for planned, coming in zip(to_serve, keys_coming, strict=True):
+            link.wait(coming)
+            if self.record is not None:
+                self.record.add(planned.peer, coming.buffer)
+            message = self.buffers.take(reply_bytes(planned.chunk, self.codecs))
+            lent.append(message)
+            served = _Served(planned, coming.buffer, None, message)
+            find = partial(
+                find_into, message, planned.chunk, coming.buffer, self.requests, self.codecs
+            )
+            self._send(served, self._submit(find))
+            assert served.rows_going is not None
+            going.append(served.rows_going)
+        for planned, coming in zip(to_ask, rows_coming, strict=True):
+            link.wait(coming)
+            self._place(coming.buffer, planned)
+        for transfer in going:
+            link.wait(transfer)
+        for message in [*messages, *lent]:
+            self.buffers.give_back(message)
+
+    def _ask(self, waiting: Iterator[ChunkTransfer]) -> bool:
+        """Sends keys, and places received rows."""
+        moved = False
+        while len(self._asked) < self.chunks_in_flight:
+            planned = next(waiting, None)
+            if planned is None:
+                break
+            message = self.buffers.take(reply_bytes(planned.chunk, self.codecs))
+            rows_coming = self.link.receive(_ROWS, message, planned.peer, planned.label)
+            keys = self.routed.streams[planned.peer][planned.chunk.begin : planned.chunk.end]
+            keys_going = self.link.send(_KEYS, keys, planned.peer, planned.label)
+            self._asked.append(_Asked(planned, keys_going, rows_coming))
+            moved = True
+        silent: set[int] = set()
+        for asked in self._asked:
+            if not asked.has_sent and self.link.is_done(asked.keys_going):
+                asked.has_sent = moved = True
+            # Of one rank's messages only the first is looked at: they come in order.
+            if asked.has_placed or asked.planned.peer in silent:
+                continue
+            if self.link.is_done(asked.rows_coming):
+                asked.has_placed = moved = True
+                self._place(asked.rows_coming.buffer, asked.planned)
+                self.buffers.give_back(asked.rows_coming.buffer)
+            else:
+                silent.add(asked.planned.peer)
+        while self._asked and self._asked[0].has_sent and self._asked[0].has_placed:
+            self._asked.popleft()
+        return moved
+
+    def _serve(self, waiting: Iterator[ChunkTransfer]) -> bool:
+        """Receives keys, and sends found rows in the order of the requests."""
+        moved = False
+        while len(self._served) < self.chunks_in_flight:
+            planned = next(waiting, None)
+            if planned is None:
+                break
+            keys = np.empty(planned.chunk.count, np.int64)
+            keys_coming = self.link.receive(_KEYS, keys, planned.peer, planned.label)
+            self._served.append(_Served(planned, keys, keys_coming))
+            moved = True
+        silent: set[int] = set()
+        later: set[int] = set()
+        for served in self._served:
+            if served.keys_coming is not None and served.planned.peer not in silent:
+                if self.link.is_done(served.keys_coming):
+                    served.keys_coming, moved = None, True
+                    if self.record is not None:
+                        self.record.add(served.planned.peer, served.keys)
+                else:
+                    silent.add(served.planned.peer)
+            finding = served.finding
+            # Messages to one rank must go in the order in which it asked.
+            if finding is not None and finding.is_done and served.planned.peer not in later:
+                self._send(served, finding)
+                served.finding, moved = None, True
+            if served.rows_going is None:
+                later.add(served.planned.peer)
+        while self._served:
+            rows_going = self._served[0].rows_going
+            if rows_going is None or not self.link.is_done(rows_going):
+                break
+            self.buffers.give_back(rows_going.buffer)
+            self._served.popleft()
+            moved = True
+        return moved
+
+    def _find(self, waiting: Iterator[ChunkTransfer]) -> bool:
+        """Keeps the executor busy: with rows for other ranks first, then with this rank's own."""
+        moved = False
+        for job in [job for job in self._own if job.is_done]:
+            self._own.remove(job)
+            self._ended(job, "hop 0")
+            moved = True
+        for served in self._served:
+            if self._num_finding >= MOST_FINDS:
+                return moved
+            is_ready = served.keys_coming is None and served.message is None
+            if not is_ready:
+                continue
+            chunk = served.planned.chunk
+            served.message = self.buffers.take(reply_bytes(chunk, self.codecs))
+            served.finding = self._submit(
+                partial(find_into, served.message, chunk, served.keys, self.requests, self.codecs)
+            )
+            moved = True
+        # Only where the executor is idle: others may ask at any moment, and theirs must travel too.
+        planned = None if self._num_finding else next(waiting, None)
+        if planned is not None:
+            self._own.append(self._submit(partial(self._find_own, planned)))
+            moved = True
+        return moved
+
+    def _find_own(self, planned: ChunkTransfer) -> None:
+        keys = self.routed.streams[planned.peer][planned.chunk.begin : planned.chunk.end]
+        for part in planned.chunk.slices:
+            request, result = self.requests[part.table], self.results[part.table]
+            wanted = keys[part.at : part.at + part.count]
+            found = find_rows(request.storage, request.table, wanted, request.columns)
+            places = self.routed.places(planned.peer, part)
+            _native.place_rows(found.rows, places, result.rows)
+            result.found[places] = found.found
+
+    def _submit(self, call: Any) -> Job:
+        self._num_finding += 1
+        return self.executor.submit(call)
+
+    def _ended(self, job: Job, label: str) -> None:
+        self._num_finding -= 1
+        self._error = self._error or job.error
+        if self.link.trace is not None:
+            details = {"of": label}
+            self.link.trace.add("find", job.begin_ns, job.end_ns, details, thread_id=job.thread_id)
+
+    def _send(self, served: _Served, job: Job) -> None:
+        planned = served.planned
+        self._ended(job, planned.label)
+        if job.error is not None and served.message is not None:
+            write_failure(served.message)
+        served.rows_going = self.link.send(_ROWS, served.message, planned.peer, planned.label)
+
+    def _place(self, message: npt.NDArray[np.uint8], planned: ChunkTransfer) -> None:
+        try:
+            place_reply(
+                message, planned.chunk, planned.peer, self.routed, self.codecs, self.results
+            )
+        except BaseException as error:
+            # The others still need this rank, so it goes on to the end.
+            self._error = self._error or error

@@ -1,0 +1,397 @@
+"""One push by the ring: gradients are added up while others travel.
+
+At hop h this rank sends to rank r+h and receives from rank r-h. Sums must be the same in every
+run, and float addition depends on its order. The order is that of hops: a rank's own gradients first,
+then those of rank r-1, of r-2, … It needs no extra buffering: chunks of one rank arrive in the order
+of sending, and at most `chunks_in_flight` buffers receive chunks of later hops.
+
+    sent       WAITING ──► UNDER WAY ──► done
+    received   WAITING ──► COMES ──► ADDED UP on the executor, in the order of the queue ──► done
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import _native
+from sparring.contracts.results import Columns, Keys, Rows
+from sparring.exchange.counters import MessageKind
+from sparring.exchange.link import Buffers, Link, Transfer
+from sparring.exchange.messages import (
+    KEY_BYTES,
+    Codec,
+    OwnedGradients,
+    Pulled,
+    PushRequest,
+    find_rows,
+    gradient_bytes,
+    pack_gradients,
+    padded,
+)
+from sparring.exchange.routing import Chunk, ChunkTransfer, Routed, chunk_transfers, whole_stream
+from sparring.exchange.serial_executor import InlineExecutor, Job, SerialExecutor
+from sparring.runtime.trace import Trace
+
+__all__ = ["RingPush", "RowPrefetch", "Sums", "push_to_replicas"]
+
+_GRADIENTS = MessageKind.GRADIENTS
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(slots=True)
+class Sums:
+    """Sums of the gradients for this rank, table by table."""
+
+    requests: Sequence[PushRequest]
+    codecs: Sequence[Codec]
+    accumulators: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.accumulators = [request.make_accumulator() for request in self.requests]
+
+    def add_message(self, message: Bytes, chunk: Chunk) -> None:
+        """Adds the gradients of another rank's message."""
+        at = 0
+        for part in chunk.slices:
+            codec = self.codecs[part.table]
+            middle = at + part.count * KEY_BYTES
+            end = middle + part.count * codec.row_bytes
+            keys = message[at:middle].view(np.int64)
+            self.accumulators[part.table].add(keys, codec.decode(message[middle:end], part.count))
+            at += padded(end - at)
+
+    def add_own(self, rank: int, routed: Routed) -> None:
+        """Adds this rank's gradients of keys that it owns itself; they are not rounded."""
+        for table, request in enumerate(self.requests):
+            offsets = routed.offsets[table]
+            mine = routed.orders[table][int(offsets[rank]) : int(offsets[rank + 1])]
+            if len(mine):
+                gradients: Rows = _native.gather(request.gradients, mine)
+                self.accumulators[table].add(request.keys[mine], gradients)
+
+    def take(self) -> list[OwnedGradients]:
+        """The sums, one for each request."""
+        return [OwnedGradients(*each.take()) for each in self.accumulators]
+
+
+@dataclass(slots=True)
+class _Received:
+    planned: ChunkTransfer
+    coming: Transfer
+    has_come: bool = False
+    adding: Job | None = None
+
+
+@dataclass(slots=True)
+class RingPush:
+    """One push of several tables, driven to its end by `run`.
+
+    Args:
+        link: sends and receives.
+        executor: where gradients are added up.
+        find_executor: where the rows are found that the update will need.
+        requests: one for each table.
+        codecs: how each table's gradients travel.
+        routed: the keys of all requests by owner.
+        coming_counts: ``(world_size, tables)``: keys that each rank sends to this one.
+        chunk_rows: the most keys in a message.
+        chunks_in_flight: the most chunks under way, each way.
+    """
+
+    link: Link
+    executor: SerialExecutor
+    find_executor: SerialExecutor
+    requests: Sequence[PushRequest]
+    codecs: Sequence[Codec]
+    routed: Routed
+    coming_counts: npt.NDArray[np.int64]
+    chunk_rows: int
+    chunks_in_flight: int
+    buffers: Buffers = field(default_factory=Buffers)
+    _sent: deque[Transfer] = field(default_factory=deque)
+    _received: deque[_Received] = field(default_factory=deque)
+    _error: BaseException | None = None
+
+    def run(self) -> list[OwnedGradients]:
+        """Returns the sums for each request.
+
+        Raises:
+            PeerFailure: a rank is gone or silent.
+
+        A failure on this rank itself is the `error` of each result.
+        """
+        rank, world_size = self.link.collective.rank, self.link.collective.world_size
+        owners = [(rank + hop) % world_size for hop in range(1, world_size)]
+        senders = [(rank - hop) % world_size for hop in range(1, world_size)]
+        to_send = chunk_transfers(owners, self.routed.counts, self.chunk_rows)
+        to_receive = chunk_transfers(senders, self.coming_counts, self.chunk_rows)
+        sums = Sums(self.requests, self.codecs)
+        ahead = RowPrefetch(self.requests, sums.accumulators, self.find_executor)
+        counts = np.concatenate([self.routed.counts, self.coming_counts])
+        is_short = int(counts.sum(axis=1).max()) <= self.chunk_rows
+        is_inline = isinstance(self.executor, InlineExecutor) and isinstance(
+            self.find_executor, InlineExecutor
+        )
+        try:
+            own = self.executor.submit(partial(sums.add_own, rank, self.routed))
+            if is_short and is_inline:
+                self._ended(own, "hop 0")
+                self._run_in_order(list(to_send), list(to_receive), sums, ahead)
+            else:
+                self._run_as_it_comes(to_send, to_receive, sums, ahead, own)
+        finally:
+            self.executor.finish()
+            self.find_executor.finish()
+        ahead.trace(self.link.trace)
+        results = sums.take()
+        for place, result in enumerate(results):
+            # Too late to raise here: the other ranks have gone on.
+            result.error = self._error or ahead.error
+            result.found = ahead.found(place)
+        return results
+
+    def _run_as_it_comes(
+        self,
+        to_send: Iterator[ChunkTransfer],
+        to_receive: Iterator[ChunkTransfer],
+        sums: Sums,
+        ahead: RowPrefetch,
+        own: Job,
+    ) -> None:
+        has_own = False
+        while True:
+            moved = self._send(to_send)
+            moved |= self._receive(to_receive, sums)
+            if own.is_done and not has_own:
+                has_own = moved = True
+                self._ended(own, "hop 0")
+            if moved:
+                ahead.advance()
+            elif has_own and not (self._sent or self._received) and ahead.is_done:
+                return
+            self.link.pause(self.executor, has_progressed=moved)
+
+    def _run_in_order(
+        self,
+        to_send: Sequence[ChunkTransfer],
+        to_receive: Sequence[ChunkTransfer],
+        sums: Sums,
+        ahead: RowPrefetch,
+    ) -> None:
+        """The same messages where there is one for each rank; see `RingPull._run_in_order`."""
+        link = self.link
+        coming = []
+        for planned in to_receive:
+            message = self.buffers.take(gradient_bytes(planned.chunk, self.codecs))
+            coming.append(link.receive(_GRADIENTS, message, planned.peer, planned.label))
+        going = []
+        for planned in to_send:
+            message = self.buffers.take(gradient_bytes(planned.chunk, self.codecs))
+            pack_gradients(
+                message, planned.chunk, planned.peer, self.routed, self.requests, self.codecs
+            )
+            going.append(link.send(_GRADIENTS, message, planned.peer, planned.label))
+        ahead.advance()
+        for planned, transfer in zip(to_receive, coming, strict=True):
+            link.wait(transfer)
+            add = partial(sums.add_message, transfer.buffer, planned.chunk)
+            self._ended(self.executor.submit(add), planned.label)
+            ahead.advance()
+        for transfer in going:
+            link.wait(transfer)
+        for transfer in [*coming, *going]:
+            self.buffers.give_back(transfer.buffer)
+
+    def _send(self, waiting: Iterator[ChunkTransfer]) -> bool:
+        moved = False
+        while self._sent and self.link.is_done(self._sent[0]):
+            self.buffers.give_back(self._sent.popleft().buffer)
+            moved = True
+        while len(self._sent) < self.chunks_in_flight:
+            planned = next(waiting, None)
+            if planned is None:
+                break
+            message = self.buffers.take(gradient_bytes(planned.chunk, self.codecs))
+            pack_gradients(
+                message, planned.chunk, planned.peer, self.routed, self.requests, self.codecs
+            )
+            self._sent.append(self.link.send(_GRADIENTS, message, planned.peer, planned.label))
+            moved = True
+        return moved
+
+    def _receive(self, waiting: Iterator[ChunkTransfer], sums: Sums) -> bool:
+        moved = False
+        while len(self._received) < self.chunks_in_flight:
+            planned = next(waiting, None)
+            if planned is None:
+                break
+            message = self.buffers.take(gradient_bytes(planned.chunk, self.codecs))
+            coming = self.link.receive(_GRADIENTS, message, planned.peer, planned.label)
+            self._received.append(_Received(planned, coming))
+            moved = True
+        silent: set[int] = set()
+        for each in self._received:
+            # Of one rank's messages only the first is looked at: they come in order.
+            if each.has_come or each.planned.peer in silent:
+                continue
+            if self.link.is_done(each.coming):
+                each.has_come = moved = True
+            else:
+                silent.add(each.planned.peer)
+        for each in self._received:
+            if not each.has_come:
+                break  # later ones wait: sums are taken in the order of the queue
+            if each.adding is None:
+                call = partial(sums.add_message, each.coming.buffer, each.planned.chunk)
+                each.adding = self.executor.submit(call)
+                moved = True
+        while self._received and self._received[0].adding is not None:
+            adding = self._received[0].adding
+            if not adding.is_done:
+                break
+            received = self._received.popleft()
+            self._ended(adding, received.planned.label)
+            self.buffers.give_back(received.coming.buffer)
+            moved = True
+        return moved
+
+    def _ended(self, job: Job, label: str) -> None:
+        self._error = self._error or job.error
+        if self.link.trace is not None:
+            details = {"of": label}
+            self.link.trace.add(
+                "add up", job.begin_ns, job.end_ns, details, thread_id=job.thread_id
+            )
+
+
+class RowPrefetch:
+    """Finds the rows that an update needs while gradients travel: those of a key as soon as its first
+    gradient was added up.
+
+    Args:
+        requests: those with a storage want their rows.
+        accumulators: sums of gradients, one for each request.
+        executor: where rows are found.
+    """
+
+    def __init__(
+        self, requests: Sequence[PushRequest], accumulators: Sequence[Any], executor: SerialExecutor
+    ) -> None:
+        self._requests = requests
+        self._accumulators = accumulators
+        self._executor = executor
+        self._num_known = [0] * len(requests)
+        self._parts: list[list[Pulled]] = [[] for _ in requests]
+        self._jobs: list[Job] = []
+
+    def advance(self) -> None:
+        """Begins to find the rows of keys that were added since the last call."""
+        for place, request in enumerate(self._requests):
+            if request.storage is None:
+                continue
+            keys = self._accumulators[place].keys_from(self._num_known[place])
+            if len(keys):
+                self._num_known[place] += len(keys)
+                self._jobs.append(self._executor.submit(partial(self._find, place, keys)))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is being found."""
+        return all(job.is_done for job in self._jobs)
+
+    @property
+    def error(self) -> BaseException | None:
+        """The first error of a storage."""
+        return next((job.error for job in self._jobs if job.error is not None), None)
+
+    def trace(self, trace: Trace | None) -> None:
+        """Adds spans of the finds."""
+        if trace is not None:
+            for job in self._jobs:
+                trace.add("find", job.begin_ns, job.end_ns, {"of": "push"}, thread_id=job.thread_id)
+
+    def found(self, place: int) -> Pulled | None:
+        """The rows of a request, in the order of the accumulator's keys."""
+        if self._requests[place].storage is None or not self._parts[place]:
+            return None
+        parts = self._parts[place]
+        if len(parts) == 1:
+            return parts[0]
+        return Pulled(
+            np.concatenate([part.rows for part in parts]),
+            np.concatenate([part.found for part in parts]),
+        )
+
+    def _find(self, place: int, keys: Keys) -> None:
+        request = self._requests[place]
+        assert request.storage is not None
+        table = request.storage.table
+        # Jobs of an executor run in order, and so parts are in the order of the keys.
+        whole = Columns(0, table.width)
+        self._parts[place].append(find_rows(request.storage, table, keys, whole))
+
+
+def push_to_replicas(
+    link: Link,
+    requests: Sequence[PushRequest],
+    codecs: Sequence[Codec],
+    coming: npt.NDArray[np.int64],
+) -> list[OwnedGradients]:
+    """Gradients of replicated tables of all ranks, added up by key: the same bits on every rank.
+
+    Float addition depends on its order. So every rank adds in the order of ranks, from 0 on, and
+    narrows its own gradients as those of others are, where there is a wire dtype.
+
+    Args:
+        link: sends and receives.
+        requests: one for each replicated table.
+        codecs: how each table's gradients travel.
+        coming: ``(world_size, tables)``: keys of each table that each rank sends to every other.
+
+    Raises:
+        PeerFailure: a rank is gone or silent.
+    """
+    rank, world_size = link.collective.rank, link.collective.world_size
+    counts = coming.copy()
+    counts[rank] = [len(each.keys) for each in requests]
+    chunks = [whole_stream(each) for each in counts]
+    messages: list[Bytes | None] = [
+        None if chunk is None else np.empty(gradient_bytes(chunk, codecs), np.uint8)
+        for chunk in chunks
+    ]
+    peers = [(rank + hop) % world_size for hop in range(1, world_size)]
+    transfers = [
+        link.receive(MessageKind.GRADIENTS, messages[peer], peer, "replicas")
+        for peer in reversed(peers)
+        if messages[peer] is not None
+    ]
+    chunk, mine = chunks[rank], messages[rank]
+    if chunk is not None and mine is not None:
+        pack_gradients(mine, chunk, 0, _to_one_owner(requests), requests, codecs)
+        transfers += [link.send(MessageKind.GRADIENTS, mine, peer, "replicas") for peer in peers]
+    for transfer in transfers:
+        link.wait(transfer)
+    sums = Sums(requests, codecs)
+    for chunk, message in zip(chunks, messages, strict=True):
+        if chunk is not None and message is not None:
+            sums.add_message(message, chunk)
+    return sums.take()
+
+
+def _to_one_owner(requests: Sequence[PushRequest]) -> Routed:
+    """All keys as one stream."""
+    sizes = [len(each.keys) for each in requests]
+    return Routed(
+        [np.arange(size) for size in sizes],
+        [np.array([0, size]) for size in sizes],
+        np.array([sizes]),
+        [np.concatenate([each.keys for each in requests])],
+    )

@@ -1,0 +1,270 @@
+"""Refresh of prefetched rows: only those that a step has changed since.
+
+The owner knows which keys have changed, and remembers the requests. So no keys travel: to each rank it
+sends one message with places in that rank's request, and one with the current rows.
+
+    owner:  changed keys ∩ requested keys of rank p  ──►  places │ rows  ──►  rank p puts them there
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import _native
+from sparring.contracts.results import Keys, Rows
+from sparring.exchange.counters import MessageKind
+from sparring.exchange.link import Link, Transfer
+from sparring.exchange.messages import (
+    Codec,
+    Pulled,
+    PullRequest,
+    find_into,
+    find_rows,
+    place_reply,
+    reply_bytes,
+    write_failure,
+)
+from sparring.exchange.routing import Routed, whole_stream
+
+__all__ = ["ChangedKeys", "PullRecord", "Refreshed", "Stale", "refresh", "refresh_own"]
+
+Places = npt.NDArray[np.int64]
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class ChangedKeys:
+    """Keys of a table whose rows may have changed; possibly too many, never too few."""
+
+    parts: list[Keys] = field(default_factory=list)
+    """Of each step; a key may be in several."""
+    are_all: bool = False
+    """Whether all keys may have changed."""
+
+    def places_in(self, keys: Keys) -> Places:
+        """Places in `keys` of those that have changed, in order."""
+        if self.are_all:
+            return np.arange(len(keys))
+        changed = np.concatenate([*self.parts, np.empty(0, np.int64)])
+        if not len(changed) or not len(keys):
+            return np.empty(0, np.int64)
+        # The changed ones come first, so theirs are the first places among the unique ones.
+        _, inverse = _native.dedup(np.concatenate([changed, keys]))
+        num_changed = int(inverse[: len(changed)].max()) + 1
+        return np.flatnonzero(inverse[len(changed) :] < num_changed)
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """Rows of a pull that this rank, as the owner, has to send again."""
+
+    counts: npt.NDArray[np.int64]
+    """``(world_size, tables)``: rows of each table for each rank, itself left out."""
+    places: list[Places]
+    """For each rank: places in its request of each table, one table after the other."""
+    keys: list[Keys]
+    """For each rank: the keys at these places."""
+
+
+class PullRecord:
+    """The two sides of a pull on several ranks: requested keys, and served keys."""
+
+    def __init__(self) -> None:
+        self._routed: Routed | None = None
+        self._served_counts = np.empty((0, 0), np.int64)
+        self._served: dict[int, list[Keys]] = {}
+
+    def begin(self, routed: Routed, served_counts: npt.NDArray[np.int64]) -> None:
+        """Begins the record of a pull.
+
+        Args:
+            routed: the keys that this rank requests.
+            served_counts: ``(world_size, tables)``: rows that each rank requests of this one.
+        """
+        self._routed = routed
+        self._served_counts = served_counts
+        self._served = {}
+
+    def add(self, peer: int, keys: Keys) -> None:
+        """Adds `keys`, the next of a rank's request."""
+        self._served.setdefault(peer, []).append(keys)
+
+    @property
+    def routed(self) -> Routed:
+        """The keys that this rank requested."""
+        assert self._routed is not None  # a pull that ended well has begun
+        return self._routed
+
+    def stale(self, changed: Sequence[ChangedKeys], rank: int) -> Stale:
+        """Served keys that have changed since.
+
+        Args:
+            changed: of each table.
+            rank: this one.
+        """
+        counts = np.zeros_like(self._served_counts)
+        places: list[Places] = []
+        keys: list[Keys] = []
+        for peer, asked in enumerate(self._served_counts):
+            nothing = np.empty(0, np.int64)
+            stream = np.concatenate([nothing, *self._served.get(peer, [])])
+            of_tables, their_keys = [nothing], [nothing]
+            begin = 0
+            for table, count in enumerate(asked.tolist()):
+                wanted = stream[begin : begin + count]
+                begin += count
+                if peer == rank:
+                    continue
+                found = changed[table].places_in(wanted)
+                counts[peer, table] = len(found)
+                of_tables.append(found)
+                their_keys.append(wanted[found])
+            places.append(np.concatenate(of_tables))
+            keys.append(np.concatenate(their_keys))
+        return Stale(counts, places, keys)
+
+
+@dataclass(slots=True)
+class Refreshed:
+    """Rows that have changed since a pull."""
+
+    places: npt.NDArray[np.int64]
+    """``(c,)``: their places among the keys of the pull."""
+    rows: Rows
+    """``(c, width of columns)`` of the table's dtype; zeros where `found` is False."""
+    found: npt.NDArray[np.bool_]
+
+
+def refresh_own(request: PullRequest, changed: ChangedKeys) -> Refreshed:
+    """Refreshes rows of a table that this rank holds whole."""
+    places = changed.places_in(request.keys)
+    found = find_rows(request.storage, request.table, request.keys[places], request.columns)
+    return Refreshed(places, found.rows, found.found)
+
+
+def refresh(
+    link: Link,
+    requests: Sequence[PullRequest],
+    codecs: Sequence[Codec],
+    record: PullRecord,
+    *,
+    changed: Sequence[ChangedKeys],
+    stale: Stale,
+    coming: Counts,
+) -> list[Refreshed]:
+    """Rows of all owners that have changed.
+
+    Args:
+        link: sends and receives.
+        requests: those of the pull, with the current storages.
+        codecs: how each table's rows travel.
+        record: of the pull.
+        changed: of each table, the keys of this rank's shard.
+        stale: rows that this rank sends.
+        coming: ``(world_size, tables)``: rows of each table that each rank sends.
+
+    Raises:
+        PeerFailure: a rank is gone or silent, or could not read its rows.
+        SparringError: this rank's own storage failed; other ranks know.
+    """
+    rank, world_size = link.collective.rank, link.collective.world_size
+    routed = record.routed
+    own = [_own_places(routed, table, rank, each) for table, each in enumerate(changed)]
+    counts = coming.copy()
+    counts[rank] = [len(each) for each in own]
+    compact = _compact(counts)
+    results = [
+        Refreshed(
+            np.empty(total, np.int64),
+            np.empty((total, each.columns.end - each.columns.begin), each.table.numpy_dtype),
+            np.empty(total, np.bool_),
+        )
+        for each, total in zip(requests, counts.sum(axis=0).tolist(), strict=True)
+    ]
+    peers = [(rank + hop) % world_size for hop in range(1, world_size)]
+    arriving = {
+        owner: _receive(link, owner, counts[owner], codecs)
+        for owner in peers
+        if counts[owner].any()
+    }
+    error: BaseException | None = None
+    going: list[Transfer] = []
+    for peer in reversed(peers):
+        chunk = whole_stream(stale.counts[peer])
+        if chunk is None:
+            continue
+        going.append(link.send(MessageKind.KEYS, stale.places[peer], peer, "changed"))
+        message = np.empty(reply_bytes(chunk, codecs), np.uint8)
+        try:
+            with link.span("find", peer):
+                find_into(message, chunk, stale.keys[peer], requests, codecs)
+        except BaseException as failure:
+            error = error or failure
+            write_failure(message)
+        going.append(link.send(MessageKind.ROWS, message, peer, "changed"))
+    for request, result, places, offsets in zip(
+        requests, results, own, compact.offsets, strict=True
+    ):
+        try:
+            found = find_rows(request.storage, request.table, request.keys[places], request.columns)
+        except BaseException as failure:
+            error = error or failure
+            continue
+        there = slice(int(offsets[rank]), int(offsets[rank + 1]))
+        result.places[there], result.rows[there] = places, found.rows
+        result.found[there] = found.found
+    pulled = [Pulled(each.rows, each.found) for each in results]
+    for owner, (places_coming, rows_coming) in arriving.items():
+        link.wait(places_coming)
+        link.wait(rows_coming)
+        chunk = whole_stream(counts[owner])
+        assert chunk is not None
+        try:
+            place_reply(rows_coming.buffer, chunk, owner, compact, codecs, pulled)
+        except BaseException as failure:
+            error = error or failure
+        for part in chunk.slices:
+            first = int(routed.offsets[part.table][owner])
+            theirs = places_coming.buffer[part.at : part.at + part.count]
+            there_at = compact.places(owner, part)
+            results[part.table].places[there_at] = routed.orders[part.table][first + theirs]
+    for transfer in going:
+        link.wait(transfer)
+    if error is not None:
+        raise error
+    return results
+
+
+def _receive(
+    link: Link, owner: int, counts: Counts, codecs: Sequence[Codec]
+) -> tuple[Transfer, Transfer]:
+    chunk = whole_stream(counts)
+    assert chunk is not None
+    places = np.empty(chunk.count, np.int64)
+    rows = np.empty(reply_bytes(chunk, codecs), np.uint8)
+    return (
+        link.receive(MessageKind.KEYS, places, owner, "changed"),
+        link.receive(MessageKind.ROWS, rows, owner, "changed"),
+    )
+
+
+def _own_places(
+    routed: Routed, table: int, rank: int, changed: ChangedKeys
+) -> npt.NDArray[np.int64]:
+    offsets = routed.offsets[table]
+    # Of this rank's own keys of all tables, which its stream holds one table after the other.
+    mine = routed.orders[table][int(offsets[rank]) : int(offsets[rank + 1])]
+    begin = int(routed.counts[rank, :table].sum())
+    keys = routed.streams[rank][begin : begin + len(mine)]
+    return mine[changed.places_in(keys)]
+
+
+def _compact(counts: Counts) -> Routed:
+    """Places of each owner's rows in arrays that hold nothing else."""
+    orders = [np.arange(total) for total in counts.sum(axis=0).tolist()]
+    offsets = [np.concatenate([[0], np.cumsum(column)]) for column in counts.T]
+    return Routed(orders, offsets, counts, [])

@@ -1,0 +1,240 @@
+"""The state that all exchanges of one rank share: position, agreement with other ranks, failure.
+
+Exchanges of host arrays and of device arrays use one session, because a collective carries one stream
+of messages. Each exchange runs inside `guard` and begins with `agree`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.contracts.collective import Collective
+from sparring.contracts.shard_map import ShardMap
+from sparring.contracts.table import TableConfig
+from sparring.errors import ClosedError, PeerFailure
+from sparring.exchange.agreement import Settings, check_headers, digest_of, refuse_together
+from sparring.exchange.chunk_tuning import measure_chunk_rows
+from sparring.exchange.counters import ExchangeCounters
+from sparring.exchange.headers import (
+    Header,
+    Mailbox,
+    Phase,
+    exchange_headers,
+    exchange_more_counts,
+    given_up,
+    send_farewell,
+    steps_text,
+)
+from sparring.exchange.link import Link
+from sparring.exchange.messages import Codec
+from sparring.exchange.options import ExchangeOptions, WireDtype
+
+__all__ = ["ExchangeSession"]
+
+_GRACE = 0.06
+"""Share of the deadline that a rank waits longer for another rank to report the root cause."""
+
+
+class ExchangeSession:
+    """One rank's side of all its exchanges. One thread uses it.
+
+    Args:
+        collective: this rank's place in the group.
+        shard_map: the owner of each partition; the same on all ranks.
+        options: chunks and wire dtypes; the same on all ranks.
+        settings: returns everything else that must be the same on all ranks; compared at each
+            exchange.
+
+    Raises:
+        InvalidArgumentError: `collective` has carried another exchange.
+    """
+
+    def __init__(
+        self,
+        collective: Collective,
+        shard_map: ShardMap,
+        options: ExchangeOptions,
+        settings: Callable[[], Settings],
+    ) -> None:
+        collective.begin_exchange()
+        self.collective = collective
+        self.rank = collective.rank
+        self.world_size = collective.world_size
+        self.owners = shard_map.owners
+        self.options = options
+        self.counters = ExchangeCounters()
+        self.step = 0
+        """Steps applied so far; errors name it, and ranks compare it."""
+        self.link = Link(collective, self.counters)
+        self._mailbox = Mailbox(self.link)
+        self.link.on_stall = self._mailbox.look
+        self._settings = settings
+        self._chunk_rows = options.chunk_rows
+        self._known: tuple[Settings, int] | None = None
+        self._map_digest = digest_of(self.owners.tolist())
+        self._failure: PeerFailure | None = None
+        self._has_ended = False
+        self._has_said_farewell = False
+
+    def is_local(self, table: TableConfig) -> bool:
+        """Whether all rows of a table are on this rank."""
+        return self.world_size == 1 or table.is_replicated
+
+    def chunk_rows(self, codecs: Sequence[Codec]) -> int:
+        """Rows of a message; measured by the first exchange, where options do not fix it."""
+        if self._chunk_rows is None:
+            typical = sum(each.row_bytes for each in codecs) // max(1, len(codecs))
+            self._chunk_rows = measure_chunk_rows(self.collective, typical)
+        return self._chunk_rows
+
+    def agree(
+        self,
+        phase: Phase,
+        counts: npt.NDArray[np.int64],
+        requests: Sequence[str],
+        error: BaseException | None = None,
+    ) -> npt.NDArray[np.int64]:
+        """Begins an exchange: all ranks proceed, or all raise.
+
+        Args:
+            phase: of this exchange.
+            counts: ``(world_size, tables)``: rows that this rank wants of each rank, or sends to it.
+            requests: describe what this rank exchanges; must be equal on all ranks.
+            error: why this rank cannot take part.
+
+        Returns:
+            ``(world_size, tables)``: the counts of the other ranks for this one.
+
+        Raises:
+            BaseException: `error`, or in its place another rank's, naming that rank.
+            PeerFailure: a rank is gone, silent or elsewhere.
+            InvalidArgumentError: ranks were set up differently, or exchange other tables.
+        """
+        settings, settings_digest = self.all_settings()
+        mine = Header(
+            phase,
+            self.step,
+            settings_digest,
+            digest_of(list(requests)),
+            error is not None,
+            counts.shape[1],
+        )
+        seen = exchange_headers(self.link, self._mailbox, mine, counts)
+        check_headers(self.collective, seen.headers, settings, requests)
+        refuse_together(self.collective, seen.headers, error)
+        return exchange_more_counts(self.link, counts, seen.counts)
+
+    @contextmanager
+    def guard(self, operation: str, tables: Sequence[str]) -> Iterator[None]:
+        """Surrounds an exchange. A peer's failure inside it is final for the session, and its error
+        says in which state this rank's tables are.
+
+        Raises:
+            ClosedError: the session has ended.
+            PeerFailure: a rank is gone, silent or elsewhere, now or in an earlier exchange.
+        """
+        if self._has_ended:
+            raise ClosedError("this exchange has ended; make another container")
+        if self._failure is not None:
+            raise PeerFailure(str(self._failure), **self._failure.details)
+        self.link.begin(operation, tables[0] if len(tables) == 1 else None, self.step)
+        try:
+            yield
+        except PeerFailure as found:
+            failure = self._root_cause(found)
+            # Rows are written only after the last exchange of a step, so none is half applied.
+            details = {
+                "operation": operation,
+                "table": None,
+                "is_certain": False,
+                **failure.details,
+                "step": self.step,
+                "steps_applied": self.step,
+            }
+            text = f"{failure}. This rank's tables are as {steps_text(self.step)} left them"
+            self._failure = PeerFailure(text, **details)
+            self._say_farewell()
+            raise self._failure from failure
+
+    def give_up(self, error: BaseException) -> None:
+        """Tells the other ranks, which go on, that this rank failed, so that none waits for it."""
+        if self.world_size == 1:
+            return
+        if self._failure is None:
+            self._failure = PeerFailure(
+                f"rank {self.rank} failed where the others went on ({type(error).__name__}: "
+                f"{error}), so there is no further exchange; restart all ranks from the last snapshot",
+                rank=self.rank,
+                operation=self.collective.context.operation,
+                table=self.collective.context.table,
+                step=self.step,
+                is_certain=True,
+            )
+        self._say_farewell()
+
+    def end(self) -> None:
+        """Tells the other ranks that this rank takes part in no further exchange. Does not wait."""
+        self._has_ended = True
+        if self.world_size > 1:
+            self._say_farewell()
+
+    def all_settings(self) -> tuple[Settings, int]:
+        """The settings that all ranks must share, and their digest; computed again only where they
+        changed."""
+        given = self._settings()
+        if self._known is None or self._known[0] is not given:
+            self._known = given, digest_of({"exchange": self._described(), **given})
+        return {"exchange": self._described(), **given}, self._known[1]
+
+    def _described(self) -> dict[str, Any]:
+        options = self.options
+        return {
+            "chunk_rows": options.chunk_rows or "auto",
+            "row_wire_dtype": WireDtype(options.row_wire_dtype).value,
+            "gradient_wire_dtype": WireDtype(options.gradient_wire_dtype).value,
+            "world_size": self.world_size,
+            "shard_map": self._map_digest,
+        }
+
+    def _root_cause(self, failure: PeerFailure) -> PeerFailure:
+        """The failed rank's own farewell, a farewell that names the rank that failed first, or
+        `failure` itself.
+
+        Ranks that wait for each other reach their deadlines at nearly the same time, so the report
+        of the rank that knows may come a moment later.
+        """
+        failed = failure.details["rank"]
+        assert isinstance(failed, int)
+        if failure.details.get("is_certain"):
+            return failure
+        limit = time.monotonic() + min(1.0, _GRACE * self.collective.deadline_seconds)
+        while True:
+            try:
+                self._mailbox.look()
+            except PeerFailure as other:
+                return other
+            farewell = self._mailbox.farewell_of(failed)
+            if farewell is not None:
+                return given_up(self.collective, failed, farewell)
+            if time.monotonic() > limit:
+                return failure
+            time.sleep(0.001)
+
+    def _say_farewell(self) -> None:
+        if self._has_said_farewell:
+            return
+        self._has_said_farewell = True
+        blamed: int | None = None
+        if self._failure is not None:
+            rank = self._failure.details["rank"]
+            assert isinstance(rank, int)
+            blamed = rank
+            # For ranks that are inside a collective operation, which look for no headers there.
+            self.collective.give_up(blamed)
+        send_farewell(self.link, self.step, blamed)

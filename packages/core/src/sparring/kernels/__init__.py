@@ -1,0 +1,1 @@
+"""Key operations: from ids to keys, from rows to bags, and back."""

@@ -1,0 +1,255 @@
+"""The kernel set of the CPU: `sparring.kernels.functions` behind the contract of kernel sets.
+
+Arrays of any framework come in by DLPack, which shares host memory; results are NumPy arrays,
+whatever the `ArraySource` is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparring.contracts.kernels import (
+    ArraySource,
+    Dedup,
+    DeviceArray,
+    KernelSet,
+    NumEvicted,
+    Pooling,
+    Rounding,
+    Route,
+    StorageChange,
+)
+from sparring.contracts.results import Columns
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring.kernels import functions as kernels
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from sparring.contracts.storage import Storage
+    from sparring.contracts.table import TableConfig
+    from sparring.contracts.updates import MethodChoice
+
+__all__ = ["CpuKernels"]
+
+_CPU = 1
+"""DLPack's code."""
+
+
+class CpuKernels(KernelSet):
+    """Core's own key operations: C++ with AVX-512, AVX2 or portable code."""
+
+    device = "cpu"
+
+    def __init__(self, arrays: ArraySource | None = None) -> None:
+        self.arrays = ArraySource(empty=np.empty, stream=lambda: 0) if arrays is None else arrays
+
+    def _find_into_impl(
+        self, storage: Storage, keys: DeviceArray, rows: DeviceArray, found: DeviceArray
+    ) -> None:
+        to = _shared(rows, "rows")
+        result = storage.find(_shared(keys, "keys"), Columns(0, to.shape[1]))
+        to[...] = result.rows
+        _shared(found, "found")[...] = result.found
+
+    def dedup(self, ids: DeviceArray) -> Dedup:
+        return kernels.dedup(_shared(ids, "ids"))
+
+    def partition(self, keys: DeviceArray) -> DeviceArray:
+        return kernels.partition(_shared(keys, "keys"))
+
+    def route(self, keys: DeviceArray, owners: DeviceArray, world_size: int) -> Route:
+        return kernels.route(_shared(keys, "keys"), _shared(owners, "owners"), world_size)
+
+    def gather(
+        self, rows: DeviceArray, inverse: DeviceArray, out: DeviceArray | None = None
+    ) -> DeviceArray:
+        places = _shared(inverse, "inverse")
+        to = None if out is None else _shared(out, "out")
+        return kernels.gather(_shared(rows, "rows"), places, to)
+
+    def pool(
+        self,
+        rows: DeviceArray,
+        inverse: DeviceArray,
+        offsets: DeviceArray,
+        *,
+        mode: Pooling = "sum",
+        weights: DeviceArray | None = None,
+    ) -> DeviceArray:
+        return kernels.pool(
+            _shared(rows, "rows"),
+            _shared(inverse, "inverse"),
+            _shared(offsets, "offsets"),
+            mode=mode,
+            weights=None if weights is None else _shared(weights, "weights"),
+        )
+
+    def pool_backward(
+        self,
+        gradient: DeviceArray,
+        inverse: DeviceArray,
+        offsets: DeviceArray,
+        num_rows: int,
+        *,
+        mode: Pooling = "sum",
+        weights: DeviceArray | None = None,
+    ) -> DeviceArray:
+        return kernels.pool_backward(
+            _shared(gradient, "gradient"),
+            _shared(inverse, "inverse"),
+            _shared(offsets, "offsets"),
+            num_rows,
+            mode=mode,
+            weights=None if weights is None else _shared(weights, "weights"),
+        )
+
+    def pool_weight_gradient(
+        self,
+        gradient: DeviceArray,
+        rows: DeviceArray,
+        inverse: DeviceArray,
+        offsets: DeviceArray,
+        *,
+        mode: Pooling = "sum",
+    ) -> DeviceArray:
+        return kernels.pool_weight_gradient(
+            _shared(gradient, "gradient"),
+            _shared(rows, "rows"),
+            _shared(inverse, "inverse"),
+            _shared(offsets, "offsets"),
+            mode=mode,
+        )
+
+    def segment_sum(
+        self, values: DeviceArray, segments: DeviceArray, num_segments: int
+    ) -> DeviceArray:
+        places = _shared(segments, "segments")
+        return kernels.segment_sum(_shared(values, "values"), places, num_segments)
+
+    def initialize(
+        self,
+        rows: DeviceArray,
+        keys: DeviceArray,
+        found: DeviceArray,
+        table: TableConfig,
+        state: DeviceArray | None = None,
+    ) -> None:
+        kernels.initialize(
+            _shared(rows, "rows"),
+            _shared(keys, "keys"),
+            _shared(found, "found"),
+            kernels.initializer_spec(table),
+            None if state is None else _shared(state, "state"),
+        )
+
+    def decode(self, rows: DeviceArray) -> DeviceArray:
+        return kernels.decode(_shared(rows, "rows"))
+
+    def encode(
+        self, values: DeviceArray, out: DeviceArray, rounding: Rounding | None = None
+    ) -> None:
+        kernels.encode(_shared(values, "values"), _shared(out, "out"), rounding)
+
+    def is_finite(self, values: DeviceArray) -> bool:
+        return kernels.is_finite(_shared(values, "values"))
+
+    def finite_rows(self, values: DeviceArray) -> DeviceArray:
+        return kernels.finite_rows(_shared(values, "values"))
+
+    def update(
+        self,
+        table: TableConfig,
+        choice: MethodChoice,
+        keys: DeviceArray,
+        rows: DeviceArray,
+        gradients: DeviceArray,
+    ) -> None:
+        from sparring import _native
+        from sparring.updates.builtin import NativeMethod
+
+        if not isinstance(choice.method, NativeMethod):
+            raise _not_of_core(choice)
+        spec = choice.method.spec(
+            table.dtype, table.dim, choice.hyper, choice.step, kernels.rounding_seed(table)
+        )
+        _native.update_rows(
+            spec, _shared(keys, "keys"), _shared(rows, "rows"), _shared(gradients, "gradients")
+        )
+
+    def _pool_storage_impl(
+        self,
+        storage: Storage | None,
+        table: TableConfig,
+        ids: DeviceArray,
+        offsets: DeviceArray,
+        *,
+        mode: Pooling,
+        weights: DeviceArray | None,
+    ) -> DeviceArray:
+        dedup = self.dedup(ids)
+        if storage is None:
+            rows = np.zeros((len(dedup.keys), table.dim), table.numpy_dtype)
+            found = np.zeros(len(dedup.keys), np.bool_)
+        else:
+            result = storage.find(dedup.keys, Columns(0, table.dim))
+            rows, found = result.rows, result.found
+        self.initialize(rows, dedup.keys, found, table)
+        if table.is_16_bit:
+            rows = self.decode(rows)
+        return self.pool(rows, dedup.inverse, offsets, mode=mode, weights=weights)
+
+    def _update_storage_impl(
+        self,
+        storage: Storage,
+        choice: MethodChoice,
+        keys: DeviceArray,
+        gradients: DeviceArray,
+        initial_state: npt.NDArray[Any] | None,
+        *,
+        admit: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None,
+        keeps_evicted: bool,
+    ) -> StorageChange:
+        table = storage.table
+        known, sums = _shared(keys, "keys"), _shared(gradients, "gradients")
+        result = storage.find(known)
+        rows, found = result.rows, result.found
+        if admit is not None and not found.all():
+            is_kept = found.copy()
+            is_kept[~found] = admit(known[~found])
+            known, sums, rows, found = (each[is_kept] for each in (known, sums, rows, found))
+        self.initialize(rows, known, found, table, initial_state)
+        self.update(table, choice, known, rows, sums)
+        evicted = self._upsert_storage_impl(storage, known, rows, keeps_evicted=keeps_evicted)
+        return StorageChange(len(found) - int(np.count_nonzero(found)), evicted)
+
+    def _upsert_storage_impl(
+        self, storage: Storage, keys: DeviceArray, rows: DeviceArray, *, keeps_evicted: bool
+    ) -> NumEvicted:
+        evicted = storage.upsert(_shared(keys, "keys"), _shared(rows, "rows"))
+        return NumEvicted(len(evicted), evicted if keeps_evicted else None)
+
+
+def _not_of_core(choice: MethodChoice) -> UnsupportedError:
+    return UnsupportedError(
+        f"update method {choice.method.name!r} is not one of core's; kernels run those only"
+    )
+
+
+def _shared(array: DeviceArray, name: str) -> npt.NDArray[Any]:
+    """The same memory as a NumPy array."""
+    if isinstance(array, np.ndarray):
+        return array
+    if not hasattr(array, "__dlpack_device__"):
+        raise InvalidArgumentError(
+            f"{name} must be an array with __dlpack__, found {type(array).__name__}"
+        )
+    if int(array.__dlpack_device__()[0]) != _CPU:
+        raise InvalidArgumentError(
+            f"{name} is not in host memory, and these kernels work on the CPU; ask the plugin "
+            "manager for the kernels of its device"
+        )
+    return np.from_dlpack(array)

@@ -1,0 +1,1 @@
+"""Plugins of installed distributions: discovery, checks, and descriptors by name."""

@@ -1,0 +1,112 @@
+"""Finds the plugins that installed distributions name in their entry points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+
+from sparring.errors import PluginError
+
+__all__ = ["CORE", "GROUP", "PluginSource", "distribution_of", "find_plugins"]
+
+CORE = "sparring"
+"""The distribution of core, whose own parts are plugins too."""
+
+GROUP = "sparring"
+"""The entry point group of plugins."""
+
+
+@dataclass(frozen=True, slots=True)
+class PluginSource:
+    """A plugin that was found and is not loaded yet."""
+
+    plugin: str
+    """The name of the entry point."""
+    distribution: str
+    version: str
+    load: Callable[[], object]
+    """Imports the plugin; raises whatever the import raises."""
+
+
+def distribution_of(module: str) -> str | None:
+    """Name and version of the distribution that a module came with, as ``sparring-hkv 0.1.0``.
+
+    Args:
+        module: its full name; the part before the first dot counts.
+    """
+    package = module.partition(".")[0]
+    try:
+        # Most distributions are named as their package is, and asking for one is cheap.
+        return f"{package.replace('_', '-')} {metadata.version(package)}"
+    except metadata.PackageNotFoundError:
+        names = metadata.packages_distributions().get(package)
+        return f"{names[0]} {metadata.version(names[0])}" if names else None
+
+
+def find_plugins(only: str | None = None) -> Iterator[PluginSource]:
+    """All plugins on ``sys.path``, in the order of distribution and entry point name.
+
+    The metadata of each distribution is read by itself, so that a damaged one among hundreds
+    does not hide the others.
+
+    Args:
+        only: the one distribution to look at; None looks at all.
+
+    Raises:
+        PluginError: core's own metadata is not installed.
+    """
+    first_of_name: dict[str, metadata.Distribution] = {}
+    for distribution in (
+        metadata.distributions() if only is None else metadata.distributions(name=only)
+    ):
+        # A cheap look first: the headers of a distribution are much dearer to read.
+        text = _text_of(distribution)
+        if f"[{GROUP}]" in text.replace(" ", ""):
+            first_of_name.setdefault(_name_of(distribution), distribution)
+    if CORE not in first_of_name:
+        raise PluginError(
+            f"the metadata of distribution {CORE!r} was not found, so none of its parts can be; "
+            "install it: pip install --force-reinstall sparring"
+        )
+    for name in sorted(first_of_name):
+        yield from _plugins_of(name, first_of_name[name])
+
+
+def _plugins_of(name: str, distribution: metadata.Distribution) -> Iterator[PluginSource]:
+    version = _version_of(distribution)
+    try:
+        entry_points = [each for each in distribution.entry_points if each.group == GROUP]
+    except Exception as error:
+        damage = error
+
+        def report_damage() -> object:
+            raise ImportError(f"its entry_points.txt cannot be read: {damage}")
+
+        yield PluginSource(name, name, version, report_damage)
+        return
+    for entry_point in sorted(entry_points, key=lambda each: each.name):
+        yield PluginSource(entry_point.name, name, version, entry_point.load)
+
+
+def _text_of(distribution: metadata.Distribution) -> str:
+    try:
+        return distribution.read_text("entry_points.txt") or ""
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _name_of(distribution: metadata.Distribution) -> str:
+    try:
+        name: str | None = distribution.metadata["Name"]
+    except (KeyError, TypeError, AttributeError):
+        name = None
+    return name or "a distribution without a name"
+
+
+def _version_of(distribution: metadata.Distribution) -> str:
+    try:
+        version: str | None = distribution.version
+    except (KeyError, TypeError, AttributeError):
+        version = None
+    return version or "of unknown version"

@@ -1,0 +1,308 @@
+"""The plugin manager: registered descriptors, found by name.
+
+Core registers its own parts by entry points and hooks, as other distributions do. A broken plugin does
+not affect the others: it is rejected with a `LoadError`, and raises only when one of its names is asked
+for. Where two distributions register one name, neither is used; that too raises only when the name is
+asked for. ``sparring plugins`` lists all of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import TypeVar
+
+import pluggy
+
+from sparring.contracts import hookspecs
+from sparring.contracts.descriptors import (
+    CollectiveDescriptor,
+    CommandDescriptor,
+    Descriptor,
+    FrameworkDescriptor,
+    KernelsDescriptor,
+    RendezvousDescriptor,
+    StorageDescriptor,
+    UpdateMethodDescriptor,
+)
+from sparring.errors import PluginError
+from sparring.plugins.distributions import CORE, PluginSource, find_plugins
+from sparring.plugins.registered import (
+    KINDS,
+    Conflict,
+    LoadError,
+    Registered,
+    check_descriptors,
+    names_in,
+)
+from sparring.runtime.suggestions import closest_name
+
+__all__ = ["DISABLE_VARIABLE", "PluginManager", "make_plugin_manager"]
+
+DISABLE_VARIABLE = "SPARRING_PLUGINS_DISABLE"
+"""The environment variable that switches plugins off: names with commas, or ``*`` for all."""
+
+EXTRAS = {
+    "collective": {"torch": "torch"},
+    "framework": {"tensorflow": "tensorflow", "torch": "torch"},
+    "kernels": {"cuda": "hkv"},
+    "rendezvous": {"redis": "redis", "torch": "torch"},
+    "storage": {"hkv": "hkv", "redis": "redis", "rocksdb": "rocksdb"},
+}
+"""Kind → name → the extra of ``pip install "sparring[extra]"`` that brings it."""
+
+_Descriptor = TypeVar("_Descriptor", bound=Descriptor)
+
+
+def make_plugin_manager(*, entry_points: bool = True) -> PluginManager:
+    """A manager that knows core's own parts and, with `entry_points`, all installed plugins.
+
+    Each call looks again. Nothing is loaded before the first call.
+    """
+    manager = PluginManager()
+    for source in find_plugins(None if entry_points else CORE):
+        manager.load(source)
+    return manager
+
+
+class PluginManager:
+    """Finds descriptors of core and plugins by name."""
+
+    def __init__(self) -> None:
+        self._pluggy = pluggy.PluginManager(hookspecs.PROJECT)
+        self._pluggy.add_hookspecs(hookspecs)
+        self._kinds = dict(KINDS)
+        self._sources: dict[str, PluginSource] = {}
+        self._registered: dict[tuple[str, str], list[Registered]] = {}
+        self._load_errors: list[LoadError] = []
+
+    # -- loading ----------------------------------------------------------------
+
+    def load(self, source: PluginSource) -> None:
+        """Loads one plugin; a broken one is rejected with a `LoadError`."""
+        names: list[tuple[str, str]] = []
+        key = f"{source.distribution}:{source.plugin}"
+        try:
+            if _is_switched_off(source):
+                raise PluginError(f"switched off by the environment variable {DISABLE_VARIABLE}")
+            self._pluggy.register(source.load(), name=key)
+            self._pluggy.check_pending()
+            registered = self._descriptors_of(source, key, self._kinds, names)
+        # A plugin may do anything at all while it is imported, `sys.exit` included.
+        except (Exception, SystemExit) as error:
+            self._reject(source, key, error, names)
+            return
+        self._sources[key] = source
+        self._take(registered)
+
+    def extend(self, specs: ModuleType, kinds: Mapping[str, type[Descriptor]]) -> None:
+        """Adds hooks that a package other than core declares. A second call does nothing.
+
+        Args:
+            specs: the module of the hook specifications, ``sparring_register_<kind>`` each.
+            kinds: kind → the descriptor that its hook returns.
+        """
+        if kinds.keys() <= self._kinds.keys():
+            return
+        self._pluggy.add_hookspecs(specs)
+        self._kinds.update(kinds)
+        for key, source in list(self._sources.items()):
+            names: list[tuple[str, str]] = []
+            try:
+                self._take(self._descriptors_of(source, key, kinds, names))
+            except (Exception, SystemExit) as error:
+                del self._sources[key]
+                self._reject(source, key, error, [*self._withdraw(source), *names])
+
+    def _withdraw(self, source: PluginSource) -> Sequence[tuple[str, str]]:
+        """Takes back all that a plugin offers; returns kinds and names."""
+        withdrawn = [
+            (place, each)
+            for place, registered in self._registered.items()
+            for each in registered
+            if (each.plugin, each.distribution) == (source.plugin, source.distribution)
+        ]
+        for place, each in withdrawn:
+            self._registered[place].remove(each)
+        return [place for place, _ in withdrawn]
+
+    def _take(self, registered: Sequence[Registered]) -> None:
+        for each in registered:
+            self._registered.setdefault((each.kind, each.name), []).append(each)
+
+    def _reject(
+        self,
+        source: PluginSource,
+        key: str,
+        error: BaseException,
+        names: Sequence[tuple[str, str]],
+    ) -> None:
+        if self._pluggy.has_plugin(key):
+            self._pluggy.unregister(name=key)
+        self._load_errors.append(
+            LoadError(
+                source.plugin,
+                source.distribution,
+                source.version,
+                _reason(error),
+                tuple(names),
+                type(error) if isinstance(error, PluginError) else PluginError,
+            )
+        )
+
+    def _descriptors_of(
+        self,
+        source: PluginSource,
+        key: str,
+        kinds: Iterable[str],
+        names: list[tuple[str, str]],
+    ) -> list[Registered]:
+        """The descriptors of `kinds` that a plugin registers; their names go to `names` at once."""
+        others = [plugin for name, plugin in self._pluggy.list_name_plugin() if name != key]
+        returned_by_kind: list[tuple[str, object]] = []
+        for kind in kinds:
+            hook = self._pluggy.subset_hook_caller(f"sparring_register_{kind}", others)
+            for returned in hook():
+                names += names_in(kind, returned)
+                returned_by_kind.append((kind, returned))
+        repeated = sorted({each for each in names if names.count(each) > 1})
+        if repeated:
+            kind, name = repeated[0]
+            raise PluginError(f"it registers {kind} {name!r} more than once")
+        return [
+            Registered(
+                kind,
+                names_in(kind, [descriptor])[0][1],
+                descriptor,
+                source.plugin,
+                source.distribution,
+                source.version,
+            )
+            for kind, returned in returned_by_kind
+            for descriptor in check_descriptors(
+                kind, self._kinds[kind], returned, source.distribution, source.version
+            )
+        ]
+
+    # -- finding ------------------------------------------------------------------
+
+    def storage(self, name: str) -> StorageDescriptor:
+        """The storage backend of that name.
+
+        Raises:
+            PluginError: no plugin registers it, two distributions do, or its plugin is broken.
+            VersionError: its plugin was written for a contract that this core does not speak.
+        """
+        return self.find("storage", name, StorageDescriptor)
+
+    def collective(self, name: str) -> CollectiveDescriptor:
+        """The collective of that name; raises as `storage` does."""
+        return self.find("collective", name, CollectiveDescriptor)
+
+    def rendezvous(self, name: str) -> RendezvousDescriptor:
+        """The rendezvous of that name; raises as `storage` does."""
+        return self.find("rendezvous", name, RendezvousDescriptor)
+
+    def kernels(self, device: str) -> KernelsDescriptor:
+        """The key operations for a device type, ``cpu`` or ``cuda``; raises as `storage` does."""
+        return self.find("kernels", device, KernelsDescriptor)
+
+    def update_method(self, name: str) -> UpdateMethodDescriptor:
+        """The update method of that name; raises as `storage` does."""
+        return self.find("update_methods", name, UpdateMethodDescriptor)
+
+    def framework(self, name: str) -> FrameworkDescriptor:
+        """The framework adapter of that name; raises as `storage` does."""
+        return self.find("framework", name, FrameworkDescriptor)
+
+    def commands(self) -> Sequence[CommandDescriptor]:
+        """All subcommands that one distribution alone registers."""
+        return [
+            registered[0].descriptor
+            for registered in self._registered.values()
+            if len(registered) == 1 and isinstance(registered[0].descriptor, CommandDescriptor)
+        ]
+
+    def descriptors(self) -> Sequence[Registered]:
+        """All usable descriptors, by kind and name."""
+        return [
+            registered[0]
+            for kind in self._kinds
+            for (_, name), registered in sorted(self._registered.items())
+            if len(registered) == 1 and registered[0].kind == kind
+        ]
+
+    def load_errors(self) -> Sequence[LoadError]:
+        """The rejected plugins."""
+        return tuple(self._load_errors)
+
+    def conflicts(self) -> Sequence[Conflict]:
+        """The names that more than one distribution registers."""
+        return [
+            Conflict(kind, name, tuple(registered))
+            for (kind, name), registered in sorted(self._registered.items())
+            if len(registered) > 1
+        ]
+
+    def find(self, kind: str, name: str, descriptor_type: type[_Descriptor]) -> _Descriptor:
+        """The descriptor of a kind and name; for kinds that `extend` added. Raises as `storage` does."""
+        registered = self._registered.get((kind, name), [])
+        if len(registered) > 1:
+            raise PluginError(
+                Conflict(kind, name, tuple(registered)).reason,
+                kind=kind,
+                name=name,
+                distributions=tuple(each.distribution for each in registered),
+            )
+        if registered:
+            descriptor = registered[0].descriptor
+            assert isinstance(descriptor, descriptor_type)
+            return descriptor
+        raise self._absence(kind, name)
+
+    def _absence(self, kind: str, name: str) -> PluginError:
+        """The error that says why no descriptor has this name."""
+        # If its import failed, the names of its descriptors are unknown; then its own name decides.
+        rejected = [each for each in self._load_errors if (kind, name) in each.names] or [
+            each for each in self._load_errors if each.plugin == name
+        ]
+        if rejected:
+            failed = rejected[0]
+            return failed.error(
+                f"{kind} {name!r} cannot be used: plugin {failed.plugin!r} of "
+                f"{failed.distribution} {failed.version} was rejected: {failed.reason}",
+                kind=kind,
+                name=name,
+                distribution=failed.distribution,
+            )
+        known = sorted(each.name for each in self.descriptors() if each.kind == kind)
+        extras = EXTRAS.get(kind, {})
+        meant = closest_name(name, [*known, *extras])
+        label = kind if kind == "kernels" else kind.replace("_", " ").removesuffix("s")
+        message = f"{label} {name!r} is {'not installed' if name in extras else 'unknown'}"
+        if meant is not None and meant != name:
+            message += f"; did you mean {meant!r}?"
+        if meant in extras and meant not in known:
+            message += f'; install it with: pip install "sparring[{extras[meant]}]"'
+        listed = ", ".join(known) or "none"
+        return PluginError(
+            f"{message} (installed: {listed}); choose one of these, or install a plugin that registers "
+            "it; `sparring plugins` lists all",
+            kind=kind,
+            name=name,
+            known=known,
+        )
+
+
+def _is_switched_off(source: PluginSource) -> bool:
+    listed = [part.strip() for part in os.environ.get(DISABLE_VARIABLE, "").split(",")]
+    is_named = bool({"*", source.plugin, source.distribution} & set(listed))
+    return is_named and source.distribution != CORE
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, PluginError):
+        return str(error)
+    text = " ".join(str(error).split()) or "no message"
+    return f"{type(error).__name__}: {text}"

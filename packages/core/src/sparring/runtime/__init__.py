@@ -1,0 +1,1 @@
+"""Threads, time, events and devices: what every other room stands on."""

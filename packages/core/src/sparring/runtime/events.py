@@ -1,0 +1,382 @@
+"""Background work that must not stall a step: snapshots, write-back, refreshes, metrics.
+
+An `EventLoop` is one asyncio loop on a thread of its own, and a few more threads for callables
+that block. It is bounded: who submits faster than the work ends has to wait. It keeps failures: the
+next `EventLoop.check`, which every step makes, raises the first.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import inspect
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from sparring.errors import (
+    ClosedError,
+    DeadlineError,
+    InvalidArgumentError,
+    SparringError,
+)
+from sparring.runtime.event_threads import EventThreads
+from sparring.runtime.lifecycle import Closable
+
+# Imported first also for the order at exit: the pool must outlive the work that uses it.
+from sparring.runtime.pool import Task
+
+__all__ = ["EXIT_SECONDS", "BackgroundError", "EventLoop"]
+
+EXIT_SECONDS = 30.0
+"""How long the interpreter's exit waits for an event loop that was not closed, at least."""
+
+_log = logging.getLogger(__name__)
+
+
+class BackgroundError(SparringError):
+    """Background work failed: its cause says what to do.
+
+    Attributes:
+        name: of the first work that failed.
+        num_failed: how many failed since the last report.
+    """
+
+
+class _Work(Task[Any]):
+    """Submitted work and its outcome. Guarded by the event loop's lock but for `claim`."""
+
+    __slots__ = ("call", "closing_seconds", "is_told")
+
+    def __init__(
+        self,
+        call: Callable[[], object] | Coroutine[Any, Any, object],
+        name: str,
+        *,
+        is_told: bool,
+        closing_seconds: float,
+    ) -> None:
+        super().__init__(name)
+        self.call = call
+        self.is_told = is_told
+        self.closing_seconds = closing_seconds
+
+    def claim(self) -> bool:
+        """True once, unless it was cancelled."""
+        return self._future.set_running_or_notify_cancel()
+
+    def finish(self, result: object, error: BaseException | None) -> None:
+        if error is None:
+            self._future.set_result(result)
+        else:
+            self._future.set_exception(error)
+
+    def drop(self) -> None:
+        """Cancels what has not begun."""
+        if self.cancel() and inspect.iscoroutine(self.call):
+            self.call.close()
+
+
+class EventLoop(Closable):
+    """Runs background work, bounded, and reports its failures. Its threads start on demand.
+
+    Every method may be called from any thread.
+
+    Args:
+        capacity: how much work may be outstanding: waiting or running.
+        num_threads: how many callables that block may run at once.
+        deadline_seconds: how long `submit`, `drain` and `close` wait unless told otherwise.
+
+    Raises:
+        InvalidArgumentError: `capacity` or `num_threads` below 1.
+    """
+
+    def __init__(
+        self, *, capacity: int = 64, num_threads: int = 2, deadline_seconds: float = 60.0
+    ) -> None:
+        if capacity < 1 or num_threads < 1:
+            raise InvalidArgumentError(
+                f"an event loop was asked for with capacity={capacity} and "
+                f"num_threads={num_threads}; both must be at least 1",
+                capacity=capacity,
+                num_threads=num_threads,
+            )
+        self.capacity = capacity
+        self.num_threads = num_threads
+        self.deadline_seconds = deadline_seconds
+        self._is_closed = False
+        self._when_awaited: list[Callable[[], None]] = []
+        self._reset()
+        _event_loops.add(self)
+
+    def forget(self) -> None:
+        """In a forked child: gives up what its parent has outstanding, and starts afresh."""
+        for task in self._outstanding:
+            task.abandon()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._changed = threading.Condition()  # guards all that follows
+        self._threads: EventThreads | None = None
+        self._outstanding: set[_Work] = set()
+        self._first_failure: tuple[str, BaseException] | None = None
+        self._num_failed = 0
+        self.num_failed = 0
+        """Work that has failed since this was made, reported or not."""
+
+    @property
+    def num_outstanding(self) -> int:
+        """Work that waits or runs."""
+        return len(self._outstanding)
+
+    def submit(
+        self,
+        work: Callable[[], object] | Coroutine[Any, Any, object],
+        *,
+        name: str | None = None,
+        timeout: float | None = None,
+        is_told: bool = True,
+        closing_seconds: float = 0.0,
+    ) -> Task[Any]:
+        """Begins work: a coroutine on the loop, a callable on a thread that may block.
+
+        Waits while `capacity` is outstanding, unless it is background work that submits more:
+        that might wait for itself.
+
+        Args:
+            work: a coroutine, a coroutine function or a callable, both without arguments.
+            name: for errors; the function's own if left out.
+            timeout: seconds to wait for room; `deadline_seconds` if left out.
+            is_told: `check` reports a failure. Otherwise the task alone tells of it.
+            closing_seconds: how long `close`, and the program's end, wait for this work where they
+                would otherwise wait less.
+
+        Returns:
+            A task that has the result.
+
+        Raises:
+            DeadlineError: still no room, or none now for background work.
+            ClosedError: the loop was closed.
+            InvalidArgumentError: `work` is nothing that can be run.
+        """
+        if inspect.iscoroutinefunction(work):
+            work = work()
+        if not inspect.iscoroutine(work) and not callable(work):
+            raise InvalidArgumentError(
+                f"background work must be a coroutine or a callable, found {type(work).__name__}",
+                work=work,
+            )
+        task = _Work(
+            work,
+            name or getattr(work, "__qualname__", None) or repr(work),
+            is_told=is_told,
+            closing_seconds=closing_seconds,
+        )
+        try:
+            with self._changed:
+                self._wait_for_room(task.name, self._seconds(timeout))
+                if self._threads is None:
+                    self._threads = EventThreads(self.num_threads, "sparring-events")
+                self._outstanding.add(task)
+                if inspect.iscoroutine(work):
+                    self._threads.run_coroutine(self._run_coroutine(task, work))
+                else:
+                    self._threads.run_call(functools.partial(self._run_call, task, work))
+        except BaseException:
+            if inspect.iscoroutine(work):
+                work.close()
+            raise
+        return task
+
+    def check(self) -> None:
+        """Raises the first failure since the last check, if there was one. Later ones are logged.
+
+        Raises:
+            BackgroundError: with the name of the work, from the failure itself.
+        """
+        with self._changed:
+            failure, self._first_failure = self._first_failure, None
+            num_failed, self._num_failed = self._num_failed, 0
+        if failure is None:
+            return
+        name, error = failure
+        others = "" if num_failed == 1 else f"; {num_failed - 1} more failed after it, see the log"
+        raise BackgroundError(
+            f"background work {name!r} failed: {type(error).__name__}: {error}{others}",
+            name=name,
+            num_failed=num_failed,
+        ) from error
+
+    def when_awaited(self, call: Callable[[], None]) -> None:
+        """`call` is called where somebody begins to wait for all work: background work that spares
+        others no longer need do so. It must not wait."""
+        self._when_awaited.append(call)
+
+    def drain(self, timeout: float | None = None) -> None:
+        """Waits until nothing is outstanding. Reports no failure: `check` does.
+
+        Raises:
+            DeadlineError: some work has not ended; it goes on.
+            InvalidArgumentError: called by background work, which would wait for itself.
+        """
+        self._refuse_own_threads("drain")
+        for call in self._when_awaited:
+            call()
+        seconds = self._seconds(timeout)
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._outstanding, seconds):
+                names = ", ".join(sorted({task.name for task in self._outstanding}))
+                raise DeadlineError(
+                    f"background work was given {seconds} s to end and has not: {names}; allow "
+                    "more, or find out what it waits for",
+                    timeout=seconds,
+                    names=names,
+                )
+
+    def close(self, timeout: float | None = None) -> None:
+        """Takes no more work, drains, and ends the threads. A second call does nothing.
+
+        Args:
+            timeout: seconds to wait for what is outstanding, or longer where that was submitted with
+                more `closing_seconds`; `deadline_seconds` if left out.
+
+        Raises:
+            DeadlineError: some work did not end; coroutines were cancelled, and callables are left
+                to themselves.
+            BackgroundError: a failure that no `check` has reported. The loop is closed all the
+                same.
+        """
+        self._refuse_own_threads("close")
+        with self._changed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._changed.notify_all()  # callers that wait for room
+            given = [self._seconds(timeout), *(each.closing_seconds for each in self._outstanding)]
+        try:
+            self.drain(max(given))
+        finally:
+            if self._threads is not None:
+                self._threads.stop()
+            with self._changed:
+                left = list(self._outstanding)
+            for task in left:
+                task.drop()
+        self.check()
+
+    # -- waiting ------------------------------------------------------------
+
+    def _seconds(self, timeout: float | None) -> float:
+        return self.deadline_seconds if timeout is None else timeout
+
+    def _is_own_thread(self) -> bool:
+        return self._threads is not None and self._threads.is_current()
+
+    def _refuse_own_threads(self, operation: str) -> None:
+        if self._is_own_thread():
+            raise InvalidArgumentError(
+                f"{operation} was called by background work, which would wait for itself; call it "
+                "from the thread that submits",
+                operation=operation,
+            )
+
+    def _wait_for_room(self, name: str, seconds: float) -> None:
+        """Returns with room for one more. The lock must be held."""
+        if self._is_own_thread():
+            seconds = 0.0
+        has_room = self._changed.wait_for(
+            lambda: self._is_closed or len(self._outstanding) < self.capacity, seconds
+        )
+        if self._is_closed:
+            raise ClosedError(
+                f"background work {name!r} was submitted to a closed event loop; submit it before "
+                "close, or make a new EventLoop",
+                name=name,
+            )
+        if not has_room:
+            raise DeadlineError(
+                f"background work {name!r} waited {seconds} s for room: {self.capacity} are "
+                "outstanding, as many as may be; submit less often, or raise the capacity",
+                name=name,
+                capacity=self.capacity,
+                timeout=seconds,
+            )
+
+    # -- on the threads of this loop ------------------------------------------
+
+    async def _run_coroutine(self, task: _Work, coroutine: Coroutine[Any, Any, object]) -> None:
+        if not task.claim():
+            coroutine.close()
+            self._leave(task)
+            return
+        try:
+            result = await coroutine
+        except BaseException as error:
+            self._end(task, None, error)
+        else:
+            self._end(task, result, None)
+
+    def _run_call(self, task: _Work, call: Callable[[], object]) -> None:
+        if not task.claim():
+            self._leave(task)
+            return
+        try:
+            result = call()
+            if inspect.iscoroutine(result):
+                result.close()
+                raise InvalidArgumentError(
+                    f"background work {task.name!r} returned a coroutine, which no one would "
+                    "await; submit the coroutine, or a coroutine function",
+                    name=task.name,
+                )
+        except BaseException as error:
+            self._end(task, None, error)
+        else:
+            self._end(task, result, None)
+
+    def _end(self, task: _Work, result: object, error: BaseException | None) -> None:
+        if error is not None:
+            # A failure that need not be reported is the business of the holder of the task.
+            level = logging.ERROR if task.is_told else logging.INFO
+            # Errors of sparring say all by themselves; of others it takes the line that raised them.
+            trace = None if isinstance(error, SparringError) else error
+            kind = type(error).__name__
+            _log.log(
+                level, "background work %r failed: %s: %s", task.name, kind, error, exc_info=trace
+            )
+        with self._changed:
+            self.num_failed += error is not None
+            if error is not None and task.is_told:
+                self._first_failure = self._first_failure or (task.name, error)
+                self._num_failed += 1
+            task.finish(result, error)
+            self._leave(task)
+
+    def _leave(self, task: _Work) -> None:
+        with self._changed:
+            self._outstanding.discard(task)
+            self._changed.notify_all()
+
+
+_event_loops: weakref.WeakSet[EventLoop] = weakref.WeakSet()
+
+
+def _close_at_exit() -> None:
+    for event_loop in list(_event_loops):
+        try:
+            event_loop.close(EXIT_SECONDS)
+        except SparringError as error:
+            _log.error("at exit: %s", error)
+
+
+def _after_fork_in_child() -> None:
+    # The threads are not in this process, and the lock may have been held by one of them.
+    for event_loop in list(_event_loops):
+        event_loop.forget()
+
+
+atexit.register(_close_at_exit)
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,95 @@
+"""The GPUs of this machine, as NVIDIA's driver tells of them: for ``sparring doctor`` and errors.
+
+The driver's library is asked, which needs neither a toolkit nor a framework. Only `cuInit` and
+properties are called, so that no GPU gets a context, which would take memory there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Gpu", "Gpus", "inspect_gpus"]
+
+_LIBRARY = "libcuda.so.1"
+_SUCCESS = 0
+_NAME_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One of them."""
+
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """The GPUs that this process sees, and their driver."""
+
+    driver: str | None
+    """The driver's release, as ``580.65.06``."""
+    cuda_release: str | None
+    """The newest CUDA that the driver runs, as ``13.0``."""
+    devices: tuple[Gpu, ...]
+    """In the order of their numbers."""
+    reason: str | None
+    """Why there are none; None where there are some."""
+
+
+def inspect_gpus(root: Path = Path("/"), library: Any = None) -> Gpus:
+    """Asks the driver.
+
+    Args:
+        root: the folder of ``/proc``.
+        library: the driver's; None opens it.
+    """
+    driver = _driver_release(root)
+    if library is None:
+        try:
+            library = ctypes.CDLL(_LIBRARY)
+        except OSError as error:
+            return Gpus(driver, None, (), f"there is no NVIDIA driver here ({error})")
+    number = ctypes.c_int()
+    release = None
+    # May be asked before cuInit, so it is known where that fails.
+    if library.cuDriverGetVersion(ctypes.byref(number)) == _SUCCESS:
+        release = f"{number.value // 1000}.{number.value % 1000 // 10}"
+    for name, given in (("cuInit", 0), ("cuDeviceGetCount", ctypes.byref(number))):
+        code = getattr(library, name)(given)
+        if code != _SUCCESS:
+            return Gpus(driver, release, (), f"{name} failed: {_text(library, code)}")
+    devices = tuple(_inspect(library, each) for each in range(number.value))
+    reason = None if devices else "the driver shows this process no GPU (CUDA_VISIBLE_DEVICES?)"
+    return Gpus(driver, release, devices, reason)
+
+
+def _inspect(library: Any, number: int) -> Gpu:
+    device, size = ctypes.c_int(), ctypes.c_size_t()
+    name = ctypes.create_string_buffer(_NAME_BYTES)
+    asked = (
+        library.cuDeviceGet(ctypes.byref(device), number),
+        library.cuDeviceGetName(name, _NAME_BYTES, device),
+        library.cuDeviceTotalMem_v2(ctypes.byref(size), device),
+    )
+    bad = [_text(library, code) for code in asked if code != _SUCCESS]
+    return Gpu(f"unknown ({bad[0]})" if bad else name.value.decode(errors="replace"), size.value)
+
+
+def _text(library: Any, code: int) -> str:
+    text = ctypes.c_char_p()
+    library.cuGetErrorString(code, ctypes.byref(text))
+    return text.value.decode(errors="replace") if text.value else f"error {code}"
+
+
+def _driver_release(root: Path) -> str | None:
+    try:
+        text = (root / "proc/driver/nvidia/version").read_text("utf-8", errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"\d+\.\d+(?:\.\d+)?", text)
+    return None if found is None else found[0]

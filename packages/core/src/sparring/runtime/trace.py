@@ -1,0 +1,184 @@
+"""Spans of a rank's work over time, as Perfetto and chrome://tracing show them.
+
+    container.exchange.trace = trace = Trace(rank)
+    …
+    trace.write("out.json")
+
+Spans of threads are on one line for each thread. Messages overlap, so each takes a line of its own
+among those of its kind. Where there is no trace, a span costs one comparison with None.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["AllGather", "Span", "Trace"]
+
+MOST_SPANS = 1_000_000
+"""Most spans of a trace; about 200 MB of JSON. Later spans are counted, not kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A named interval."""
+
+    name: str
+    begin_ns: int
+    """On the clock of ``time.perf_counter_ns``."""
+    end_ns: int
+    thread_id: int
+    """The thread it ran on; 0 for a message, and for what has a line of its own."""
+    details: dict[str, Any] = field(default_factory=dict)
+    line: str = ""
+    """The name of its line where it is no thread's, as a stream's."""
+
+
+class AllGather(Protocol):
+    """The part of a collective that traces of all ranks need."""
+
+    rank: int
+
+    def all_gather(self, buffer: Any) -> list[npt.NDArray[Any]]:
+        """The arrays of all ranks, in the order of ranks."""
+
+
+class Trace:
+    """Collects spans of one rank. Every method may be called from any thread.
+
+    Args:
+        rank: which rank; each has a group of lines of its own.
+    """
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
+        self.spans: list[Span] = []
+        self.num_dropped = 0
+
+    def add(
+        self,
+        name: str,
+        begin_ns: int,
+        end_ns: int,
+        details: dict[str, Any] | None = None,
+        *,
+        thread_id: int | None = None,
+    ) -> None:
+        """Adds what a thread did, this one unless another is named."""
+        found = threading.get_ident() if thread_id is None else thread_id
+        self._keep(Span(name, begin_ns, end_ns, found, details or {}))
+
+    def add_to_line(
+        self,
+        line: str,
+        name: str,
+        begin_ns: int,
+        end_ns: int,
+        details: dict[str, Any] | None = None,
+    ) -> None:
+        """Adds what happened on a line that is no thread's: a stream of a device."""
+        self._keep(Span(name, begin_ns, end_ns, 0, details or {}, line))
+
+    def add_transfer(
+        self, name: str, begin_ns: int, end_ns: int, details: dict[str, Any] | None = None
+    ) -> None:
+        """Adds a message: from when it was started until it had come or had gone."""
+        self._keep(Span(name, begin_ns, end_ns, 0, details or {}))
+
+    @contextmanager
+    def span(self, name: str, **details: Any) -> Iterator[None]:
+        """Adds what the block does."""
+        begin = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self.add(name, begin, time.perf_counter_ns(), details)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Writes the trace event format of Chrome, which https://ui.perfetto.dev opens.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        _write(path, list(self._events()))
+
+    def write_together(self, path: str | os.PathLike[str], collective: AllGather) -> None:
+        """The same for all ranks, which call it together: rank 0 writes one file.
+
+        Times of ranks on several machines are those of their own clocks.
+
+        Raises:
+            OSError: the file cannot be written.
+            PeerFailure: a rank is gone or silent.
+        """
+        mine = np.frombuffer(json.dumps(list(self._events())).encode(), np.uint8)
+        parts = collective.all_gather(mine)
+        if collective.rank == 0:
+            _write(path, [event for part in parts for event in json.loads(part.tobytes())])
+
+    def _keep(self, span: Span) -> None:
+        if len(self.spans) < MOST_SPANS:
+            self.spans.append(span)
+        else:
+            self.num_dropped += 1
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        spans = list(self.spans)
+        yield _named("process_name", self.rank, 0, f"rank {self.rank}")
+        lines: dict[int | str, int] = {}
+        for span in spans:
+            line = span.line or span.thread_id
+            if line and line not in lines:
+                lines[line] = len(lines) + 1
+                name = span.line or _thread_name(span.thread_id)
+                yield _named("thread_name", self.rank, lines[line], name)
+        numbers = itertools.count(1)
+        for span in spans:
+            common = {"name": span.name, "pid": self.rank, "args": span.details}
+            if span.line or span.thread_id:
+                yield {
+                    **common,
+                    "ph": "X",
+                    "cat": "stream" if span.line else "thread",
+                    "tid": lines[span.line or span.thread_id],
+                    "ts": span.begin_ns / 1000,
+                    "dur": (span.end_ns - span.begin_ns) / 1000,
+                }
+                continue
+            number = next(numbers)
+            for phase, at in (("b", span.begin_ns), ("e", span.end_ns)):
+                yield {
+                    **common,
+                    "ph": phase,
+                    "cat": "message",
+                    "id": f"{self.rank}.{number}",
+                    "tid": 0,
+                    "ts": at / 1000,
+                }
+
+
+def _write(path: str | os.PathLike[str], events: list[dict[str, Any]]) -> None:
+    document = {"displayTimeUnit": "ms", "traceEvents": events}
+    Path(path).write_text(json.dumps(document), encoding="utf-8")
+
+
+def _named(what: str, rank: int, line: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": rank, "tid": line, "args": {"name": name}}
+
+
+def _thread_name(thread_id: int) -> str:
+    for thread in threading.enumerate():
+        if thread.ident == thread_id:
+            return thread.name
+    return f"thread {thread_id}"

@@ -1,0 +1,1 @@
+"""The files of a snapshot, as ``docs/format/snapshot.md`` describes them."""

@@ -1,0 +1,223 @@
+"""The manifest of a snapshot, and a rank's part of it: JSON that carries its own hash.
+
+{
+ "format": "sparring snapshot",
+ …
+ "hash": "0123456789abcdef0123456789abcdef"     of all bytes before this line
+}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from sparring.contracts.table import DTYPES
+from sparring.snapshot.format.description import TableDescription
+from sparring.snapshot.format.hashes import BLOCK_DIGITS, text_hash
+from sparring.snapshot.format.limits import BLOCK_BYTES, NUM_PARTITIONS, VERSION
+
+__all__ = ["Base", "FileEntry", "Manifest", "Part", "TableEntry", "decode_text", "encode_text"]
+
+_TAIL = re.compile(rb'\n "hash": "([0-9a-f]{32})"\n}\n\Z')
+_TAIL_BYTES = len(b'\n "hash": ""\n}\n') + 32
+
+_Count = Annotated[int, Field(ge=0, lt=2**62)]
+_Rank = Annotated[int, Field(ge=0, lt=2**31)]
+_Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+# No path: no separator, no leading dot.
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,254}$")]
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Base(_Entry):
+    """The snapshot that a delta is over: a sibling, with the hash of its manifest."""
+
+    name: _Name
+    hash: _Hash
+
+
+class TableEntry(_Entry):
+    """See `TableDescription`."""
+
+    name: str
+    dim: int
+    dtype: Literal["float32", "float64", "float16", "bfloat16"]
+    state_width: int
+    state_method: str
+    has_scores: bool
+    extra: dict[str, Any]
+
+    @classmethod
+    def of(cls, table: TableDescription) -> TableEntry:
+        assert table.dtype in DTYPES
+        return cls(
+            name=table.name,
+            dim=table.dim,
+            dtype=table.dtype,  # type: ignore[arg-type]
+            state_width=table.state_width,
+            state_method=table.state_method,
+            has_scores=table.has_scores,
+            extra=dict(table.extra),
+        )
+
+    @property
+    def description(self) -> TableDescription:
+        return TableDescription(
+            self.name,
+            self.dim,
+            self.dtype,
+            self.state_width,
+            self.state_method,
+            self.has_scores,
+            self.extra,
+        )
+
+    @model_validator(mode="after")
+    def _check(self) -> TableEntry:
+        # The layout of a table checks names and sizes; its error is a ValueError.
+        _ = self.description.config
+        return self
+
+
+class FileEntry(_Entry):
+    """One data file.
+
+    Args:
+        name: in the snapshot's folder.
+        kind: `rows` and `erased` belong to a table, `state` has a name of its own.
+        rank: that wrote it.
+        table: whose rows or keys it holds; empty for state.
+        state: the state's name; empty for rows and erased keys.
+        partitions: half-open range that its keys are of.
+        num_keys: rows, or erased keys.
+        size_bytes: of the file.
+        hash: xxh3-128 of the file.
+        blocks: xxh3-64 of each block of 1 MiB, one after the other.
+    """
+
+    name: _Name
+    kind: Literal["rows", "erased", "state"]
+    rank: _Rank
+    table: str = ""
+    state: str = ""
+    partitions: tuple[int, int] = Field(default=(0, NUM_PARTITIONS), strict=False)
+    num_keys: _Count = 0
+    size_bytes: _Count
+    hash: _Hash
+    blocks: Annotated[str, Field(pattern=r"^[0-9a-f]*$")]
+
+    @model_validator(mode="after")
+    def _check(self) -> FileEntry:
+        if (self.kind == "state") == bool(self.table) or (self.kind == "state") != bool(self.state):
+            raise ValueError(f"file {self.name!r} of kind {self.kind} must name what it is of")
+        if not 0 <= self.partitions[0] < self.partitions[1] <= NUM_PARTITIONS:
+            raise ValueError(f"file {self.name!r} has no legal range of partitions")
+        if len(self.blocks) != BLOCK_DIGITS * -(-self.size_bytes // BLOCK_BYTES):
+            raise ValueError(f"file {self.name!r} has not as many hashes as blocks")
+        return self
+
+
+class _Contents(_Entry):
+    version: Literal[1] = 1
+    step: _Count
+    world_size: Annotated[int, Field(ge=1, lt=2**31)]
+    base: Base | None = None
+    tables: list[TableEntry]
+    files: list[FileEntry]
+
+    @model_validator(mode="after")
+    def _check(self) -> _Contents:
+        tables = {table.name for table in self.tables}
+        if len(tables) != len(self.tables):
+            raise ValueError("a table is listed twice")
+        if len({file.name for file in self.files}) != len(self.files):
+            raise ValueError("a file is listed twice")
+        states = [(file.state, file.rank) for file in self.files if file.kind == "state"]
+        if len(set(states)) != len(states):
+            raise ValueError("a rank's state is listed twice")
+        for file in self.files:
+            if file.table and file.table not in tables:
+                raise ValueError(f"file {file.name!r} is of table {file.table!r}, not listed")
+            if file.rank >= self.world_size:
+                raise ValueError(f"file {file.name!r} is of rank {file.rank}, not of this world")
+        return self
+
+
+class Manifest(_Contents):
+    """All that a committed snapshot holds."""
+
+    format: Literal["sparring snapshot"] = "sparring snapshot"
+
+
+class Part(_Contents):
+    """One rank's files, in the staging folder; gone once the snapshot is committed."""
+
+    format: Literal["sparring snapshot part"] = "sparring snapshot part"
+    token: str
+    rank: _Rank
+
+
+_Text = TypeVar("_Text", Manifest, Part)
+
+
+def encode_text(contents: Manifest | Part) -> bytes:
+    """The file, a line for each table and file, its hash at the end."""
+    plain = contents.model_dump(mode="json")
+    lines = ["{"]
+    for name in sorted(plain, key=lambda each: (each in {"tables", "files"}, each != "format")):
+        if name in {"tables", "files"}:
+            entries = [
+                f"  {json.dumps(each, separators=(',', ':'), allow_nan=False)}"
+                for each in plain[name]
+            ]
+            lines += [f' "{name}": [', ",\n".join(entries), " ],"]
+        else:
+            lines.append(f' "{name}": {json.dumps(plain[name])},')
+    body = "\n".join(lines).encode()
+    return body + b'\n "hash": "%b"\n}\n' % text_hash(body).encode()
+
+
+def decode_text(text: bytes, kind: type[_Text]) -> tuple[_Text, str]:
+    """Decodes the text of `encode_text`; returns the value and its hash.
+
+    Raises:
+        ValueError: damaged, or not such a file; the text says why.
+    """
+    tail = _TAIL.search(text, max(0, len(text) - _TAIL_BYTES))
+    if tail is None:
+        raise ValueError("it does not end with its hash: cut off, or no manifest")
+    found, expected = text_hash(text[: tail.start()]), tail[1].decode()
+    if found != expected:
+        raise ValueError(f"its bytes hash to {found}, it says {expected}")
+    try:
+        plain = json.loads(text.decode(), object_pairs_hook=_without_repeats)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+    if not isinstance(plain, dict):
+        raise ValueError("it is no JSON object")
+    plain.pop("hash", None)
+    version = plain.get("version")
+    if version != VERSION:
+        raise ValueError(f"its format has version {version!r}, this reads version {VERSION}")
+    try:
+        return kind.model_validate(plain), expected
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from None
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a name is given twice")
+    return made

@@ -1,0 +1,1 @@
+"""File systems that hold snapshots: the local one, or any of fsspec."""

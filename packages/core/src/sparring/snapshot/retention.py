@@ -1,0 +1,158 @@
+"""Lists of snapshots in a folder, and removal of old ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+from sparring.errors import InvalidArgumentError, SnapshotError
+from sparring.snapshot.file_errors import reading, writing
+from sparring.snapshot.open import locate, open_place
+from sparring.snapshot.place.place import Place
+from sparring.snapshot.reader import Snapshot, open_snapshot
+
+__all__ = ["latest_snapshot", "list_snapshots", "retain", "unreadable_snapshots"]
+
+_STALE_SECONDS = 86_400.0
+
+
+def list_snapshots(root_url: str | os.PathLike[str]) -> list[str]:
+    """The URLs of the committed snapshots in a folder, by step, then by name.
+
+    A snapshot whose manifest cannot be read is left out; `open_snapshot` says why.
+
+    Returns:
+        An empty list where there is no such folder.
+
+    Raises:
+        InvalidArgumentError: it is no folder.
+        SnapshotIOError: the file system failed.
+    """
+    return [snapshot.url for snapshot in _readable(open_place(root_url))]
+
+
+def unreadable_snapshots(root_url: str | os.PathLike[str]) -> dict[str, SnapshotError]:
+    """Snapshots that `list_snapshots` leaves out: URL → why it cannot be read.
+
+    Raises:
+        SnapshotIOError: the file system failed.
+    """
+    found: dict[str, SnapshotError] = {}
+    _readable(open_place(root_url), found)
+    return found
+
+
+def latest_snapshot(root_url: str | os.PathLike[str]) -> Snapshot | None:
+    """The readable snapshot of the highest step in a folder, or None.
+
+    Manifests are checked, data files are not.
+
+    Raises:
+        SnapshotIOError: the file system failed.
+    """
+    found = _readable(open_place(root_url))
+    return found[-1] if found else None
+
+
+def retain(
+    root_url: str | os.PathLike[str],
+    keep: int,
+    *,
+    newest: Sequence[str] = (),
+    damaged: Iterable[str] = (),
+    stale_seconds: float = _STALE_SECONDS,
+) -> list[str]:
+    """Removes all but the newest snapshots, and the staging folders of dead attempts.
+
+    Kept are the `keep` newest readable ones, and every base that one of these is over. If all these
+    are over one full snapshot, the newest that is over another one is kept too, so that no single
+    file can take all of them away. One that cannot be read is neither counted nor removed: a person
+    should look at it.
+
+    Args:
+        root_url: the folder that holds them.
+        keep: how many; at least 2.
+        newest: URLs that count as newer than all others, whatever their steps, the last one as the
+            newest: those of a run that others share its folder with.
+        damaged: URLs of readable ones of which a file was found damaged. They, and what is over them,
+            are neither counted nor removed, nor are their bases.
+        stale_seconds: an attempt that wrote nothing for so long is dead.
+
+    Returns:
+        The URLs of the snapshots that were removed.
+
+    Raises:
+        InvalidArgumentError: fewer than 2 are to be kept.
+        SnapshotIOError: the file system failed.
+    """
+    if keep < 2:
+        raise InvalidArgumentError(
+            f"keep must be at least 2, found {keep}: if the newest cannot be read, there must be "
+            "another"
+        )
+    place = open_place(root_url)
+    found = _readable(place)
+    unsound = set(_names_in(place, damaged))
+    order = {name: number for number, name in enumerate(_names_in(place, newest))}
+    # Stable: all others stay in the order of their steps.
+    ranked = sorted(found, key=lambda each: order.get(each.name, -1))
+    counted = [each for each in ranked if unsound.isdisjoint(_names_of_chain(each))]
+    kept = counted[-keep:] + _of_another_full_one(counted, keep)
+    kept += [each for each in ranked if each not in counted]
+    needed = {name for each in kept for name in _names_of_chain(each)}
+    removed = []
+    # The newest first: no delta is ever seen without its base.
+    for snapshot in reversed(found):
+        if snapshot.name not in needed:
+            with writing(snapshot.url, "the snapshot"):
+                place.remove(snapshot.name)
+            removed.append(snapshot.url)
+    if found:
+        with writing(place.url, "staging folders"):
+            place.remove_stale(stale_seconds)
+    return removed
+
+
+def _of_another_full_one(counted: Sequence[Snapshot], keep: int) -> list[Snapshot]:
+    """The newest that shares no file with the last `keep`, if those are all over one full snapshot."""
+    full = {each.chain[-1].name for each in counted[-keep:]}
+    if len(full) > 1:
+        return []
+    return [each for each in counted if each.chain[-1].name not in full][-1:]
+
+
+def _names_in(place: Place, urls: Iterable[str]) -> list[str]:
+    """The names of those that are in a place."""
+    found = [locate(url) for url in urls]
+    return [name for its_place, name in found if its_place.url == place.url]
+
+
+def _names_of_chain(snapshot: Snapshot) -> set[str]:
+    return {each.name for each in snapshot.chain}
+
+
+def _readable(place: Place, others: dict[str, SnapshotError] | None = None) -> list[Snapshot]:
+    """The committed snapshots in their order; why some cannot be read goes into `others`."""
+    try:
+        with reading(place.url, "the folder"):
+            names = [name for name in place.names() if place.is_committed(name)]
+    except SnapshotError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return []
+        if isinstance(error.__cause__, NotADirectoryError):
+            raise InvalidArgumentError(
+                f"{place.url} is no folder; name the one that holds snapshots", url=place.url
+            ) from error
+        raise
+    found = []
+    for name in names:
+        try:
+            snapshot = open_snapshot(place.url_of(name))
+        except SnapshotError as error:
+            if others is not None:
+                others[place.url_of(name)] = error
+            continue
+        # A URL resolves links; a snapshot in another folder is not of this one.
+        if locate(snapshot.url)[0].url == place.url:
+            found.append(snapshot)
+    return sorted(found, key=lambda each: (each.step, each.name))

@@ -1,0 +1,266 @@
+"""Writes a stream of rows into files by ranges of partitions, in bounded memory.
+
+Rows come in the storage's order, which is not that of partitions. So each chunk is distributed over one
+buffer per range, and a full buffer becomes a segment of that range's file; another thread writes it,
+while this one goes on with a spare buffer. Rows of a table wait in one buffer until it is clear that the
+table is not small: a small table is one file. Rows that are written ahead share a file, in which each
+segment is of one range.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import _native
+from sparring.contracts.results import Keys, Rows, Scores
+from sparring.snapshot.daemon_threads import DaemonThreads
+from sparring.snapshot.format.data_file import DataFile, Segment
+from sparring.snapshot.format.limits import NUM_PARTITIONS, SEGMENT_BYTES
+from sparring.snapshot.options import SnapshotOptions
+
+__all__ = ["RowLayout", "RowRouter", "returned_memory"]
+
+_SLICE_ROWS = 65_536
+"""Rows that are dealt out at once, so that a huge chunk needs no huge index."""
+
+_UNIT_ROWS = 64
+"""A segment has a multiple of so many rows, so that the next one is aligned."""
+
+_SPARE_BUFFERS = 4
+
+CreateFile = Callable[[tuple[int, int]], DataFile]
+SealFile = Callable[[DataFile, bool], None]
+
+
+def returned_memory(count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Zeros ``(count,)`` whose memory returns to the system on release (anonymous mmap).
+
+    For large buffers of occasional work: an allocator keeps freed memory for each thread, after a few
+    saves several times what one save needs.
+    """
+    if not count:
+        return np.empty(0, dtype)
+    return np.frombuffer(mmap.mmap(-1, count * dtype.itemsize), dtype)
+
+
+class RowLayout:
+    """Sizes of one key of the stream.
+
+    Args:
+        width: elements of a row; 0 for erased keys.
+        dtype: of rows.
+        has_scores: whether scores come too.
+    """
+
+    __slots__ = ("dtype", "has_scores", "width")
+
+    def __init__(self, width: int, dtype: np.dtype[Any], has_scores: bool) -> None:
+        self.width = width
+        self.dtype = dtype
+        self.has_scores = has_scores
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes that one key takes, its row and score included."""
+        return 8 + 8 * self.has_scores + self.width * self.dtype.itemsize
+
+    def fitting_keys(self, size_bytes: int) -> int:
+        """Keys of a segment of `size_bytes`: at least one, no more than readers accept."""
+        return max(1, min(size_bytes, SEGMENT_BYTES) // self.key_bytes)
+
+
+class _Buffer:
+    """Rows of one range that wait for the others of their segment."""
+
+    __slots__ = ("capacity", "count", "keys", "rows", "scores")
+
+    def __init__(self, layout: RowLayout, capacity: int) -> None:
+        self.capacity = capacity
+        self.count = 0
+        self.keys: Keys = returned_memory(capacity, np.dtype(np.int64))
+        self.scores: Scores | None = None
+        self.rows: Rows | None = None
+        if layout.has_scores:
+            self.scores = returned_memory(capacity, np.dtype(np.uint64))
+        if layout.width:
+            flat = returned_memory(capacity * layout.width, layout.dtype)
+            self.rows = flat.reshape(capacity, layout.width)
+
+    def take(self, keys: Keys, rows: Rows | None, scores: Scores | None, order: Keys) -> None:
+        """Appends those at the places of `order`, which must fit."""
+        begin, end = self.count, self.count + len(order)
+        # A mode other than `raise` writes into `out` without another copy.
+        np.take(keys, order, out=self.keys[begin:end], mode="clip")
+        if self.scores is not None and scores is not None:
+            np.take(scores, order, out=self.scores[begin:end], mode="clip")
+        if self.rows is not None:
+            assert rows is not None
+            np.take(rows, order, axis=0, out=self.rows[begin:end], mode="clip")
+        self.count = end
+
+    @property
+    def segment(self) -> Segment:
+        keep = slice(0, self.count)
+        return Segment(
+            self.keys[keep],
+            None if self.scores is None else self.scores[keep],
+            None if self.rows is None else self.rows[keep],
+        )
+
+
+class RowRouter:
+    """Takes rows, and hands files over to be sealed.
+
+    Args:
+        layout: of what comes.
+        options: how files are cut.
+        create: makes the next file of a range.
+        seal: takes a file that is complete, and whether it has one segment and a fitting header.
+        writer: the thread that writes segments.
+        is_shared: all ranges go into one file.
+    """
+
+    def __init__(
+        self,
+        layout: RowLayout,
+        options: SnapshotOptions,
+        create: CreateFile,
+        seal: SealFile,
+        writer: DaemonThreads,
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        self._layout = layout
+        self._options = options
+        self._create = create
+        self._seal = seal
+        ranges = options.num_ranges
+        self._range_partitions = NUM_PARTITIONS // ranges
+        self._owners: npt.NDArray[np.int32] = np.repeat(
+            np.arange(ranges, dtype=np.int32), self._range_partitions
+        )
+        self._small: _Buffer | None = _Buffer(layout, layout.fitting_keys(options.small_bytes))
+        self._buffers: list[_Buffer] = []
+        self._spare: list[_Buffer] = []
+        self._writing: deque[tuple[Future[None], _Buffer]] = deque()
+        self._writer = writer
+        self._is_shared = is_shared
+        self._files: list[DataFile | None] = [None] * (1 if is_shared else ranges)
+
+    def add(self, keys: Keys, rows: Rows | None, scores: Scores | None) -> None:
+        """Takes rows in any order; the arrays may be changed afterwards.
+
+        Raises:
+            SnapshotIOError: the file system failed.
+        """
+        for begin in range(0, len(keys), _SLICE_ROWS):
+            part = slice(begin, begin + _SLICE_ROWS)
+            self._add_slice(
+                keys[part],
+                None if rows is None else rows[part],
+                None if scores is None else scores[part],
+            )
+
+    def finish(self) -> None:
+        """Writes what waits, and hands all files over.
+
+        Raises:
+            SnapshotIOError: the file system failed.
+        """
+        if self._small is not None:
+            if self._small.count:
+                file = self._files[0] = self._create((0, NUM_PARTITIONS))
+                file.write_alone(self._small.segment)
+                self._seal(file, True)
+                self._files[0] = None
+            return
+        for place in range(len(self._buffers)):
+            if self._buffers[place].count:
+                self._flush(place)
+        while self._writing:
+            self._await_oldest()
+        for place, file_of_range in enumerate(self._files):
+            if file_of_range is not None:
+                self._seal(file_of_range, False)
+                self._files[place] = None
+
+    def close(self) -> None:
+        """Gives up files that were not handed over."""
+        wait(future for future, _ in self._writing)
+        for file in self._files:
+            if file is not None:
+                file.close()
+
+    def _add_slice(self, keys: Keys, rows: Rows | None, scores: Scores | None) -> None:
+        if self._small is not None:
+            if self._small.count + len(keys) <= self._small.capacity:
+                self._small.take(keys, rows, scores, np.arange(len(keys)))
+                return
+            waiting, self._small = self._small, None
+            self._make_buffers()
+            self._deal(
+                waiting.keys[: waiting.count],
+                None if waiting.rows is None else waiting.rows[: waiting.count],
+                None if waiting.scores is None else waiting.scores[: waiting.count],
+            )
+        self._deal(keys, rows, scores)
+
+    def _make_buffers(self) -> None:
+        ranges = self._options.num_ranges
+        share = self._layout.fitting_keys(self._options.buffer_bytes // (ranges + _SPARE_BUFFERS))
+        capacity = share // _UNIT_ROWS * _UNIT_ROWS or share
+        self._buffers = [_Buffer(self._layout, capacity) for _ in range(ranges)]
+        self._spare = [_Buffer(self._layout, capacity) for _ in range(_SPARE_BUFFERS)]
+
+    def _deal(self, keys: Keys, rows: Rows | None, scores: Scores | None) -> None:
+        order, offsets = _native.route(keys, self._owners, self._options.num_ranges)
+        for place in range(len(self._buffers)):
+            buffer = self._buffers[place]
+            places = order[offsets[place] : offsets[place + 1]]
+            while len(places):
+                count = min(len(places), buffer.capacity - buffer.count)
+                buffer.take(keys, rows, scores, places[:count])
+                places = places[count:]
+                if buffer.count == buffer.capacity:
+                    self._flush(place)
+                    buffer = self._buffers[place]
+
+    def _flush(self, place: int) -> None:
+        buffer, begin = self._buffers[place], place * self._range_partitions
+        partitions = begin, begin + self._range_partitions
+        slot = 0 if self._is_shared else place
+        file = self._files[slot]
+        if file is None:
+            whole = (0, NUM_PARTITIONS) if self._is_shared else partitions
+            file = self._files[slot] = self._create(whole)
+        if not self._spare:
+            self._await_oldest()
+        segment = buffer.segment
+        file.describe(segment, partitions)
+        self._writing.append((self._writer.submit(partial(self._append, file, segment)), buffer))
+        self._buffers[place] = self._spare.pop()
+        if file.is_full or file.data_bytes >= self._options.file_bytes:
+            while self._writing:
+                self._await_oldest()
+            self._seal(file, False)
+            self._files[slot] = None
+
+    def _append(self, file: DataFile, segment: Segment) -> None:
+        """On the thread that writes."""
+        file.append(segment)
+        self._options.pause()
+
+    def _await_oldest(self) -> None:
+        """Waits until a buffer is written and may be filled again."""
+        future, buffer = self._writing.popleft()
+        future.result()
+        buffer.count = 0
+        self._spare.append(buffer)

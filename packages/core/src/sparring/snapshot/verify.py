@@ -1,0 +1,157 @@
+"""Verification of a whole snapshot, which reports all problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from sparring.errors import SnapshotError
+from sparring.snapshot.chain import merged_chunks
+from sparring.snapshot.file_errors import damaged, reading
+from sparring.snapshot.format.hashes import BLOCK_DIGITS, hash_blocks
+from sparring.snapshot.format.limits import BLOCK_BYTES, MANIFEST_NAME
+from sparring.snapshot.format.manifest import FileEntry
+from sparring.snapshot.reader import Snapshot
+
+__all__ = ["Problem", "VerifyReport", "verify_snapshot"]
+
+_MOST_PROBLEMS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem of a snapshot.
+
+    Args:
+        snapshot: its URL; one of the chain.
+        file: its name, or the table or state that cannot be read.
+        offset: in bytes, to a block of 1 MiB.
+        message: the whole text, for people.
+    """
+
+    snapshot: str
+    file: str
+    offset: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """The result of verifying a snapshot.
+
+    Args:
+        num_snapshots: of the chain.
+        num_files: that were read, manifests left out.
+        num_bytes: that were read.
+        num_rows: table → rows, of tables that could be read.
+        problems: the first 100.
+    """
+
+    num_snapshots: int
+    num_files: int
+    num_bytes: int
+    num_rows: dict[str, int]
+    problems: tuple[Problem, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.problems
+
+
+def verify_snapshot(snapshot: Snapshot) -> VerifyReport:
+    """Reads all files of a snapshot and of its chain: bytes first, then their contents.
+
+    Checks hashes of files and blocks, headers, keys given twice or in the wrong file, state, and files
+    that the manifest does not list. All problems are reported, not raised; a file that cannot be read
+    included.
+    """
+    problems: list[Problem] = []
+    num_files = num_bytes = 0
+    for each in snapshot.chain:
+        for entry in each.files():
+            _note(problems, each.url, entry.name, partial(_check_bytes, each, entry))
+            num_files, num_bytes = num_files + 1, num_bytes + entry.size_bytes
+        _note(problems, each.url, "the folder", partial(_note_unlisted, problems, each))
+    num_rows: dict[str, int] = {}
+    for table in snapshot.tables:
+        # Wrong bytes have been reported; their contents are then of no interest.
+        if not problems:
+            count = partial(_count, snapshot, table, num_rows)
+            _note(problems, snapshot.url, f"table {table!r}", count)
+    for rank in range(snapshot.world_size):
+        for name in snapshot.state_names(rank):
+            if not problems:
+                read = partial(snapshot.state, name, rank)
+                _note(problems, snapshot.url, f"state {name!r}", read)
+    return VerifyReport(
+        len(snapshot.chain), num_files, num_bytes, num_rows, tuple(problems[:_MOST_PROBLEMS])
+    )
+
+
+def _note(problems: list[Problem], url: str, file: str, check: Callable[[], object]) -> None:
+    try:
+        check()
+    except SnapshotError as error:
+        details = error.details
+        problems.append(
+            Problem(
+                str(details.get("url", url)),
+                str(details.get("file", file)),
+                int(str(details.get("offset", 0))),
+                str(error),
+            )
+        )
+
+
+def _check_bytes(snapshot: Snapshot, entry: FileEntry) -> None:
+    url = snapshot.url
+    with (
+        reading(url, entry.name),
+        snapshot.place.open(snapshot.name) as folder,
+        folder.open(entry.name) as file,
+    ):
+        if file.size_bytes != entry.size_bytes:
+            raise damaged(
+                url,
+                entry.name,
+                min(file.size_bytes, entry.size_bytes),
+                f"it has {file.size_bytes:,} bytes, manifest.json says {entry.size_bytes:,}",
+            )
+        hashes = hash_blocks(file.read_into, file.size_bytes)
+    for block in range(len(entry.blocks) // BLOCK_DIGITS):
+        part = slice(block * BLOCK_DIGITS, (block + 1) * BLOCK_DIGITS)
+        if hashes.blocks[part] != entry.blocks[part]:
+            raise damaged(
+                url,
+                entry.name,
+                block * BLOCK_BYTES,
+                f"the block there hashes to {hashes.blocks[part]}, manifest.json says "
+                f"{entry.blocks[part]}",
+            )
+    if hashes.whole != entry.hash:
+        raise damaged(
+            url,
+            entry.name,
+            0,
+            f"the file hashes to {hashes.whole}, manifest.json says {entry.hash}",
+        )
+
+
+def _note_unlisted(problems: list[Problem], snapshot: Snapshot) -> None:
+    with reading(snapshot.url, "the folder"), snapshot.place.open(snapshot.name) as folder:
+        found = set(folder.names())
+    for name in sorted(found - {entry.name for entry in snapshot.files()} - {MANIFEST_NAME}):
+        problems.append(
+            Problem(
+                snapshot.url,
+                name,
+                0,
+                f"snapshot {snapshot.url}: {name!r} is there, but manifest.json does not list it; "
+                "nothing reads it. Remove it",
+            )
+        )
+
+
+def _count(snapshot: Snapshot, table: str, num_rows: dict[str, int]) -> None:
+    num_rows[table] = sum(map(len, merged_chunks(snapshot, table)))

@@ -1,0 +1,497 @@
+"""Writes one rank's part of a snapshot, and commits the whole.
+
+    write_table, write_state …   data files, each synced and hashed
+    finish                       the rank's part: its files, with their hashes
+    commit (rank 0)              all parts → the manifest → rename → sync of the folder above
+    await_commit (all others)    until it is there, or rank 0 has given up
+
+Before the commit no reader sees the snapshot; after it, no one changes it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.contracts.results import Keys, ScanChunk
+from sparring.contracts.storage_arguments import check_keys, check_rows, check_scores
+from sparring.errors import (
+    ClosedError,
+    InvalidArgumentError,
+    SnapshotError,
+    SnapshotIOError,
+)
+from sparring.snapshot.attempt import (
+    Attempt,
+    await_parts,
+    base_entry,
+    check_name,
+    check_place,
+    check_state_name,
+    checked_token,
+    merged,
+    part_name,
+)
+from sparring.snapshot.commit_protocol import LOOK_SECONDS, Outcome
+from sparring.snapshot.daemon_threads import DaemonThreads
+from sparring.snapshot.file_errors import writing
+from sparring.snapshot.format.data_file import DataFile
+from sparring.snapshot.format.description import JSON, TableDescription
+from sparring.snapshot.format.hashes import FileHashes
+from sparring.snapshot.format.limits import MANIFEST_BYTES
+from sparring.snapshot.format.manifest import FileEntry, Part, TableEntry, encode_text
+from sparring.snapshot.format.state_file import write_state_file
+from sparring.snapshot.open import locate
+from sparring.snapshot.options import SnapshotOptions
+from sparring.snapshot.reader import Snapshot, open_snapshot
+from sparring.snapshot.row_router import RowLayout, RowRouter
+
+__all__ = ["SnapshotWriter"]
+
+_SEALING_THREADS = 2
+_MOST_SEALING = 32
+"""Files that wait to be sealed, each open: meanwhile the next table may begin."""
+_AHEAD_BUFFER_BYTES, _AHEAD_SMALL_BYTES = 10 << 20, 2 << 20
+
+_log = logging.getLogger(__name__)
+
+
+class SnapshotWriter:
+    """One rank's part of one snapshot. Used by one thread.
+
+    Args:
+        url: of the snapshot itself, as ``…/step-000000123``; all ranks give the same.
+        step: the number of the step whose state this is.
+        rank: that writes this part.
+        world_size: ranks that write parts.
+        base: the URL of the snapshot in the same folder that this is a delta over; None: a full
+            snapshot.
+        deadline_seconds: how long `commit` waits for the parts of other ranks, and they for it.
+        token: names this attempt to save; all its ranks give the same one, and no other attempt
+            does. None draws one, which only a single rank can.
+        options: how files are cut, and where threads may pause.
+
+    Raises:
+        InvalidArgumentError: any of these is out of range.
+        SnapshotError: the snapshot exists already, or the base is none.
+        SnapshotIOError: the file system failed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        step: int,
+        rank: int = 0,
+        world_size: int = 1,
+        base: str | None = None,
+        deadline_seconds: float = 60.0,
+        token: str | None = None,
+        options: SnapshotOptions | None = None,
+    ) -> None:
+        check_place(step, rank, world_size)
+        self._place, self._name = locate(url)
+        check_name(url, self._name)
+        self.url = self._place.url_of(self._name)
+        self.step, self.rank, self.world_size = step, rank, world_size
+        self.token = checked_token(token, world_size)
+        self._deadline_seconds = deadline_seconds
+        self._options = options or SnapshotOptions()
+        self._base = base_entry(self._place.url, base)
+        self._tables: dict[str, TableEntry] = {}
+        self._entries: list[FileEntry] = []
+        self._names: set[str] = set()
+        self._files: list[str] = []
+        self._sealing: list[Future[FileEntry]] = []
+        self._state = "writing"
+        with writing(self.url, "the staging folder"):
+            if self._place.exists(self._name):
+                raise SnapshotError(
+                    f"snapshot {self.url} exists already, and a snapshot is never written twice; "
+                    "choose another name, or remove it first",
+                    url=self.url,
+                )
+            self._folder = self._place.stage(self._name, self.token)
+        self._outcome = Outcome(self.url, self._name, self._place, self._folder, rank, world_size)
+        self._threads = DaemonThreads(_SEALING_THREADS, "sparring-snapshot")
+        self._row_thread = DaemonThreads(1, "sparring-snapshot-rows")
+
+    def write_table(
+        self,
+        table: TableDescription,
+        chunks: Iterable[ScanChunk],
+        erased: Iterable[Keys] = (),
+    ) -> None:
+        """Writes this rank's rows of a table, in bounded memory.
+
+        Args:
+            table: the same on all ranks.
+            chunks: rows of unique keys, in any order; their arrays may be used again by the
+                iterator. Scores are read where `table.has_scores`.
+            erased: of a delta: keys that had rows in the base and have none now.
+
+        Raises:
+            InvalidArgumentError: the table was written already, chunks do not fit it, or a full
+                snapshot is to have erased keys.
+            SnapshotError: another rank failed, with its cause.
+            SnapshotIOError: the file system failed.
+        """
+        self._check_unwritten(table)
+        self._tables[table.name] = TableEntry.of(table)
+        self._write_rows(table, chunks, self._options)
+        self._write_erased(table, erased)
+
+    def write_ahead(self, table: TableDescription, chunks: Iterable[ScanChunk]) -> None:
+        """Writes some rows of a table before its turn, into files of their own: of all partitions,
+        each segment of one range.
+
+        It may be called while `write_table` takes the rows of another table. `write_table` must
+        follow, with the other rows.
+
+        Args:
+            table: the same on all ranks.
+            chunks: as for `write_table`.
+
+        Raises:
+            InvalidArgumentError: the table was written already, or chunks do not fit it.
+            SnapshotError: another rank failed, with its cause.
+            SnapshotIOError: the file system failed.
+        """
+        self._check_unwritten(table)
+        options = replace(
+            self._options, buffer_bytes=_AHEAD_BUFFER_BYTES, small_bytes=_AHEAD_SMALL_BYTES
+        )
+        self._write_rows(table, chunks, options, is_ahead=True)
+
+    def start_threads(self) -> None:
+        """Starts the threads that write and seal: none may be while the interpreter ends. Without it
+        the first file does, or large table."""
+        self._threads.start()
+        self._row_thread.start()
+
+    def check_others(self) -> None:
+        """Looks, at most once a second, whether the attempt has failed on another rank.
+
+        Raises:
+            SnapshotError: it has, with its cause.
+            SnapshotIOError: the file system failed.
+        """
+        self._outcome.check_now_and_then()
+
+    def _check_unwritten(self, table: TableDescription) -> None:
+        self._check_state("writing")
+        if table.name in self._tables:
+            raise InvalidArgumentError(
+                f"snapshot {self.url}: table {table.name!r} was written already; write each once",
+                table=table.name,
+            )
+
+    def _write_rows(
+        self,
+        table: TableDescription,
+        chunks: Iterable[ScanChunk],
+        options: SnapshotOptions,
+        *,
+        is_ahead: bool = False,
+    ) -> None:
+        config = table.config
+        layout = RowLayout(config.width, config.numpy_dtype, table.has_scores)
+        router = self._router("rows", table.name, layout, options, is_ahead=is_ahead)
+        try:
+            for chunk in chunks:
+                self.check_others()
+                keys = check_keys(chunk.keys, table.name, unique=False)
+                rows = check_rows(chunk.rows, len(keys), config)
+                scores = (
+                    check_scores(chunk.scores, len(keys), table.name) if table.has_scores else None
+                )
+                router.add(keys, rows, scores)
+            router.finish()
+        finally:
+            router.close()
+
+    def write_state(
+        self, name: str, values: JSON = None, arrays: Mapping[str, npt.ArrayLike] | None = None
+    ) -> None:
+        """Writes state other than tables: step counts, counters, random state, model parameters.
+
+        Args:
+            name: unique within the rank; letters, digits, ``_``, ``.``, ``-``.
+            values: JSON, infinity and NaN included.
+            arrays: name → array of booleans, integers or floats.
+
+        Raises:
+            InvalidArgumentError: a name given twice, or something that cannot be saved exactly.
+            SnapshotIOError: the file system failed.
+        """
+        self._check_state("writing")
+        check_state_name(name)
+        stored = self._new_name(f"state.{name}.{self.rank:05d}.safetensors")
+        given = {key: np.asarray(value) for key, value in (arrays or {}).items()}
+        try:
+            text = json.dumps(values)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidArgumentError(
+                f"state {name!r}: values must be JSON ({error}); pass arrays as arrays"
+            ) from error
+        with writing(self.url, stored):
+            file = self._folder.create(stored)
+        try:
+            write_state_file(self.url, name, stored, file, text, given)
+        except BaseException:
+            file.close()
+            raise
+        with writing(self.url, stored), file:
+            hashes = file.seal(self._options.pause)
+        self._entries.append(
+            FileEntry(
+                name=stored,
+                kind="state",
+                rank=self.rank,
+                state=name,
+                size_bytes=hashes.size_bytes,
+                hash=hashes.whole,
+                blocks=hashes.blocks,
+            )
+        )
+
+    def finish(self) -> None:
+        """Returns when this rank's part is durable and listed in the staging folder.
+
+        Raises:
+            SnapshotIOError: the file system failed.
+        """
+        self._check_state("writing")
+        self._collect(0)
+        part = Part(
+            step=self.step,
+            world_size=self.world_size,
+            base=self._base,
+            tables=list(self._tables.values()),
+            files=self._entries,
+            token=self.token,
+            rank=self.rank,
+        )
+        name = part_name(self.rank)
+        text = encode_text(part)
+        try:
+            with writing(self.url, name):
+                self._folder.put(name, text)
+        except SnapshotIOError:
+            # The part may be there all the same, and rank 0 be committing it.
+            if self._is_there(name, len(text)):
+                self._state = "finished"
+            raise
+        self._state = "finished"
+
+    def _is_there(self, name: str, most: int) -> bool:
+        """Whether a file is in the staging folder; True where that cannot be found out."""
+        try:
+            with writing(self.url, name):
+                return self._folder.read(name, most) is not None
+        except (SnapshotIOError, ValueError):
+            return True
+
+    def commit(self) -> Snapshot:
+        """Makes the snapshot visible, once all ranks have finished. Only rank 0 calls it.
+
+        Raises:
+            DeadlineError: a rank's part did not come in time.
+            SnapshotError: another rank failed, with its cause; parts do not go together, or another
+                attempt was committed meanwhile.
+            SnapshotIOError: the file system failed.
+        """
+        self._check_state("finished")
+        if self.rank:
+            raise InvalidArgumentError(
+                f"snapshot {self.url}: rank {self.rank} called commit; only rank 0 does"
+            )
+        parts = self._await_parts()
+        manifest = encode_text(merged(self._attempt(), parts))
+        if len(manifest) > MANIFEST_BYTES:
+            raise SnapshotError(
+                f"snapshot {self.url}: its manifest has {len(manifest)} bytes, at most "
+                f"{MANIFEST_BYTES} are read; save fewer rows into one snapshot"
+            )
+        with writing(self.url, "the manifest"):
+            self._folder.discard([part_name(rank) for rank in range(self.world_size)])
+            try:
+                self._place.publish(self._folder, self._name, manifest)
+            except FileExistsError as error:
+                raise SnapshotError(
+                    f"snapshot {self.url} was committed by another attempt meanwhile, and a "
+                    "snapshot is never written twice; this attempt is given up",
+                    url=self.url,
+                ) from error
+        self._state = "committed"
+        self._release()
+        return open_snapshot(self.url)
+
+    def await_commit(self) -> None:
+        """Returns when rank 0 has committed the snapshot. All other ranks may call it.
+
+        Raises:
+            DeadlineError: it did not within the deadline.
+            SnapshotError: rank 0 has given the attempt up, with the cause.
+            SnapshotIOError: the file system failed.
+        """
+        self._check_state("finished")
+        if not self.rank:
+            raise InvalidArgumentError(
+                f"snapshot {self.url}: rank 0 called await_commit; it calls commit"
+            )
+        self._outcome.await_commit(self._entries, self._deadline_seconds)
+        self._state = "committed"
+        self._release()
+
+    def abandon(self, cause: BaseException | None = None) -> None:
+        """Gives the attempt up, and removes what it staged. A second call does nothing.
+
+        A rank other than 0 that has finished leaves its files: rank 0 may just be committing.
+        `retain` removes left-over files.
+
+        Args:
+            cause: what other ranks are told, so that they give up soon and for the same cause; None:
+                they know already.
+
+        Raises:
+            SnapshotIOError: the file system failed.
+        """
+        if self._state in {"committed", "abandoned"}:
+            return
+        was_finished, self._state = self._state == "finished", "abandoned"
+        self._threads.close()
+        self._row_thread.close()
+        try:
+            was_reported = cause is not None and self._report_failure(cause, was_finished)
+            if self.rank == 0 or not (was_finished or was_reported):
+                with writing(self.url, "the staging folder"):
+                    self._place.abandon(self._name, self.token, self._outcome.last_word)
+        finally:
+            self._release()
+
+    def _report_failure(self, cause: BaseException, was_finished: bool) -> bool:
+        """Whether the other ranks get the cause; otherwise they see that the folder is gone."""
+        if self.world_size == 1:
+            return False
+        try:
+            with writing(self.url, "the mark of a rank that failed"):
+                if self._folder.is_gone() or self._place.is_committed(self._name):
+                    return False
+                if self.rank and was_finished and not self._outcome.has_failed:
+                    return False
+                self._outcome.tell(cause, [*self._files, part_name(self.rank)])
+                if not self.rank:
+                    self._outcome.await_marks()
+        except SnapshotIOError as error:
+            _log.warning("%s; other ranks may not be told of the cause", error)
+            return False
+        return True
+
+    def _release(self) -> None:
+        self._threads.close()
+        self._row_thread.close()
+        self._folder.close()
+
+    def _check_state(self, expected: str) -> None:
+        if self._state != expected:
+            raise ClosedError(
+                f"snapshot {self.url}: this part is {self._state}, the call needs it {expected}; "
+                "call finish once, after all tables and state, and then commit on rank 0"
+            )
+
+    def _write_erased(self, table: TableDescription, erased: Iterable[Keys]) -> None:
+        router = self._router(
+            "erased", table.name, RowLayout(0, np.dtype(np.uint8), False), self._options
+        )
+        try:
+            for given in erased:
+                keys = check_keys(given, table.name, unique=False)
+                if len(keys) and self._base is None:
+                    raise InvalidArgumentError(
+                        f"snapshot {self.url}: table {table.name!r} has erased keys, but a full "
+                        "snapshot has no base that could hold them; name the base",
+                        table=table.name,
+                    )
+                router.add(keys, None, None)
+            router.finish()
+        finally:
+            router.close()
+
+    def _router(
+        self,
+        kind: str,
+        table: str,
+        layout: RowLayout,
+        options: SnapshotOptions,
+        *,
+        is_ahead: bool = False,
+    ) -> RowRouter:
+        return RowRouter(
+            layout,
+            options,
+            create=partial(self._create, kind, table),
+            seal=partial(self._seal, kind, table),
+            writer=self._row_thread,
+            is_shared=is_ahead,
+        )
+
+    def _create(self, kind: str, table: str, partitions: tuple[int, int]) -> DataFile:
+        stem = f"{kind}.{table}.{partitions[0]:04d}-{partitions[1]:04d}.{self.rank:05d}"
+        number = 0
+        while self._folder.stored_name(f"{stem}.{number}.safetensors") in self._names:
+            number += 1
+        name = self._new_name(f"{stem}.{number}.safetensors")
+        with writing(self.url, name):
+            return DataFile(self.url, name, self._folder.create(name), partitions)
+
+    def _new_name(self, name: str) -> str:
+        stored = self._folder.stored_name(name)
+        if stored in self._names:
+            raise InvalidArgumentError(
+                f"snapshot {self.url}: {name} was written already; give each state a name of its own"
+            )
+        self._names.add(stored)
+        self._files.append(name)
+        return stored
+
+    def _seal(self, kind: Any, table: str, file: DataFile, is_alone: bool) -> None:
+        self._collect(_MOST_SEALING)
+
+        def entry(hashes: FileHashes) -> FileEntry:
+            return FileEntry(
+                name=file.name,
+                kind=kind,
+                rank=self.rank,
+                table=table,
+                partitions=file.partitions,
+                num_keys=file.num_keys,
+                size_bytes=hashes.size_bytes,
+                hash=hashes.whole,
+                blocks=hashes.blocks,
+            )
+
+        self._sealing.append(
+            self._threads.submit(lambda: entry(file.seal(self._options.pause, is_alone=is_alone)))
+        )
+
+    def _collect(self, most: int) -> None:
+        """Waits until at most `most` files are being sealed."""
+        while len(self._sealing) > most:
+            self.check_others()
+            if wait(self._sealing[:1], LOOK_SECONDS).done:
+                self._entries.append(self._sealing.pop(0).result())
+
+    def _await_parts(self) -> list[Part]:
+        return await_parts(self._attempt(), self._folder, self._outcome, self._deadline_seconds)
+
+    def _attempt(self) -> Attempt:
+        return Attempt(self.url, self.token, self.step, self.world_size, self._base)

@@ -1,0 +1,129 @@
+"""Opens a storage by the name of its backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sparring.contracts.storage import Storage
+from sparring.contracts.table import CONVERT_HELP, TableConfig
+from sparring.errors import InvalidArgumentError, PluginError, VersionError
+from sparring.plugins.option_checks import checked_options
+from sparring.storage.convert import conversion_command
+
+if TYPE_CHECKING:
+    from sparring.contracts.descriptors import StorageDescriptor
+    from sparring.contracts.options import Options
+    from sparring.contracts.shard_map import Shard
+    from sparring.plugins.registry import PluginManager
+
+__all__ = ["found_table", "open_storage"]
+
+
+def open_storage(
+    backend: str,
+    table: TableConfig,
+    *,
+    validate: bool = True,
+    plugin_manager: PluginManager | None = None,
+    shard: Shard | None = None,
+    **options: Any,
+) -> Storage:
+    """Opens one shard of one table.
+
+    Args:
+        backend: a name that core (``memory``) or a plugin (``hkv``) offers.
+        table: the declaration of its rows.
+        validate: check that keys are unique in each call. The engine, which has just
+            deduplicated, leaves it out.
+        plugin_manager: where to look; None looks through the installed plugins.
+        shard: the part of the table that this rank keeps; None: all of it, in a world of one.
+        **options: the backend's own; see ``sparring plugins``.
+
+    Raises:
+        PluginError: no plugin offers `backend`, its plugin is broken, or it cannot run here.
+        VersionError: it was built for another major version of the storage ABI.
+        InvalidArgumentError: `backend` is no name, `table` is no `TableConfig`, or an option is
+            unknown or wrong.
+    """
+    if not isinstance(backend, str):
+        raise InvalidArgumentError(
+            f"open_storage: backend must be a name, as 'hkv', found {type(backend).__name__}; "
+            "`sparring plugins` lists all"
+        )
+    if not isinstance(table, TableConfig):
+        raise InvalidArgumentError(
+            f"open_storage: table must be a sparring.TableConfig, found {type(table).__name__}; "
+            "make one: sparring.TableConfig(name, dim)"
+        )
+    if plugin_manager is None:
+        from sparring.plugins.registry import make_plugin_manager
+
+        plugin_manager = make_plugin_manager()
+    descriptor = plugin_manager.storage(backend)
+    checked = checked_options("storage", descriptor, options)
+    reason = descriptor.unavailable() if descriptor.unavailable is not None else None
+    if reason is not None:
+        raise PluginError(f"storage {backend!r} cannot run here: {reason}", backend=backend)
+    try:
+        storage = _made(descriptor, table, checked, plugin_manager, shard)
+    except VersionError as error:
+        # A wrapper of a native struct need not know which distribution it came with.
+        for offer in plugin_manager.descriptors():
+            if offer.descriptor is descriptor:
+                raise VersionError(
+                    f"storage {backend!r} of {offer.distribution} {offer.version}: {error}",
+                    **(error.details | {"distribution": f"{offer.distribution} {offer.version}"}),
+                ) from error
+        raise
+    except InvalidArgumentError as error:
+        found = error.details.get("found_table")
+        if not isinstance(found, TableConfig):
+            raise
+        # The backend knows the rows that it found; the command to convert them is known here.
+        given = {name: getattr(checked, name, value) for name, value in options.items()}
+        command = conversion_command(backend, given, found, table)
+        text = str(error).replace(CONVERT_HELP, command)
+        raise InvalidArgumentError(text, **error.details) from error
+    if not isinstance(storage, Storage):
+        raise PluginError(
+            f"storage {backend!r}: its factory must return a sparring.Storage, found "
+            f"{type(storage).__name__}; report this to the makers of the plugin",
+            backend=backend,
+        )
+    storage.validate = validate
+    return storage
+
+
+def found_table(
+    backend: str, table: TableConfig, plugin_manager: PluginManager, options: Mapping[str, Any]
+) -> TableConfig | None:
+    """The table whose rows outlived the process; None where there are none.
+
+    Nothing is made. A stack has the rows of its last tier.
+
+    Raises:
+        PluginError, InvalidArgumentError: as `open_storage`.
+    """
+    descriptor = plugin_manager.storage(backend)
+    checked = checked_options("storage", descriptor, options)
+    if descriptor.inner is not None:
+        last = descriptor.inner(checked)[-1]
+        return found_table(last.backend, table, plugin_manager, last.options)
+    if descriptor.found is None or (descriptor.unavailable and descriptor.unavailable()):
+        return None
+    return descriptor.found(table, checked)
+
+
+def _made(
+    descriptor: StorageDescriptor,
+    table: TableConfig,
+    options: Options,
+    plugin_manager: PluginManager,
+    shard: Shard | None,
+) -> Storage:
+    if descriptor.inner is not None:
+        return descriptor.factory(table, options, plugin_manager, shard)
+    if shard is None or descriptor.shard_factory is None:
+        return descriptor.factory(table, options)
+    return descriptor.shard_factory(table, options, shard)

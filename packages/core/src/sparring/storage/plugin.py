@@ -1,0 +1,54 @@
+"""The storages of core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparring.contracts.descriptors import API_VERSION, StorageDescriptor
+from sparring.contracts.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from sparring.contracts.shard_map import Shard
+    from sparring.contracts.storage import Storage
+    from sparring.contracts.table import TableConfig
+    from sparring.plugins.registry import PluginManager
+
+
+@hookimpl
+def sparring_register_storage() -> Sequence[StorageDescriptor]:
+    from sparring.storage.memory import MemoryOptions
+    from sparring.storage.tiered.options import TieredOptions, inner_storages, tier_problems
+
+    return [
+        StorageDescriptor(
+            name="memory",
+            api_version=API_VERSION,
+            summary="Rows in plain Python and NumPy: slow, and obviously correct.",
+            options=MemoryOptions,
+            factory=_open_memory,
+        ),
+        StorageDescriptor(
+            name="tiered",
+            api_version=API_VERSION,
+            summary="A stack of storages: hot rows in the first, all others further down.",
+            options=TieredOptions,
+            factory=_open_tiered,
+            inner=inner_storages,
+            check=tier_problems,
+        ),
+    ]
+
+
+def _open_memory(table: TableConfig, options: Any) -> Storage:
+    from sparring.storage.memory import MemoryStorage
+
+    return MemoryStorage(table, options)
+
+
+def _open_tiered(
+    table: TableConfig, options: Any, manager: PluginManager, shard: Shard | None
+) -> Storage:
+    from sparring.storage.tiered.open import open_tiers
+
+    return open_tiers(table, options, manager, shard)

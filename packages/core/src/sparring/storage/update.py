@@ -1,0 +1,108 @@
+"""Update methods on the rows of one storage, outside of a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import _native
+from sparring.contracts.results import Evicted, Keys
+from sparring.contracts.storage import Storage
+from sparring.contracts.storage_arguments import as_array, check_keys
+from sparring.contracts.storage_optional import Write, check_written, watched
+from sparring.contracts.table import TableConfig
+from sparring.errors import InvalidArgumentError, NonFiniteGradientError
+from sparring.kernels import functions as kernels
+from sparring.storage.native import capsule_of
+
+if TYPE_CHECKING:
+    from sparring.contracts.updates import MethodChoice
+
+__all__ = ["fused_evicted", "update_rows"]
+
+
+def update_rows(
+    storage: Storage, keys: npt.ArrayLike, gradients: npt.ArrayLike, choice: MethodChoice
+) -> int:
+    """Changes rows, embedding and state, by an update method; missing keys get their rows.
+
+    Rows change in place where the native handle offers it; elsewhere they are found, changed
+    and upserted.
+
+    Args:
+        storage: opened for rows with the state of the method.
+        keys: ``(n,)`` unique int64.
+        gradients: ``(n, dim)`` of the table's computing dtype.
+        choice: a built-in method, its hyper-parameters and the number of the step.
+
+    Returns:
+        How many rows changed or were made.
+
+    Raises:
+        InvalidArgumentError: wrong shape or dtype, duplicate keys, a method whose state does
+            not fit the rows.
+        NonFiniteGradientError: NaN or infinity among the gradients; no row has changed.
+        CapacityError: full, and the policy may not evict; no row has changed.
+    """
+    storage._check_open()
+    checked = check_keys(keys, storage.table.name, unique=storage.validate)
+    check_written(storage.watcher, checked)
+    with watched(storage.watcher, checked) as write:
+        return _update(storage, checked, gradients, choice, write)
+
+
+def _update(
+    storage: Storage, keys: Keys, gradients: npt.ArrayLike, choice: MethodChoice, write: Write
+) -> int:
+    from sparring.updates.builtin import NativeMethod
+
+    table, method = storage.table, choice.method
+    values = np.ascontiguousarray(as_array(gradients, f"gradients for table {table.name!r}"))
+    if values.shape != (len(keys), table.dim) or values.dtype != table.computing_dtype:
+        raise InvalidArgumentError(
+            f"gradients for table {table.name!r}: must be {(len(keys), table.dim)} "
+            f"{table.computing_dtype}, found {values.shape} {values.dtype}",
+            table=table.name,
+        )
+    if not isinstance(method, NativeMethod):
+        raise InvalidArgumentError(
+            f"update of table {table.name!r}: method {method.name!r} is none of sparring's own; "
+            "run it in a step, by StepContainer.apply_methods",
+            table=table.name,
+        )
+    width = method.state_width(table.dim)
+    if table.has_other_state(table.with_state(width, method.name)):
+        whose = f" of {table.state_method}" if table.state_method else ""
+        raise InvalidArgumentError(
+            f"update of table {table.name!r}: method {method.name!r} keeps {width} elements of "
+            f"state for a row, the table has {table.state_width}{whose}; open it for "
+            f"TableConfig.with_state({width}, {method.name!r}), or convert it: sparring convert "
+            "--help",
+            table=table.name,
+        )
+    if not len(keys):
+        return 0
+    view = _native.TableView(table.dtype, kernels.initializer_spec(table))
+    view.attach(capsule_of(storage), table.state_width)
+    spec = method.spec(table.dtype, table.dim, choice.hyper, choice.step)
+    state = method.initial_state(table.dim, choice.hyper, table.computing_dtype)
+    sources = _native.key_gradients(view, keys, values)
+    step = _native.FusedStep([(view, spec, state, None, [sources])], choice.step)
+    if step.doubtful():
+        raise NonFiniteGradientError(
+            f"gradients for table {table.name!r} hold NaN or infinity; no row was changed",
+            table=table.name,
+            step=choice.step,
+        )
+    ((updated, _, _, num_evicted),) = step.apply()
+    if num_evicted:
+        write.note_evicted(fused_evicted(step, 0, table))
+    return updated
+
+
+def fused_evicted(step: Any, place: int, table: TableConfig) -> Evicted:
+    """The rows that left the table at `place` of a native `FusedStep` that was applied."""
+    keys, rows, scores = step.evicted(place)
+    return Evicted(keys, rows.view(table.numpy_dtype), scores)

@@ -1,0 +1,141 @@
+"""A program that ends while rows come in beside it waits for them, and ranks that are left are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from sparring.snapshot.chain import merged_chunks
+from sparring.snapshot.reader import open_snapshot
+from sparring_testing.rank_launchers import gloo_environment, importing, needs_gloo
+
+from . import load_until_end
+from .load_until_end import NUM_ROWS, TABLE, write_snapshot
+
+MODULE = [sys.executable, "-m", load_until_end.__name__]
+WORLD_SIZE = 2
+DEADLINE_SECONDS = 5.0
+
+WAYS = {
+    "end": (0, ""),
+    "error": (1, "RuntimeError: the model has a mistake"),
+    "interrupt": (-2, "KeyboardInterrupt"),
+}
+
+
+@pytest.fixture(autouse=True)
+def snapshot(tmp_path: Path) -> None:
+    write_snapshot(tmp_path)
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*MODULE, str(folder), *arguments, "local", "{}", "5"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **importing(__name__)},
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_program_that_ends_without_closing_waits_for_its_rows(way: str, tmp_path: Path) -> None:
+    ended = run(tmp_path, way, "left open")
+    code, message = WAYS[way]
+    assert (ended.returncode, message in ended.stderr) == (code, True), ended.stderr
+    assert (tmp_path / "0.loaded").read_text() == str(NUM_ROWS)
+    assert "at exit" not in ended.stderr
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_block_that_ends_waits_for_its_rows_unless_by_an_error(way: str, tmp_path: Path) -> None:
+    ended = run(tmp_path, way, "closed")
+    code, message = WAYS[way]
+    assert (ended.returncode, message in ended.stderr) == (code, True), ended.stderr
+    assert "BackgroundError" not in ended.stderr
+    assert (tmp_path / "0.loaded").exists() == (way == "end")
+
+
+def test_a_program_does_not_wait_for_ever(tmp_path: Path) -> None:
+    ended = run(tmp_path, "too slow", "left open")
+    assert ended.returncode == 0
+    assert "at exit: load of" in ended.stderr
+    assert not (tmp_path / "0.loaded").exists()
+
+
+def test_files_are_read_where_no_thread_can_be_started_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    chunks = list(merged_chunks(open_snapshot(str(tmp_path / "snapshot")), TABLE.name))
+    assert len(chunks) > 4
+    assert sum(map(len, chunks)) == NUM_ROWS
+
+
+def start_ranks(folder: Path, way: str) -> list[subprocess.Popen[str]]:
+    options = json.dumps({"init_method": f"file://{folder}/meeting"})
+    command = [*MODULE, str(folder), way, "left open", "torch", options, str(DEADLINE_SECONDS)]
+    return [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **importing(__name__), **gloo_environment(rank, WORLD_SIZE)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(WORLD_SIZE)
+    ]
+
+
+@needs_gloo
+@pytest.mark.alone
+def test_ranks_wait_for_their_rows_before_they_part(tmp_path: Path) -> None:
+    processes = start_ranks(tmp_path, "end")
+    for process in processes:
+        _, errors = process.communicate(timeout=60)
+        assert (process.returncode, "at exit" in errors) == (0, False), errors
+    loaded = [int((tmp_path / f"{rank}.loaded").read_text()) for rank in range(WORLD_SIZE)]
+    assert sum(loaded) == NUM_ROWS
+
+
+@needs_gloo
+@pytest.mark.alone
+def test_survivors_name_a_rank_that_is_killed_while_all_load(tmp_path: Path) -> None:
+    processes = start_ranks(tmp_path, "use")
+    victim = random.randrange(WORLD_SIZE)
+    try:
+        for rank in range(WORLD_SIZE):
+            wait_for(tmp_path / f"{rank}.started", 60)
+        os.kill(int((tmp_path / f"{victim}.started").read_text()), signal.SIGKILL)
+        gone = time.time()
+        for rank in {*range(WORLD_SIZE)} - {victim}:
+            failed = tmp_path / f"{rank}.failed"
+            wait_for(failed, DEADLINE_SECONDS + 20)
+            said = json.loads(failed.read_text())
+            assert (said["class"], said["rank"]) == ("PeerFailure", victim), said
+            # Beyond the deadline: until ranks meet next, and a chunk is written.
+            assert said["time"] - gone < DEADLINE_SECONDS + 4
+            assert not (tmp_path / f"{rank}.loaded").exists()
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def wait_for(path: Path, seconds: float) -> None:
+    limit = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < limit, f"no {path.name} within {seconds:g} s"
+        time.sleep(0.01)

@@ -1,0 +1,504 @@
+"""Saving and loading a container: one rank, beside steps, and what fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.contracts.admission import Bloom, Frequency, Probability
+from sparring.contracts.initializers import Uniform
+from sparring.contracts.table import TableConfig
+from sparring.contracts.updates import MethodChoice
+from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView
+from sparring.engine.checkpoint.requests import SaveOptions, State
+from sparring.engine.container import StepContainer
+from sparring.engine.table_entry import StorageChoice
+from sparring.errors import (
+    DeadlineError,
+    InvalidArgumentError,
+    SnapshotError,
+    SnapshotIOError,
+    StorageIOError,
+)
+from sparring.runtime.events import BackgroundError
+from sparring.snapshot.chain import merged_chunks
+from sparring.snapshot.reader import open_snapshot
+from sparring.snapshot.writer import SnapshotWriter
+from sparring.storage.memory import MemoryOptions, MemoryStorage
+from sparring.storage.tiered.options import TieredOptions
+from sparring.storage.tiered.tiered_storage import TieredStorage
+from sparring.updates.resolve import hyper_from, resolve_method
+
+from ..storage.faulty_storage import FaultyStorage
+
+METHOD = resolve_method("adagrad")
+HYPER = hyper_from(METHOD, {"lr": 0.1})
+
+TABLES = [
+    TableConfig("user", 4, "float32", Uniform(-1, 1), seed=3),
+    TableConfig("item", 2, "bfloat16", Uniform(-1, 1), admission=Frequency(2)),
+    TableConfig("tag", 3, "float64", Uniform(-1, 1), admission=Bloom(2, expected_keys=1000)),
+    TableConfig("word", 1, "float32", Uniform(-1, 1), admission=Probability(0.5)),
+]
+
+
+def make(backend: str = "hkv", **options: Any) -> StepContainer:
+    container = StepContainer()
+    for table in TABLES:
+        container.declare(table, StorageChoice(backend, options))
+        state = METHOD.initial_state(table.dim, HYPER, table.computing_dtype)
+        container.set_state(table.name, state, METHOD.name)
+        container.storage(table.name)
+    return container
+
+
+def step(container: StepContainer, number: int, size: int = 400) -> None:
+    """Step `number` of a training, the same wherever it runs."""
+    random = np.random.default_rng(number)
+    for table in TABLES:
+        ids = random.zipf(1.3, size).astype(np.int64) % 5000
+        found = container.lookup(table.name, ids)
+        gradient = random.normal(size=found.rows.shape).astype(found.rows.dtype)
+        assert found.shadow_id is not None
+        container.resources.accumulate(found.shadow_id, gradient)
+    choice = MethodChoice(METHOD, HYPER, container.counters.steps + 1)
+    container.apply_methods({table.name: choice for table in TABLES})
+
+
+def contents(container: StepContainer) -> dict[str, dict[int, tuple[bytes, int]]]:
+    return {
+        table.name: {
+            int(key): (row.tobytes(), int(score))
+            for chunk in container.storage(table.name).scan()
+            for key, row, score in zip(chunk.keys, chunk.rows, chunk.scores, strict=True)
+        }
+        for table in TABLES
+    }
+
+
+def counted(container: StepContainer) -> list[Any]:
+    """All that is no row."""
+    return [
+        container.counters,
+        [entry.admission_filter and entry.admission_filter.save() for entry in container.entries()],
+        [container.num_not_admitted(table.name) for table in TABLES],
+    ]
+
+
+STACKS: list[tuple[str, dict[str, Any]]] = [
+    ("memory", {}),
+    ("hkv", {}),
+    ("hkv", {"capacity": 500, "policy": "lru"}),
+    ("hkv", {"capacity": 500, "policy": "lfu"}),
+    (
+        "tiered",
+        {
+            "tiers": [
+                {"backend": "hkv", "options": {"capacity": 500, "policy": "lru"}},
+                {"backend": "memory"},
+            ]
+        },
+    ),
+    ("memory", {"capacity": 500, "policy": "lru"}),
+]
+
+
+@pytest.fixture(params=STACKS, ids=lambda stack: f"{stack[0]}-{stack[1].get('policy', '')}")
+def stack(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    chosen: tuple[str, dict[str, Any]] = request.param
+    return chosen
+
+
+def test_a_training_goes_on_from_a_snapshot_as_if_it_had_never_stopped(
+    stack: tuple[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    url = str(tmp_path / "step-5")
+    with make(stack[0], **stack[1]) as container:
+        for number in range(5):
+            step(container, number)
+        container.save(url)
+        saved = contents(container)
+        for number in range(5, 9):
+            step(container, number)
+        expected, expected_counts = contents(container), counted(container)
+    with make(stack[0], **stack[1]) as container:
+        step(container, 77)  # lost
+        loaded = container.load(url)
+        assert loaded.step == container.counters.steps == 5
+        assert contents(container) == saved
+        for number in range(5, 9):
+            step(container, number)
+        assert contents(container) == expected
+        assert counted(container) == expected_counts
+
+
+def test_what_is_saved_beside_steps_is_one_step_of_all_tables(
+    stack: tuple[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    with make(stack[0], **stack[1]) as container:
+        for number in range(5):
+            step(container, number)
+        urls = {}
+        for number in range(5, 35):
+            if number % 6 == 5:
+                container.saves.join()
+                urls[str(tmp_path / f"step-{number}")] = contents(container)
+                container.save(str(tmp_path / f"step-{number}"), blocking=False)
+            step(container, number)
+        container.saves.join()
+        assert container.saves.counters.saves == len(urls) == 5
+    for url, expected in urls.items():
+        with make(stack[0], **stack[1]) as container:
+            container.load(url)
+            assert contents(container) == expected
+
+
+def test_steps_wait_for_a_save_that_holds_as_many_old_rows_as_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, chunks = threading.Event(), CopyOnWriteView.chunks
+
+    def after_the_gate(frozen: CopyOnWriteView, pause: Any) -> Iterator[Any]:
+        assert gate.wait(30)
+        yield from chunks(frozen, pause)
+
+    monkeypatch.setattr(CopyOnWriteView, "chunks", after_the_gate)
+    with make("memory") as container:
+        for number in range(3):
+            step(container, number)
+        saved = contents(container)
+        options = SaveOptions(undo_bytes=1)
+        task = container.save(str(tmp_path / "a"), blocking=False, options=options)
+        step(container, 3)  # fills the room
+        assert not gate.is_set()
+        threading.Timer(0.3, gate.set).start()
+        step(container, 4)
+        assert gate.is_set()
+        task.result(30)
+        container.saves.join()
+        assert container.saves.counters.wait_seconds > 0.1
+        container.load(str(tmp_path / "a"))
+        assert contents(container) == saved
+
+
+def test_saving_changes_nothing_of_the_training(tmp_path: Path) -> None:
+    with make() as saving, make() as plain:
+        for number in range(12):
+            if number == 4:
+                saving.save(
+                    str(tmp_path / "one"), blocking=False, options=SaveOptions(is_base=True)
+                )
+            step(saving, number)
+            step(plain, number)
+        assert contents(saving) == contents(plain)
+
+
+def test_saving_a_stack_promotes_none_of_the_rows_that_it_reads(tmp_path: Path) -> None:
+    with make(STACKS[4][0], **STACKS[4][1]) as container:
+        storage = container.storage("user")
+        storage.upsert(np.arange(2000), np.ones((2000, storage.table.width), np.float32))
+        hot = container.tier_counters("user")[0].evictions
+        container.save(str(tmp_path / "one"))
+        storage.upsert([1999], np.zeros((1, storage.table.width), np.float32))
+        tiers = container.tier_counters("user")
+        assert [tier.promotions for tier in tiers] == [0, 0]
+        assert tiers[0].evictions <= hot + 1
+
+
+def test_a_save_that_cannot_begin_loses_none_of_the_keys_that_changed(tmp_path: Path) -> None:
+    base, delta = str(tmp_path / "base"), str(tmp_path / "delta")
+    with make() as container:
+        step(container, 0)
+        container.save(base, options=SaveOptions(is_base=True))
+        step(container, 1)
+        events = container.events
+        submit = events.submit
+        events.submit = _refuse  # type: ignore[method-assign]
+        with pytest.raises(DeadlineError):
+            container.save(str(tmp_path / "not"), blocking=False, options=SaveOptions(is_base=True))
+        events.submit = submit  # type: ignore[method-assign]
+        step(container, 2)
+        container.save(delta, base=base)
+        expected = contents(container)
+    with make() as container:
+        container.load(delta)
+        assert contents(container) == expected
+
+
+def _refuse(*_: object, **__: object) -> Any:
+    raise DeadlineError("no room")
+
+
+def test_deltas_lead_to_the_rows_of_their_step(
+    stack: tuple[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    options = SaveOptions(is_base=True)
+    with make(stack[0], **stack[1]) as container:
+        base = None
+        for number in range(20):
+            if number % 5 == 4:
+                url = str(tmp_path / f"step-{number}")
+                container.save(url, base=base, options=options, blocking=number % 2 == 0)
+                expected = contents(container)
+                base = url
+            step(container, number, 100)
+            if number % 5 == 1:
+                container.storage("user").erase(np.arange(0, 5000, 3))
+        container.saves.join()
+        assert base is not None
+        with make() as other:
+            other.load(base)
+
+            def strip(rows):
+                return {key: row for key, (row, _) in rows.items()}
+
+            for name, rows in contents(other).items():
+                assert strip(rows) == strip(expected[name])
+
+
+def test_a_delta_needs_its_base_to_be_the_last_one(tmp_path: Path) -> None:
+    with make() as container:
+        step(container, 0)
+        container.save(str(tmp_path / "full"))
+        with pytest.raises(InvalidArgumentError, match="counted since no snapshot"):
+            container.save(str(tmp_path / "delta"), base=str(tmp_path / "full"))
+
+
+def test_a_full_snapshot_is_written_where_too_many_keys_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with make() as container:
+        step(container, 0)
+        full = str(tmp_path / "full")
+        container.save(full, options=SaveOptions(is_base=True))
+        monkeypatch.setattr("sparring.engine.checkpoint.write_log.CHANGED_BYTES", 100)
+        step(container, 1)
+        saved = container.save(str(tmp_path / "next"), base=full)
+
+        assert saved.base is None
+        assert "a full snapshot is written" in caplog.text
+
+
+def test_a_save_that_fails_is_told_by_the_next_step_and_training_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with make() as container, make() as plain:
+        step(container, 0)
+        step(plain, 0)
+        with pytest.raises((SnapshotError, OSError)):
+            container.save(str(tmp_path / "file" / "snapshot"))
+        container.save(str(tmp_path / "taken"))
+        step(container, 1)
+        step(plain, 1)
+        _break_next_save(container)
+        container.save(str(tmp_path / "broken"), blocking=False)
+        container.saves.join()
+        with pytest.raises(BackgroundError, match=r"save of .*broken.*disk gone"):
+            step(container, 2)
+        step(container, 2)
+        step(plain, 2)
+        assert contents(container) == contents(plain)
+        container.save(str(tmp_path / "again"))
+
+
+def test_saves_beside_steps_change_no_counter_of_tiers(tmp_path: Path) -> None:
+    def counts(saves: bool) -> list[Any]:
+        # Within, as a row that is on its way is not promoted, and how long it is depends on others.
+        with make("tiered", **STACKS[4][1], write_back="inline") as container:
+            for number in range(12):
+                if saves and number % 4 == 0:
+                    url = str(tmp_path / f"step-{number}")
+                    container.save(url, blocking=False, options=SaveOptions(undo_bytes=1 << 20))
+                step(container, number)
+            container.saves.join()
+            return [
+                {name: value for name, value in tier.as_dict().items() if "seconds" not in name}
+                for table in TABLES
+                for tier in container.tier_counters(table.name)
+            ]
+
+    assert counts(saves=True) == counts(saves=False)
+
+
+@pytest.mark.parametrize("breakage", ["lost", "slow"])
+def test_a_lower_tier_that_dies_in_a_save_fails_the_save_and_no_row_is_lost(
+    breakage: str, tmp_path: Path
+) -> None:
+    table = TableConfig("film", 2, "float32", Uniform(-1, 1))
+    last = FaultyStorage(MemoryStorage(table, MemoryOptions()))
+    first = MemoryStorage(table, MemoryOptions(capacity=100, policy="lru"))
+    options = TieredOptions(tiers=("memory", "memory"))
+    tiers = TieredStorage(table, options, [("memory", first), ("memory", last)])
+    keys = np.arange(1000)
+
+    def write(number: int) -> None:
+        tiers.upsert(keys, np.full((len(keys), 2), number, np.float32))
+
+    def numbers(url: Path) -> set[float]:
+        chunks = list(merged_chunks(open_snapshot(url), "film"))
+        assert sum(map(len, chunks)) == len(keys)
+        return {float(number) for chunk in chunks for number in np.unique(chunk.rows)}
+
+    with StepContainer() as container:
+        container.declare(table, tiers)
+        write(1)
+        container.save(str(tmp_path / "one"))
+        write(2)
+        container.events.drain()
+        last.breakage = breakage
+        task = container.save(str(tmp_path / "two"), blocking=False)
+        container.saves.join()
+        with pytest.raises((StorageIOError, DeadlineError), match="the lower tier"):
+            task.result(0)
+        with pytest.raises(BackgroundError, match=r"save of .*two.*the lower tier"):
+            container.events.check()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["one"]
+        last.breakage = None
+        write(3)
+        container.save(str(tmp_path / "three"))
+    assert (numbers(tmp_path / "one"), numbers(tmp_path / "three")) == ({1.0}, {3.0})
+
+
+def test_why_a_save_failed_is_not_hidden_by_what_could_not_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(_self: SnapshotWriter, _cause: BaseException) -> None:
+        raise SnapshotIOError("the folder is not empty")
+
+    monkeypatch.setattr(SnapshotWriter, "abandon", fails)
+    with make() as container:
+        step(container, 0)
+        _break_next_save(container)
+        with pytest.raises(OSError, match="disk gone"):
+            container.save(str(tmp_path / "one"))
+    assert "was not removed: the folder is not empty" in caplog.text
+
+
+def _break_next_save(container: StepContainer) -> None:
+    storage = container.storage("user")
+    find = storage._find_impl
+
+    def broken(*arguments: Any) -> None:
+        storage._find_impl = find  # type: ignore[method-assign]
+        raise OSError("disk gone")
+
+    storage._find_impl = broken  # type: ignore[method-assign]
+
+
+def test_state_comes_back_and_names_of_the_container_are_refused(tmp_path: Path) -> None:
+    url = str(tmp_path / "one")
+    with make() as container:
+        states = {"mine": State({"epoch": 2}, {"weights": np.arange(5.0)})}
+        container.save(url, states=states)
+        with pytest.raises(InvalidArgumentError, match="the container's own"):
+            container.save(str(tmp_path / "two"), states={"admission": State()})
+        loaded = container.load(url)
+    assert loaded.states["mine"].values == {"epoch": 2}
+    np.testing.assert_array_equal(loaded.states["mine"].arrays["weights"], np.arange(5.0))
+
+
+def test_closing_waits_for_a_save(tmp_path: Path) -> None:
+    url = str(tmp_path / "one")
+    container = make()
+    step(container, 0)
+    expected = contents(container)
+    container.save(url, blocking=False)
+    container.close()
+    with make() as again:
+        again.load(url)
+        assert contents(again) == expected
+
+
+@pytest.mark.parametrize("way", ["join", "close", "a second save"])
+def test_a_save_that_somebody_waits_for_does_not_pause(tmp_path: Path, way: str) -> None:
+    with make() as container:
+        step(container, 0)
+        # With pauses it would take an hour and more.
+        task = container.save(
+            str(tmp_path / "one"), blocking=False, options=SaveOptions(share=1e-6)
+        )
+        step(container, 1)
+        if way == "join":
+            container.saves.join(20.0)
+            assert container.saves.counters.work_seconds > 0
+        elif way == "close":
+            container.close()
+        else:
+            container.save(str(tmp_path / "two"), options=SaveOptions(deadline_seconds=20.0))
+        assert task.result(0.0).step == 1
+
+
+def test_embeddings_alone_are_loaded_where_there_is_no_optimizer(tmp_path: Path) -> None:
+    url = str(tmp_path / "one")
+    with make() as container:
+        step(container, 0)
+        container.save(url)
+        ids = np.arange(300)
+        expected = container.lookup("user", ids, is_registered=False)
+        with StepContainer() as serving:
+            serving.declare(TABLES[0], StorageChoice("memory"))
+            serving.load(url, tables=["user"])
+            assert serving.tables["user"].state_width == 0
+            found = serving.lookup("user", ids, is_registered=False)
+            np.testing.assert_array_equal(found.rows, expected.rows)
+
+
+def test_other_tables_are_refused_before_anything_changes(tmp_path: Path) -> None:
+    url = str(tmp_path / "one")
+    with make() as container:
+        step(container, 0)
+        container.save(url)
+    with StepContainer() as other:
+        other.declare(TableConfig("user", 5), StorageChoice("memory"))
+        other.storage("user").upsert([1], np.ones((1, 5), np.float32))
+        with pytest.raises(InvalidArgumentError, match="not declared: item, tag, word"):
+            other.load(url)
+        with pytest.raises(InvalidArgumentError, match="dim 4 in the snapshot, 5 declared"):
+            other.load(url, tables=["user"])
+        assert other.num_rows("user") == 1
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparring.engine.checkpoint.copy_on_write._GROUP_BYTES", 1 << 11)
+
+
+def test_a_child_that_is_forked_amid_a_save_leaves_it_to_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_amid, may_go_on, write = threading.Event(), threading.Event(), SnapshotWriter.write_table
+
+    def waiting(writer: SnapshotWriter, *arguments: Any) -> Any:
+        is_amid.set()
+        assert may_go_on.wait(20)
+        return write(writer, *arguments)
+
+    monkeypatch.setattr(SnapshotWriter, "write_table", waiting)
+    with make("memory") as container:
+        for number in range(3):
+            step(container, number)
+        saving = container.save(str(tmp_path / "a"), blocking=False)
+        assert is_amid.wait(20)
+        child = os.fork()
+        if not child:
+            signal.alarm(10)  # ends a child that hangs
+            try:
+                step(container, 3)
+                container.saves.join(1.0)
+                may_go_on.set()
+                container.save(str(tmp_path / "b"))
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        may_go_on.set()
+        assert saving.result(20).step == 3
+    assert [open_snapshot(str(tmp_path / name)).step for name in "ab"] == [3, 4]

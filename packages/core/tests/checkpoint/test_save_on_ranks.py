@@ -1,0 +1,429 @@
+"""Several ranks save together; any number of ranks loads."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.contracts.admission import Bloom, Frequency
+from sparring.contracts.collective import Collective
+from sparring.contracts.initializers import Uniform
+from sparring.contracts.shard_map import ShardMap
+from sparring.contracts.storage import Storage
+from sparring.contracts.table import TableConfig
+from sparring.contracts.updates import MethodChoice
+from sparring.engine.checkpoint.requests import SaveOptions, State
+from sparring.engine.container import StepContainer
+from sparring.engine.table_entry import StorageChoice
+from sparring.errors import DeadlineError, SnapshotError, SnapshotIOError, SparringError
+from sparring.rendezvous.single import SingleRendezvous
+from sparring.runtime.events import BackgroundError
+from sparring.snapshot.place import local as local_place
+from sparring.snapshot.place.local import LocalPlace
+from sparring.snapshot.reader import open_snapshot
+from sparring.snapshot.retention import list_snapshots
+from sparring.snapshot.writer import SnapshotWriter
+from sparring.updates.resolve import hyper_from, resolve_method
+from sparring_testing.rank_threads import run_ranks
+
+from ..snapshot.snapshot_samples import make_chunk, save, small_files
+
+METHOD = resolve_method("adagrad")
+HYPER = hyper_from(METHOD, {"lr": 0.1})
+K = 4
+
+TABLES = [
+    TableConfig("user", 4, "float32", Uniform(-1, 1), seed=3),
+    TableConfig("item", 2, "float32", Uniform(-1, 1), admission=Frequency(K)),
+    TableConfig("tag", 2, "float32", Uniform(-1, 1), admission=Bloom(K, expected_keys=10_000)),
+    TableConfig("day", 3, "float32", Uniform(-1, 1), placement="replicated"),
+]
+
+
+class Job(SingleRendezvous):
+    """A rendezvous of threads."""
+
+    def __init__(self, owners: ShardMap) -> None:
+        super().__init__()
+        self._owners = owners
+
+    def shard_map(self) -> ShardMap:
+        return self._owners
+
+
+def make(collective: Collective, owners: ShardMap | None = None) -> StepContainer:
+    owners = owners or ShardMap.balanced(collective.world_size)
+    container = StepContainer(collective=collective, rendezvous=Job(owners))
+    for table in TABLES:
+        container.declare(table, StorageChoice("memory"))
+        state = METHOD.initial_state(table.dim, HYPER, table.computing_dtype)
+        container.set_state(table.name, state, METHOD.name)
+        container.storage(table.name)
+    return container
+
+
+def step(container: StepContainer, number: int) -> None:
+    """Step `number`: every rank has the same batch, so that any number of them trains alike."""
+    random = np.random.default_rng(number)
+    requests = [(table.name, random.integers(0, 400, 60)) for table in TABLES]
+    for found in container.lookup_all(requests):
+        assert found.shadow_id is not None
+        gradient = np.ones(found.rows.shape, found.rows.dtype) * (found.keys[:, None] % 7 - 3)
+        container.resources.accumulate(found.shadow_id, gradient.astype(found.rows.dtype))
+    choice = MethodChoice(METHOD, HYPER, container.counters.steps + 1)
+    container.apply_methods({table.name: choice for table in TABLES})
+
+
+def contents(container: StepContainer) -> dict[str, dict[int, bytes]]:
+    return {
+        table.name: {
+            int(key): row.tobytes()
+            for chunk in container.storage(table.name).scan()
+            for key, row in zip(chunk.keys, chunk.rows, strict=True)
+        }
+        for table in TABLES
+    }
+
+
+def joined(parts: list[dict[str, dict[int, bytes]]]) -> dict[str, dict[int, bytes]]:
+    """The rows of all ranks; replicated rows must be alike."""
+    result: dict[str, dict[int, bytes]] = {table.name: {} for table in TABLES}
+    for part in parts:
+        for name, rows in part.items():
+            for key in rows.keys() & result[name].keys():
+                assert name == "day"
+                assert rows[key] == result[name][key]
+            result[name] |= rows
+    return result
+
+
+def train(world_size: int, first: int, last: int, load: str | None, save: str | None) -> Any:
+    """Rows of all ranks after some steps, and the sum of what was not admitted."""
+
+    def body(collective: Collective) -> tuple[Any, int]:
+        with make(collective) as container:
+            if load is not None:
+                container.load(load)
+            for number in range(first, last):
+                step(container, number)
+            if save is not None:
+                container.save(save)
+            return contents(container), container.num_not_admitted("item")
+
+    found = run_ranks(world_size, body)
+    return joined([rows for rows, _ in found]), sum(dropped for _, dropped in found)
+
+
+@pytest.mark.parametrize("before", [1, 2, 3])
+@pytest.mark.parametrize("after", [1, 2, 4])
+def test_any_number_of_ranks_goes_on(before: int, after: int, tmp_path: Path) -> None:
+    expected, expected_dropped = train(before, 0, 20, None, None)
+    url = str(tmp_path / "step-10")
+    saved, _ = train(before, 0, 10, None, url)
+    loaded, _ = train(after, 10, 10, url, None)
+    assert loaded == saved
+    went_on, dropped = train(after, 10, 20, url, None)
+    # Sums over other numbers of ranks differ in their last bits; which rows there are does not.
+    for name, rows in went_on.items():
+        assert rows.keys() == expected[name].keys(), name
+    assert dropped == expected_dropped
+    if before == after:
+        assert went_on == expected
+
+
+def test_ranks_that_own_other_partitions_take_over_what_they_own(tmp_path: Path) -> None:
+    url = str(tmp_path / "step-10")
+    saved, _ = train(2, 0, 10, None, url)
+    moved = ShardMap.balanced(3).resized(2)
+
+    def body(collective: Collective) -> tuple[Any, Any]:
+        with make(collective, moved) as container:
+            container.load(url)
+            entry = container.entry("item")
+            return contents(container), entry.admission_filter.save()
+
+    assert joined([rows for rows, _ in run_ranks(2, body)]) == saved
+
+
+def test_ranks_save_deltas_beside_steps(tmp_path: Path) -> None:
+    full, delta = str(tmp_path / "full"), str(tmp_path / "delta")
+    options = SaveOptions(is_base=True)
+
+    def body(collective: Collective) -> Any:
+        with make(collective) as container:
+            for number in range(5):
+                step(container, number)
+            container.save(full, options=options)
+            for number in range(5, 8):
+                step(container, number)
+            expected = contents(container)
+            container.save(delta, base=full, options=options, blocking=False)
+            for number in range(8, 14):
+                step(container, number)
+            return expected
+
+    expected = joined(run_ranks(2, body))
+    loaded, _ = train(3, 0, 0, delta, None)
+    assert loaded == expected
+
+
+def test_after_a_commit_that_failed_ranks_agree_on_a_base_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, calls = SnapshotWriter.commit, []
+    # Rank 0 dies, or is too slow, before the other rank learns how the commit ended.
+    monkeypatch.setattr(SnapshotWriter, "await_commit", SnapshotWriter._release)
+    monkeypatch.setattr("sparring.snapshot.commit_protocol.GRACE_SECONDS", 0.1)
+
+    def fails_once(writer: SnapshotWriter) -> Any:
+        calls.append(writer.step)
+        if len(calls) == 2:
+            writer._await_parts()  # the other rank has done its part, and knows of no failure
+            raise OSError("disk gone")
+        return commit(writer)
+
+    monkeypatch.setattr(SnapshotWriter, "commit", fails_once)
+    options = SaveOptions(is_base=True, is_told=False)
+
+    def body(collective: Collective) -> Any:
+        with make(collective) as container:
+            for number in range(5):
+                step(container, number)
+                container.saves.join()
+                base = container.saves.base
+                url = str(tmp_path / f"s{number}")
+                container.save(url, base=base, blocking=False, options=options)
+            container.saves.join()
+            return contents(container)
+
+    expected = joined(run_ranks(2, body))
+    bases = [open_snapshot(str(tmp_path / f"s{number}")).base for number in (0, 2, 3, 4)]
+    assert [base is None for base in bases] == [True, True, False, False]
+    assert train(2, 0, 0, str(tmp_path / "s4"), None)[0] == expected
+
+
+def test_state_of_ranks_comes_back_to_each(tmp_path: Path) -> None:
+    url = str(tmp_path / "one")
+
+    def save(collective: Collective) -> None:
+        rank = collective.rank
+        states = {"all": State(rank), "mine": State(rank, is_of_rank=True)}
+        with make(collective) as container:
+            container.save(url, states=states)
+
+    def load(collective: Collective) -> list[Any]:
+        with make(collective) as container:
+            states = container.load(url).states
+            return [states["all"].values, states["mine"].values]
+
+    run_ranks(2, save)
+    assert run_ranks(3, load) == [[0, 0], [0, 1], [0, 0]]
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_rank_that_fails_fails_the_save_of_all(broken: int, tmp_path: Path) -> None:
+    url = str(tmp_path / "one")
+
+    def body(collective: Collective) -> str:
+        with make(collective) as container:
+            step(container, 0)
+            if collective.rank == broken:
+                storage = container.storage("user")
+                storage._find_impl = _fail  # type: ignore[method-assign]
+            try:
+                container.save(url, options=SaveOptions(deadline_seconds=2.0))
+            except (SparringError, OSError) as error:
+                return f"{type(error).__name__}: {error}"
+            return "saved"
+
+    errors = run_ranks(2, body)
+    assert "disk gone" in errors[broken]
+    assert "saved" not in errors
+    with pytest.raises(SnapshotError):
+        train(1, 0, 0, url, None)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_save_begins_on_all_ranks_or_on_none(
+    blocking: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = SnapshotWriter.__init__
+    refused = []
+
+    def refuses_once(writer: SnapshotWriter, url: str, **options: Any) -> None:
+        if options["rank"] == 1 and not refused:
+            refused.append(url)
+            raise SnapshotIOError("no room for a folder")
+        made(writer, url, **options)
+
+    monkeypatch.setattr(SnapshotWriter, "__init__", refuses_once)
+
+    def body(collective: Collective) -> str:
+        with make(collective) as container:
+            step(container, 0)
+            begin = time.monotonic()
+            with pytest.raises(SnapshotError) as caught:
+                container.save(str(tmp_path / "one"), blocking=blocking)
+            assert time.monotonic() - begin < 30
+            step(container, 1)
+            container.save(str(tmp_path / "two"))
+            return str(caught.value)
+
+    errors = run_ranks(2, body)
+    assert "rank 1 failed: no room for a folder" in errors[0]
+    assert "no room for a folder" in errors[1]
+    assert [Path(url).name for url in list_snapshots(str(tmp_path))] == ["two"]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".one")]
+
+
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_a_rank_that_fails_beside_steps_is_told_of_by_all_soon(broken: int, tmp_path: Path) -> None:
+    def body(collective: Collective) -> list[str]:
+        with make(collective) as container:
+            step(container, 0)
+            if collective.rank == broken:
+                _break_once(container.storage("user"))
+            begin = time.monotonic()
+            container.save(str(tmp_path / "one"), blocking=False)
+            container.saves.join()
+            assert time.monotonic() - begin < 30  # a save's own deadline is 600 s
+            collective.barrier()
+            with pytest.raises(BackgroundError) as caught:
+                step(container, 1)
+            step(container, 1)
+            container.save(str(tmp_path / "two"), blocking=False)
+            step(container, 2)
+            container.saves.join()
+            return [str(caught.value), container.saves.counters.saves]
+
+    errors, num_saved = zip(*run_ranks(3, body), strict=True)
+    for rank, error in enumerate(errors):
+        assert "disk gone" in error
+        assert (f"rank {broken} failed, and nothing was committed" in error) == (rank != broken)
+    assert num_saved == (1, 1, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["two"]
+
+
+def test_a_commit_that_fails_fails_the_save_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish, refused = LocalPlace.publish, []
+
+    def refuses_once(place: LocalPlace, folder: Any, name: str, manifest: bytes) -> None:
+        if not refused:
+            refused.append(name)
+            raise OSError("disk full")
+        publish(place, folder, name, manifest)
+
+    monkeypatch.setattr(LocalPlace, "publish", refuses_once)
+    options = SaveOptions(is_base=True)
+
+    def body(collective: Collective) -> Any:
+        with make(collective) as container:
+            for number in range(4):
+                step(container, number)
+                url = str(tmp_path / f"s{number}")
+                base = container.saves.base
+                task = container.save(url, base=base, blocking=False, options=options)
+                container.saves.join()
+                if number:
+                    assert task.result(0).url == url
+                    continue
+                collective.barrier()
+                with pytest.raises(BackgroundError, match="disk full"):
+                    step(container, 99)
+            return contents(container)
+
+    expected = joined(run_ranks(2, body))
+    bases = [open_snapshot(str(tmp_path / f"s{number}")).base for number in (1, 2, 3)]
+    assert [base is None for base in bases] == [True, False, False]
+    assert train(2, 0, 0, str(tmp_path / "s3"), None)[0] == expected
+
+
+def test_a_rank_that_dies_in_a_save_leaves_the_others_a_deadline(tmp_path: Path) -> None:
+    def body(collective: Collective) -> str:
+        token = "one-attempt"
+        options = {
+            "rank": collective.rank,
+            "world_size": 2,
+            "token": token,
+            "deadline_seconds": 0.2,
+        }
+        writer = SnapshotWriter(str(tmp_path / "one"), step=1, **options)  # type: ignore[arg-type]
+        writer.finish()
+        if collective.rank == 0:
+            return "dead"
+        with pytest.raises(DeadlineError, match="rank 0 has not committed it within") as caught:
+            writer.await_commit()
+        writer.abandon(caught.value)
+        return str(sorted(path.name for path in next(tmp_path.iterdir()).iterdir()))
+
+    # Rank 0 may just be committing: nothing of the other rank is removed or added.
+    assert run_ranks(2, body)[1] == "['part-00000.json', 'part-00001.json']"
+
+
+def _fail(*_: object) -> None:
+    raise OSError("disk gone")
+
+
+def _break_once(storage: Storage) -> None:
+    find = storage._find_impl
+
+    def broken(*arguments: Any) -> None:
+        storage._find_impl = find  # type: ignore[method-assign]
+        raise OSError("disk gone")
+
+    storage._find_impl = broken  # type: ignore[method-assign]
+
+
+def test_a_rank_that_cannot_load_stops_all_before_anything_changes(tmp_path: Path) -> None:
+    url = str(tmp_path / "one")
+    train(2, 0, 3, None, url)
+
+    def body(collective: Collective) -> tuple[str, int]:
+        with make(collective) as container:
+            step(container, 0)
+            before = contents(container)
+            if collective.rank == 1:
+                container.declare(TableConfig("more", 1), StorageChoice("memory"))
+            try:
+                container.load(url)
+            except SparringError as error:
+                assert contents(container) == before
+                return str(error)
+            return "loaded"
+
+    errors = run_ranks(2, body)
+    assert "nothing was changed: rank 1 failed" in errors[0]
+    assert "no table 'more'" in errors[1]
+
+
+def test_ranks_that_load_read_what_they_own_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S4"""
+    saved = save(tmp_path, 1, make_chunk(range(20_000)), options=small_files(num_ranges=8))
+    num_bytes = sum(each.size_bytes for each in saved.files("item", "rows"))
+    found: list[int] = []
+    read = local_place._read_into
+
+    def counting(descriptor: int, offset: int, buffer: memoryview) -> None:
+        found.append(len(buffer))
+        read(descriptor, offset, buffer)
+
+    monkeypatch.setattr(local_place, "_read_into", counting)
+
+    def body(collective: Collective) -> int:
+        owners = ShardMap.balanced(collective.world_size)
+        with StepContainer(collective=collective, rendezvous=Job(owners)) as container:
+            container.declare(TableConfig("item", 4), StorageChoice("memory"))
+            container.set_state("item", np.zeros(1, np.float32), "rowwise_adagrad")
+            return container.load(saved.url, tables=["item"]).rows["item"]
+
+    assert sum(run_ranks(4, body)) == 20_000
+    # All ranks together read each file once, and each of them the manifest.
+    assert num_bytes <= sum(found) < 1.5 * num_bytes

@@ -1,0 +1,34 @@
+"""The local collective meets the contract."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from sparring.collective.local import LocalGroup
+from sparring_testing.collective_tests import CollectiveTests
+
+pytestmark = pytest.mark.alone
+
+
+def run_threads(
+    world_size: int, body: Any, *arguments: Any, deadline_seconds: float = 10.0
+) -> list[Any]:
+    """Runs `body` once for each rank, each on a thread of its own."""
+    group = LocalGroup(world_size, deadline_seconds=deadline_seconds)
+
+    def run(rank: int) -> Any:
+        with group.join(rank) as collective:
+            return body(collective, *arguments)
+
+    with ThreadPoolExecutor(world_size) as threads:
+        futures = [threads.submit(run, rank) for rank in range(world_size)]
+        return [future.result() for future in futures]
+
+
+class TestLocalCollective(CollectiveTests):
+    @pytest.fixture
+    def run_ranks(self) -> Any:
+        return run_threads

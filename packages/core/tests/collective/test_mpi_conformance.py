@@ -1,0 +1,50 @@
+"""The mpi collective meets the contract, with processes that mpich's mpiexec starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from sparring.plugins.registry import DISABLE_VARIABLE
+from sparring_testing.collective_tests import CollectiveTests
+from sparring_testing.mpi_launcher import MPIEXEC, needs_mpi
+from sparring_testing.rank_processes import RankProcesses
+
+pytestmark = pytest.mark.alone
+
+
+def launcher(world_size: int) -> Any:
+    def launch(address: str, environment: Mapping[str, str]) -> Sequence[subprocess.Popen[bytes]]:
+        rank = [sys.executable, "-m", "sparring_testing.rank_process", address]
+        # No plugin is needed, and some import a framework.
+        alone = {**environment, DISABLE_VARIABLE: "*"}
+        return [subprocess.Popen([MPIEXEC, "-n", str(world_size), *rank], env=alone)]
+
+    return launch
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[dict[int, RankProcesses]]:
+    """The processes of each world size; they start when they are first asked for."""
+    # The kit makes ranks fail on purpose, and the processes go on with the next test.
+    options = {"end_job": False}
+    pools = {size: RankProcesses(size, "mpi", options, launcher(size)) for size in (1, 2, 3)}
+    yield pools
+    for pool in pools.values():
+        pool.close()
+
+
+@needs_mpi
+class TestMpiCollective(CollectiveTests):
+    @pytest.fixture
+    def run_ranks(self, worlds: dict[int, RankProcesses]) -> Any:
+        def run(world_size: int, body: Any, *arguments: Any, deadline_seconds: float = 10.0) -> Any:
+            return worlds[world_size].run(
+                world_size, body, *arguments, deadline_seconds=deadline_seconds
+            )
+
+        return run

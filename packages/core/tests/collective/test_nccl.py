@@ -1,0 +1,392 @@
+"""The nccl collective over a small imitation of NCCL and the driver, and why it is unavailable here.
+
+``fake_nccl/fake_nccl.c`` says what the imitation keeps of the real libraries.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.collective import nccl_library
+from sparring.collective.local import LocalGroup
+from sparring.collective.nccl import NcclCollective
+from sparring.contracts.collective import WorkContext
+from sparring.contracts.rendezvous import Membership
+from sparring.errors import (
+    DeviceError,
+    InternalError,
+    InvalidArgumentError,
+    PeerFailure,
+    PluginError,
+)
+from sparring.plugins.registry import make_plugin_manager
+from sparring_testing.deadlines import in_time
+
+from .fake_nccl import FakeGpus, GpuArray, open_fake
+
+
+@pytest.fixture
+def gpus() -> FakeGpus:
+    fake = open_fake()
+    fake.library.fake_reset()
+    return fake
+
+
+def run_ranks(
+    gpus: FakeGpus, world_size: int, body: Any, deadline_seconds: float = 10.0
+) -> list[Any]:
+    group = LocalGroup(world_size, deadline_seconds=deadline_seconds)
+
+    def run(rank: int) -> Any:
+        with NcclCollective(group.join(rank), gpus.nccl, gpus.cuda, device=rank) as collective:
+            result = body(collective)
+        assert gpus.library.fake_is_aborted(rank)
+        return result
+
+    with ThreadPoolExecutor(world_size) as threads:
+        return list(threads.map(run, range(world_size)))
+
+
+def test_device_buffers_of_one_exchange_go_as_one_group(gpus: FakeGpus) -> None:
+    def body(collective: NcclCollective) -> Any:
+        peers = [peer for peer in range(3) if peer != collective.rank]
+        got = {peer: GpuArray.of(np.zeros(4 + peer)) for peer in peers}
+        # All ranks send first and wait last: one after the other, nobody would ever get on.
+        mine = np.full(4 + collective.rank, collective.rank + 1.5)
+        works = [collective.send(GpuArray.of(mine), peer) for peer in peers]
+        works += [collective.receive(got[peer], peer) for peer in peers]
+        for work in works:
+            work.wait()
+            assert work.done()
+        return {peer: array.tolist() for peer, array in got.items()}
+
+    results = run_ranks(gpus, 3, body)
+    for rank, got in enumerate(results):
+        assert got == {peer: [peer + 1.5] * (4 + peer) for peer in range(3) if peer != rank}
+    assert gpus.log(0) == ["32 to 1, 32 to 2, 40 from 1, 48 from 2"]
+    assert gpus.log(2) == ["48 to 0, 48 to 1, 32 from 0, 40 from 1"]
+    assert gpus.library.fake_num_events() == 0, "an event was not freed"
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "float16", "int32", "float64", "complex128"])
+def test_every_dtype_and_size_arrives_byte_for_byte(gpus: FakeGpus, dtype: str) -> None:
+    sent = [np.arange(n).astype(dtype).reshape(-1, 1) for n in (0, 1, 7, 1000)]
+
+    def body(collective: NcclCollective) -> bool:
+        other = 1 - collective.rank
+        got = [GpuArray.of(np.zeros_like(each)) for each in sent]
+        works = [collective.receive(each, other) for each in got]
+        works += [collective.send(GpuArray.of(each), other) for each in sent]
+        for work in works:
+            work.wait()
+        return all(np.array_equal(a, b) for a, b in zip(got, sent, strict=True))
+
+    assert run_ranks(gpus, 2, body) == [True, True]
+
+
+def test_groups_pass_in_the_order_of_posting(gpus: FakeGpus) -> None:
+    def body(collective: NcclCollective) -> list[int]:
+        other, got = 1 - collective.rank, []
+        for number in range(20):
+            theirs = GpuArray.of(np.zeros(1, np.int64))
+            works = [
+                collective.send(GpuArray.of(np.array([number])), other),
+                collective.receive(theirs, other),
+            ]
+            got.append((works, theirs))
+            assert works[0].done() in (True, False)  # gives the group to NCCL
+        for works, _ in got:
+            works[1].wait()
+        return [int(theirs[0]) for _, theirs in got]
+
+    assert run_ranks(gpus, 2, body) == [list(range(20))] * 2
+    assert len(gpus.log(0)) == 20
+
+
+def test_a_message_goes_after_the_stream_that_writes_it(gpus: FakeGpus) -> None:
+    with gpus.cuda.in_context(5):
+        stream = gpus.cuda.make_stream()
+    buffer = GpuArray.of(np.zeros(8, np.uint8))
+    held = gpus.hold(stream, buffer, 7)
+    is_posted = threading.Event()
+
+    def body(collective: NcclCollective) -> Any:
+        if collective.rank == 0:
+            sending = collective.send(buffer, 1, stream=stream)
+            assert not sending.done()
+            # Comes later on the stream, and so the message does not wait for it.
+            gpus.hold(stream, GpuArray.of(np.zeros(1, np.uint8)), 0)
+            is_posted.set()
+            sending.wait()
+            return None
+        got = GpuArray.of(np.zeros(8, np.uint8))
+        assert is_posted.wait(5.0)
+        with gpus.cuda.in_context(6):
+            receiving = collective.receive(got, 0, stream=gpus.cuda.make_stream())
+        assert not receiving.done()
+        time.sleep(0.02)
+        assert not receiving.done(), "the message went before it was written"
+        gpus.release(held)
+        receiving.wait()
+        return got.tolist()
+
+    assert run_ranks(gpus, 2, body)[1] == [7] * 8
+    assert gpus.library.fake_num_synchronizes() == 0, "somebody waited for the device"
+
+
+def test_without_a_stream_everything_on_the_device_comes_first(gpus: FakeGpus) -> None:
+    with gpus.cuda.in_context(5):
+        stream = gpus.cuda.make_stream()
+    buffer = GpuArray.of(np.zeros(4, np.uint8))
+    held = gpus.hold(stream, buffer, 9)
+
+    def body(collective: NcclCollective) -> Any:
+        if collective.rank == 0:
+            sending = collective.send(buffer, 1)
+            assert not sending.done()
+            time.sleep(0.02)
+            gpus.release(held)
+            sending.wait()
+            return None
+        got = GpuArray.of(np.zeros(4, np.uint8))
+        collective.receive(got, 0).wait()
+        return got.tolist()
+
+    assert run_ranks(gpus, 2, body)[1] == [9] * 4
+
+
+def test_host_buffers_and_operations_go_the_host_collectives_way(gpus: FakeGpus) -> None:
+    def body(collective: NcclCollective) -> Any:
+        other, got = 1 - collective.rank, np.zeros(2)
+        sending = collective.send(np.full(2, collective.rank + 5.0), other, tag=3)
+        collective.receive(got, other, tag=3).wait()
+        sending.wait()
+        total = collective.all_reduce(np.array([[collective.rank + 1]]))
+        return got.tolist(), total.tolist(), gpus.log(collective.rank)
+
+    assert run_ranks(gpus, 2, body) == [([6.0, 6.0], [[3]], []), ([5.0, 5.0], [[3]], [])]
+
+
+def test_a_silent_peer_ends_at_the_deadline_and_the_communicator_is_aborted(
+    gpus: FakeGpus,
+) -> None:
+    def check(deadline: float) -> None:
+        gpus.library.fake_reset()
+        has_ended = threading.Event()
+        within = re.escape(f"within {deadline:g} s")
+
+        def body(collective: NcclCollective) -> Any:
+            if collective.rank == 1:
+                assert has_ended.wait(10 * deadline)
+                return None
+            try:
+                return fail(collective)
+            finally:
+                has_ended.set()
+
+        def fail(collective: NcclCollective) -> float:
+            collective.context = WorkContext("pull", "user", 7)
+            start = time.monotonic()
+            receiving = collective.receive(GpuArray.of(np.zeros(3)), 1)
+            words = f"rank 1 in pull of table 'user' at step 7.*{within}"
+            with pytest.raises(PeerFailure, match=words):
+                receiving.wait()
+            seconds = time.monotonic() - start
+            assert gpus.library.fake_is_aborted(0)
+            with pytest.raises(PeerFailure, match=within):
+                receiving.wait()
+            with pytest.raises(PeerFailure, match="aborted after an earlier failure"):
+                collective.send(GpuArray.of(np.zeros(3)), 1).wait()
+            return seconds
+
+        seconds = run_ranks(gpus, 2, body, deadline_seconds=deadline)[0]
+        assert 0.97 * deadline <= seconds <= 2 * deadline
+
+    in_time(check, (0.3, 3.0))
+
+
+def test_a_call_of_nccl_that_blocks_is_ended_at_the_deadline(gpus: FakeGpus) -> None:
+    def check(deadline: float) -> None:
+        gpus.library.fake_reset()
+        gpus.library.fake_block_groups(1)
+
+        def body(collective: NcclCollective) -> float:
+            start = time.monotonic()
+            words = re.escape(f"nothing came within {deadline:g} s")
+            with pytest.raises(PeerFailure, match=words):
+                collective.receive(GpuArray.of(np.zeros(3)), 0).wait()
+            return time.monotonic() - start
+
+        assert run_ranks(gpus, 1, body, deadline_seconds=deadline)[0] < deadline + 1.7
+
+    try:
+        in_time(check, (0.3, 3.0))
+    finally:
+        gpus.library.fake_block_groups(0)
+
+
+def test_what_nccl_notices_by_itself_is_told_before_the_deadline(gpus: FakeGpus) -> None:
+    def body(collective: NcclCollective) -> None:
+        if collective.rank == 1:
+            return
+        gpus.library.fake_fail(0, 6)
+        with pytest.raises(PeerFailure, match=r"remote process exited.*\(the fake says why\)"):
+            collective.receive(GpuArray.of(np.zeros(3)), 1).wait()
+
+    run_ranks(gpus, 2, body)
+
+
+def test_a_message_of_another_size_is_an_error_of_both(gpus: FakeGpus) -> None:
+    def body(collective: NcclCollective) -> None:
+        if collective.rank == 0:
+            work = collective.send(GpuArray.of(np.zeros(3)), 1)
+        else:
+            work = collective.receive(GpuArray.of(np.zeros(4)), 0)
+        with pytest.raises(PeerFailure, match="invalid usage"):
+            work.wait()
+
+    run_ranks(gpus, 2, body)
+
+
+@pytest.mark.parametrize("name", ["ncclGroupStart", "ncclSend", "ncclGroupEnd", "cuEventRecord"])
+def test_errors_of_a_call_reach_who_waits(gpus: FakeGpus, name: str) -> None:
+    def body(collective: NcclCollective) -> None:
+        gpus.library.fake_refuse(name.encode(), 5)
+        try:
+            with pytest.raises(PeerFailure, match=f"{name} failed: (invalid usage|some error)"):
+                collective.send(GpuArray.of(np.zeros(3)), 0).wait()
+        finally:
+            gpus.library.fake_refuse(b"", 0)
+
+    run_ranks(gpus, 1, body)
+
+
+def test_a_lost_gpu_is_an_error_of_the_device(gpus: FakeGpus) -> None:
+    def body(collective: NcclCollective) -> None:
+        work = collective.receive(GpuArray.of(np.zeros(3)), 0)
+        assert not work.done()
+        gpus.library.fake_refuse(b"cuEventQuery", 999)
+        try:
+            with pytest.raises(DeviceError, match="cuEventQuery failed: some error of the driver"):
+                work.wait()
+        finally:
+            gpus.library.fake_refuse(b"", 0)
+
+    run_ranks(gpus, 1, body)
+
+
+def test_a_refused_communicator_is_an_error_of_the_start(gpus: FakeGpus) -> None:
+    gpus.library.fake_refuse(b"ncclCommInitRank", 2)
+    try:
+        host = LocalGroup(1).join(0)
+        with pytest.raises(InternalError, match="ncclCommInitRank failed: unhandled system error"):
+            NcclCollective(host, gpus.nccl, gpus.cuda, device=0)
+    finally:
+        gpus.library.fake_refuse(b"", 0)
+
+
+def test_a_rank_that_is_shown_its_own_gpu_alone_uses_it(gpus: FakeGpus) -> None:
+    """By its number on the machine it would ask for one that it does not see."""
+    gpus.library.fake_show_devices(1)
+    try:
+        assert gpus.cuda.retain_context(3) == gpus.cuda.retain_context(0)
+        gpus.library.fake_show_devices(2)
+        with pytest.raises(DeviceError, match="cuDeviceGet"):
+            gpus.cuda.retain_context(3)
+    finally:
+        gpus.library.fake_show_devices(8)
+
+
+def test_wrong_device_buffers_are_refused(gpus: FakeGpus) -> None:
+    def body(collective: NcclCollective) -> None:
+        with pytest.raises(InvalidArgumentError, match="C-contiguous"):
+            collective.send(GpuArray.of(np.zeros((4, 4)))[:, 1], 0)
+        with pytest.raises(InvalidArgumentError, match="ranks 0 to 0"):
+            collective.receive(GpuArray.of(np.zeros(4)), 1)
+
+    run_ranks(gpus, 1, body)
+
+
+def test_it_says_which_memory_it_takes(gpus: FakeGpus) -> None:
+    assert tuple(NcclCollective.devices) == ("cpu", "cuda")
+
+
+def why() -> str | None:
+    descriptor = make_plugin_manager(entry_points=False).collective("nccl")
+    assert descriptor.unavailable is not None
+    return descriptor.unavailable()
+
+
+def only(monkeypatch: pytest.MonkeyPatch, libraries: dict[str, Any]) -> None:
+    def load(path: str) -> Any:
+        if Path(path).name not in libraries:
+            raise OSError("no such file")
+        return libraries[Path(path).name]
+
+    monkeypatch.setattr(nccl_library.ctypes, "CDLL", load)
+
+
+class NoGpu:
+    """A driver that finds no device."""
+
+    def cuInit(self, flags: int) -> int:
+        return 100
+
+    def cuGetErrorString(self, code: int, text: Any) -> int:
+        text._obj.value = b"no CUDA-capable device is detected"
+        return 0
+
+
+class AnyLibrary:
+    """Has every function; none is called."""
+
+    def __getattr__(self, name: str) -> Any:
+        self.__dict__[name] = type("Function", (), {})()
+        return self.__dict__[name]
+
+
+def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, {})
+    assert "libnccl.so.2 was found neither in the wheels" in str(why())
+    assert 'pip install "sparring[nccl]"' in str(why())
+    factory = make_plugin_manager(entry_points=False).collective("nccl").factory
+    with pytest.raises(PluginError, match=r"libnccl\.so\.2"):
+        factory(Membership(rank=0, world_size=1), None, 1.0)
+
+
+def test_with_the_library_and_no_driver_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, {"libnccl.so.2": AnyLibrary()})
+    assert "there is no NVIDIA driver on this machine" in str(why())
+
+
+def test_with_a_driver_and_no_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, {"libnccl.so.2": AnyLibrary(), "libcuda.so.1": NoGpu()})
+    reason = str(why())
+    assert "there is no usable GPU" in reason
+    assert "no CUDA-capable device" in reason
+
+
+def test_where_all_is_there_it_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Driver(NoGpu):
+        def cuInit(self, flags: int) -> int:
+            return 0
+
+        def cuDeviceGetCount(self, count: Any) -> int:
+            return 0
+
+        def cuDeviceGet(self, number: Any, device: int) -> int:
+            return 0
+
+        def cuDevicePrimaryCtxRetain(self, context: Any, number: Any) -> int:
+            return 0
+
+    only(monkeypatch, {"libnccl.so.2": AnyLibrary(), "libcuda.so.1": Driver()})
+    assert why() is None

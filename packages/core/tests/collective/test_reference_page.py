@@ -1,0 +1,41 @@
+"""The page about collectives says what the code says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sparring.collective.mpi import MpiOptions
+from sparring.collective.nccl import NcclOptions
+from sparring.contracts.array_header import MAX_DIMENSIONS
+from sparring.contracts.collective import NUM_TAGS, Collective
+from sparring.contracts.options import Options
+from sparring.rendezvous.environment import EnvironmentOptions
+from sparring_testing.collective_tests import CollectiveTests
+
+REFERENCE = (Path(__file__).parents[4] / "docs/reference/collectives.md").read_text()
+
+
+def test_reference_lists_every_standard_test_and_no_other() -> None:
+    listed = set(re.findall(r"`(test_\w+)`", REFERENCE))
+    assert listed == {name for name in dir(CollectiveTests) if name.startswith("test_")}
+
+
+def test_reference_has_every_operation() -> None:
+    for name in vars(Collective):
+        # `peer_failure` is for backends.
+        if not name.startswith("_") and name != "peer_failure":
+            assert re.search(rf"^\| .*`{name}[(`]", REFERENCE, re.M), f"{name} is missing"
+
+
+@pytest.mark.parametrize("options", [MpiOptions, NcclOptions, EnvironmentOptions])
+def test_reference_has_every_option_with_its_default(options: type[Options]) -> None:
+    for name, field in options.model_fields.items():
+        assert re.search(rf"^\| `{name}` \|.*`{field.default}`", REFERENCE, re.M), name
+
+
+def test_reference_has_the_numbers_of_the_contract() -> None:
+    assert f"from 0 to {NUM_TAGS - 1:,}" in REFERENCE
+    assert f"up to {MAX_DIMENSIONS} dimensions" in REFERENCE

@@ -1,0 +1,294 @@
+"""What steps do with ids that are not admitted: dropped, counted, and only if the step was applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.contracts.admission import Bloom, Frequency, Probability
+from sparring.contracts.collective import Collective
+from sparring.contracts.rendezvous import Rendezvous
+from sparring.contracts.table import TableConfig
+from sparring.contracts.updates import MethodChoice
+from sparring.engine.apply.gather import TableUpdate
+from sparring.engine.container import StepContainer
+from sparring.engine.table_entry import StorageChoice
+from sparring.errors import CapacityError, InvalidArgumentError, NonFiniteGradientError
+from sparring.storage.open import open_storage
+from sparring.updates.resolve import hyper_from, resolve_method
+from sparring_testing.rank_threads import run_ranks
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+
+ZEROS = {"initializer": "zeros", "dtype": "float64"}
+TABLE = TableConfig("t", 2, admission=Frequency(2), **ZEROS)
+STORAGES = ["memory", "hkv"]
+
+
+def descend(updates: Sequence[TableUpdate]) -> None:
+    for each in updates:
+        assert len(each.keys), "tables without a key to change do not come"
+        each.rows[:, :2] -= each.gradients
+
+
+Apply = Callable[[StepContainer], Any]
+
+
+def by_rows(container: StepContainer) -> None:
+    container.apply(descend)
+
+
+def by_method(container: StepContainer) -> None:
+    method = resolve_method("sgd")
+    choice = MethodChoice(method, hyper_from(method, {"lr": 1.0}), 1)
+    container.apply_methods(dict.fromkeys(container.tables, choice))
+
+
+ROUTES = pytest.mark.parametrize("apply", [by_rows, by_method])
+
+
+def container_of(*tables: TableConfig, storage: Any = "memory", **options: Any) -> StepContainer:
+    made = StepContainer(**options)
+    for table in tables or (TABLE,):
+        choice = StorageChoice(storage) if isinstance(storage, str) else storage
+        made.declare(table, choice)
+        made.storage(table.name)
+    return made
+
+
+def train(
+    made: StepContainer, ids: Sequence[int], apply: Apply, *, table: str = "t", value: float = 1.0
+) -> None:
+    accumulate(made, ids, table=table, value=value)
+    apply(made)
+
+
+def accumulate(
+    made: StepContainer, ids: Sequence[int], *, table: str = "t", value: float = 1.0
+) -> None:
+    found = made.lookup(table, np.array(ids, np.int64))
+    made.resources.accumulate(found.shadow_id or 0, np.full((len(found.keys), 2), value))
+
+
+def values(made: StepContainer, ids: Sequence[int], table: str = "t") -> list[float]:
+    found = made.lookup(table, np.array(ids, np.int64), is_registered=False)
+    return found.rows[found.inverse][:, 0].tolist()
+
+
+@ROUTES
+@pytest.mark.parametrize("storage", STORAGES)
+def test_an_id_earns_a_row_in_the_kth_step(apply: Apply, storage: str) -> None:
+    made = container_of(storage=storage)
+    for ids, num_rows, num_dropped in (
+        ([7, 9], 0, 2),
+        ([7, 11], 1, 3),
+        ([7, 11], 2, 3),
+        ([-1], 2, 4),
+        ([7, 2**63 - 1, -(2**63)], 2, 6),
+        ([2**63 - 1, -(2**63)], 4, 6),
+    ):
+        train(made, ids, apply)
+        assert made.num_rows("t") == num_rows
+        assert made.counters.gradients_not_admitted == made.num_not_admitted("t") == num_dropped
+    # Each was dropped once; what was dropped is lost, not kept back.
+    assert values(made, [7, 11, 9, -1, 2**63 - 1, -(2**63)]) == [-3, -1, 0, 0, -1, -1]
+    assert made.counters.rows_updated == 6
+    assert made.counters.steps == 6
+
+
+@ROUTES
+def test_an_id_counts_once_in_a_step_however_often_it_comes(apply: Apply) -> None:
+    made = container_of()
+    for _ in range(3):  # micro-batches
+        accumulate(made, [7, 7, 7])
+    apply(made)
+    assert (made.num_rows("t"), made.num_not_admitted("t")) == (0, 1)
+    train(made, [7], apply)
+    assert made.num_rows("t") == 1
+
+
+@ROUTES
+def test_looking_up_counts_nothing(apply: Apply) -> None:
+    made = container_of()
+    for _ in range(5):
+        made.lookup("t", np.array([7]), is_registered=False)
+        made.lookup("t", np.array([7]))
+        apply(made)
+    train(made, [7], apply)
+    assert made.num_rows("t") == 0
+
+
+@ROUTES
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_step_that_raises_for_its_gradients_counts_nothing(apply: Apply, value: float) -> None:
+    other = TableConfig("other", 2, **ZEROS)
+    made = container_of(TABLE, other)
+    for _ in range(3):
+        accumulate(made, [7])
+        accumulate(made, [1], table="other", value=value)
+        with pytest.raises(NonFiniteGradientError):
+            apply(made)
+    assert made.num_not_admitted("t") == 0
+    train(made, [7], apply)
+    assert (made.num_rows("t"), made.num_not_admitted("t")) == (0, 1)
+
+
+@ROUTES
+def test_rows_that_are_skipped_are_not_counted(apply: Apply) -> None:
+    made = container_of(non_finite_gradients="skip")
+    for _ in range(3):
+        train(made, [7], apply, value=np.nan)
+    assert made.num_not_admitted("t") == 0
+    train(made, [7], apply)
+    assert made.num_rows("t") == 0
+
+
+@ROUTES
+@pytest.mark.parametrize("backend", STORAGES)
+def test_a_step_without_room_counts_nothing(apply: Apply, backend: str) -> None:
+    full = TableConfig("full", 2, **ZEROS)
+    made = container_of(TABLE)
+    made.declare(full, StorageChoice(backend, {"capacity": 1, "policy": "none"}))
+    for _ in range(3):
+        accumulate(made, [7])
+        accumulate(made, [1, 2], table="full")
+        with pytest.raises(CapacityError):
+            apply(made)
+    assert (made.num_rows("t"), made.num_rows("full")) == (0, 0)
+    train(made, [7], apply)
+    assert (made.num_rows("t"), made.num_not_admitted("t")) == (0, 1)
+
+
+@ROUTES
+@pytest.mark.parametrize("backend", STORAGES)
+def test_only_admitted_ids_need_room(apply: Apply, backend: str) -> None:
+    storage = StorageChoice(backend, {"capacity": 2, "policy": "none"})
+    made = container_of(storage=storage)
+    train(made, [1, 2, 3, 4, 5], apply)
+    train(made, [1, 2, 8, 9], apply)
+    assert made.num_rows("t") == 2
+    before = made.counters.gradients_not_admitted
+    accumulate(made, [1, 3])
+    with pytest.raises(CapacityError):
+        apply(made)
+    assert values(made, [1, 2, 3]) == [-1, -1, 0]
+    assert made.counters.gradients_not_admitted == before
+    train(made, [1, 2, 10, 11], apply)
+    assert values(made, [1, 2]) == [-2, -2]
+
+
+def test_an_update_that_raises_counts_nothing() -> None:
+    made = container_of()
+
+    def broken(updates: Sequence[TableUpdate]) -> None:
+        raise ZeroDivisionError
+
+    for _ in range(3):
+        accumulate(made, [7])
+        with pytest.raises(ZeroDivisionError):
+            made.apply(broken)
+    train(made, [7], by_rows)
+    assert (made.num_rows("t"), made.num_not_admitted("t")) == (0, 1)
+
+
+@ROUTES
+def test_each_table_has_a_filter_of_its_own(apply: Apply) -> None:
+    made = container_of(
+        TABLE,
+        TableConfig("all", 2, **ZEROS),
+        TableConfig("third", 2, admission={"kind": "frequency", "k": 3}, **ZEROS),
+        TableConfig("bloom", 2, admission=Bloom(2, expected_keys=100), **ZEROS),
+        TableConfig("never", 2, admission=Probability(0.0), **ZEROS),
+    )
+    found = []
+    for _ in range(4):
+        for table in made.tables:
+            accumulate(made, [5], table=table)
+        apply(made)
+        found.append([made.num_rows(table) for table in made.tables])
+    assert found == [[0, 1, 0, 0, 0], [1, 1, 0, 1, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 0]]
+    assert [made.num_not_admitted(table) for table in made.tables] == [1, 0, 2, 1, 4]
+    assert made.counters.gradients_not_admitted == 8
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_both_routes_admit_the_same_ids(storage: str) -> None:
+    random = np.random.default_rng(4)
+    batches = [np.unique(random.zipf(1.3, 200) % 5000).tolist() for _ in range(30)]
+    for admission in (Frequency(3), Bloom(3, 0.1, expected_keys=200), Probability(0.2)):
+        table = TableConfig("t", 2, admission=admission, **ZEROS)
+        rows = []
+        for apply in (by_rows, by_method):
+            made = container_of(table, storage=storage)
+            for batch in batches:
+                train(made, batch, apply)
+            ids = list(range(5000))
+            rows.append((made.num_rows("t"), made.num_not_admitted("t"), values(made, ids)))
+        assert rows[0] == rows[1]
+        assert 0 < rows[0][0] < len({each for batch in batches for each in batch})
+
+
+def test_an_evicted_id_must_be_admitted_anew() -> None:
+    made = container_of(storage=StorageChoice("memory", {"capacity": 1, "policy": "lru"}))
+    for ids in ([1], [1], [2], [2]):
+        train(made, ids, by_rows)
+    assert values(made, [1, 2]) == [0, -1]
+    train(made, [1], by_rows)
+    assert values(made, [1, 2]) == [0, -1]
+    train(made, [1], by_rows)
+    assert values(made, [1, 2]) == [-1, 0]
+
+
+def test_two_ranks_admit_what_one_process_admits() -> None:
+    random = np.random.default_rng(9)
+    batches = [[random.integers(0, 60, 20).tolist() for _ in range(2)] for _ in range(6)]
+    alone = container_of(TableConfig("t", 2, admission=Frequency(3), **ZEROS))
+    for halves in batches:
+        for half in halves:
+            accumulate(alone, half)
+        alone.apply(descend)
+    expected = set(np.flatnonzero(values(alone, range(60))).tolist())
+    assert 0 < len(expected) < 60
+
+    def run(member: Collective) -> tuple[set[int], int, int]:
+        rendezvous: Rendezvous = ThreadRendezvous(2)
+        made = StepContainer(collective=member, rendezvous=rendezvous)
+        made.declare(TableConfig("t", 2, admission=Frequency(3), **ZEROS), StorageChoice("memory"))
+        made.storage("t")
+        for halves in batches:
+            train(made, halves[member.rank], by_rows)
+        admitted = set(np.flatnonzero(values(made, range(60))).tolist())
+        return admitted, made.num_rows("t"), made.num_not_admitted("t")
+
+    results = run_ranks(2, run)
+    assert [each[0] for each in results] == [expected, expected]
+    assert sum(each[1] for each in results) == len(expected)
+    assert sum(each[2] for each in results) == alone.num_not_admitted("t")
+
+
+def test_admission_is_part_of_the_declaration() -> None:
+    made = container_of()
+    made.declare(TABLE)
+    with pytest.raises(InvalidArgumentError, match="declared already"):
+        made.declare(TableConfig("t", 2, admission=Frequency(3), **ZEROS))
+
+
+def test_a_storage_may_be_given_open() -> None:
+    made = StepContainer()
+    made.declare(TABLE, open_storage("memory", TABLE))
+    for _ in range(2):
+        train(made, [7], by_rows)
+    assert (made.num_rows("t"), made.num_not_admitted("t")) == (1, 1)
+
+
+def test_ids_that_a_full_filter_forgets_are_told() -> None:
+    made = container_of(
+        TableConfig("t", 2, admission=Frequency(3, memory_bytes=768), **ZEROS),
+        TableConfig("all", 2, **ZEROS),
+    )
+    train(made, range(20), by_rows)
+    assert (made.num_forgotten("t"), made.num_forgotten("all")) == (0, 0)
+    train(made, range(1000, 2000), by_rows)
+    assert made.num_forgotten("t") > 900

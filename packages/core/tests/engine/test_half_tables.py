@@ -1,0 +1,356 @@
+"""Tables of 16-bit rows: their layout, and their way through lookups and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from sparring import _native
+from sparring.contracts.collective import Collective, Reduction
+from sparring.contracts.hyperparameters import HyperParameters
+from sparring.contracts.initializers import Uniform
+from sparring.contracts.rendezvous import Rendezvous
+from sparring.contracts.table import DTYPES, TableConfig
+from sparring.contracts.updates import MethodChoice, UpdateMethod, UpdateRows
+from sparring.engine.apply.gather import TableUpdate
+from sparring.engine.container import StepContainer
+from sparring.engine.table_entry import StorageChoice
+from sparring.errors import InvalidArgumentError
+from sparring.kernels import functions as kernels
+from sparring.storage.convert import copy_embeddings
+from sparring.storage.native import capsule_of
+from sparring.storage.open import open_storage
+from sparring.updates.builtin import BUILTIN_METHODS
+from sparring.updates.resolve import hyper_from, resolve_method
+from sparring_testing.rank_threads import run_ranks
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+
+HALVES = ["float16", "bfloat16"]
+MEMORY = StorageChoice("memory")
+
+
+def half_table(dtype: str, dim: int = 5) -> TableConfig:
+    return TableConfig("item", dim, dtype, Uniform(-1, 1))
+
+
+def descend(rate: float) -> Callable[[Sequence[TableUpdate]], None]:
+    def update(updates: Sequence[TableUpdate]) -> None:
+        for one in updates:
+            one.rows[:, : one.table.dim] -= np.float32(rate) * one.gradients
+            one.rows[:, one.table.dim :] += np.float32(0.1)
+
+    return update
+
+
+def bits(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return rows.view(f"u{rows.itemsize}")
+
+
+# ---- layout
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [1, 2, 3, 4, 7, 64])
+@pytest.mark.parametrize("state_width", [0, 1, 2, 9])
+def test_a_row_is_embedding_gap_and_state(dtype: str, dim: int, state_width: int) -> None:
+    table = TableConfig("t", dim, dtype, state_width=state_width)
+    element, unit = table.numpy_dtype.itemsize, table.computing_dtype.itemsize
+    assert unit == (8 if dtype == "float64" else 4)
+    end = dim * element
+    assert table.state_begin == (end if not state_width else -(-end // unit) * unit)
+    assert table.row_bytes == table.state_begin + state_width * unit
+    assert table.width * element == table.row_bytes
+    rows = np.zeros((6, table.width), table.numpy_dtype)
+    embeddings, state = table.embeddings(rows), table.state(rows)
+    assert (embeddings.shape, embeddings.dtype) == ((6, dim), table.numpy_dtype)
+    assert (state.shape, state.dtype) == ((6, state_width), table.computing_dtype)
+    state[...] = 0.1
+    assert not embeddings.any()
+    embeddings[...] = 1
+    raw = rows.view(np.uint8)
+    assert not raw[:, end : table.state_begin].any()
+    ends = [np.full(6, 0.1, table.computing_dtype).tobytes()] * bool(state_width)
+    assert [raw[:, -unit:].tobytes()] * bool(state_width) == ends
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [1, 2, 3, 4, 7, 64])
+@pytest.mark.parametrize("state_width", [0, 1, 2, 9])
+def test_native_code_lays_rows_out_alike(dtype: str, dim: int, state_width: int) -> None:
+    table = TableConfig("t", dim, dtype, state_width=state_width)
+    view = _native.TableView(dtype, kernels.initializer_spec(table))
+    storage = open_storage("memory", table)
+    view.attach(capsule_of(storage), state_width)  # refuses other row_bytes
+    view.detach()
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [(np.float16, "float16"), (np.dtype("float16"), "float16"), (ml_dtypes.bfloat16, "bfloat16")],
+)
+def test_dtypes_may_be_given_as_numpy_has_them(given: Any, name: str) -> None:
+    assert TableConfig("t", 3, given).dtype == name
+
+
+@pytest.mark.parametrize("wrong", ["half", "bf16", "int8", np.int16, ml_dtypes.float8_e4m3fn, 16])
+def test_other_dtypes_are_refused_with_those_that_there_are(wrong: Any) -> None:
+    with pytest.raises(
+        InvalidArgumentError, match="must be one of float32, float64, float16, bfloat16"
+    ):
+        TableConfig("t", 3, wrong)
+
+
+# ---- lookups
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_lookups_give_float32_of_what_is_stored(dtype: str) -> None:
+    made = StepContainer()
+    made.declare(half_table(dtype), MEMORY)
+    ids = np.array([5, -1, 5, 9])
+    found = made.lookup("item", ids, is_registered=False)
+    assert found.rows.dtype == np.float32
+    expected = kernels.initial_rows(found.keys, half_table(dtype)).astype(np.float32)
+    np.testing.assert_array_equal(found.rows, expected)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dim", [1, 5, 8, 33, 100])
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_pooling_straight_from_the_table_gives_the_bits_of_float32_rows(
+    dtype: str, dim: int, mode: str
+) -> None:
+    random = np.random.default_rng(dim)
+    ids = random.integers(0, 300, 900)
+    offsets = np.sort(np.concatenate([[0, 900], random.integers(0, 900, 199)]))
+    weights = random.random(900, np.float32)
+    pooled = []
+    stored = kernels.decode(kernels.initial_rows(np.arange(200) + 1000, half_table(dtype, dim)))
+    unseen = kernels.decode(kernels.initial_rows(np.arange(200, 300), half_table(dtype, dim)))
+    for table in (half_table(dtype, dim), half_table("float32", dim)):
+        made = StepContainer()
+        made.declare(table, MEMORY)
+        storage = made.storage("item")
+        storage.upsert(np.arange(200), stored.astype(table.numpy_dtype))
+        if table.dtype == "float32":  # unseen ids of the other read 16-bit initial values
+            storage.upsert(np.arange(200, 300), unseen)
+        collection = made.collection([("item", mode)])
+        pooled.append(collection.pool(ids, offsets, [0], 200, weights))
+    assert pooled[0].dtype == np.float32
+    assert pooled[0].tobytes() == pooled[1].tobytes()
+
+
+# ---- steps
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dim", [4, 5])
+def test_a_step_rounds_embeddings_by_seed_step_and_key_and_keeps_state_whole(
+    dtype: str, dim: int
+) -> None:
+    table = half_table(dtype, dim)
+    made = StepContainer()
+    made.declare(table, MEMORY)
+    made.set_state("item", np.array([0.3, -0.0], np.float32), "count")
+    keys = np.array([3, -7, 2**40])
+    gradients = np.random.default_rng(0).normal(size=(3, dim)).astype(np.float32)
+    embeddings = kernels.decode(kernels.initial_rows(keys, table))
+    state = np.tile(np.array([0.3, -0.0], np.float32), (3, 1))
+    for step in (1, 2, 3):
+        with made.step(descend(0.01)) as driven:
+            driven.accumulate(driven.lookup("item", keys), gradients)
+        embeddings = embeddings - np.float32(0.01) * gradients
+        state = state + np.float32(0.1)
+        expected = np.empty((3, dim), table.numpy_dtype)
+        rounding = kernels.Rounding(keys, kernels.rounding_seed(table), step)
+        kernels.encode(embeddings, expected, rounding)
+        rows = made.storage("item").find(keys).rows
+        stored = made.storage("item").table
+        np.testing.assert_array_equal(bits(stored.embeddings(rows)), bits(expected))
+        assert stored.state(rows).tobytes() == state.tobytes()
+        embeddings = kernels.decode(expected)
+
+
+@pytest.mark.parametrize("wrong", [np.float64, np.float16, ml_dtypes.bfloat16])
+def test_gradients_of_16_bit_tables_must_be_float32(wrong: Any) -> None:
+    made = StepContainer()
+    made.declare(half_table("bfloat16"), MEMORY)
+    found = made.lookup("item", np.array([1, 2]))
+    assert found.shadow_id is not None
+    with pytest.raises(InvalidArgumentError, match=r"must be \(2, 5\) float32, found \(2, 5\)"):
+        made.resources.accumulate(found.shadow_id, np.ones((2, 5), wrong))
+
+
+def update_both_ways(
+    name: str, dtype: str, dim: int, levels: Sequence[str]
+) -> list[tuple[bytes, bytes]]:
+    """Rows of 16 bits changed natively, and by hand in float32, at each SIMD level."""
+    method = resolve_method(name)
+    hyper = hyper_from(method, {"lr": 0.05, "clip_norm": 2.0})
+    table = half_table(dtype, dim).with_state(method.state_width(dim))
+    random = np.random.default_rng(dim)
+    keys = random.integers(-(2**63), 2**63 - 1, 7)
+    rows = np.empty((7, table.width), table.numpy_dtype)
+    initial = method.initial_state(dim, hyper, np.float32)
+    missing = np.zeros(7, np.bool_)
+    kernels.initialize(rows, keys, missing, kernels.initializer_spec(table), initial)
+    table.state(rows)[...] += random.random((7, table.state_width), np.float32)
+    gradients = random.normal(size=(7, dim)).astype(np.float32)
+    results = []
+    before = kernels.simd_level()
+    try:
+        for level in levels:
+            kernels.set_simd_level(level)
+            seed = kernels.rounding_seed(table)
+            given = hyper.model_dump(exclude={"initial_accumulator_value"})
+            spec = _native.UpdateSpec(name, dtype, dim, given, 4, seed)
+            native = rows.copy()
+            _native.update_rows(spec, keys, native, gradients)
+            whole = np.concatenate([kernels.decode(table.embeddings(rows)), table.state(rows)], 1)
+            views = whole[:, :dim], whole[:, dim:]
+            method.update(UpdateRows(keys, whole, *views, gradients.copy(), 4), hyper)
+            by_hand = np.zeros_like(rows)
+            kernels.encode(views[0], table.embeddings(by_hand), kernels.Rounding(keys, seed, 4))
+            table.state(by_hand)[...] = views[1]
+            results.append((native.tobytes(), by_hand.tobytes()))
+    finally:
+        kernels.set_simd_level(before)
+    assert results[0][0] != rows.tobytes()
+    return results
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", BUILTIN_METHODS)
+@pytest.mark.parametrize("dim", [1, 5, 64, 4099])
+def test_methods_change_16_bit_rows_as_float32_ones_and_round(
+    name: str, dtype: str, dim: int
+) -> None:
+    results = update_both_ways(name, dtype, dim, _native.simd_levels())
+    for native, by_hand in results:
+        assert native == by_hand == results[0][0]
+
+
+class Halving(UpdateMethod):
+    """A method that does not run fused; a step with it goes by rows for all tables."""
+
+    name = "halving"
+    hyperparameters = HyperParameters
+
+    def state_width(self, dim: int) -> int:
+        return 0
+
+    def update(self, rows: UpdateRows, hyper: HyperParameters) -> None:
+        assert rows.embeddings.dtype == np.float32
+        rows.embeddings[...] /= 2
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("storage", ["memory", "hkv"])
+@pytest.mark.parametrize("name", ["sgd", "rowwise_adagrad", "adam"])
+def test_the_fused_step_and_the_step_by_rows_give_the_same_bits(
+    name: str, dtype: str, storage: str
+) -> None:
+    if storage == "hkv":
+        pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
+    found = []
+    for tables in (["item"], ["item", "other"]):
+        made = StepContainer()
+        method = resolve_method(name)
+        hyper = hyper_from(method, {"lr": 0.05})
+        for table in tables:
+            made.declare(TableConfig(table, 5, dtype), StorageChoice(storage))
+        made.set_state("item", method.initial_state(5, hyper, np.float32), name)
+        for step in range(1, 6):
+            keys = np.arange(step, 40 + step)
+            gradients = np.random.default_rng(step).normal(size=(40, 5)).astype(np.float32)
+            for table in tables:
+                shadow = made.lookup(table, keys)
+                assert shadow.shadow_id is not None
+                made.resources.accumulate(shadow.shadow_id, gradients)
+            choices = {"item": MethodChoice(method, hyper, step)}
+            if "other" in tables:
+                choices["other"] = MethodChoice(Halving(), HyperParameters(), step)
+            made.apply_methods(choices)
+        rows = made.storage("item").find(np.arange(1, 45)).rows
+        assert rows.any()
+        found.append(rows.tobytes())
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_hold_the_rows_of_one_process(dtype: str, world_size: int) -> None:
+    def train(collective: Collective | None, rendezvous: Rendezvous | None) -> Any:
+        made = StepContainer(collective=collective, rendezvous=rendezvous, reduction=Reduction.SUM)
+        made.declare(half_table(dtype), MEMORY)
+        made.set_state("item", np.zeros(1, np.float32), "count")
+        ranks = [collective.rank] if collective is not None else range(world_size)
+        for _ in range(4):
+            with made.step(descend(0.01)) as step:
+                for rank in ranks:
+                    keys = np.arange(10 * rank, 10 * rank + 30)
+                    # Whole numbers add up exactly in any order.
+                    gradients = np.tile((keys % 7 - 3)[:, None], 5).astype(np.float32)
+                    step.accumulate(step.lookup("item", keys), gradients)
+        last = made.lookup("item", np.arange(60), is_registered=False)
+        assert last.rows.dtype == np.float32
+        held = made.storage("item").scan()
+        rows = {
+            int(k): r.tobytes()
+            for chunk in held
+            for k, r in zip(chunk.keys, chunk.rows, strict=True)
+        }
+        return rows, last.rows.tobytes()
+
+    alone, read_alone = train(None, None)
+    together: dict[int, bytes] = {}
+    for rows, read in run_ranks(world_size, lambda c: train(c, ThreadRendezvous(world_size))):
+        assert read == read_alone
+        assert not together.keys() & rows.keys()
+        together |= rows
+    assert together == alone
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_embeddings_keep_their_bits_when_the_state_is_replaced(dtype: str) -> None:
+    table = half_table(dtype, 3)
+    random = np.random.default_rng(0)
+    keys = np.arange(100)
+    source = open_storage("memory", table.with_state(2))
+    rows = random.integers(0, 256, (100, source.table.row_bytes), np.uint8)
+    source.upsert(keys, rows.view(table.numpy_dtype))
+    target = open_storage("memory", table.with_state(1))
+    assert copy_embeddings(source, target, np.array([0.7], np.float32)) == 100
+    found = target.find(keys).rows
+    assert bits(target.table.embeddings(found)).tobytes() == rows[:, :6].tobytes()
+    assert target.table.state(found).tobytes() == np.full(100, 0.7, np.float32).tobytes()
+    assert not found.view(np.uint8)[:, 6:8].any()
+
+
+# ---- what stochastic rounding is for
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_many_small_steps_arrive_on_average_where_float32_does(dtype: str) -> None:
+    num_rows, dim, num_steps, rate = 4_000, 8, 64, 1e-5
+    keys = np.arange(num_rows)
+    gradients = np.ones((num_rows, dim), np.float32)
+    made = StepContainer()
+    made.declare(TableConfig("item", dim, dtype, Uniform(0.5, 0.6)), StorageChoice("memory"))
+    start = made.lookup("item", keys, is_registered=False).rows.astype(np.float64)
+    for _ in range(num_steps):
+        with made.step(descend(rate)) as step:
+            step.accumulate(step.lookup("item", keys), gradients)
+    moved = made.lookup("item", keys, is_registered=False).rows - start
+    expected = -rate * num_steps
+    place = 2.0 ** (-11 if dtype == "float16" else -8)  # between neighbours from 0.5 to 1
+    assert rate < place / 40  # to nearest no row would ever move
+    # The variance of one step is at most place * rate: a place down, with probability rate/place.
+    deviation = np.sqrt(num_steps * place * rate)
+    assert np.abs(moved - expected).max() < 8 * deviation
+    assert abs(moved.mean() - expected) < 4 * deviation / np.sqrt(moved.size)

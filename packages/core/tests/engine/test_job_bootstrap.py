@@ -1,0 +1,101 @@
+"""One configuration joins whatever launched the process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from sparring.engine.job_bootstrap import join_job, resolved_backends
+from sparring.errors import InvalidArgumentError, PluginError
+from sparring.plugins.registry import make_plugin_manager
+from sparring.runtime import pool as execution
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+MPICH = {"PMI_RANK": "0", "PMI_SIZE": "2"}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+SCHEDULER = {"RANK": "3"}  # somebody's own variable, of no launcher
+
+
+@dataclass(frozen=True)
+class Named:
+    """A backend as a configuration names it."""
+
+    backend: str = "auto"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("variables", "rendezvous", "collective"),
+    [
+        ({}, "single", "local"),
+        (SCHEDULER, "single", "local"),
+        (TORCHRUN, "environment", "torch"),
+        (MPICH, "environment", "mpi"),
+        (OPEN_MPI, "environment", "mpi"),
+    ],
+)
+def test_auto_is_what_launched_the_process(
+    variables: dict[str, str], rendezvous: str, collective: str
+) -> None:
+    found = resolved_backends("auto", "auto", framework="torch", variables=variables)
+    assert (found.rendezvous, found.collective) == (rendezvous, collective)
+
+
+def test_what_a_configuration_names_is_taken_as_it_is() -> None:
+    found = resolved_backends("torch", "auto", framework="torch", variables=MPICH)
+    assert (found.rendezvous, found.collective) == ("torch", "torch")
+    found = resolved_backends("auto", "torch", framework="torch", variables=MPICH)
+    assert (found.rendezvous, found.collective) == ("environment", "torch")
+    found = resolved_backends("single", "auto", framework="torch", variables=TORCHRUN)
+    assert (found.rendezvous, found.collective) == ("single", "local")
+
+
+@pytest.fixture(autouse=True)
+def nobody_launched_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*TORCHRUN, *MPICH, *OPEN_MPI):
+        monkeypatch.delenv(name, raising=False)
+
+
+def join(rendezvous: Named, collective: Named) -> tuple[int, int, int]:
+    with join_job(
+        rendezvous,
+        collective,
+        framework="torch",
+        deadline_seconds=5.0,
+        plugin_manager=make_plugin_manager(),
+    ) as job:
+        assert job.rendezvous.shard_map().world_size == job.collective.world_size
+        membership = job.membership
+        return membership.rank, membership.world_size, membership.local_world_size
+
+
+def test_a_process_alone_is_a_world_of_one() -> None:
+    assert join(Named(), Named()) == (0, 1, 1)
+
+
+def test_a_backend_that_nobody_offers_is_refused_by_name() -> None:
+    with pytest.raises(PluginError, match="carrier_pigeon"):
+        join(Named(), Named(backend="carrier_pigeon"))
+
+
+def test_options_that_a_backend_does_not_take_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="unknown option 'devise'"):
+        join(Named(options={"devise": "cuda"}), Named())
+
+
+def test_ranks_of_one_machine_share_its_cores() -> None:
+    before = execution.num_threads()
+    try:
+        execution.configure_pool()
+        all_cores = execution.num_threads()
+        execution.configure_pool(sharing=2)
+        assert execution.num_threads() == max(1, all_cores // 2)
+        execution.configure_pool(sharing=10**6)
+        assert execution.num_threads() == 1
+        execution.configure_pool(3, sharing=2)
+        assert execution.num_threads() == 3
+    finally:
+        execution.configure_pool(before)

@@ -1,0 +1,252 @@
+"""A training loop of real processes of which one is killed, stopped or cut off: all others name it in
+time, and their tables are those before or after a step.
+
+``SPARRING_FAILURE_TRIALS`` sets how often a random rank is killed at a random moment: once, and 20
+times under ``nox -s tests_long``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparring.plugins.registry import DISABLE_VARIABLE
+from sparring_testing.deadlines import in_time
+from sparring_testing.isolated_links import INTERFACE, IsolatedLinks, why_links_cannot_be_isolated
+from sparring_testing.mpi_launcher import MPIEXEC, needs_mpi
+from sparring_testing.rank_launchers import gloo_environment, importing, needs_gloo
+
+from . import train_until_failure
+from .train_until_failure import STEPS_TO_START, rows_after
+
+pytestmark = pytest.mark.alone
+
+WORLD_SIZE = 3
+TRIALS = int(os.environ.get("SPARRING_FAILURE_TRIALS", "1"))
+DEADLINES = (5.0, 15.0)
+# Of tests in which a rank is killed, and the others know it long before.
+FAR_DEADLINE_SECONDS = 60.0
+KILLED_SECONDS = 10.0
+# The interpreter takes two seconds of processor time to end with torch, and others may use it too.
+END_SECONDS = 60
+
+MODULE = [sys.executable, "-m", train_until_failure.__name__]
+Placed = Callable[[int, Sequence[str]], list[str]]
+
+
+class Ranks:
+    """The processes of one training.
+
+    Args:
+        parent: where each training has a folder of its own.
+    """
+
+    def __init__(self, parent: Path) -> None:
+        self.parent = self.folder = parent
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start_gloo(
+        self, deadline_seconds: float, placed: Placed | None = None, interface: str = "lo"
+    ) -> None:
+        """Starts all ranks and waits until they train. Those of before are ended."""
+        self._begin_anew(deadline_seconds)
+        options = json.dumps({"init_method": f"file://{self.folder}/meeting"})
+        for rank in range(WORLD_SIZE):
+            command = [*MODULE, "torch", options, str(deadline_seconds), str(self.folder)]
+            environment = {
+                **os.environ,
+                **importing(__name__),
+                **gloo_environment(rank, WORLD_SIZE),
+            }
+            environment["GLOO_SOCKET_IFNAME"] = interface
+            self._start(command if placed is None else placed(rank, command), environment)
+        self._wait_until_started()
+
+    def start_mpi(self, deadline_seconds: float) -> subprocess.Popen[str]:
+        """Starts mpiexec and waits until its ranks train. Those of before are ended."""
+        self._begin_anew(deadline_seconds)
+        command = [*MODULE, "mpi", "{}", str(deadline_seconds), str(self.folder)]
+        environment = {**os.environ, **importing(__name__), DISABLE_VARIABLE: "*"}
+        self._start([MPIEXEC, "-n", str(WORLD_SIZE), *command], environment)
+        self._wait_until_started()
+        return self.processes[0]
+
+    def send(self, rank: int, number: int) -> float:
+        """Sends a signal to a rank. Returns the time."""
+        os.kill(int((self.folder / f"{rank}.started").read_text()), number)
+        return time.time()
+
+    def failed(self, rank: int, seconds: float) -> dict[str, Any]:
+        """What a rank wrote of its failure."""
+        path = self.folder / f"{rank}.failed"
+        self._wait_for(path, seconds)
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+        self.processes.clear()
+
+    def _begin_anew(self, deadline_seconds: float) -> None:
+        self.close()
+        self.folder = self.parent / f"{deadline_seconds:g}"
+        self.folder.mkdir()
+
+    def _start(self, command: Sequence[str], environment: dict[str, str]) -> None:
+        self.processes.append(
+            subprocess.Popen(
+                command,
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+
+    def _wait_until_started(self) -> None:
+        for rank in range(WORLD_SIZE):
+            self._wait_for(self.folder / f"{rank}.started", 90)
+
+    def _wait_for(self, path: Path, seconds: float) -> None:
+        limit = time.monotonic() + seconds
+        while not path.exists():
+            for process in self.processes:
+                if path.suffix == ".started" and process.poll() is not None:
+                    raise AssertionError(process.communicate()[1])
+            assert time.monotonic() < limit, f"no {path.name} within {seconds:g} s"
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Ranks]:
+    made = Ranks(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    seed = random.randrange(2**32)
+    print(f"random.Random({seed})")
+    return random.Random(seed)
+
+
+def check_survivors(ranks: Ranks, victim: int, since: float, seconds: float) -> None:
+    """All but `victim` have named it within `seconds`, and hold what so many steps leave."""
+    survivors = [rank for rank in range(WORLD_SIZE) if rank != victim]
+    failures = {rank: ranks.failed(rank, seconds + 20) for rank in survivors}
+    for rank, failed in failures.items():
+        print(f"rank {rank}, {failed['time'] - since:.3f} s: {failed['message']}")
+        assert failed["rank"] == victim
+        assert failed["operation"] in ("pull", "push", "commit")
+        # Lookups are made table by table; a push and what follows are for all of them.
+        is_of_one = failed["operation"] == "pull"
+        assert (failed["table"] in ("user", "item")) is is_of_one
+        assert failed["step"] == failed["steps_applied"] == failed["counted"] >= STEPS_TO_START
+        message = failed["message"]
+        assert f"rank {victim}" in message
+        assert f"This rank's tables are as {failed['steps_applied']} steps left them" in message
+        assert failed["time"] - since <= seconds
+    steps = {failed["steps_applied"] for failed in failures.values()}
+    assert max(steps) - min(steps) <= 1
+    undisturbed = rows_after(WORLD_SIZE, steps)
+    for rank, failed in failures.items():
+        assert failed["rows"] == undisturbed[failed["steps_applied"]][rank]
+
+
+def last_message(job: subprocess.Popen[str], seconds: float) -> str:
+    """Our last message; mpiexec adds some lines of its own."""
+    _, errors = job.communicate(timeout=seconds)
+    assert job.returncode != 0
+    messages = [line for line in errors.splitlines() if line.startswith("sparring: ")]
+    assert messages, errors
+    return messages[-1]
+
+
+@needs_gloo
+@pytest.mark.parametrize("trial", range(TRIALS))
+def test_survivors_name_a_rank_that_was_killed_in_training(
+    ranks: Ranks, rng: random.Random, trial: int
+) -> None:
+    ranks.start_gloo(FAR_DEADLINE_SECONDS)
+    time.sleep(rng.random() * 0.3)
+    victim = rng.randrange(WORLD_SIZE)
+    killed = ranks.send(victim, signal.SIGKILL)
+    check_survivors(ranks, victim, killed, KILLED_SECONDS)
+    for rank in set(range(WORLD_SIZE)) - {victim}:
+        assert ranks.processes[rank].wait(END_SECONDS) == 1, "the survivor ends by itself"
+
+
+@needs_gloo
+def test_survivors_name_a_rank_that_was_stopped_in_training(
+    ranks: Ranks, rng: random.Random
+) -> None:
+    def check(deadline: float) -> None:
+        ranks.start_gloo(deadline)
+        victim = rng.randrange(WORLD_SIZE)
+        stopped = ranks.send(victim, signal.SIGSTOP)
+        check_survivors(ranks, victim, stopped, deadline * 1.1)
+
+    in_time(check, DEADLINES)
+
+
+@needs_gloo
+def test_survivors_name_a_rank_whose_link_was_cut(ranks: Ranks, rng: random.Random) -> None:
+    reason = why_links_cannot_be_isolated()
+    if reason is not None:
+        pytest.skip(reason)
+
+    def check(deadline: float) -> None:
+        with IsolatedLinks(WORLD_SIZE) as links:
+            ranks.start_gloo(deadline, links.command, INTERFACE)
+            victim = rng.randrange(WORLD_SIZE)
+            cut = time.time()
+            links.cut(victim)
+            check_survivors(ranks, victim, cut, deadline * 1.1)
+            # Whom the rank itself blames it cannot know, but it ends in time too.
+            assert ranks.failed(victim, deadline)["time"] - cut <= deadline * 1.1
+
+    in_time(check, DEADLINES)
+
+
+@needs_mpi
+@pytest.mark.parametrize("trial", range(TRIALS))
+def test_a_killed_rank_ends_the_training_of_an_mpi_job_and_is_named(
+    ranks: Ranks, rng: random.Random, trial: int
+) -> None:
+    job = ranks.start_mpi(FAR_DEADLINE_SECONDS)
+    time.sleep(rng.random() * 0.3)
+    victim = rng.randrange(WORLD_SIZE)
+    killed = ranks.send(victim, signal.SIGKILL)
+    message = last_message(job, FAR_DEADLINE_SECONDS + 10)
+    # The last moments are the launcher's.
+    assert time.time() - killed <= KILLED_SECONDS + 10.0
+    assert f"find out what became of rank {victim}, then restart" in message
+
+
+@needs_mpi
+def test_a_stopped_rank_ends_the_training_of_an_mpi_job_and_is_named(
+    ranks: Ranks, rng: random.Random
+) -> None:
+    def check(deadline: float) -> None:
+        job = ranks.start_mpi(deadline)
+        victim = rng.randrange(WORLD_SIZE)
+        stopped = ranks.send(victim, signal.SIGSTOP)
+        message = last_message(job, deadline + 20)
+        # The last moments are the launcher's.
+        assert time.time() - stopped <= deadline * 1.1 + 1.0
+        assert f"find out what became of rank {victim}, then restart" in message
+
+    in_time(check, DEADLINES)

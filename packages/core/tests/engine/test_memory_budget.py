@@ -1,0 +1,116 @@
+"""Tables of one rank hold no more memory than they may."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.contracts.collective import Collective
+from sparring.contracts.table import TableConfig
+from sparring.contracts.updates import MethodChoice
+from sparring.engine.container import StepContainer
+from sparring.engine.memory_budget import bytes_from_text, bytes_text
+from sparring.engine.table_entry import StorageChoice
+from sparring.errors import CapacityError, InvalidArgumentError
+from sparring.updates.resolve import hyper_from, resolve_method
+from sparring_testing.rank_threads import run_ranks
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+
+TABLES = TableConfig("small", 4), TableConfig("large", 16)
+BUDGET = 200_000
+
+
+def descend(updates: Any) -> None:
+    for each in updates:
+        each.rows[:, : each.table.dim] -= 0.1 * each.gradients
+
+
+def declare(container: StepContainer) -> dict[str, MethodChoice]:
+    method = resolve_method("sgd")
+    for table in TABLES:
+        container.declare(table, StorageChoice("memory"))
+        container.set_state(table.name, np.empty(0, np.float32), "sgd")
+    hyper = hyper_from(method, {"lr": 0.1})
+    return {table.name: MethodChoice(method, hyper, 1) for table in TABLES}
+
+
+def train(container: StepContainer, is_fused: bool) -> CapacityError:
+    """New keys with each step, until one is refused."""
+    choices = declare(container)
+    for step in range(100):
+        keys = np.arange(300 * step, 300 * step + 300)
+        for found in container.lookup_all([("small", keys[:20].copy()), ("large", keys)]):
+            assert found.shadow_id is not None
+            container.resources.accumulate(found.shadow_id, np.ones_like(found.rows))
+        before = container.num_rows("large"), container.table_bytes("large")
+        try:
+            if is_fused:
+                container.apply_methods(choices)
+            else:
+                container.apply(descend)
+        except CapacityError as error:
+            assert (container.num_rows("large"), container.table_bytes("large")) == before
+            assert container.counters.steps == step > 0
+            return error
+    raise AssertionError("no step was refused")
+
+
+def check(error: CapacityError) -> None:
+    found = error.details["memory_bytes"]
+    assert BUDGET < found < 2 * BUDGET
+    for part in (f"{found:,} bytes", "200,000 bytes (195 KiB)", "table 'large'", "rank 0"):
+        assert part in str(error)
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_a_step_past_the_budget_is_refused_before_a_row_changes(is_fused: bool) -> None:
+    with StepContainer(memory_bytes=BUDGET) as container:
+        check(train(container, is_fused))
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_where_one_rank_is_past_its_budget_all_refuse_the_step(is_fused: bool) -> None:
+    def body(collective: Collective) -> CapacityError:
+        budget = BUDGET if collective.rank == 0 else None
+        rendezvous = ThreadRendezvous(2)
+        with StepContainer(
+            collective=collective, rendezvous=rendezvous, memory_bytes=budget
+        ) as container:
+            error = train(container, is_fused)
+            collective.barrier()
+            return error
+
+    mine, theirs = run_ranks(2, body)
+    check(mine)
+    assert "rank 0 cannot apply it, so no rank does: the tables of rank 0 hold" in str(theirs)
+
+
+def test_without_a_budget_tables_grow() -> None:
+    with StepContainer() as container, pytest.raises(AssertionError, match="no step was refused"):
+        train(container, True)
+
+
+def test_a_budget_of_nothing_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="memory_bytes must be at least 1"):
+        StepContainer(memory_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("4 GiB", 4 << 30), ("512MB", 512_000_000), (" 1.5 tib ", 3 << 39), ("7 b", 7)],
+)
+def test_bytes_have_units(text: str, expected: int) -> None:
+    assert bytes_from_text(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "4", "GiB", "4 Gigs", "-1 GiB", "4 Gi B", "1e3 MB"])
+def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"as 4 GiB, 512 MB or 1\.5 TiB"):
+        bytes_from_text(text)
+
+
+def test_bytes_are_shown_exactly_and_in_a_unit() -> None:
+    assert bytes_text(1000) == "1,000 bytes"
+    assert bytes_text(5 << 30) == "5,368,709,120 bytes (5 GiB)"

@@ -1,0 +1,78 @@
+"""A rank that cannot bring its own gradients into a step: no rank waits for them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.contracts.collective import Collective
+from sparring.contracts.table import TableConfig
+from sparring.contracts.updates import MethodChoice
+from sparring.engine.apply import function as by_function
+from sparring.engine.apply import methods as by_methods
+from sparring.engine.container import StepContainer
+from sparring.errors import DeviceMemoryError, SparringError
+from sparring.updates.resolve import hyper_from, resolve_method
+from sparring_testing.rank_threads import run_ranks
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+
+KEYS = np.arange(6)
+BROKEN = 1
+SECONDS = 20.0
+
+
+def add_one(updates: Any) -> None:
+    for each in updates:
+        each.rows += 1
+
+
+@pytest.mark.parametrize(
+    ("world_size", "is_fused"),
+    [(3, True), (3, False), (1, False)],  # alone, a step by methods adds up natively
+    ids=["methods", "function", "alone"],
+)
+def test_a_rank_whose_gradients_cannot_be_added_up_tells_all(
+    world_size: int, is_fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = resolve_method("sgd")
+    choice = MethodChoice(method, hyper_from(method, {"lr": 1.0}), 1)
+    module, name = (by_methods, "summed_gradients") if is_fused else (by_function, "_in_arrays")
+    add_up = getattr(module, name)
+    failures = [DeviceMemoryError("the device is full")]
+
+    def fail(container: StepContainer, *arguments: Any) -> Any:
+        if failures and container.collective.rank == BROKEN % world_size:
+            raise failures.pop()
+        return add_up(container, *arguments)
+
+    def train(made: StepContainer) -> None:
+        found = made.lookup("item", KEYS)
+        assert found.shadow_id is not None
+        made.resources.accumulate(found.shadow_id, np.ones((len(found.keys), 2), np.float32))
+        if is_fused:
+            made.apply_methods({"item": choice})
+        else:
+            made.apply(add_one)
+
+    def body(collective: Collective) -> tuple[SparringError, float]:
+        made = StepContainer(
+            collective=collective, rendezvous=ThreadRendezvous(collective.world_size)
+        )
+        made.declare(TableConfig("item", 2, initializer="zeros"))
+        begin = time.monotonic()
+        with pytest.raises(SparringError) as caught:
+            train(made)
+        seconds = time.monotonic() - begin
+        train(made)
+        assert made.counters.steps == 1
+        return caught.value, seconds
+
+    monkeypatch.setattr(module, name, fail)
+    for rank, (error, seconds) in enumerate(run_ranks(world_size, body, deadline=SECONDS)):
+        assert type(error) is DeviceMemoryError
+        assert "the device is full" in str(error)
+        assert (f"rank {BROKEN} cannot apply it" in str(error)) == (rank != BROKEN % world_size)
+        assert seconds < SECONDS / 2

@@ -1,0 +1,143 @@
+"""What a step over several tables leaves behind when a storage fails while it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.contracts.admission import Frequency
+from sparring.contracts.table import TableConfig
+from sparring.contracts.updates import MethodChoice
+from sparring.engine.apply import function as by_function
+from sparring.engine.apply.device_function import GatheredOnDevice
+from sparring.engine.apply.device_owned_gradients import OwnedOnDevice
+from sparring.engine.apply.gather import TableUpdate
+from sparring.engine.container import StepContainer
+from sparring.errors import PartialStepError, StorageIOError
+from sparring.kernels.cpu import CpuKernels
+from sparring.storage.memory import MemoryStorage
+from sparring.updates.resolve import hyper_from, resolve_method
+
+Apply = Callable[[StepContainer], object]
+NAMES = ("first", "second", "third")
+
+
+class FailingStorage(MemoryStorage):
+    """Fails while it writes, where nothing could have been refused before."""
+
+    failure: BaseException | None = None
+
+    def _upsert_impl(self, *parts: Any) -> Any:
+        if self.failure is not None:
+            raise self.failure
+        return super()._upsert_impl(*parts)
+
+
+def add_one(updates: Sequence[TableUpdate]) -> None:
+    for each in updates:
+        each.rows += 1
+
+
+def by_methods(made: StepContainer) -> object:
+    method = resolve_method("sgd")
+    choice = MethodChoice(method, hyper_from(method, {"lr": 1.0}), 1)
+    return made.apply_methods(dict.fromkeys(NAMES, choice))
+
+
+def by_rows(made: StepContainer) -> object:
+    return made.apply(add_one)
+
+
+def container(failing: str, failure: BaseException | None, **options: Any) -> StepContainer:
+    """Three tables with a gradient each; one of them cannot be written."""
+    made = StepContainer()
+    for name in NAMES:
+        table = TableConfig(name, 2, initializer="zeros", **options)
+        storage = FailingStorage(table, validate=False)
+        if name == failing:
+            storage.failure = failure
+        made.declare(table, storage)
+    accumulate(made, [7, 8])
+    return made
+
+
+def accumulate(made: StepContainer, ids: Sequence[int]) -> None:
+    for name in NAMES:
+        found = made.lookup(name, np.array(ids, np.int64))
+        made.resources.accumulate(found.shadow_id or 0, np.ones((len(ids), 2), np.float32))
+
+
+@pytest.mark.parametrize("apply", [by_rows, by_methods])
+@pytest.mark.parametrize("failure", [StorageIOError("the disk is full"), MemoryError("no more")])
+def test_tables_that_took_a_step_that_failed_are_named(apply: Apply, failure: Exception) -> None:
+    made = container("third", failure)
+    with pytest.raises(PartialStepError) as caught:
+        apply(made)
+    error = caught.value
+    assert error.written == ("first", "second")
+    assert error.failed == ("third",)
+    assert error.untouched == ()
+    assert isinstance(error.__cause__, type(failure))
+    assert "Changed: first, second; failed: third." in str(error)
+    assert str(failure) in str(error)
+    assert [made.num_rows(name) for name in NAMES] == [2, 2, 0]
+    assert made.counters.rows_updated == 4
+    assert made.counters.steps == 0
+    assert not any(made.resources.num_accumulated(name) for name in NAMES)
+
+
+def test_a_table_on_a_device_of_which_no_key_was_admitted_has_not_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused = GatheredOnDevice(CpuKernels(), None, None)
+    owned = OwnedOnDevice(CpuKernels(), np.empty(0, np.int64), np.empty((0, 2), np.float32))
+    monkeypatch.setattr(by_function, "kernels_of_step", lambda *_: {"refused": CpuKernels()})
+    monkeypatch.setattr(by_function, "owned_on_device", lambda *_: {"refused": owned})
+    monkeypatch.setattr(by_function, "gather_on_device", lambda *_: {"refused": refused})
+    with pytest.raises(PartialStepError) as caught:
+        by_rows(container("third", StorageIOError("the disk is full")))
+    assert caught.value.written == ("first", "second")
+
+
+def test_tables_after_the_one_that_failed_are_named_too() -> None:
+    made = container("second", StorageIOError("the disk is full"))
+    with pytest.raises(PartialStepError) as caught:
+        made.apply(add_one)
+    assert caught.value.written == ("first",)
+    assert caught.value.failed == ("second",)
+    assert caught.value.untouched == ("third",)
+    assert "Changed: first; failed: second; not changed: third." in str(caught.value)
+    assert [made.num_rows(name) for name in NAMES] == [2, 0, 0]
+
+
+def test_a_failure_before_any_table_changed_is_raised_as_it_is() -> None:
+    failure = StorageIOError("the disk is full")
+    made = container("first", failure)
+    with pytest.raises(StorageIOError, match="the disk is full") as caught:
+        made.apply(add_one)
+    assert caught.value is failure
+    assert caught.value.__cause__ is None
+    assert [made.num_rows(name) for name in NAMES] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("apply", [by_rows, by_methods])
+def test_ids_of_the_table_that_failed_are_not_counted_for_admission(apply: Apply) -> None:
+    made = container("third", None, admission=Frequency(2))
+    apply(made)
+    third = made.storage("third")
+    assert isinstance(third, FailingStorage)
+    third.failure = StorageIOError("the disk is full")
+    accumulate(made, [7, 8, 9])
+    with pytest.raises(PartialStepError):
+        apply(made)
+    third.failure = None
+    assert [made.num_rows(name) for name in NAMES] == [2, 2, 0]
+    accumulate(made, [9])
+    apply(made)
+    assert [made.num_rows(name) for name in NAMES] == [3, 3, 0], "9 came twice, once to third"
+    accumulate(made, [7, 9])
+    apply(made)
+    assert [made.num_rows(name) for name in NAMES] == [3, 3, 2]

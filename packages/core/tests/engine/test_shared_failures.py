@@ -1,0 +1,285 @@
+"""What one rank finds wrong, all ranks raise: in its class, soon, and with the name of the rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.contracts.collective import Collective
+from sparring.contracts.results import Evicted
+from sparring.contracts.table import TableConfig
+from sparring.engine.checkpoint import agreement as agreeing
+from sparring.engine.container import StepContainer
+from sparring.engine.table_entry import StorageChoice
+from sparring.errors import (
+    InterruptedLoadError,
+    InvalidArgumentError,
+    PeerFailure,
+    SnapshotDamagedError,
+    SparringError,
+)
+from sparring.kernels.functions import partition
+from sparring.snapshot.reader import open_snapshot
+from sparring.storage.load import begin_load, end_load, write_note
+from sparring.storage.memory import MemoryStorage
+from sparring_testing.deadlines import in_time
+from sparring_testing.rank_threads import run_ranks
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+
+TABLE = TableConfig("user", 4)
+KEYS = np.arange(2_000)
+WORLD_SIZE, BROKEN = 3, 1
+
+
+def make(collective: Collective, table: TableConfig = TABLE) -> StepContainer:
+    rendezvous = ThreadRendezvous(collective.world_size)
+    container = StepContainer(collective=collective, rendezvous=rendezvous)
+    container.declare(table, StorageChoice("memory"))
+    container.storage(table.name)
+    return container
+
+
+def own_key(container: StepContainer) -> Any:
+    """``(1,)``: a key of the rank that asks."""
+    owners = container.rendezvous.shard_map().owners[partition(KEYS)]
+    return KEYS[owners == container.collective.rank][:1]
+
+
+def saved(tmp_path: Path, num_tables: int = 1, value: float = 1.0) -> str:
+    """The URL of a snapshot whose tables have rows of all partitions."""
+    url = str(tmp_path / "saved")
+    with StepContainer() as container:
+        for number in range(num_tables):
+            table = TableConfig(f"{TABLE.name}{number or ''}", TABLE.dim)
+            container.declare(table, StorageChoice("memory"))
+            rows = np.full((len(KEYS), TABLE.dim), value, np.float32)
+            container.storage(table.name).upsert(KEYS, rows)
+        container.save(url)
+    return url
+
+
+def error_of(call: Callable[[], object]) -> SparringError:
+    begin = time.monotonic()
+    with pytest.raises(SparringError) as caught:
+        call()
+    assert time.monotonic() - begin < 8.0  # the deadline is 20 s
+    return caught.value
+
+
+def check_all_have_it(errors: list[SparringError], kind: type[SparringError], text: str) -> None:
+    for rank, error in enumerate(errors):
+        assert type(error) is kind
+        assert text in str(error)
+        if rank != BROKEN:
+            assert f"rank {BROKEN} " in str(error)
+            assert error.rank == BROKEN
+
+
+CALLS: dict[str, Callable[[StepContainer, Path], object]] = {
+    "lookup": lambda container, _: container.lookup("user", KEYS),
+    "ahead": lambda container, _: container.prefetch([("user", KEYS)]).finish(),
+    "save": lambda container, path: container.save(str(path / "again")),
+    "save beside": lambda container, path: container.save(str(path / "again"), blocking=False),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_load_that_was_cut_short_on_one_rank_stops_all(call: str, tmp_path: Path) -> None:
+    def body(collective: Collective) -> SparringError:
+        with make(collective) as container:
+            if collective.rank == BROKEN:
+                begin_load(container.storage("user"), "elsewhere")
+            error = error_of(lambda: CALLS[call](container, tmp_path))
+            # Nobody has left: ranks go on together once it is mended.
+            if collective.rank == BROKEN:
+                end_load(container.state.tables.open(container.entry("user")))
+            container.discard()
+            assert len(container.lookup("user", KEYS).rows) == len(KEYS)
+            return error
+
+    errors = run_ranks(WORLD_SIZE, body, deadline=20.0)
+    check_all_have_it(errors, InterruptedLoadError, "a load of elsewhere was cut short")
+    assert {error.source for error in errors} == {"elsewhere"}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_rows_of_another_part_on_one_rank_stop_all(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def body(collective: Collective) -> SparringError:
+        with make(collective) as container:
+            if collective.rank == BROKEN:
+                storage = container.storage("user")
+                storage.upsert(own_key(container), np.ones((1, 4), np.float32))
+                write_note(storage, "part", "rank 0 of 9")
+                container.entry("user").part = "rank 1 of 3"
+            return error_of(lambda: CALLS[call](container, tmp_path))
+
+    errors = run_ranks(WORLD_SIZE, body, deadline=20.0)
+    check_all_have_it(errors, InvalidArgumentError, "holds 1 rows of rank 0 of 9")
+
+
+def test_ids_that_are_none_on_one_rank_stop_the_lookup_of_all() -> None:
+    def body(collective: Collective) -> SparringError:
+        with make(collective) as container:
+            ids = KEYS.astype(np.int32) if collective.rank == BROKEN else KEYS
+            return error_of(lambda: container.lookup("user", ids))
+
+    errors = run_ranks(WORLD_SIZE, body, deadline=20.0)
+    check_all_have_it(errors, InvalidArgumentError, "must be one-dimensional int64")
+
+
+def test_a_rank_that_cannot_tell_the_others_raises_its_own_error() -> None:
+    def body(collective: Collective) -> SparringError:
+        container = make(collective)
+        if collective.rank != BROKEN:
+            container.close()
+        error = error_of(lambda: container.lookup("user", KEYS.astype(np.int32)))
+        container.close()
+        return error
+
+    errors = run_ranks(WORLD_SIZE, body, deadline=2.0)
+    assert type(errors[BROKEN]) is InvalidArgumentError
+    assert isinstance(errors[BROKEN].__cause__, PeerFailure)
+
+
+def test_what_one_rank_has_against_a_snapshot_all_raise(tmp_path: Path) -> None:
+    url = saved(tmp_path)
+
+    def body(collective: Collective) -> SparringError:
+        table = TableConfig("user", 5) if collective.rank == BROKEN else TABLE
+        with make(collective, table) as container:
+            return error_of(lambda: container.load(url))
+
+    errors = run_ranks(WORLD_SIZE, body, deadline=20.0)
+    check_all_have_it(errors, InvalidArgumentError, "dim 4 in the snapshot, 5 declared")
+    assert "nothing was changed" in str(errors[0])
+
+
+def slow(storage: MemoryStorage, seconds: float) -> None:
+    restore = storage._restore_impl
+
+    def restore_slowly(*arguments: Any) -> Evicted:
+        time.sleep(seconds)
+        return restore(*arguments)
+
+    storage._restore_impl = restore_slowly  # type: ignore[method-assign]
+
+
+def test_a_rank_that_cannot_read_its_part_stops_those_that_still_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = saved(tmp_path, num_tables=50)
+    entry = open_snapshot(url).files("user")[0]
+    monkeypatch.setattr(agreeing, "_ROUND_SECONDS", 0.2)
+
+    def body(collective: Collective) -> SparringError:
+        with make(collective) as container:
+            for number in range(1, 50):
+                container.declare(TableConfig(f"user{number}", 4), StorageChoice("memory"))
+                container.storage(f"user{number}")
+            if collective.rank == BROKEN:
+
+                def damaged(*_: object) -> None:
+                    raise SnapshotDamagedError("a bit is gone", file=entry.name, offset=0)
+
+                container.storage("user")._restore_impl = damaged  # type: ignore[attr-defined]
+            else:
+                for number in range(1, 50):
+                    slow(container.storage(f"user{number}"), 0.2)
+            return error_of(lambda: container.load(url))
+
+    errors = run_ranks(WORLD_SIZE, body, deadline=20.0)
+    check_all_have_it(errors, SnapshotDamagedError, "a bit is gone")
+    assert {error.file for error in errors} == {entry.name}
+    assert "may hold parts" in str(errors[0])
+
+
+def test_ranks_that_have_loaded_wait_for_slower_ones_beyond_a_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = saved(tmp_path, num_tables=6)
+    monkeypatch.setattr(agreeing, "_ROUND_SECONDS", 0.1)
+
+    def check(deadline: float) -> None:
+        def body(collective: Collective) -> int:
+            with make(collective) as container:
+                for number in range(1, 6):
+                    container.declare(TableConfig(f"user{number}", 4), StorageChoice("memory"))
+                if collective.rank == BROKEN:
+                    slow(container.storage("user3"), 3 * deadline)  # in one piece
+                return container.load(url).rows["user5"]
+
+        assert sum(run_ranks(WORLD_SIZE, body, deadline=deadline)) == len(KEYS)
+
+    in_time(check, (1.0, 5.0))
+
+
+def test_a_rank_that_is_stopped_while_it_loads_tells_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = saved(tmp_path)
+    monkeypatch.setattr(agreeing, "_ROUND_SECONDS", 0.1)
+
+    def body(collective: Collective) -> str:
+        with make(collective) as container:
+            if collective.rank != BROKEN:
+                return str(error_of(lambda: container.load(url)))
+
+            def stopped(*_: object) -> None:
+                raise KeyboardInterrupt
+
+            container.storage("user")._restore_impl = stopped  # type: ignore[attr-defined]
+            with pytest.raises(KeyboardInterrupt):
+                container.load(url)
+            return ""
+
+    for rank, error in enumerate(run_ranks(WORLD_SIZE, body, deadline=20.0)):
+        assert rank == BROKEN or "rank 1 failed: it was stopped (KeyboardInterrupt())" in error
+
+
+def test_ranks_that_would_save_to_different_places_are_refused(tmp_path: Path) -> None:
+    def body(collective: Collective) -> str:
+        with make(collective) as container:
+            name = "there" if collective.rank == BROKEN else "here"
+            return str(error_of(lambda: container.save(str(tmp_path / name))))
+
+    errors = run_ranks(WORLD_SIZE, body, deadline=20.0)
+    assert len(set(errors)) == 1
+    assert (
+        f"different URLs to save to: rank 0 {tmp_path}/here, rank 1 {tmp_path}/there" in errors[0]
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ranks_that_would_load_different_snapshots_are_refused(tmp_path: Path) -> None:
+    urls = [saved(tmp_path / str(value), value=value) for value in (1.0, 2.0)]
+
+    def body(collective: Collective) -> str:
+        with make(collective) as container:
+            zeros = np.zeros((1, 4), np.float32)
+            container.storage("user").upsert(own_key(container), zeros)
+            error = error_of(lambda: container.load(urls[collective.rank == BROKEN]))
+            assert container.num_rows("user") == 1
+            return str(error)
+
+    errors = run_ranks(WORLD_SIZE, body, deadline=20.0)
+    assert len(set(errors)) == 1
+    assert "different snapshots to load: rank 0 that of step 0" in errors[0]
+
+
+def test_ranks_that_would_load_different_tables_are_refused(tmp_path: Path) -> None:
+    url = saved(tmp_path, num_tables=2)
+
+    def body(collective: Collective) -> str:
+        with make(collective) as container:
+            container.declare(TableConfig("user1", 4), StorageChoice("memory"))
+            tables = ["user"] if collective.rank == BROKEN else ["user", "user1"]
+            return str(error_of(lambda: container.load(url, tables=tables)))
+
+    assert "tables user, user1, rank 1 " in run_ranks(WORLD_SIZE, body, deadline=20.0)[0]

@@ -1,0 +1,53 @@
+"""One choice of storage gives each rank and each table a place of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparring.collective.local import LocalGroup
+from sparring.contracts.table import TableConfig
+from sparring.engine.container import StepContainer
+from sparring.engine.table_entry import StorageChoice
+from sparring.errors import InvalidArgumentError
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+
+CHOICE = StorageChoice("tiered", {"path": "rows/{rank}-of-{world_size}/{table}"})
+
+
+def test_words_in_options_stand_for_rank_world_size_and_table() -> None:
+    filled = CHOICE.on(rank=2, world_size=8, table="item")
+    assert filled == StorageChoice("tiered", {"path": "rows/2-of-8/item"})
+
+
+def test_words_are_found_within_lists_mappings_and_paths_and_nothing_else_changes() -> None:
+    options = {
+        "path": Path("/data/{rank}"),
+        "tiers": [{"backend": "rocksdb", "options": {"path": "{table}{rank}{rank}"}}, ("{rank}",)],
+        "capacity": 5,
+        "secret": "{user} {} {{rank}}",
+    }
+    assert StorageChoice("tiered", options).on(3, 4, "{rank}").options == {
+        "path": Path("/data/3"),
+        "tiers": [{"backend": "rocksdb", "options": {"path": "{rank}33"}}, ["3"]],
+        "capacity": 5,
+        "secret": "{user} {} {3}",
+    }
+
+
+def test_a_container_fills_in_its_own_rank_and_knows_the_choice_again() -> None:
+    table = TableConfig("item", 4)
+    group = LocalGroup(2)
+    made = [
+        StepContainer(collective=group.join(rank), rendezvous=ThreadRendezvous(2))
+        for rank in range(2)
+    ]
+    for rank, container in enumerate(made):
+        container.declare(table, CHOICE)
+        choice = container.entry("item").choice
+        assert choice is not None
+        assert choice.options == {"path": f"rows/{rank}-of-2/item"}
+        container.declare(table, CHOICE)
+        with pytest.raises(InvalidArgumentError, match="declared already"):
+            container.declare(table, StorageChoice("tiered", {"path": "elsewhere"}))

@@ -1,0 +1,150 @@
+"""A rank that trains for ever, for tests that kill or stop one of them, or cut its link.
+
+    python -m …train_until_failure BACKEND OPTIONS DEADLINE FOLDER
+
+The launcher's variables say which rank it is; OPTIONS is JSON. In FOLDER it writes, as
+``RANK.started``, its process id once it has made a few steps, and as ``RANK.failed`` what
+`PeerFailure` said, when, and the rows that it holds. The failure then ends it, uncaught.
+
+What is trained depends on the step and the rank alone, so that `rows_after` can say what an undisturbed
+run holds after as many steps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparring.collective.local import LocalGroup
+from sparring.contracts.collective import Collective
+from sparring.contracts.initializers import Uniform
+from sparring.contracts.rendezvous import Rendezvous
+from sparring.contracts.table import TableConfig
+from sparring.engine.apply.gather import TableUpdate
+from sparring.engine.container import StepContainer
+from sparring.engine.table_entry import StorageChoice
+from sparring.errors import PeerFailure
+from sparring.exchange.options import ExchangeOptions
+from sparring.plugins.option_checks import checked_options
+from sparring.plugins.registry import make_plugin_manager
+from sparring.rendezvous.environment import EnvironmentOptions, EnvironmentRendezvous
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+
+__all__ = ["rows_after"]
+
+Rows = dict[str, dict[str, list[float]]]
+"""Table → key → row, as JSON has them."""
+
+DIM = 16
+TABLES = tuple(TableConfig(name, DIM, initializer=Uniform(-1, 1)) for name in ("user", "item"))
+NUM_IDS, NUM_KEYS = 300, 500
+STEPS_TO_START = 10
+
+
+class _Training:
+    def __init__(self, collective: Collective, rendezvous: Rendezvous) -> None:
+        self.container = StepContainer(
+            collective=collective,
+            rendezvous=rendezvous,
+            # Many messages, so that a random moment finds each kind of them under way.
+            exchange=ExchangeOptions(chunk_rows=32, chunks_in_flight=2),
+        )
+        self._rank = collective.rank
+        for table in TABLES:
+            self.container.declare(table, StorageChoice("memory"))
+
+    def step(self, number: int) -> None:
+        random = np.random.default_rng((number, self._rank))
+        with self.container.step(_descend) as step:
+            for table in TABLES:
+                # From none at all to `NUM_IDS`.
+                ids = random.integers(0, NUM_KEYS, random.integers(0, NUM_IDS))
+                found = step.lookup(table.name, ids)
+                step.accumulate(found, np.ones((len(found.keys), DIM), np.float32))
+
+    def rows(self) -> Rows:
+        held: Rows = {}
+        for table in TABLES:
+            chunks = list(self.container.storage(table.name).scan())
+            held[table.name] = {
+                str(key): row.tolist()
+                for chunk in chunks
+                for key, row in zip(chunk.keys.tolist(), chunk.rows, strict=True)
+            }
+        return held
+
+
+def _descend(updates: Any) -> None:
+    each: TableUpdate
+    for each in updates:
+        each.rows[:, :DIM] -= 0.25 * each.gradients
+
+
+def rows_after(world_size: int, num_steps: set[int]) -> Mapping[int, list[Rows]]:
+    """What each rank of an undisturbed run holds after each of these numbers of steps."""
+    group = LocalGroup(world_size)
+
+    def history(rank: int) -> Iterator[Rows]:
+        training = _Training(group.join(rank), ThreadRendezvous(world_size))
+        for step in range(max(num_steps) + 1):
+            if step in num_steps:
+                yield training.rows()
+            if step < max(num_steps):
+                training.step(step)
+
+    with ThreadPoolExecutor(world_size) as threads:
+        histories = list(threads.map(lambda rank: list(history(rank)), range(world_size)))
+    return {
+        step: [held[place] for held in histories] for place, step in enumerate(sorted(num_steps))
+    }
+
+
+def train_until_failure(collective: Collective, rendezvous: Rendezvous, folder: Path) -> None:
+    """Makes steps until one raises."""
+    training = _Training(collective, rendezvous)
+    number = 0
+    try:
+        while True:
+            training.step(number)
+            number += 1
+            if number == STEPS_TO_START:
+                _write(folder / f"{collective.rank}.started", str(os.getpid()))
+    except PeerFailure as error:
+        failed = {
+            **error.details,
+            "message": str(error),
+            "time": time.time(),
+            "counted": training.container.counters.steps,
+            "rows": training.rows(),
+        }
+        _write(folder / f"{collective.rank}.failed", json.dumps(failed))
+        raise
+
+
+def _write(path: Path, text: str) -> None:
+    """So that a reader finds the whole text or no file."""
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(text)
+    unfinished.rename(path)
+
+
+def _main(backend: str, options: str, deadline_seconds: str, folder: str) -> None:
+    rendezvous = EnvironmentRendezvous(EnvironmentOptions())
+    descriptor = make_plugin_manager().collective(backend)
+    checked = checked_options("collective", descriptor, json.loads(options))
+    with descriptor.factory(
+        rendezvous.membership(), checked, float(deadline_seconds)
+    ) as collective:
+        train_until_failure(collective, rendezvous, Path(folder))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -1,0 +1,102 @@
+"""Ranks as threads, over the least helpful transport that the contract allows.
+
+A message leaves its buffer only when the receiver has asked for it and looks, and the send is done only
+then: as large messages of MPI behave. Whoever overwrites a buffer too early, or waits for a send before
+it receives, is found out. Messages also need several looks, at random, so that they come in every
+order that the contract leaves open.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import defaultdict, deque
+from typing import Any
+
+import numpy as np
+
+from sparring.contracts.collective import Collective, Work
+from sparring.errors import PeerFailure
+
+
+class LateGroup:
+    """What the ranks share.
+
+    Args:
+        seed: of how many looks messages take.
+        is_hasty: a receive takes the first message there is, though an earlier receive waits for it.
+            The contract does not allow that, but a transport that looks a message up when asked
+            whether it has come does so, unless receives are looked at in order.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        seed: int = 0,
+        *,
+        is_hasty: bool = False,
+        deadline_seconds: float = 20.0,
+    ) -> None:
+        self.is_hasty = is_hasty
+        self.world_size = world_size
+        self.deadline_seconds = deadline_seconds
+        self.lock = threading.Lock()
+        self.random = random.Random(seed)
+        # (source, destination, tag) -> what was sent, and who waits, in order
+        self.sent: dict[tuple[int, int, int], deque[_Late]] = defaultdict(deque)
+        self.wanted: dict[tuple[int, int, int], deque[_Late]] = defaultdict(deque)
+
+    def join(self, rank: int) -> Collective:
+        return _LateCollective(self, rank)
+
+
+class _Late(Work):
+    def __init__(self, group: LateGroup, box: tuple[int, int, int], buffer: Any) -> None:
+        self.group = group
+        self.box = box
+        self.buffer = buffer.reshape(-1).view(np.uint8)
+        self.is_done = False
+        self.looks_left = group.random.randrange(4)
+
+    def done(self) -> bool:
+        group = self.group
+        with group.lock:
+            self.looks_left -= 1
+            sent, wanted = group.sent[self.box], group.wanted[self.box]
+            if self.looks_left < 0 and sent and wanted:
+                target = self if group.is_hasty and self in wanted else wanted[0]
+                wanted.remove(target)
+                source = sent.popleft()
+                assert source.buffer.nbytes == target.buffer.nbytes
+                target.buffer[...] = source.buffer
+                source.is_done = target.is_done = True
+            return self.is_done
+
+    def wait(self) -> None:
+        limit = time.monotonic() + self.group.deadline_seconds
+        while not self.done():
+            if time.monotonic() > limit:
+                raise PeerFailure("nothing came", rank=self.box[0])
+            time.sleep(20e-6)
+
+
+class _LateCollective(Collective):
+    def __init__(self, group: LateGroup, rank: int) -> None:
+        super().__init__(rank, group.world_size, deadline_seconds=group.deadline_seconds)
+        self.group = group
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _send_impl(self, buffer: Any, destination: int, tag: int) -> Work:
+        work = _Late(self.group, (self.rank, destination, tag), buffer)
+        with self.group.lock:
+            self.group.sent[work.box].append(work)
+        return work
+
+    def _receive_impl(self, buffer: Any, source: int, tag: int) -> Work:
+        work = _Late(self.group, (source, self.rank, tag), buffer)
+        with self.group.lock:
+            self.group.wanted[work.box].append(work)
+        return work

@@ -1,0 +1,118 @@
+"""W ranks train as one process does on the joined batches."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import pytest
+
+from sparring.contracts.collective import Collective, Reduction
+from sparring.exchange.options import ExchangeOptions
+from sparring_testing.devices import why_unavailable
+from sparring_testing.rank_threads import run_ranks
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+
+from .exchange_scenario import Scenario, Shard, check, train
+from .late_transport import LateGroup
+
+
+@cache
+def alone(scenario: Scenario) -> dict[str, Shard]:
+    return train(scenario, None, None)
+
+
+def check_ranks(scenario: Scenario) -> None:
+    def body(collective: Collective) -> dict[str, Shard]:
+        return train(scenario, collective, ThreadRendezvous(scenario.world_size))
+
+    check(run_ranks(scenario.world_size, body, 60.0), alone(scenario))
+
+
+@pytest.mark.parametrize(
+    ("world_size", "method"),
+    [
+        pytest.param(size, method, marks=[] if size == 3 or method == "adam" else pytest.mark.long)
+        for size in (1, 2, 3, 4, 8)
+        for method in ("sgd", "adagrad", "adam")
+    ],
+)
+def test_ranks_train_as_one_process_does(world_size: int, method: str) -> None:
+    check_ranks(Scenario(world_size, method))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_function_over_rows_counts_steps_alike_on_all_ranks(world_size: int) -> None:
+    check_ranks(Scenario(world_size, "adam", is_fused=False))
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("is_fused", [True, False], ids=["fused", "function"])
+def test_sums_over_ranks_are_exact_too(world_size: int, is_fused: bool) -> None:
+    check_ranks(Scenario(world_size, "sgd", is_fused, Reduction.SUM, num_steps=30))
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 3, None])
+def test_chunks_do_not_change_what_is_trained(chunk_rows: int | None) -> None:
+    exchange = ExchangeOptions(chunk_rows, chunks_in_flight=2)
+    check_ranks(Scenario(3, "adagrad", num_steps=20, exchange=exchange))
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 5])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_it_is_exact_over_the_least_helpful_transport(world_size: int, seed: int) -> None:
+    """With one chunk in flight and with many; buffers are overwritten as early as allowed."""
+    exchange = ExchangeOptions(chunk_rows=2, chunks_in_flight=1 if seed == 1 else 6)
+    scenario = Scenario(world_size, "adagrad", num_steps=8, exchange=exchange)
+    group = LateGroup(world_size, seed, is_hasty=seed == 2)
+
+    def body(rank: int) -> dict[str, Shard]:
+        return train(scenario, group.join(rank), ThreadRendezvous(world_size))
+
+    with ThreadPoolExecutor(world_size) as threads:
+        check(list(threads.map(body, range(world_size))), alone(scenario))
+
+
+def test_every_run_gives_the_same_bits() -> None:
+    runs = []
+    for chunk_rows in (2, 64, 1):
+        exchange = ExchangeOptions(chunk_rows)
+        scenario = Scenario(4, "adam", num_steps=20, exchange=exchange)
+
+        def body(collective: Collective, scenario: Scenario = scenario) -> dict[str, Shard]:
+            return train(scenario, collective, ThreadRendezvous(4))
+
+        runs.append(run_ranks(4, body, 60.0))
+    for other in runs[1:]:
+        for mine, theirs in zip(runs[0], other, strict=True):
+            for name, shard in mine.items():
+                assert shard.keys == theirs[name].keys
+                for key, row in shard.rows.items():
+                    assert row.tobytes() == theirs[name].rows[key].tobytes()
+
+
+@pytest.mark.skipif(
+    why_unavailable("emulated") is not None, reason=str(why_unavailable("emulated"))
+)
+@pytest.mark.parametrize("is_fused", [True, False], ids=["fused", "function"])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_ranks_with_tables_on_a_device_train_the_rows_of_ranks_on_cpus(
+    world_size: int, is_fused: bool
+) -> None:
+    """By way of host arrays, as containers go on several ranks."""
+    trained = []
+    for device in ("cpu", "emulated"):
+        options = {"device": device}
+        scenario = Scenario(
+            world_size, "adagrad", is_fused, num_steps=12, backend="hkv", options=options
+        )
+
+        def body(collective: Collective, scenario: Scenario = scenario) -> dict[str, Shard]:
+            return train(scenario, collective, ThreadRendezvous(world_size))
+
+        trained.append(run_ranks(world_size, body, 60.0))
+    for on_cpu, on_device in zip(*trained, strict=True):
+        for name, shard in on_cpu.items():
+            assert on_device[name].keys == shard.keys
+            for key, row in shard.rows.items():
+                assert on_device[name].rows[key].tobytes() == row.tobytes()

@@ -1,0 +1,513 @@
+"""What ranks do when one of them is set up otherwise, ends, refuses or fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.collective.local import LocalCollective
+from sparring.contracts.collective import Collective, Reduction
+from sparring.contracts.initializers import Uniform
+from sparring.contracts.shard_map import ShardMap
+from sparring.contracts.table import TableConfig
+from sparring.contracts.updates import MethodChoice
+from sparring.engine.container import StepContainer
+from sparring.engine.table_entry import StorageChoice
+from sparring.errors import (
+    CapacityError,
+    ClosedError,
+    InvalidArgumentError,
+    PeerFailure,
+    SparringError,
+    StorageIOError,
+)
+from sparring.exchange.counters import ExchangeCounters, MessageKind
+from sparring.exchange.headers import exchange_more_counts, send_farewell
+from sparring.exchange.link import Link, tag_of
+from sparring.exchange.options import ExchangeOptions
+from sparring.kernels.functions import partition
+from sparring.runtime.events import BackgroundError
+from sparring.updates.resolve import hyper_from, resolve_method
+from sparring_testing.rank_threads import run_ranks
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+
+from .late_transport import LateGroup
+
+pytestmark = pytest.mark.alone
+
+TABLE = TableConfig("item", 4, initializer=Uniform(-1, 1))
+
+
+def container_of(
+    collective: Collective,
+    table: TableConfig = TABLE,
+    storage: StorageChoice | None = None,
+    **options: Any,
+) -> StepContainer:
+    made = StepContainer(
+        collective=collective, rendezvous=ThreadRendezvous(collective.world_size), **options
+    )
+    made.declare(table, storage or StorageChoice("memory"))
+    return made
+
+
+def descend(updates: Any) -> None:
+    for each in updates:
+        each.rows[:, :4] -= 0.25 * each.gradients
+
+
+def step(made: StepContainer, keys: Any) -> None:
+    with made.step(descend) as one:
+        found = one.lookup("item", keys)
+        one.accumulate(found, np.ones((len(found.keys), 4), np.float32))
+
+
+def held(made: StepContainer, name: str = "item") -> dict[int, bytes]:
+    rows = {}
+    for chunk in made.storage(name).scan():
+        rows.update(
+            {int(key): row.tobytes() for key, row in zip(chunk.keys, chunk.rows, strict=True)}
+        )
+    return rows
+
+
+def error_of(call: Callable[[], Any]) -> SparringError:
+    with pytest.raises(SparringError) as caught:
+        call()
+    return caught.value
+
+
+# -- set up otherwise --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("differs", "expected"),
+    [
+        ({"table": replace(TABLE, dim=5)}, ["tables.item.dim", "4", "5"]),
+        ({"table": replace(TABLE, dtype="float16")}, ["tables.item.dtype", "float32", "float16"]),
+        (
+            {"table": replace(TABLE, initializer=Uniform(-2, 1))},
+            ["tables.item.initializer", "-1", "-2"],
+        ),
+        ({"table": replace(TABLE, seed=9)}, ["tables.item.seed", "0", "9"]),
+        ({"reduction": Reduction.SUM}, ["reduction", "mean", "sum"]),
+        ({"non_finite_gradients": "skip"}, ["non_finite_gradients", "raise", "skip"]),
+        ({"exchange": ExchangeOptions(chunk_rows=3)}, ["exchange.chunk_rows", "auto", "3"]),
+        ({"config": {"training": {"steps": 7}}}, ["config.training", "missing", "7"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_ranks_that_were_set_up_differently_are_refused_at_start(
+    differs: Mapping[str, Any], expected: list[str]
+) -> None:
+    def body(collective: Collective) -> str:
+        made = container_of(collective, **(differs if collective.rank == 2 else {}))
+        error = error_of(lambda: made.lookup("item", np.arange(3)))
+        assert isinstance(error, InvalidArgumentError)
+        return str(error)
+
+    for message in run_ranks(3, body):
+        for part in (*expected, "rank 0", "rank 2"):
+            assert part in message
+
+
+def test_another_version_of_the_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = iter(["1.0", "1.1"])
+    monkeypatch.setattr("sparring.engine.job_fingerprint._version", lambda: next(versions))
+
+    def body(collective: Collective) -> str:
+        return str(error_of(lambda: container_of(collective).lookup("item", np.arange(3))))
+
+    for message in run_ranks(2, body):
+        assert "code version" in message
+        assert "1.0" in message
+        assert "1.1" in message
+
+
+def test_a_table_that_one_rank_alone_declares_is_named() -> None:
+    def body(collective: Collective) -> str:
+        made = container_of(collective)
+        if collective.rank == 1:
+            made.declare(TableConfig("extra", 2), StorageChoice("memory"))
+        return str(error_of(lambda: made.lookup("item", np.arange(3))))
+
+    for message in run_ranks(2, body):
+        assert "tables.extra is missing on rank 0" in message
+
+
+def test_ranks_that_look_up_different_tables_are_told_so() -> None:
+    def body(collective: Collective) -> str:
+        made = container_of(collective)
+        made.declare(TableConfig("user", 2), StorageChoice("memory"))
+        name = "user" if collective.rank else "item"
+        return str(error_of(lambda: made.lookup(name, np.arange(3))))
+
+    for message in run_ranks(2, body):
+        assert "rank 0: item" in message
+        assert "rank 1: user" in message
+
+
+# -- a rank that ends ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_rank_that_runs_out_of_batches_is_named_at_the_step_boundary(world_size: int) -> None:
+    last = world_size - 1
+
+    def body(collective: Collective) -> PeerFailure | None:
+        made = container_of(collective)
+        for _ in range(2):
+            step(made, np.arange(5))
+        if collective.rank == last:
+            made.close()
+            return None
+        begin = time.monotonic()
+        error = error_of(lambda: step(made, np.arange(5)))
+        assert time.monotonic() - begin < 5
+        assert isinstance(error, PeerFailure)
+        assert made.counters.steps == 2
+        made.close()
+        return error
+
+    survivors = run_ranks(world_size, body, 30.0)[:last]
+    for error in survivors:
+        assert (error.rank, error.step, error.steps_applied) == (last, 2, 2)
+        assert f"rank {last}" in str(error)
+        assert "as 2 steps left them" in str(error)
+    # Of several survivors one may hear of it from another, whose words are other ones.
+    if world_size == 2:
+        assert "rank 1 ended training after 2 steps" in str(survivors[0])
+
+
+def test_a_rank_that_ended_and_left_is_known_to_have_ended() -> None:
+    def body(collective: Collective) -> PeerFailure | None:
+        assert isinstance(collective, LocalCollective)
+        made = container_of(collective)
+        step(made, np.arange(5))
+        if collective.rank == 1:
+            made.close()
+            collective.close()
+            return None
+        with collective.group.changed:
+            assert collective.group.changed.wait_for(lambda: 1 in collective.group.gone, 10)
+        error = error_of(lambda: step(made, np.arange(5)))
+        assert isinstance(error, PeerFailure)
+        return error
+
+    error = run_ranks(2, body, 30.0)[0]
+    assert (error.rank, error.step, error.steps_applied) == (1, 1, 1)
+    assert "rank 1 ended training after 1 step," in str(error)
+
+
+def test_a_rank_that_has_ended_is_not_waited_for_by_what_was_sent_to_it() -> None:
+    group = LateGroup(2)
+
+    def body(rank: int) -> float:
+        made = container_of(group.join(rank))
+        step(made, np.arange(5))
+        if rank == 1:
+            made.close()
+            return 0.0
+        begin = time.monotonic()
+        assert error_of(lambda: step(made, np.arange(5))).rank == 1
+        return time.monotonic() - begin
+
+    with ThreadPoolExecutor(2) as threads:
+        assert max(threads.map(body, range(2))) < 5
+
+
+def test_a_rank_may_end_while_others_still_read_their_own_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def body(collective: Collective) -> bool:
+        made = container_of(collective, exchange=ExchangeOptions(chunk_rows=50))
+        step(made, np.arange(100))
+        storage = made.storage("item")
+        find = storage._find_impl
+
+        def slow_find(*arguments: Any) -> None:
+            time.sleep(0.4)
+            find(*arguments)
+
+        if collective.rank == 1:
+            storage._find_impl = slow_find  # type: ignore[method-assign]
+        # Rank 0 asks for none of rank 1's rows, and is done long before it.
+        everything = np.arange(400)
+        owners = ShardMap.balanced(2).owners[partition(everything)]
+        keys = everything if collective.rank else everything[owners == 0]
+        found = made.lookup("item", keys, is_registered=False)
+        made.close()
+        return len(found.rows) == len(keys)
+
+    assert run_ranks(2, body) == [True, True]
+
+
+def test_a_rank_that_ends_in_the_middle_of_an_exchange_is_named_soon() -> None:
+    def body(collective: Collective) -> int | None:
+        made = container_of(collective, exchange=ExchangeOptions(chunk_rows=5))
+        step(made, np.arange(100))
+        if collective.rank == 1:
+            _stop_after(collective, 9)
+            with pytest.raises(_Killed):
+                made.lookup("item", np.arange(100))
+            made.close()
+            return None
+        begin = time.monotonic()
+        error = error_of(lambda: made.lookup("item", np.arange(100)))
+        assert time.monotonic() - begin < 5
+        return error.rank
+
+    assert run_ranks(2, body, 30.0)[0] == 1
+
+
+def test_a_rank_that_goes_on_to_evaluate_is_named_too() -> None:
+    def body(collective: Collective) -> str:
+        made = container_of(collective)
+        step(made, np.arange(5))
+        if collective.rank == 1:
+            return str(error_of(lambda: made.lookup("item", np.arange(5), is_registered=False)))
+        return str(error_of(lambda: step(made, np.arange(5))))
+
+    trainer, evaluator = run_ranks(2, body, 30.0)
+    assert "rank 1 ended training after 1 step," in trainer
+    assert "rank 0 looks rows up to train on, step 1" in evaluator
+
+
+def test_after_a_failure_the_exchange_stays_failed() -> None:
+    def body(collective: Collective) -> None:
+        made = container_of(collective)
+        if collective.rank:
+            made.close()
+            with pytest.raises(ClosedError):
+                made.lookup("item", np.arange(3))
+            return
+        first = error_of(lambda: made.lookup("item", np.arange(3)))
+        begin = time.monotonic()
+        second = error_of(lambda: made.lookup("item", np.arange(3)))
+        assert time.monotonic() - begin < 1
+        assert (first.rank, str(first)) == (second.rank, str(second))
+
+    run_ranks(2, body, 5.0)
+
+
+# -- a rank that refuses -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_fused", [True, False], ids=["fused", "function"])
+def test_a_full_storage_on_one_rank_stops_the_step_on_all_and_training_goes_on(
+    is_fused: bool,
+) -> None:
+    method = resolve_method("adam")
+    hyper = hyper_from(method, {"lr": 0.1})
+
+    def body(collective: Collective) -> str:
+        options = {"capacity": 12} if collective.rank == 1 else {}
+        made = container_of(collective, storage=StorageChoice("memory", options))
+        made.set_state("item", method.initial_state(4, hyper, np.dtype(np.float32)), "adam")
+        applied = 0
+
+        def train(keys: np.ndarray) -> None:
+            nonlocal applied
+            found = made.lookup("item", keys)
+            assert found.shadow_id is not None
+            gradient = np.ones((len(found.keys), 4), np.float32)
+            made.resources.accumulate(found.shadow_id, gradient)
+            if is_fused:
+                made.apply_methods({"item": MethodChoice(method, hyper, applied + 1)})
+            else:
+                made.apply(descend)
+            applied += 1
+
+        train(np.arange(10))
+        before = held(made)
+        error = error_of(lambda: train(np.arange(200)))
+        assert isinstance(error, CapacityError)
+        assert held(made) == before
+        assert made.counters.steps == 1
+        train(np.arange(10))
+        assert held(made) != before
+        return str(error)
+
+    messages = run_ranks(3, body)
+    for rank in (0, 2):
+        assert "rank 1 cannot apply it, so no rank does" in messages[rank]
+        assert "may hold 12" in messages[rank]
+    assert messages[1].startswith("table 'item' holds")
+
+
+def test_a_failure_in_the_background_of_one_rank_stops_the_step_on_all() -> None:
+    def body(collective: Collective) -> str:
+        made = container_of(collective)
+        step(made, np.arange(5))
+        before = held(made)
+        if collective.rank == 0:
+
+            def fail() -> None:
+                raise OSError("disk gone")
+
+            made.events.submit(fail, name="snapshot")
+            made.events.drain(5.0)
+        error = error_of(lambda: step(made, np.arange(5)))
+        assert isinstance(error, BackgroundError)
+        assert held(made) == before
+        step(made, np.arange(5))
+        assert made.counters.steps == 2
+        made.close()
+        return str(error)
+
+    mine, theirs = run_ranks(2, body)
+    assert "snapshot" in mine
+    assert "rank 0 cannot apply it" in theirs
+    assert "snapshot" in theirs
+
+
+def test_a_storage_that_cannot_read_is_named_by_who_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(collective: Collective) -> SparringError | OSError:
+        made = container_of(collective, exchange=ExchangeOptions(chunk_rows=8))
+        step(made, np.arange(100))
+        if collective.rank == 1:
+
+            def fail(*_arguments: Any) -> None:
+                raise OSError("disk gone")
+
+            monkeypatch.setattr(made.storage("item"), "_find_impl", fail)
+        try:
+            made.lookup("item", np.arange(100))
+        except (SparringError, OSError) as error:
+            return error
+        raise AssertionError("nothing was raised")
+
+    errors = run_ranks(3, body)
+    assert str(errors[1]) == "disk gone"
+    for rank in (0, 2):
+        assert isinstance(errors[rank], PeerFailure)
+        assert errors[rank].rank == 1
+        assert "its storage failed" in str(errors[rank])
+
+
+def test_a_storage_that_fails_before_the_update_stops_the_step_on_all() -> None:
+    def body(collective: Collective) -> str:
+        made = container_of(collective, exchange=ExchangeOptions(chunk_rows=8))
+        step(made, np.arange(100))
+        before = held(made)
+        storage = made.storage("item")
+        find = storage._find_impl
+
+        def fail(*_arguments: Any) -> None:
+            raise StorageIOError("disk gone")
+
+        found = made.lookup("item", np.arange(100))
+        made.resources.accumulate(found.shadow_id or 0, np.ones((100, 4), np.float32))
+        if collective.rank == 2:
+            storage._find_impl = fail  # type: ignore[method-assign]
+        error = error_of(lambda: made.apply(descend))
+        assert isinstance(error, StorageIOError)
+        storage._find_impl = find  # type: ignore[method-assign]
+        assert held(made) == before
+        step(made, np.arange(100))
+        assert made.counters.steps == 2
+        return str(error)
+
+    messages = run_ranks(3, body)
+    assert messages[2] == "disk gone"
+    for rank in (0, 1):
+        assert "rank 2 cannot apply it, so no rank does: disk gone" in messages[rank]
+
+
+# -- a rank that dies ----------------------------------------------------------------
+
+STEPS = 4
+
+
+def trained(made: StepContainer, rank: int) -> list[dict[int, bytes]]:
+    """What the shard held before and after each step."""
+    history = [held(made)]
+    for number in range(STEPS):
+        step(made, np.random.default_rng((number, rank)).integers(0, 60, 25))
+        history.append(held(made))
+    return history
+
+
+class _Killed(BaseException):
+    """What stands in for the end of a process."""
+
+
+def test_a_rank_that_dies_anywhere_leaves_no_half_applied_step() -> None:
+    """Rank 1 of 3 ends at its nth message, for many n; survivors name it, and their tables are
+    exactly those before or after a step, as the error says."""
+    options = ExchangeOptions(chunk_rows=4, chunks_in_flight=2)
+
+    def undisturbed(collective: Collective) -> tuple[list[dict[int, bytes]], int]:
+        made = container_of(collective, exchange=options)
+        history = trained(made, collective.rank)
+        return history, made.exchange.counters.num_messages_sent
+
+    results = run_ranks(3, undisturbed)
+    histories = [history for history, _ in results]
+    most = results[1][1]
+    for last in np.random.default_rng(1).integers(1, most - 6, 8).tolist():
+
+        def body(collective: Collective, last: int = last) -> None:
+            made = container_of(collective, exchange=options)
+            if collective.rank == 1:
+                _die_after(collective, last)
+                with pytest.raises(_Killed):
+                    trained(made, 1)
+                return
+            begin = time.monotonic()
+            error = error_of(lambda: trained(made, collective.rank))
+            assert time.monotonic() - begin < 8  # the deadline is 20 s
+            assert isinstance(error, PeerFailure)
+            assert error.rank == 1, str(error)
+            assert error.step == error.steps_applied == made.counters.steps
+            assert held(made) == histories[collective.rank][error.steps_applied]
+
+        run_ranks(3, body, 20.0)
+
+
+def _die_after(collective: Collective, num_messages: int) -> None:
+    _stop_after(collective, num_messages, collective.close)
+
+
+def _stop_after(
+    collective: Collective, num_messages: int, before: Callable[[], None] = lambda: None
+) -> None:
+    """Raises in place of sending one message; those after it are sent again."""
+    send_impl = collective._send_impl
+    left = [num_messages]
+
+    def send(buffer: Any, destination: int, tag: int) -> Any:
+        left[0] -= 1
+        if left[0] == -1:
+            before()
+            raise _Killed
+        return send_impl(buffer, destination, tag)
+
+    collective._send_impl = send  # type: ignore[method-assign]
+
+
+def test_a_farewell_is_not_taken_for_the_counts_of_many_tables() -> None:
+    """Rank 1 died when rank 2 had its header and rank 0 had not, so rank 0 gives up while rank 2 waits
+    for the counts for which headers have no room."""
+
+    def body(collective: Collective) -> Any:
+        link = Link(collective, ExchangeCounters())
+        counts = np.zeros((3, 60), np.int64)
+        if collective.rank == 0:
+            # Rank 2 is waiting.
+            collective.receive(np.empty(3, np.int64), 2, tag_of(MessageKind.COUNTS)).wait()
+            send_farewell(link, 0, 1)
+            collective.give_up(1)
+        if collective.rank < 2:
+            return None
+        error = error_of(lambda: exchange_more_counts(link, counts, counts[:, :57]))
+        assert isinstance(error, PeerFailure)
+        return error.rank
+
+    assert run_ranks(3, body, 5.0)[2] == 1

@@ -1,0 +1,164 @@
+"""The ring over a device whose streams are late: what is not ordered by events reads garbage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.collective.local import LocalCollective, LocalGroup
+from sparring.contracts.collective import Collective, Work
+from sparring.contracts.results import Columns
+from sparring.contracts.shard_map import ShardMap
+from sparring.contracts.storage import Storage
+from sparring.contracts.table import TableConfig
+from sparring.engine.resource_manager import ResourceManager
+from sparring.exchange.device_pull import DevicePullRequest
+from sparring.exchange.device_push import DevicePushRequest
+from sparring.exchange.messages import PullRequest, PushRequest
+from sparring.exchange.options import ExchangeOptions
+from sparring.exchange.ring import RingExchange
+from sparring.kernels import functions as kernels
+from sparring.storage.open import open_storage
+
+from ..runtime.late_device import LateDevice, LateKernels
+
+TABLES = (TableConfig("item", 6, "float32"), TableConfig("user", 2, "float64"))
+OPTIONS = ExchangeOptions(chunk_rows=64, chunks_in_flight=2)
+
+
+class DirectCollective(LocalCollective):
+    """Takes the device's memory, which is the host's."""
+
+    devices = ("cpu", "late")
+
+    def _receive_impl(self, buffer: Any, source: int, tag: int) -> Work:
+        # Whoever fills it does so at once, and on no stream.
+        return super()._receive_impl(buffer.view(np.ndarray), source, tag)
+
+
+def run_ranks(world_size: int, is_direct: bool, body: Callable[[Collective], Any]) -> list[Any]:
+    group = LocalGroup(world_size, deadline_seconds=30.0)
+    kind = DirectCollective if is_direct else LocalCollective
+    with ThreadPoolExecutor(world_size) as threads:
+        return list(threads.map(lambda rank: body(kind(group, rank)), range(world_size)))
+
+
+def rows_for(table: TableConfig, keys: Any) -> Any:
+    numbers = np.random.default_rng(3).standard_normal((1000, table.width))
+    return numbers[np.asarray(keys) % 1000].astype(table.numpy_dtype)
+
+
+def shards(rank: int, shard_map: ShardMap) -> list[Storage]:
+    storages = []
+    stored = np.arange(300)
+    for table in TABLES:
+        storage = open_storage("memory", table)
+        mine = stored[shard_map.owners[kernels.partition(stored)] == rank]
+        storage.upsert(mine, rows_for(table, mine))
+        storages.append(storage)
+    return storages
+
+
+def keys_of(rank: int, place: int) -> Any:
+    count = 0 if rank == 2 and place == 0 else 120 + 60 * rank
+    return np.random.default_rng(10 * rank + place).permutation(400)[:count]
+
+
+def gradients_of(rank: int, place: int) -> Any:
+    numbers = np.random.default_rng(50 * rank + place).standard_normal((400, TABLES[place].dim))
+    return numbers[: len(keys_of(rank, place))].astype(TABLES[place].computing_dtype)
+
+
+def on_host(collective: Collective) -> Any:
+    shard_map = ShardMap.balanced(collective.world_size)
+    rank = collective.rank
+    with RingExchange(collective, shard_map, OPTIONS) as exchange:
+        pulled = exchange.pull_all(
+            [
+                PullRequest(storage, table, keys_of(rank, place), Columns(0, table.dim))
+                for place, (storage, table) in enumerate(
+                    zip(shards(rank, shard_map), TABLES, strict=True)
+                )
+            ]
+        )
+        pushed = exchange.push_all(
+            [
+                PushRequest(
+                    table,
+                    keys_of(rank, place),
+                    gradients_of(rank, place),
+                    lambda table=table: ResourceManager.make_accumulator(table),
+                )
+                for place, table in enumerate(TABLES)
+            ]
+        )
+        return (
+            [(each.rows, each.found) for each in pulled],
+            [(each.keys, each.gradients) for each in pushed],
+        )
+
+
+@pytest.mark.parametrize("is_direct", [True, False], ids=["direct", "staged"])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_streams_are_ordered_by_events(world_size: int, is_direct: bool) -> None:
+    shard_map = ShardMap.balanced(world_size)
+
+    def on_device(collective: Collective) -> Any:
+        rank = collective.rank
+        device = LateDevice(seed=100 * rank)
+        late = LateKernels(device)
+
+        # The caller's arrays are late too: they are made on its own stream, just before.
+        def made(array: Any) -> Any:
+            given = device.given(array)
+            out = device.empty(array.shape, array.dtype.name)
+            out[...] = given
+            return out
+
+        storages = shards(rank, shard_map)
+        with RingExchange(collective, shard_map, OPTIONS) as exchange:
+            ring = exchange.on_device(late)
+            assert ring.is_direct == is_direct
+            pulled = ring.pull_all(
+                [
+                    DevicePullRequest(storage, table, made(keys_of(rank, place)))
+                    for place, (storage, table) in enumerate(zip(storages, TABLES, strict=True))
+                ]
+            )
+            copies = [
+                (late.arrays.to_host(each.rows), late.arrays.to_host(each.found)) for each in pulled
+            ]
+            pushed = ring.push_all(
+                [
+                    DevicePushRequest(
+                        table, made(keys_of(rank, place)), made(gradients_of(rank, place))
+                    )
+                    for place, table in enumerate(TABLES)
+                ]
+            )
+            sums = [
+                (late.arrays.to_host(each.keys), late.arrays.to_host(each.gradients))
+                for each in pushed
+            ]
+        return copies, sums
+
+    begin = time.monotonic()
+    found = run_ranks(world_size, is_direct, on_device)
+    assert time.monotonic() - begin < 25.0
+    expected = run_ranks(world_size, False, on_host)
+    for of_rank, known_of_rank in zip(found, expected, strict=True):
+        for (rows, flags), (known_rows, known_flags) in zip(
+            of_rank[0], known_of_rank[0], strict=True
+        ):
+            np.testing.assert_array_equal(flags, known_flags)
+            assert rows.tobytes() == known_rows.tobytes()
+        for (keys, sums), (known_keys, known_sums) in zip(
+            of_rank[1], known_of_rank[1], strict=True
+        ):
+            np.testing.assert_array_equal(keys, known_keys)
+            assert sums.tobytes() == known_sums.tobytes()

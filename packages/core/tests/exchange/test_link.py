@@ -1,0 +1,59 @@
+"""What the exchange sees to itself, whatever the transport does."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from sparring.contracts.collective import Collective
+from sparring.contracts.results import Columns
+from sparring.contracts.shard_map import ShardMap
+from sparring.contracts.table import TableConfig
+from sparring.errors import PeerFailure
+from sparring.exchange.agreement import digest_of
+from sparring.exchange.headers import Header, Mailbox, Phase, exchange_headers
+from sparring.exchange.options import ExchangeOptions
+from sparring.exchange.ring import RingExchange
+from sparring.storage.open import open_storage
+
+from .late_transport import LateGroup
+
+pytestmark = pytest.mark.alone
+
+TABLE = TableConfig("item", 4)
+
+
+def test_a_rank_that_falls_silent_is_given_up_where_the_transport_would_ask_for_ever() -> None:
+    """The works of this transport have no deadline while they are only asked."""
+    group = LateGroup(2, deadline_seconds=2.0)
+
+    def pull(collective: Collective) -> None:
+        exchange = RingExchange(collective, ShardMap.balanced(2), ExchangeOptions(chunk_rows=5))
+        limit = time.monotonic() + 30
+
+        def look() -> None:
+            assert time.monotonic() < limit, "nobody gave up"
+
+        exchange.session.link.on_stall = look
+        with pytest.raises(PeerFailure, match="nothing came within 2 s") as caught:
+            exchange.pull(open_storage("memory", TABLE), TABLE, np.arange(100), Columns(0, 4))
+        assert caught.value.rank == 1
+
+    def say_where_it_is(collective: Collective) -> None:
+        exchange = RingExchange(collective, ShardMap.balanced(2), ExchangeOptions(chunk_rows=5))
+        _, settings = exchange.session.all_settings()
+        names = ["item[0:4]"]
+        counts = np.full((2, 1), 50, np.int64)
+        header = Header(Phase.LOOKUP, 0, settings, digest_of(names), False, 1)
+        exchange_headers(exchange.session.link, Mailbox(exchange.session.link), header, counts)
+
+    with ThreadPoolExecutor(2) as threads:
+        futures = [
+            threads.submit(body, group.join(rank))
+            for rank, body in enumerate((pull, say_where_it_is))
+        ]
+        for future in futures:
+            future.result()

@@ -1,0 +1,105 @@
+"""Ranks that are processes, over gloo and over MPI, train as one process does on the joined batches.
+
+``SPARRING_LARGEST_WORLD=8`` adds worlds of 4 and of 8 processes, and functions over rows in all worlds;
+``nox -s tests_long`` sets it. That threads train so by every method: test_exactness.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+
+from sparring.contracts.collective import Collective, Reduction
+from sparring_testing.rank_launchers import BACKENDS, ranks_over
+from sparring_testing.rank_processes import RankProcesses
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+
+from .exchange_scenario import Scenario, Shard, check, train
+
+pytestmark = pytest.mark.alone
+
+LARGEST_WORLD = int(os.environ.get("SPARRING_LARGEST_WORLD", "3"))
+WORLD_SIZES = [size for size in (2, 3, 4, 8) if size <= LARGEST_WORLD]
+METHODS = [
+    pytest.param("sgd", marks=pytest.mark.long),
+    pytest.param("adagrad", marks=pytest.mark.long),
+    "adam",
+]
+
+needs_hkv = pytest.mark.skipif(
+    importlib.util.find_spec("sparring_hkv") is None,
+    reason='sparring-hkv is not installed: pip install "sparring[hkv]"',
+)
+
+CheckRanks = Callable[[Scenario], None]
+
+
+def train_as_rank(collective: Collective, scenario: Scenario) -> dict[str, Shard]:
+    """What each process runs."""
+    return train(scenario, collective, ThreadRendezvous(scenario.world_size))
+
+
+@cache
+def alone(scenario: Scenario) -> dict[str, Shard]:
+    return train(scenario, None, None)
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[dict[tuple[str, int], RankProcesses]]:
+    """The processes of each backend and world size; they start when they are first asked for."""
+    started: dict[tuple[str, int], RankProcesses] = {}
+    yield started
+    for processes in started.values():
+        processes.close()
+
+
+@pytest.fixture(params=BACKENDS)
+def check_ranks(
+    request: pytest.FixtureRequest, worlds: dict[tuple[str, int], RankProcesses]
+) -> CheckRanks:
+    """Trains a scenario by processes, and compares."""
+    backend: str = request.param
+
+    def run(scenario: Scenario) -> None:
+        # Over gloo fewer ranks may meet than there are processes; MPI has exactly those it started.
+        size = max(WORLD_SIZES) if backend == "torch" else scenario.world_size
+        if (backend, size) not in worlds:
+            worlds[backend, size] = ranks_over(backend, size, __name__)
+        shards: list[Any] = worlds[backend, size].run(
+            scenario.world_size, train_as_rank, scenario, deadline_seconds=30.0
+        )
+        check(shards, alone(scenario))
+
+    return run
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_processes_train_as_one_does(check_ranks: CheckRanks, world_size: int, method: str) -> None:
+    """Its batches hold ranks without samples, and steps where one rank has all ids."""
+    check_ranks(Scenario(world_size, method))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("world_size", WORLD_SIZES if LARGEST_WORLD > 3 else [3])
+def test_processes_with_a_function_over_rows_train_as_one_does(
+    check_ranks: CheckRanks, world_size: int, method: str
+) -> None:
+    check_ranks(Scenario(world_size, method, is_fused=False))
+
+
+@needs_hkv
+@pytest.mark.parametrize("is_fused", [True, False], ids=["fused", "function"])
+def test_native_tables_of_processes_train_as_one_does(
+    check_ranks: CheckRanks, is_fused: bool
+) -> None:
+    check_ranks(Scenario(3, "adam", is_fused, backend="hkv"))
+
+
+def test_sums_of_processes_are_exact_too(check_ranks: CheckRanks) -> None:
+    check_ranks(Scenario(3, "adagrad", reduction=Reduction.SUM, num_steps=30))

@@ -1,0 +1,382 @@
+"""The event loop: bounds, failures on the next step, draining, exit and fork."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from sparring.errors import ClosedError, DeadlineError, InvalidArgumentError
+from sparring.runtime.events import BackgroundError, EventLoop
+
+WAIT = 60.0  # seconds until a test that hangs is called failed
+
+
+@pytest.fixture
+def loop() -> Iterator[EventLoop]:
+    loop = EventLoop(capacity=4, num_threads=2, deadline_seconds=WAIT)
+    yield loop
+    loop.close()
+
+
+def fail() -> None:
+    raise OSError("disk full")
+
+
+def run_script(source: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source)],
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
+        check=False,
+    )
+
+
+def threads_of_loops() -> set[threading.Thread]:
+    """Those that run now; some may be of loops that other tests left to end by themselves."""
+    return {each for each in threading.enumerate() if each.name.startswith("sparring-events")}
+
+
+# -- running --------------------------------------------------------------------
+
+
+def test_coroutines_run_on_one_loop_of_another_thread(loop: EventLoop) -> None:
+    async def where() -> tuple[int, int]:
+        await asyncio.sleep(0)
+        return threading.get_ident(), id(asyncio.get_running_loop())
+
+    first = loop.submit(where()).result(WAIT)
+    second = loop.submit(where).result(WAIT)  # the function itself
+    assert first == second
+    assert first[0] != threading.get_ident()
+
+
+def test_a_blocking_callable_does_not_hold_up_coroutines(loop: EventLoop) -> None:
+    gate = threading.Event()
+    blocked = loop.submit(lambda: gate.wait(WAIT))
+
+    async def quick() -> str:
+        return "quick"
+
+    assert loop.submit(quick).result(WAIT) == "quick"
+    assert not blocked.done()
+    gate.set()
+    assert blocked.result(WAIT)
+
+
+def test_threads_start_with_the_first_work_and_end_with_close() -> None:
+    before = threads_of_loops()
+    loop = EventLoop(num_threads=2)
+    assert threads_of_loops() <= before
+    loop.submit(lambda: None).result(WAIT)
+    started = threads_of_loops() - before
+    assert len(started) == 3
+    loop.close()
+    deadline = time.monotonic() + WAIT
+    while threads_of_loops() & started and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert not threads_of_loops() & started
+
+
+def test_tasks_can_be_awaited_from_another_loop(loop: EventLoop) -> None:
+    async def main() -> int:
+        result: int = await loop.submit(lambda: 3)
+        return result
+
+    assert asyncio.run(main()) == 3
+
+
+def test_what_cannot_be_run_is_refused(loop: EventLoop) -> None:
+    with pytest.raises(InvalidArgumentError, match="a coroutine or a callable, found int"):
+        loop.submit(3)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="capacity=0"):
+        EventLoop(capacity=0)
+
+
+# -- bounds ---------------------------------------------------------------------
+
+
+def test_submit_blocks_while_full_and_goes_on_when_work_ends(loop: EventLoop) -> None:
+    gate = threading.Event()
+    for _ in range(4):
+        loop.submit(lambda: gate.wait(WAIT))
+    begun = time.monotonic()
+    threading.Timer(0.05, gate.set).start()
+    assert loop.submit(lambda: 5).result(WAIT) == 5
+    assert time.monotonic() - begun >= 0.04
+
+
+def test_submit_to_a_full_loop_raises_at_its_deadline(loop: EventLoop) -> None:
+    gate = threading.Event()
+
+    async def never_begun() -> None: ...
+
+    for _ in range(4):
+        loop.submit(lambda: gate.wait(WAIT))
+    with pytest.raises(DeadlineError, match=r"'save' waited 0.01 s for room: 4 are outstanding"):
+        loop.submit(never_begun(), name="save", timeout=0.01)
+    assert loop.num_outstanding == 4
+    gate.set()
+
+
+def test_background_work_that_submits_to_a_full_loop_never_waits_for_itself() -> None:
+    with EventLoop(capacity=1, deadline_seconds=WAIT) as loop:
+
+        def submit_more() -> str:
+            try:
+                loop.submit(lambda: None)
+            except DeadlineError:
+                return "refused"
+            return "taken"
+
+        assert loop.submit(submit_more).result(WAIT) == "refused"
+
+
+# -- failures ---------------------------------------------------------------------
+
+
+def test_check_raises_the_first_failure_once(loop: EventLoop) -> None:
+    async def fail_too() -> None:
+        raise ValueError("later")
+
+    loop.submit(fail, name="save snapshot")
+    loop.drain()
+    loop.submit(fail_too)
+    loop.drain()
+    with pytest.raises(
+        BackgroundError, match=r"'save snapshot' failed: OSError: disk full; 1 more failed"
+    ) as caught:
+        loop.check()
+    assert isinstance(caught.value.__cause__, OSError)
+    assert caught.value.name == "save snapshot"
+    assert caught.value.num_failed == 2
+    loop.check()
+
+
+def test_a_failure_does_not_stop_other_work(loop: EventLoop) -> None:
+    with pytest.raises(OSError, match="disk full"):
+        loop.submit(fail).result(WAIT)
+    assert loop.submit(lambda: 1).result(WAIT) == 1
+    with pytest.raises(BackgroundError):
+        loop.check()
+
+
+def test_a_callable_that_returns_a_coroutine_is_a_failure(loop: EventLoop) -> None:
+    loop.submit(lambda: asyncio.sleep(0), name="careless")
+    loop.drain()
+    with pytest.raises(BackgroundError, match="submit the coroutine"):
+        loop.check()
+
+
+def test_cancelled_work_does_not_run_and_is_no_failure(loop: EventLoop) -> None:
+    gate = threading.Event()
+    for _ in range(2):
+        loop.submit(lambda: gate.wait(WAIT))
+    waiting = loop.submit(fail)
+    assert waiting.cancel()
+    gate.set()
+    loop.drain()
+    loop.check()
+    assert waiting.cancelled()
+
+
+# -- drain and close ----------------------------------------------------------------
+
+
+def test_drain_waits_for_all_and_names_what_is_late(loop: EventLoop) -> None:
+    gate = threading.Event()
+    task = loop.submit(lambda: gate.wait(WAIT), name="slow save")
+    with pytest.raises(DeadlineError, match="slow save"):
+        loop.drain(0.01)
+    gate.set()
+    loop.drain()
+    assert task.done()
+    assert loop.num_outstanding == 0
+
+
+def test_close_drains_refuses_new_work_and_may_be_repeated() -> None:
+    ended: list[int] = []
+
+    async def slowly() -> None:
+        await asyncio.sleep(0.02)
+        ended.append(1)
+
+    loop = EventLoop()
+    loop.submit(slowly())
+    loop.submit(lambda: ended.append(2))
+    loop.close()
+    loop.close()
+    assert sorted(ended) == [1, 2]
+    with pytest.raises(ClosedError, match="closed event loop"):
+        loop.submit(lambda: None)
+
+
+def test_close_reports_a_failure_that_nobody_checked() -> None:
+    loop = EventLoop()
+    loop.submit(fail, name="last save")
+    with pytest.raises(BackgroundError, match="last save"):
+        loop.close()
+    loop.close()
+    with pytest.raises(BackgroundError, match="in block"), EventLoop() as other:
+        other.submit(fail, name="in block")
+
+
+def test_close_waits_longer_for_work_that_was_given_longer() -> None:
+    gate = threading.Event()
+    with EventLoop() as loop:
+        loop.submit(lambda: gate.wait(WAIT), closing_seconds=WAIT)
+        threading.Timer(0.3, gate.set).start()
+        loop.close(0.05)
+        assert gate.is_set()
+
+
+@pytest.mark.parametrize("error", [DeadlineError("too late; wait longer"), ValueError("odd")])
+def test_errors_that_say_all_are_logged_without_a_trace(
+    error: Exception, loop: EventLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> None:
+        raise error
+
+    loop.submit(fails, name="last save")
+    loop.drain()
+    (record,) = caplog.records
+    assert "'last save' failed" in record.getMessage()
+    assert str(error) in record.getMessage()
+    assert bool(record.exc_info) == isinstance(error, ValueError)
+    with pytest.raises(BackgroundError):
+        loop.check()
+
+
+def test_close_gives_up_at_its_deadline_and_cancels_coroutines() -> None:
+    gate = threading.Event()
+    has_begun = threading.Event()
+    was_cancelled = threading.Event()
+
+    async def endless() -> None:
+        has_begun.set()
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            was_cancelled.set()
+            raise
+
+    loop = EventLoop(num_threads=1)
+    loop.submit(endless(), name="endless")
+    is_stuck = threading.Event()
+    stuck = loop.submit(lambda: is_stuck.set() or gate.wait(WAIT), name="stuck")
+    waiting = loop.submit(lambda: None, name="waiting")
+    assert has_begun.wait(WAIT)
+    assert is_stuck.wait(WAIT)
+    with pytest.raises(DeadlineError, match="endless, stuck, waiting"):
+        loop.close(0.05)
+    assert was_cancelled.is_set()
+    assert waiting.cancelled()
+    assert not stuck.done()
+    gate.set()
+    assert stuck.result(WAIT)
+
+
+def test_background_work_may_not_wait_for_itself(loop: EventLoop) -> None:
+    with pytest.raises(InvalidArgumentError, match="would wait for itself"):
+        loop.submit(loop.drain).result(WAIT)
+    with pytest.raises(BackgroundError):
+        loop.check()
+
+
+def test_submitting_from_many_threads_loses_nothing(loop: EventLoop) -> None:
+    counted: list[int] = []
+
+    async def count(n: int) -> None:
+        counted.append(n)
+
+    def submit_some(first: int) -> None:
+        for n in range(first, first + 100):
+            loop.submit(count(n) if n % 2 else functools.partial(counted.append, n))
+
+    threads = [threading.Thread(target=submit_some, args=(100 * i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    loop.drain()
+    assert sorted(counted) == list(range(400))
+
+
+# -- exit and fork ----------------------------------------------------------------------
+
+
+def test_exit_drains_a_loop_that_nobody_closed() -> None:
+    done = run_script(
+        """
+        import asyncio, os, time
+        from sparring.runtime import pool as execution
+        from sparring.runtime.events import EventLoop
+        loop = EventLoop()
+        async def save():
+            await asyncio.sleep(0.1)
+            os.write(1, b"%d\\n" % await execution.submit(pow, 2, 3))
+        loop.submit(save())
+        loop.submit(lambda: (time.sleep(0.1), os.write(1, b"called\\n")))
+        """
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.split()) == ["8", "called"]
+
+
+def test_exit_waits_a_bounded_time_and_says_what_is_late() -> None:
+    done = run_script(
+        """
+        import time
+        from sparring.runtime import events
+        events.EXIT_SECONDS = 0.1
+        loop = events.EventLoop()
+        loop.submit(lambda: time.sleep(60), name="endless save")
+        """
+    )
+    assert done.returncode == 0
+    assert "endless save" in done.stderr
+
+
+def test_exit_reports_a_failure_that_nobody_checked() -> None:
+    done = run_script(
+        """
+        from sparring.runtime.events import EventLoop
+        def fail():
+            raise OSError("disk full")
+        EventLoop().submit(fail, name="last save")
+        """
+    )
+    assert "last save" in done.stderr
+    assert "disk full" in done.stderr
+
+
+def test_forked_child_starts_afresh(loop: EventLoop) -> None:
+    gate = threading.Event()
+    theirs = loop.submit(lambda: gate.wait(WAIT))
+
+    def child() -> bool:
+        try:
+            theirs.result(1.0)
+        except ClosedError:
+            return loop.num_outstanding == 0 and loop.submit(lambda: 7).result(WAIT) == 7
+        return False
+
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            status = 0 if child() else 2
+        finally:
+            os._exit(status)
+    gate.set()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert theirs.result(WAIT)

@@ -1,0 +1,89 @@
+"""Small snapshots for tests, and what they should hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparring.contracts.results import ScanChunk
+from sparring.contracts.table import TableConfig
+from sparring.snapshot.chain import merged_chunks
+from sparring.snapshot.format.description import TableDescription
+from sparring.snapshot.options import SnapshotOptions
+from sparring.snapshot.reader import Snapshot
+from sparring.snapshot.writer import SnapshotWriter
+
+__all__ = ["ITEM", "chunk_of", "chunks_of", "make_chunk", "rows_by_key", "save", "small_files"]
+
+ITEM = TableDescription.of(
+    TableConfig("item", 4, state_width=1, state_method="rowwise_adagrad"), has_scores=True
+)
+
+Contents = dict[int, tuple[bytes, int]]
+"""Key → the bytes of its row, and its score."""
+
+
+def small_files(**settings: Any) -> SnapshotOptions:
+    """Options that cut even small tables into many files of many segments."""
+    return SnapshotOptions(
+        **{"num_ranges": 4, "file_bytes": 8_000, "buffer_bytes": 4_000, "small_bytes": 1_000}
+        | settings
+    )
+
+
+def make_chunk(
+    keys: Iterable[int] | np.ndarray, version: int = 0, table: TableDescription = ITEM
+) -> ScanChunk:
+    """Rows and scores that are a function of key and version."""
+    named = np.asarray(list(keys) if not isinstance(keys, np.ndarray) else keys, np.int64)
+    bits = np.arange(table.width)[None, :] + (named[:, None] % 97) * 3 + version * 1000
+    return ScanChunk(
+        named, bits.astype(table.numpy_dtype), (np.abs(named % 1000) + version).astype(np.uint64)
+    )
+
+
+def chunks_of(chunk: ScanChunk, size: int = 300) -> Iterator[ScanChunk]:
+    for begin in range(0, len(chunk), size):
+        part = slice(begin, begin + size)
+        yield ScanChunk(chunk.keys[part], chunk.rows[part], chunk.scores[part])
+
+
+def chunk_of(*parts: ScanChunk) -> ScanChunk:
+    return ScanChunk(
+        np.concatenate([part.keys for part in parts]),
+        np.concatenate([part.rows for part in parts]),
+        np.concatenate([part.scores for part in parts]),
+    )
+
+
+def save(
+    folder: Path | str,
+    step: int,
+    chunk: ScanChunk,
+    *,
+    base: str | None = None,
+    erased: Iterable[int] = (),
+    table: TableDescription = ITEM,
+    options: SnapshotOptions | None = None,
+) -> Snapshot:
+    """Saves one table, and a little state, as `folder`/step-…."""
+    writer = SnapshotWriter(f"{folder}/step-{step:09d}", step=step, base=base, options=options)
+    gone = np.asarray(list(erased), np.int64)
+    writer.write_table(table, chunks_of(chunk), [gone] if len(gone) else [])
+    writer.write_state("optimizer", {"steps": step}, {"moment": np.arange(3) + step})
+    writer.finish()
+    return writer.commit()
+
+
+def rows_by_key(snapshot: Snapshot, table: str = "item", **options: Any) -> Contents:
+    """All rows; fails where a key comes twice."""
+    found: Contents = {}
+    # All of them first: a snapshot may say only at the end that it gave a key twice.
+    for chunk in list(merged_chunks(snapshot, table, **options)):
+        for key, row, score in zip(chunk.keys, chunk.rows, chunk.scores, strict=True):
+            assert int(key) not in found, f"key {key} comes twice"
+            found[int(key)] = (row.tobytes(), int(score))
+    return found

@@ -1,0 +1,227 @@
+"""Deltas: chains that are whole read as what they amount to; others are refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparring.contracts.table import TableConfig
+from sparring.errors import InvalidArgumentError, SnapshotDamagedError, SnapshotError
+from sparring.kernels import functions as kernels
+from sparring.snapshot import chain as merging
+from sparring.snapshot.chain import count_rows
+from sparring.snapshot.compaction import compact
+from sparring.snapshot.format.description import TableDescription
+from sparring.snapshot.reader import Snapshot, open_snapshot
+from sparring.snapshot.retention import list_snapshots, retain
+from sparring.snapshot.verify import verify_snapshot
+from sparring.snapshot.writer import SnapshotWriter
+
+from .snapshot_samples import ITEM, Contents, make_chunk, rows_by_key, save, small_files
+
+
+def contents_of(version: int, keys: range) -> Contents:
+    chunk = make_chunk(keys, version)
+    return {
+        int(key): (row.tobytes(), int(score))
+        for key, row, score in zip(chunk.keys, chunk.rows, chunk.scores, strict=True)
+    }
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> list[Snapshot]:
+    """0 to 999; then 500 to 1,199 anew and 0 to 99 erased; then 50 to 59 back and 990 erased."""
+    first = save(tmp_path, 1, make_chunk(range(1_000)), options=small_files())
+    second = save(tmp_path, 2, make_chunk(range(500, 1_200), 1), base=first.url, erased=range(100))
+    third = save(tmp_path, 3, make_chunk(range(50, 60), 2), base=second.url, erased=[990, 4_242])
+    return [first, second, third]
+
+
+EXPECTED = contents_of(0, range(100, 500)) | contents_of(1, range(500, 1_200))
+EXPECTED |= contents_of(2, range(50, 60))
+del EXPECTED[990]
+
+
+@pytest.mark.parametrize("window_keys", [10**6, 100])
+def test_a_chain_reads_as_its_newest_rows(
+    chain: list[Snapshot], monkeypatch: pytest.MonkeyPatch, window_keys: int
+) -> None:
+    """S10"""
+    monkeypatch.setattr(merging, "_WINDOW_KEYS", window_keys)
+    newest = chain[-1]
+    assert rows_by_key(newest) == EXPECTED
+    assert count_rows(newest, "item") == len(EXPECTED)
+    wanted = np.arange(0, 4096, 3)
+    partitions = kernels.partition(np.array(list(EXPECTED)))
+    chosen = np.array(list(EXPECTED))[np.isin(partitions, wanted)].tolist()
+    assert rows_by_key(newest, partitions=wanted) == {key: EXPECTED[key] for key in chosen}
+    assert verify_snapshot(newest).is_sound
+    assert verify_snapshot(newest).num_rows == {"item": len(EXPECTED)}
+    assert [each.step for each in newest.chain] == [3, 2, 1]
+    # An older one of the chain is what it was.
+    assert rows_by_key(chain[0]) == contents_of(0, range(1_000))
+
+
+def test_a_long_chain_is_read(tmp_path: Path) -> None:
+    table = TableDescription.of(TableConfig("item", 1), has_scores=True)
+    snapshot = save(tmp_path, 0, make_chunk([0], 0, table), table=table)
+    for step in range(1, 150):
+        chunk = make_chunk([step], 0, table)
+        snapshot = save(tmp_path, step, chunk, base=snapshot.url, erased=[step - 2], table=table)
+    assert sorted(rows_by_key(open_snapshot(snapshot.url))) == [148, 149]
+
+
+def test_a_delta_has_all_its_state_itself(chain: list[Snapshot]) -> None:
+    assert [each.state("optimizer").values["steps"] for each in chain] == [1, 2, 3]
+
+
+def test_a_chain_with_a_hole_or_a_wrong_base_is_refused(
+    chain: list[Snapshot], tmp_path: Path
+) -> None:
+    """S9"""
+    shutil.move(chain[0].url, tmp_path / "away")
+    with pytest.raises(
+        SnapshotError, match=r"there is no snapshot .*1, the base of .*step-000000002"
+    ):
+        open_snapshot(chain[-1].url)
+    save(tmp_path, 1, make_chunk(range(3)))
+    with pytest.raises(SnapshotError, match="the base is another snapshot than that"):
+        open_snapshot(chain[-1].url)
+    shutil.rmtree(tmp_path / "step-000000001")
+    (tmp_path / "step-000000001").symlink_to(tmp_path / "away")
+    with pytest.raises(SnapshotError):
+        open_snapshot(chain[-1].url)
+
+
+def test_a_delta_is_written_over_a_sound_sibling_only(
+    chain: list[Snapshot], tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidArgumentError, match="must be in the folder of its delta"):
+        SnapshotWriter(str(tmp_path / "other" / "a"), step=4, base=chain[0].url)
+    with pytest.raises(SnapshotError, match="there is no snapshot"):
+        SnapshotWriter(str(tmp_path / "a"), step=4, base=str(tmp_path / "b"))
+    writer = SnapshotWriter(str(tmp_path / "a"), step=4)
+    with pytest.raises(InvalidArgumentError, match="has no base that could hold them"):
+        writer.write_table(ITEM, [], [np.array([1])])
+    writer.abandon()
+
+
+def test_damage_in_a_base_is_found_through_its_delta(chain: list[Snapshot]) -> None:
+    entry = chain[0].files("item")[0]
+    path = Path(chain[0].url) / entry.name
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    with pytest.raises(SnapshotDamagedError, match="step-000000001"):
+        rows_by_key(chain[-1])
+    assert verify_snapshot(chain[-1]).problems[0].snapshot == chain[0].url
+
+
+def test_compaction_gives_the_same_rows_and_state(chain: list[Snapshot], tmp_path: Path) -> None:
+    """S10"""
+    full = compact(chain[-1].url, tmp_path / "full" / "step-000000003")
+    assert (full.base, full.step) == (None, 3)
+    assert rows_by_key(full) == EXPECTED
+    assert full.state("optimizer").values == chain[-1].state("optimizer").values
+    assert (full.state("optimizer").arrays["moment"] == np.arange(3) + 3).all()
+    assert not list((tmp_path / "full").glob(".*"))
+    with pytest.raises(SnapshotError, match="exists already"):
+        compact(chain[-1].url, full.url)
+    assert rows_by_key(full) == EXPECTED
+
+
+def test_compaction_of_a_damaged_chain_commits_nothing(
+    chain: list[Snapshot], tmp_path: Path
+) -> None:
+    entry = chain[0].files("item")[0]
+    (Path(chain[0].url) / entry.name).write_bytes(b"")
+    with pytest.raises(SnapshotDamagedError):
+        compact(chain[-1].url, tmp_path / "full" / "a")
+    assert not list((tmp_path / "full").iterdir())
+
+
+def test_compaction_keeps_the_state_of_all_ranks(tmp_path: Path) -> None:
+    url = str(tmp_path / "a")
+    writers = [SnapshotWriter(url, step=1, rank=r, world_size=2, token="t") for r in range(2)]
+    for writer in writers:
+        writer.write_state("random", {"rank": writer.rank})
+        writer.finish()
+    writers[0].commit()
+    full = compact(url, tmp_path / "b")
+    assert [full.state("random", rank).values["rank"] for rank in range(2)] == [0, 1]
+
+
+def test_retention_keeps_what_is_asked_for_and_every_base_of_it(
+    chain: list[Snapshot], tmp_path: Path
+) -> None:
+    """S11"""
+    full = save(tmp_path, 4, make_chunk(range(5)))
+    assert retain(tmp_path, 2) == []
+    more = save(tmp_path, 5, make_chunk(range(5)))
+    assert retain(tmp_path, 2) == [each.url for each in reversed(chain)]
+    assert list_snapshots(tmp_path) == [full.url, more.url]
+    with pytest.raises(InvalidArgumentError, match="keep must be at least 2"):
+        retain(tmp_path, 1)
+    assert retain(tmp_path / "nowhere", 2) == []
+
+
+def test_retention_keeps_what_was_just_saved_beside_snapshots_of_higher_steps(
+    tmp_path: Path,
+) -> None:
+    """S11"""
+    of_others = [save(tmp_path, step, make_chunk(range(5))) for step in (20, 22)]
+    mine = []
+    for step in (4, 8):
+        base = mine[-1].url if mine else None
+        mine.append(save(tmp_path, step, make_chunk(range(step)), base=base))
+        retain(tmp_path, 2, newest=[each.url for each in mine])
+        assert len(rows_by_key(open_snapshot(mine[-1].url))) == step
+    # The two newest are one chain: another one is kept beside it.
+    assert list_snapshots(tmp_path) == [mine[0].url, mine[1].url, of_others[1].url]
+    # What lies elsewhere has no say here, whatever it is called.
+    elsewhere = save(tmp_path / "elsewhere", 4, make_chunk(range(5)))
+    more = [save(tmp_path, step, make_chunk(range(5))) for step in (23, 24)]
+    retain(tmp_path, 2, newest=[elsewhere.url])
+    assert list_snapshots(tmp_path) == [each.url for each in more]
+
+
+def test_no_single_file_takes_all_kept_snapshots_away(tmp_path: Path) -> None:
+    """S11"""
+    url = None
+    for step in range(1, 21):
+        is_full = step % 6 == 1
+        newest = save(tmp_path, step, make_chunk(range(5)), base=None if is_full else url)
+        url = newest.url
+        retain(tmp_path, 3)
+        if step < 7:
+            continue
+        for damaged in tmp_path.glob("*/rows.*"):
+            data = damaged.read_bytes()
+            damaged.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+            assert any(
+                verify_snapshot(open_snapshot(each)).is_sound for each in list_snapshots(tmp_path)
+            )
+            damaged.write_bytes(data)
+    assert [open_snapshot(each).step for each in list_snapshots(tmp_path)] == [13, *range(14, 21)]
+
+
+def test_damaged_snapshots_are_neither_counted_nor_removed(tmp_path: Path) -> None:
+    """S11"""
+    made = [save(tmp_path, step, make_chunk(range(5))) for step in range(1, 6)]
+    over = save(tmp_path, 6, make_chunk(range(3)), base=made[-1].url)
+    assert retain(tmp_path, 2, damaged=[made[-1].url]) == [made[1].url, made[0].url]
+    assert list_snapshots(tmp_path) == [each.url for each in (*made[2:], over)]
+
+
+def test_retention_removes_dead_attempts_and_counts_no_damaged_snapshot(tmp_path: Path) -> None:
+    for step in range(1, 5):
+        save(tmp_path, step, make_chunk(range(5)))
+    (tmp_path / "step-000000004" / "manifest.json").write_text("{}")
+    dead = SnapshotWriter(str(tmp_path / "step-000000009"), step=9)
+    dead.write_table(ITEM, [make_chunk([1])])
+    assert retain(tmp_path, 2) == [str(tmp_path / "step-000000001")]
+    assert len(list(tmp_path.glob(".step-000000009.*"))) == 1
+    retain(tmp_path, 2, stale_seconds=0)
+    assert not list(tmp_path.glob(".*"))
+    assert (tmp_path / "step-000000004").is_dir()

@@ -1,0 +1,26 @@
+"""The kit on the `memory` storage, and what the kit does not ask."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+
+from sparring.contracts.storage import Storage
+from sparring.contracts.table import TableConfig
+from sparring.storage.memory import MemoryOptions, MemoryStorage
+from sparring_testing.samples import MakeStorage
+from sparring_testing.storage_tests import StorageTests
+
+
+class TestMemoryStorage(StorageTests):
+    bounded_options: ClassVar[Any] = {
+        policy: {"capacity": 256, "policy": policy} for policy in ("none", "lru", "lfu", "custom")
+    }
+
+    @pytest.fixture
+    def make_storage(self) -> MakeStorage:
+        def make(table: TableConfig, **options: Any) -> Storage:
+            return MemoryStorage(table, MemoryOptions(**options))
+
+        return make

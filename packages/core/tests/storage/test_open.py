@@ -1,0 +1,109 @@
+"""`open_storage`: backends by name, options checked, and storages that keep the contract."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.contracts.table import TableConfig
+from sparring.errors import InvalidArgumentError, PluginError
+from sparring.plugins.registry import make_plugin_manager
+from sparring.storage.open import open_storage
+from sparring_testing.plugin_site import Site, storage_plugin
+
+TABLE = TableConfig("users", dim=4)
+
+
+def test_a_storage_opens_by_name_and_keeps_rows() -> None:
+    with open_storage("memory", TABLE) as storage:
+        storage.upsert([7], np.ones((1, 4), np.float32))
+        assert storage.find([7]).found.all()
+
+
+def test_options_reach_the_backend() -> None:
+    with open_storage("memory", TABLE, capacity=3, policy="lru") as storage:
+        assert storage.capacity == 3
+
+
+@pytest.mark.parametrize("capacity", [True, "10", 10.0])
+def test_what_only_looks_like_a_whole_number_is_refused(capacity: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"capacity.*found {capacity!r}"):
+        open_storage("memory", TABLE, capacity=capacity)
+    with open_storage("memory", TABLE, capacity=np.int64(3)) as storage:
+        assert storage.capacity == 3
+
+
+@pytest.mark.parametrize("backend", [None, 5, TABLE])
+def test_a_backend_that_is_no_name_is_refused(backend: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"backend must be a name.*found.*lists all"):
+        open_storage(backend, TABLE)
+
+
+@pytest.mark.parametrize("validate", [True, False])
+def test_validate_reaches_the_storage(validate: bool) -> None:
+    with open_storage("memory", TABLE, validate=validate) as storage:
+        if validate:
+            with pytest.raises(InvalidArgumentError):
+                storage.find([7, 7])
+        else:
+            storage.find([7, 7])
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"capasity": 3}, ("unknown option 'capasity'", "did you mean 'capacity'", "policy")),
+        ({"capacity": 0}, ("'capacity'", "found 0")),
+        ({"policy": "fifo"}, ("'policy'", "'lru'", "found 'fifo'")),
+        ({"capacity": "x", "nonsense": 1}, ("'capacity'", "unknown option 'nonsense'")),
+    ],
+)
+def test_a_wrong_option_is_refused_with_what_exists(
+    options: dict[str, Any], expected: tuple[str, ...]
+) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        open_storage("memory", TABLE, **options)
+    for part in ("storage 'memory'", *expected):
+        assert part in str(caught.value)
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(PluginError, match="storage 'memmory' is unknown; did you mean 'memory'"):
+        open_storage("memmory", TABLE)
+
+
+def test_a_table_must_be_a_table_config() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"sparring\.TableConfig, found str"):
+        open_storage("memory", "users")  # type: ignore[arg-type]
+
+
+def test_a_given_plugin_manager_is_the_one_that_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Site(tmp_path / "site", monkeypatch).install("acme-store", storage_plugin("acme"))
+    open_storage("acme", TABLE).close()
+    with pytest.raises(PluginError):
+        open_storage("acme", TABLE, plugin_manager=make_plugin_manager(entry_points=False))
+
+
+def test_a_backend_that_cannot_run_here_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = storage_plugin("acme").replace(
+        "options=MemoryOptions,", "options=MemoryOptions, unavailable=lambda: 'no driver found',"
+    )
+    Site(tmp_path / "site", monkeypatch).install("acme-store", source)
+    with pytest.raises(PluginError, match="'acme' cannot run here: no driver found"):
+        open_storage("acme", TABLE)
+
+
+def test_a_factory_that_returns_no_storage_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = storage_plugin("acme").replace("MemoryStorage(table, options)", "{}")
+    Site(tmp_path / "site", monkeypatch).install("acme-store", source)
+    with pytest.raises(PluginError, match=r"factory must return a sparring\.Storage, found dict"):
+        open_storage("acme", TABLE)

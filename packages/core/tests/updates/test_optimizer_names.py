@@ -1,0 +1,77 @@
+"""Optimizers by the names that configurations use: update methods first, then the framework's own."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from sparring.errors import ConfigError, InvalidArgumentError
+from sparring.plugins.registry import PluginManager, make_plugin_manager
+from sparring.updates.builtin import NativeMethod
+from sparring.updates.by_name import method_or_native, native_class, optimizer_classes
+from sparring.updates.resolve import hypers_by_table, resolve_method
+
+
+class Base:
+    """What the optimizers of a framework inherit from."""
+
+
+class Nesterov(Base):
+    """One of them."""
+
+
+@pytest.fixture
+def module() -> ModuleType:
+    made = ModuleType("frame.optimizers")
+    made.Base, made.Nesterov, made.Stranger = Base, Nesterov, dict  # type: ignore[attr-defined]
+    return made
+
+
+@pytest.fixture
+def manager() -> PluginManager:
+    return make_plugin_manager()
+
+
+def test_the_optimizers_of_a_module_are_the_classes_that_inherit(module: ModuleType) -> None:
+    assert optimizer_classes(module, Base) == {"nesterov": Nesterov}
+
+
+@pytest.mark.parametrize("name", ["nesterov", "Nesterov", "frame.optimizers.Nesterov"])
+def test_a_name_is_found_in_any_case_and_with_its_module(module: ModuleType, name: str) -> None:
+    known = optimizer_classes(module, Base)
+    assert native_class(name, known, "frame.optimizers", "optimizer.name") is Nesterov
+
+
+@pytest.mark.parametrize("name", ["nestorov", "builtins.dict", "stranger"])
+def test_a_name_from_elsewhere_is_refused(module: ModuleType, name: str) -> None:
+    known = optimizer_classes(module, Base)
+    with pytest.raises(ConfigError, match=r"optimizer.name: frame.optimizers has no") as refused:
+        native_class(name, known, "frame.optimizers", "optimizer.name")
+    assert refused.value.details["setting"] == "optimizer.name"
+
+
+def test_an_update_method_comes_before_an_optimizer_of_its_name(manager: PluginManager) -> None:
+    def never() -> Nesterov:
+        raise AssertionError("nobody asked for an optimizer")
+
+    assert isinstance(method_or_native("adam", manager, never), NativeMethod)
+    assert isinstance(method_or_native("nesterov", manager, Nesterov), Nesterov)
+
+
+def test_a_name_of_neither_is_refused_with_both_lists(
+    module: ModuleType, manager: PluginManager
+) -> None:
+    def make() -> type[Base]:
+        return native_class("adan", optimizer_classes(module, Base), "frame.optimizers", "a.name")
+
+    with pytest.raises(ConfigError, match=r"frame.optimizers has no .* did you mean 'adam'"):
+        method_or_native("adan", manager, make)
+
+
+def test_hyper_parameters_of_one_table_override_those_of_all() -> None:
+    method = resolve_method("sgd")
+    hypers = hypers_by_table(method, ["one", "two"], {"lr": 0.5}, {"two": {"lr": 0.25}})
+    assert [hypers["one"].lr, hypers["two"].lr] == [0.5, 0.25]
+    with pytest.raises(InvalidArgumentError, match="updates no table 'too'; did you mean 'two'"):
+        hypers_by_table(method, ["one", "two"], {}, {"too": {"lr": 0.25}})

@@ -1,0 +1,56 @@
+"""What the threads beside a rank conclude from the words of others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from sparring.adapter import WORD_TAG, Failure, Word, WordKind
+from sparring_torch.group_watch import GroupWatch
+
+
+class _Said:
+    """A word that has come from a peer, or, without one, a wait that ends with the connection."""
+
+    def __init__(self, message: torch.Tensor, word: Word | None, is_over: threading.Event) -> None:
+        self._is_over = is_over
+        self._has_come = word is not None
+        if word is not None:
+            message.copy_(torch.from_numpy(word.encoded()))
+
+    def wait(self, _timeout: Any) -> None:
+        if not self._has_come:
+            self._is_over.wait(10)
+            raise RuntimeError("the connection is closed")
+
+
+@pytest.fixture
+def watch() -> Iterator[GroupWatch]:
+    """Of rank 2 of 4: rank 1 has left, and rank 0, which missed it, has given up."""
+    said = {0: Failure.left(1).word(), 1: Word(WordKind.LEFT)}
+    is_over = threading.Event()
+
+    def receive(message: torch.Tensor, peer: int, tag: int) -> Any:
+        if tag != WORD_TAG:
+            is_over.set()
+        return _Said(message, said.pop(peer, None), is_over)
+
+    made = GroupWatch(2, 4, 20.0, send=lambda *_: None, receive=receive)  # type: ignore[arg-type]
+    yield made
+    made.close()
+
+
+def test_ranks_that_miss_one_that_left_disturb_none_that_go_on(watch: GroupWatch) -> None:
+    limit = time.monotonic() + 20.0
+    while not {0, 1} <= watch._gone.keys():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    time.sleep(0.2)  # what they sent before may still come until then
+    assert watch.trouble(3, limit) is None
+    failure = watch.trouble(0, limit)
+    assert failure == Failure(1, "rank 0 reports that rank 1 left the group", has_left=True)

@@ -1,0 +1,1 @@
+"""Plans and simulates how tables are shared out among ranks."""

@@ -1,0 +1,85 @@
+"""Parameters of the simulation that this machine can tell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sparring import ExchangeCounters, Link, LocalGroup, MessageKind, _native, open_storage
+from sparring.contracts import TableConfig
+
+if TYPE_CHECKING:
+    from sparring import PluginManager
+
+__all__ = ["Calibration", "calibrate"]
+
+_NUM_ROWS, _NUM_KEYS, _NUM_MESSAGES, _ROUNDS = 200_000, 16_384, 500, 7
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Measurements of one rank of this machine; see `Compute` and `Network`."""
+
+    find_seconds_per_row: float
+    add_seconds_per_row: float
+    move_seconds_per_row: float
+    message_seconds: float
+
+
+def calibrate(
+    dim: int, backend: str = "hkv", plugin_manager: PluginManager | None = None
+) -> Calibration:
+    """Measures for about a second, alone. The best of some rounds counts.
+
+    Args:
+        dim: elements of an embedding, float32.
+        backend: the storage whose finds are measured.
+
+    Raises:
+        PluginError: no such backend is installed.
+    """
+    table = TableConfig("calibration", dim)
+    random = np.random.default_rng(0)
+    keys = random.permutation(_NUM_ROWS).astype(np.int64)
+    some = np.ascontiguousarray(keys[:_NUM_KEYS])
+    rows = np.zeros((_NUM_ROWS, dim), np.float32)
+    with open_storage(backend, table, plugin_manager=plugin_manager) as storage:
+        storage.upsert(keys, rows)
+        find = _best(lambda: storage.find(some)) / _NUM_KEYS
+    gradients = rows[:_NUM_KEYS]
+    accumulator = _native.GradientAccumulator(dim, table.computing_dtype.name)
+    accumulator.add(some, gradients)
+    add = _best(lambda: accumulator.add(some, gradients)) / _NUM_KEYS
+    places = random.permutation(_NUM_KEYS).astype(np.int64)
+    move = _best(lambda: _native.place_rows(gradients, places, rows)) / _NUM_KEYS
+    return Calibration(find, add, move, _message_seconds())
+
+
+def _message_seconds() -> float:
+    """Half of what a message costs that one thread both sends and takes."""
+    with LocalGroup(2).join(0) as collective:
+        link = Link(collective, ExchangeCounters())
+        link.begin("calibration", None, None)
+        outgoing, incoming = np.zeros(64, np.uint8), np.empty(64, np.uint8)
+
+        def pass_messages() -> None:
+            for _ in range(_NUM_MESSAGES):
+                coming = link.receive(MessageKind.KEYS, incoming, 0)
+                going = link.send(MessageKind.KEYS, outgoing, 0)
+                while not (link.is_done(coming) and link.is_done(going)):
+                    pass
+
+        return _best(pass_messages) / _NUM_MESSAGES / 2
+
+
+def _best(call: Callable[[], object]) -> float:
+    times = []
+    for _ in range(_ROUNDS):
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    return min(times)

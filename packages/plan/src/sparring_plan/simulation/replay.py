@@ -1,0 +1,95 @@
+"""One step in simulated time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparring_plan.simulation.clock import covered_seconds
+from sparring_plan.simulation.cluster import Cluster
+from sparring_plan.simulation.model import (
+    Compute,
+    Network,
+    SimulatedSchedule,
+    Workload,
+    check_world,
+)
+from sparring_plan.simulation.schedules import phases_of
+
+__all__ = ["SimulatedStep", "simulate"]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedStep:
+    """Time of a step of one rank. Shares are of `seconds` and overlap, but for `idle_share`."""
+
+    schedule: SimulatedSchedule
+    world_size: int
+    seconds: float
+    """From the first header of a pull to the last before rows are written; no dense layers."""
+    wire_share: float
+    """A link of the first machine, or of its first rank, was at work."""
+    compute_share: float
+    """The first rank found rows or added gradients up."""
+    message_share: float
+    """Its driving thread started messages, took them in, packed or placed rows."""
+    idle_share: float
+    """None of these: what latency, and waiting for others, cost."""
+    wire_bytes: int
+    """Bytes that the first rank sent to ranks of other machines, announcements included."""
+    machine_bytes: int
+    """Bytes that it sent to ranks of its own machine."""
+    num_messages: int
+    """Messages that it sent."""
+
+
+def simulate(
+    schedule: SimulatedSchedule,
+    world_size: int,
+    network: Network,
+    compute: Compute,
+    workload: Workload,
+) -> SimulatedStep:
+    """Replays one step: headers, pull, headers, push, headers. The same input gives the same output.
+
+    Raises:
+        InvalidArgumentError: ranks do not fill machines, or there are too many.
+    """
+    return replay(schedule, Cluster(world_size, network), compute, workload)
+
+
+def replay(
+    schedule: SimulatedSchedule, cluster: Cluster, compute: Compute, workload: Workload
+) -> SimulatedStep:
+    """As `simulate`, on a cluster that nothing has run on."""
+    network, world_size = cluster.network, cluster.world_size
+    check_world(world_size, network)
+    for rank in cluster.ranks:
+        phases = phases_of(
+            schedule,
+            rank,
+            world_size,
+            network=network,
+            compute=compute,
+            workload=workload,
+        )
+        cluster.clock.at(0.0, lambda rank=rank, phases=phases: rank.begin(phases))  # type: ignore[misc]
+    cluster.clock.run()
+    first = cluster.ranks[0]
+    seconds = max(rank.ended_at for rank in cluster.ranks)
+    links = [cluster.links_out[0], cluster.links_in[0], first.near_out, first.near_in]
+
+    def share(busy: float) -> float:
+        return busy / seconds if seconds else 0.0
+
+    return SimulatedStep(
+        schedule=schedule,
+        world_size=world_size,
+        seconds=seconds,
+        wire_share=share(covered_seconds(links)),
+        compute_share=share(covered_seconds([first.lane])),
+        message_share=share(covered_seconds([first.driver])),
+        idle_share=1 - share(covered_seconds([*links, first.lane, first.driver])),
+        wire_bytes=first.far_bytes,
+        machine_bytes=first.near_bytes,
+        num_messages=first.num_sent,
+    )

@@ -1,0 +1,166 @@
+"""The phases of one step, for each schedule. Bytes come from the exchange's own formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import (
+    KEY_BYTES,
+    Codec,
+    WireDtype,
+    chunks_of,
+    gradient_bytes,
+    header_bytes,
+    reply_bytes,
+)
+from sparring.contracts import new_header
+from sparring_plan.simulation.cluster import Group, Phase, Rank
+from sparring_plan.simulation.model import Compute, Network, SimulatedSchedule, Workload
+from sparring_plan.simulation.phases import AllToAll, Computing
+from sparring_plan.simulation.ring import PullPhase, PushPhase, Stream
+
+__all__ = ["phases_of"]
+
+Counts = npt.NDArray[np.int64]
+
+_HEADER_BYTES = header_bytes(1)
+_SHAPE_BYTES = new_header().nbytes
+"""Bytes before each part of an all-to-all of `Collective`."""
+
+
+def phases_of(
+    schedule: SimulatedSchedule,
+    rank: Rank,
+    world_size: int,
+    *,
+    network: Network,
+    compute: Compute,
+    workload: Workload,
+) -> list[Phase]:
+    """All phases of a step of one rank: pull, push, and what is said before each and at the end."""
+    plan = _Plan(rank, world_size, network, compute, workload)
+    {
+        SimulatedSchedule.RING: plan.add_ring,
+        SimulatedSchedule.SEQUENTIAL: plan.add_sequential,
+        SimulatedSchedule.HIERARCHICAL: plan.add_hierarchical,
+    }[schedule]()
+    return plan.phases
+
+
+class _Plan:
+    def __init__(
+        self,
+        rank: Rank,
+        world_size: int,
+        network: Network,
+        compute: Compute,
+        workload: Workload,
+    ) -> None:
+        self.phases: list[Phase] = []
+        self._rank = rank
+        self._compute = compute
+        self._workload = workload
+        wire_dtype = WireDtype(workload.wire_dtype)
+        self._codecs = [Codec(np.dtype(np.float32), workload.dim, wire_dtype)]
+        per_machine = network.ranks_per_machine
+        self._whole = Group(world_size, 1, world_size)
+        self._inside = Group(per_machine, 1, per_machine)
+        self._across = Group(world_size // per_machine, per_machine, world_size)
+
+    def add_ring(self) -> None:
+        stream = self._stream(self._whole, self._workload.num_keys)
+        self._add_headers(self._whole)
+        self._add(PullPhase, stream)
+        self._add_headers(self._whole)
+        self._add(PushPhase, stream)
+        self._add_headers(self._whole)
+
+    def add_sequential(self) -> None:
+        counts = _spread(self._workload.num_keys, self._whole.size)
+        rows = int(counts.sum())
+        self._add_headers(self._whole)
+        self._add_all_to_all(self._whole, self._key_bytes(counts))
+        self._add(Computing, rows * self._compute.find_seconds_per_row)
+        self._add_all_to_all(self._whole, self._row_bytes(counts), self._moving(counts))
+        self._add_headers(self._whole)
+        self._add(Computing, rows * self._compute.move_seconds_per_row)
+        self._add_all_to_all(self._whole, self._gradient_bytes(counts))
+        self._add(Computing, rows * self._compute.add_seconds_per_row)
+        self._add_headers(self._whole)
+
+    def add_hierarchical(self) -> None:
+        """Each rank collects, from the ranks of its machine, the keys that ranks of its place in
+        their machines own; asks those alone; and hands rows on. Gradients go the same way."""
+        workload = self._workload
+        inside = _spread(workload.num_keys, self._inside.size)
+        collected = round(workload.num_keys * (1 - workload.shared_share))
+        stream = self._stream(self._across, max(1, collected))
+        seconds = self._compute.add_seconds_per_row if self._inside.size > 1 else 0.0
+        combining = workload.num_keys * seconds
+        self._add_both_headers()
+        self._add_all_to_all(self._inside, self._key_bytes(inside))
+        self._add(Computing, combining)
+        self._add(PullPhase, stream)
+        self._add_all_to_all(self._inside, self._row_bytes(inside), self._moving(inside))
+        self._add_both_headers()
+        self._add_all_to_all(self._inside, self._gradient_bytes(inside), self._moving(inside))
+        self._add(Computing, combining)
+        self._add(PushPhase, stream)
+        self._add_both_headers()
+
+    def _add(self, phase: Callable[..., Phase], *arguments: object) -> None:
+        self.phases.append(phase(self._rank, len(self.phases), *arguments))
+
+    def _add_headers(self, group: Group) -> None:
+        self._add(AllToAll, group, [_HEADER_BYTES] * (group.size - 1))
+
+    def _add_both_headers(self) -> None:
+        self._add_headers(self._inside)
+        self._add_headers(self._across)
+
+    def _add_all_to_all(
+        self,
+        group: Group,
+        message_bytes: Sequence[int],
+        hop_seconds: Callable[[int], float] | None = None,
+    ) -> None:
+        self._add(AllToAll, group, [_SHAPE_BYTES] * (group.size - 1))
+        self._add(AllToAll, group, message_bytes, hop_seconds)
+
+    def _stream(self, group: Group, num_keys: int) -> Stream:
+        workload = self._workload
+        return Stream(
+            group,
+            _spread(num_keys, group.size),
+            self._codecs,
+            workload.chunk_rows,
+            workload.chunks_in_flight,
+            self._compute,
+        )
+
+    def _moving(self, counts: Counts) -> Callable[[int], float]:
+        seconds = self._compute.move_seconds_per_row
+        return lambda hop: float(counts[hop, 0]) * seconds
+
+    @staticmethod
+    def _key_bytes(counts: Counts) -> list[int]:
+        return [int(each) * KEY_BYTES for each in counts[1:, 0]]
+
+    def _row_bytes(self, counts: Counts) -> list[int]:
+        return [self._whole_stream(each, reply_bytes) for each in counts[1:]]
+
+    def _gradient_bytes(self, counts: Counts) -> list[int]:
+        return [self._whole_stream(each, gradient_bytes) for each in counts[1:]]
+
+    def _whole_stream(self, counts: Counts, num_bytes: Callable[..., int]) -> int:
+        chunks = chunks_of(counts, max(1, int(counts[0])))
+        return sum(num_bytes(chunk, self._codecs) for chunk in chunks)
+
+
+def _spread(num_keys: int, parts: int) -> Counts:
+    """``(parts, 1)``: keys at each hop, as even as whole numbers can be."""
+    ends = np.arange(parts + 1, dtype=np.int64) * num_keys // parts
+    return np.diff(ends)[:, None]

@@ -1,0 +1,147 @@
+"""Simulated time is what one gets by hand, and simulated ranks are what a whole cluster does."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from sparring.cli.application import main
+from sparring.errors import InvalidArgumentError
+from sparring_plan.simulation.calibration import Calibration, calibrate
+from sparring_plan.simulation.cluster import Cluster
+from sparring_plan.simulation.model import Compute, Network, SimulatedSchedule, Workload
+from sparring_plan.simulation.replay import SimulatedStep, replay, simulate
+
+RING, SEQUENTIAL, HIERARCHICAL = SimulatedSchedule
+FREE = Compute(0.0, 0.0, 0.0)
+HEADER, SHAPE = 512, 72
+
+
+def network(bytes_per_second: float, latency_seconds: float = 0.0, **others: float) -> Network:
+    return replace(Network(latency_seconds, bytes_per_second, 0.0), **others)
+
+
+def load(num_keys: int, **others: int | float | str) -> Workload:
+    return replace(Workload(num_keys, 1.0, 1), **others)  # type: ignore[arg-type]
+
+
+def test_two_ranks_take_the_time_that_is_computed_by_hand() -> None:
+    # 10 keys, 5 for the other rank. Each of the messages waits for the one before it.
+    keys, rows, gradients = 5 * 8, 32, 64  # 5 * (4 + 1) and 5 * (8 + 4), on multiples of 8
+    expected = sum(1 + each / 1000 for each in (HEADER, keys, rows, HEADER, gradients, HEADER))
+    step = simulate(RING, 2, network(1000, 1.0), FREE, load(10))
+    assert step.seconds == pytest.approx(expected)
+    assert step.wire_bytes == 3 * HEADER + keys + rows + gradients
+    assert step.num_messages == 6
+    # Each message is a second on its way; at each end its bytes keep a link at work for a while.
+    assert step.idle_share == pytest.approx((6 - step.wire_bytes / 1000) / expected)
+    step = simulate(SEQUENTIAL, 2, network(1000, 1.0), FREE, load(10))
+    assert step.seconds == pytest.approx(expected + 3 * (1 + SHAPE / 1000))
+
+
+def test_rows_are_found_while_others_travel() -> None:
+    # Chunks of one key: 1 s on the wire as keys, 1 s as rows, 2 s as gradients; 1 s to find.
+    #  finds     own  own  c0   c1
+    #  link out  k0   k1   -    r0   r1       c0 is found at the third second, sent in the fourth
+    slow = Compute(find_seconds_per_row=1.0, add_seconds_per_row=0.0, move_seconds_per_row=0.0)
+    step = simulate(RING, 2, network(8), slow, load(4, chunk_rows=1))
+    assert step.seconds == pytest.approx(3 * HEADER / 8 + 5 + 4)
+    # In sequence: 2 s keys, 4 s finds, 16 bytes of rows, 24 of gradients.
+    step = simulate(SEQUENTIAL, 2, network(8), slow, load(4, chunk_rows=1))
+    assert step.seconds == pytest.approx(3 * (HEADER + SHAPE) / 8 + 2 + 4 + 2 + 3)
+
+
+def test_without_links_a_step_takes_as_long_as_its_finds_and_sums() -> None:
+    busy = Compute(find_seconds_per_row=1.0, add_seconds_per_row=2.0, move_seconds_per_row=0.0)
+    step = simulate(RING, 4, network(1e15), busy, load(40))
+    assert step.seconds == pytest.approx(40 * 3)
+    assert step.compute_share == pytest.approx(1)
+
+
+def test_few_chunks_in_flight_wait_for_the_way_there_and_back() -> None:
+    def pull(chunks_in_flight: int) -> float:
+        slow = network(1e12, 1.0)
+        workload = load(16, chunk_rows=1, chunks_in_flight=chunks_in_flight)
+        return simulate(RING, 2, slow, FREE, workload).seconds
+
+    # 8 chunks: keys there and rows back take 2 s, gradients 1 s; three rounds of headers.
+    assert pull(8) == pytest.approx(3 + 2 + 1, abs=1e-6)
+    assert pull(1) == pytest.approx(3 + 8 * 2 + 1, abs=1e-6)
+
+
+def test_messages_cost_the_threads_at_both_ends() -> None:
+    costly = replace(network(1e15), message_seconds=1.0)
+    # Three headers are sent, then taken; the other exchanges are one message each way.
+    step = simulate(SEQUENTIAL, 4, costly, FREE, load(40))
+    assert step.seconds == pytest.approx(9 * (3 + 3))
+    assert step.message_share == pytest.approx(1)
+
+
+@pytest.mark.parametrize("schedule", SimulatedSchedule)
+def test_one_machine_stands_for_all(schedule: SimulatedSchedule) -> None:
+    slow = Network(30e-6, 1e8, 5e-6, 2, 1e-6, 1e9)
+    workload = Workload(3000, 0.9, 8, "int8", 100, 3)
+    cluster = Cluster(12, slow, num_machines=6)
+    assert replay(schedule, cluster, Compute(), workload) == simulate(
+        schedule, 12, slow, Compute(), workload
+    )
+    ended = [rank.ended_at for rank in cluster.ranks]
+    assert ended[::2] == [ended[0]] * 6
+    assert ended[1::2] == [ended[1]] * 6
+
+
+def test_two_levels_with_one_rank_on_a_machine_are_the_ring() -> None:
+    workload = Workload(10_000, 0.5)
+    ring = simulate(RING, 8, Network(), Compute(), workload)
+    assert simulate(HIERARCHICAL, 8, Network(), Compute(), workload) == replace(
+        ring, schedule=HIERARCHICAL
+    )
+
+
+def test_two_levels_send_fewer_messages_and_keys_that_are_shared_once() -> None:
+    def step(schedule: SimulatedSchedule, shared_share: float = 0.0) -> SimulatedStep:
+        workload = Workload(64_000, 1.0, shared_share=shared_share)
+        return simulate(schedule, 64, Network(ranks_per_machine=8), Compute(), workload)
+
+    ring, hierarchical, sharing = step(RING), step(HIERARCHICAL), step(HIERARCHICAL, 0.5)
+    assert hierarchical.num_messages < ring.num_messages / 2
+    assert hierarchical.wire_bytes == pytest.approx(ring.wire_bytes, rel=0.01)
+    assert sharing.wire_bytes == pytest.approx(hierarchical.wire_bytes / 2, rel=0.01)
+    assert sharing.seconds < ring.seconds
+
+
+def test_a_simulation_refuses_what_makes_no_sense() -> None:
+    with pytest.raises(InvalidArgumentError, match="9 ranks do not fill machines of 2"):
+        simulate(RING, 9, Network(ranks_per_machine=2), Compute(), Workload())
+    with pytest.raises(InvalidArgumentError, match="bytes_per_second must be positive"):
+        Network(bytes_per_second=0)
+    with pytest.raises(InvalidArgumentError, match="unique_share must be from 0 to 1, found 2"):
+        Workload(unique_share=2)
+    with pytest.raises(InvalidArgumentError, match="wire_dtype must be one of exact, float32"):
+        Workload(wire_dtype="int4")
+
+
+def test_a_machine_tells_what_rows_and_messages_cost() -> None:
+    found: Calibration = calibrate(8, "memory")
+    assert 0 < found.move_seconds_per_row < found.find_seconds_per_row < 1e-3
+    assert 0 < found.add_seconds_per_row < 1e-3
+    assert 1e-7 < found.message_seconds < 1e-2
+
+
+def test_the_command_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["simulate", "--ranks", "8,16", "--ids", "2000", "--find-ns", "50"]
+    assert main(asked) == 0
+    table = capsys.readouterr().out
+    assert table.startswith("simulated: 1,000 keys of dim 64")
+    assert [table.count(each.value) for each in SimulatedSchedule] == [2, 2, 2]
+    assert main([*asked, "--calibrate", "--storage", "memory", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["compute"]["find_seconds_per_row"] == pytest.approx(50e-9)
+    assert told["network"]["message_seconds"] != Network().message_seconds
+    assert {(each["schedule"], each["world_size"]) for each in told["steps"]} == {
+        (schedule.value, ranks) for schedule in SimulatedSchedule for ranks in (8, 16)
+    }
+    assert main(["simulate", "--ranks", "eight"]) == 2
+    assert "whole numbers with commas between" in capsys.readouterr().err

@@ -1,0 +1,47 @@
+"""The conformance kits: what every storage backend and every collective is proven with.
+
+    class TestMyStorage(StorageTests):
+        @pytest.fixture
+        def make_storage(self):
+            return lambda table, **options: MyStorage(table, **options)
+
+    class TestMyCollective(CollectiveTests):
+        @pytest.fixture
+        def run_ranks(self):
+            return my_way_to_run_a_function_on_each_of_some_ranks
+
+See ``docs/how-to/write-a-backend.md``, and ``docs/reference/storage.md`` and
+``docs/reference/collectives.md`` for each promise.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sparring_testing.collective_tests import CollectiveTests
+    from sparring_testing.guard import overrides_kit
+    from sparring_testing.rank_processes import RankProcesses
+    from sparring_testing.storage_tests import StorageTests
+
+__all__ = ["CollectiveTests", "RankProcesses", "StorageTests", "overrides_kit"]
+
+
+def __getattr__(name: str) -> object:
+    # On demand, because pytest imports this package wherever sparring is installed, and there
+    # it must cost nothing and must not need hypothesis.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from sparring_testing import collective_tests, guard, rank_processes, storage_tests
+    except ModuleNotFoundError as error:
+        if error.name not in ("pytest", "hypothesis"):
+            raise
+        raise ModuleNotFoundError(
+            f'the test kit needs {error.name}: pip install "sparring[testing]"', name=error.name
+        ) from error
+    globals()["CollectiveTests"] = collective_tests.CollectiveTests
+    globals()["RankProcesses"] = rank_processes.RankProcesses
+    globals()["StorageTests"] = storage_tests.StorageTests
+    globals()["overrides_kit"] = guard.overrides_kit
+    return globals()[name]

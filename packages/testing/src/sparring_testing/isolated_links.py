@@ -1,0 +1,138 @@
+"""Links between processes of one machine that can be slowed down and cut.
+
+Each rank gets a network namespace of its own, as if it were a machine, and a cable to one switch:
+
+    rank 0  eth0 ────── link0 ┐
+    rank 1  eth0 ────── link1 ┼ switch, in a namespace of its own
+    rank 2  eth0 ────── link2 ┘
+
+Nothing of this touches the machine's own network, and all of it is gone when the processes that hold
+the namespaces have ended. Linux only, with the commands ip, tc, nsenter and unshare; root is not
+needed where the kernel lets users make namespaces.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+from sparring import Closable
+from sparring.errors import UnsupportedError
+
+__all__ = ["INTERFACE", "IsolatedLinks", "why_links_cannot_be_isolated"]
+
+INTERFACE = "eth0"
+"""Name of the network interface of each rank."""
+
+_COMMANDS = ("ip", "nsenter", "tc", "unshare")
+_SECONDS = 10.0
+
+# What may queue up in a link before it drops, and what may go out at once.
+_QUEUE = ("burst", "64kb", "latency", "50ms")
+
+
+class IsolatedLinks(Closable):
+    """A namespace and a link for each rank.
+
+    Args:
+        num_ranks: how many.
+        bits_per_second: of each link, each way; None is as fast as memory.
+
+    Raises:
+        UnsupportedError: this machine does not allow it, and why.
+    """
+
+    def __init__(self, num_ranks: int, bits_per_second: int | None = None) -> None:
+        missing = [name for name in _COMMANDS if shutil.which(name) is None]
+        if missing:
+            raise UnsupportedError(
+                f"isolated links: no command {missing[0]!r}; install iproute2 and util-linux"
+            )
+        self._holders: list[subprocess.Popen[bytes]] = []
+        try:
+            self._switch = self._hold([*_new_user(), "unshare", "--net"])
+            self._ranks = [
+                self._hold([*self._entering(self._switch), "unshare", "--net"])
+                for _ in range(num_ranks)
+            ]
+            self._connect(bits_per_second)
+        except BaseException:
+            self.close()
+            raise
+
+    def command(self, rank: int, command: Sequence[str]) -> list[str]:
+        """`command`, as it runs behind a rank's link. The process it starts keeps its number."""
+        return [*self._entering(self._ranks[rank]), *command]
+
+    def cut(self, rank: int) -> None:
+        """From now on nothing passes a rank's link, and no rank is notified."""
+        _run([*self._entering(self._switch), "ip", "link", "set", f"link{rank}", "down"])
+
+    def close(self) -> None:
+        """Lets go of the namespaces; they last until the processes in them have ended."""
+        for holder in self._holders:
+            holder.kill()
+            holder.wait()
+        self._holders.clear()
+
+    def _hold(self, unshare: Sequence[str]) -> int:
+        """The process that keeps a new namespace alive."""
+        holder = subprocess.Popen(
+            [*unshare, "sh", "-c", "echo; exec sleep infinity"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self._holders.append(holder)
+        assert holder.stdout is not None
+        assert holder.stderr is not None
+        # It speaks once it is in the namespace; nothing comes if it could not enter one.
+        if holder.stdout.readline():
+            return holder.pid
+        reason = holder.stderr.read().decode(errors="replace").strip()
+        raise UnsupportedError(f"isolated links: no network namespace can be made: {reason}")
+
+    def _entering(self, process: int) -> list[str]:
+        user = ["--user", "--preserve-credentials"] if _new_user() else []
+        return ["nsenter", "--target", str(process), *user, "--net"]
+
+    def _connect(self, bits_per_second: int | None) -> None:
+        at_switch = self._entering(self._switch)
+        _run([*at_switch, "ip", "link", "add", "switch", "type", "bridge"])
+        _run([*at_switch, "ip", "link", "set", "switch", "up"])
+        for rank, process in enumerate(self._ranks):
+            at_rank, link = self._entering(process), f"link{rank}"
+            peer = ["peer", "name", INTERFACE, "netns", str(process)]
+            _run([*at_switch, "ip", "link", "add", link, "type", "veth", *peer])
+            _run([*at_switch, "ip", "link", "set", link, "master", "switch", "up"])
+            address = f"10.87.{rank // 200}.{rank % 200 + 1}/16"
+            _run([*at_rank, "ip", "address", "add", address, "dev", INTERFACE])
+            for interface in ("lo", INTERFACE):
+                _run([*at_rank, "ip", "link", "set", interface, "up"])
+            if bits_per_second is not None:
+                rate = ["root", "tbf", "rate", f"{bits_per_second}bit", *_QUEUE]
+                _run([*at_rank, "tc", "qdisc", "add", "dev", INTERFACE, *rate])
+                _run([*at_switch, "tc", "qdisc", "add", "dev", link, *rate])
+
+
+def why_links_cannot_be_isolated() -> str | None:
+    """Why `IsolatedLinks` cannot be had here, or None. Tries it."""
+    try:
+        IsolatedLinks(1, 10**9).close()
+    except UnsupportedError as error:
+        return str(error)
+    return None
+
+
+def _new_user() -> list[str]:
+    """Command that makes a user without root rights root in a new user namespace."""
+    return [] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user"]
+
+
+def _run(command: Sequence[str]) -> None:
+    ran = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
+    if ran.returncode:
+        said = ran.stderr.decode(errors="replace").strip()
+        raise UnsupportedError(f"isolated links: {' '.join(command)}: {said}")

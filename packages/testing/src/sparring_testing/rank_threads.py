@@ -1,0 +1,26 @@
+"""Ranks as threads of one process, over the local collective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from sparring import LocalGroup
+from sparring.contracts import Collective
+
+__all__ = ["run_ranks"]
+
+
+def run_ranks(
+    world_size: int, body: Callable[[Collective], Any], deadline: float = 10.0
+) -> list[Any]:
+    """Runs `body` once for each rank, each on a thread of its own.
+
+    Returns:
+        What it returned, in the order of ranks.
+    """
+    group = LocalGroup(world_size, deadline_seconds=deadline)
+    with ThreadPoolExecutor(world_size) as threads:
+        futures = [threads.submit(body, group.join(rank)) for rank in range(world_size)]
+        return [future.result() for future in futures]

@@ -1,0 +1,93 @@
+"""Data for the kit, and the way it looks at what a storage holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from sparring.contracts import Keys, Rows, Storage, TableConfig
+
+__all__ = [
+    "EXTREME_KEYS",
+    "MakeStorage",
+    "Row",
+    "assert_holds",
+    "contents",
+    "distinct_keys",
+    "random_rows",
+    "require",
+    "row_bytes",
+    "table_of",
+]
+
+EXTREME_KEYS = np.array([0, -1, -2, -3, 1, 2**63 - 1, 2**63 - 2, -(2**63), -(2**63) + 1], np.int64)
+"""Keys that hash tables are tempted to keep for themselves."""
+
+
+class MakeStorage(Protocol):
+    """Opens a fresh, empty storage; options are the backend's own."""
+
+    def __call__(self, table: TableConfig, **options: Any) -> Storage: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Row and score of one key, in a form that compares bit by bit."""
+
+    data: bytes
+    score: int
+
+
+def table_of(dim: int = 4, dtype: str = "float32", state_width: int = 0) -> TableConfig:
+    """A table for one test."""
+    return TableConfig("kit", dim, dtype=dtype, state_width=state_width)
+
+
+def distinct_keys(rng: np.random.Generator, count: int) -> Keys:
+    """``(count,)`` different int64 from the whole range, in random order."""
+    bounds = np.iinfo(np.int64)
+    drawn = np.unique(rng.integers(bounds.min, bounds.max, 2 * count, np.int64, endpoint=True))
+    return rng.permutation(drawn)[:count]
+
+
+def random_rows(rng: np.random.Generator, count: int, table: TableConfig) -> Rows:
+    """``(count, width)`` finite rows, none of them zero."""
+    return rng.uniform(0.5, 1.5, (count, table.width)).astype(table.numpy_dtype)
+
+
+def row_bytes(rows: Rows) -> list[bytes]:
+    """Each row's bits."""
+    return [row.tobytes() for row in rows]
+
+
+def contents(storage: Storage) -> dict[int, Row]:
+    """All that a storage holds, by a scan; fails if a key is given twice."""
+    held: dict[int, Row] = {}
+    for chunk in storage.scan():
+        pairs: list[tuple[int, bytes, int]] = list(
+            zip(chunk.keys.tolist(), row_bytes(chunk.rows), chunk.scores.tolist(), strict=True)
+        )
+        for key, data, score in pairs:
+            assert key not in held, f"scan gave key {key} twice and nothing was written meanwhile"
+            held[key] = Row(data, score)
+    return held
+
+
+def assert_holds(storage: Storage, keys: npt.ArrayLike, rows: Rows) -> None:
+    """Fails unless every key is found with these bits."""
+    result = storage.find(keys)
+    assert result.found.all(), f"{int((~result.found).sum())} of {len(rows)} keys were not found"
+    pairs = zip(row_bytes(result.rows), row_bytes(rows), strict=True)
+    wrong = [place for place, (found, wanted) in enumerate(pairs) if found != wanted]
+    # Places, not rows: pytest would spend minutes on the difference of two long lists of bytes.
+    assert not wrong, f"{len(wrong)} of {len(rows)} rows differ, the first at place {wrong[0]}"
+
+
+def require(condition: bool, reason: str) -> None:
+    """Skips the test, with the reason, where it does not apply."""
+    if not condition:
+        pytest.skip(reason)

@@ -1,0 +1,165 @@
+"""Bugs of refusal and of declared capabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.contracts.capabilities import Capabilities
+from sparring.contracts.results import Columns, Evicted, FindResult, Rows, ScanChunk, Scores
+from sparring.errors import InvalidArgumentError
+from sparring.storage.memory import MemoryStorage
+
+from .registry import caught_by
+
+
+@caught_by("test_bad_keys_are_refused_and_change_nothing")
+class RoundsFloatKeys(MemoryStorage):
+    def upsert(self, keys: npt.ArrayLike, *parts: Any) -> Evicted:
+        array = np.asarray(keys)
+        return super().upsert(array.astype(np.int64) if array.dtype.kind == "f" else array, *parts)
+
+
+@caught_by("test_duplicate_keys_are_refused_and_change_nothing")
+class WritesBeforeItChecks(MemoryStorage):
+    def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> Evicted:
+        if np.ndim(keys) == 1 and np.shape(rows) == (np.size(keys), self.table.width):
+            for key, row in zip(np.asarray(keys), np.asarray(rows), strict=True):
+                super().upsert([key], [row], *parts)
+        return super().upsert(keys, rows, *parts)
+
+
+@caught_by("test_rows_of_wrong_dtype_are_refused_and_change_nothing")
+class ConvertsRows(MemoryStorage):
+    def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> Evicted:
+        return super().upsert(keys, np.asarray(rows, self.table.numpy_dtype), *parts)
+
+
+@caught_by("test_rows_of_16_bits_take_no_others")
+class TakesAnyTwoBytes(MemoryStorage):
+    def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> Evicted:
+        array = np.asarray(rows)
+        same_size = array.itemsize == self.table.numpy_dtype.itemsize
+        return super().upsert(
+            keys, array.view(self.table.numpy_dtype) if same_size else array, *parts
+        )
+
+
+@caught_by("test_touch_that_is_not_declared_is_refused")
+class TouchesInSecret(MemoryStorage):
+    def touch(self, keys: npt.ArrayLike, scores: npt.ArrayLike | None = None) -> None:
+        self._check_open()
+
+
+@caught_by("test_scores_that_are_not_taken_are_refused")
+class IgnoresScores(MemoryStorage):
+    def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> Evicted:
+        return super().upsert(keys, rows)
+
+
+@caught_by("test_declared_capabilities_agree_with_each_other")
+class DeclaresABoundAndHasNone(MemoryStorage):
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.capabilities = Capabilities(bounded=True)
+
+
+@caught_by("test_memory_bytes_grow_with_rows_and_are_plausible")
+class CountsRowsOnly(MemoryStorage):
+    @property
+    def memory_bytes(self) -> int:
+        self._check_open()
+        return len(self._entries) * self.table.row_bytes
+
+
+@caught_by("test_rows_of_wrong_shape_are_refused_and_change_nothing")
+class FitsRows(MemoryStorage):
+    def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> Evicted:
+        return super().upsert(keys, np.resize(rows, (np.size(keys), self.table.width)), *parts)
+
+
+@caught_by("test_columns_out_of_range_are_refused")
+class CutsColumns(MemoryStorage):
+    def find(self, keys: npt.ArrayLike, columns: Any = None, **options: Any) -> FindResult:
+        if columns is not None:
+            columns = Columns(max(0, columns[0]), min(self.table.width, columns[1]))
+        return super().find(keys, columns, **options)
+
+
+@caught_by("test_ragged_keys_and_rows_are_refused_and_change_nothing")
+class FailsOnRaggedRows(MemoryStorage):
+    def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> Evicted:
+        return super().upsert(keys, np.asarray(rows), *parts)
+
+
+@caught_by("test_columns_that_are_no_range_are_refused")
+class RoundsColumns(MemoryStorage):
+    def find(self, keys: npt.ArrayLike, columns: Any = None, **options: Any) -> FindResult:
+        if columns is not None:
+            columns = Columns(*(int(each) for each in columns))
+        return super().find(keys, columns, **options)
+
+
+@caught_by("test_scan_by_no_whole_number_of_rows_is_refused")
+class RoundsChunks(MemoryStorage):
+    def scan(self, chunk_rows: int = 65_536, *parts: Any) -> Iterator[ScanChunk]:
+        return super().scan(int(chunk_rows), *parts)
+
+
+@caught_by("test_evict_of_no_whole_number_is_refused_and_removes_nothing")
+class RoundsWhatItEvicts(MemoryStorage):
+    def evict(self, count: int) -> Evicted:
+        return super().evict(int(count))
+
+
+@caught_by("test_out_that_cannot_be_written_is_refused")
+class WritesToReadOnlyMemory(MemoryStorage):
+    def find(self, keys: npt.ArrayLike, *parts: Any, out: Rows | None = None) -> FindResult:
+        if isinstance(out, np.ndarray) and out.shape == (np.size(keys), self.table.width):
+            out.flags.writeable = True
+        return super().find(keys, *parts, out=out)
+
+
+@caught_by("test_out_that_does_not_fit_is_refused")
+class ClearsOutBeforeItChecks(MemoryStorage):
+    def find(self, keys: npt.ArrayLike, *parts: Any, out: Rows | None = None) -> FindResult:
+        if out is not None:
+            out[...] = 0
+        return super().find(keys, *parts, out=out)
+
+
+@caught_by("test_bad_scores_are_refused_and_change_nothing")
+class TakesBadScores(MemoryStorage):
+    def _check_scores(self, scores: npt.ArrayLike | None, count: int) -> Scores | None:
+        try:
+            return super()._check_scores(scores, count)
+        except InvalidArgumentError:
+            return None
+
+
+@caught_by("test_evict_of_a_negative_count_is_refused")
+class EvictTakesNegativeCounts(MemoryStorage):
+    def evict(self, count: int) -> Evicted:
+        return super().evict(max(0, count))
+
+
+@caught_by("test_evict_that_is_not_declared_is_refused")
+class EvictsInSecret(MemoryStorage):
+    def evict(self, count: int) -> Evicted:
+        self._check_open()
+        return self._evict_impl(count)
+
+
+@caught_by("test_scores_of_a_policy_are_its_own")
+class TouchIgnoresScores(MemoryStorage):
+    def touch(self, keys: npt.ArrayLike, scores: npt.ArrayLike | None = None) -> None:
+        super().touch(keys)
+
+
+@caught_by("test_scores_that_are_not_kept_read_as_zero")
+class KeepsScoresThatItDoesNotDeclare(MemoryStorage):
+    def _score(self, key: int, given: int | None) -> int:
+        return super()._score(key, given) or 5

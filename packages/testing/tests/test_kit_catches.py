@@ -1,0 +1,91 @@
+"""Each deliberate bug is caught by the standard test that is there for it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, ClassVar
+
+import hypothesis
+import pytest
+
+from sparring.contracts.storage import Storage
+from sparring.contracts.table import TableConfig
+from sparring.storage.memory import MemoryOptions, MemoryStorage
+from sparring_testing import machine
+from sparring_testing.lifecycle import ReopenStorage
+from sparring_testing.samples import MakeStorage
+from sparring_testing.storage_tests import StorageTests
+
+from .kit_breaks import BREAKS
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.fixture(autouse=True)
+def short_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under CI pytest spells out every difference, and here each test is a failure on purpose."""
+    for name in ("CI", "BUILD_NUMBER"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def first_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One failure is enough, for nobody reads the smallest; and no bug is missed by chance."""
+    settings = hypothesis.settings(
+        machine._SETTINGS, phases=[hypothesis.Phase.generate], max_examples=400
+    )
+    monkeypatch.setattr(machine, "_SETTINGS", settings)
+
+
+def suite_of(storage: type[MemoryStorage]) -> type[StorageTests]:
+    """The kit on a storage that opens as `memory` does."""
+
+    class TestBroken(StorageTests):
+        bounded_options: ClassVar[Any] = {
+            policy: {"capacity": 64, "policy": policy}
+            for policy in ("none", "lru", "lfu", "custom")
+        }
+
+        @pytest.fixture
+        def make_storage(self) -> MakeStorage:
+            def make(table: TableConfig, **options: Any) -> Storage:
+                return storage(table, MemoryOptions(**options))
+
+            return make
+
+        @pytest.fixture
+        def reopen_storage(self) -> ReopenStorage:
+            def reopen(closed: Storage) -> Storage:
+                again = storage(closed.table)
+                again._entries.update(getattr(closed, "disk", {}))
+                return again
+
+            return reopen
+
+    return TestBroken
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_break_is_caught(pytester: pytest.Pytester, name: str) -> None:
+    _, test = BREAKS[name]
+    pytester.makepyfile(
+        test_broken=f"""
+        import sys
+
+        this = sys.modules[{__name__!r}]
+        TestBroken = this.suite_of(this.BREAKS[{name!r}][0])
+        """
+    )
+    assert __name__ in sys.modules
+    # The kit draws other keys each time, and one time in some hundreds they show nothing of a bug.
+    result = pytester.inline_run(
+        "-p", "no:cacheprovider", "--sparring-seed=1", f"test_broken.py::TestBroken::{test}"
+    )
+    passed, skipped, failed = result.listoutcomes()
+    assert failed, f"{name} was not caught by {test}: {len(passed)} passed, {len(skipped)} skipped"
+
+
+def test_every_standard_test_catches_something() -> None:
+    standard = {name for mixin in StorageTests.__bases__ for name in vars(mixin)}
+    caught = {test for _, test in BREAKS.values()}
+    assert {name for name in standard if name.startswith("test_")} == caught

@@ -1,0 +1,28 @@
+"""The kit across the native border: `memory`, exported as a capsule and wrapped again."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+
+from sparring.contracts.storage import Storage
+from sparring.contracts.table import TableConfig
+from sparring.storage.memory import MemoryOptions, MemoryStorage
+from sparring.storage.native import NativeStorage, capsule_of
+from sparring_testing.samples import MakeStorage
+from sparring_testing.storage_tests import StorageTests
+
+
+class TestMemoryThroughTheNativeBorder(StorageTests):
+    bounded_options: ClassVar[Any] = {
+        policy: {"capacity": 256, "policy": policy} for policy in ("none", "lru", "lfu", "custom")
+    }
+
+    @pytest.fixture
+    def make_storage(self) -> MakeStorage:
+        def make(table: TableConfig, **options: Any) -> Storage:
+            inner = MemoryStorage(table, MemoryOptions(**options))
+            return NativeStorage(capsule_of(inner), table)
+
+        return make

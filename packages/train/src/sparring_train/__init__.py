@@ -1,0 +1,1 @@
+"""Trains what a YAML file describes: `sparring train` and `sparring config`."""

@@ -1,0 +1,1 @@
+"""The commands `sparring train` and `sparring config`."""

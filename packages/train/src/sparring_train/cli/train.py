@@ -1,0 +1,161 @@
+"""``sparring train``: trains and evaluates what a configuration describes."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sparring import context_of, make_console, print_json, print_warning
+from sparring.errors import ConfigError, PluginError
+from sparring_train.cli.progress import make_progress
+from sparring_train.config.loader import load_config
+from sparring_train.result import TrainResult
+from sparring_train.trainers import trainer_of
+
+__all__ = ["ConfigArgument", "OverridesArgument", "add_train"]
+
+_MOST_TABLES_SHOWN = 8
+
+ConfigArgument = Annotated[
+    str, typer.Argument(metavar="CONFIG", help="The YAML file.", show_default=False)
+]
+OverridesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="DOTTED.KEY=VALUE",
+        help="Values that replace those of the file, as training.epochs=3.",
+        show_default=False,
+    ),
+]
+
+
+def add_train(application: typer.Typer) -> None:
+    application.command("train")(train)
+
+
+def train(
+    context: typer.Context,
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the results as one line of JSON, last.")
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on from the newest snapshot in snapshots.url; start over if there is none.",
+        ),
+    ] = False,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            "--trace",
+            metavar="FILE",
+            help="Write what each rank did when to FILE, for https://ui.perfetto.dev.",
+        ),
+    ] = None,
+) -> None:
+    """Train and evaluate what a configuration describes."""
+    manager = context_of(context).plugin_manager
+    given = [*(overrides or ()), *(["snapshots.resume=true"] if resume else [])]
+    run_config = load_config(config, given, plugin_manager=manager)
+    if trace is not None:
+        report = run_config.report.model_copy(update={"trace_path": trace})
+        run_config = run_config.model_copy(update={"report": report})
+    _refuse_memory(run_config.snapshots.url)
+    framework = manager.framework(run_config.framework)
+    reason = framework.unavailable() if framework.unavailable is not None else None
+    if reason is not None:
+        raise PluginError(f"framework {framework.name!r} cannot run here: {reason}")
+    progress = make_progress(make_console(is_error=True), run_config.training.log_interval_seconds)
+    try:
+        result = trainer_of(framework.name, manager).train(run_config, manager, progress)
+    finally:
+        progress.on_end()
+    if result.rank > 0:
+        return
+    for name, value in result.metrics.items():
+        if not math.isfinite(value):
+            shown = ", which JSON cannot hold: null stands for it" if json else ""
+            print_warning(
+                f"metric {name} is {value}{shown}; the training diverged, or the test samples do "
+                "not allow for it: lower the learning rate, or look at the test samples"
+            )
+    if json:
+        not_admitted = {"not_admitted": result.not_admitted} if result.not_admitted else {}
+        tiers = {"tiers": result.tiers} if result.tiers else {}
+        resumed = {"resumed_steps": result.resumed_steps} if result.resumed_steps else {}
+        print_json(
+            {
+                "metrics": result.metrics,
+                "rows": result.rows,
+                **not_admitted,
+                **result.skipped,
+                **tiers,
+                "steps": result.steps,
+                **resumed,
+                "seconds": result.seconds,
+            }
+        )
+    else:
+        _print_result(make_console(), result)
+
+
+def _refuse_memory(url: str | None) -> None:
+    """fsspec's own file system in memory is for programs: it ends with the command."""
+    if url is not None and url.partition("://")[0].rpartition("::")[2] == "memory":
+        raise ConfigError(
+            f"snapshots.url: what is saved in {url} is in the memory of this command and is lost "
+            "when it ends; name a folder, or a URL that outlives it",
+            setting="snapshots.url",
+        )
+
+
+def _print_result(console: Console, result: TrainResult) -> None:
+    """For people: metrics with the best that can be reached, rows of each table, time."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    shown = set()
+    for name, value in result.metrics.items():
+        best = result.extra.get(f"best_{name}")
+        shown.add(f"best_{name}")
+        remark = f"best reachable {best:.4f}" if isinstance(best, (int, float)) else ""
+        table.add_row(f"test {name}", f"{value:.4f}", remark)
+    if len(result.rows) <= _MOST_TABLES_SHOWN:
+        for name, count in result.rows.items():
+            table.add_row(f"rows of {name}", f"{count:,}", "")
+    else:
+        smallest = min(result.rows, key=lambda name: result.rows[name])
+        largest = max(result.rows, key=lambda name: result.rows[name])
+        table.add_row(
+            f"rows of {len(result.rows)} tables",
+            f"{sum(result.rows.values()):,}",
+            f"from {result.rows[smallest]:,} ({smallest}) to {result.rows[largest]:,} ({largest})",
+        )
+    dropped = {name: count for name, count in result.not_admitted.items() if count}
+    if dropped:
+        most = max(dropped, key=lambda name: dropped[name])
+        remark = f"most in {most}: {dropped[most]:,}" if len(dropped) > 1 else f"in {most}"
+        table.add_row("gradients not admitted", f"{sum(dropped.values()):,}", remark)
+    for name, tiers in result.tiers.items():
+        for tier in tiers:
+            asked = tier["hits"] + tier["misses"]
+            share = f"{tier['hits'] / asked:.1%} hits" if asked else "never asked"
+            remark = f"{share}, {tier['read_seconds'] + tier['write_seconds']:.2f} s"
+            table.add_row(f"rows of {name} in {tier['backend']}", f"{tier['rows']:,}", remark)
+    remarks = [f"{result.resumed_steps:,} before"] if result.resumed_steps else []
+    if result.steps_per_second is not None:
+        remarks.append(f"{result.steps_per_second:,.1f} steps/s")
+    table.add_row("steps", f"{result.steps:,}", ", ".join(remarks))
+    table.add_row("seconds", f"{result.seconds:.1f}", "")
+    console.print(table)
+    for name, value in {**result.skipped, **result.extra}.items():
+        if name not in shown and value is not None:
+            console.print(f"{name.replace('_', ' ')}: {value}", markup=False, soft_wrap=True)

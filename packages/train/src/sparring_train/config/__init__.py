@@ -1,0 +1,1 @@
+"""Configuration: YAML files and overrides, read into frozen models."""

@@ -1,0 +1,82 @@
+"""Where samples come from: the `data` section, one model for each `kind`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sparring_train.config.section import OpenFraction, PositiveInt, Section
+
+__all__ = ["CriteoData", "DataConfig", "MovieLensData", "SyntheticCriteoData"]
+
+_PATH = "Relative paths start at the current directory."
+
+
+class MovieLensData(Section):
+    """Ratings in the `ratings.csv` format of MovieLens: userId, movieId, rating, timestamp."""
+
+    kind: Literal["movielens"]
+    path: str = Field(min_length=1, description=f"The `ratings.csv` file. {_PATH}")
+    test_fraction: OpenFraction = Field(
+        0.1, description="The part of the ratings, drawn by `seed`, that is kept for the test."
+    )
+    batch_size: PositiveInt = Field(
+        1024, description="Ratings in a step, over all ranks and micro-batches."
+    )
+
+
+class CriteoData(Section):
+    """Click logs: a label, 13 integers and 26 hexadecimal strings, any of them missing."""
+
+    kind: Literal["criteo"]
+    path: str = Field(
+        min_length=1,
+        description="A file, or a folder of files that are read in order of name. Names that end "
+        f"in `.parquet` are Parquet, all others text with tabs. {_PATH}",
+    )
+    test_path: str | None = Field(
+        None,
+        min_length=1,
+        description=f"A file or folder for the test; then `test_fraction` is not used. {_PATH}",
+    )
+    test_fraction: OpenFraction = Field(
+        0.1, description="The part of the samples, drawn by `seed`, that is kept for the test."
+    )
+    batch_size: PositiveInt = Field(
+        4096, description="Samples in a step, over all ranks and micro-batches."
+    )
+
+
+class SyntheticCriteoData(Section):
+    """A click log in Criteo format that a generator draws from a model that it knows.
+
+    The best AUC that any model can reach on it is therefore known, and printed.
+    """
+
+    kind: Literal["synthetic_criteo"]
+    samples: PositiveInt = Field(400_000, description="Samples to train on.")
+    test_samples: PositiveInt = Field(50_000, description="Samples to test on.")
+    batch_size: PositiveInt = Field(
+        4096, description="Samples in a step, over all ranks and micro-batches."
+    )
+    max_ids: int = Field(
+        100_000,
+        ge=2,
+        le=2**32,
+        description="Distinct ids that the feature with most of them can take.",
+    )
+    skew: float = Field(
+        1.1,
+        ge=0,
+        le=4,
+        description="The exponent of the power law that ids follow; 0 draws them evenly.",
+    )
+    missing_fraction: float = Field(
+        0.05, ge=0, le=0.5, description="The part of integers and of ids that is missing."
+    )
+
+
+DataConfig = Annotated[
+    MovieLensData | CriteoData | SyntheticCriteoData, Field(discriminator="kind")
+]

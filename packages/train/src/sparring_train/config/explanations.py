@@ -1,0 +1,163 @@
+"""Puts what pydantic found wrong into the words of a configuration file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from sparring import closest_name
+from sparring.contracts import SECRET_GIVEN
+from sparring_train.config.places import Places
+from sparring_train.config.problems import ConfigPath, Problem, describe_value, dotted
+from sparring_train.config.schema import known_keys, path_of
+
+__all__ = ["explain"]
+
+_MAPPING_ERRORS = {"dict_type", "model_attributes_type", "model_type", "dataclass_type"}
+
+_EXPECTED = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "finite_number": "a finite number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "greater_than": "a number above {gt}",
+    "greater_than_equal": "a number of at least {ge}",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a smaller whole number",
+    "int_type": "a whole number",
+    "less_than": "a number below {lt}",
+    "less_than_equal": "a number of at most {le}",
+    "list_type": "a list",
+    "literal_error": "{expected}",
+    "string_pattern_mismatch": "text of the form {pattern}",
+    "string_too_long": "text of at most {max_length} characters",
+    "string_too_short": "text that is not empty",
+    "string_type": "text",
+    "too_long": "at most {max_length} items",
+    "too_short": "at least {min_length} items",
+    "tuple_type": "a list",
+}
+"""Type of a pydantic error → what may stand there; names are those of the error's context."""
+
+
+def explain(
+    error: ValidationError,
+    value: Any,
+    places: Places,
+    *,
+    model: type[BaseModel],
+    at: ConfigPath = (),
+) -> list[Problem]:
+    """One problem for each thing that pydantic found.
+
+    Args:
+        error: what `model` raised.
+        value: what it was given.
+        places: where the values stand.
+        model: the model that was validated.
+        at: where in the configuration `value` stands.
+    """
+    return [
+        _explain_one(details, value, places, model, at)
+        for details in error.errors(include_url=False)
+    ]
+
+
+def _explain_one(
+    details: ErrorDetails, value: Any, places: Places, model: type[BaseModel], at: ConfigPath
+) -> Problem:
+    inner = path_of(model, details["loc"])
+    path = (*at, *inner)
+    context = details.get("ctx", {})
+    found = describe_value(details["input"])
+    kind = details["type"]
+    name = dotted(path) or "the configuration"
+
+    if kind == "extra_forbidden":
+        known = known_keys(model, inner[:-1], value)
+        section = f" in {dotted(path[:-1])}" if len(path) > 1 else ""
+        suggestion = closest_name(str(path[-1]), known)
+        return Problem(
+            places.of_key(path),
+            f"unknown key {str(path[-1])!r}{section}",
+            path,
+            expected=None if suggestion else _one_of(known),
+            suggestion=suggestion,
+        )
+    if kind == SECRET_GIVEN:
+        # The reason alone: with what stands before it the name would stand there twice.
+        path = (*path, *context.get("path", ()))
+        reason = context.get("reason", details["msg"])
+        return Problem(places.of_value(path), f"{dotted(path)}: {reason}", path)
+    if kind == "missing":
+        return Problem(places.of_key(path), f"{name} is missing", path)
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return _explain_kind(kind, context, places, path)
+    if "path" in context:
+        path = (*at, *context["path"])
+        return Problem(
+            places.of_key(path) if context.get("is_key") else places.of_value(path),
+            f"{dotted(path)}: {details['msg']}",
+            path,
+            found=context.get("found"),
+            expected=context.get("expected"),
+            suggestion=context.get("suggestion"),
+        )
+    if kind == "value_error":
+        return Problem(places.of_value(path), f"{name}: {context['error']}", path)
+    if kind in _MAPPING_ERRORS:
+        return Problem(places.of_value(path), f"{name} is wrong", path, found, "a mapping")
+    if kind in _EXPECTED:
+        suggestion = None
+        if kind == "literal_error" and isinstance(details["input"], str):
+            suggestion = closest_name(details["input"], _quoted(context["expected"]))
+        return Problem(
+            places.of_value(path),
+            f"{name} is wrong",
+            path,
+            found,
+            _EXPECTED[kind].format_map({name: _shown(each) for name, each in context.items()}),
+            suggestion,
+        )
+    message = details["msg"][:1].lower() + details["msg"][1:]
+    return Problem(places.of_value(path), f"{name}: {message}", path, found=found)
+
+
+def _explain_kind(
+    kind: str, context: Mapping[str, Any], places: Places, path: ConfigPath
+) -> Problem:
+    """The discriminator of a union is missing or names no member."""
+    below = (*path, "kind")
+    if kind == "union_tag_not_found":
+        return Problem(places.of_key(below), f"{dotted(below)} is missing", below)
+    tags = _quoted(context["expected_tags"])
+    # An initializer may be given by its name alone; then there is no key `kind`.
+    at = below if places.is_known(below) else path
+    return Problem(
+        places.of_value(at),
+        f"{dotted(at)} is wrong",
+        at,
+        found=repr(context["tag"]),
+        expected=_one_of(tags),
+        suggestion=closest_name(str(context["tag"]), tags),
+    )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _quoted(listed: str) -> list[str]:
+    """``"'a', 'b' or 'c'"`` → a, b, c."""
+    return listed.split("'")[1::2]
+
+
+def _one_of(names: tuple[str, ...] | list[str]) -> str | None:
+    return ", ".join(names[:-1]) + " or " + names[-1] if len(names) > 1 else "".join(names) or None

@@ -1,0 +1,77 @@
+"""Overrides on the command line: ``dotted.key=value``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from sparring.contracts import may_show_secret
+from sparring_train.config.places import Places
+from sparring_train.config.problems import ConfigPath, Place, Problem, describe_value, dotted
+from sparring_train.config.yaml_text import parse_yaml
+
+__all__ = ["apply_override"]
+
+_LONGEST_SHOWN = 80
+
+
+def apply_override(override: str, value: dict[str, Any], places: Places) -> list[Problem]:
+    """Sets one value in `value`, in place, and notes in `places` where it came from.
+
+    The text behind ``=`` is read as YAML: ``training.epochs=3``, ``data={kind: movielens, …}``.
+    Sections that the file does not give are made. What is wrong is returned.
+    """
+    shown = override if len(override) <= _LONGEST_SHOWN else override[:_LONGEST_SHOWN] + "…"
+    key, equals, text = override.partition("=")
+    if may_show_secret(override):
+        shown = key if equals and "@" not in key else "…"
+    place = Place(sys.maxsize, 0, f"override {shown}")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        return [Problem(place, "an override has the form dotted.key=value, as training.epochs=3")]
+    parsed = parse_yaml(text, lambda _line, _column: place)
+    if parsed.problems:
+        hint = "put the value in quotes if it is meant as text"
+        return [Problem(place, f"{problem.message}; {hint}") for problem in parsed.problems]
+
+    path: ConfigPath = ()
+    target: Any = value
+    for i, part in enumerate(parts):
+        is_last = i == len(parts) - 1
+        if isinstance(target, list):
+            if not part.isascii() or not part.isdigit() or int(part) >= len(target):
+                return [_no_such_item(place, path, part, target)]
+            index: Any = int(part)
+            is_new = False
+        elif isinstance(target, dict):
+            index = part
+            is_new = part not in target or target[part] is None
+        else:
+            return [
+                Problem(
+                    place,
+                    f"{dotted(path)} cannot have a key {part!r}; override {dotted(path)} itself",
+                    path,
+                    found=describe_value(target),
+                    expected="a mapping or a list",
+                )
+            ]
+        path = (*path, index)
+        if is_last:
+            target[index] = parsed.value
+            places.replace(path, place)
+        elif is_new:
+            target[index] = {}
+            places.replace(path, place)
+        target = target[index]
+    return []
+
+
+def _no_such_item(place: Place, path: ConfigPath, part: str, target: list[Any]) -> Problem:
+    return Problem(
+        place,
+        f"{dotted(path)} has no item {part!r}",
+        path,
+        found=f"{len(target)} items",
+        expected=f"an index from 0 to {len(target) - 1}" if target else "the whole list",
+    )

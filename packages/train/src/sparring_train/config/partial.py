@@ -1,0 +1,60 @@
+"""The part of a configuration that is right, where the rest is wrong: it is checked further."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from sparring.contracts import SECRET_GIVEN
+from sparring_train.config.problems import ConfigPath
+from sparring_train.config.run import RunConfig
+from sparring_train.config.schema import path_of
+
+__all__ = ["right_part", "right_sections"]
+
+
+def right_part(
+    model: type[BaseModel], value: Mapping[str, Any], error: ValidationError
+) -> dict[str, Any]:
+    """`value` without the keys that hold something wrong, and without unknown keys at any depth.
+
+    Args:
+        model: what `value` was validated by.
+        error: what that raised.
+    """
+    unknown: list[ConfigPath] = []
+    for details in error.errors(include_url=False):
+        path = path_of(model, details["loc"])
+        if details["type"] == SECRET_GIVEN and not path:
+            return {}  # nothing else was looked at
+        unknown.append(path if details["type"] == "extra_forbidden" else path[:1])
+    part: dict[str, Any] = _without(value, (), unknown)
+    return part
+
+
+def right_sections(value: Mapping[str, Any], error: ValidationError) -> dict[str, Any]:
+    """Name → section of a `RunConfig` that is right, checked and with its defaults."""
+    part = right_part(RunConfig, value, error)
+    sections = {}
+    for name, field in RunConfig.model_fields.items():
+        if name in part:
+            annotation: Any = Annotated[field.annotation, field]
+            sections[name] = TypeAdapter[Any](annotation).validate_python(part[name])
+        elif name not in value and not field.is_required():
+            sections[name] = field.get_default(call_default_factory=True)
+    return sections
+
+
+def _without(value: Any, at: ConfigPath, left_out: list[ConfigPath]) -> Any:
+    """`value`, which stands at `at`, without the keys at `left_out`."""
+    if isinstance(value, Mapping):
+        return {
+            key: _without(each, (*at, key), left_out)
+            for key, each in value.items()
+            if (*at, key) not in left_out
+        }
+    if isinstance(value, list):
+        return [_without(each, (*at, place), left_out) for place, each in enumerate(value)]
+    return value

@@ -1,0 +1,101 @@
+"""Problems of a configuration and their places: `file:line:column: message (…)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from sparring.contracts import may_show_secret
+from sparring.errors import ConfigError
+
+__all__ = ["Place", "ConfigPath", "Problem", "describe_value", "dotted", "raise_problems"]
+
+ConfigPath = tuple[str | int, ...]
+"""Keys and list indexes from the top of a configuration to one value."""
+
+_LONGEST_VALUE = 60
+_MOST_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """A place as messages name it; places sort in the order of the file, overrides last."""
+
+    line: int
+    column: int
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong.
+
+    Args:
+        place: ``file:line:column``, or the override that brought the value.
+        message: what is wrong, beginning with the dotted key where there is one.
+        path: the value that is meant.
+        found: what stands there; left out where it may be a secret.
+        expected: what may stand there.
+        suggestion: what was probably meant.
+    """
+
+    place: Place
+    message: str
+    path: ConfigPath = ()
+    found: str | None = None
+    expected: str | None = None
+    suggestion: str | None = None
+
+    def __post_init__(self) -> None:
+        # Messages end up in logs.
+        names = [part for part in self.path if isinstance(part, str)]
+        if self.found is not None and any(map(may_show_secret, [*names, self.found])):
+            object.__setattr__(self, "found", None)
+
+    def __str__(self) -> str:
+        facts = ", ".join(
+            f"{word} {fact}"
+            for word, fact in (("found", self.found), ("expected", self.expected))
+            if fact is not None
+        )
+        question = f"did you mean {self.suggestion}?" if self.suggestion else ""
+        remarks = "; ".join(part for part in (facts, question) if part)
+        return f"{self.place}: {self.message}" + (f" ({remarks})" if remarks else "")
+
+
+def raise_problems(problems: Sequence[Problem]) -> NoReturn:
+    """Raises one `ConfigError` with all `problems`, in the order of their places.
+
+    They are the attribute ``problems`` of the error. What two checks found is given once.
+    """
+    ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.place)
+    lines = [str(problem) for problem in ordered[:_MOST_SHOWN]]
+    if len(ordered) > _MOST_SHOWN:
+        lines.append(f"… and {len(ordered) - _MOST_SHOWN:,} more")
+    raise ConfigError("\n".join(lines), problems=tuple(ordered))
+
+
+def dotted(path: ConfigPath) -> str:
+    """The path as users write it in an override: ``model.bottom_mlp.0``."""
+    return ".".join(str(part) for part in path)
+
+
+def describe_value(value: object) -> str:
+    """A value as an error message shows it: short, and in YAML's terms."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        shown = repr(value)
+        return shown if len(shown) <= _LONGEST_VALUE else shown[:_LONGEST_VALUE] + "…"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    shown = str(value)
+    return shown if len(shown) <= _LONGEST_VALUE else shown[:_LONGEST_VALUE] + "…"

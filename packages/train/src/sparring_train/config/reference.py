@@ -1,0 +1,158 @@
+"""Writes ``docs/reference/config.md`` from the models: ``python -m sparring_train.config.reference``."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MaxLen
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from sparring_train.config.run import RunConfig
+from sparring_train.config.schema import shape_of
+
+__all__ = ["reference_page"]
+
+_INTRODUCTION = """\
+# Configuration
+
+A run is described by a YAML 1.2 file in UTF-8. On the command line any value can be replaced:
+`sparring train run.yaml training.epochs=3 model.bottom_mlp.0=128 data.path=ratings.csv`. The text
+behind `=` is read as YAML, so lists and mappings can be given as `[64, 32]` and `{name: adam}`; a
+text that YAML would read otherwise goes in quotes. Later overrides win over earlier ones. An
+override makes the sections that the file leaves out, and reaches into lists that the file gives.
+
+Unknown keys are errors. All errors are given at once, each with file, line and column, or with the
+override that it came from. `sparring config check` looks for them and runs nothing;
+`sparring config show` prints what a file and overrides come to, defaults included.
+
+Relative paths start at the current directory, not at the file's.
+
+Text is not taken for a number or the other way round: `8` is a number, `"8"` is not. A file holds
+at most 256 KiB and 20,000 values. Tags (`!!python/…`) are refused.
+
+The tables below are written from the models that check the file, by
+`python -m sparring_train.config.reference`.
+"""
+
+_MACHINE_LIMITS = (2**31 - 1, 2**63 - 1)
+"""Upper bounds that say nothing to a reader."""
+
+
+def reference_page() -> str:
+    """The whole page, in Markdown."""
+    lines = [_INTRODUCTION]
+    for title, model in _sections():
+        lines += [f"## {title}", "", _paragraph(model), ""]
+        lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
+        lines += [_row(name, field) for name, field in model.model_fields.items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
+    """Title and model of each section, from the top downwards, each model once."""
+    yield "The whole file", RunConfig
+    waiting: list[tuple[str, Any]] = [
+        (name, field.annotation) for name, field in RunConfig.model_fields.items()
+    ]
+    known: set[type[BaseModel]] = set()
+    while waiting:
+        path, annotation = waiting.pop(0)
+        shape = shape_of(annotation)
+        if shape.items is not None:
+            waiting.insert(0, (f"{path}.<name>", shape.items))
+        below: list[tuple[str, Any]] = []
+        for kind, model in shape.models.items():
+            if model in known:
+                continue
+            known.add(model)
+            yield f"`{path}`" + (f" of kind `{kind}`" if kind else ""), model
+            below += [
+                (f"{path}.{name}", each.annotation) for name, each in model.model_fields.items()
+            ]
+        waiting = below + waiting
+
+
+def _paragraph(model: type[BaseModel]) -> str:
+    return " ".join((model.__doc__ or "").split())
+
+
+def _row(name: str, field: FieldInfo) -> str:
+    default = (
+        "required" if field.is_required() else _code(field.get_default(call_default_factory=True))
+    )
+    meaning = field.description or _kind_meaning(name)
+    cells = (f"`{name}`", _type_name(field.annotation, field.metadata), default, meaning)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _kind_meaning(name: str) -> str:
+    assert name == "kind", f"field {name} has no description"
+    return "Chooses this kind."
+
+
+def _code(value: Any) -> str:
+    if isinstance(value, bool):
+        return "`true`" if value else "`false`"
+    if isinstance(value, BaseModel):
+        return "see below"
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, tuple):
+        return f"`[{', '.join(str(each) for each in value)}]`"
+    return f"`{value}`"
+
+
+def _type_name(annotation: Any, metadata: list[Any]) -> str:
+    origin = get_origin(annotation)
+    if origin is typing.Annotated:
+        inner, *more = get_args(annotation)
+        for each in more:
+            more = [*more, *each.metadata] if isinstance(each, FieldInfo) else more
+        return _type_name(inner, [*metadata, *more])
+    if origin is Literal:
+        return " or ".join(f"`{each}`" for each in get_args(annotation))
+    if origin in (Union, types.UnionType):
+        parts = [each for each in get_args(annotation) if each is not type(None)]
+        has_null = len(parts) < len(get_args(annotation))
+        name = "a mapping with `kind`" if len(parts) > 1 else _type_name(parts[0], metadata)
+        return name + (" or null" if has_null else "")
+    if origin is dict:
+        return "a mapping"
+    if origin in (tuple, list):
+        return "a list of: " + _type_name(get_args(annotation)[0], [])
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "a mapping"
+    name = {
+        int: "whole number",
+        float: "number",
+        str: "text",
+        bool: "`true` or `false`",
+    }[annotation]
+    return name + _bounds(metadata)
+
+
+def _bounds(metadata: list[Any]) -> str:
+    parts = []
+    for bound in metadata:
+        if isinstance(bound, Gt):
+            parts.append(f"> {bound.gt}")
+        elif isinstance(bound, Ge):
+            parts.append(f"≥ {bound.ge}")
+        elif isinstance(bound, Lt):
+            parts.append(f"< {bound.lt}")
+        elif isinstance(bound, Le) and bound.le not in _MACHINE_LIMITS:
+            parts.append(f"≤ {bound.le}")
+        elif isinstance(bound, MaxLen):
+            parts.append(f"at most {bound.max_length} characters")
+    return f", {', '.join(parts)}" if parts else ""
+
+
+if __name__ == "__main__":
+    print(reference_page(), end="")

@@ -1,0 +1,251 @@
+"""The whole configuration of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from sparring import closest_name
+from sparring_train.config.data import DataConfig
+from sparring_train.config.exchange import ExchangeConfig
+from sparring_train.config.metrics import MetricsConfig
+from sparring_train.config.model import ModelConfig
+from sparring_train.config.optimizer import OptimizerConfig
+from sparring_train.config.section import BackendOptions, PositiveFloat, Section
+from sparring_train.config.snapshots import SnapshotsConfig
+from sparring_train.config.tables import TablesConfig
+from sparring_train.config.training import TrainingConfig
+
+__all__ = [
+    "CollectiveConfig",
+    "RendezvousConfig",
+    "ReportConfig",
+    "RunConfig",
+    "StorageConfig",
+    "check_together",
+]
+
+_DATA_OF_MODEL = {
+    "matrix_factorization": ("movielens",),
+    "dlrm": ("criteo", "synthetic_criteo"),
+}
+
+
+class StorageConfig(Section):
+    """The storage of the rows."""
+
+    backend: str = Field(
+        "hkv", description="A storage that core or a plugin offers; see `sparring plugins`."
+    )
+    options: BackendOptions = Field(
+        default_factory=dict,
+        description="The options of that backend. In text, `{rank}`, `{world_size}` and `{table}` "
+        "stand for what they say, so that each rank has a place of its own.",
+    )
+
+
+class CollectiveConfig(Section):
+    """How ranks exchange keys, rows and gradients."""
+
+    backend: str = Field(
+        "auto",
+        description="A collective that core or a plugin offers; see `sparring plugins`. `auto` is "
+        "`local` for one process, `mpi` for ranks of mpiexec, and that of the framework for ranks "
+        "of torchrun.",
+    )
+    options: BackendOptions = Field(
+        default_factory=dict, description="The options of that backend."
+    )
+
+
+class RendezvousConfig(Section):
+    """How ranks find each other."""
+
+    backend: str = Field(
+        "auto",
+        description="A rendezvous that core or a plugin offers; see `sparring plugins`. `auto` is "
+        "`environment` for what torchrun or mpiexec started, and `single` for all else.",
+    )
+    options: BackendOptions = Field(
+        default_factory=dict, description="The options of that backend."
+    )
+
+
+class ReportConfig(Section):
+    """The report on a finished run."""
+
+    path: str | None = Field(
+        None,
+        min_length=1,
+        description="The HTML file to write; null writes none. Relative paths start at the "
+        "current directory.",
+    )
+    trace_path: str | None = Field(
+        None,
+        min_length=1,
+        description="The file to write a trace of all ranks to, as https://ui.perfetto.dev opens "
+        "it; null writes none. `sparring train --trace FILE` sets it.",
+    )
+
+
+class RunConfig(Section):
+    """Everything that `sparring train` needs to know."""
+
+    framework: str = Field(
+        "torch", description="The framework that trains: `torch`, or what a plugin offers."
+    )
+    seed: int = Field(
+        0,
+        ge=0,
+        le=2**63 - 1,
+        description="Determines the split into training and test, the order of samples, and all "
+        "initial values.",
+    )
+    threads: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="Threads of the execution pool and of the framework; 0 is one for each core "
+        "that this process may use.",
+    )
+    data: DataConfig = Field(description="Where samples come from.")
+    model: ModelConfig = Field(description="What is trained.")
+    tables: TablesConfig = Field(TablesConfig(), description="How tables are kept.")
+    storage: StorageConfig = Field(StorageConfig(), description="What keeps the rows.")
+    optimizer: OptimizerConfig = Field(
+        OptimizerConfig(), description="Which optimizers update what."
+    )
+    training: TrainingConfig = Field(
+        TrainingConfig(), description="How long and how carefully to train."
+    )
+    snapshots: SnapshotsConfig = Field(
+        SnapshotsConfig(), description="Where and how often the run is saved."
+    )
+    collective: CollectiveConfig = Field(
+        CollectiveConfig(), description="How ranks exchange keys, rows and gradients."
+    )
+    rendezvous: RendezvousConfig = Field(
+        RendezvousConfig(), description="How ranks find each other."
+    )
+    exchange: ExchangeConfig = Field(
+        ExchangeConfig(), description="How rows and gradients travel between ranks."
+    )
+    deadline_seconds: PositiveFloat = Field(
+        60.0, description="The longest that one exchange with other ranks may take."
+    )
+    metrics: MetricsConfig = Field(
+        MetricsConfig(), description="Where and how often counters are written."
+    )
+    report: ReportConfig = Field(ReportConfig(), description="The report on a finished run.")
+
+    def shared(self) -> dict[str, Any]:
+        """Settings that all ranks must have alike, as JSON values: all but where each rank runs."""
+        return self.model_dump(
+            mode="json", exclude={"collective", "rendezvous", "report", "threads"}
+        )
+
+    @model_validator(mode="after")
+    def _sections_fit_together(self) -> RunConfig:
+        check_together(dict(self))
+        return self
+
+
+def check_together(sections: Mapping[str, Any]) -> None:
+    """Refuses sections that contradict each other; one that is left out is not looked at.
+
+    Args:
+        sections: name → section of a `RunConfig`.
+
+    Raises:
+        ValidationError: with all that was found.
+    """
+    errors = [
+        error
+        for names, check in _CHECKS
+        if all(name in sections for name in names)
+        for error in check(*(sections[name] for name in names))
+    ]
+    if errors:
+        raise ValidationError.from_exception_data(
+            RunConfig.__name__,
+            [{"type": error, "input": None} for error in errors],
+            hide_input=True,
+        )
+
+
+def _check_data(model: ModelConfig, data: DataConfig) -> Iterator[PydanticCustomError]:
+    fitting = _DATA_OF_MODEL[model.kind]
+    if data.kind not in fitting:
+        yield PydanticCustomError(
+            "model_data",
+            "model {model} cannot be trained on this data",
+            {
+                "path": ("data", "kind"),
+                "model": model.kind,
+                "found": data.kind,
+                "expected": " or ".join(fitting),
+            },
+        )
+
+
+def _check_micro_batches(
+    training: TrainingConfig, data: DataConfig
+) -> Iterator[PydanticCustomError]:
+    if training.micro_batches > data.batch_size:
+        yield PydanticCustomError(
+            "micro_batches",
+            "a batch cannot be split into more micro-batches than it has samples",
+            {
+                "path": ("training", "micro_batches"),
+                "found": str(training.micro_batches),
+                "expected": f"at most data.batch_size, {data.batch_size}",
+            },
+        )
+
+
+def _check_table_names(model: ModelConfig, tables: TablesConfig) -> Iterator[PydanticCustomError]:
+    if not tables.overrides:
+        return
+    known = model.table_names
+    for name in tables.overrides:
+        if name not in known:
+            yield PydanticCustomError(
+                "table_name",
+                "model {model} has no such table",
+                {
+                    "path": ("tables", "overrides", name),
+                    "is_key": True,
+                    "model": model.kind,
+                    "expected": ", ".join(known),
+                    "suggestion": closest_name(name, known),
+                },
+            )
+
+
+def _check_snapshots(chosen: SnapshotsConfig) -> Iterator[PydanticCustomError]:
+    if chosen.url is not None:
+        return
+    for name in ("every_steps", "every_minutes", "resume"):
+        if getattr(chosen, name):
+            yield PydanticCustomError(
+                "snapshots_url",
+                "snapshots.{name} needs the folder that snapshots are saved in",
+                {
+                    "path": ("snapshots", name),
+                    "name": name,
+                    "found": "snapshots.url: null",
+                    "expected": "snapshots.url to name a folder",
+                },
+            )
+
+
+_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[PydanticCustomError]]], ...] = (
+    (("model", "data"), _check_data),
+    (("training", "data"), _check_micro_batches),
+    (("model", "tables"), _check_table_names),
+    (("snapshots",), _check_snapshots),
+)
+"""Names of sections → what finds contradictions between them."""

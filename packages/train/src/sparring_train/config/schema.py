@@ -1,0 +1,112 @@
+"""Walks the models of a configuration, to find what may stand at a path."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from sparring_train.config.problems import ConfigPath
+
+__all__ = ["Shape", "known_keys", "path_of", "shape_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Permitted values at a path.
+
+    Args:
+        models: discriminator → model; a section of one kind has the only key ``""``.
+        discriminator: the key that chooses among several models.
+        items: the annotation of list items or of mapping values.
+    """
+
+    models: Mapping[str, type[BaseModel]]
+    discriminator: str | None = None
+    items: Any = None
+
+
+def shape_of(annotation: Any) -> Shape:
+    """The shape behind an annotation, without `Annotated` and `None`."""
+    while get_origin(annotation) is typing.Annotated:
+        annotation = get_args(annotation)[0]
+    if _is_model(annotation):
+        return Shape({"": annotation})
+    origin = get_origin(annotation)
+    if origin in (Union, types.UnionType):
+        parts = [part for part in get_args(annotation) if part is not type(None)]
+        if len(parts) == 1:
+            return shape_of(parts[0])
+        if all(_is_model(part) for part in parts):
+            return Shape({_kind(part): part for part in parts}, "kind")
+    if origin is dict or origin is tuple or origin is list:
+        return Shape({}, items=get_args(annotation)[-1 if origin is dict else 0])
+    return Shape({})
+
+
+def path_of(top: type[BaseModel], location: tuple[int | str, ...]) -> ConfigPath:
+    """pydantic's location of an error, without the names of union members in it."""
+    shape = Shape({"": top})
+    path: list[str | int] = []
+    for part in location:
+        if shape.discriminator is not None and part in shape.models:
+            shape = Shape({"": shape.models[str(part)]})
+            continue
+        path.append(part)
+        shape = _below(shape, part)
+    return tuple(path)
+
+
+def known_keys(top: type[BaseModel], path: ConfigPath, value: Any) -> tuple[str, ...]:
+    """The keys that the mapping at `path` may have.
+
+    Args:
+        top: the model of the whole.
+        path: the mapping.
+        value: the whole, as it was read; it decides which member of a union is meant.
+    """
+    shape = _chosen(Shape({"": top}), value)
+    for part in path:
+        value = _item(value, part)
+        shape = _chosen(_below(shape, part), value)
+    return tuple(key for model in shape.models.values() for key in model.model_fields)
+
+
+def _is_model(annotation: Any) -> bool:
+    # Python 3.10 takes `list[int]` for an instance of `type`, which `issubclass` then refuses.
+    is_class = get_origin(annotation) is None and isinstance(annotation, type)
+    return is_class and issubclass(annotation, BaseModel)
+
+
+def _below(shape: Shape, part: str | int) -> Shape:
+    model = shape.models.get("")
+    if model is not None and part in model.model_fields:
+        return shape_of(model.model_fields[str(part)].annotation)
+    return shape_of(shape.items)
+
+
+def _chosen(shape: Shape, value: Any) -> Shape:
+    if shape.discriminator is None:
+        return shape
+    kind = value.get(shape.discriminator) if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind in shape.models:
+        return Shape({"": shape.models[kind]})
+    return shape
+
+
+def _item(value: Any, part: str | int) -> Any:
+    if isinstance(value, dict):
+        return value.get(part)
+    if isinstance(value, list) and isinstance(part, int) and part < len(value):
+        return value[part]
+    return None
+
+
+def _kind(model: type[BaseModel]) -> str:
+    annotation = model.model_fields["kind"].annotation
+    assert get_origin(annotation) is Literal
+    return str(get_args(annotation)[0])

@@ -1,0 +1,71 @@
+"""The base of every section of a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from sparring.contracts import SECRET_GIVEN, SecretFound, passwords_in, secrets_in
+
+__all__ = [
+    "BackendOptions",
+    "NonNegativeFloat",
+    "OpenFraction",
+    "PositiveFloat",
+    "PositiveInt",
+    "Section",
+    "kind_from_name",
+]
+
+
+class Section(BaseModel):
+    """A mapping in the YAML file: unknown keys are refused, nothing changes afterwards.
+
+    Values are taken as YAML read them: the text ``"8"`` is no number, and ``1`` is no boolean.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        validate_default=True,
+        allow_inf_nan=False,
+        str_max_length=4096,
+        hide_input_in_errors=True,
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _holds_no_password(cls, value: Any) -> Any:
+        # Before all else: what else is wrong may be said with what was found.
+        _refuse_first(passwords_in(value))
+        return value
+
+
+def _without_secrets(options: dict[str, Any]) -> dict[str, Any]:
+    _refuse_first(secrets_in(options))
+    return options
+
+
+def _refuse_first(found: Iterable[SecretFound]) -> None:
+    for each in found:
+        name = ".".join(map(str, each.path))
+        context = {"name": name, "reason": each.reason, "path": each.path}
+        raise PydanticCustomError(SECRET_GIVEN, "{name} {reason}", context)
+
+
+BackendOptions = Annotated[dict[str, Any], AfterValidator(_without_secrets)]
+"""The options of a backend, which are its own to check; none may be a secret."""
+
+PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+OpenFraction = Annotated[float, Field(gt=0, lt=1)]
+
+
+def kind_from_name(value: Any) -> Any:
+    """A name stands for the section of that kind with its defaults."""
+    return {"kind": value} if isinstance(value, str) else value

@@ -1,0 +1,1 @@
+"""Training data: MovieLens ratings, click logs in Criteo format, and a synthetic click log."""

@@ -1,0 +1,136 @@
+"""Batches of training data, and how a stream or a whole data set is cut into them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.errors import InvalidArgumentError
+
+__all__ = [
+    "ClickBatch",
+    "RatingBatch",
+    "check_batch_size",
+    "concatenate",
+    "rebatch",
+    "shuffled_batches",
+    "take",
+]
+
+Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class ClickBatch:
+    """Rows of a click log in Criteo format."""
+
+    dense: Floats
+    """``(b, 13)``, transformed: see `sparring_train.data.criteo.transform_integers`."""
+    ids: Ids
+    """``(b, 26)``, raw; a missing one is `sparring_train.data.criteo.MISSING_IDS` of its feature."""
+    labels: Floats
+    """``(b,)``, 1 where clicked, else 0."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True, slots=True)
+class RatingBatch:
+    """Ratings that users gave to items; also a whole data set of them."""
+
+    users: Ids
+    """``(b,)``, raw."""
+    items: Ids
+    """``(b,)``, raw."""
+    ratings: Floats
+    """``(b,)``"""
+
+    def __len__(self) -> int:
+        return len(self.ratings)
+
+
+class Columnar(Protocol):
+    """A dataclass of arrays, all of one length."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __len__(self) -> int: ...
+
+
+Batch = TypeVar("Batch", bound=Columnar)
+
+
+def take(batch: Batch, selection: slice | npt.NDArray[np.bool_] | Ids) -> Batch:
+    """The rows that `selection` picks, in its order."""
+    columns = {field.name: getattr(batch, field.name)[selection] for field in fields(batch)}
+    return type(batch)(**columns)
+
+
+def concatenate(batches: list[Batch]) -> Batch:
+    """One batch of all rows, in order; at least one batch is needed."""
+    if len(batches) == 1:
+        return batches[0]
+    kind = type(batches[0])
+    names = [field.name for field in fields(kind)]
+    return kind(
+        **{name: np.concatenate([getattr(batch, name) for batch in batches]) for name in names}
+    )
+
+
+def rebatch(batches: Iterator[Batch], batch_size: int) -> Iterator[Batch]:
+    """The same rows in the same order, `batch_size` to a batch; the last one may be smaller.
+
+    Raises:
+        InvalidArgumentError: `batch_size` is below 1.
+    """
+    check_batch_size(batch_size)
+    return _rebatch(batches, batch_size)
+
+
+def _rebatch(batches: Iterator[Batch], batch_size: int) -> Iterator[Batch]:
+    waiting: list[Batch] = []
+    num_waiting = 0
+    for batch in batches:
+        waiting.append(batch)
+        num_waiting += len(batch)
+        if num_waiting < batch_size:
+            continue
+        joined = concatenate(waiting)
+        num_whole = num_waiting - num_waiting % batch_size
+        for begin in range(0, num_whole, batch_size):
+            yield take(joined, slice(begin, begin + batch_size))
+        waiting, num_waiting = [take(joined, slice(num_whole, None))], num_waiting - num_whole
+    if num_waiting:
+        yield concatenate(waiting)
+
+
+def shuffled_batches(data: Batch, batch_size: int, *, seed: int, epoch: int) -> Iterator[Batch]:
+    """All rows of `data` once, in an order that (seed, epoch) determines.
+
+    Args:
+        data: what to cut up; it is not changed.
+        batch_size: rows of each batch; the last one may be smaller.
+        seed: any 64-bit number.
+        epoch: any 64-bit number; each has an order of its own.
+
+    Raises:
+        InvalidArgumentError: `batch_size` is below 1.
+    """
+    check_batch_size(batch_size)
+    source = np.random.PCG64([seed % 2**64, epoch % 2**64])
+    order = np.random.Generator(source).permutation(len(data))
+    return (
+        take(data, order[begin : begin + batch_size]) for begin in range(0, len(data), batch_size)
+    )
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Raises InvalidArgumentError unless `batch_size` is at least 1."""
+    if batch_size < 1:
+        raise InvalidArgumentError(f"batch_size: found {batch_size}, must be at least 1")

@@ -1,0 +1,126 @@
+"""A click log in Criteo format, streamed from a file or a folder in bounded memory.
+
+Every row is a label, 13 whole numbers and 26 hex strings; any number or string may be missing.
+Text files hold one row a line with tabs between the 40 fields; Parquet files hold the same
+columns under names (`sparring_train.data.criteo_parquet`).
+
+What becomes of a row
+    label    0 or 1.
+    integer  ``log1p(max(x, 0))`` as float32; a missing one is 0, as a zero is.
+    id       the number that the hex string writes, as int64: neither hashed nor renumbered. A
+             missing one of feature f (from 0) is the id ``-1 - f``, which no hex string writes
+             and no other feature has, so that features may share a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Literal
+
+from sparring.errors import DataError, InvalidArgumentError
+from sparring_train.data.batches import ClickBatch, check_batch_size, rebatch, take
+from sparring_train.data.criteo_parquet import count_parquet_rows, read_parquet_rows
+from sparring_train.data.criteo_text import count_text_rows, read_text_rows
+from sparring_train.data.split import check_test_fraction, is_test_row
+
+__all__ = ["SUFFIXES", "Part", "count_clicks", "criteo_files", "read_clicks"]
+
+SUFFIXES = (".tsv", ".txt", ".csv", ".gz", ".parquet")
+"""Suffixes of the files in a folder that are read."""
+
+Part = Literal["all", "train", "test"]
+
+
+def criteo_files(path: str | PathLike[str]) -> tuple[Path, ...]:
+    """The files that `path` stands for, in the order in which they are read.
+
+    A file stands for itself, whatever its name. A folder stands for the files directly in it
+    whose names end in one of `SUFFIXES` and start with neither ``.`` nor ``_``, by name.
+
+    Raises:
+        DataError: there is no such file or folder, or the folder has no such file.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        if not path.exists():
+            raise DataError(f"{path}: no such file or folder; check the path", path=str(path))
+        return (path,)
+    files = sorted(
+        file
+        for file in path.iterdir()
+        if file.suffix in SUFFIXES and file.name[0] not in "._" and file.is_file()
+    )
+    if not files:
+        raise DataError(
+            f"{path}: found no file in this folder whose name ends in one of "
+            f"{', '.join(SUFFIXES)}; name a file, or a folder that holds some",
+            path=str(path),
+        )
+    return tuple(files)
+
+
+def read_clicks(
+    path: str | PathLike[str],
+    batch_size: int,
+    *,
+    part: Part = "all",
+    test_fraction: float = 0.1,
+    seed: int = 0,
+) -> Iterator[ClickBatch]:
+    """Batches of a file or folder in file order; batches run over the borders of files.
+
+    Rows are read as they are asked for; a few megabytes are held at a time.
+
+    Args:
+        path: see `criteo_files`.
+        batch_size: rows of each batch; the last one may be smaller.
+        part: ``train`` or ``test`` keeps only the rows of that part. A row's place in the whole
+            stream and the seed decide (`sparring_train.data.split.is_test_row`).
+        test_fraction: the share of rows in the test part, at least 0 and below 1.
+        seed: of the split; any 64-bit number.
+
+    Raises:
+        DataError: a file is missing or malformed (with `path`, `row` and `column`), or there
+            is no row at all. Files are opened while iterating, and so these are raised there.
+        InvalidArgumentError: an argument is out of range.
+        PluginError: a Parquet file is met and pyarrow is not installed.
+    """
+    check_batch_size(batch_size)
+    check_test_fraction(test_fraction)
+    if part not in ("all", "train", "test"):
+        raise InvalidArgumentError(f"part: found {part!r}, must be 'all', 'train' or 'test'")
+    rows = _read_rows(path)
+    if part != "all":
+        rows = _keep(rows, part == "test", test_fraction, seed)
+    return rebatch(rows, batch_size)
+
+
+def count_clicks(path: str | PathLike[str]) -> int:
+    """Rows of a file or folder. Lines of text are counted and not checked."""
+    return sum(
+        count_parquet_rows(file) if file.suffix == ".parquet" else count_text_rows(file)
+        for file in criteo_files(path)
+    )
+
+
+def _read_rows(path: str | PathLike[str]) -> Iterator[ClickBatch]:
+    is_empty = True
+    for file in criteo_files(path):
+        read = read_parquet_rows if file.suffix == ".parquet" else read_text_rows
+        for rows in read(file):
+            is_empty = is_empty and not len(rows)
+            yield rows
+    if is_empty:
+        raise DataError(f"{path}: is empty, expected rows of a click log", path=str(path))
+
+
+def _keep(
+    batches: Iterator[ClickBatch], is_test: bool, test_fraction: float, seed: int
+) -> Iterator[ClickBatch]:
+    first_row = 0
+    for batch in batches:
+        chosen = is_test_row(first_row, len(batch), test_fraction=test_fraction, seed=seed)
+        yield take(batch, chosen if is_test else ~chosen)
+        first_row += len(batch)

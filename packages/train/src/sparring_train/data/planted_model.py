@@ -1,0 +1,205 @@
+"""The click model behind the synthetic log: what is clicked, how often, and why.
+
+Ids of a feature are drawn by a power law over popularity ranks (a Pareto distribution, cut off
+and rounded down). The logit of a click is a sum of weights of the more popular ids, of smooth
+effects of the integers, and of products of hidden factors of a few pairs of features. It is a
+function of what a reader of the log sees and of nothing else, so that the model's own
+probabilities are the best predictions there can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.errors import InvalidArgumentError
+from sparring_train.data.click_log import ClickLog
+from sparring_train.data.criteo_format import (
+    MISSING_IDS,
+    NUM_FEATURES,
+    NUM_INTEGERS,
+    transform_integers,
+)
+
+__all__ = ["CHUNK_ROWS", "PlantedModel", "SyntheticPart"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+SyntheticPart = Literal["train", "test"]
+
+CHUNK_ROWS = 1 << 15
+"""Rows that are drawn together; each chunk has random numbers of its own."""
+
+_VARIETY = (
+    0.52, 0.46, 1.00, 0.93, 0.41, 0.22, 0.68, 0.46, 0.08, 0.78, 0.62, 0.97, 0.58,
+    0.23, 0.67, 0.95, 0.17, 0.60, 0.55, 0.10, 0.96, 0.20, 0.19, 0.83, 0.32, 0.80,
+)  # fmt: skip
+"""Feature f can take ``max_ids ** _VARIETY[f]`` ids: from a handful to all."""
+
+_NUM_WEIGHTED = 30  # Popular ids of a feature that have a weight; the others have none.
+_LEFT, _RIGHT = [8, 5, 16, 4], [19, 13, 21, 22]  # Features whose weights multiply too.
+_NUM_EFFECTIVE = 6  # Integers that matter to a click.
+_VARIANCE_OF_WEIGHTS, _VARIANCE_OF_EFFECTS, _VARIANCE_OF_PAIRS = 0.82, 0.14, 0.04
+_LOGIT_DEVIATION = 1.7
+_CLICK_RATE = 0.25
+_CALIBRATION_ROWS = 1 << 15
+_STREAMS = {"parameters": 0, "calibration": 1, "train": 2, "test": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Inputs that a click depends on."""
+
+    ranks: Ints
+    """``(n, 26)``: popularity of the id, 0 for the most popular; -1 where missing."""
+    integers: Ints
+    is_missing_integer: Flags
+
+
+class PlantedModel:
+    """A source of click logs of any length, all with one set of causes.
+
+    Args:
+        seed: determines the causes and every row; any whole number.
+        skew: exponent of the power law of ids, from 0 (all ids alike) to 4.
+        max_ids: ids that the feature with most of them can take, 2 to 2**32.
+        missing_fraction: share of integers and of ids that are missing, on average, 0 to 0.5.
+
+    Raises:
+        InvalidArgumentError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        skew: float = 1.2,
+        max_ids: int = 30_000,
+        missing_fraction: float = 0.05,
+    ) -> None:
+        _check_range("skew", skew, 0, 4)
+        _check_range("max_ids", max_ids, 2, 2**32)
+        _check_range("missing_fraction", missing_fraction, 0, 0.5)
+        self.options: Mapping[str, int | float] = {
+            "seed": seed,
+            "skew": skew,
+            "max_ids": max_ids,
+            "missing_fraction": missing_fraction,
+        }
+        self._seed = seed % 2**64
+        self._skew = skew
+        self.cardinalities = np.maximum(np.round(float(max_ids) ** np.array(_VARIETY)), 2).astype(
+            np.int64
+        )
+        self._draw_parameters(missing_fraction)
+        self._calibrate()
+
+    def chunks(self, num_rows: int, part: SyntheticPart = "train") -> Iterator[ClickLog]:
+        """The first `num_rows` rows of one of two logs, `CHUNK_ROWS` at a time.
+
+        The rows of a longer log start with those of a shorter one.
+        """
+        _check_range("num_rows", num_rows, 0, 2**62)
+        for number, begin in enumerate(range(0, num_rows, CHUNK_ROWS)):
+            yield self._chunk(part, number, min(CHUNK_ROWS, num_rows - begin))
+
+    def _random(self, stream: str, number: int = 0) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64([self._seed, _STREAMS[stream], number]))
+
+    def _draw_parameters(self, missing_fraction: float) -> None:
+        random = self._random("parameters")
+        self._salts = random.integers(0, 2**32, NUM_FEATURES, np.uint64)
+        self._missing_id = missing_fraction * random.uniform(0, 2, NUM_FEATURES)
+        self._missing_integer = missing_fraction * random.uniform(0, 2, NUM_INTEGERS)
+        self._location = random.uniform(0.5, 4.0, NUM_INTEGERS)
+        self._spread = random.uniform(0.5, 1.5, NUM_INTEGERS)
+        self._slopes = random.normal(size=_NUM_EFFECTIVE)
+        self._curvatures = random.normal(size=_NUM_EFFECTIVE) * 0.3
+        # Column 0 is the missing id, then ids by rank; one beyond the weighted ones is 0.
+        self._weights = random.normal(size=(NUM_FEATURES, _NUM_WEIGHTED + 2))
+        self._weights[:, 1:-1] *= (1.0 + np.arange(_NUM_WEIGHTED)) ** -0.7
+        self._weights[:, -1] = 0.0
+
+    def _calibrate(self) -> None:
+        """Scales the three sums to their share of the logit's variance, and sets its mean."""
+        columns = self._columns(self._random("calibration"), _CALIBRATION_ROWS)
+        shares = (_VARIANCE_OF_WEIGHTS, _VARIANCE_OF_EFFECTS, _VARIANCE_OF_PAIRS)
+        self._scales = np.ones(3)
+        deviations = self._sums(columns).std(axis=1)
+        self._scales = _LOGIT_DEVIATION * np.sqrt(shares) / np.maximum(deviations, 1e-9)
+        logits = self._sums(columns).sum(axis=0)
+        low, high = -50.0, 50.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            is_below = _sigmoid(logits + middle).mean() < _CLICK_RATE
+            low, high = (middle, high) if is_below else (low, middle)
+        self._bias = low
+
+    def _chunk(self, part: str, number: int, num_rows: int) -> ClickLog:
+        random = self._random(part, number)
+        # Whole chunks are drawn, so that a shorter log is the beginning of a longer one.
+        columns = self._columns(random, CHUNK_ROWS)
+        probabilities = _sigmoid(self._sums(columns).sum(axis=0) + self._bias)
+        is_click = random.random(CHUNK_ROWS) < probabilities
+        ids = _mix((columns.ranks.astype(np.uint64) ^ self._salts) & np.uint64(0xFFFFFFFF))
+        return ClickLog(
+            integers=columns.integers[:num_rows],
+            is_missing_integer=columns.is_missing_integer[:num_rows],
+            ids=np.where(columns.ranks < 0, MISSING_IDS, ids.view(np.int64))[:num_rows],
+            labels=is_click.astype(np.float32)[:num_rows],
+            probabilities=probabilities[:num_rows],
+        )
+
+    def _columns(self, random: np.random.Generator, num_rows: int) -> _Columns:
+        ranks = self._ranks(random.random((num_rows, NUM_FEATURES)))
+        ranks[random.random(ranks.shape) < self._missing_id] = -1
+        normal = random.normal(size=(num_rows, NUM_INTEGERS))
+        integers = np.exp(self._location + self._spread * normal).astype(np.int64)
+        integers[:, 1] -= 2  # As in Criteo's own log, where this column may be negative.
+        is_missing = random.random(integers.shape) < self._missing_integer
+        return _Columns(ranks, np.where(is_missing, 0, integers), is_missing)
+
+    def _ranks(self, uniform: Floats) -> Ints:
+        """Inverse of the distribution function of a Pareto law on [1, cardinality + 1)."""
+        top = self.cardinalities + 1.0
+        if abs(self._skew - 1) < 1e-6:
+            places = top**uniform
+        else:
+            power = 1.0 - self._skew
+            places = (1.0 + uniform * (top**power - 1.0)) ** (1.0 / power)
+        return np.clip(places.astype(np.int64) - 1, 0, self.cardinalities - 1)
+
+    def _sums(self, columns: _Columns) -> Floats:
+        """``(3, n)``: the parts of the logit that ids, integers and pairs of ids add."""
+        at = np.minimum(columns.ranks, _NUM_WEIGHTED) + 1
+        weights = self._weights[np.arange(NUM_FEATURES), at]
+        dense = transform_integers(columns.integers, columns.is_missing_integer)
+        standard = (dense - self._location) / self._spread
+        effective = standard[:, :_NUM_EFFECTIVE].astype(np.float64)
+        effects = effective @ self._slopes + (np.cos(2 * effective)) @ self._curvatures
+        products = (weights[:, _LEFT] * weights[:, _RIGHT]).sum(axis=1)
+        sums: Floats = np.stack([weights.sum(axis=1), effects, products]) * self._scales[:, None]
+        return sums
+
+
+def _sigmoid(logits: Floats) -> Floats:
+    return 1.0 / (1.0 + np.exp(-logits))
+
+
+def _mix(word: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """A permutation of the 32-bit numbers: MurmurHash3's finaliser (Appleby, 2011)."""
+    mask = np.uint64(0xFFFFFFFF)
+    word = ((word ^ (word >> np.uint64(16))) * np.uint64(0x85EBCA6B)) & mask
+    word = ((word ^ (word >> np.uint64(13))) * np.uint64(0xC2B2AE35)) & mask
+    mixed: npt.NDArray[np.uint64] = word ^ (word >> np.uint64(16))
+    return mixed
+
+
+def _check_range(what: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise InvalidArgumentError(f"{what}: found {value}, must be from {low} to {high}")

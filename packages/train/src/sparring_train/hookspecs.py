@@ -1,0 +1,40 @@
+"""The hooks of sparring-train: which frameworks can train what a configuration describes.
+
+A plugin implements them with ``@hookimpl(optionalhook=True)``, so that it also loads where
+sparring-train is not installed.
+"""
+
+# A hook specification is a signature and its description; it has no body to return from.
+# mypy: disable-error-code="empty-body"
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparring.contracts import Descriptor, hookspec
+
+if TYPE_CHECKING:
+    from sparring import PluginManager
+    from sparring_train.config.run import RunConfig
+    from sparring_train.result import Progress, TrainResult
+
+__all__ = ["TrainerDescriptor", "sparring_register_trainers"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerDescriptor(Descriptor):
+    """How one framework trains. `name` is the framework's.
+
+    `train(config, plugin_manager, progress)` runs one training from reading the data to the last
+    evaluation, and writes the report that the configuration asks for. Backends come from the
+    plugin manager; it tells `progress` of its progress and prints nothing itself.
+    """
+
+    train: Callable[[RunConfig, PluginManager, Progress], TrainResult]
+
+
+@hookspec
+def sparring_register_trainers() -> Sequence[TrainerDescriptor]:
+    """Trainers that this plugin offers, one for each framework."""

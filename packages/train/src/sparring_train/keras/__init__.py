@@ -1,0 +1,1 @@
+"""Trains the models of a configuration with TensorFlow and Keras."""

@@ -1,0 +1,226 @@
+"""One training run, as `sparring train` asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from sparring import (
+    PluginManager,
+    State,
+    StepContainer,
+    method_or_native,
+    num_threads,
+)
+from sparring.contracts import UpdateMethod
+from sparring.errors import ConfigError, NonFiniteGradientError
+from sparring_tf.anchors import trained_table
+from sparring_tf.dense_ranks import broadcast
+from sparring_tf.exchanged_lookup import own_errors
+from sparring_tf.keras_optimizers import keras_optimizer
+from sparring_tf.optimizer import Optimizer
+from sparring_tf.saved_state import gather_state, restore_state
+from sparring_train.config.model import MatrixFactorizationModel
+from sparring_train.config.run import RunConfig
+from sparring_train.keras.tasks import ClickTask, RatingTask, Task
+from sparring_train.loop.loop import micro_batches, run_training
+from sparring_train.loop.model import Source, Trained
+from sparring_train.ranks import Ranks
+from sparring_train.result import Progress, TrainResult
+
+__all__ = ["train"]
+
+
+def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) -> TrainResult:
+    """See `sparring_train.loop.loop.run_training`; threads go to TensorFlow too.
+
+    Raises:
+        ConfigError, DataError, NonFiniteGradientError, PluginError: as there.
+        ConfigError: `training.pipeline` too.
+    """
+    if config.training.pipeline:
+        raise ConfigError(
+            "training.pipeline: looking batches up ahead is for framework torch; framework "
+            "tensorflow looks up inside its graph. Leave it out, or choose framework: torch",
+            setting="training.pipeline",
+        )
+
+    def make(container: StepContainer) -> tuple[Source[Any], _Trainer]:
+        # TensorFlow's threads cannot be changed once it has begun.
+        with suppress(RuntimeError):
+            tf.config.threading.set_intra_op_parallelism_threads(num_threads())
+        is_rating = isinstance(config.model, MatrixFactorizationModel)
+        task = (RatingTask if is_rating else ClickTask)(config, container)
+        return task.source, _Trainer(config, task, plugin_manager)
+
+    with own_errors():
+        return run_training(config, plugin_manager, progress, make)
+
+
+class _Trainer:
+    """A model and its optimizers: forward and backward in one graph, then the step."""
+
+    def __init__(self, config: RunConfig, task: Task, plugin_manager: PluginManager) -> None:
+        self._task = task
+        choice = config.optimizer.sparse
+        row = method_or_native(
+            choice.name,
+            plugin_manager,
+            lambda: keras_optimizer(choice.name, choice.hyperparameters, "optimizer.sparse"),
+        )
+        # With an optimizer of Keras they are refused.
+        options: dict[str, Any] = {"tables": choice.tables or None}
+        if isinstance(row, UpdateMethod):
+            rate = row.hyperparameters.model_fields["lr"].default
+            options |= choice.hyperparameters
+            options["learning_rate"] = options.pop("lr", rate)
+        policy = config.training.non_finite_gradients
+        self._rows = Optimizer(task.model, row, non_finite_gradients=policy, **options)
+        self.container = self._rows.container
+        self._ranks = Ranks(self.container.collective, self.container.quiesce)
+        self._num_parts = config.training.micro_batches
+        self._is_skipping = policy == "skip"
+        self._num_dense_skipped = 0
+        self._loss_and_gradients = tf.function(
+            self._differentiated, input_signature=[*task.signature, tf.TensorSpec([], tf.float64)]
+        )
+        self._predicted = tf.function(task.predicted, input_signature=task.signature)
+        with tf.init_scope():
+            # Layers are made by their first batch, which may be empty.
+            task.predicted(*(_empty(spec) for spec in task.signature))
+        variables = task.model.trainable_variables
+        self._anchors = [each for each in variables if trained_table(each) is not None]
+        self._ordinary = [each for each in variables if trained_table(each) is None]
+        dense = config.optimizer.dense
+        self._dense = keras_optimizer(dense.name, dense.hyperparameters, "optimizer.dense")
+        self._dense_step: Callable[..., Any] = tf.function(self._apply_dense)
+        if self._ordinary:
+            self._dense.build(self._ordinary)
+            self.container.quiesce()
+            broadcast(self._ordinary, self.container.collective)
+
+    def steps(self, batches: Iterator[Any]) -> Iterator[Trained]:
+        """See `sparring_train.loop.model.Trainer`."""
+        for batch in batches:
+            yield Trained(batch, self._train_on(batch))
+
+    def _train_on(self, batch: Any) -> float:
+        share = tf.constant(self._ranks.world_size / len(batch), tf.float64)
+        loss, rows, dense = 0.0, [], []
+        for part in micro_batches(batch, self._num_parts):
+            if not len(part):
+                continue
+            with self.container.span("forward and backward"):
+                tensors = self._task.tensors(self._ranks.part(part))
+                found, row_gradients, gradients = self._loss_and_gradients(*tensors, share)
+            loss += float(found)
+            rows.append(row_gradients)
+            dense.append(gradients)
+        summed = [tf.add_n(each) for each in zip(*dense, strict=True)]
+        loss, summed = self._averaged(loss, summed)
+        # Looked at before the tables change, so that a step is taken as a whole or not at all.
+        broken = self._broken(summed)
+        if broken is not None and not self._is_skipping:
+            step = self.container.counters.steps
+            raise NonFiniteGradientError(
+                f"step {step}: the gradient of variable {broken!r} holds NaN or infinity; "
+                "nothing was changed. Lower the learning rate, or choose "
+                "training.non_finite_gradients=skip",
+                parameter=broken,
+                step=step,
+            )
+        joined = [_joined(each) for each in zip(*rows, strict=True)]
+        self._rows.apply(joined, self._anchors)
+        if broken is not None:
+            self._num_dense_skipped += 1
+        elif summed:
+            self._dense_step(summed)
+        return loss
+
+    def predict(self, batch: Any) -> npt.NDArray[Any]:
+        """See `sparring_train.loop.model.Trainer`."""
+        predicted: npt.NDArray[Any] = self._predicted(*self._task.tensors(batch)).numpy()
+        return predicted
+
+    def states(self) -> dict[str, State]:
+        """See `sparring_train.loop.model.Trainer`."""
+        return {
+            "tensorflow": gather_state(**self._parts_with_state()),
+            "skipped": State({"num_dense": self._num_dense_skipped}),
+        }
+
+    def restore(self, states: Mapping[str, State]) -> None:
+        """See `sparring_train.loop.model.Trainer`."""
+        optimizers = [self._rows, self._dense]
+        chosen = [float(each.learning_rate) for each in optimizers]
+        restore_state(states["tensorflow"], **self._parts_with_state())
+        # Keras keeps the rate, alone of all hyper-parameters, as a variable. That of the
+        # configuration holds.
+        for optimizer, rate in zip(optimizers, chosen, strict=True):
+            optimizer.learning_rate = rate
+        self._num_dense_skipped = states["skipped"].values["num_dense"]
+
+    def _parts_with_state(self) -> dict[str, Any]:
+        parts: dict[str, Any] = {"model": self._task.model, "tables": self._rows}
+        return parts | {"dense": self._dense} if self._ordinary else parts
+
+    def skipped(self) -> dict[str, int]:
+        """Steps of ordinary variables."""
+        return {"dense_steps_skipped_non_finite": self._num_dense_skipped}
+
+    def versions(self) -> dict[str, str]:
+        return {"tensorflow": tf.__version__, "keras": keras.__version__}
+
+    def _differentiated(self, *tensors_and_share: Any) -> tuple[Any, list[Any], list[Any]]:
+        *tensors, share = tensors_and_share
+        with tf.GradientTape() as tape:
+            loss = self._task.loss(*tensors)
+            loss = loss * tf.cast(share, loss.dtype)
+        rows, dense = tape.gradient(loss, [self._anchors, self._ordinary])
+        return loss, rows, [tf.convert_to_tensor(each) for each in dense]
+
+    def _apply_dense(self, gradients: list[Any]) -> None:
+        self._dense.apply(gradients, self._ordinary)
+
+    def _averaged(self, loss: float, gradients: list[Any]) -> tuple[float, list[Any]]:
+        """Over ranks, loss and gradients in one exchange."""
+        if self._ranks.world_size == 1:
+            return loss, gradients
+        # float64 holds every gradient, and the loss with them, without another exchange.
+        arrays = [each.numpy() for each in gradients]
+        flat = np.concatenate([*(each.reshape(-1).astype(np.float64) for each in arrays), [loss]])
+        mean = self._ranks.mean(flat)
+        ends = np.cumsum([each.size for each in arrays])
+        parts = np.split(mean[:-1], ends[:-1]) if arrays else []
+        averaged = [
+            tf.convert_to_tensor(part.reshape(own.shape).astype(own.dtype))
+            for part, own in zip(parts, arrays, strict=True)
+        ]
+        return float(mean[-1]), averaged
+
+    def _broken(self, gradients: list[Any]) -> str | None:
+        for gradient, variable in zip(gradients, self._ordinary, strict=True):
+            if not np.isfinite(gradient.numpy()).all():
+                return str(variable.path)
+        return None
+
+
+def _empty(spec: Any) -> Any:
+    return tf.zeros([0, *spec.shape[1:]], spec.dtype)
+
+
+def _joined(parts: tuple[Any, ...]) -> Any:
+    """Gradients of one anchor in several micro-batches: they add up by id."""
+    if len(parts) == 1:
+        return parts[0]
+    return tf.IndexedSlices(
+        tf.concat([each.values for each in parts], 0),
+        tf.concat([each.indices for each in parts], 0),
+        parts[0].dense_shape,
+    )

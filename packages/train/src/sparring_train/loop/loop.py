@@ -1,0 +1,312 @@
+"""The loop over steps of `sparring train`, and what is around it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from itertools import chain, islice, pairwise
+from typing import Any
+
+from sparring import (
+    PluginManager,
+    Snapshot,
+    State,
+    StepContainer,
+    Trace,
+    configure_pool,
+    join_job,
+)
+from sparring.errors import DataError, SnapshotError
+from sparring_train.config.run import RunConfig
+from sparring_train.data.batches import take
+from sparring_train.loop.model import Batch, Source, Trainer
+from sparring_train.loop.run_metrics import metrics_written
+from sparring_train.loop.run_report import RunReport
+from sparring_train.ranks import Ranks, sum_over_ranks
+from sparring_train.result import Progress, SilentProgress, TrainResult
+from sparring_train.run_snapshots import RunSnapshots
+
+__all__ = ["micro_batches", "run_training"]
+
+_POSITION = "position"
+"""The name of the state that says how far a run has come."""
+
+MakeTrainer = Callable[[StepContainer], "tuple[Source[Any], Trainer]"]
+
+
+def run_training(
+    config: RunConfig, plugin_manager: PluginManager, progress: Progress, make: MakeTrainer
+) -> TrainResult:
+    """Reads the data, trains, evaluates on the test part.
+
+    Writes the report and the metrics that the configuration asks for. The configuration's seed determines
+    everything: the split, the order of samples, all initial values. Its threads go to the execution
+    pool. Every rank of the job calls it; a batch is divided among them, and the first rank alone
+    tells of the progress.
+
+    Args:
+        config: the run.
+        plugin_manager: where backends are looked up.
+        progress: who is told.
+        make: the samples and what trains on them, once ranks have met and threads are set.
+
+    Raises:
+        CapacityError: the tables hold more than `tables.memory_bytes`.
+        ConfigError: an optimizer that does not exist, or rows or snapshots of an earlier run where
+            this one begins without `snapshots.resume`.
+        DataError: data that is missing or malformed.
+        NonFiniteGradientError: a gradient holds NaN or infinity, and the policy is to raise.
+        PluginError: a storage, the report or the format of metrics cannot be had.
+        StorageIOError: the file of metrics cannot be written.
+    """
+    job = join_job(
+        config.rendezvous,
+        config.collective,
+        framework=config.framework,
+        deadline_seconds=config.deadline_seconds,
+        plugin_manager=plugin_manager,
+    )
+    with (
+        job,
+        StepContainer(
+            collective=job.collective,
+            rendezvous=job.rendezvous,
+            exchange=config.exchange.options(),
+            memory_bytes=config.tables.memory_bytes,
+            config=config.shared(),
+            plugin_manager=plugin_manager,
+        ) as container,
+        _traced(container, config.report.trace_path),
+    ):
+        configure_pool(config.threads, sharing=job.membership.local_world_size)
+        source, trainer = make(container)
+        if job.membership.rank > 0:
+            progress = SilentProgress()
+        with metrics_written(container, config.metrics):
+            return _Run(config, source, trainer, progress).to_end()
+
+
+@contextmanager
+def _traced(container: StepContainer, path: str | None) -> Iterator[None]:
+    """Writes what all ranks did in the block, if it ends well."""
+    if path is None:
+        yield
+        return
+    container.trace = Trace(container.collective.rank)
+    yield
+    container.quiesce()
+    container.trace.write_together(path, container.collective)
+
+
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """How far a run has come."""
+
+    step: int = 0
+    """Steps taken."""
+    epoch: int = 0
+    """That is under way."""
+    batch: int = 0
+    """Batches of it that were trained on."""
+
+
+def _position(url: str, values: Mapping[str, Any]) -> _Position:
+    """Where the run was that wrote the snapshot at `url`.
+
+    Raises:
+        SnapshotError: it does not say so.
+    """
+    counts: list[Any] = [values.get(each.name) for each in fields(_Position)]
+    if not all(type(count) is int and count >= 0 for count in counts):
+        raise SnapshotError(
+            f"snapshot {url}: its state {_POSITION!r} names no step, epoch and batch; resume from "
+            "one that `sparring train` has written, or load this one's rows by container.load",
+            url=url,
+        )
+    return _Position(*counts)
+
+
+class _Run:
+    """The loop over steps, and what it needs."""
+
+    def __init__(
+        self, config: RunConfig, source: Source[Any], trainer: Trainer, progress: Progress
+    ) -> None:
+        self._config, self._source, self._trainer = config, source, trainer
+        self._container = trainer.container
+        self._ranks = Ranks(self._container.collective, self._container.quiesce)
+        self._report = RunReport(
+            config, progress, self._total_steps(), is_written=self._ranks.is_first
+        )
+        self._progress = self._report.progress
+        self._at = _Position()
+        # Where the run is once the steps under way are made: batches are asked for ahead of them.
+        self._coming: deque[_Position] = deque()
+        self._ready: Iterator[Any] | None = None
+        self._resumed_steps = 0
+        self._metrics: dict[str, float] = {}
+        self._metrics_step = -1
+        self._snapshots = RunSnapshots(self._container, config, self._progress.on_message)
+
+    def to_end(self) -> TrainResult:
+        """Trains for as long as the configuration says, and evaluates."""
+        start = time.perf_counter()
+        self._progress.on_start(self._total_steps())
+        interval = self._config.training.evaluation_interval_steps
+        self._snapshots.check_folder()
+        self._snapshots.check_rows()
+        self._resume()
+        for trained in self._trainer.steps(self._ready or self._batches()):
+            self._at = self._coming.popleft()
+            self._report.on_ids(self._source.ids(trained.batch))
+            self._progress.on_step(self._step, trained.loss, len(trained.batch))
+            if self._report.wants_rows(self._step):
+                self._report.on_rows(self._step, self._rows())
+            if interval is not None and self._step % interval == 0:
+                self._evaluate()
+            if self._snapshots.is_due(self._step):
+                self._snapshots.save(self._step, self._states())
+        if not self._step:
+            raise DataError("the data has no sample to train on; give more, or hold out less")
+        if self._metrics_step != self._step:
+            self._evaluate()
+        self._report.on_rows(self._step, self._rows())
+        self._snapshots.end(self._step, self._states)
+        result = TrainResult(
+            metrics=self._metrics,
+            rows=self._rows(),
+            steps=self._step,
+            seconds=time.perf_counter() - start,
+            not_admitted=self._not_admitted(),
+            tiers=self._tiers(),
+            extra=self._source.extra() | self._report_path(),
+            skipped=self._skipped(),
+            resumed_steps=self._resumed_steps,
+            rank=self._ranks.rank,
+        )
+        self._report.write(result, self._trainer.versions())
+        return result
+
+    def _total_steps(self) -> int | None:
+        training, per_epoch = self._config.training, self._source.steps_per_epoch
+        if per_epoch is None:
+            return training.steps
+        return min(per_epoch * training.epochs, training.steps or per_epoch * training.epochs)
+
+    def _batches(self) -> Iterator[Any]:
+        limit = self._config.training.steps
+        begin = self._at
+        step = begin.step
+        for epoch in range(begin.epoch, self._config.training.epochs):
+            skipped = begin.batch if epoch == begin.epoch else 0
+            batches = islice(self._source.batches(epoch), skipped, None)
+            for number, batch in enumerate(batches, start=skipped + 1):
+                # A run that was resumed may be beyond a limit that was lowered since.
+                if limit is not None and step >= limit:
+                    return
+                self._snapshots.check()
+                step += 1
+                self._coming.append(_Position(step, epoch, number))
+                yield batch
+
+    @property
+    def _step(self) -> int:
+        return self._at.step
+
+    def _states(self) -> dict[str, State]:
+        """State that the run needs to go on from here, without what the container saves itself."""
+        counted = {"metrics": self._metrics, "metrics_step": self._metrics_step}
+        return {**self._trainer.states(), _POSITION: State(asdict(self._at) | counted)}
+
+    def _resume(self) -> None:
+        """Goes on where a snapshot says, if so chosen."""
+        loaded = self._snapshots.resume(self._go_to)
+        if loaded is None:
+            return
+        framework = self._config.framework
+        if framework in loaded.states:
+            self._trainer.restore(loaded.states)
+        else:
+            self._progress.on_message(
+                f"{loaded.url} was not written with {framework}: rows go on, with their optimizer "
+                "state; ordinary parameters start from scratch"
+            )
+        values = loaded.states[_POSITION].values
+        position = _position(loaded.url, values)
+        if self._at != position:
+            self._at, self._ready = position, None
+            self._coming.clear()
+        self._resumed_steps = self._step
+        self._metrics = dict(values.get("metrics", {}))
+        self._metrics_step = values.get("metrics_step", -1)
+
+    def _go_to(self, snapshot: Snapshot) -> None:
+        """Opens the data where a snapshot was saved, while its rows come in."""
+        self._at = _position(snapshot.url, snapshot.state(_POSITION).values)
+        self._coming.clear()
+        batches = self._batches()
+        # The first one is there when those before it have been skipped.
+        self._ready = chain(list(islice(batches, 1)), batches)
+
+    def _evaluate(self) -> None:
+        self._metrics = self._source.evaluate(self._trainer.predict, self._ranks)
+        self._metrics_step = self._step
+        self._progress.on_metrics(self._step, self._metrics)
+
+    def _rows(self) -> dict[str, int]:
+        container = self._container
+        return self._total({name: container.num_rows(name) for name in container.tables})
+
+    def _total(self, counts: dict[str, int]) -> dict[str, int]:
+        """Table → the sum over ranks; a replicated table counts once."""
+        tables = self._container.tables
+        is_first = self._ranks.is_first
+        return self._ranks.total(
+            {
+                name: count if is_first or not tables[name].is_replicated else 0
+                for name, count in counts.items()
+            }
+        )
+
+    def _report_path(self) -> dict[str, str]:
+        path = self._config.report.path
+        return {} if path is None else {"report_path": path}
+
+    def _not_admitted(self) -> dict[str, int]:
+        container = self._container
+        return self._total(
+            {
+                name: container.num_not_admitted(name)
+                for name, table in container.tables.items()
+                if table.admission is not None
+            }
+        )
+
+    def _tiers(self) -> dict[str, list[dict[str, Any]]]:
+        """Table → counters of its tiers, summed over ranks."""
+        container = self._container
+        counted = {name: container.tier_counters(name) for name in container.tables}
+        return {
+            name: [each.as_dict() for each in sum_over_ranks(tiers, self._ranks)]
+            for name, tiers in counted.items()
+            if tiers
+        }
+
+    def _skipped(self) -> dict[str, int]:
+        if self._config.training.non_finite_gradients != "skip":
+            return {}
+        num_rows = self._container.counters.rows_skipped_non_finite
+        return {
+            **self._ranks.total({"rows_skipped_non_finite": num_rows}),
+            **self._trainer.skipped(),
+        }
+
+
+def micro_batches(batch: Batch, count: int) -> Iterator[Batch]:
+    """`count` parts of a batch, of nearly one size, which may be 0."""
+    ends = [len(batch) * each // count for each in range(count + 1)]
+    for begin, end in pairwise(ends):
+        yield take(batch, slice(begin, end))

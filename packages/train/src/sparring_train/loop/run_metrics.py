@@ -1,0 +1,37 @@
+"""The metrics of a run, written while it goes on where the configuration asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sparring import StepContainer, agree
+from sparring.errors import SparringError
+from sparring_train.config.metrics import MetricsConfig
+from sparring_train.metrics_files.writer import MetricsWriter
+
+__all__ = ["metrics_written"]
+
+
+@contextmanager
+def metrics_written(container: StepContainer, chosen: MetricsConfig) -> Iterator[None]:
+    """Writes metrics while the block runs. All ranks enter it together.
+
+    Raises:
+        StorageIOError, PluginError: as `MetricsWriter`, on this rank or another.
+    """
+    if chosen.path is None:
+        yield
+        return
+    writer: MetricsWriter | None = None
+    refusal: SparringError | None = None
+    try:
+        writer = MetricsWriter(
+            container, chosen.path, every_seconds=chosen.every_seconds, file_format=chosen.format
+        )
+    except SparringError as error:
+        refusal = error
+    agree(container.collective, "metrics of this run", refusal)
+    assert writer is not None
+    with writer:
+        yield

@@ -1,0 +1,7 @@
+"""Writes the counters of a run to a file while it goes on.
+
+    driving thread   step │ copy numbers, if it is time │ step …
+    event loop                                     └────► file
+
+`reading` copies, `json_lines` and `prometheus` write, `writer` says when.
+"""

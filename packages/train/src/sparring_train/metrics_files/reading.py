@@ -1,0 +1,93 @@
+"""Copies the counters of a container, so that others may read them while steps go on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from sparring import TableEntry, TieredStorage
+from sparring.contracts import Storage
+
+if TYPE_CHECKING:
+    from sparring import StepContainer
+
+__all__ = ["read_metrics"]
+
+
+def read_metrics(container: StepContainer, *, counts_all: bool = False) -> dict[str, Any]:
+    """All counters of this rank, JSON values only; see ``docs/reference/metrics.md``.
+
+    Only the thread that drives steps may call it: then no step and no lookup changes a number
+    meanwhile. A concurrent save or write-back may: each of its numbers is whole, and they
+    may be a moment apart.
+
+    Args:
+        counts_all: asks every storage how many rows it has, which may be a server's or a disk's to
+            answer. Otherwise `rows` that are not known without are None. `memory_bytes` of what
+            outlives the process always are.
+
+    Raises:
+        ClosedError: the container was closed.
+        StorageIOError: a storage could not count its rows.
+    """
+    container.check_open()
+    container.join_load()
+    return {
+        "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+        "rank": container.collective.rank,
+        "steps": asdict(container.counters),
+        "saves": asdict(container.saves.counters),
+        "prefetches": asdict(container.prefetches.counters),
+        "exchange": asdict(container.exchange.counters),
+        "events": {
+            "num_outstanding": container.events.num_outstanding,
+            "num_failed": container.events.num_failed,
+        },
+        "tables": {
+            entry.config.name: _read_table(container, entry, counts_all=counts_all)
+            for entry in container.entries()
+        },
+    }
+
+
+def _read_table(container: StepContainer, entry: TableEntry, *, counts_all: bool) -> dict[str, Any]:
+    tiers: list[dict[str, Any]]
+    name, storage = entry.config.name, entry.storage
+    is_cheap = storage is None or _is_counted_at_once(storage)
+    if counts_all:
+        rows: int | None = container.num_rows(name)
+        tiers = [each.as_dict() for each in container.tier_counters(name)]
+    else:
+        rows = 0 if storage is None else _rows_at_once(storage)
+        tiers = _tiers_at_once(entry)
+    return {
+        "rows": rows,
+        "memory_bytes": container.table_bytes(name) if is_cheap else None,
+        "not_admitted": container.num_not_admitted(name),
+        "num_forgotten": container.num_forgotten(name),
+        "tiers": tiers,
+    }
+
+
+def _tiers_at_once(entry: TableEntry) -> list[dict[str, Any]]:
+    storage = entry.storage
+    if not isinstance(storage, TieredStorage):
+        return [each.as_dict() for each in entry.tier_counters()]
+    counted = storage.tier_counters(_is_counted_at_once)
+    found: list[dict[str, Any]] = [dict(each.as_dict()) for each in counted]
+    for tier, counters in zip(storage.tiers, found, strict=True):
+        if not _is_counted_at_once(tier):
+            counters["rows"] = None
+    return found
+
+
+def _rows_at_once(storage: Storage) -> int | None:
+    if isinstance(storage, TieredStorage):
+        return storage.known_size
+    return storage.size if _is_counted_at_once(storage) else None
+
+
+def _is_counted_at_once(storage: Storage) -> bool:
+    """Whether it knows its rows and its bytes; what outlives the process may have to ask or scan."""
+    return not storage.capabilities.persistent

@@ -1,0 +1,238 @@
+"""When metrics are written: now and then, between steps, on the container's event loop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from sparring import Closable
+from sparring.errors import (
+    ClosedError,
+    DeadlineError,
+    InvalidArgumentError,
+    StorageIOError,
+)
+from sparring_train.metrics_files.json_lines import JsonLines
+from sparring_train.metrics_files.prometheus import PrometheusFile
+from sparring_train.metrics_files.reading import read_metrics
+
+if TYPE_CHECKING:
+    from sparring import StepContainer, Task
+
+__all__ = ["MetricsFormat", "MetricsWriter"]
+
+_log = logging.getLogger(__name__)
+
+
+class MetricsFormat(Enum):
+    """Format of a file of metrics."""
+
+    JSONL = "jsonl"
+    """A JSON object a line, appended."""
+    PROMETHEUS = "prometheus"
+    """Prometheus's text format: the newest numbers, in place of those before them."""
+
+
+class MetricsWriter(Closable):
+    """Writes all counters of a container to a file, now and then while it takes steps.
+
+    The thread that drives steps copies numbers after a step, if it is time; the container's event
+    loop writes them. At most one writing is outstanding: what is due meanwhile is skipped and
+    counted. A writing that fails raises `BackgroundError` at the next step, which changes nothing
+    and may be taken again; the next writing is tried.
+
+    Use:
+        with StepContainer() as container, MetricsWriter(container, "metrics.jsonl"):
+            …
+
+    Args:
+        container: whose numbers; close the writer first.
+        path: of the file. ``{rank}`` and ``{world_size}`` in it stand for what they say; without
+            ``{rank}``, rank 0 alone writes, its own numbers.
+        every_seconds: the least time between two writings, but for the last.
+        file_format: what the file holds.
+
+    Attributes:
+        path: the file that this rank writes; None: none.
+        num_skipped: writings that were due while one was outstanding.
+
+    Raises:
+        StorageIOError: the file cannot be written: a first writing, here and now, has failed.
+        PluginError: the format needs a package that is not installed.
+        InvalidArgumentError: `every_seconds` is not above 0, there is no such format, or `path` is
+            a URL.
+    """
+
+    def __init__(
+        self,
+        container: StepContainer,
+        path: str | os.PathLike[str],
+        *,
+        every_seconds: float = 10.0,
+        file_format: MetricsFormat | str = MetricsFormat.JSONL,
+    ) -> None:
+        if not every_seconds > 0:
+            raise InvalidArgumentError(
+                f"metrics: every_seconds must be above 0, found {every_seconds}",
+                every_seconds=every_seconds,
+            )
+        try:
+            chosen = MetricsFormat(file_format)
+        except ValueError as error:
+            names = ", ".join(each.value for each in MetricsFormat)
+            raise InvalidArgumentError(
+                f"metrics: there is no format {file_format!r}; there are {names}",
+                format=file_format,
+            ) from error
+        if "://" in os.fspath(path):
+            raise InvalidArgumentError(
+                f"metrics: found the URL {os.fspath(path)}, expected the path of a local file",
+                path=path,
+            )
+        self._container = container
+        self._every_seconds = every_seconds
+        self._task: Task[Any] | None = None
+        self._is_closed = False
+        self.num_skipped = 0
+        self.path = _path_of_rank(os.fspath(path), container)
+        if self.path is None:
+            return
+        make = PrometheusFile if chosen is MetricsFormat.PROMETHEUS else JsonLines
+        self._output: JsonLines | PrometheusFile = make(self.path)
+        self._write_now(counts_all=False)
+        self._due = time.monotonic() + every_seconds
+        container.after_step.append(self._on_step)
+
+    def close(self) -> None:
+        """Writes the final numbers, once all that the event loop has to do is done. A second call
+        does nothing.
+
+        Raises:
+            StorageIOError: they cannot be written.
+            DeadlineError: the event loop does not come to it.
+            ClosedError: the container was closed before.
+        """
+        if self._is_closed:
+            return
+        self._stop()
+        if self.path is None:
+            return
+        try:
+            self._container.check_open()
+        except ClosedError as error:
+            raise ClosedError(
+                f"the last metrics cannot be written to {self.path}, as their container is closed; "
+                "close the writer before it",
+                path=self.path,
+            ) from error
+        try:
+            # Rows on their way down, and saves, still change numbers.
+            self._container.events.drain()
+        except DeadlineError as error:
+            _log.warning("the last metrics in %s are not final: %s", self.path, error)
+        self._write_now(counts_all=True)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        elif not self._is_closed:
+            self._close_after(error)
+
+    def _close_after(self, error: BaseException | None) -> None:
+        """Writes last numbers, but asks no storage, and leaves the error to be seen."""
+        self._stop()
+        if self.path is None:
+            return
+        try:
+            self._write_now(counts_all=False)
+        except Exception as failure:
+            _log.error("after %r, the last metrics were not written: %s", error, failure)
+
+    def _stop(self) -> None:
+        self._is_closed = True
+        if self._on_step in self._container.after_step:
+            self._container.after_step.remove(self._on_step)
+
+    # -- on the thread that drives steps --------------------------------------
+
+    def _on_step(self) -> None:
+        now = time.monotonic()
+        if now < self._due:
+            return
+        self._due = now + self._every_seconds
+        if self._task is not None and not self._task.done():
+            self.num_skipped += 1
+            return
+        try:
+            metrics = self._read(counts_all=False)
+        except Exception as error:
+            # The step has been taken: the next one tells of it.
+            work = partial(_raise, error)
+        else:
+            work = partial(self._write, metrics)
+        try:
+            self._task = self._container.events.submit(work, name=self._name, timeout=0.0)
+        except (DeadlineError, ClosedError):
+            # Others fill the event loop, or ended it. A step waits for no metrics.
+            self.num_skipped += 1
+
+    def _write_now(self, *, counts_all: bool) -> None:
+        """Writes on the event loop, after what is under way there, and waits for it."""
+        seconds = self._container.events.deadline_seconds
+        if self._task is not None:
+            self._wait_for(self._task, seconds)
+        metrics = self._read(counts_all=counts_all)
+        work = partial(self._write, metrics)
+        task = self._container.events.submit(work, name=self._name, is_told=False)
+        task.result(seconds)
+
+    def _wait_for(self, task: Task[Any], seconds: float) -> None:
+        try:
+            task.result(seconds)
+        except Exception as error:
+            if not task.done():
+                raise
+            _log.info("%s failed before, as the event loop tells: %s", self._name, error)
+
+    @property
+    def _name(self) -> str:
+        return f"metrics to {self.path}"
+
+    def _read(self, *, counts_all: bool) -> dict[str, Any]:
+        found = read_metrics(self._container, counts_all=counts_all)
+        return {**found, "lines": {"num_skipped": self.num_skipped}}
+
+    # -- on the event loop ------------------------------------------------------
+
+    def _write(self, metrics: Mapping[str, Any]) -> None:
+        try:
+            self._output.write(metrics)
+        except OSError as error:
+            raise StorageIOError(
+                f"metrics cannot be written to {self.path}: {error}; make room, or name a file "
+                "that can be written",
+                path=self.path,
+            ) from error
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def _path_of_rank(path: str, container: StepContainer) -> Path | None:
+    rank, world_size = container.collective.rank, container.collective.world_size
+    if rank > 0 and "{rank}" not in path:
+        return None
+    return Path(path.replace("{rank}", str(rank)).replace("{world_size}", str(world_size)))

@@ -1,0 +1,78 @@
+"""The commands and trainers of sparring-train. Importing this imports no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sparring.contracts import API_VERSION, CommandDescriptor, hookimpl
+
+if TYPE_CHECKING:
+    import typer
+
+    from sparring import PluginManager
+    from sparring_train.config.run import RunConfig
+    from sparring_train.hookspecs import TrainerDescriptor
+    from sparring_train.result import Progress, TrainResult
+
+
+@hookimpl
+def sparring_register_commands() -> Sequence[CommandDescriptor]:
+    return [
+        CommandDescriptor(
+            name="train",
+            api_version=API_VERSION,
+            summary="Train and evaluate what a configuration describes.",
+            register=_add_train,
+        ),
+        CommandDescriptor(
+            name="config",
+            api_version=API_VERSION,
+            summary="Show or check a configuration.",
+            register=_add_config,
+        ),
+    ]
+
+
+@hookimpl(optionalhook=True)
+def sparring_register_trainers() -> Sequence[TrainerDescriptor]:
+    from sparring_train.hookspecs import TrainerDescriptor
+
+    return [
+        TrainerDescriptor(
+            name="torch",
+            api_version=API_VERSION,
+            summary="DLRM and matrix factorisation with torch's own optimizers.",
+            train=_train_with_torch,
+        ),
+        TrainerDescriptor(
+            name="tensorflow",
+            api_version=API_VERSION,
+            summary="DLRM and matrix factorisation with Keras 3's optimizers.",
+            train=_train_with_keras,
+        ),
+    ]
+
+
+def _add_train(app: typer.Typer) -> None:
+    from sparring_train.cli.train import add_train
+
+    add_train(app)
+
+
+def _add_config(app: typer.Typer) -> None:
+    from sparring_train.cli.config import add_config
+
+    add_config(app)
+
+
+def _train_with_torch(config: RunConfig, manager: PluginManager, progress: Progress) -> TrainResult:
+    from sparring_train.pytorch.trainer import train
+
+    return train(config, manager, progress)
+
+
+def _train_with_keras(config: RunConfig, manager: PluginManager, progress: Progress) -> TrainResult:
+    from sparring_train.keras.trainer import train
+
+    return train(config, manager, progress)

@@ -1,0 +1,86 @@
+"""Training on clicks: `Dlrm` on logs in Criteo format, real or synthetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from sparring import StepContainer
+from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.models import Dlrm
+from sparring_torch.train_agent import tables_device
+from sparring_train.config.run import RunConfig
+from sparring_train.data.batches import ClickBatch
+from sparring_train.data.criteo_format import NUM_INTEGERS
+from sparring_train.loop.click_source import FEATURES, ClickSource
+
+__all__ = ["ClickTask"]
+
+_FEATURES = list(FEATURES)
+
+
+@dataclass(frozen=True, slots=True)
+class ClickInputs:
+    """A batch of clicks as tensors."""
+
+    dense: Tensor
+    """``(b, 13)``"""
+    features: KeyedJaggedTensor
+    labels: Tensor
+    """``(b,)``"""
+
+
+class ClickTask:
+    """The model of clicks, and its loss.
+
+    Args:
+        config: the run; `data` is of kind criteo or synthetic_criteo, `model` of kind dlrm.
+        container: where the tables live, one for each of the 26 features.
+    """
+
+    def __init__(self, config: RunConfig, container: StepContainer) -> None:
+        self.source = ClickSource(config)
+        self.model = Dlrm(
+            self.source.tables,
+            num_integers=NUM_INTEGERS,
+            bottom_mlp=self.source.model.bottom_mlp,
+            top_mlp=self.source.model.top_mlp,
+            storage=self.source.storage,
+            container=container,
+        )
+        self.device = tables_device(self.model)
+        self.model.to(self.device)
+
+    def inputs(self, batch: ClickBatch) -> ClickInputs:
+        """A batch as `loss` wants it."""
+        # Feature after feature, as the collection wants it; each bag holds one id.
+        ids = torch.from_numpy(np.ascontiguousarray(batch.ids.T).reshape(-1))
+        lengths = torch.ones(len(ids), dtype=torch.int64)
+        # What is derived from lengths is known before they leave the host.
+        features = KeyedJaggedTensor(_FEATURES, ids, lengths=lengths).sync()
+        return ClickInputs(
+            torch.from_numpy(batch.dense).to(self.device),
+            features.to(self.device),
+            torch.from_numpy(batch.labels).to(self.device),
+        )
+
+    def loss(self, inputs: ClickInputs) -> Tensor:
+        """Log loss summed over the batch, which may be empty."""
+        logits: Tensor = self.model(inputs.dense, inputs.features)
+        return binary_cross_entropy_with_logits(
+            logits, inputs.labels.to(logits.dtype), reduction="sum"
+        )
+
+    def predict(self, batch: ClickBatch) -> npt.NDArray[Any]:
+        """Probabilities of a click."""
+        inputs = self.inputs(batch)
+        probabilities: npt.NDArray[Any] = (
+            self.model(inputs.dense, inputs.features).sigmoid().cpu().numpy()
+        )
+        return probabilities

@@ -1,0 +1,257 @@
+"""One training run, as `sparring train` asks for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from sparring import PluginManager, State, StepContainer, method_or_native, num_threads
+from sparring.errors import ConfigError, NonFiniteGradientError
+from sparring_torch.native_optimizers import native_optimizer
+from sparring_torch.optimizer import Optimizer
+from sparring_torch.pipelined_steps import Piece, pipelined_steps
+from sparring_torch.saved_state import (
+    gather_random_state,
+    gather_state,
+    restore_random_state,
+    restore_state,
+)
+from sparring_train.config.model import MatrixFactorizationModel
+from sparring_train.config.run import RunConfig
+from sparring_train.loop.loop import micro_batches, run_training
+from sparring_train.loop.model import Source, Trained
+from sparring_train.pytorch.click_task import ClickTask
+from sparring_train.pytorch.rating_task import RatingTask
+from sparring_train.ranks import Ranks
+from sparring_train.result import Progress, TrainResult
+
+__all__ = ["train"]
+
+
+def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) -> TrainResult:
+    """See `sparring_train.loop.loop.run_training`; threads go to torch too.
+
+    Raises:
+        ConfigError, DataError, NonFiniteGradientError, PluginError: as there.
+    """
+    threads_before = torch.get_num_threads()
+
+    def make(container: StepContainer) -> tuple[Source[Any], _Trainer]:
+        torch.set_num_threads(num_threads())
+        torch.manual_seed(config.seed % 2**63)
+        is_rating = isinstance(config.model, MatrixFactorizationModel)
+        task = (RatingTask if is_rating else ClickTask)(config, container)
+        return task.source, _Trainer(config, task, plugin_manager)
+
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return run_training(config, plugin_manager, progress, make)
+    finally:
+        torch.set_num_threads(threads_before)
+
+
+class _Trainer:
+    """A model and its optimizers."""
+
+    def __init__(
+        self, config: RunConfig, task: RatingTask | ClickTask, plugin_manager: PluginManager
+    ) -> None:
+        self._task: Any = task
+        choice = config.optimizer.sparse
+        row = method_or_native(
+            choice.name,
+            plugin_manager,
+            lambda: native_optimizer(choice.name, "optimizer.sparse.name"),
+        )
+        self._tables = Optimizer(
+            task.model,
+            row,
+            non_finite_gradients=config.training.non_finite_gradients,
+            tables=choice.tables or None,
+            **choice.hyperparameters,
+        )
+        self.container = self._tables.container
+        self._ranks = Ranks(self.container.collective, self.container.quiesce)
+        self._dense = _dense_optimizer(config, task.model)
+        self._num_parts = config.training.micro_batches
+        self._is_skipping = config.training.non_finite_gradients == "skip"
+        self._is_pipelined = config.training.pipeline
+        self._num_dense_skipped = 0
+        self._loss: Tensor | float = 0.0
+
+    def steps(self, batches: Iterator[Any]) -> Iterator[Trained]:
+        """See `sparring_train.loop.model.Trainer`."""
+        return self._pipelined(batches) if self._is_pipelined else self._one_by_one(batches)
+
+    def _one_by_one(self, batches: Iterator[Any]) -> Iterator[Trained]:
+        for batch in batches:
+            self.zero_grad()
+            for piece in self._pieces(batch):
+                if not piece.num_samples:
+                    continue
+                with self.container.span("forward"):
+                    loss = self.loss(piece)
+                with self.container.span("backward"):
+                    loss.backward()  # type: ignore[no-untyped-call]
+            self.step()
+            yield Trained(batch, float(self._loss))
+
+    def _pipelined(self, batches: Iterator[Any]) -> Iterator[Trained]:
+        """The same, while the next batch is looked up."""
+        begun: deque[Any] = deque()
+
+        def pieces() -> Iterator[Piece]:
+            for batch in batches:
+                begun.append(batch)
+                yield from self._pieces(batch)
+
+        for _ in pipelined_steps(self, self._task.model, pieces(), micro_batches=self._num_parts):
+            yield Trained(begun.popleft(), float(self._loss))
+
+    def _pieces(self, batch: Any) -> Iterator[Piece]:
+        """This rank's part of each micro-batch."""
+        # Gradients are averaged over ranks: the sum over the batch is W times their mean.
+        share = self._ranks.world_size / len(batch)
+        for part in micro_batches(batch, self._num_parts):
+            yield Piece(self._task.inputs(self._ranks.part(part)), share, len(part))
+
+    def loss(self, piece: Piece) -> Tensor:
+        """This rank's share of the loss of a step; adds it to the step's."""
+        loss: Tensor = self._task.loss(piece.inputs) * piece.share
+        # Added up in float64 where it is, so that no part of a step waits for a GPU.
+        self._loss = self._loss + (
+            loss.item() if loss.device.type == "cpu" else loss.double().detach()
+        )
+        return loss
+
+    def zero_grad(self) -> None:
+        """A step begins."""
+        if self._dense is not None:
+            self._dense.zero_grad()
+        self._loss = 0.0
+
+    def step(self) -> None:
+        """Applies what all micro-batches gave, on all ranks."""
+        self._loss = self._average_gradients(float(self._loss))
+        # Looked at before the tables change, so that a step is taken as a whole or not at all.
+        broken = self._broken_parameter()
+        if broken is not None and not self._is_skipping:
+            self._tables.zero_grad()
+            step = self.container.counters.steps
+            raise NonFiniteGradientError(
+                f"step {step}: the gradient of parameter {broken!r} holds NaN or infinity; "
+                "nothing was changed. Lower the learning rate, or choose "
+                "training.non_finite_gradients=skip",
+                parameter=broken,
+                step=step,
+            )
+        self._tables.step()
+        if broken is not None:
+            self._num_dense_skipped += 1
+        elif self._dense is not None:
+            self._dense.step()
+
+    def _average_gradients(self, loss: float) -> float:
+        """Of ordinary parameters, over ranks, together with the loss."""
+        if self._ranks.world_size == 1:
+            return loss
+        gradients = [
+            parameter.grad
+            for parameter in self._task.model.parameters()
+            if parameter.grad is not None
+        ]
+        # float64 holds every gradient, and the loss with them, without another exchange.
+        flat = torch.cat([*(each.reshape(-1).double().cpu() for each in gradients), torch.empty(1)])
+        flat[-1] = loss
+        mean = torch.from_numpy(self._ranks.mean(flat.numpy()))
+        for gradient, part in zip(
+            gradients, torch.split(mean[:-1], [each.numel() for each in gradients]), strict=True
+        ):
+            gradient.copy_(part.view_as(gradient))
+        return float(mean[-1])
+
+    def _broken_parameter(self) -> str | None:
+        model: nn.Module = self._task.model
+        gradients = {
+            name: parameter.grad
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        }
+        if not gradients:
+            return None
+        # All of them in one look, which waits for a GPU once.
+        is_finite = torch.stack([each.isfinite().all() for each in gradients.values()]).tolist()
+        return next(
+            (name for name, whole in zip(gradients, is_finite, strict=True) if not whole), None
+        )
+
+    def predict(self, batch: Any) -> npt.NDArray[Any]:
+        """See `sparring_train.loop.model.Trainer`."""
+        model = self._task.model
+        model.eval()
+        with torch.no_grad():
+            predicted: npt.NDArray[Any] = self._task.predict(batch)
+        model.train()
+        return predicted
+
+    def states(self) -> dict[str, State]:
+        """See `sparring_train.loop.model.Trainer`."""
+        return {
+            "torch": gather_state(**self._parts_with_state()),
+            "random": gather_random_state(),
+            "skipped": State({"num_dense": self._num_dense_skipped}),
+        }
+
+    def restore(self, states: Mapping[str, State]) -> None:
+        """See `sparring_train.loop.model.Trainer`."""
+        chosen = [_hyperparameters(each) for each in self._optimizers()]
+        restore_state(states["torch"], **self._parts_with_state())
+        # Those of the configuration hold; the state that the steps so far have left is restored.
+        for optimizer, groups in zip(self._optimizers(), chosen, strict=True):
+            for group, hyperparameters in zip(optimizer.param_groups, groups, strict=True):
+                group.update(hyperparameters)
+        restore_random_state(states["random"])
+        self._num_dense_skipped = states["skipped"].values["num_dense"]
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        return [self._tables] if self._dense is None else [self._tables, self._dense]
+
+    def _parts_with_state(self) -> dict[str, Any]:
+        parts: dict[str, Any] = {"model": self._task.model, "tables": self._tables}
+        return parts if self._dense is None else parts | {"dense": self._dense}
+
+    def skipped(self) -> dict[str, int]:
+        """Steps of ordinary parameters."""
+        return {"dense_steps_skipped_non_finite": self._num_dense_skipped}
+
+    def versions(self) -> dict[str, str]:
+        return {"torch": torch.__version__}
+
+
+def _hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Of each group."""
+    return [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def _dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer | None:
+    parameters = list(model.parameters())
+    if not parameters:
+        return None
+    choice = config.optimizer.dense
+    native: Any = native_optimizer(choice.name, "optimizer.dense.name")
+    try:
+        optimizer: torch.optim.Optimizer = native(parameters, **choice.hyperparameters)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"optimizer.dense: {native.__name__} does not accept {choice.hyperparameters}: {error}",
+            setting="optimizer.dense",
+        ) from error
+    return optimizer

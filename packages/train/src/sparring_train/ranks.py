@@ -1,0 +1,105 @@
+"""Division of a training loop among ranks, and collection of its results.
+
+All ranks go through the same batches in the same order, and each trains on its own part of each. So
+W ranks take the steps that one process takes, whatever W is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import TierCounters
+from sparring.contracts import Collective, Reduction
+from sparring_train.data.batches import Columnar, take
+
+__all__ = ["Ranks", "sum_over_ranks"]
+
+Batch = TypeVar("Batch", bound=Columnar)
+
+
+class Ranks:
+    """This rank among the others.
+
+    Args:
+        collective: this rank's place in the group. All ranks call `gathered`, `mean` and `total` at
+            the same time.
+        wait: returns when nothing else uses the collective; called before each use.
+    """
+
+    def __init__(self, collective: Collective, wait: Callable[[], None] = lambda: None) -> None:
+        self._collective = collective
+        self._wait = wait
+        self.rank = collective.rank
+        self.world_size = collective.world_size
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that talks to people."""
+        return self.rank == 0
+
+    def part(self, batch: Batch) -> Batch:
+        """This rank's samples of a batch; none where there are fewer than ranks."""
+        if self.world_size == 1:
+            return batch
+        ends = [len(batch) * rank // self.world_size for rank in (self.rank, self.rank + 1)]
+        return take(batch, slice(*ends))
+
+    def gathered(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Arrays of all ranks, one after the other: the results for the parts of one batch.
+
+        Args:
+            values: ``(n,)``, contiguous; n may differ from rank to rank.
+        """
+        if self.world_size == 1:
+            return values
+        self._wait()
+        return np.concatenate(self._collective.all_gather(values))
+
+    def mean(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The mean over ranks, element by element, with the same bits on all of them.
+
+        Args:
+            values: ``(n,)``, contiguous, of one n and dtype on all ranks.
+        """
+        if self.world_size == 1 or not len(values):
+            return values
+        self._wait()
+        return self._collective.all_reduce(values, Reduction.MEAN)
+
+    def sum(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The sum over ranks, element by element; see `mean`."""
+        if self.world_size == 1 or not len(values):
+            return values
+        self._wait()
+        return self._collective.all_reduce(values, Reduction.SUM)
+
+    def total(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """The sums over ranks of counts of the same names."""
+        if self.world_size == 1 or not counts:
+            return dict(counts)
+        self._wait()
+        mine = np.array(list(counts.values()), np.int64)
+        sums = self._collective.all_reduce(mine, Reduction.SUM)
+        return dict(zip(counts, sums.tolist(), strict=True))
+
+
+def sum_over_ranks(tiers: list[TierCounters], ranks: Ranks) -> list[TierCounters]:
+    """The counters of one table's tiers on all ranks together; every rank calls it."""
+    names = [each.name for each in fields(TierCounters) if each.name != "backend"]
+    mine = np.array([[getattr(tier, name) for name in names] for tier in tiers], np.float64)
+    sums = ranks.sum(mine.reshape(-1)).reshape(mine.shape).tolist()
+    return [
+        TierCounters(
+            tier.backend,
+            **{
+                name: type(getattr(tier, name))(value)
+                for name, value in zip(names, values, strict=True)
+            },
+        )
+        for tier, values in zip(tiers, sums, strict=True)
+    ]

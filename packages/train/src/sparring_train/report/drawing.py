@@ -1,0 +1,223 @@
+"""Draws the figures of a report, each as SVG text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring_train.report.canvas import COLOURS, GREY, INK, PALE, legend_beside, limit_to_bulk, svg
+from sparring_train.report.recorder import Series
+
+__all__ = ["Figure", "draw_figures"]
+
+_MOST_RANKS_DRAWN = 300
+_ROWS = "rows/"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of a report."""
+
+    title: str
+    caption: str
+    """Caption for the reader, a sentence or two of plain text."""
+    svg: bytes
+
+
+def draw_figures(
+    series: Mapping[str, Series],
+    id_counts: Mapping[str, npt.NDArray[np.int64]],
+    best: Mapping[str, float],
+) -> list[Figure]:
+    """All figures for which there is something to show.
+
+    Args:
+        series: name → points; see `RunRecorder`.
+        id_counts: feature → count of each distinct id, falling.
+        best: name of a metric → the best value that can be reached.
+
+    Raises:
+        PluginError: matplotlib is not installed.
+    """
+    rows = {
+        name.removeprefix(_ROWS): points
+        for name, points in series.items()
+        if name.startswith(_ROWS)
+    }
+    metrics = [name for name in series if name != "loss" and not name.startswith(_ROWS)]
+    has_log_loss = "log_loss" in metrics and "loss" in series
+    figures = []
+    if "loss" in series:
+        figures.append(_loss(series["loss"], series.get("log_loss"), best.get("log_loss")))
+    for name in metrics:
+        if name == "log_loss" and has_log_loss:
+            continue  # It is in the figure of the loss.
+        figures.append(_metric(name, series[name], best.get(name)))
+    if rows:
+        figures.append(_rows(rows))
+    if id_counts:
+        figures.append(_popularity(id_counts))
+    return figures
+
+
+def _loss(loss: Series, test: Series | None, best: float | None) -> Figure:
+    shown = [*loss.values, *(test.values if test else ()), *([best] if best else ())]
+
+    def draw(axes: Any) -> None:
+        smooth = _smoothed(loss.values)
+        axes.plot(
+            loss.steps, loss.values, color="#a5b1bd", linewidth=0.8, label="training, each step"
+        )
+        axes.plot(loss.steps, smooth, color=COLOURS[0], linewidth=1.8, label="training, smoothed")
+        if test is not None:
+            axes.plot(test.steps, test.values, **_marked(1), label="test log loss")
+            if best is not None:
+                axes.axhline(best, **_dashed(), label=f"best reachable {best:.4f}")
+        limit_to_bulk(axes, shown)
+        axes.set_ylabel("mean loss of a sample" + (" (nats)" if test is not None else ""))
+        axes.legend(loc="upper right")
+
+    caption = "Loss of each training step"
+    caption += ", and log loss on the test samples." if test is not None else "."
+    return Figure("Loss over steps", caption, svg(draw))
+
+
+def _metric(name: str, points: Series, best: float | None) -> Figure:
+    shown = _shown(name)
+
+    def draw(axes: Any) -> None:
+        axes.plot(points.steps, points.values, **_marked(0), label=f"test {shown}")
+        if best is not None:
+            axes.axhline(best, **_dashed(), label=f"best reachable {best:.4f}")
+        last = points.values[-1]
+        axes.annotate(
+            f"{last:.4f}",
+            (points.steps[-1], last),
+            xytext=(0, -14),
+            textcoords="offset points",
+            ha="right",
+            color=COLOURS[0],
+        )
+        axes.margins(y=0.15)
+        axes.set_ylabel(f"test {shown}")
+        axes.legend(loc="best")
+
+    caption = f"{shown} on the test samples"
+    caption += ", and the best that any model can reach on them." if best is not None else "."
+    return Figure(f"{shown} over steps", caption, svg(draw))
+
+
+def _rows(rows: Mapping[str, Series]) -> Figure:
+    by_size = sorted(rows, key=lambda table: -rows[table].values[-1])
+    named = by_size[: len(COLOURS)]
+    others = by_size[len(named) :]
+
+    def draw(axes: Any) -> None:
+        if len(rows) > 1:
+            total = _total(list(rows.values()))
+            axes.plot(
+                total.steps,
+                total.values,
+                color=INK,
+                linewidth=2.2,
+                label=f"all {len(rows)} tables",
+            )
+        for table, colour in zip(named, COLOURS, strict=False):
+            axes.plot(rows[table].steps, rows[table].values, color=colour, label=_clipped(table))
+        for number, table in enumerate(others):
+            label = f"{len(others)} smaller tables" if number == 0 else None
+            axes.plot(rows[table].steps, rows[table].values, **_in_background(label))
+        if any(points.values[-1] > 0 for points in rows.values()):
+            axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.set_ylabel("rows")
+        legend_beside(axes)
+
+    caption = (
+        "Rows that each table holds. No size was declared: a row is made when an id is first "
+        "trained on."
+    )
+    return Figure("Rows per table over steps", caption, svg(draw))
+
+
+def _popularity(id_counts: Mapping[str, npt.NDArray[np.int64]]) -> Figure:
+    by_size = sorted(id_counts, key=lambda feature: -len(id_counts[feature]))
+    # Some of many ids, some of few: spread evenly over all sizes.
+    spread = np.linspace(0, len(by_size) - 1, min(len(COLOURS), len(by_size))).round()
+    named = [by_size[int(at)] for at in spread]
+    others = [feature for feature in by_size if feature not in named]
+    most = max(int(counts.sum()) for counts in id_counts.values())
+
+    def draw(axes: Any) -> None:
+        for feature, colour in zip(named, COLOURS, strict=False):
+            label = f"{_clipped(feature)}: {len(id_counts[feature]):,} ids"
+            axes.plot(*_rank_and_share(id_counts[feature]), color=colour, label=label)
+        for number, feature in enumerate(others):
+            shared = f"{len(others)} other features" if number == 0 else None
+            axes.plot(*_rank_and_share(id_counts[feature]), **_in_background(shared))
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.set_xlabel("rank of the id by frequency")
+        axes.set_ylabel("share of all ids met (%)")
+        legend_beside(axes)
+
+    caption = (
+        f"How unevenly ids are met, from the first {most:,} ids of a feature. Steep and straight "
+        "is a power law: a few ids are met all the time, most of them hardly ever."
+    )
+    return Figure("Skew of id frequencies", caption, svg(draw))
+
+
+def _marked(colour: int) -> dict[str, Any]:
+    return {"color": COLOURS[colour], "linewidth": 1.8, "marker": "o", "markersize": 4}
+
+
+def _dashed() -> dict[str, Any]:
+    return {"color": GREY, "linewidth": 1.3, "linestyle": (0, (5, 3))}
+
+
+def _in_background(label: str | None) -> dict[str, Any]:
+    return {"color": PALE, "linewidth": 0.9, "label": label, "zorder": 1}
+
+
+def _smoothed(values: Sequence[float]) -> list[float]:
+    """A running mean that forgets over about a twentieth of the points."""
+    forget = 1 / max(1.0, len(values) / 20)
+    mean, weight, smooth = 0.0, 0.0, []
+    for value in values:
+        mean, weight = mean + forget * (value - mean), weight + forget * (1 - weight)
+        smooth.append(mean / weight)
+    return smooth
+
+
+def _total(parts: Sequence[Series]) -> Series:
+    """The sum of series, each counting with its newest value so far."""
+    steps = sorted({step for part in parts for step in part.steps})
+    total = np.zeros(len(steps))
+    for part in parts:
+        newest = np.searchsorted(part.steps, steps, side="right") - 1
+        total += np.where(newest < 0, 0.0, np.array(part.values)[np.maximum(newest, 0)])
+    return Series(steps, total.tolist())
+
+
+def _rank_and_share(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Ranks from 1, evenly spread over a logarithmic axis, and the share of each in per cent."""
+    spread = np.geomspace(1, len(counts), _MOST_RANKS_DRAWN).round().astype(np.int64)
+    ranks = np.unique(spread)
+    return ranks, 100.0 * counts[ranks - 1] / counts.sum()
+
+
+def _shown(name: str) -> str:
+    return name.upper() if name in ("auc", "rmse") else name.replace("_", " ")
+
+
+def _clipped(name: str) -> str:
+    # A leading underscore would hide a line from the legend, and $ starts mathematics.
+    clipped = name if len(name) <= 24 else name[:23] + "…"
+    return clipped.replace("$", r"\$").removeprefix("_") or "_"

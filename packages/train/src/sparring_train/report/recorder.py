@@ -1,0 +1,113 @@
+"""Collects what a run shows of itself, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.errors import InvalidArgumentError
+
+__all__ = ["RunRecorder", "Series"]
+
+
+@dataclass(slots=True)
+class Series:
+    """A number over the steps of a run."""
+
+    steps: list[int] = field(default_factory=list)
+    """Rising."""
+    values: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Collected:
+    """A series as it grows: once it is full, every second point goes and later ones thin out."""
+
+    series: Series = field(default_factory=Series)
+    stride: int = 1
+    num_offered: int = 0
+    last: tuple[int, float] | None = None
+
+    def offer(self, step: int, value: float, max_points: int) -> None:
+        self.last = (step, value)
+        if self.num_offered % self.stride == 0:
+            if len(self.series.steps) == max_points:
+                del self.series.steps[1::2], self.series.values[1::2]
+                self.stride *= 2
+            if self.num_offered % self.stride == 0:
+                self.series.steps.append(step)
+                self.series.values.append(value)
+        self.num_offered += 1
+
+    def with_last(self) -> Series:
+        """Kept points, and the newest point in any case."""
+        steps, values = list(self.series.steps), list(self.series.values)
+        if self.last is not None and steps[-1] != self.last[0]:
+            steps.append(self.last[0])
+            values.append(self.last[1])
+        return Series(steps, values)
+
+
+class RunRecorder:
+    """Series of numbers by name, and how often ids are met.
+
+    Names that a report knows: ``loss`` (of a training step), metrics on the test samples by
+    their name (``auc``, ``log_loss``, ``rmse``), and ``rows/<table>``.
+
+    Args:
+        max_points: points kept of a series. A longer one keeps every second, fourth, … point
+            and the newest.
+        max_ids: ids looked at of a feature: the first ones.
+
+    Raises:
+        InvalidArgumentError: `max_points` is below 2, or `max_ids` below 0.
+    """
+
+    def __init__(self, *, max_points: int = 2000, max_ids: int = 200_000) -> None:
+        if max_points < 2 or max_ids < 0:
+            raise InvalidArgumentError(
+                f"a recorder needs at least 2 points and 0 ids, found {max_points} and {max_ids}"
+            )
+        self._max_points, self._max_ids = max_points, max_ids
+        self._series: dict[str, _Collected] = {}
+        self._ids: dict[str, list[npt.NDArray[np.int64]]] = {}
+        self._num_ids: dict[str, int] = {}
+
+    def record(self, step: int, name: str, value: float) -> None:
+        """Adds a point to a series; steps of one series must not fall.
+
+        Raises:
+            InvalidArgumentError: `step` is below the last one of this series.
+        """
+        collected = self._series.setdefault(name, _Collected())
+        if collected.last is not None and step < collected.last[0]:
+            raise InvalidArgumentError(
+                f"series {name!r}: found step {step} after step {collected.last[0]}; record "
+                "steps in order"
+            )
+        collected.offer(step, float(value), self._max_points)
+
+    def observe_ids(self, feature: str, ids: npt.NDArray[np.int64]) -> None:
+        """Counts ids of a feature, of any shape; free once `max_ids` were seen."""
+        num_seen = self._num_ids.setdefault(feature, 0)
+        room = self._max_ids - num_seen
+        if room <= 0:
+            return
+        kept = np.array(ids, np.int64).reshape(-1)[:room]
+        self._ids.setdefault(feature, []).append(kept)
+        self._num_ids[feature] = num_seen + len(kept)
+
+    @property
+    def series(self) -> Mapping[str, Series]:
+        """Name → series, in the order in which the names came up."""
+        return {name: collected.with_last() for name, collected in self._series.items()}
+
+    def id_counts(self) -> Mapping[str, npt.NDArray[np.int64]]:
+        """Feature → how often each of its distinct ids was met, the most frequent first."""
+        return {
+            feature: np.sort(np.unique(np.concatenate(parts), return_counts=True)[1])[::-1]
+            for feature, parts in self._ids.items()
+        }

@@ -1,0 +1,93 @@
+"""Whether a snapshot is of the run that a configuration describes, and what of it has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sparring import Snapshot
+from sparring.errors import ConfigError
+from sparring_train.config.run import RunConfig
+
+__all__ = ["RUN", "check_same_run", "described_run"]
+
+RUN = "run"
+"""The name of the state that says what run a snapshot is of."""
+
+_EXACT = ("seed", "data", "model", "tables")
+"""Sections of the configuration without which a run cannot be gone on with."""
+
+_OPTIMIZER = "optimizer"
+"""The section whose hyper-parameters may change, and its optimizers may not."""
+
+
+def described_run(config: RunConfig) -> dict[str, Any]:
+    """The part of a configuration that is saved, to tell runs apart by."""
+    return config.model_dump(mode="json", include={*_EXACT, _OPTIMIZER})
+
+
+def check_same_run(snapshot: Snapshot, config: RunConfig) -> list[str]:
+    """Refuses what cannot be gone on with, from what the snapshot says of its run alone.
+
+    Returns:
+        What a person should be told: hyper-parameters that are others than those of the run so far.
+
+    Raises:
+        ConfigError: it is of another run: other data, model, tables, seed or optimizers, or of none.
+        SnapshotError: it cannot be read.
+    """
+    names = snapshot.state_names(0)
+    if RUN not in names:
+        raise ConfigError(
+            f"snapshot {snapshot.url} was not saved by `sparring train`, so no run can be gone on "
+            "with from it; load it in a program (container.load), or choose another folder: "
+            "snapshots.url",
+            setting="snapshots.url",
+        )
+    saved = snapshot.state(RUN).values
+    now = described_run(config)
+    for name in _EXACT:
+        if name in saved and saved[name] != now[name]:
+            raise ConfigError(
+                f"snapshot {snapshot.url} is of a run with {name}: {saved[name]}, this one has "
+                f"{now[name]}; resume with the configuration that the run began with, or "
+                "choose another folder: snapshots.url",
+                setting=name,
+            )
+    if _OPTIMIZER not in saved:
+        return []
+    return _changes(snapshot, config.framework in names, saved[_OPTIMIZER], now[_OPTIMIZER])
+
+
+def _changes(
+    snapshot: Snapshot,
+    is_same_framework: bool,
+    saved: Mapping[str, Any],
+    now: Mapping[str, Mapping[str, Any]],
+) -> list[str]:
+    told = []
+    for part, chosen in now.items():
+        before = saved.get(part, {})
+        setting = f"{_OPTIMIZER}.{part}"
+        # Of rows, the table says whose state they have. In another framework the ordinary
+        # parameters start from scratch.
+        is_restored = part == "dense" and is_same_framework
+        if is_restored and _class_name(before) != _class_name(chosen):
+            raise ConfigError(
+                f"snapshot {snapshot.url} has the state of {setting}.name: {before.get('name')}, "
+                f"this run has {chosen['name']}; resume with the optimizer that the run began "
+                "with, or choose another folder: snapshots.url",
+                setting=f"{setting}.name",
+            )
+        told += [
+            f"{setting}.{name} is {chosen.get(name)} from now on; {snapshot.url} was saved with "
+            f"{before.get(name)}"
+            for name in sorted({*before, *chosen} - {"name"})
+            if before.get(name) != chosen.get(name)
+        ]
+    return told
+
+
+def _class_name(optimizer: Mapping[str, Any]) -> str:
+    """`torch.optim.Adam` and `adam` are one."""
+    return str(optimizer.get("name")).rpartition(".")[2].lower()

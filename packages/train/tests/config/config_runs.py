@@ -1,0 +1,323 @@
+"""Small runs of `sparring train` that one key of a configuration makes different, and all its keys."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pydantic import BaseModel
+
+from sparring.collective.local import LocalCollective, LocalGroup
+from sparring.contracts.collective import Collective, Work
+from sparring.contracts.descriptors import (
+    CollectiveDescriptor,
+    FrameworkDescriptor,
+    RendezvousDescriptor,
+)
+from sparring.contracts.hookspecs import hookimpl
+from sparring.contracts.options import Options
+from sparring.contracts.rendezvous import Membership
+from sparring.plugins.distributions import PluginSource
+from sparring.plugins.registry import make_plugin_manager
+from sparring.runtime import pool as execution
+from sparring.snapshot.chain import merged_chunks
+from sparring.snapshot.reader import Snapshot
+from sparring.snapshot.retention import latest_snapshot
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_train.config.loader import parse_config
+from sparring_train.config.run import RunConfig
+from sparring_train.config.schema import shape_of
+from sparring_train.data.planted_model import PlantedModel
+from sparring_train.data.synthetic import write_synthetic
+from sparring_train.hookspecs import TrainerDescriptor
+from sparring_train.result import SilentProgress, TrainResult
+from sparring_train.trainers import trainer_of
+
+__all__ = ["CLICKS", "FILES", "RATINGS", "Effects", "Ran", "Runs", "all_keys", "made_runs"]
+
+RATINGS = """
+seed: 3
+threads: 1
+data: {kind: movielens, path: ratings.csv, batch_size: 16}
+model: {kind: matrix_factorization, dim: 3}
+storage: {backend: memory}
+"""
+"""60 ratings of 10 users and 12 items; 54 of them make 4 steps. Of `others.csv` there are 30, and in
+`once.csv` each of 240 users and items comes once."""
+
+CLICKS = """
+seed: 3
+threads: 1
+data: {kind: synthetic_criteo, samples: 96, test_samples: 64, batch_size: 32, max_ids: 40}
+model: {kind: dlrm, embedding_dim: 2, bottom_mlp: [3], top_mlp: [3]}
+storage: {backend: memory}
+"""
+
+
+FILES = "data={kind: criteo, path: clicks/train.tsv, batch_size: 16, test_fraction: 0.25}"
+"""For `CLICKS`: 48 of them in files, and 16 for the test; in the folder `fewer` there are 24."""
+
+
+@dataclass
+class Ran(SilentProgress):
+    """What a run told and gave."""
+
+    result: TrainResult | None = None
+    losses: list[float] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    evaluated: list[int] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+    threads: set[tuple[int, int]] = field(default_factory=set)
+    """Of sparring's pool and of torch."""
+
+    def on_step(self, step: int, loss: float, samples: int) -> None:
+        self.losses.append(loss)
+        self.samples.append(samples)
+        self.threads.add((execution.num_threads(), torch.get_num_threads()))
+
+    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.evaluated.append(step)
+
+    def on_message(self, message: str) -> None:
+        self.messages.append(message)
+
+    @property
+    def end(self) -> TrainResult:
+        assert self.result is not None
+        return self.result
+
+    @property
+    def rows(self) -> Mapping[str, int]:
+        return self.end.rows
+
+
+class GroupOptions(Options):
+    """Of the collective `threads`."""
+
+    group: str = "one"
+
+
+class PlaceOptions(Options):
+    """Of the rendezvous `threads`."""
+
+    rank: int = 0
+    world_size: int = 1
+
+
+class CountingCollective(LocalCollective):
+    """Counts the messages that this rank waits for at a time."""
+
+    def __init__(self, group: LocalGroup, rank: int) -> None:
+        super().__init__(group, rank)
+        self._awaited: list[Work] = []
+        self.most_awaited = 0
+
+    def _receive_impl(self, buffer: Any, source: int, tag: int) -> Work:
+        self._awaited = [each for each in self._awaited if not each.done()]
+        self._awaited.append(super()._receive_impl(buffer, source, tag))
+        self.most_awaited = max(self.most_awaited, len(self._awaited))
+        return self._awaited[-1]
+
+
+class Parts:
+    """A plugin: ranks that are threads of this process, and a framework that trains nothing."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, LocalGroup] = {}
+        self.joined: list[CountingCollective] = []
+
+    @hookimpl
+    def sparring_register_rendezvous(self) -> list[RendezvousDescriptor]:
+        return [
+            RendezvousDescriptor(
+                name="threads", api_version=(1, 0), options=PlaceOptions, factory=_Meeting
+            )
+        ]
+
+    @hookimpl
+    def sparring_register_collective(self) -> list[CollectiveDescriptor]:
+        return [
+            CollectiveDescriptor(
+                name="threads", api_version=(1, 0), options=GroupOptions, factory=self._join
+            )
+        ]
+
+    @hookimpl
+    def sparring_register_framework(self) -> list[FrameworkDescriptor]:
+        return [FrameworkDescriptor(name="idle", api_version=(1, 0), module="idle")]
+
+    @hookimpl(optionalhook=True)
+    def sparring_register_trainers(self) -> list[TrainerDescriptor]:
+        nothing = TrainResult(metrics={}, rows={}, steps=0, seconds=0)
+        return [TrainerDescriptor(name="idle", api_version=(1, 0), train=lambda *_: nothing)]
+
+    def _join(
+        self, membership: Membership, options: GroupOptions, deadline_seconds: float
+    ) -> Collective:
+        made = LocalGroup(membership.world_size, deadline_seconds=deadline_seconds)
+        group = self.groups.setdefault(options.group, made)
+        self.joined.append(CountingCollective(group, membership.rank))
+        return self.joined[-1]
+
+
+class _Meeting(ThreadRendezvous):
+    def __init__(self, options: PlaceOptions) -> None:
+        super().__init__(options.world_size)
+        self._membership = Membership(options.rank, options.world_size)
+
+    def membership(self) -> Membership:
+        return self._membership
+
+
+class Runs:
+    """Runs in a folder, which is the current one; a run that was made is not made again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.parts = Parts()
+        self.manager = make_plugin_manager()
+        self.manager.load(PluginSource("effects", "sparring-effects", "1", lambda: self.parts))
+        self._made: dict[tuple[str, ...], list[Ran]] = {}
+        random = np.random.default_rng(5)
+        self._write("ratings.csv", random.integers(0, 10, 60), random.integers(0, 12, 60))
+        self._write("others.csv", random.integers(0, 10, 30), random.integers(0, 12, 30))
+        self._write("once.csv", np.arange(240), np.arange(240))
+        for name, count in (("clicks", 48), ("fewer", 24)):
+            planted = PlantedModel(max_ids=9)
+            write_synthetic(folder / name, planted, num_train=count, num_test=count // 3)
+
+    def _write(self, name: str, users: npt.NDArray[Any], items: npt.NDArray[Any]) -> None:
+        lines = [
+            f"{user},{item},{user % 5 + 0.5},0" for user, item in zip(users, items, strict=True)
+        ]
+        text = "\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n"
+        (self.folder / name).write_text(text)
+
+    def ratings(self, *overrides: str) -> Ran:
+        """A run over ratings by one process."""
+        return self._run(RATINGS, overrides)[0]
+
+    def clicks(self, *overrides: str) -> Ran:
+        """A run over clicks by one process."""
+        return self._run(CLICKS, overrides)[0]
+
+    def ranks(self, *overrides: str) -> list[Ran]:
+        """A run over ratings by two ranks, which are threads."""
+        return self._run(RATINGS, ("collective.backend=threads", *overrides), 2)
+
+    def _run(self, text: str, overrides: tuple[str, ...], world_size: int = 1) -> list[Ran]:
+        key = (text, str(world_size), *overrides)
+        if key not in self._made:
+            places = [
+                f"rendezvous={{backend: threads, options: {{rank: {rank}, world_size: 2}}}}"
+                for rank in range(world_size)
+            ]
+            given = [[*overrides, *([place] if world_size > 1 else [])] for place in places]
+            self.parts.groups.clear()
+            self.parts.joined.clear()
+            with ThreadPoolExecutor(world_size) as threads:
+                self._made[key] = list(
+                    threads.map(lambda each: self.train(self.config(text, *each)), given)
+                )
+        return self._made[key]
+
+    def config(self, text: str, *overrides: str) -> RunConfig:
+        """As `sparring train` reads it."""
+        return parse_config(text, overrides, plugin_manager=self.manager)
+
+    def train(self, config: RunConfig) -> Ran:
+        """As `sparring train` does."""
+        ran = Ran()
+        ran.result = trainer_of(config.framework, self.manager).train(config, self.manager, ran)
+        return ran
+
+    def snapshot(self, folder: str) -> Snapshot:
+        """The newest one in a folder."""
+        found = latest_snapshot(folder)
+        assert found is not None
+        return found
+
+    def first_values(self, *overrides: str) -> dict[str, npt.NDArray[Any]]:
+        """Table → embeddings as they are before a step has changed them."""
+        folder = f"values{len(self._made)}"
+        steps = "optimizer.sparse={name: sgd, lr: 1.0e-60}"
+        self.ratings(f"snapshots.url={folder}", "model.dim=31", steps, *overrides)
+        found = self.snapshot(folder)
+        return {
+            name: np.concatenate(
+                [chunk.rows[:, : table.dim] for chunk in merged_chunks(found, name)]
+            )
+            for name, table in found.tables.items()
+        }
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """What was written to a file of JSON lines."""
+        return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
+
+    def spans(self, name: str) -> list[str]:
+        """The names of spans in a trace."""
+        events = json.loads((self.folder / name).read_text())["traceEvents"]
+        return [event["name"] for event in events]
+
+
+def made_runs(folder: Path) -> Iterator[Runs]:
+    """For a fixture: runs in `folder`, which is the current one meanwhile."""
+    before = Path.cwd()
+    os.chdir(folder)
+    yield Runs(folder)
+    os.chdir(before)
+
+
+Effect = Callable[[Runs], None]
+
+
+class Effects(dict[str, Effect]):
+    """Key, as `all_keys` writes it → what shows its effect."""
+
+    def of(self, *keys: str) -> Callable[[Effect], Effect]:
+        """Registers a function as what shows the effect of `keys`."""
+
+        def register(effect: Effect) -> Effect:
+            assert not self.keys() & set(keys)
+            self.update(dict.fromkeys(keys, effect))
+            return effect
+
+        return register
+
+    def show(self, key: str, runs: Runs) -> None:
+        assert key in self, f"show in this file what {key} changes about `sparring train`"
+        self[key](runs)
+
+
+def all_keys() -> list[str]:
+    """Every key that a file may have, once for each model that has it: ``data:criteo.path`` is a key of
+    the section of that kind, ``optimizer.sparse.*`` any that the section hands on."""
+    return list(_keys_below("", RunConfig, {RunConfig}))
+
+
+def _keys_below(prefix: str, model: type[BaseModel], known: set[type[BaseModel]]) -> Iterator[str]:
+    for name, each in model.model_fields.items():
+        yield from _keys_at(f"{prefix}{name}", each.annotation, known)
+    if model.model_config.get("extra") == "allow":
+        yield f"{prefix}*"
+
+
+def _keys_at(path: str, annotation: Any, known: set[type[BaseModel]]) -> Iterator[str]:
+    shape = shape_of(annotation)
+    if shape.items is not None and shape_of(shape.items).models:
+        yield from _keys_at(f"{path}.<name>", shape.items, known)
+        return
+    new = {kind: model for kind, model in shape.models.items() if model not in known}
+    known.update(new.values())
+    for kind, model in new.items():
+        yield from _keys_below(f"{path}:{kind}." if kind else f"{path}.", model, known)
+    if not new:
+        yield path

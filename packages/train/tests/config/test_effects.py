@@ -1,0 +1,392 @@
+"""Every key of a configuration has an effect on `sparring train`: data, model, tables, optimizers.
+
+The other keys are in `test_config_effects_running`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.errors import CapacityError, PeerFailure
+
+pytest.importorskip("sparring_torch", reason="needs sparring-torch")
+
+from .config_runs import FILES, Effects, Ran, Runs, all_keys, made_runs
+
+EFFECTS = Effects()
+
+SECTIONS = (
+    "framework",
+    "seed",
+    "threads",
+    "deadline_seconds",
+    "data",
+    "model",
+    "tables",
+    "storage",
+    "optimizer",
+)
+KEYS = [key for key in all_keys() if key.split(".")[0].split(":")[0] in SECTIONS]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    yield from made_runs(tmp_path_factory.mktemp("effects"))
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_has_its_effect(key: str, runs: Runs) -> None:
+    EFFECTS.show(key, runs)
+
+
+def test_effects_are_of_keys_that_there_are() -> None:
+    assert set(KEYS) >= EFFECTS.keys()
+    some = {"seed", "data:criteo.path", "optimizer.sparse.*", "tables.overrides.<name>.placement"}
+    assert some <= set(KEYS)
+
+
+# -- the run ------------------------------------------------------------------------------
+
+
+@EFFECTS.of("framework")
+def _(runs: Runs) -> None:
+    assert (runs.ratings().end.steps, runs.ratings("framework=idle").end.steps) == (4, 0)
+
+
+@EFFECTS.of("seed")
+def _(runs: Runs) -> None:
+    assert runs.ratings("seed=4").losses != runs.ratings().losses
+    assert runs.ratings("seed=3").losses == runs.ratings().losses
+
+
+@EFFECTS.of("threads")
+def _(runs: Runs) -> None:
+    assert runs.ratings().threads == {(1, 1)}
+    assert runs.ratings("threads=2").threads == {(2, 2)}
+
+
+@EFFECTS.of("deadline_seconds")
+def _(runs: Runs) -> None:
+    place = "rendezvous={backend: threads, options: {rank: 0, world_size: 2}}"
+    began = time.monotonic()
+    with pytest.raises(PeerFailure):  # the other rank never comes
+        runs.ratings("collective.backend=threads", place, "deadline_seconds=0.2")
+    assert time.monotonic() - began < 30  # the default is 60
+
+
+# -- data ---------------------------------------------------------------------------------
+
+
+@EFFECTS.of("data:movielens.kind", "model:matrix_factorization.kind")
+def _(runs: Runs) -> None:
+    assert runs.ratings().end.metrics.keys() == {"rmse"}
+    assert runs.ratings().rows.keys() == {"user", "item"}
+
+
+@EFFECTS.of("data:movielens.path")
+def _(runs: Runs) -> None:
+    assert sum(runs.ratings().samples) == 54
+    assert sum(runs.ratings("data.path=others.csv").samples) == 27
+
+
+@EFFECTS.of("data:movielens.test_fraction")
+def _(runs: Runs) -> None:
+    assert sum(runs.ratings("data.test_fraction=0.5").samples) == 30
+
+
+@EFFECTS.of("data:movielens.batch_size")
+def _(runs: Runs) -> None:
+    assert runs.ratings("data.batch_size=20").samples == [20, 20, 14]
+    assert runs.ratings().samples == [16, 16, 16, 6]
+
+
+@EFFECTS.of("data:criteo.kind")
+def _(runs: Runs) -> None:
+    assert "best_auc" not in runs.clicks(FILES).end.extra
+    assert "best_auc" in runs.clicks().end.extra
+
+
+@EFFECTS.of("data:criteo.path", "data:criteo.test_path", "data:criteo.test_fraction")
+def _(runs: Runs) -> None:
+    held_out = sum(runs.clicks(FILES).samples)
+    assert sum(runs.clicks(FILES, "data.test_fraction=0.6").samples) < held_out < 48
+    whole = runs.clicks(FILES, "data.test_path=clicks/test.tsv")
+    assert sum(whole.samples) == 48
+    other = runs.clicks(FILES, "data.test_path=fewer/test.tsv")
+    assert (other.losses, other.end.metrics == whole.end.metrics) == (whole.losses, False)
+    fewer = runs.clicks(FILES, "data.test_path=clicks/test.tsv", "data.path=fewer/train.tsv")
+    assert sum(fewer.samples) == 24
+
+
+@EFFECTS.of("data:criteo.batch_size")
+def _(runs: Runs) -> None:
+    assert runs.clicks(FILES).samples[0] == 16
+    assert runs.clicks(FILES, "data.batch_size=10").samples[0] == 10
+
+
+@EFFECTS.of("data:synthetic_criteo.kind", "model:dlrm.kind")
+def _(runs: Runs) -> None:
+    assert len(runs.clicks().rows) == 26
+    assert runs.clicks().end.metrics.keys() == {"auc", "log_loss"}
+
+
+@EFFECTS.of("data:synthetic_criteo.samples", "data:synthetic_criteo.batch_size")
+def _(runs: Runs) -> None:
+    assert runs.clicks().samples == [32, 32, 32]
+    assert runs.clicks("data.samples=40", "data.batch_size=25").samples == [25, 15]
+
+
+@EFFECTS.of("data:synthetic_criteo.test_samples")
+def _(runs: Runs) -> None:
+    more = runs.clicks("data.test_samples=200")
+    assert more.losses == runs.clicks().losses
+    assert more.end.extra["best_auc"] != runs.clicks().end.extra["best_auc"]
+
+
+@EFFECTS.of("data:synthetic_criteo.max_ids")
+def _(runs: Runs) -> None:
+    few = max(runs.clicks("data.max_ids=4").rows.values())
+    assert few <= 5 < max(runs.clicks().rows.values())  # a missing id is one more
+
+
+@EFFECTS.of("data:synthetic_criteo.skew")
+def _(runs: Runs) -> None:
+    rows = [sum(runs.clicks(f"data.skew={skew}").rows.values()) for skew in (0, 1.1, 4)]
+    assert rows[0] > rows[1] > rows[2]
+    assert rows[1] == sum(runs.clicks().rows.values())
+
+
+@EFFECTS.of("data:synthetic_criteo.missing_fraction")
+def _(runs: Runs) -> None:
+    rows = [
+        sum(runs.clicks(f"data.missing_fraction={part}", "data.skew=0").rows.values())
+        for part in (0.05, 0.5)
+    ]
+    assert rows[0] > rows[1]
+
+
+# -- model --------------------------------------------------------------------------------
+
+
+@EFFECTS.of("model:matrix_factorization.dim")
+def _(runs: Runs) -> None:
+    runs.ratings("snapshots.url=dim", "model.dim=5")
+    assert runs.snapshot("dim").tables["user"].dim == 6  # the bias is one more
+
+
+@EFFECTS.of("model:matrix_factorization.embedding_l2", "model:matrix_factorization.bias_l2")
+def _(runs: Runs) -> None:
+    for name in ("embedding_l2", "bias_l2"):
+        assert runs.ratings(f"model.{name}=10000").losses[0] > 2 * runs.ratings().losses[0]
+
+
+@EFFECTS.of("model:dlrm.embedding_dim", "model:dlrm.bottom_mlp", "model:dlrm.top_mlp")
+def _(runs: Runs) -> None:
+    runs.clicks("snapshots.url=shapes", "model.embedding_dim=4", "model.bottom_mlp=[5]")
+    runs.clicks("snapshots.url=tops", "model.top_mlp=[7, 6]")
+    widths = {}
+    for folder in ("shapes", "tops"):
+        arrays = runs.snapshot(folder).state("torch").arrays.values()
+        widths[folder] = {array.shape[0] for array in arrays if array.ndim}
+    assert runs.snapshot("shapes").tables["cat_1"].dim == 4
+    assert runs.snapshot("tops").tables["cat_1"].dim == 2
+    assert 5 in widths["shapes"] - widths["tops"]
+    assert {6, 7} <= widths["tops"] - widths["shapes"]
+
+
+# -- tables -------------------------------------------------------------------------------
+
+
+@EFFECTS.of("tables.dtype")
+def _(runs: Runs) -> None:
+    runs.ratings("snapshots.url=halves", "tables.dtype=bfloat16")
+    assert runs.snapshot("halves").tables["user"].dtype == "bfloat16"
+
+
+def values(runs: Runs, initializer: str) -> Any:
+    """The embeddings that both tables begin with, in one row."""
+    found = runs.first_values(f"tables.initializer={initializer}")
+    return np.concatenate([found["user"], found["item"]]).reshape(-1)
+
+
+@EFFECTS.of("tables.initializer:zeros.kind")
+def _(runs: Runs) -> None:
+    assert not values(runs, "zeros").any()
+
+
+@EFFECTS.of("tables.initializer:constant.kind", "tables.initializer:constant.value")
+def _(runs: Runs) -> None:
+    assert (values(runs, "{kind: constant, value: 0.25}") == 0.25).all()
+    assert (values(runs, "{kind: constant, value: -0.5}") == -0.5).all()
+
+
+@EFFECTS.of(
+    "tables.initializer:uniform.kind",
+    "tables.initializer:uniform.low",
+    "tables.initializer:uniform.high",
+)
+def _(runs: Runs) -> None:
+    found = values(runs, "{kind: uniform, low: 1, high: 3}")
+    assert 1 < found.min() < 1.1
+    assert 2.9 < found.max() < 3
+    assert values(runs, "{kind: uniform, low: -1}").max() < 0.05
+    assert values(runs, "{kind: uniform, high: 1}").min() > -0.05
+
+
+@EFFECTS.of(
+    "tables.initializer:normal.kind",
+    "tables.initializer:normal.mean",
+    "tables.initializer:normal.stddev",
+)
+def _(runs: Runs) -> None:
+    found = values(runs, "{kind: normal, mean: 3, stddev: 0.5}")
+    assert abs(found.mean() - 3) < 0.1
+    assert abs(found.std() - 0.5) < 0.1
+    assert abs(found - 3).max() > 1.1  # beyond two standard deviations
+
+
+@EFFECTS.of(
+    "tables.initializer:truncated_normal.kind",
+    "tables.initializer:truncated_normal.mean",
+    "tables.initializer:truncated_normal.stddev",
+)
+def _(runs: Runs) -> None:
+    found = values(runs, "{kind: truncated_normal, mean: 3, stddev: 0.5}")
+    assert abs(found.mean() - 3) < 0.1
+    assert 0.9 < abs(found - 3).max() <= 1  # two standard deviations
+
+
+@EFFECTS.of("tables.initializer:xavier.kind", "tables.initializer:xavier.gain")
+def _(runs: Runs) -> None:
+    bound = np.sqrt(6 / 33)
+    assert 0.9 * bound < abs(values(runs, "xavier")).max() <= bound
+    assert 0.9 < abs(values(runs, "{kind: xavier, gain: 3}")).max() / (3 * bound) <= 1
+
+
+def rows_of_once(runs: Runs, admission: str) -> int:
+    """Users that earn a row where each of 216 comes in one step."""
+    return runs.ratings("data.path=once.csv", f"tables.admission={admission}").rows["user"]
+
+
+@EFFECTS.of("tables.admission:all.kind", "tables.overrides.<name>.admission")
+def _(runs: Runs) -> None:
+    override = "tables.overrides={item: {admission: all}}"
+    found = runs.ratings("tables.admission={kind: probability, p: 0}", override).rows
+    assert (found["user"], found["item"]) == (0, runs.ratings().rows["item"])
+
+
+@EFFECTS.of("tables.admission:frequency.kind", "tables.admission:frequency.k")
+def _(runs: Runs) -> None:
+    rows = [rows_of_once(runs, f"{{kind: frequency, k: {k}}}") for k in (1, 2)]
+    assert rows == [216, 0]
+    found = runs.ratings("tables.admission={kind: frequency, k: 3}", "training.epochs=3").end
+    assert found.not_admitted["user"] == 2 * found.rows["user"] > 0
+
+
+@EFFECTS.of("tables.admission:frequency.memory_bytes")
+def _(runs: Runs) -> None:
+    forgotten = []
+    for size in (768, 65536):
+        name = f"forgotten{size}.jsonl"
+        admission = f"tables.admission={{kind: frequency, k: 5, memory_bytes: {size}}}"
+        runs.ratings("data.path=once.csv", admission, f"metrics.path={name}")
+        forgotten.append(runs.lines(name)[-1]["tables"]["user"]["num_forgotten"])
+    assert forgotten[0] > 0 == forgotten[1]
+
+
+@EFFECTS.of("tables.admission:probability.kind", "tables.admission:probability.p")
+def _(runs: Runs) -> None:
+    assert rows_of_once(runs, "{kind: probability, p: 0}") == 0
+    assert 50 < rows_of_once(runs, "{kind: probability, p: 0.5}") < 170
+    assert rows_of_once(runs, "{kind: probability, p: 1}") == 216
+
+
+@EFFECTS.of(
+    "tables.admission:bloom.kind",
+    "tables.admission:bloom.k",
+    "tables.admission:bloom.false_positive_rate",
+    "tables.admission:bloom.expected_keys",
+    "tables.admission:bloom.memory_bytes",
+)
+def _(runs: Runs) -> None:
+    assert rows_of_once(runs, "{kind: bloom, k: 1}") == 216
+    assert rows_of_once(runs, "{kind: bloom, k: 2}") < 5
+    small = "{kind: bloom, k: 2, expected_keys: 1}"
+    assert rows_of_once(runs, small) > 20
+    assert rows_of_once(runs, "{kind: bloom, k: 2, memory_bytes: 128}") > 5
+    assert rows_of_once(runs, "{kind: bloom, k: 2, memory_bytes: 65536}") == 0
+    often = "{kind: bloom, k: 2, expected_keys: 216, false_positive_rate: 0.9}"
+    rarely = "{kind: bloom, k: 2, expected_keys: 216, false_positive_rate: 1.0e-9}"
+    assert rows_of_once(runs, often) > 20
+    assert rows_of_once(runs, rarely) == 0
+
+
+@EFFECTS.of("tables.placement", "tables.overrides.<name>.placement")
+def _(runs: Runs) -> None:
+    def rows(name: str, *overrides: str) -> list[tuple[int, int]]:
+        runs.ranks(f"metrics.path={name}-{{rank}}", *overrides)
+        tables = [runs.lines(f"{name}-{rank}")[-1]["tables"] for rank in (0, 1)]
+        return [(each["user"]["rows"], each["item"]["rows"]) for each in tables]
+
+    everything = tuple(runs.ratings().rows.values())
+    sharded = rows("sharded")
+    assert tuple(map(sum, zip(*sharded, strict=True))) == everything
+    assert rows("copied", "tables.placement=replicated") == [everything, everything]
+    one = rows("one", "tables.overrides={user: {placement: replicated}}")
+    assert one == [(everything[0], items) for _, items in sharded]
+
+
+@EFFECTS.of("tables.memory_bytes")
+def _(runs: Runs) -> None:
+    with pytest.raises(CapacityError, match=r"tables\.memory_bytes"):
+        runs.ratings("tables.memory_bytes=1000")
+    assert runs.ratings("tables.memory_bytes=1 GiB").losses == runs.ratings().losses
+
+
+@EFFECTS.of("tables.overrides.<name>.initializer")
+def _(runs: Runs) -> None:
+    found = runs.first_values("tables.overrides={user: {initializer: zeros}}")
+    assert not found["user"].any()
+    assert found["item"].all()
+
+
+# -- storage and optimizers ---------------------------------------------------------------
+
+
+@EFFECTS.of("storage.backend", "storage.options")
+def _(runs: Runs) -> None:
+    stacked = runs.ratings("storage.backend=tiered", "storage.options={tiers: [memory, memory]}")
+    assert [tier["backend"] for tier in stacked.end.tiers["user"]] == ["memory", "memory"]
+    assert not runs.ratings().end.tiers
+    assert runs.ratings("storage.options={capacity: 4, policy: lru}").rows == {"user": 4, "item": 4}
+
+
+def differs_after_the_first_step(one: Ran, other: Ran) -> bool:
+    """Whether another optimizer was at work: the first loss is that of the initial values."""
+    return one.losses[0] == other.losses[0] and one.losses[1:] != other.losses[1:]
+
+
+@EFFECTS.of(
+    "optimizer.sparse.name",
+    "optimizer.sparse.lr",
+    "optimizer.sparse.tables",
+    "optimizer.sparse.*",
+)
+def _(runs: Runs) -> None:
+    for sparse in ("{name: sgd}", "{lr: 0.3}", "{tables: {user: {lr: 0.3}}}", "{eps: 0.1}"):
+        changed = runs.ratings(f"optimizer.sparse={sparse}")
+        assert differs_after_the_first_step(runs.ratings(), changed), sparse
+    whole = runs.ratings("optimizer.sparse={lr: 0.3}")
+    assert runs.ratings("optimizer.sparse={tables: {user: {lr: 0.3}}}").losses != whole.losses
+
+
+@EFFECTS.of("optimizer.dense.name", "optimizer.dense.lr", "optimizer.dense.*")
+def _(runs: Runs) -> None:
+    for dense in ("{name: sgd}", "{lr: 0.3}", "{eps: 0.1}"):
+        changed = runs.clicks(f"optimizer.dense={dense}")
+        assert differs_after_the_first_step(runs.clicks(), changed), dense

@@ -1,0 +1,35 @@
+"""The memory that all tables together may take, as configurations say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sparring.errors import ConfigError
+from sparring_train.config.loader import parse_config
+
+CONFIG = """
+data: {kind: movielens, path: ratings.csv}
+model: {kind: matrix_factorization}
+"""
+
+
+Read = Callable[[str], int | None]
+
+
+@pytest.fixture
+def read() -> Read:
+    return lambda value: parse_config(CONFIG, [f"tables.memory_bytes={value}"]).tables.memory_bytes
+
+
+def test_a_configuration_takes_numbers_and_text(read: Read) -> None:
+    assert read("4 GiB") == 4 << 30
+    assert read("1000") == 1000
+    assert read("null") is None
+
+
+@pytest.mark.parametrize("value", ["0", "4 Gigs", "true", "9999999 TiB", "0 GiB"])
+def test_a_configuration_refuses_what_is_no_budget(value: str, read: Read) -> None:
+    with pytest.raises(ConfigError, match="memory_bytes"):
+        read(value)

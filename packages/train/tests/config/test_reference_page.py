@@ -1,0 +1,49 @@
+"""The reference page and the files in ``configs/`` agree with the models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from sparring_train.config.loader import load_config
+from sparring_train.config.reference import reference_page
+from sparring_train.config.run import RunConfig
+from sparring_train.config.schema import shape_of
+
+REPOSITORY = Path(__file__).parents[4]
+CONFIGS = sorted((REPOSITORY / "configs").glob("**/*.yaml"))
+
+
+def test_the_reference_page_is_up_to_date() -> None:
+    page = REPOSITORY / "docs/reference/config.md"
+    assert page.read_text() == reference_page(), (
+        f"run: python -m sparring_train.config.reference > {page.relative_to(REPOSITORY)}"
+    )
+
+
+def test_every_key_is_described() -> None:
+    waiting: list[type[BaseModel]] = [RunConfig]
+    while waiting:
+        model = waiting.pop()
+        for name, field in model.model_fields.items():
+            assert field.description or name == "kind", f"{model.__name__}.{name}"
+            shape = shape_of(field.annotation)
+            waiting += shape.models.values()
+            if shape.items is not None:
+                waiting += shape_of(shape.items).models.values()
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_a_config_of_ours_loads(path: Path) -> None:
+    load_config(path)
+
+
+def test_the_configs_that_the_readme_promises_exist() -> None:
+    assert {"quickstart.yaml", "movielens.yaml", "criteo.yaml"} <= {path.name for path in CONFIGS}
+
+
+def test_the_page_of_collectives_has_the_deadline() -> None:
+    page = (REPOSITORY / "docs/reference/collectives.md").read_text()
+    assert f"deadline_seconds: {RunConfig.model_fields['deadline_seconds'].default:g}" in page

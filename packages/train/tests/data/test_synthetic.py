@@ -1,0 +1,203 @@
+"""The synthetic click log: deterministic, skewed, and honest about the best that can be reached."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparring.errors import DataError, InvalidArgumentError
+from sparring_train.data.batches import ClickBatch, concatenate
+from sparring_train.data.click_log import ClickLog
+from sparring_train.data.criteo import read_clicks
+from sparring_train.data.planted_model import CHUNK_ROWS, PlantedModel
+from sparring_train.data.synthetic import FACTS_NAME, best_auc, generate, write_synthetic
+from sparring_train.quality import auc
+
+
+@pytest.fixture(scope="module")
+def model() -> PlantedModel:
+    return PlantedModel(seed=3)
+
+
+@pytest.fixture(scope="module")
+def log(model: PlantedModel) -> ClickLog:
+    return generate(60_000, model)
+
+
+def is_equal(one: ClickLog | ClickBatch, two: ClickLog | ClickBatch) -> bool:
+    return all(
+        np.array_equal(getattr(one, name), getattr(two, name))
+        for name in ("ids", "dense", "labels")
+    )
+
+
+def test_the_seed_determines_everything(log: ClickLog) -> None:
+    assert is_equal(generate(60_000, PlantedModel(seed=3)), log)
+    assert not is_equal(generate(60_000, PlantedModel(seed=4)), log)
+    generate(10, PlantedModel(seed=-(2**63)))
+
+
+def test_a_longer_log_starts_with_a_shorter_one(model: PlantedModel, log: ClickLog) -> None:
+    for num_rows in (1, CHUNK_ROWS, CHUNK_ROWS + 1):
+        short = generate(num_rows, model)
+        assert len(short) == num_rows
+        assert np.array_equal(short.ids, log.ids[:num_rows])
+        assert np.array_equal(short.labels, log.labels[:num_rows])
+
+
+def test_train_and_test_are_different_rows(model: PlantedModel, log: ClickLog) -> None:
+    test = generate(1000, model, "test")
+    assert not np.array_equal(test.ids, log.ids[:1000])
+
+
+def test_labels_follow_the_probabilities(log: ClickLog) -> None:
+    order = np.argsort(log.probabilities)
+    for part in np.array_split(order, 10):
+        expected = log.probabilities[part].mean()
+        deviation = (expected * (1 - expected) / len(part)) ** 0.5
+        assert log.labels[part].mean() == pytest.approx(expected, abs=5 * deviation)
+
+
+def test_the_best_auc_is_that_of_the_probabilities(log: ClickLog) -> None:
+    assert best_auc(log) == auc(log.probabilities, log.labels)
+    assert 0.8 < best_auc(log) < 0.87
+
+
+def test_no_prediction_from_what_is_seen_beats_the_best(log: ClickLog) -> None:
+    random = np.random.default_rng(0)
+    for noise in (0.05, 0.5):
+        logits = np.log(log.probabilities / (1 - log.probabilities))
+        worse = logits + noise * random.normal(size=len(log))
+        assert auc(worse, log.labels) < best_auc(log)
+
+
+def test_a_linear_model_of_popular_ids_comes_near_the_best(
+    model: PlantedModel, log: ClickLog
+) -> None:
+    test = generate(20_000, model, "test")
+    popular = [np.unique(column, return_counts=True) for column in log.ids.T]
+    popular_ids = [np.sort(ids[np.argsort(-counts)[:50]]) for ids, counts in popular]
+
+    def columns(of: ClickLog) -> np.ndarray:  # type: ignore[type-arg]
+        """(n, 26): a number for each popular id of each feature, one for all others."""
+        found = []
+        for feature, ids in enumerate(popular_ids):
+            at = np.minimum(np.searchsorted(ids, of.ids[:, feature]), len(ids) - 1)
+            found.append(np.where(ids[at] == of.ids[:, feature], at, 50) + 51 * feature)
+        return np.column_stack(found)
+
+    at, dense = columns(log), log.dense
+    weights, slopes = np.zeros(26 * 51), np.zeros(13)
+    squares, square_slopes = np.full(26 * 51, 1e-8), np.full(13, 1e-8)
+    for _ in range(60):
+        predicted = 1 / (1 + np.exp(-weights[at].sum(axis=1) - dense @ slopes))
+        error = (predicted - log.labels) / len(log)
+        slope = np.bincount(at.reshape(-1), np.repeat(error, 26), 26 * 51)
+        squares += slope**2
+        weights -= 0.2 * slope / np.sqrt(squares)
+        slope = error @ dense
+        square_slopes += slope**2
+        slopes -= 0.05 * slope / np.sqrt(square_slopes)
+    reached = auc(weights[columns(test)].sum(axis=1) + test.dense @ slopes, test.labels)
+    assert best_auc(test) - 0.03 < reached < best_auc(test)
+
+
+def test_ids_follow_the_power_law_that_was_asked_for() -> None:
+    for skew in (0.8, 1.0, 1.5):
+        model = PlantedModel(seed=2, skew=skew, max_ids=10_000, missing_fraction=0)
+        ids = generate(100_000, model).ids[:, 2]
+        counts = np.sort(np.unique(ids, return_counts=True)[1])[::-1]
+        ranks = np.arange(20, 200)
+        slope = np.polyfit(np.log(ranks), np.log(counts[ranks - 1]), 1)[0]
+        assert slope == pytest.approx(-skew, abs=0.1)
+
+
+def test_an_even_skew_draws_all_ids_alike() -> None:
+    model = PlantedModel(skew=0, max_ids=100, missing_fraction=0)
+    counts = np.unique(generate(100_000, model).ids[:, 2], return_counts=True)[1]
+    assert len(counts) == 100
+    assert counts.min() > 800
+
+
+def test_cardinalities_reach_from_a_handful_to_max_ids() -> None:
+    model = PlantedModel(max_ids=5000, skew=0.2, missing_fraction=0)
+    found = [len(np.unique(column)) for column in generate(200_000, model).ids.T]
+    assert found == model.cardinalities.tolist()
+    assert (min(found), max(found)) == (2, 5000)
+
+
+def test_ids_are_raw_32_bit_numbers(log: ClickLog) -> None:
+    present = log.ids[~log.is_missing_id]
+    assert present.min() >= 0
+    assert 2**32 * 0.99 < present.max() < 2**32
+
+
+def test_the_share_of_missing_values_is_the_share_asked_for() -> None:
+    for fraction in (0.0, 0.2):
+        log = generate(20_000, PlantedModel(missing_fraction=fraction))
+        assert (log.ids < 0).mean() == pytest.approx(fraction, rel=0.35)
+        assert log.is_missing_integer.mean() == pytest.approx(fraction, rel=0.35)
+
+
+@pytest.mark.parametrize("file_format", ["tsv", "parquet"])
+def test_files_hold_the_log_that_is_in_memory(tmp_path: Path, file_format: str) -> None:
+    if file_format == "parquet":
+        pytest.importorskip("pyarrow", reason="Parquet needs pyarrow: sparring[parquet]")
+    model = PlantedModel(seed=9, missing_fraction=0.3)
+    files = write_synthetic(
+        tmp_path / "new" / "folder",
+        model,
+        num_train=CHUNK_ROWS + 10,
+        num_test=500,
+        file_format=file_format,  # type: ignore[arg-type]
+    )
+    for path, part, num_rows in [
+        (files.train_path, "train", CHUNK_ROWS + 10),
+        (files.test_path, "test", 500),
+    ]:
+        log = generate(num_rows, model, part)  # type: ignore[arg-type]
+        assert is_equal(concatenate(list(read_clicks(path, 4096))), log)
+    assert files.best_auc == best_auc(generate(500, model, "test"))
+    facts = json.loads((files.train_path.parent / FACTS_NAME).read_text())
+    assert facts["best_auc"] == files.best_auc
+    assert facts["model"]["seed"] == 9
+
+
+def test_equal_files_are_used_again_and_others_written_anew(tmp_path: Path) -> None:
+    model = PlantedModel()
+    first = write_synthetic(tmp_path, model, num_train=50, num_test=20)
+    content, made = first.train_path.read_bytes(), first.train_path.stat().st_mtime_ns
+    assert write_synthetic(tmp_path, model, num_train=50, num_test=20) == first
+    assert first.train_path.stat().st_mtime_ns == made
+    write_synthetic(tmp_path, PlantedModel(seed=1), num_train=50, num_test=20)
+    assert first.train_path.read_bytes() != content
+    (tmp_path / FACTS_NAME).write_text("{torn")
+    write_synthetic(tmp_path, model, num_train=50, num_test=20)
+    assert first.train_path.read_bytes() == content
+
+
+def test_a_log_that_cannot_be_written_leaves_nothing_half_done(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(DataError, match="cannot be written"):
+        write_synthetic(tmp_path / "taken", PlantedModel(), num_train=5, num_test=5)
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+@pytest.mark.parametrize(
+    "option", [{"skew": -1}, {"skew": 5}, {"max_ids": 1}, {"missing_fraction": 0.6}]
+)
+def test_options_out_of_range_are_refused(option: dict[str, float]) -> None:
+    with pytest.raises(InvalidArgumentError, match=next(iter(option))):
+        PlantedModel(**option)  # type: ignore[arg-type]
+
+
+def test_empty_logs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="num_rows"):
+        generate(0, PlantedModel())
+    with pytest.raises(InvalidArgumentError, match="num_test"):
+        write_synthetic(tmp_path, PlantedModel(), num_train=1, num_test=0)
+    with pytest.raises(InvalidArgumentError, match="file_format"):
+        write_synthetic(tmp_path, PlantedModel(), num_train=1, num_test=1, file_format="x")  # type: ignore[arg-type]

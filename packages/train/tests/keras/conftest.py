@@ -1,0 +1,20 @@
+"""What all tests of the adapter need: a quiet TensorFlow, and names that start anew."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+@pytest.fixture(autouse=True)
+def fresh_keras() -> None:
+    """Layers are named as in a new process, and initial weights are the same in every run."""
+    if importlib.util.find_spec("tensorflow") is not None:
+        import keras
+
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(1)

@@ -1,0 +1,178 @@
+"""`sparring train` with `framework: tensorflow`: clicks, several ranks, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+tf = pytest.importorskip(
+    "tensorflow", reason="TensorFlow is not installed; see nox -s tests_tensorflow"
+)
+
+from sparring import make_plugin_manager
+from sparring.errors import ConfigError, InvalidArgumentError, NonFiniteGradientError
+from sparring_train.config.run import RunConfig
+from sparring_train.result import SilentProgress, TrainResult
+from sparring_train.trainers import trainer_of
+
+
+def config(**sections: Any) -> dict[str, Any]:
+    return {
+        "framework": "tensorflow",
+        "seed": 3,
+        "threads": 1,
+        "data": {
+            "kind": "synthetic_criteo",
+            "samples": 6000,
+            "test_samples": 2000,
+            "batch_size": 500,
+        },
+        "model": {"kind": "dlrm", "embedding_dim": 8, "bottom_mlp": [16], "top_mlp": [16]},
+        "optimizer": {"sparse": {"name": "adagrad", "lr": 0.05}},
+        **sections,
+    }
+
+
+def trained(settings: dict[str, Any]) -> TrainResult:
+    manager = make_plugin_manager()
+    run = RunConfig.model_validate(settings)
+    return trainer_of("tensorflow", manager).train(run, manager, SilentProgress())
+
+
+def test_clicks_are_learnt() -> None:
+    result = trained(config())
+    assert result.steps == 12
+    assert result.metrics["auc"] > 0.6
+    assert len(result.rows) == 26
+
+
+def test_an_unknown_optimizer_is_named() -> None:
+    for section, name in (("sparse", "adagrat"), ("dense", "adaam")):
+        with pytest.raises(ConfigError, match="did you mean"):
+            trained(config(optimizer={section: {"name": name, "lr": 0.1}}))
+    with pytest.raises(ConfigError, match="does not accept"):
+        trained(config(optimizer={"dense": {"name": "adam", "lr": 0.1, "betas": 1}}))
+
+
+def test_a_method_without_a_rate_has_its_own() -> None:
+    """Not that of Keras: 0.001 for adam, as with any framework."""
+    plain = trained(config(optimizer={"sparse": {"name": "adam"}}))
+    assert (
+        plain.metrics
+        == trained(config(optimizer={"sparse": {"name": "adam", "lr": 0.001}})).metrics
+    )
+    assert (
+        plain.metrics != trained(config(optimizer={"sparse": {"name": "adam", "lr": 0.01}})).metrics
+    )
+
+
+def test_numbers_of_single_tables_are_refused_with_an_optimizer_of_keras() -> None:
+    own = {"tables": {"cat_1": {"lr": 0.2}}}
+    with pytest.raises(InvalidArgumentError, match="tables comes with update methods"):
+        trained(config(optimizer={"sparse": {"name": "keras.optimizers.Adagrad", "lr": 0.1} | own}))
+
+
+def test_looking_ahead_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"training\.pipeline: .*framework: torch"):
+        trained(config(training={"pipeline": True}))
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_or_is_skipped() -> None:
+    sparse = {"name": "sgd", "lr": 1e30}
+    with pytest.raises(NonFiniteGradientError):
+        trained(config(optimizer={"sparse": sparse}))
+    result = trained(
+        config(optimizer={"sparse": sparse}, training={"non_finite_gradients": "skip"})
+    )
+    assert result.skipped["dense_steps_skipped_non_finite"] > 0
+
+
+DEADLINE_SECONDS = 150
+MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
+
+MANY_RANKS = """
+framework: tensorflow
+seed: 3
+threads: 1
+data: {kind: synthetic_criteo, samples: 650, test_samples: 301, batch_size: 128, max_ids: 200}
+model: {kind: dlrm, embedding_dim: 4, bottom_mlp: [8], top_mlp: [8]}
+optimizer: {sparse: {name: rowwise_adagrad, lr: 0.1}, dense: {name: sgd, lr: 0.1}}
+training: {micro_batches: 2}
+"""
+
+FIT = """
+import json, os
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import keras, numpy as np
+from sparring import StepContainer, join_job, make_plugin_manager
+from sparring_train.config.run import RendezvousConfig, CollectiveConfig
+import sparring_tf
+job = join_job(
+    RendezvousConfig(), CollectiveConfig(), framework="tensorflow", deadline_seconds=60,
+    plugin_manager=make_plugin_manager(),
+)
+with job, StepContainer(collective=job.collective, rendezvous=job.rendezvous) as container:
+    rank, world = job.membership.rank, job.membership.world_size
+    keras.utils.set_random_seed(rank)
+    if world == 1:
+        keras.utils.set_random_seed(0)
+    model = keras.Sequential([
+        keras.Input((), dtype="int64"),
+        sparring_tf.Embedding(4, name="rows", container=container, storage="memory"),
+        keras.layers.Dense(1),
+    ])
+    model.compile(optimizer=sparring_tf.Optimizer(model, keras.optimizers.Adagrad(0.2)), loss="mse")
+    ids = np.arange(48, dtype=np.int64) * 10**9 % 17
+    ids = ids.reshape(6, 8)[:, rank * 8 // world : (rank + 1) * 8 // world].reshape(-1)
+    targets = (ids % 3).astype(np.float32)[:, None]
+    model.fit(ids, targets, batch_size=8 // world, epochs=2, shuffle=False, verbose=0)
+    found = model.predict(np.arange(17, dtype=np.int64), verbose=0)
+    if rank == 0:
+        print(json.dumps(found.reshape(-1).tolist()))
+"""
+
+
+def on_ranks(num_ranks: int, command: list[str], folder: Path) -> Any:
+    """The last line of what the first rank prints."""
+    launcher = [] if num_ranks == 1 else [str(MPIEXEC), "-n", str(num_ranks)]
+    ran = subprocess.run(
+        [*launcher, sys.executable, *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    return json.loads(ran.stdout.strip().splitlines()[-1])
+
+
+needs_mpi = pytest.mark.skipif(
+    importlib.util.find_spec("mpi4py") is None or not MPIEXEC,
+    reason='needs mpi4py and mpiexec: pip install "sparring[mpi]"',
+)
+
+
+@needs_mpi
+def test_two_ranks_train_as_one(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(MANY_RANKS)
+    command = ["-m", "sparring", "train", "run.yaml", "--json"]
+    alone, together = (on_ranks(number, command, tmp_path) for number in (1, 2))
+    assert alone["rows"] == together["rows"]
+    assert alone["steps"] == together["steps"]
+    assert alone["metrics"] == pytest.approx(together["metrics"], abs=1e-4)
+
+
+@needs_mpi
+def test_two_ranks_fit_a_keras_model_as_one(tmp_path: Path) -> None:
+    """Ordinary variables begin as those of rank 0, and their gradients are averaged."""
+    (tmp_path / "fit.py").write_text(FIT)
+    alone, together = (on_ranks(number, ["fit.py"], tmp_path) for number in (1, 2))
+    assert alone == pytest.approx(together, abs=1e-5)

@@ -1,0 +1,61 @@
+"""The page of metrics has every metric, with its unit."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from sparring.engine.checkpoint.requests import SaveCounters
+from sparring.engine.prefetch_thread import PrefetchCounters
+from sparring.engine.state import StepCounters
+from sparring.exchange.counters import ExchangeCounters, WireBytes
+from sparring.storage.tiered.counters import TierCounters
+from sparring_train import quality as metrics
+from sparring_train.result import TrainResult
+
+ROOT = Path(__file__).parents[4]
+PAGE = ROOT / "docs/reference/metrics.md"
+CLASSES = (
+    TrainResult,
+    StepCounters,
+    SaveCounters,
+    PrefetchCounters,
+    ExchangeCounters,
+    WireBytes,
+    TierCounters,
+)
+WITHOUT_UNIT = {"rank", "extra", "backend"}
+"""Not numbers."""
+
+NAMES = sorted(
+    {each.name for every in CLASSES for each in fields(every)}
+    | {name for name in metrics.__all__ if name.islower()}
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_metric_is_on_the_page_with_its_unit(name: str) -> None:
+    lines = re.findall(rf"^\| `{name}` \| (.*?) \| (.+?) \|$", PAGE.read_text(), re.M)
+    assert lines, f"docs/reference/metrics.md has no line for {name}"
+    for unit, meaning in lines:
+        assert meaning.strip()
+        assert (unit.strip() == "–") == (name in WITHOUT_UNIT), f"{name} has no unit"
+
+
+def test_no_class_of_counters_is_left_out() -> None:
+    sources = ROOT.glob("packages/*/src/**/*.py")
+    found = {
+        name
+        for path in sources
+        for name in re.findall(r"^class (\w+Counters)\b", path.read_text(), re.M)
+    }
+    assert found == {each.__name__ for each in CLASSES} - {"TrainResult", "WireBytes"}
+
+
+def test_page_lists_the_tier_counters_in_their_order() -> None:
+    section = PAGE.read_text().split("## Tiers")[1]
+    listed = re.findall(r"^\| `(\w+)` \|", section, re.M)
+    assert listed == [each.name for each in fields(TierCounters)]

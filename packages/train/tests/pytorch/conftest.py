@@ -1,0 +1,37 @@
+"""What trainings with torch need: few threads, and devices to have tables on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from sparring_testing.devices import table_devices, why_unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A device that tables can be on."""
+
+    name: str
+
+
+@pytest.fixture(params=[each for each in table_devices() if each != "cpu"])
+def device_place(request: pytest.FixtureRequest) -> Place:
+    """The emulator, and the GPU that the environment names."""
+    reason = why_unavailable(request.param)
+    if reason is not None:
+        pytest.skip(reason)
+    return Place(request.param)
+
+
+@pytest.fixture(autouse=True)
+def one_torch_thread() -> Iterator[None]:
+    """Tests are small: threads would only wait for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

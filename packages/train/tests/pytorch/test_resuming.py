@@ -1,0 +1,493 @@
+"""A run that is interrupted and resumed ends as one that never was."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed; see nox -s tests")
+pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
+
+from sparring import list_snapshots, merged_chunks, restore
+from sparring.adapter import SnapshotWriter, StepContainer, make_plugin_manager, open_snapshot
+from sparring.cli.application import main
+from sparring.contracts import Storage
+from sparring.errors import ConfigError, InvalidArgumentError, SnapshotError
+from sparring.snapshot.retention import latest_snapshot
+from sparring_train.config.run import RunConfig
+from sparring_train.loop import loop
+from sparring_train.loop.click_source import ClickSource
+from sparring_train.pytorch import trainer as torch_training
+from sparring_train.pytorch.trainer import train
+from sparring_train.result import SilentProgress, TrainResult
+
+CLICKS: dict[str, Any] = {
+    "seed": 1,
+    "threads": 1,
+    "data": {
+        "kind": "synthetic_criteo",
+        "samples": 2000,
+        "test_samples": 300,
+        "batch_size": 40,
+        "max_ids": 300,
+    },
+    "model": {"kind": "dlrm", "embedding_dim": 4, "bottom_mlp": [8], "top_mlp": [8]},
+    "training": {"epochs": 2, "evaluation_interval_steps": 30, "micro_batches": 2},
+}
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "native adam": {"sparse": {"name": "torch.optim.Adam", "lr": 0.01}},
+    "native nadam, momentum": {
+        "sparse": {"name": "nadam", "lr": 0.01},
+        "dense": {"name": "sgd", "lr": 0.01, "momentum": 0.9},
+    },
+    "fused adam, frequency": {"sparse": {"name": "adam", "lr": 0.01}},
+    "fused rowwise adagrad, bloom": {"sparse": {"name": "rowwise_adagrad", "lr": 0.05}},
+}
+
+ADMISSIONS: dict[str, dict[str, Any] | None] = {
+    "fused adam, frequency": {"kind": "frequency", "k": 3},
+    "fused rowwise adagrad, bloom": {"kind": "bloom", "k": 2, "expected_keys": 5000},
+}
+
+
+class Interrupting(SilentProgress):
+    """Ends a run by an error after a step."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.messages: list[str] = []
+
+    def on_step(self, step: int, loss: float, samples: int) -> None:
+        if step == self.at:
+            raise KeyboardInterrupt
+
+    def on_message(self, message: str) -> None:
+        self.messages.append(message)
+
+
+def config(folder: Path, optimizer: str = "native adam", **snapshots: Any) -> RunConfig:
+    chosen = CLICKS | {
+        "optimizer": OPTIMIZERS[optimizer],
+        "tables": {"admission": ADMISSIONS.get(optimizer)},
+        "snapshots": {"url": str(folder), **snapshots},
+    }
+    return RunConfig.model_validate(chosen)
+
+
+def run(chosen: RunConfig, interrupt_at: int = -1) -> tuple[TrainResult | None, list[str]]:
+    progress = Interrupting(interrupt_at)
+    try:
+        return train(chosen, make_plugin_manager(), progress), progress.messages
+    except KeyboardInterrupt:
+        return None, progress.messages
+
+
+def everything(folder: Path) -> dict[str, Any]:
+    """All that the newest snapshot holds, but for the order of rows."""
+    snapshot = latest_snapshot(str(folder))
+    assert snapshot is not None
+    found: dict[str, Any] = {"step": snapshot.step}
+    for name in snapshot.tables:
+        rows = {
+            int(key): (row.tobytes(), int(score))
+            for chunk in merged_chunks(snapshot, name)
+            for key, row, score in zip(chunk.keys, chunk.rows, chunk.scores, strict=True)
+        }
+        found[name] = rows
+    for name in snapshot.state_names():
+        state = snapshot.state(name)
+        found[f"state {name}"] = (
+            json.dumps(state.values),
+            {
+                each: (array.dtype, array.shape, array.tobytes())
+                for each, array in state.arrays.items()
+            },
+        )
+    return found
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_run_interrupted_at_random_steps_ends_with_the_same_bits(
+    optimizer: str, tmp_path: Path
+) -> None:
+    expected, _ = run(config(tmp_path / "whole", optimizer))
+    assert expected is not None
+    assert expected.steps == 100
+    steps = np.sort(np.random.default_rng(len(optimizer)).integers(1, 100, 3))
+    chosen = config(tmp_path / "parts", optimizer, every_steps=9, full_every=3, resume=True)
+    for at in steps.tolist():
+        ended, _ = run(chosen, at)
+        assert ended is None
+    result, messages = run(chosen)
+    assert any(message.startswith("resumed from") for message in messages)
+    assert result is not None
+    assert result.metrics == expected.metrics
+    assert (result.rows, result.steps) == (expected.rows, expected.steps)
+    assert (result.resumed_steps, expected.resumed_steps) == (int(steps[-1] - 1) // 9 * 9, 0)
+    assert result.not_admitted == expected.not_admitted
+    assert everything(tmp_path / "parts") == everything(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("backend", "policy"),
+    [
+        ("memory", "lru"),
+        ("hkv", "lfu"),
+        pytest.param("memory", "lfu", marks=pytest.mark.long),
+        pytest.param("hkv", "lru", marks=pytest.mark.long),
+    ],
+)
+def test_a_table_that_evicts_is_resumed_exactly(backend: str, policy: str, tmp_path: Path) -> None:
+    storage = {"backend": backend, "options": {"capacity": 50, "policy": policy}}
+
+    def evicting(folder: str, **snapshots: Any) -> RunConfig:
+        chosen = config(tmp_path / folder, **snapshots).model_dump(exclude_none=True)
+        return RunConfig.model_validate({**chosen, "storage": storage})
+
+    expected, _ = run(evicting("whole"))
+    assert expected is not None
+    assert max(expected.rows.values()) < 100
+    chosen = evicting("parts", every_steps=9, full_every=3, resume=True)
+    for at in (17, 71):
+        run(chosen, at)
+    result, _ = run(chosen)
+    assert result is not None
+    assert result.metrics == expected.metrics
+    assert everything(tmp_path / "parts") == everything(tmp_path / "whole")
+
+
+def test_hyperparameters_are_those_of_the_configuration_and_changes_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = config(tmp_path, "native nadam, momentum", every_steps=10, resume=True)
+    run(began, 25)
+    changed = began.model_dump(mode="json")
+    changed["optimizer"]["sparse"]["lr"] = 0.5
+    changed["optimizer"]["dense"] |= {"lr": 0.25, "momentum": 0.9}
+    seen: dict[str, Any] = {}
+    restore = torch_training._Trainer.restore
+
+    def restore_and_look(trainer: Any, states: Any) -> None:
+        restore(trainer, states)
+        seen["tables"] = dict(trainer._tables.param_groups[0])
+        seen["dense"] = dict(trainer._dense.param_groups[0])
+        seen["momentum"] = [
+            bool(each["momentum_buffer"].any()) for each in trainer._dense.state.values()
+        ]
+        seen["steps"] = trainer._tables.state_dict()["state"]
+
+    monkeypatch.setattr(torch_training._Trainer, "restore", restore_and_look)
+    result, messages = run(RunConfig.model_validate(changed))
+    assert result is not None
+    assert (seen["tables"]["lr"], seen["dense"]["lr"], seen["dense"]["momentum"]) == (
+        0.5,
+        0.25,
+        0.9,
+    )
+    assert all(seen["momentum"])
+    assert {int(each["step"]) for each in seen["steps"].values()} == {20}
+    assert sorted(each.partition(" from now on")[0] for each in messages[:-1]) == [
+        "optimizer.dense.lr is 0.25",
+        "optimizer.sparse.lr is 0.5",
+    ]
+
+
+def test_another_optimizer_of_ordinary_parameters_is_refused(tmp_path: Path) -> None:
+    began = config(tmp_path, "native nadam, momentum", every_steps=10, resume=True)
+    run(began, 25)
+    changed = began.model_dump(mode="json")
+    changed["optimizer"]["dense"] = {"name": "adam", "lr": 0.01}
+    with pytest.raises(ConfigError, match=r"state of optimizer.dense.name: sgd, this run has adam"):
+        run(RunConfig.model_validate(changed))
+
+
+def test_a_pipelined_run_that_is_interrupted_ends_with_the_same_bits(tmp_path: Path) -> None:
+    expected, _ = run(config(tmp_path / "whole"))
+    assert expected is not None
+    plain = config(tmp_path / "parts", every_steps=7, resume=True)
+    training = plain.training.model_copy(update={"pipeline": True})
+    chosen = plain.model_copy(update={"training": training})
+    # 50 steps make an epoch: the next batch, of another epoch, is looked up when the 50th is saved.
+    for at in (36, 51, 57):
+        run(chosen, at)
+    result, messages = run(chosen)
+    assert "after step 56" in messages[0]
+    assert result is not None
+    assert result.metrics == expected.metrics
+    assert everything(tmp_path / "parts") == everything(tmp_path / "whole")
+
+
+def test_a_run_goes_on_after_saves_that_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = run(config(tmp_path / "whole"))
+    commit, calls = SnapshotWriter.commit, []
+
+    def fails_at_first(writer: SnapshotWriter) -> Any:
+        calls.append(writer.step)
+        if len(calls) < 3:
+            raise OSError("disk gone")
+        return commit(writer)
+
+    monkeypatch.setattr(SnapshotWriter, "commit", fails_at_first)
+    result, messages = run(config(tmp_path / "run", every_steps=20))
+    assert result is not None
+    assert expected is not None
+    assert result.metrics == expected.metrics
+    told = [each for each in messages if "disk gone" in each]
+    assert len(told) == 2
+    assert "training goes on" in told[0]
+    assert calls == [20, 40, 60, 80, 100]
+    assert len(list_snapshots(str(tmp_path / "run"))) == 3
+
+
+def test_the_last_state_is_saved_even_where_the_save_beside_the_last_step_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, calls = SnapshotWriter.commit, []
+
+    def fails_at_first(writer: SnapshotWriter) -> Any:
+        calls.append(writer.step)
+        if len(calls) == 1:
+            raise OSError("disk gone")
+        return commit(writer)
+
+    monkeypatch.setattr(SnapshotWriter, "commit", fails_at_first)
+    result, messages = run(config(tmp_path / "run", every_steps=100))
+    assert result is not None
+    assert any("disk gone" in each for each in messages)
+    assert calls == [100, 100]
+    newest = latest_snapshot(str(tmp_path / "run"))
+    assert newest is not None
+    assert newest.step == 100
+
+
+def test_a_run_goes_on_where_a_snapshot_cannot_even_begin(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    class Clearing(Interrupting):
+        def on_step(self, step: int, loss: float, samples: int) -> None:
+            if step == 10:
+                folder.rmdir()
+                folder.write_text("a file is in the way")
+            if step == 50:
+                folder.unlink()
+
+    progress = Clearing(-1)
+    train(config(folder, every_steps=20), make_plugin_manager(), progress)
+    assert len([each for each in progress.messages if "training goes on" in each]) == 2
+    kept = [open_snapshot(each).step for each in list_snapshots(str(folder))]
+    assert sorted(kept) == [60, 80, 100]
+
+
+@pytest.mark.parametrize("place", ["a file", "below a file", "nowhere"])
+def test_a_folder_that_nothing_can_be_saved_in_is_refused_before_the_first_step(
+    place: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("as it was")
+    urls = {"a file": tmp_path / "file", "below a file": tmp_path / "file/a/b"}
+    chosen = config(tmp_path)
+    url = str(urls.get(place, "nowhere://bucket/run"))
+    snapshots = chosen.snapshots.model_copy(update={"url": url, "every_steps": 20})
+
+    class Counting(Interrupting):
+        def on_step(self, step: int, loss: float, samples: int) -> None:
+            raise AssertionError("a step was made")
+
+    expected = "no file system for nowhere" if place == "nowhere" else "nothing can be saved in"
+    with pytest.raises((ConfigError, InvalidArgumentError), match=expected):
+        train(
+            chosen.model_copy(update={"snapshots": snapshots}), make_plugin_manager(), Counting(-1)
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "as it was"
+
+
+def test_a_run_that_is_over_is_evaluated_again_and_changes_nothing(tmp_path: Path) -> None:
+    first, _ = run(config(tmp_path / "run"))
+    before = everything(tmp_path / "run")
+    again, _ = run(config(tmp_path / "run", resume=True))
+    assert first is not None
+    assert again is not None
+    assert again.metrics == first.metrics
+    assert again.steps == first.steps == again.resumed_steps
+    assert again.steps_per_second is None
+    assert everything(tmp_path / "run") == before
+    assert len(list_snapshots(str(tmp_path / "run"))) == 1
+
+
+def test_a_damaged_snapshot_is_told_of_and_the_one_before_it_taken(tmp_path: Path) -> None:
+    expected, _ = run(config(tmp_path / "run", every_steps=40))
+    newest = latest_snapshot(str(tmp_path / "run"))
+    assert newest is not None
+    assert expected is not None
+    damaged = next(Path(newest.url).glob("rows.*"))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
+    result, messages = run(config(tmp_path / "run", every_steps=40, resume=True))
+    assert "cannot be read" in messages[0]
+    assert damaged.name in messages[0]
+    assert "step-000000000080" in messages[1]
+    assert result is not None
+    assert result.metrics == expected.metrics
+    # The damaged one stays for somebody to look at; the new one has another name.
+    assert open_snapshot(f"{newest.url}-2").step == 100
+
+
+def test_data_are_opened_while_rows_come_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = run(config(tmp_path / "run", every_steps=60))
+    newest = latest_snapshot(str(tmp_path / "run"))
+    assert newest is not None
+    shutil.rmtree(newest.url)
+    is_open, open_data = threading.Event(), ClickSource.batches
+
+    def batches(source: ClickSource, epoch: int) -> Any:
+        for batch in open_data(source, epoch):
+            is_open.set()
+            yield batch
+
+    def waiting(storage: Storage, *arguments: Any) -> None:
+        assert is_open.wait(20), "no batch was read while rows came in"
+        restore(storage, *arguments)
+
+    monkeypatch.setattr(ClickSource, "batches", batches)
+    monkeypatch.setattr("sparring.engine.checkpoint.load.restore", waiting)
+    result, messages = run(config(tmp_path / "run", every_steps=60, resume=True))
+    assert expected is not None
+    assert result is not None
+    assert (result.resumed_steps, result.metrics) == (60, expected.metrics)
+    assert "step-000000000060" in messages[0]
+
+
+def test_no_readable_snapshot_is_an_error_and_none_at_all_is_a_beginning(tmp_path: Path) -> None:
+    _, messages = run(config(tmp_path / "run", resume=True))
+    assert "training starts from scratch" in messages[0]
+    newest = latest_snapshot(str(tmp_path / "run"))
+    assert newest is not None
+    (Path(newest.url) / "manifest.json").write_text("{}")
+    with pytest.raises(SnapshotError, match=r"no snapshot in .* can be read"):
+        run(config(tmp_path / "run", resume=True))
+
+
+def test_a_run_with_other_data_is_refused(tmp_path: Path) -> None:
+    run(config(tmp_path / "run"))
+    chosen = config(tmp_path / "run", resume=True)
+    other = chosen.model_copy(update={"seed": 2})
+    with pytest.raises(ConfigError, match="seed: 1, this one has 2"):
+        run(other)
+
+
+@pytest.mark.parametrize("wrong", [{}, {"step": "3", "epoch": 0, "batch": 0}])
+def test_a_position_that_is_none_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(SnapshotError, match="names no step, epoch and batch; resume from"):
+        loop._position("runs/films/step-000000000003", wrong)
+
+
+def test_a_run_that_is_refused_has_changed_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(config(tmp_path / "run"))
+    loads: list[str] = []
+    monkeypatch.setattr(StepContainer, "load", lambda _, url, **__: loads.append(url))
+    chosen = config(tmp_path / "run", resume=True)
+    dense = {**chosen.optimizer.model_dump(), "dense": {"name": "sgd", "lr": 0.01}}
+    for changed in ({"seed": 2}, {"optimizer": dense}):
+        with pytest.raises(ConfigError):
+            run(RunConfig.model_validate(chosen.model_dump(exclude_none=True) | changed))
+    assert not loads
+
+
+@pytest.mark.parametrize("full_every", [1, 3])
+def test_a_run_that_begins_anew_is_refused_where_another_one_was_saved(
+    full_every: int, tmp_path: Path
+) -> None:
+    began = config(tmp_path, every_steps=20, keep=2, full_every=full_every)
+    run(began)
+    before = list_snapshots(str(tmp_path))
+
+    class Counting(Interrupting):
+        def on_step(self, step: int, loss: float, samples: int) -> None:
+            raise AssertionError("a step was made")
+
+    for other in (began, began.model_copy(update={"seed": 2})):
+        with pytest.raises(ConfigError, match=r"snapshots of a run already.*--resume"):
+            train(other, make_plugin_manager(), Counting(-1))
+    assert list_snapshots(str(tmp_path)) == before
+
+
+def test_what_was_found_damaged_is_not_counted_by_the_run_that_went_on(tmp_path: Path) -> None:
+    chosen = config(tmp_path, every_steps=10, keep=2, resume=True)
+    run(chosen, 45)
+    damaged = next((tmp_path / "step-000000000040").glob("rows.*"))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
+    _, messages = run(chosen, 47)
+    assert any("resumed from" in each and "after step 30" in each for each in messages)
+    names = ["step-000000000030", "step-000000000040", "step-000000000040-2"]
+    assert [Path(each).name for each in list_snapshots(str(tmp_path))] == names
+    # The run remembers, though it need not try that one again.
+    run(chosen, 55)
+    names = ["step-000000000040", "step-000000000040-2", "step-000000000050"]
+    assert [Path(each).name for each in list_snapshots(str(tmp_path))] == names
+
+
+def test_old_snapshots_go(tmp_path: Path) -> None:
+    run(config(tmp_path / "run", every_steps=10, keep=2))
+    assert [Path(url).name for url in list_snapshots(str(tmp_path / "run"))] == [
+        "step-000000000090",
+        "step-000000000100",
+    ]
+
+
+def test_saving_by_the_clock(tmp_path: Path) -> None:
+    chosen = config(tmp_path / "run", every_minutes=1e-9, keep=1000, at_end=False)
+    training = chosen.training.model_copy(update={"steps": 7})
+    run(chosen.model_copy(update={"training": training}))
+    assert len(list_snapshots(str(tmp_path / "run"))) == 7
+
+
+def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    expected, _ = run(config(tmp_path / "whole"))
+    assert expected is not None
+    chosen = config(tmp_path / "killed", every_steps=3, keep=2)
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps(chosen.model_dump(mode="json", exclude_none=True)))
+    command = [sys.executable, "-m", "sparring", "train", str(path), "--json", "--resume"]
+    random = np.random.default_rng(4)
+    killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 60
+        while not list_snapshots(str(tmp_path / "killed")):
+            assert time.monotonic() < end
+            assert killed.poll() is None
+            time.sleep(0.002)
+        time.sleep(random.uniform(0, 0.2))
+    finally:
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.wait()
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert json.loads(ended.stdout.splitlines()[-1])["metrics"] == expected.metrics
+    assert "resumed from" in ended.stderr
+    assert everything(tmp_path / "killed") == everything(tmp_path / "whole")
+
+
+def test_a_folder_that_ends_with_the_command_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.yaml"
+    chosen = config(tmp_path).model_dump(mode="json", exclude_none=True)
+    path.write_text(json.dumps(chosen))
+    assert main(["train", str(path), "snapshots.url=memory://runs", "training.steps=3"]) == 2
+    assert "is in the memory of this command" in capsys.readouterr().err

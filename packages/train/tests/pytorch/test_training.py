@@ -1,0 +1,376 @@
+"""`sparring train` with torch: what goes in, what is told on the way, what comes out."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed; see nox -s tests")
+pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
+import torch
+
+from sparring import make_plugin_manager
+from sparring.errors import (
+    CapacityError,
+    ConfigError,
+    DataError,
+    InvalidArgumentError,
+    NonFiniteGradientError,
+    PluginError,
+    StorageIOError,
+)
+from sparring.runtime import pool as execution
+from sparring_torch.native_optimizers import native_optimizer
+from sparring_train.config.data import SyntheticCriteoData
+from sparring_train.config.run import RunConfig
+from sparring_train.data.planted_model import PlantedModel
+from sparring_train.data.synthetic import write_synthetic
+from sparring_train.pytorch.trainer import train
+from sparring_train.result import SilentProgress, TrainResult
+
+
+class Told(SilentProgress):
+    """Keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.total_steps: int | None = -1
+        self.losses: list[float] = []
+        self.samples: list[int] = []
+        self.metrics: dict[int, Mapping[str, float]] = {}
+
+    def on_start(self, total_steps: int | None) -> None:
+        self.total_steps = total_steps
+
+    def on_step(self, step: int, loss: float, samples: int) -> None:
+        self.losses.append(loss)
+        self.samples.append(samples)
+        assert step == len(self.losses)
+
+    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.metrics[step] = metrics
+
+
+@pytest.fixture
+def ratings(tmp_path: Path) -> Path:
+    """600 ratings that a bias for each user and item explains, with ids far apart."""
+    random = np.random.default_rng(5)
+    users, items = random.integers(0, 20, 600), random.integers(0, 30, 600)
+    scores = 3 + random.normal(size=20)[users] * 0.7 + random.normal(size=30)[items] * 0.7
+    lines = [
+        f"{user * 10**12 - 7},{item * 10**9},{np.clip(round(score * 2) / 2, 0.5, 5)},0"
+        for user, item, score in zip(users, items, scores, strict=True)
+    ]
+    path = tmp_path / "ratings.csv"
+    path.write_text("\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n")
+    return path
+
+
+def rating_config(path: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "seed": 3,
+        "threads": 1,
+        "data": {"kind": "movielens", "path": str(path), "batch_size": 64},
+        "model": {"kind": "matrix_factorization", "dim": 4, "embedding_l2": 0.05},
+        "storage": {"backend": "memory"},
+        "optimizer": {"sparse": {"name": "adagrad", "lr": 0.2}},
+        "training": {"epochs": 12},
+    } | more
+
+
+def test_a_run_writes_the_trace_that_is_asked_for(ratings: Path, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    written = rating_config(ratings, training={"steps": 3}, report={"trace_path": str(path)})
+    train(RunConfig.model_validate(written), make_plugin_manager(), SilentProgress())
+    names = [event["name"] for event in json.loads(path.read_text())["traceEvents"]]
+    for name in ("forward", "backward", "apply", "update"):
+        assert names.count(name) == 3
+
+
+def test_a_run_writes_its_counters_and_ends_with_the_final_ones(
+    ratings: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    stack = {"tiers": [{"backend": "memory", "options": {"capacity": 8}}, {"backend": "memory"}]}
+    written = rating_config(
+        ratings,
+        training={"epochs": 2},
+        storage={"backend": "tiered", "options": stack},
+        metrics={"path": str(path), "every_seconds": 1e-6},
+    )
+    result = run(written)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(lines) > 2
+    assert (lines[0]["steps"]["steps"], lines[-1]["steps"]["steps"]) == (0, result.steps)
+    last = lines[-1]["tables"]
+    assert {name: table["rows"] for name, table in last.items()} == dict(result.rows)
+    assert [tier["hits"] for table in last.values() for tier in table["tiers"]] == [
+        tier["hits"] for tiers in result.tiers.values() for tier in tiers
+    ]
+
+
+def test_metrics_that_cannot_be_written_are_refused_before_training(
+    ratings: Path, tmp_path: Path
+) -> None:
+    told = Told()
+    with pytest.raises(StorageIOError, match="metrics cannot be written to"):
+        run(rating_config(ratings, metrics={"path": str(ratings / "metrics.jsonl")}), told)
+    assert told.losses == []
+
+
+def click_config(**more: Any) -> dict[str, Any]:
+    return {
+        "seed": 3,
+        "threads": 1,
+        "data": {
+            "kind": "synthetic_criteo",
+            "samples": 3000,
+            "test_samples": 2000,
+            "batch_size": 256,
+            "max_ids": 500,
+        },
+        "model": {"kind": "dlrm", "embedding_dim": 4, "bottom_mlp": [8], "top_mlp": [8]},
+        "storage": {"backend": "memory"},
+        "optimizer": {
+            "sparse": {"name": "adagrad", "lr": 0.1},
+            "dense": {"name": "adam", "lr": 0.01},
+        },
+        "training": {"epochs": 1},
+    } | more
+
+
+def run(config: dict[str, Any], told: Told | None = None) -> TrainResult:
+    return train(RunConfig.model_validate(config), make_plugin_manager(), told or Told())
+
+
+@pytest.mark.parametrize("kind", ["ratings", "clicks"])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_a_pipelined_run_gives_the_same_bits(
+    kind: str, micro_batches: int, ratings: Path, tmp_path: Path
+) -> None:
+    """The last batch of each epoch has fewer samples than micro-batches."""
+    results, losses = [], []
+    for is_pipelined in (False, True):
+        trace_path = tmp_path / f"{is_pipelined}.json"
+        training = {"epochs": 2, "micro_batches": micro_batches, "pipeline": is_pipelined}
+        more = {
+            "training": {**training, "evaluation_interval_steps": 3},
+            "report": {"trace_path": str(trace_path)},
+        }
+        if kind == "ratings":
+            config = rating_config(ratings, **more)
+            config["data"]["batch_size"] = 77  # seven of them, and one sample
+        else:
+            config = click_config(**more)
+            config["data"] |= {"samples": 514, "test_samples": 100}
+        told = Told()
+        results.append(run(config, told))
+        losses.append(told.losses)
+        names = {each["name"] for each in json.loads(trace_path.read_text())["traceEvents"]}
+        assert ("prefetch" in names) is is_pipelined
+    plain, pipelined = results
+    assert losses[0] == losses[1]
+    assert plain.metrics == pipelined.metrics
+    assert plain.rows == pipelined.rows
+    assert plain.steps == pipelined.steps == 2 * (8 if kind == "ratings" else 3)
+
+
+def test_a_pipelined_run_ends_after_the_steps_that_were_asked_for(ratings: Path) -> None:
+    found = run(rating_config(ratings, training={"steps": 5, "epochs": 3, "pipeline": True}))
+    assert found.steps == 5
+
+
+def test_ratings_are_learned_and_each_id_has_one_row(ratings: Path) -> None:
+    told = Told()
+    result = run(rating_config(ratings), told)
+    assert result.metrics["rmse"] < 0.5  # 1.05 with the mean alone, 0.14 from rounding.
+    assert result.rows == {"user": 20, "item": 30}
+    assert told.total_steps == result.steps == 12 * math.ceil(540 / 64)
+    assert sum(told.samples) == 12 * 540
+    assert told.losses[-1] < told.losses[0]
+    assert told.metrics == {result.steps: result.metrics}
+
+
+def test_gradients_that_are_not_admitted_are_told_by_table(ratings: Path) -> None:
+    tables = {
+        "admission": {"kind": "frequency", "k": 3},
+        "overrides": {"item": {"admission": "all"}},
+    }
+    result = run(rating_config(ratings, tables=tables))
+    # Each of the 20 users comes in more than two of the steps.
+    assert result.rows == {"user": 20, "item": 30}
+    assert result.not_admitted == {"user": 40}
+    assert result.metrics["rmse"] < 0.5
+    assert run(rating_config(ratings, training={"epochs": 1})).not_admitted == {}
+
+
+def test_a_model_of_many_tables_takes_admission_from_the_configuration() -> None:
+    everything = run(click_config())
+    filtered = run(click_config(tables={"admission": {"kind": "bloom", "k": 3}}))
+    assert filtered.not_admitted.keys() == filtered.rows.keys()
+    assert all(filtered.rows[name] <= everything.rows[name] for name in everything.rows)
+    assert sum(filtered.rows.values()) < sum(everything.rows.values()) * 0.8
+    # Each id that has no row was dropped once or twice, each that has one twice.
+    for name, count in filtered.not_admitted.items():
+        rows, all_ids = filtered.rows[name], everything.rows[name]
+        assert rows + all_ids <= count <= 2 * all_ids
+
+
+def test_the_same_seed_gives_the_same_result(ratings: Path) -> None:
+    config = rating_config(ratings, training={"epochs": 2})
+    one, other = run(config), run(config)
+    assert one.metrics == other.metrics
+    assert run(config | {"seed": 4}).metrics != one.metrics
+
+
+def test_a_training_leaves_torch_as_it_was(ratings: Path) -> None:
+    state, threads = torch.random.get_rng_state(), torch.get_num_threads()
+    run(rating_config(ratings, training={"epochs": 1}))
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert torch.get_num_threads() == threads
+    assert execution.num_threads() == 1
+
+
+def test_micro_batches_change_nothing_but_rounding(ratings: Path) -> None:
+    tables = {"dtype": "float64"}
+    whole, parts = (
+        run(
+            rating_config(
+                ratings, tables=tables, training={"epochs": 2, "micro_batches": micro_batches}
+            )
+        )
+        for micro_batches in (1, 3)
+    )
+    assert whole.steps == parts.steps
+    assert whole.metrics["rmse"] == pytest.approx(parts.metrics["rmse"], rel=1e-6)
+
+
+def test_clicks_are_learned_and_the_best_is_known() -> None:
+    told = Told()
+    training = {"epochs": 2, "evaluation_interval_steps": 10}
+    result = run(click_config(training=training), told)
+    assert 0.65 < result.metrics["auc"] < result.extra["best_auc"]
+    assert result.extra["best_log_loss"] < result.metrics["log_loss"]
+    assert list(told.metrics) == [10, 20, 24]
+    assert told.total_steps == result.steps == 24
+    data = RunConfig.model_validate(click_config()).data
+    assert isinstance(data, SyntheticCriteoData)
+    planted = PlantedModel(
+        seed=3, max_ids=500, skew=data.skew, missing_fraction=data.missing_fraction
+    )
+    train_ids = np.concatenate([chunk.ids for chunk in planted.chunks(3000, "train")])
+    expected = [len(np.unique(column)) for column in train_ids.T]
+    assert list(result.rows.values()) == expected
+    assert list(result.rows)[:2] == ["cat_1", "cat_2"]
+
+
+@pytest.mark.parametrize("has_test_path", [False, True])
+def test_a_log_in_files_is_read(tmp_path: Path, has_test_path: bool) -> None:
+    files = write_synthetic(tmp_path, PlantedModel(max_ids=50), num_train=600, num_test=200)
+    data: dict[str, Any] = {"kind": "criteo", "path": str(files.train_path), "batch_size": 128}
+    if has_test_path:
+        data["test_path"] = str(files.test_path)
+    told = Told()
+    result = run(click_config(data=data), told)
+    assert told.total_steps is None
+    assert (sum(told.samples) == 600) == has_test_path
+    assert 450 < sum(told.samples) <= 600
+    assert set(result.metrics) == {"auc", "log_loss"}
+
+
+def test_steps_end_a_training_early() -> None:
+    told = Told()
+    result = run(click_config(training={"epochs": 3, "steps": 5}), told)
+    assert result.steps == told.total_steps == len(told.losses) == 5
+
+
+def test_a_report_is_written_where_it_is_asked_for(ratings: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the report draws with matplotlib")
+    path = tmp_path / "report.html"
+    result = run(rating_config(ratings, report={"path": str(path)}, training={"epochs": 1}))
+    page = path.read_text()
+    assert result.extra["report_path"] == str(path)
+    assert "embedding_l2: 0.05" in page
+    assert torch.__version__ in page
+
+
+def test_a_bad_gradient_ends_training_before_any_row_changes() -> None:
+    sparse = {"name": "sgd", "lr": 1e38}
+    config = click_config(optimizer={"sparse": sparse, "dense": {"name": "sgd", "lr": 1e38}})
+    with pytest.raises(NonFiniteGradientError, match=r"holds? NaN or infinity"):
+        run(config)
+
+
+def test_bad_gradients_can_be_skipped_and_are_counted() -> None:
+    training = {"epochs": 1, "non_finite_gradients": "skip"}
+    optimizer = {"sparse": {"name": "sgd", "lr": 0.1}, "dense": {"name": "sgd", "lr": 1e38}}
+    config = click_config(training=training, optimizer=optimizer)
+    result = run(config)
+    assert result.steps == 12
+    assert 0 < result.skipped["dense_steps_skipped_non_finite"] < 12
+    assert result.skipped["rows_skipped_non_finite"] > 0
+    # Predictions that are NaN have no AUC, and that is said rather than guessed.
+    assert math.isnan(result.metrics["auc"])
+
+
+def test_a_run_ends_where_its_tables_outgrow_their_memory(ratings: Path) -> None:
+    enough = rating_config(ratings, tables={"memory_bytes": "1 GiB"}, training={"steps": 3})
+    assert run(enough).steps == 3
+    told = Told()
+    with pytest.raises(CapacityError, match=r"tables\.memory_bytes") as caught:
+        run(rating_config(ratings, tables={"memory_bytes": 1000}), told)
+    assert caught.value.details["budget_bytes"] == 1000
+    assert len(told.losses) == 1  # it is looked at before a step is written
+
+
+def test_wrong_data_is_refused_with_its_place(ratings: Path) -> None:
+    ratings.write_text("userId,movieId,rating\n1,2,3.5\n1,two,3\n")
+    with pytest.raises(DataError) as caught:
+        run(rating_config(ratings))
+    assert caught.value.details["row"] == 3
+    with pytest.raises(DataError):
+        run(rating_config(ratings.with_name("missing.csv")))
+    ratings.write_text("userId,movieId,rating\n1,2,3.5\n")
+    with pytest.raises(DataError, match="found 1 ratings, too few"):
+        run(rating_config(ratings))
+
+
+def test_wrong_optimizers_are_refused_by_their_key(ratings: Path) -> None:
+    def with_sparse(**choice: Any) -> dict[str, Any]:
+        return rating_config(ratings, optimizer={"sparse": {"lr": 0.1} | choice})
+
+    with pytest.raises(ConfigError, match=r"optimizer\.sparse\.name.*did you mean 'adagrad'"):
+        run(with_sparse(name="adagard"))
+    with pytest.raises(InvalidArgumentError, match="does not accept"):
+        run(with_sparse(name="torch.optim.Adagrad", momentum=0.9))
+    with pytest.raises(InvalidArgumentError, match="'adagrad' has no hyper-parameter 'momentum'"):
+        run(with_sparse(name="adagrad", momentum=0.9))
+    with pytest.raises(InvalidArgumentError, match="updates no table 'usr'"):
+        run(with_sparse(name="adagrad", tables={"usr": {"lr": 0.2}}))
+    with pytest.raises(ConfigError, match=r"optimizer\.dense: Adam does not accept"):
+        run(click_config(optimizer={"dense": {"name": "adam", "lr": 0.1, "beta": 1}}))
+
+
+def test_an_unknown_backend_is_refused(ratings: Path) -> None:
+    with pytest.raises(PluginError, match="memory"):
+        run(rating_config(ratings, storage={"backend": "memry"}))
+
+
+def test_optimizers_are_found_by_short_and_by_dotted_name() -> None:
+    assert native_optimizer("AdamW", "x") is torch.optim.AdamW
+    assert native_optimizer("torch.optim.Adagrad", "x") is torch.optim.Adagrad
+    with pytest.raises(ConfigError, match="no optimizer"):
+        native_optimizer("torch.optim.Nothing", "x")
+
+
+def test_a_configuration_imports_nothing() -> None:
+    assert "antigravity" not in sys.modules
+    with pytest.raises(ConfigError, match="no optimizer"):
+        native_optimizer("antigravity.Optimizer", "x")
+    assert "antigravity" not in sys.modules

@@ -1,0 +1,169 @@
+"""One configuration trains alike in one process and in many, whoever launches them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed; see nox -s tests")
+pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
+
+from sparring_testing.devices import why_unavailable
+
+DEADLINE_SECONDS = 150
+PYTHON = Path(sys.executable)
+# The agent takes a free port by itself, and keeps it.
+TORCHRUN = [str(PYTHON), "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+MPIEXEC = str(PYTHON.parent / "mpiexec") if (PYTHON.parent / "mpiexec").exists() else ""
+MPIEXEC = MPIEXEC or shutil.which("mpiexec") or ""
+
+needs_mpi = pytest.mark.skipif(
+    importlib.util.find_spec("mpi4py") is None or not MPIEXEC,
+    reason='needs mpi4py and mpiexec: pip install "sparring[mpi]"',
+)
+
+# Each launcher and each configuration once, then all others.
+LAUNCHES = [
+    pytest.param("torchrun", 2, "clicks.yaml"),
+    pytest.param("mpiexec", 3, "ratings.yaml", marks=needs_mpi),
+    pytest.param("torchrun", 2, "ratings.yaml", marks=pytest.mark.long),
+    pytest.param("torchrun", 3, "ratings.yaml", marks=pytest.mark.long),
+    pytest.param("torchrun", 3, "clicks.yaml", marks=pytest.mark.long),
+    pytest.param("mpiexec", 2, "ratings.yaml", marks=[needs_mpi, pytest.mark.long]),
+    pytest.param("mpiexec", 2, "clicks.yaml", marks=[needs_mpi, pytest.mark.long]),
+    pytest.param("mpiexec", 3, "clicks.yaml", marks=[needs_mpi, pytest.mark.long]),
+]
+
+# The last batch of clicks is one sample: all other ranks have none of it.
+RATINGS = """
+seed: 3
+threads: 1
+data: {kind: movielens, path: ratings.csv, batch_size: 50}
+model: {kind: matrix_factorization, dim: 4}
+optimizer: {sparse: {name: adam, lr: 0.05}}
+training: {epochs: 2, micro_batches: 3}
+tables: {dtype: float64}
+report: {path: report.html}
+"""
+
+CLICKS = """
+seed: 3
+threads: 1
+data: {kind: synthetic_criteo, samples: 641, test_samples: 301, batch_size: 128, max_ids: 200}
+model: {kind: dlrm, embedding_dim: 4, bottom_mlp: [8], top_mlp: [8]}
+optimizer: {sparse: {name: rowwise_adagrad, lr: 0.1}, dense: {name: sgd, lr: 0.1}}
+"""
+
+
+METRICS = {"ratings.yaml": "rmse", "clicks.yaml": "log_loss"}
+
+
+def write_inputs(folder: Path) -> Path:
+    """500 ratings: the last batch of 450 for training is whole, its micro-batches are uneven."""
+    random = np.random.default_rng(5)
+    users, items = random.integers(0, 20, 500), random.integers(0, 30, 500)
+    ratings = random.integers(1, 11, 500) / 2
+    lines = [
+        f"{user * 10**12 - 7},{item * 10**9},{rating},0"
+        for user, item, rating in zip(users, items, ratings, strict=True)
+    ]
+    text = "\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n"
+    (folder / "ratings.csv").write_text(text)
+    (folder / "ratings.yaml").write_text(RATINGS)
+    (folder / "clicks.yaml").write_text(CLICKS)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_inputs(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one process reaches, by configuration."""
+    folder = write_inputs(tmp_path_factory.mktemp("alone"))
+    reached = {}
+    for name in METRICS:
+        (line,) = launched("alone", 1, [name, "--json"], folder)
+        reached[name] = json.loads(line)
+    return reached
+
+
+def launched(launcher: str, num_ranks: int, arguments: list[str], folder: Path) -> list[str]:
+    """Standard output, by line."""
+    command = {
+        "alone": [str(PYTHON)],
+        "torchrun": [*TORCHRUN, "--nproc-per-node", str(num_ranks)],
+        "mpiexec": [MPIEXEC, "-n", str(num_ranks), str(PYTHON)],
+    }[launcher]
+    done = subprocess.run(
+        [*command, "-m", "sparring", "train", *arguments],
+        check=False,  # the assertion below shows what it wrote
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(("launcher", "num_ranks", "name"), LAUNCHES)
+def test_ranks_reach_what_one_process_reaches(
+    launcher: str, num_ranks: int, name: str, folder: Path, alone: dict[str, Any]
+) -> None:
+    # One line: only the first rank speaks. Some look the next batch up ahead.
+    more = [f"training.pipeline={str(num_ranks == 3).lower()}", "--json"]
+    (together,) = launched(launcher, num_ranks, [name, *more], folder)
+    one, many, metric = alone[name], json.loads(together), METRICS[name]
+    assert many["rows"] == one["rows"]
+    assert sum(many["rows"].values()) > 0
+    assert many["steps"] == one["steps"]
+    assert many["metrics"][metric] == pytest.approx(one["metrics"][metric], rel=2e-6)
+    assert (folder / "report.html").exists() is (name == "ratings.yaml")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    why_unavailable("emulated") is not None, reason=str(why_unavailable("emulated"))
+)
+def test_ranks_with_tables_on_devices_reach_what_one_process_reaches(
+    folder: Path, alone: dict[str, Any]
+) -> None:
+    more = ["storage.backend=hkv", "storage.options.device=emulated", "--json"]
+    (together,) = launched("torchrun", 2, ["clicks.yaml", *more], folder)
+    one, many = alone["clicks.yaml"], json.loads(together)
+    assert many["rows"] == one["rows"]
+    assert many["metrics"]["log_loss"] == pytest.approx(one["metrics"]["log_loss"], rel=2e-6)
+
+
+def test_ranks_that_read_other_settings_are_refused_naming_both(folder: Path) -> None:
+    """Each process has a home of its own here, and one of them another file."""
+    script = folder / "start.py"
+    script.write_text(
+        "import os, sys\n"
+        "from sparring.cli.application import main\n"
+        "more = ['training.epochs=7'] if os.environ['RANK'] == '1' else []\n"
+        "sys.exit(main(['train', 'ratings.yaml', *more]))\n"
+    )
+    done = subprocess.run(
+        [*TORCHRUN, "--nproc-per-node", "2", str(script)],
+        check=False,  # it is to fail
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+    )
+    assert done.returncode != 0
+    assert "config.training.epochs is 2 on rank 0 and 7 on rank 1" in done.stderr

@@ -1,0 +1,257 @@
+"""The report: whole, self-contained, escaped, and true to what was recorded."""
+
+from __future__ import annotations
+
+import base64
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from sparring.errors import DataError, InvalidArgumentError, PluginError
+from sparring_train.report.page import write_report
+from sparring_train.report.progress import RecordingProgress
+from sparring_train.report.recorder import RunRecorder
+from sparring_train.result import SilentProgress, TrainResult
+
+pytest.importorskip("matplotlib", reason="a report needs matplotlib: sparring[report]")
+
+RESULT = TrainResult(
+    metrics={"auc": 0.8123, "log_loss": 0.4567},
+    rows={"user": 1234, "item": 5},
+    steps=30,
+    seconds=1.5,
+    extra={"best_auc": 0.8321},
+)
+
+
+def recorded(num_steps: int = 30, num_tables: int = 2) -> RunRecorder:
+    recorder = RunRecorder()
+    for step in range(1, num_steps + 1):
+        recorder.record(step, "loss", 1 / step)
+        for table in range(num_tables):
+            recorder.record(step, f"rows/table_{table}", step * (table + 1))
+        if step % 10 == 0:
+            recorder.record(step, "auc", 0.5 + step / 100)
+            recorder.record(step, "log_loss", 0.7 - step / 100)
+    recorder.observe_ids("user", np.array([1, 1, 1, 2, 2, 3]))
+    return recorder
+
+
+class Page(HTMLParser):
+    """What a browser would make of the page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.urls: list[str] = []
+        self.tags: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+        self.urls += [value or "" for name, value in attributes if name in ("src", "href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
+
+def written(path: Path, *arguments: object, **options: object) -> Page:
+    write_report(path, *(arguments or (recorded(), RESULT)), **options)  # type: ignore[arg-type]
+    page = Page(path.read_text("utf-8"))
+    assert page.open == []
+    return page
+
+
+def test_the_report_shows_what_was_reached_beside_the_best(tmp_path: Path) -> None:
+    page = written(
+        tmp_path / "deep" / "report.html",
+        config_text="seed: 7",
+        environment={"Processor": "a fast one"},
+        title="My run",
+    )
+    for words in (
+        "My run", "0.8123", "0.8321", "-0.0198", "0.4567", "not known", "1,234", "1,239",
+        "seed: 7", "Processor", "a fast one", "30 steps in 1.5 seconds",
+    ):  # fmt: skip
+        assert words in page.text
+    assert list((tmp_path / "deep").iterdir()) == [tmp_path / "deep" / "report.html"]
+
+
+def test_the_report_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
+    page = written(tmp_path / "report.html")
+    assert all(url.startswith("data:image/svg+xml;base64,") for url in page.urls)
+    assert "script" not in page.tags
+    assert "link" not in page.tags
+    assert "@import" not in (tmp_path / "report.html").read_text("utf-8")
+
+
+def test_every_figure_is_drawn(tmp_path: Path) -> None:
+    page = written(tmp_path / "report.html")
+    titles = (
+        "Loss over steps", "AUC over steps", "Rows per table over steps", "Skew of id frequencies",
+    )  # fmt: skip
+    for title in titles:
+        assert title in page.text
+    assert len(page.urls) == len(titles)
+    for url in page.urls:
+        drawing = base64.b64decode(url.partition(",")[2])
+        assert ElementTree.fromstring(drawing).tag.endswith("svg")
+        assert len(re.findall(rb"<path", drawing)) > 20
+
+
+def test_names_and_text_are_escaped(tmp_path: Path) -> None:
+    evil = "<script>alert('1')</script>&"
+    recorder = RunRecorder()
+    recorder.record(1, "loss", 1.0)
+    recorder.record(1, f"rows/{evil}$_x$", 1)
+    recorder.observe_ids("_$" + evil, np.array([1]))
+    result = TrainResult({evil: 1.0}, {evil: 3}, 1, 1.0, {})
+    page = written(
+        tmp_path / "report.html",
+        recorder,
+        result,
+        config_text=evil,
+        environment={evil: evil},
+        title=evil,
+    )
+    assert "script" not in page.tags
+    assert page.text.count(evil) >= 5
+
+
+def test_a_run_that_recorded_nothing_still_has_a_report(tmp_path: Path) -> None:
+    page = written(tmp_path / "report.html", RunRecorder(), TrainResult({}, {}, 0, 0.0))
+    assert page.urls == []
+
+
+def test_numbers_that_are_not_finite_are_drawn_around(tmp_path: Path) -> None:
+    recorder = RunRecorder()
+    for step, loss in enumerate([1.0, float("nan"), float("inf"), 0.5, 0.4], 1):
+        recorder.record(step, "loss", loss)
+        recorder.record(step, "auc", float("nan"))
+    recorder.record(1, "rows/empty", 0)
+    result = TrainResult({"auc": float("nan")}, {"empty": 0}, 5, 1.0, {"best_auc": float("nan")})
+    assert "nan" in written(tmp_path / "report.html", recorder, result).text
+
+
+def test_many_tables_are_folded_up(tmp_path: Path) -> None:
+    rows = {f"table_{number}": number for number in range(40)}
+    result = TrainResult({}, rows, 30, 1.0)
+    page = written(tmp_path / "report.html", recorded(num_tables=40), result)
+    assert "details" in page.tags
+    assert "All 40 tables" in page.text
+
+
+def test_a_report_is_replaced_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("an earlier report")
+
+    def fail(*arguments: object) -> None:
+        raise OSError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", fail)
+        with pytest.raises(
+            DataError, match=r"report\.html: the report cannot be written: no space"
+        ):
+            write_report(path, recorded(), RESULT)
+    assert path.read_text() == "an earlier report"
+    assert list(tmp_path.iterdir()) == [path]
+    assert "0.8123" in written(path).text
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_report(tmp_path / name, recorded(), RESULT)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_without_matplotlib_the_line_to_install_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(PluginError, match=r"pip install 'sparring\[report\]'"):
+        write_report(tmp_path / "report.html", recorded(), RESULT)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_recording_imports_no_matplotlib() -> None:
+    code = "import sys, sparring_train.report.page; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_long_series_are_thinned_and_keep_their_ends() -> None:
+    recorder = RunRecorder(max_points=100)
+    for step in range(12_345):
+        recorder.record(step, "loss", step * 2.0)
+    series = recorder.series["loss"]
+    assert 50 <= len(series.steps) <= 101
+    assert (series.steps[0], series.steps[-1]) == (0, 12_344)
+    assert series.values == [step * 2.0 for step in series.steps]
+    gaps = np.diff(series.steps[:-1])
+    assert gaps.min() == gaps.max()
+
+
+def test_steps_out_of_order_are_refused() -> None:
+    recorder = RunRecorder()
+    recorder.record(5, "loss", 1)
+    with pytest.raises(InvalidArgumentError, match="step 4 after step 5"):
+        recorder.record(4, "loss", 1)
+    assert recorder.series["loss"].steps == [5]
+
+
+def test_ids_are_counted_up_to_a_limit() -> None:
+    recorder = RunRecorder(max_ids=5)
+    recorder.observe_ids("user", np.array([[7, 7], [9, 7]]))
+    recorder.observe_ids("user", np.array([8, 8, 8, 8]))
+    recorder.observe_ids("user", np.array([8]))
+    recorder.observe_ids("item", np.array([], np.int64))
+    counts = recorder.id_counts()
+    assert counts["user"].tolist() == [3, 1, 1]
+    assert counts.get("item", np.array([])).tolist() == []
+
+
+def test_observed_ids_are_copies() -> None:
+    recorder, buffer = RunRecorder(), np.array([1, 2])
+    recorder.observe_ids("user", buffer)
+    buffer[:] = 1
+    assert recorder.id_counts()["user"].tolist() == [1, 1]
+
+
+def test_progress_is_recorded_and_passed_on() -> None:
+    told: list[tuple[object, ...]] = []
+
+    class Listener(SilentProgress):
+        def on_step(self, step: int, loss: float, samples: int) -> None:
+            told.append((step, loss, samples))
+
+    recorder = RunRecorder()
+    progress = RecordingProgress(Listener(), recorder)
+    progress.on_start(1)
+    progress.on_step(1, 0.5, 64)
+    progress.on_metrics(1, {"auc": 0.75})
+    progress.on_rows(1, {"user": 3})
+    progress.on_ids("user", np.array([4]))
+    progress.on_message("done")
+    progress.on_end()
+    assert told == [(1, 0.5, 64)]
+    assert list(recorder.series) == ["loss", "auc", "rows/user"]
+    assert recorder.id_counts()["user"].tolist() == [1]

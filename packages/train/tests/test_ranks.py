@@ -1,0 +1,57 @@
+"""What ranks share out, they bring together again as it was."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sparring.contracts.collective import Collective
+from sparring_testing.rank_threads import run_ranks
+from sparring_train.data.batches import RatingBatch, concatenate
+from sparring_train.ranks import Ranks
+
+
+def batch_of(size: int) -> RatingBatch:
+    ids = np.arange(size, dtype=np.int64)
+    return RatingBatch(ids, ids * 7, ids.astype(np.float32))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+@pytest.mark.parametrize("size", [0, 1, 2, 7, 64])
+def test_the_parts_of_all_ranks_are_the_batch(world_size: int, size: int) -> None:
+    batch = batch_of(size)
+
+    def body(collective: Collective) -> tuple[RatingBatch, np.ndarray]:
+        ranks = Ranks(collective)
+        part = ranks.part(batch)
+        return part, ranks.gathered(part.ratings * 2)
+
+    results = run_ranks(world_size, body)
+    joined = concatenate([part for part, _ in results])
+    np.testing.assert_array_equal(joined.users, batch.users)
+    sizes = [len(part) for part, _ in results]
+    assert max(sizes) - min(sizes) <= 1
+    for _, gathered in results:
+        np.testing.assert_array_equal(gathered, batch.ratings * 2)
+
+
+def test_means_have_the_same_bits_on_all_ranks() -> None:
+    values = np.random.default_rng(2).standard_normal((3, 1000))
+
+    def body(collective: Collective) -> np.ndarray:
+        return Ranks(collective).mean(values[collective.rank].copy())
+
+    results = run_ranks(3, body)
+    np.testing.assert_allclose(results[0], values.mean(0), rtol=1e-12)
+    for each in results[1:]:
+        assert each.tobytes() == results[0].tobytes()
+
+
+def test_counts_of_all_ranks_are_added_by_name() -> None:
+    def body(collective: Collective) -> dict[str, int]:
+        ranks = Ranks(collective)
+        assert ranks.is_first is (collective.rank == 0)
+        assert ranks.total({}) == {}
+        return ranks.total({"user": collective.rank, "item": 2**40})
+
+    assert run_ranks(3, body) == [{"user": 3, "item": 3 * 2**40}] * 3

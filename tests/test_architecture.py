@@ -1,0 +1,46 @@
+"""The page on architecture names files that exist, and all that one training step runs through."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/explanation/architecture.md").read_text()
+CORE = "core/src/sparring/"
+
+
+def test_each_file_named_on_the_page_exists() -> None:
+    named = re.findall(r"\]\(\.\./\.\./(packages/[^)#]+)\)", PAGE)
+    assert len(named) > 20
+    assert [each for each in named if not (ROOT / each).exists()] == []
+
+
+def test_each_room_of_core_is_on_the_page() -> None:
+    rooms = {each.parent.name for each in (ROOT / "packages" / CORE).glob("*/__init__.py")}
+    assert {each for each in rooms if f"| `{each}` |" not in PAGE} == set()
+
+
+def test_each_package_is_on_the_page() -> None:
+    packages = {each.parent.name for each in ROOT.glob("packages/*/pyproject.toml")}
+    assert {each for each in packages if f"](../../packages/{each})" not in PAGE} == set()
+
+
+def test_a_step_runs_through_no_file_of_core_that_is_not_listed() -> None:
+    for needed in ("torch", "sparring_hkv", "sparring_torch"):
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(f"one training step needs {needed}, which is not installed here")
+    # A process of its own: the recorder must see each thread from its start.
+    walk = [sys.executable, ROOT / "docs/site/walks.py", "batch"]
+    ran = subprocess.run(walk, capture_output=True, text=True, timeout=600, check=False)
+    assert ran.returncode == 0, ran.stderr
+    run_through = [each for each in ran.stdout.splitlines() if each.startswith(CORE)]
+    section = PAGE.split("<!-- walk: batch -->")[1].split("<!-- end -->")[0]
+    unlisted = [each for each in run_through if f"](../../packages/{each})" not in section]
+    assert run_through
+    assert unlisted == [], "to make the lists again: python docs/site/walks.py --write"

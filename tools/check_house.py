@@ -1,0 +1,113 @@
+"""Checks what no linter knows: circles of modules, core's use of its own face, and plain words.
+
+    python tools/check_house.py
+
+Prints each finding as ``file:line: …`` and exits with 1 if there is one. Imports inside functions and
+under TYPE_CHECKING count. Floors are in ``importlinter.ini``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+# Words of a dialect: each has a plain one, which a reader whose English is a second language knows.
+WORDS = {
+    "beside": "with, next to, concurrently",
+    "nobody": "no one",
+    "whoever": "any caller",
+    "anew": "again",
+    "lies": "is, is stored",
+    "by way of": "via, through",
+}
+PROSE = ("*.py", "*.pyi", "*.md", "*.cc", "*.h", "*.cu", "*.cuh", "*.inc")
+_WORD = re.compile(rf"\b({'|'.join(WORDS)})\b", re.IGNORECASE)
+_RIDDLE = re.compile(r'^\s*[rf]?"""(What|Who|Whose)\b')
+
+
+def main() -> int:
+    findings = [*circles(), *face_in_core(), *words()]
+    print(*findings, f"{len(findings)} findings", sep="\n")
+    return 1 if findings else 0
+
+
+def circles() -> Iterator[str]:
+    """Circles among the modules of each package."""
+    for source in sorted(ROOT.glob("packages/*/src/*/")):
+        modules = _modules(source)
+        graph = {name: _imports(name, path, modules) for name, path in modules.items()}
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            yield f"{source.relative_to(ROOT)}: circle of imports: {' -> '.join(error.args[1])}"
+
+
+def face_in_core() -> Iterator[str]:
+    """Modules of core that import from the face of core, which knows all of them."""
+    source = ROOT / "packages/core/src/sparring"
+    for path in sorted(source.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "sparring" and not node.level:
+                for name in sorted({alias.name for alias in node.names} - {"_native"}):
+                    if not (source / name).is_dir() and not (source / f"{name}.py").exists():
+                        yield f"{path.relative_to(ROOT)}:{node.lineno}: import {name} from its home"
+
+
+def words() -> Iterator[str]:
+    """Words of the dialect in sources and documents, and docstrings that begin as riddles."""
+    for path in _prose():
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            where = f"{path.relative_to(ROOT)}:{number}"
+            if "a word of the file format" in line:
+                continue
+            for found in _WORD.findall(line):
+                yield f"{where}: {found!r}; plainer: {WORDS[found.lower()]}"
+            if path.suffix == ".py" and _RIDDLE.match(line):
+                yield f"{where}: a docstring begins with a noun or a verb"
+
+
+def _prose() -> Iterator[Path]:
+    yield from sorted(ROOT.glob("*.md"))
+    for folder in ("docs", "packages"):
+        for pattern in PROSE:
+            for path in sorted((ROOT / folder).rglob(pattern)):
+                parts = path.relative_to(ROOT).parts
+                if "tests" not in parts and not any(part.startswith(".") for part in parts):
+                    yield path
+
+
+def _modules(source: Path) -> dict[str, Path]:
+    found = {}
+    for path in source.rglob("*.py"):
+        parts = (source.name, *path.relative_to(source).with_suffix("").parts)
+        found[".".join(parts[:-1] if path.name == "__init__.py" else parts)] = path
+    return found
+
+
+def _imports(name: str, path: Path, modules: Mapping[str, Path]) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            targets = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for each in targets:
+            target = each
+            while target and target not in modules:
+                target = target.rpartition(".")[0]
+            # Native libraries are no modules of Python: what is left is their package.
+            if target and target != name and "._native" not in each and "._emulated" not in each:
+                found.add(target)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
