@@ -146,10 +146,16 @@ def files_of(walk: str) -> list[Path]:
     files = []
     for module in recorder.modules:
         if module.startswith("sparring") and not module.startswith("sparring_testing"):
-            file = sys.modules[module].__file__
-            assert file is not None
-            files.append(Path(file).resolve().relative_to(PACKAGES))
+            files.append(source_of(module))
     return files
+
+
+def source_of(module: str) -> Path:
+    """Returns a module's file in this checkout, relative to `packages/`; it may run from a wheel."""
+    path = module.replace(".", "/")
+    found = [*PACKAGES.glob(f"*/src/{path}.py"), *PACKAGES.glob(f"*/src/{path}/__init__.py")]
+    assert len(found) == 1, f"{module} has the sources {found}"
+    return found[0].relative_to(PACKAGES)
 
 
 def main(arguments: list[str]) -> None:
