@@ -12,8 +12,8 @@ import numpy as np
 
 from sparring import Snapshot, SnapshotWriter, TableDescription, merged_chunks
 from sparring.contracts import ScanChunk, TableConfig
-from sparring.snapshot.options import SnapshotOptions
 from sparring.snapshot.retention import latest_snapshot
+from sparring.snapshot.row_router import SnapshotOptions
 
 __all__ = ["check", "check_latest", "save", "scratch_folder"]
 

@@ -16,7 +16,7 @@ from reliability.report import Report
 from reliability.small_snapshots import check, save, scratch_folder
 from sparring import SnapshotWriter, open_snapshot
 from sparring.errors import SnapshotDamagedError, SnapshotError
-from sparring.snapshot.format.limits import BLOCK_BYTES, MANIFEST_NAME
+from sparring.snapshot.format.manifest import BLOCK_BYTES, MANIFEST_NAME
 
 __all__ = ["TRIALS", "run"]
 

@@ -162,18 +162,16 @@ if TYPE_CHECKING:
         count_rows,
         merged_chunks,
     )
-    from sparring.snapshot.file_errors import (
-        reading,
-    )
-    from sparring.snapshot.format.description import (
+    from sparring.snapshot.format.manifest import (
         TableDescription,
     )
-    from sparring.snapshot.open import (
-        locate,
-        open_place,
+    from sparring.snapshot.place.place import (
+        reading,
     )
     from sparring.snapshot.reader import (
         Snapshot,
+        locate,
+        open_place,
         open_snapshot,
     )
     from sparring.snapshot.retention import (
@@ -275,10 +273,9 @@ _name = names_from(
         "sparring.runtime.suggestions": "closest_name",
         "sparring.runtime.trace": "Trace",
         "sparring.snapshot.chain": "count_rows merged_chunks",
-        "sparring.snapshot.file_errors": "reading",
-        "sparring.snapshot.format.description": "TableDescription",
-        "sparring.snapshot.open": "locate open_place",
-        "sparring.snapshot.reader": "Snapshot open_snapshot",
+        "sparring.snapshot.format.manifest": "TableDescription",
+        "sparring.snapshot.place.place": "reading",
+        "sparring.snapshot.reader": "Snapshot locate open_place open_snapshot",
         "sparring.snapshot.retention": "list_snapshots retain",
         "sparring.snapshot.verify": "verify_snapshot",
         "sparring.snapshot.writer": "SnapshotWriter",

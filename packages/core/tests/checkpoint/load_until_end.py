@@ -30,8 +30,8 @@ from sparring.plugins.option_checks import checked_options
 from sparring.plugins.registry import make_plugin_manager
 from sparring.rendezvous.environment import EnvironmentOptions, EnvironmentRendezvous
 from sparring.runtime import events
-from sparring.snapshot.format.description import TableDescription
-from sparring.snapshot.options import SnapshotOptions
+from sparring.snapshot.format.manifest import TableDescription
+from sparring.snapshot.row_router import SnapshotOptions
 from sparring.snapshot.writer import SnapshotWriter
 from sparring.storage.memory import MemoryStorage
 from sparring_testing.thread_rendezvous import ThreadRendezvous

@@ -22,10 +22,10 @@ from sparring.errors import InternalError, SnapshotError, SnapshotIOError
 from sparring.snapshot import compaction as compacting
 from sparring.snapshot.chain import count_rows
 from sparring.snapshot.compaction import compact
-from sparring.snapshot.options import SnapshotOptions
 from sparring.snapshot.place.local import LocalPlace
 from sparring.snapshot.place.place import WriteFolder
 from sparring.snapshot.reader import Snapshot, open_snapshot
+from sparring.snapshot.row_router import SnapshotOptions
 from sparring.snapshot.verify import verify_snapshot
 from sparring.snapshot.writer import SnapshotWriter
 from sparring.storage.open import open_storage
@@ -97,7 +97,7 @@ def test_a_part_that_others_may_have_seen_is_not_taken_back(
 def test_a_part_that_nobody_can_have_seen_fails_the_save_of_all_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparring.snapshot.commit_protocol.GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("sparring.snapshot.commit.GRACE_SECONDS", 0.1)
     fails_to_put(monkeypatch, LocalPlace(tmp_path / "other"), is_there=False)
     writers = writers_of_two_ranks(str(tmp_path / "a"))
     with pytest.raises(SnapshotIOError, match="could not be synced") as caught:

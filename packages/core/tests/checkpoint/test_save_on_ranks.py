@@ -177,7 +177,7 @@ def test_after_a_commit_that_failed_ranks_agree_on_a_base_again(
     commit, calls = SnapshotWriter.commit, []
     # Rank 0 dies, or is too slow, before the other rank learns how the commit ended.
     monkeypatch.setattr(SnapshotWriter, "await_commit", SnapshotWriter._release)
-    monkeypatch.setattr("sparring.snapshot.commit_protocol.GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("sparring.snapshot.commit.GRACE_SECONDS", 0.1)
 
     def fails_once(writer: SnapshotWriter) -> Any:
         calls.append(writer.step)

@@ -18,7 +18,7 @@ from sparring.engine.checkpoint.save_manager import SnapshotJob, TableJob
 from sparring.engine.checkpoint.undo_rows import Throttle, UndoBudget, UndoRows
 from sparring.engine.checkpoint.write_log import WriteLog
 from sparring.snapshot.chain import merged_chunks
-from sparring.snapshot.format.description import TableDescription
+from sparring.snapshot.format.manifest import TableDescription
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.writer import SnapshotWriter
 from sparring.storage.open import open_storage

@@ -12,7 +12,7 @@ from sparring.cli.application import main
 from sparring.contracts.results import ScanChunk
 from sparring.contracts.table import TableConfig
 from sparring.kernels import functions as kernels
-from sparring.snapshot.format.description import TableDescription
+from sparring.snapshot.format.manifest import TableDescription
 from sparring.snapshot.reader import Snapshot, open_snapshot
 from sparring.snapshot.writer import SnapshotWriter
 

@@ -11,9 +11,9 @@ import numpy as np
 from sparring.contracts.results import ScanChunk
 from sparring.contracts.table import TableConfig
 from sparring.snapshot.chain import merged_chunks
-from sparring.snapshot.format.description import TableDescription
-from sparring.snapshot.options import SnapshotOptions
+from sparring.snapshot.format.manifest import TableDescription
 from sparring.snapshot.reader import Snapshot
+from sparring.snapshot.row_router import SnapshotOptions
 from sparring.snapshot.writer import SnapshotWriter
 
 __all__ = ["ITEM", "chunk_of", "chunks_of", "make_chunk", "rows_by_key", "save", "small_files"]

@@ -14,7 +14,7 @@ from sparring.kernels import functions as kernels
 from sparring.snapshot import chain as merging
 from sparring.snapshot.chain import count_rows
 from sparring.snapshot.compaction import compact
-from sparring.snapshot.format.description import TableDescription
+from sparring.snapshot.format.manifest import TableDescription
 from sparring.snapshot.reader import Snapshot, open_snapshot
 from sparring.snapshot.retention import list_snapshots, retain
 from sparring.snapshot.verify import verify_snapshot

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sparring.errors import SnapshotDamagedError, SnapshotError
-from sparring.snapshot.format.limits import BLOCK_BYTES
+from sparring.snapshot.format.manifest import BLOCK_BYTES
 from sparring.snapshot.reader import Snapshot, open_snapshot
 from sparring.snapshot.verify import verify_snapshot
 

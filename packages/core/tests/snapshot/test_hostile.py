@@ -14,8 +14,8 @@ import pytest
 import xxhash
 
 from sparring.errors import SnapshotError
-from sparring.snapshot.format.hashes import hash_blocks
-from sparring.snapshot.format.tensors import Tensor, encode_header
+from sparring.snapshot.format.data_file import Tensor, encode_header
+from sparring.snapshot.format.manifest import hash_blocks
 from sparring.snapshot.reader import Snapshot, open_snapshot
 from sparring.snapshot.verify import verify_snapshot
 

@@ -25,9 +25,8 @@ from sparring.errors import (
 )
 from sparring.kernels.functions import partition
 from sparring.snapshot.compaction import compact
-from sparring.snapshot.open import open_place
 from sparring.snapshot.place.remote import RemotePlace
-from sparring.snapshot.reader import open_snapshot
+from sparring.snapshot.reader import open_place, open_snapshot
 from sparring.snapshot.retention import latest_snapshot, list_snapshots, retain
 from sparring.snapshot.verify import verify_snapshot
 from sparring.snapshot.writer import SnapshotWriter
@@ -270,7 +269,7 @@ def test_a_file_system_that_nobody_knows_is_refused() -> None:
 def test_a_rank_that_is_busy_while_another_fails_learns_why_when_it_looks(
     broken: int, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparring.snapshot.commit_protocol.GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("sparring.snapshot.commit.GRACE_SECONDS", 0.1)
     save(root, 1, make_chunk([1]))
     kept = set(files(root))
     is_busy, has_given_up = threading.Event(), threading.Event()

@@ -26,11 +26,11 @@ from sparring.kernels import functions as kernels
 from sparring.snapshot import writer as writing
 from sparring.snapshot.chain import count_rows, merged_chunks
 from sparring.snapshot.format.data_file import DataFile, Segment
-from sparring.snapshot.format.description import TableDescription
-from sparring.snapshot.options import SnapshotOptions
+from sparring.snapshot.format.manifest import TableDescription
 from sparring.snapshot.place.local import LocalPlace
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import latest_snapshot, list_snapshots
+from sparring.snapshot.row_router import SnapshotOptions
 from sparring.snapshot.verify import verify_snapshot
 from sparring.snapshot.writer import SnapshotWriter
 

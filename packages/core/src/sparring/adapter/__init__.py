@@ -113,14 +113,12 @@ if TYPE_CHECKING:
     from sparring.runtime.suggestions import (
         suggestion,
     )
-    from sparring.snapshot.format.description import (
+    from sparring.snapshot.format.manifest import (
         TableDescription,
-    )
-    from sparring.snapshot.open import (
-        open_place,
     )
     from sparring.snapshot.reader import (
         Snapshot,
+        open_place,
         open_snapshot,
     )
     from sparring.snapshot.writer import (
@@ -170,9 +168,8 @@ __getattr__ = names_from(
         "sparring.plugins.registry": "PluginManager make_plugin_manager",
         "sparring.rendezvous.environment": "EnvironmentOptions membership_from",
         "sparring.runtime.suggestions": "suggestion",
-        "sparring.snapshot.format.description": "TableDescription",
-        "sparring.snapshot.open": "open_place",
-        "sparring.snapshot.reader": "Snapshot open_snapshot",
+        "sparring.snapshot.format.manifest": "TableDescription",
+        "sparring.snapshot.reader": "Snapshot open_place open_snapshot",
         "sparring.snapshot.writer": "SnapshotWriter",
         "sparring.updates.by_name": "method_or_native native_class optimizer_classes",
         "sparring.updates.resolve": "hyper_from hypers_by_table resolve_method",

@@ -15,9 +15,8 @@ from sparring import _native
 from sparring.contracts.results import Keys, ScanChunk
 from sparring.errors import InvalidArgumentError
 from sparring.snapshot.daemon_threads import read_ahead
-from sparring.snapshot.file_errors import damaged
-from sparring.snapshot.format.limits import BLOCK_BYTES, NUM_PARTITIONS
-from sparring.snapshot.format.manifest import FileEntry
+from sparring.snapshot.format.manifest import BLOCK_BYTES, NUM_PARTITIONS, FileEntry
+from sparring.snapshot.place.place import damaged
 from sparring.snapshot.reader import Snapshot
 
 __all__ = ["count_rows", "merged_chunks"]

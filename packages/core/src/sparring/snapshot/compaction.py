@@ -6,8 +6,8 @@ import os
 import secrets
 
 from sparring.snapshot.chain import merged_chunks
-from sparring.snapshot.options import SnapshotOptions
 from sparring.snapshot.reader import Snapshot, open_snapshot
+from sparring.snapshot.row_router import SnapshotOptions
 from sparring.snapshot.writer import SnapshotWriter
 
 __all__ = ["compact"]

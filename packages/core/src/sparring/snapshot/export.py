@@ -13,7 +13,7 @@ from sparring.contracts.results import ScanChunk
 from sparring.errors import InvalidArgumentError, SnapshotIOError, UnsupportedError
 from sparring.kernels import functions as kernels
 from sparring.snapshot.chain import merged_chunks
-from sparring.snapshot.format.description import TableDescription
+from sparring.snapshot.format.manifest import TableDescription
 from sparring.snapshot.reader import Snapshot
 
 __all__ = ["export_parquet"]

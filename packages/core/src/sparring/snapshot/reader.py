@@ -1,38 +1,107 @@
-"""A committed snapshot with its chain of bases: manifests, segments of files, state."""
+"""A committed snapshot, found by its URL, with its chain of bases: manifests, segments, state."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sparring.contracts.results import ScanChunk
+from sparring.contracts.secrets import has_password
 from sparring.errors import (
+    InvalidArgumentError,
     SnapshotDamagedError,
     SnapshotError,
     UnknownTableError,
 )
-from sparring.snapshot.file_errors import damaged, reading
-from sparring.snapshot.format.blocks import BlockReader
-from sparring.snapshot.format.description import TableDescription
-from sparring.snapshot.format.limits import (
+from sparring.snapshot.format.data_file import SnapshotState, dtype_of_code, state_values
+from sparring.snapshot.format.manifest import (
     MANIFEST_BYTES,
     MANIFEST_NAME,
     MAX_CHAIN,
     STATE_HEADER_BYTES,
+    Base,
+    FileEntry,
+    Manifest,
+    TableDescription,
+    decode_text,
 )
-from sparring.snapshot.format.manifest import Base, FileEntry, Manifest, decode_text
-from sparring.snapshot.format.rows_file import read_segments
-from sparring.snapshot.format.state_file import SnapshotState, state_values
-from sparring.snapshot.format.tensors import dtype_of_code
-from sparring.snapshot.open import locate
-from sparring.snapshot.place.place import Place
+from sparring.snapshot.format.rows_file import BlockReader, read_segments
+from sparring.snapshot.place.place import Place, damaged, reading
 
-__all__ = ["Snapshot", "open_snapshot"]
+__all__ = ["Snapshot", "locate", "open_place", "open_snapshot"]
+
+
+def open_place(root_url: str | os.PathLike[str]) -> Place:
+    """Opens the folder that holds snapshots.
+
+    Raises:
+        InvalidArgumentError: no file system goes by that URL, it names no folder, or
+            it holds a password.
+        SnapshotIOError: its file system cannot be reached.
+    """
+    from sparring.snapshot.place.local import LocalPlace
+
+    text = os.fspath(root_url)
+    _refuse_password(text)
+    _check_names_a_folder(text)
+    scheme, is_url, path = text.partition("://")
+    if not is_url:
+        return LocalPlace(Path(os.path.realpath(text)))
+    if scheme == "file":
+        return LocalPlace(Path(os.path.realpath(path)))
+    from sparring.snapshot.place.remote import open_remote_place
+
+    return open_remote_place(text)
+
+
+def locate(url: str | os.PathLike[str]) -> tuple[Place, str]:
+    """The place that holds a snapshot, and its name there.
+
+    Raises:
+        InvalidArgumentError: the URL names no folder within another.
+    """
+    given = os.fspath(url)
+    _refuse_password(given)
+    _check_names_a_folder(given)
+    text = given.rstrip("/") or given
+    scheme, is_url, path = text.partition("://")
+    if not is_url or scheme == "file":
+        local = Path(os.path.realpath(path if is_url else text))
+        parent, name = str(local.parent), local.name
+    else:
+        parent, _, name = text.rpartition("/")
+    if not name or parent.endswith(":/"):
+        raise InvalidArgumentError(
+            f"snapshot {url}: names no folder within another; give one like runs/step-000000123"
+        )
+    return open_place(parent), name
+
+
+def _check_names_a_folder(text: str) -> None:
+    """Refuses an empty path, which would mean the current folder."""
+    scheme, is_url, path = text.partition("://")
+    if not scheme or (is_url and not path):
+        raise InvalidArgumentError(
+            f"{text!r} names no folder; give a path as runs/a, or a URL as s3://bucket/runs/a",
+            url=text,
+        )
+
+
+def _refuse_password(url: str) -> None:
+    """Refuses a URL with a password: messages, metrics and other ranks show it."""
+    if has_password(url):
+        raise InvalidArgumentError(
+            "the URL of a snapshot must hold no password, because it is printed; give it by the "
+            "variables or files of the file system, as AWS_SECRET_ACCESS_KEY or fsspec's "
+            "configuration"
+        )
+
 
 _PIECE_BYTES = 4 << 20
 _MANIFEST = re.compile(r"manifest(\.\d{1,9})?\.json\Z")

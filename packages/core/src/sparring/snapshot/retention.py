@@ -6,10 +6,8 @@ import os
 from collections.abc import Iterable, Sequence
 
 from sparring.errors import InvalidArgumentError, SnapshotError
-from sparring.snapshot.file_errors import reading, writing
-from sparring.snapshot.open import locate, open_place
-from sparring.snapshot.place.place import Place
-from sparring.snapshot.reader import Snapshot, open_snapshot
+from sparring.snapshot.place.place import Place, reading, writing
+from sparring.snapshot.reader import Snapshot, locate, open_place, open_snapshot
 
 __all__ = ["latest_snapshot", "list_snapshots", "retain", "unreadable_snapshots"]
 

@@ -13,6 +13,7 @@ import mmap
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,12 +22,53 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring.contracts.results import Keys, Rows, Scores
+from sparring.errors import InvalidArgumentError
 from sparring.snapshot.daemon_threads import DaemonThreads
 from sparring.snapshot.format.data_file import DataFile, Segment
-from sparring.snapshot.format.limits import NUM_PARTITIONS, SEGMENT_BYTES
-from sparring.snapshot.options import SnapshotOptions
+from sparring.snapshot.format.manifest import NUM_PARTITIONS, SEGMENT_BYTES, no_pause
 
-__all__ = ["RowLayout", "RowRouter", "returned_memory"]
+__all__ = ["RowLayout", "RowRouter", "SnapshotOptions", "returned_memory"]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotOptions:
+    """Sizes of the files of a snapshot, and of the buffers that write them.
+
+    A table that fits `small_bytes` is one file. A larger one is cut into `num_ranges` ranges of
+    partitions, so that a reader of some partitions reads few files.
+
+    Args:
+        num_ranges: ranges of partitions, a power of two up to 4,096.
+        file_bytes: a file that reaches this is closed, and its range goes on in another.
+        buffer_bytes: of all ranges' buffers together; each range writes a segment when its share
+            is full, of which no more than 64 MiB are used.
+        small_bytes: the largest table that is one file; held in memory as a whole. No more than
+            64 MiB are used.
+        pause: called by each writing thread after about a MiB of work; it may sleep, to leave the
+            machine to other threads.
+
+    Raises:
+        InvalidArgumentError: any of these is out of range.
+    """
+
+    num_ranges: int = 16
+    file_bytes: int = 256 << 20
+    buffer_bytes: int = 36 << 20
+    small_bytes: int = 24 << 20
+    pause: Callable[[], None] = no_pause
+
+    def __post_init__(self) -> None:
+        ranges = self.num_ranges
+        if not 1 <= ranges <= NUM_PARTITIONS or ranges & (ranges - 1):
+            raise InvalidArgumentError(
+                f"num_ranges must be a power of two from 1 to {NUM_PARTITIONS}, found {ranges}"
+            )
+        for name in ("file_bytes", "buffer_bytes", "small_bytes"):
+            if getattr(self, name) < 1:
+                raise InvalidArgumentError(
+                    f"{name} must be at least 1, found {getattr(self, name)}"
+                )
+
 
 _SLICE_ROWS = 65_536
 """Rows that are dealt out at once, so that a huge chunk needs no huge index."""

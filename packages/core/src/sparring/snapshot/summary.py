@@ -10,7 +10,7 @@ from sparring.contracts.results import Rows
 from sparring.contracts.table import TableConfig
 from sparring.kernels import functions as kernels
 from sparring.snapshot.chain import merged_chunks
-from sparring.snapshot.format.description import TableDescription
+from sparring.snapshot.format.manifest import TableDescription
 from sparring.snapshot.reader import Snapshot
 
 __all__ = ["TableSummary", "summarize"]

@@ -8,10 +8,14 @@ from functools import partial
 
 from sparring.errors import SnapshotError
 from sparring.snapshot.chain import merged_chunks
-from sparring.snapshot.file_errors import damaged, reading
-from sparring.snapshot.format.hashes import BLOCK_DIGITS, hash_blocks
-from sparring.snapshot.format.limits import BLOCK_BYTES, MANIFEST_NAME
-from sparring.snapshot.format.manifest import FileEntry
+from sparring.snapshot.format.manifest import (
+    BLOCK_BYTES,
+    BLOCK_DIGITS,
+    MANIFEST_NAME,
+    FileEntry,
+    hash_blocks,
+)
+from sparring.snapshot.place.place import damaged, reading
 from sparring.snapshot.reader import Snapshot
 
 __all__ = ["Problem", "VerifyReport", "verify_snapshot"]

@@ -29,8 +29,10 @@ from sparring.errors import (
     SnapshotError,
     SnapshotIOError,
 )
-from sparring.snapshot.attempt import (
+from sparring.snapshot.commit import (
+    LOOK_SECONDS,
     Attempt,
+    Outcome,
     await_parts,
     base_entry,
     check_name,
@@ -40,19 +42,21 @@ from sparring.snapshot.attempt import (
     merged,
     part_name,
 )
-from sparring.snapshot.commit_protocol import LOOK_SECONDS, Outcome
 from sparring.snapshot.daemon_threads import DaemonThreads
-from sparring.snapshot.file_errors import writing
-from sparring.snapshot.format.data_file import DataFile
-from sparring.snapshot.format.description import JSON, TableDescription
-from sparring.snapshot.format.hashes import FileHashes
-from sparring.snapshot.format.limits import MANIFEST_BYTES
-from sparring.snapshot.format.manifest import FileEntry, Part, TableEntry, encode_text
-from sparring.snapshot.format.state_file import write_state_file
-from sparring.snapshot.open import locate
-from sparring.snapshot.options import SnapshotOptions
-from sparring.snapshot.reader import Snapshot, open_snapshot
-from sparring.snapshot.row_router import RowLayout, RowRouter
+from sparring.snapshot.format.data_file import DataFile, write_state_file
+from sparring.snapshot.format.manifest import (
+    JSON,
+    MANIFEST_BYTES,
+    FileEntry,
+    FileHashes,
+    Part,
+    TableDescription,
+    TableEntry,
+    encode_text,
+)
+from sparring.snapshot.place.place import writing
+from sparring.snapshot.reader import Snapshot, locate, open_snapshot
+from sparring.snapshot.row_router import RowLayout, RowRouter, SnapshotOptions
 
 __all__ = ["SnapshotWriter"]
 

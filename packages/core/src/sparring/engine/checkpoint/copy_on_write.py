@@ -37,7 +37,7 @@ from sparring.contracts.table import TableConfig
 from sparring.engine.checkpoint.undo_rows import UndoBudget, UndoRows
 from sparring.errors import InternalError, InvalidArgumentError
 from sparring.kernels.functions import partition
-from sparring.snapshot.format.hashes import no_pause
+from sparring.snapshot.format.manifest import no_pause
 from sparring.snapshot.row_router import returned_memory
 
 __all__ = ["CopyOnWriteView", "cleared"]

@@ -20,7 +20,7 @@ from sparring.engine.table_entry import TableEntry
 from sparring.errors import InterruptedLoadError, InvalidArgumentError, SparringError
 from sparring.runtime.pool import Task
 from sparring.snapshot.chain import merged_chunks
-from sparring.snapshot.format.description import TableDescription
+from sparring.snapshot.format.manifest import TableDescription
 from sparring.snapshot.reader import Snapshot, open_snapshot
 from sparring.storage.load import begin_load as begin_storage_load
 from sparring.storage.load import end_load as end_storage_load

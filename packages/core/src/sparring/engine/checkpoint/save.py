@@ -23,9 +23,9 @@ from sparring.engine.state import EngineState
 from sparring.engine.table_entry import TableEntry
 from sparring.errors import InvalidArgumentError
 from sparring.runtime import pool
-from sparring.snapshot.format.description import TableDescription
-from sparring.snapshot.open import locate
-from sparring.snapshot.options import SnapshotOptions
+from sparring.snapshot.format.manifest import TableDescription
+from sparring.snapshot.reader import locate
+from sparring.snapshot.row_router import SnapshotOptions
 from sparring.snapshot.writer import SnapshotWriter
 
 __all__ = ["save"]

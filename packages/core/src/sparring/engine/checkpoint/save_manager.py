@@ -21,7 +21,7 @@ from sparring.errors import DeadlineError, SnapshotError
 from sparring.runtime.events import EventLoop
 from sparring.runtime.fork_safety import Forkable
 from sparring.runtime.pool import Task
-from sparring.snapshot.format.description import TableDescription
+from sparring.snapshot.format.manifest import TableDescription
 from sparring.snapshot.retention import retain
 from sparring.snapshot.writer import SnapshotWriter
 

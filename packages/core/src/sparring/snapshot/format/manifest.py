@@ -1,4 +1,6 @@
-"""The manifest of a snapshot, and a rank's part of it: JSON that carries its own hash.
+"""The manifest of a snapshot, and a rank's part of it; bounds, hashes and table descriptions in it.
+
+JSON that carries its own hash:
 
 {
  "format": "sparring snapshot",
@@ -11,16 +13,244 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
+import numpy as np
+import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sparring.contracts.table import DTYPES
-from sparring.snapshot.format.description import TableDescription
-from sparring.snapshot.format.hashes import BLOCK_DIGITS, text_hash
-from sparring.snapshot.format.limits import BLOCK_BYTES, NUM_PARTITIONS, VERSION
+from sparring.contracts.initializers import Initializer
+from sparring.contracts.table import DTYPES, TableConfig
+from sparring.errors import InvalidArgumentError
 
-__all__ = ["Base", "FileEntry", "Manifest", "Part", "TableEntry", "decode_text", "encode_text"]
+__all__ = [
+    "BLOCK_BYTES",
+    "BLOCK_DIGITS",
+    "Base",
+    "FileEntry",
+    "FileHashes",
+    "HEADER_BYTES",
+    "JSON",
+    "MANIFEST_BYTES",
+    "MANIFEST_NAME",
+    "MAX_CHAIN",
+    "Manifest",
+    "NUM_PARTITIONS",
+    "Part",
+    "SEGMENT_BYTES",
+    "STATE_HEADER_BYTES",
+    "TableDescription",
+    "TableEntry",
+    "VERSION",
+    "block_hash",
+    "decode_text",
+    "encode_text",
+    "hash_blocks",
+    "no_pause",
+    "text_hash",
+]
+
+# Bounds are checked before memory is allocated, so a hostile snapshot costs no more than a small one.
+# The writer stays well within them.
+
+VERSION = 1
+"""Of the format. Readers refuse any other."""
+
+NUM_PARTITIONS = 4096
+"""Of a table's key space; `sparring.kernels.functions.partition` gives a key's."""
+
+BLOCK_BYTES = 1 << 20
+"""Each block of this size of a file has a hash of its own: where damage is looked for."""
+
+MANIFEST_NAME = "manifest.json"
+
+MANIFEST_BYTES = 256 << 20
+"""The longest manifest that is read. A terabyte of rows needs about 20 MiB."""
+
+HEADER_BYTES = 1 << 20
+"""The longest header of a file of rows or erased keys that is read."""
+
+STATE_HEADER_BYTES = 64 << 20
+"""The longest header of a file of state that is read; it holds the state's values."""
+
+SEGMENT_BYTES = 64 << 20
+"""The longest segment of a file of rows that is read: so much memory reading needs."""
+
+MAX_CHAIN = 1000
+"""The most deltas over one full snapshot."""
+
+
+BLOCK_DIGITS = 16
+"""Hexadecimal digits of the hash of a block."""
+
+ReadInto = Callable[[int, memoryview], None]
+"""Fills the view with the bytes of a file that begin at an offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileHashes:
+    """Expected hashes of a file's bytes.
+
+    Args:
+        size_bytes: of the file.
+        whole: xxh3-128 of all bytes, 32 hexadecimal digits.
+        blocks: xxh3-64 of each block of `BLOCK_BYTES`, 16 digits each, one after the other.
+    """
+
+    size_bytes: int
+    whole: str
+    blocks: str
+
+
+def text_hash(data: bytes) -> str:
+    """xxh3-128, 32 hexadecimal digits."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def block_hash(data: memoryview) -> str:
+    """xxh3-64, 16 hexadecimal digits."""
+    return xxhash.xxh3_64_hexdigest(data)
+
+
+def no_pause() -> None:
+    """Does not pause."""
+
+
+def hash_blocks(
+    read_into: ReadInto, size_bytes: int, pause: Callable[[], None] = no_pause
+) -> FileHashes:
+    """The hashes of a file, in one pass over it.
+
+    Args:
+        read_into: reads the file.
+        size_bytes: of the file.
+        pause: called after each block.
+    """
+    whole = xxhash.xxh3_128()
+    blocks = []
+    buffer = memoryview(bytearray(min(BLOCK_BYTES, size_bytes)))
+    for begin in range(0, size_bytes, BLOCK_BYTES):
+        block = buffer[: min(BLOCK_BYTES, size_bytes - begin)]
+        read_into(begin, block)
+        whole.update(block)
+        blocks.append(block_hash(block))
+        pause()
+    return FileHashes(size_bytes, whole.hexdigest(), "".join(blocks))
+
+
+JSON = Any
+"""None, bool, int, float, str, and lists and string-keyed mappings of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableDescription:
+    """A table, as far as its rows are concerned.
+
+    Args:
+        name: of the table.
+        dim: elements of an embedding.
+        dtype: of embeddings.
+        state_width: elements of optimizer state behind each embedding.
+        state_method: the update method of that state; empty where unknown.
+        has_scores: whether rows come with scores.
+        extra: what else is worth keeping. `of` puts the seed, the initializer and the placement
+            there, because rows that were never written are computed from them.
+    """
+
+    name: str
+    dim: int
+    dtype: str = "float32"
+    state_width: int = 0
+    state_method: str = ""
+    has_scores: bool = False
+    extra: Mapping[str, JSON] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        table: TableConfig,
+        *,
+        has_scores: bool = False,
+        extra: Mapping[str, JSON] | None = None,
+    ) -> TableDescription:
+        """The description of `table`.
+
+        Args:
+            table: as declared, with its state.
+            has_scores: whether the storage keeps scores that are to be saved.
+            extra: added to the seed, the initializer and the placement.
+        """
+        assert isinstance(table.initializer, Initializer)  # TableConfig sees to it
+        known = {
+            "seed": table.seed,
+            "initializer": table.initializer.as_dict(),
+            "placement": table.placement,
+        }
+        return cls(
+            table.name,
+            table.dim,
+            table.dtype,
+            table.state_width,
+            table.state_method,
+            has_scores,
+            known | dict(extra or {}),
+        )
+
+    @property
+    def config(self) -> TableConfig:
+        """A table of the same rows, with the default initializer; it gives their layout.
+
+        Raises:
+            InvalidArgumentError: there can be no such table.
+        """
+        return TableConfig(
+            self.name,
+            self.dim,
+            self.dtype,
+            # Of every legal dim and dtype it stays within the range.
+            initializer="zeros",
+            state_width=self.state_width,
+            state_method=self.state_method,
+        )
+
+    @property
+    def width(self) -> int:
+        """Elements of the table's dtype in a whole row."""
+        return self.config.width
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The dtype of arrays of rows."""
+        return self.config.numpy_dtype
+
+    def check(self, table: TableConfig) -> None:
+        """Refuses a table whose rows these cannot be.
+
+        Raises:
+            InvalidArgumentError: naming what differs, in the snapshot and in the table.
+        """
+        asked, found = table, self.config
+        differing = [
+            f"{name} {getattr(found, name)!r} in the snapshot, {getattr(asked, name)!r} declared"
+            for name in ("name", "dim", "dtype")
+            if getattr(found, name) != getattr(asked, name)
+        ]
+        if found.has_other_state(asked):
+            differing.append(
+                f"state of {found.state_width} elements of {found.state_method or 'an unknown method'!r} "
+                f"in the snapshot, {asked.state_width} of {asked.state_method or 'an unknown method'!r} "
+                "declared"
+            )
+        if differing:
+            raise InvalidArgumentError(
+                f"snapshot of table {self.name!r} does not fit the table that is declared: "
+                f"{'; '.join(differing)}. Declare it as it was saved, or load another snapshot",
+                table=self.name,
+                differing=tuple(differing),
+            )
+
 
 _TAIL = re.compile(rb'\n "hash": "([0-9a-f]{32})"\n}\n\Z')
 _TAIL_BYTES = len(b'\n "hash": ""\n}\n') + 32

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from sparring.snapshot.format.hashes import FileHashes, hash_blocks
-from sparring.snapshot.format.limits import MANIFEST_NAME
+from sparring.snapshot.format.manifest import MANIFEST_NAME, FileHashes, hash_blocks
 from sparring.snapshot.place.place import Place, ReadFile, ReadFolder, WriteFile, WriteFolder
 
 __all__ = ["LocalPlace", "LocalWriteFile"]

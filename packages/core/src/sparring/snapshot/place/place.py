@@ -1,20 +1,32 @@
-"""Contract of a file system that holds snapshots.
+"""Contract of a file system that holds snapshots, and how its errors are told.
 
 A place is a folder of snapshots. `sparring.snapshot.place.local` and
-`remote_place` implement it; tests put one around it that fails or kills at any call. Names are
-single path components. Methods raise OSError as the file system gives it; who calls them adds
-what was asked.
+`sparring.snapshot.place.remote` implement it; tests put one around it that fails or kills at any call.
+Names are single path components. Methods raise OSError as the file system gives it; callers turn it into
+errors that name the snapshot, the file and the offset, by `reading` and `writing`.
 """
 
 from __future__ import annotations
 
+import errno
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
+from sparring.errors import SnapshotDamagedError, SnapshotError, SnapshotIOError
 from sparring.runtime.lifecycle import Closable
-from sparring.snapshot.format.hashes import FileHashes
+from sparring.snapshot.format.manifest import FileHashes
 
-__all__ = ["Place", "ReadFile", "ReadFolder", "WriteFile", "WriteFolder"]
+__all__ = [
+    "Place",
+    "ReadFile",
+    "ReadFolder",
+    "WriteFile",
+    "WriteFolder",
+    "damaged",
+    "reading",
+    "writing",
+]
 
 
 class ReadFile(Closable):
@@ -152,3 +164,65 @@ class Place(ABC):
     @abstractmethod
     def remove_stale(self, older_than_seconds: float) -> list[str]:
         """Removes staging folders without writes for that long; returns their names."""
+
+
+_NOT_REGULAR = {errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.ENXIO}
+
+
+def damaged(url: str, file: str, offset: int, reason: str) -> SnapshotDamagedError:
+    """The error that a file is damaged."""
+    return SnapshotDamagedError(
+        f"snapshot {url}: {file} is damaged at byte {offset:,}: {reason}; load an older snapshot",
+        url=url,
+        file=file,
+        offset=offset,
+    )
+
+
+@contextmanager
+def reading(url: str, file: str, offset: int = 0) -> Iterator[None]:
+    """Turns errors of reading into those of snapshots.
+
+    Raises:
+        SnapshotDamagedError: the file is missing, too short or no regular file.
+        SnapshotIOError: the file system failed.
+    """
+    try:
+        yield
+    except SnapshotError:
+        raise
+    except FileNotFoundError as error:
+        raise damaged(url, file, offset, "it is missing") from error
+    except EOFError as error:
+        raise damaged(url, file, offset, str(error)) from error
+    except OSError as error:
+        if error.errno in _NOT_REGULAR:
+            raise damaged(url, file, offset, f"it is no regular file ({error})") from error
+        raise SnapshotIOError(
+            f"snapshot {url}: reading {file} at byte {offset:,} failed: {error}; look there, then "
+            "load again",
+            url=url,
+            file=file,
+            offset=offset,
+        ) from error
+
+
+@contextmanager
+def writing(url: str, file: str, offset: int = 0) -> Iterator[None]:
+    """Turns errors of writing into those of snapshots.
+
+    Raises:
+        SnapshotIOError: the file system failed.
+    """
+    try:
+        yield
+    except SnapshotError:
+        raise
+    except OSError as error:
+        raise SnapshotIOError(
+            f"snapshot {url}: writing {file} at byte {offset:,} failed: {error}; nothing was "
+            "committed. Make room or mend the disk, then save again",
+            url=url,
+            file=file,
+            offset=offset,
+        ) from error

@@ -16,8 +16,7 @@ from functools import wraps
 from typing import Any
 
 from sparring.errors import InvalidArgumentError, SnapshotIOError
-from sparring.snapshot.format.hashes import FileHashes
-from sparring.snapshot.format.limits import MANIFEST_NAME
+from sparring.snapshot.format.manifest import MANIFEST_NAME, FileHashes
 from sparring.snapshot.place.local import LocalWriteFile
 from sparring.snapshot.place.place import Place, ReadFile, ReadFolder, WriteFile, WriteFolder
 
