@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sparring.contracts.capabilities import (
         Capabilities,
     )
+    from sparring.contracts.checkpoint import Loaded, Retention, Saved, SaveOptions, State
     from sparring.contracts.initializers import (
         Constant,
         Initializer,
@@ -45,19 +46,15 @@ if TYPE_CHECKING:
     )
     from sparring.contracts.storage import (
         Storage,
+        interrupted_load,
+        read_note,
+        write_note,
     )
     from sparring.contracts.table import (
         TableConfig,
     )
     from sparring.engine.checkpoint.agreement import (
         agree,
-    )
-    from sparring.engine.checkpoint.requests import (
-        Loaded,
-        Retention,
-        Saved,
-        SaveOptions,
-        State,
     )
     from sparring.engine.container import (
         StepContainer,
@@ -77,10 +74,8 @@ if TYPE_CHECKING:
     from sparring.engine.step import (
         Step,
     )
-    from sparring.engine.table_entry import (
-        StorageChoice,
-        TableEntry,
-    )
+    from sparring.engine.storage_choice import StorageChoice
+    from sparring.engine.tables import TableEntry
     from sparring.errors import (
         SparringError,
     )
@@ -187,14 +182,7 @@ if TYPE_CHECKING:
     from sparring.storage.convert import (
         conversion_command,
     )
-    from sparring.storage.load import (
-        begin_load,
-        end_load,
-        interrupted_load,
-        read_note,
-        restore,
-        write_note,
-    )
+    from sparring.storage.load import begin_load, end_load, restore
     from sparring.storage.memory import (
         MemoryStorage,
     )
@@ -234,20 +222,21 @@ _name = names_from(
         "sparring.cli.output": "make_console print_json print_warning",
         "sparring.collective.local": "LocalGroup",
         "sparring.contracts.capabilities": "Capabilities",
+        "sparring.contracts.checkpoint": "Loaded Retention SaveOptions Saved State",
         "sparring.contracts.initializers": (
             "Constant Initializer Normal TruncatedNormal Uniform Xavier Zeros"
         ),
         "sparring.contracts.results": "Columns Evicted FindResult ScanChunk",
-        "sparring.contracts.storage": "Storage",
+        "sparring.contracts.storage": "Storage interrupted_load read_note write_note",
         "sparring.contracts.table": "TableConfig",
         "sparring.engine.checkpoint.agreement": "agree",
-        "sparring.engine.checkpoint.requests": "Loaded Retention SaveOptions Saved State",
         "sparring.engine.container": "StepContainer",
         "sparring.engine.job_bootstrap": "AUTO join_job resolved_backends",
         "sparring.engine.memory_budget": "MOST_BYTES bytes_from_text",
         "sparring.engine.resource_manager": "ResourceManager",
         "sparring.engine.step": "Step",
-        "sparring.engine.table_entry": "StorageChoice TableEntry",
+        "sparring.engine.storage_choice": "StorageChoice",
+        "sparring.engine.tables": "TableEntry",
         "sparring.errors": "SparringError",
         "sparring.exchange.counters": "ExchangeCounters MessageKind",
         "sparring.exchange.headers": "header_bytes",
@@ -280,9 +269,7 @@ _name = names_from(
         "sparring.snapshot.verify": "verify_snapshot",
         "sparring.snapshot.writer": "SnapshotWriter",
         "sparring.storage.convert": "conversion_command",
-        "sparring.storage.load": (
-            "begin_load end_load interrupted_load read_note restore write_note"
-        ),
+        "sparring.storage.load": "begin_load end_load restore",
         "sparring.storage.memory": "MemoryStorage",
         "sparring.storage.native": "NativeStorage capsule_of",
         "sparring.storage.open": "open_storage",

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from sparring.contracts.checkpoint import SaveOptions
 from sparring.contracts.table import TableConfig
-from sparring.engine.checkpoint.requests import SaveOptions
 from sparring.engine.container import StepContainer
-from sparring.engine.table_entry import StorageChoice
+from sparring.engine.storage_choice import StorageChoice
 from sparring.runtime import events
 from sparring_testing.faulty_disk import faulty_disk
 

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from sparring.contracts.table import TableConfig
-from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView
-from sparring.engine.checkpoint.undo_rows import UndoBudget
-from sparring.engine.checkpoint.write_log import WriteLog
+from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, UndoBudget
 from sparring.engine.container import StepContainer
-from sparring.engine.table_entry import StorageChoice
+from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables import WriteLog
 from sparring.errors import InternalError, SnapshotError, SnapshotIOError
 from sparring.snapshot import compaction as compacting
 from sparring.snapshot.chain import count_rows

@@ -15,9 +15,8 @@ from sparring.contracts.results import ScanChunk
 from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
 from sparring.engine.checkpoint import copy_on_write as freezing
-from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView
-from sparring.engine.checkpoint.undo_rows import UndoBudget
-from sparring.engine.checkpoint.write_log import WriteLog
+from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, UndoBudget
+from sparring.engine.tables import WriteLog
 from sparring.errors import InvalidArgumentError
 from sparring.storage.open import open_storage
 

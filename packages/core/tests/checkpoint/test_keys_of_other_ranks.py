@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparring.contracts.checkpoint import SaveOptions
 from sparring.contracts.collective import Collective
 from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
-from sparring.engine.checkpoint.requests import SaveOptions
 from sparring.engine.container import StepContainer
-from sparring.engine.table_entry import StorageChoice
+from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, SnapshotError
 from sparring.kernels.functions import partition
 from sparring.snapshot.chain import merged_chunks

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from sparring.contracts.admission import Frequency
+from sparring.contracts.checkpoint import State
 from sparring.contracts.initializers import Uniform
 from sparring.contracts.results import Evicted, Keys, Rows, Scores
 from sparring.contracts.table import TableConfig
-from sparring.engine.checkpoint.requests import State
 from sparring.engine.container import StepContainer
-from sparring.engine.table_entry import StorageChoice
+from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import (
     ClosedError,
     DeadlineError,

@@ -16,7 +16,7 @@ from sparring.contracts.results import Evicted
 from sparring.contracts.table import TableConfig
 from sparring.engine.checkpoint import agreement as agreeing
 from sparring.engine.container import StepContainer
-from sparring.engine.table_entry import StorageChoice
+from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import (
     InterruptedLoadError,
     PeerFailure,

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from sparring.contracts.admission import Bloom, Frequency, Probability
+from sparring.contracts.checkpoint import SaveOptions, State
 from sparring.contracts.initializers import Uniform
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
 from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView
-from sparring.engine.checkpoint.requests import SaveOptions, State
 from sparring.engine.container import StepContainer
-from sparring.engine.table_entry import StorageChoice
+from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import (
     DeadlineError,
     InvalidArgumentError,
@@ -279,7 +279,7 @@ def test_a_full_snapshot_is_written_where_too_many_keys_changed(
         step(container, 0)
         full = str(tmp_path / "full")
         container.save(full, options=SaveOptions(is_base=True))
-        monkeypatch.setattr("sparring.engine.checkpoint.write_log.CHANGED_BYTES", 100)
+        monkeypatch.setattr("sparring.engine.tables.CHANGED_BYTES", 100)
         step(container, 1)
         saved = container.save(str(tmp_path / "next"), base=full)
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from sparring.contracts.admission import Bloom, Frequency
+from sparring.contracts.checkpoint import SaveOptions, State
 from sparring.contracts.collective import Collective
 from sparring.contracts.initializers import Uniform
 from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
-from sparring.engine.checkpoint.requests import SaveOptions, State
 from sparring.engine.container import StepContainer
-from sparring.engine.table_entry import StorageChoice
+from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import DeadlineError, SnapshotError, SnapshotIOError, SparringError
 from sparring.rendezvous.single import SingleRendezvous
 from sparring.runtime.events import BackgroundError

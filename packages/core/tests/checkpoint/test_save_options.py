@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sparring.engine.checkpoint.requests import Retention, SaveOptions
+from sparring.contracts.checkpoint import Retention, SaveOptions
 from sparring.engine.container import StepContainer
 from sparring.errors import InvalidArgumentError
 from sparring.snapshot.retention import list_snapshots

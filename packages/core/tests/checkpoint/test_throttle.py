@@ -12,11 +12,10 @@ import pytest
 from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
 from sparring.engine.checkpoint import copy_on_write as freezing
-from sparring.engine.checkpoint import undo_rows
-from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView
-from sparring.engine.checkpoint.save_manager import SnapshotJob, TableJob
-from sparring.engine.checkpoint.undo_rows import Throttle, UndoBudget, UndoRows
-from sparring.engine.checkpoint.write_log import WriteLog
+from sparring.engine.checkpoint import save_manager
+from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, UndoBudget, UndoRows
+from sparring.engine.checkpoint.save_manager import SnapshotJob, TableJob, Throttle
+from sparring.engine.tables import WriteLog
 from sparring.snapshot.chain import merged_chunks
 from sparring.snapshot.format.manifest import TableDescription
 from sparring.snapshot.reader import open_snapshot
@@ -52,7 +51,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(undo_rows, "time", made)
+    monkeypatch.setattr(save_manager, "time", made)
     return made
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from sparring.cli.application import main
+from sparring.contracts.checkpoint import SaveOptions
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
-from sparring.engine.checkpoint.requests import SaveOptions
 from sparring.engine.container import StepContainer
-from sparring.engine.table_entry import StorageChoice
+from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import (
     CapacityError,
     InterruptedLoadError,

@@ -14,7 +14,7 @@ from sparring.contracts.rendezvous import Rendezvous
 from sparring.contracts.table import TableConfig
 from sparring.engine.apply.gather import TableUpdate
 from sparring.engine.container import StepContainer
-from sparring.engine.table_entry import StorageChoice
+from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import (
     CapacityError,
     ClosedError,

@@ -19,7 +19,7 @@ from sparring.contracts.table import DTYPES, TableConfig
 from sparring.contracts.updates import MethodChoice, UpdateMethod, UpdateRows
 from sparring.engine.apply.gather import TableUpdate
 from sparring.engine.container import StepContainer
-from sparring.engine.table_entry import StorageChoice
+from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError
 from sparring.kernels import functions as kernels
 from sparring.storage.convert import copy_embeddings

@@ -19,7 +19,7 @@ from sparring import _native
 from sparring.contracts.results import Evicted
 from sparring.contracts.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.table_entry import StorageChoice
+from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import InterruptedLoadError, SnapshotDamagedError
 from sparring.storage.load import begin_load
 from sparring.storage.memory import MemoryStorage

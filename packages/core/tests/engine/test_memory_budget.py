@@ -12,7 +12,7 @@ from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
 from sparring.engine.container import StepContainer
 from sparring.engine.memory_budget import bytes_from_text, bytes_text
-from sparring.engine.table_entry import StorageChoice
+from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import CapacityError, InvalidArgumentError
 from sparring.updates.resolve import hyper_from, resolve_method
 from sparring_testing.rank_threads import run_ranks

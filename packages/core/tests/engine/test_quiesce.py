@@ -1,4 +1,4 @@
-"""The order in which an operation waits for background work, as the tables in `quiesce` say."""
+"""The order in which an operation waits for background work, as the tables in `Purpose` say."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from sparring.engine import quiesce as quiesces
-from sparring.engine.quiesce import Purpose, quiesce, try_quiesce
+from sparring.engine.state import Purpose, quiesce, try_quiesce
 
-DOCUMENT = quiesces.__doc__ or ""
+DOCUMENT = Purpose.__doc__ or ""
 DOCUMENTED = {
     name: [int(step) for step in steps.split()]
     for name, steps in re.findall(r"\| ([A-Z]+) +\| ([\d ]+)\|", DOCUMENT)

@@ -12,10 +12,11 @@ import pytest
 
 from sparring.contracts.collective import Collective
 from sparring.contracts.results import Evicted
+from sparring.contracts.storage import write_note
 from sparring.contracts.table import TableConfig
 from sparring.engine.checkpoint import agreement as agreeing
 from sparring.engine.container import StepContainer
-from sparring.engine.table_entry import StorageChoice
+from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import (
     InterruptedLoadError,
     InvalidArgumentError,
@@ -25,7 +26,7 @@ from sparring.errors import (
 )
 from sparring.kernels.functions import partition
 from sparring.snapshot.reader import open_snapshot
-from sparring.storage.load import begin_load, end_load, write_note
+from sparring.storage.load import begin_load, end_load
 from sparring.storage.memory import MemoryStorage
 from sparring_testing.deadlines import in_time
 from sparring_testing.rank_threads import run_ranks

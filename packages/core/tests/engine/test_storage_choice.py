@@ -9,7 +9,7 @@ import pytest
 from sparring.collective.local import LocalGroup
 from sparring.contracts.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.table_entry import StorageChoice
+from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError
 from sparring_testing.thread_rendezvous import ThreadRendezvous
 

@@ -22,7 +22,7 @@ from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
 from sparring.engine.apply.gather import TableUpdate
 from sparring.engine.container import StepContainer
-from sparring.engine.table_entry import StorageChoice
+from sparring.engine.storage_choice import StorageChoice
 from sparring.exchange.options import ExchangeOptions
 from sparring.updates.resolve import hyper_from, resolve_method
 

@@ -18,7 +18,7 @@ from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
 from sparring.engine.container import StepContainer
-from sparring.engine.table_entry import StorageChoice
+from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import (
     CapacityError,
     ClosedError,

@@ -16,7 +16,7 @@ from sparring.contracts.initializers import Uniform
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
 from sparring.engine.container import StepContainer
-from sparring.engine.table_entry import StorageChoice
+from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError
 from sparring.exchange.counters import MessageKind
 from sparring.exchange.options import ExchangeOptions

@@ -16,7 +16,7 @@ from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.engine.resource_manager import ResourceManager
-from sparring.engine.table_entry import StorageChoice
+from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError
 from sparring.exchange.headers import header_bytes
 from sparring.exchange.messages import Codec, PullRequest, PushRequest

@@ -12,7 +12,7 @@ from sparring.contracts.rendezvous import Membership
 from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.table_entry import StorageChoice, storage_device
+from sparring.engine.storage_choice import StorageChoice, storage_device
 from sparring.errors import InvalidArgumentError
 from sparring.plugins.distributions import PluginSource
 from sparring.plugins.registry import make_plugin_manager

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from sparring.contracts.checkpoint import SaveOptions
 from sparring.contracts.collective import Collective
-from sparring.engine.checkpoint.requests import SaveOptions
 from sparring.engine.container import StepContainer
-from sparring.engine.table_entry import StorageChoice
+from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import (
     InvalidArgumentError,
     SnapshotDamagedError,

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy.typing as npt
 
 from sparring.contracts.results import Columns, Evicted, Keys, Rows, ScanChunk, Scores
+from sparring.contracts.storage import write_note
 from sparring.errors import ClosedError
-from sparring.storage.load import write_note
 from sparring.storage.memory import MemoryStorage
 
 from .registry import caught_by

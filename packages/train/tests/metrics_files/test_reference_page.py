@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparring.engine.checkpoint.requests import SaveCounters
+from sparring.engine.checkpoint.save_manager import SaveCounters
 from sparring.engine.prefetch_thread import PrefetchCounters
 from sparring.engine.state import StepCounters
 from sparring.exchange.counters import ExchangeCounters, WireBytes

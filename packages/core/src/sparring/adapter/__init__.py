@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         open_nccl,
         why_nccl_is_unavailable,
     )
+    from sparring.contracts.checkpoint import SaveOptions, State
     from sparring.engine.apply.gather import (
         TableUpdate,
     )
@@ -49,10 +50,6 @@ if TYPE_CHECKING:
         Rounds,
         agree,
         check_alike,
-    )
-    from sparring.engine.checkpoint.requests import (
-        SaveOptions,
-        State,
     )
     from sparring.engine.container import (
         StepContainer,
@@ -85,10 +82,7 @@ if TYPE_CHECKING:
     from sparring.engine.resource_manager import (
         ResourceManager,
     )
-    from sparring.engine.table_entry import (
-        StorageChoice,
-        storage_device,
-    )
+    from sparring.engine.storage_choice import StorageChoice, storage_device
     from sparring.engine.table_group import (
         StorageLike,
         TableDeclaration,
@@ -148,7 +142,7 @@ __getattr__ = names_from(
         "sparring.collective.nccl_library": "open_cuda open_nccl why_nccl_is_unavailable",
         "sparring.engine.apply.gather": "TableUpdate",
         "sparring.engine.checkpoint.agreement": "Rounds agree check_alike",
-        "sparring.engine.checkpoint.requests": "SaveOptions State",
+        "sparring.contracts.checkpoint": "SaveOptions State",
         "sparring.engine.container": "StepContainer",
         "sparring.engine.device_gradients": "BagGradients DeviceGradients",
         "sparring.engine.device_lookup": (
@@ -159,7 +153,7 @@ __getattr__ = names_from(
         "sparring.engine.optimizer_state": "TableState give_states method_state",
         "sparring.engine.prefetch": "Prefetch",
         "sparring.engine.resource_manager": "ResourceManager",
-        "sparring.engine.table_entry": "StorageChoice storage_device",
+        "sparring.engine.storage_choice": "StorageChoice storage_device",
         "sparring.engine.table_group": (
             "StorageLike TableDeclaration TableGroup declared given_storages joined_container "
             "non_finite_policy shared_settings"

@@ -59,6 +59,9 @@ __all__ = [
     "Scores",
     "Storage",
     "closed_error",
+    "interrupted_load",
+    "read_note",
+    "write_note",
 ]
 
 
@@ -384,3 +387,34 @@ class Storage(Closable):
             kept = self._read_note_impl(name) if isinstance(self, SupportsNotes) else None
             self._state.notes[name] = kept
         return self._state.notes[name]
+
+
+def interrupted_load(storage: Storage) -> str | None:
+    """The source of a load that has not ended: rows may be missing. None: there is none."""
+    return read_note(storage, LOAD_NOTE)
+
+
+def write_note(storage: Storage, name: str, text: str | None) -> None:
+    """Keeps a short text about the rows; None removes it. `Storage.clear` keeps it.
+
+    Where `Capabilities.notes` is set it outlives the process: it is durable before any
+    write that follows, and is removed after all writes that went before.
+
+    Args:
+        storage: whose rows it is about.
+        name: lowercase letters and ``_``. ``load`` and ``part`` are the engine's.
+        text: up to 4,096 characters.
+
+    Raises:
+        InvalidArgumentError: `name` or `text` is not as it should be.
+    """
+    storage._check_open()
+    arguments.check_note(storage.table.name, name, text)
+    storage._write_note(name, text)
+
+
+def read_note(storage: Storage, name: str) -> str | None:
+    """The text that `write_note` keeps under `name`; None: there is none."""
+    storage._check_open()
+    arguments.check_note(storage.table.name, name, None)
+    return storage._read_note(name)

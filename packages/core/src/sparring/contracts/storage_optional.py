@@ -26,15 +26,15 @@ from sparring.contracts.background import Background
 from sparring.contracts.results import Columns, Evicted, Keys, Rows, Scores
 
 __all__ = [
-    "LOAD_NOTE",
-    "UNWATCHED",
     "FirstTierAccess",
+    "LOAD_NOTE",
     "SupportsBackground",
     "SupportsCapsule",
     "SupportsCopy",
     "SupportsFirstTier",
     "SupportsNotes",
     "SupportsRestore",
+    "UNWATCHED",
     "Watcher",
     "Write",
     "watched",

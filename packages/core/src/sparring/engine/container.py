@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring.collective.local import LocalGroup
+from sparring.contracts.checkpoint import Loaded, Retention, Saved, SaveOptions, State
 from sparring.contracts.collective import Collective, Reduction
 from sparring.contracts.kernels import KernelSet
 from sparring.contracts.rendezvous import Rendezvous
@@ -39,7 +40,6 @@ from sparring.engine.checkpoint.agreement import Rounds
 from sparring.engine.checkpoint.flush import FlushManager
 from sparring.engine.checkpoint.load import load
 from sparring.engine.checkpoint.load_manager import LoadManager
-from sparring.engine.checkpoint.requests import Loaded, Retention, Saved, SaveOptions, State
 from sparring.engine.checkpoint.save import save
 from sparring.engine.checkpoint.save_manager import SaveManager
 from sparring.engine.job_fingerprint import JobFingerprint, describe_wire_format
@@ -47,12 +47,18 @@ from sparring.engine.lookup import Lookup, look_up
 from sparring.engine.optimizer_state import check_state, drop_state, set_state
 from sparring.engine.prefetch import Prefetch
 from sparring.engine.prefetch_thread import PrefetchThread
-from sparring.engine.quiesce import Purpose, quiesce, try_quiesce
 from sparring.engine.resource_manager import ResourceManager
-from sparring.engine.state import EngineState, NonFinite, StepCounters
+from sparring.engine.state import (
+    EngineState,
+    NonFinite,
+    Purpose,
+    StepCounters,
+    quiesce,
+    try_quiesce,
+)
 from sparring.engine.step import Step
-from sparring.engine.table_entry import StorageChoice, TableEntry
-from sparring.engine.tables import Tables
+from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables import TableEntry, Tables
 from sparring.errors import InvalidArgumentError
 from sparring.exchange.options import ExchangeOptions
 from sparring.exchange.ring import RingExchange
@@ -61,7 +67,7 @@ from sparring.runtime.events import EventLoop
 from sparring.runtime.lifecycle import call_each
 from sparring.runtime.pool import Task
 from sparring.runtime.trace import Trace
-from sparring.storage.in_use import StoragesAtWork
+from sparring.storage.load import StoragesAtWork
 from sparring.storage.tiered.counters import TierCounters
 
 if TYPE_CHECKING:
@@ -138,7 +144,7 @@ class StepContainer:
         self._fingerprint = JobFingerprint(config or {})
         self.state = EngineState(
             collective=collective,
-            rendezvous=rendezvous,
+            shard_map=shards,
             exchange=RingExchange(collective, shards, exchange, settings=self._describe_settings),
             tables=Tables(collective, rendezvous, resources, events, plugin_manager),
             resources=resources,

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from sparring.contracts.kernels import Dedup, DeviceArray, KernelSet
 from sparring.contracts.table import TableConfig
 from sparring.engine.lookup import own_refusal_first
-from sparring.engine.quiesce import Purpose, try_quiesce
-from sparring.engine.state import EngineState
+from sparring.engine.state import EngineState, Purpose, try_quiesce
 from sparring.exchange.device_pull import DevicePulled, DevicePullRequest
 from sparring.exchange.options import WireDtype
 

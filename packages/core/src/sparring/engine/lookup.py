@@ -16,9 +16,8 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring.contracts.results import Keys, Rows
-from sparring.engine.quiesce import Purpose, try_quiesce
-from sparring.engine.state import EngineState
-from sparring.engine.table_entry import TableEntry
+from sparring.engine.state import EngineState, Purpose, try_quiesce
+from sparring.engine.tables import TableEntry
 from sparring.errors import InvalidArgumentError, PeerFailure
 from sparring.exchange.messages import Pulled, PullRequest
 from sparring.kernels.mixed_precision import computing_embeddings

@@ -11,15 +11,14 @@ import numpy.typing as npt
 
 from sparring.contracts.hyperparameters import HyperParameters
 from sparring.contracts.results import Columns
-from sparring.contracts.storage import Storage
+from sparring.contracts.storage import Storage, interrupted_load
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import UpdateMethod
-from sparring.engine.quiesce import Purpose, quiesce
-from sparring.engine.state import EngineState
-from sparring.engine.table_entry import TableEntry
+from sparring.engine.state import EngineState, Purpose, quiesce
+from sparring.engine.tables import TableEntry
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.storage.convert import conversion_command, copy_embeddings
-from sparring.storage.load import begin_load, interrupted_load
+from sparring.storage.load import begin_load
 
 __all__ = ["TableState", "check_state", "drop_state", "give_states", "method_state", "set_state"]
 

@@ -25,8 +25,7 @@ from sparring.engine.lookup import (
     own_refusal_first,
     readable,
 )
-from sparring.engine.quiesce import Purpose, join_prefetch, quiesce
-from sparring.engine.state import EngineState
+from sparring.engine.state import EngineState, Purpose, join_prefetch, quiesce
 from sparring.errors import InvalidArgumentError
 from sparring.exchange.messages import PullRequest
 from sparring.exchange.refresh import PullRecord

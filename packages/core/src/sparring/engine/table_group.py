@@ -15,7 +15,7 @@ from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.engine.state import NonFinite
-from sparring.engine.table_entry import StorageChoice, storage_device
+from sparring.engine.storage_choice import StorageChoice, storage_device
 from sparring.errors import InvalidArgumentError
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Loads of a snapshot into a storage, and the notes by which a load that was cut short is found.
+"""Loads of a snapshot into a storage, and closes that wait for work in a storage.
 
     begin_load ──► restore, chunk by chunk ──► end_load
         note "load" is durable                    rows are durable, then the note goes
@@ -10,21 +10,19 @@ again. Notes last as long as the storage is open, or as long as its rows where
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterable
+
 import numpy.typing as npt
 
 from sparring.contracts import storage_arguments as arguments
 from sparring.contracts.results import Evicted
-from sparring.contracts.storage import Storage
+from sparring.contracts.storage import Storage, write_note
 from sparring.contracts.storage_optional import LOAD_NOTE, SupportsRestore, watched
+from sparring.runtime.fork_safety import Forkable
+from sparring.runtime.lifecycle import call_each
 
-__all__ = [
-    "begin_load",
-    "end_load",
-    "interrupted_load",
-    "read_note",
-    "restore",
-    "write_note",
-]
+__all__ = ["StoragesAtWork", "begin_load", "end_load", "restore"]
 
 
 def begin_load(storage: Storage, source: str) -> None:
@@ -81,32 +79,37 @@ def end_load(storage: Storage) -> None:
     write_note(storage, LOAD_NOTE, None)
 
 
-def interrupted_load(storage: Storage) -> str | None:
-    """The source of a load that has not ended: rows may be missing. None: there is none."""
-    return read_note(storage, LOAD_NOTE)
+class StoragesAtWork(Forkable):
+    """The storages in which a background flush or load goes on.
 
-
-def write_note(storage: Storage, name: str, text: str | None) -> None:
-    """Keeps a short text about the rows; None removes it. `Storage.clear` keeps it.
-
-    Where `Capabilities.notes` is set it outlives the process: it is durable before any
-    write that follows, and is removed after all writes that went before.
-
-    Args:
-        storage: whose rows it is about.
-        name: lowercase letters and ``_``. ``load`` and ``part`` are the engine's.
-        text: up to 4,096 characters.
-
-    Raises:
-        InvalidArgumentError: `name` or `text` is not as it should be.
+    Any thread may call any method. One piece of work goes on at a time.
     """
-    storage._check_open()
-    arguments.check_note(storage.table.name, name, text)
-    storage._write_note(name, text)
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin_anew()
 
-def read_note(storage: Storage, name: str) -> str | None:
-    """The text that `write_note` keeps under `name`; None: there is none."""
-    storage._check_open()
-    arguments.check_note(storage.table.name, name, None)
-    return storage._read_note(name)
+    def begin_anew(self) -> None:
+        self._lock = threading.Lock()  # guards what follows
+        self._working: list[Storage] = []
+        self._closing: list[Storage] = []
+
+    def begin(self, storages: Iterable[Storage]) -> None:
+        """Work begins in these, and goes on in those of earlier calls. `end` must follow."""
+        with self._lock:
+            self._working.extend(storages)
+
+    def end(self) -> None:
+        """Ends work in all of them, and closes those for which `close` was called. The first error is
+        raised, and the others are logged."""
+        with self._lock:
+            waiting, self._closing, self._working = self._closing, [], []
+        call_each([storage.close for storage in waiting])
+
+    def close(self, storage: Storage) -> None:
+        """Closes a storage, once work that still goes on in it has ended."""
+        with self._lock:
+            if any(each is storage for each in self._working):
+                self._closing.append(storage)
+                return
+        storage.close()

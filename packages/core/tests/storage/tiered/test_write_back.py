@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.storage import Storage
+from sparring.contracts.storage import Storage, write_note
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
 from sparring.errors import CapacityError, DeadlineError, StorageIOError
 from sparring.runtime.events import BackgroundError, EventLoop
-from sparring.storage.load import write_note
 from sparring.storage.memory import MemoryOptions, MemoryStorage
 from sparring.storage.open import open_storage
 from sparring.storage.tiered.options import TieredOptions

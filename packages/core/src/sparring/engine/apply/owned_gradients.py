@@ -13,9 +13,8 @@ from sparring import _native
 from sparring.contracts.collective import Reduction
 from sparring.contracts.kernels import KernelSet
 from sparring.engine.device_gradients import DeviceGradients
-from sparring.engine.quiesce import Purpose, try_quiesce
 from sparring.engine.resource_manager import Accumulated
-from sparring.engine.state import EngineState, NonFinite
+from sparring.engine.state import EngineState, NonFinite, Purpose, try_quiesce
 from sparring.errors import NonFiniteGradientError
 from sparring.exchange.messages import OwnedGradients, PushRequest
 from sparring.exchange.options import WireDtype

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from sparring.contracts.admission import Bloom, Frequency, Probability
+from sparring.contracts.checkpoint import State
 from sparring.contracts.results import Keys
 from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.table import TableConfig
-from sparring.engine.checkpoint.requests import State
 from sparring.engine.state import EngineState
-from sparring.engine.table_entry import TableEntry
+from sparring.engine.tables import TableEntry
 from sparring.errors import CorruptDataError, UnsupportedError
 from sparring.kernels.admission_filters import native_filter
 from sparring.kernels.functions import partition
@@ -52,11 +52,10 @@ def container_states(state: EngineState) -> dict[str, State]:
         for entry in state.tables.entries.values()
         if entry.admission_filter is not None and not (entry.config.is_replicated and rank)
     }
-    owners = state.rendezvous.shard_map().owners
     return {
         _CONTAINER: State(
             {"counters": asdict(state.counters), "num_not_admitted": dropped},
-            {"owners": owners},
+            {"owners": state.shard_map.owners},
         ),
         _ADMISSION: State(None, filters),
     }
@@ -73,7 +72,7 @@ def take_container_states(state: EngineState, snapshot: Snapshot) -> Callable[[]
         InvalidArgumentError: a filter was declared otherwise; some may have been taken over.
         SnapshotDamagedError: a file is not what was written.
     """
-    shards = state.rendezvous.shard_map()
+    shards = state.shard_map
     saved = [snapshot.state(_CONTAINER, rank=each) for each in range(snapshot.world_size)]
     owners = saved[0].arrays["owners"]
     is_same_job = snapshot.world_size == shards.world_size and np.array_equal(owners, shards.owners)

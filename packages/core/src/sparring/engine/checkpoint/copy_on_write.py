@@ -17,13 +17,16 @@ So each key is given once, also by a storage whose scan gives some twice.
 The keys come from a scan, which promises those that are there from its beginning to its end; all
 others were written to, and so kept. Scores change with every write and no storage can be asked for
 them by key: where a storage has scores, they are copied with the keys when the table is frozen.
+Undo rows of all tables of a save share one budget of memory.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -34,13 +37,90 @@ from sparring.contracts.shard_map import NUM_PARTITIONS
 from sparring.contracts.storage import Storage
 from sparring.contracts.storage_optional import SupportsCopy
 from sparring.contracts.table import TableConfig
-from sparring.engine.checkpoint.undo_rows import UndoBudget, UndoRows
 from sparring.errors import InternalError, InvalidArgumentError
-from sparring.kernels.functions import partition
 from sparring.snapshot.format.manifest import no_pause
 from sparring.snapshot.row_router import returned_memory
 
-__all__ = ["CopyOnWriteView", "cleared"]
+__all__ = ["CopyOnWriteView", "UndoBudget", "UndoRows", "cleared"]
+
+
+@dataclass(frozen=True, slots=True)
+class UndoRows:
+    """Rows as they were before a step wrote to them."""
+
+    keys: Keys
+    """``(n,)``"""
+    rows: Rows
+    """``(n, width)``; undefined where `found` is False."""
+    found: npt.NDArray[np.bool_]
+    """``(n,)``: False where the key had no row."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.keys.nbytes + self.rows.nbytes + self.found.nbytes
+
+
+class UndoBudget:
+    """Bytes of undo rows that all tables of a save may hold together.
+
+    A step that finds the budget used up waits until the save has written some. So the most that
+    is held is the budget and the rows of one step.
+
+    Args:
+        limit_bytes: from which on steps wait.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.most_bytes = 0
+        self.num_rows = 0
+        self.wait_seconds = 0.0
+        self._used_bytes = 0
+        self._is_over = False
+        self._changed = threading.Condition()
+
+    def take(self, rows: UndoRows) -> None:
+        """Counts rows that are held from now on."""
+        with self._changed:
+            self._used_bytes += rows.num_bytes
+            self.num_rows += len(rows.keys)
+            self.most_bytes = max(self.most_bytes, self._used_bytes)
+
+    @property
+    def is_half_used(self) -> bool:
+        """Whether it is time to write undo rows of tables whose turn has not come."""
+        return 2 * self._used_bytes >= self.limit_bytes
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether steps may soon have to wait, or the save is over."""
+        return 4 * self._used_bytes >= 3 * self.limit_bytes or self._is_over
+
+    def give_back(self, num_bytes: int) -> None:
+        """Undo rows of so many bytes were written and freed."""
+        if num_bytes:
+            with self._changed:
+                self._used_bytes -= num_bytes
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        """The save is over: no step waits any more."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    def wait_for_room(self, seconds: float) -> bool:
+        """Returns True when a step may hold more rows, False if that takes longer."""
+        with self._changed:
+            if self._used_bytes < self.limit_bytes or self._is_over:
+                return True
+            begin = time.perf_counter()
+            has_room = self._changed.wait_for(
+                lambda: self._used_bytes < self.limit_bytes or self._is_over, seconds
+            )
+            self.wait_seconds += time.perf_counter() - begin
+            return has_room
+
 
 _GROUP_BYTES = 4 << 20
 """Of the rows of a group, about: what the save holds at a time."""
@@ -157,7 +237,7 @@ class CopyOnWriteView:
         self._budget.take(undo)
 
     def _groups_of(self, keys: Keys) -> Groups:
-        groups: Groups = np.right_shift(partition(keys), np.uint16(self._shift))
+        groups: Groups = np.right_shift(_native.partition(keys), np.uint16(self._shift))
         return groups
 
     # -- for the save ----------------------------------------------------------------

@@ -17,7 +17,7 @@ from sparring.errors import SparringError
 from sparring.runtime.events import EventLoop
 from sparring.runtime.lifecycle import call_each
 from sparring.runtime.pool import Task
-from sparring.storage.in_use import StoragesAtWork
+from sparring.storage.load import StoragesAtWork
 
 __all__ = ["FlushManager"]
 

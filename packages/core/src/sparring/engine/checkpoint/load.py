@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from sparring import _native
+from sparring.contracts.checkpoint import Loaded, State
 from sparring.contracts.results import Rows
 from sparring.contracts.table import TableConfig
 from sparring.engine.checkpoint.agreement import Rounds, agree, check_alike
 from sparring.engine.checkpoint.container_state import OWN_STATES, take_container_states
-from sparring.engine.checkpoint.requests import Loaded, State
-from sparring.engine.quiesce import Purpose, quiesce
-from sparring.engine.state import EngineState
-from sparring.engine.table_entry import TableEntry
+from sparring.engine.state import EngineState, Purpose, quiesce
+from sparring.engine.tables import TableEntry
 from sparring.errors import InterruptedLoadError, InvalidArgumentError, SparringError
 from sparring.runtime.pool import Task
 from sparring.snapshot.chain import merged_chunks
@@ -213,7 +212,8 @@ class Load:
         storage = state.tables.open(entry)
         state.at_work.begin([storage])
         # What is being prefetched is read again.
-        state.prefetches.note(table.name, None)
+        if state.prefetches.unfinished:
+            state.prefetches.note(table.name, None)
         begin_storage_load(storage, snapshot.url)
         entry.note_part()
         saved = snapshot.tables[table.name].config
@@ -233,8 +233,7 @@ class Load:
         collective = self._state.collective
         if collective.world_size == 1 or table.is_replicated:
             return None
-        shards = self._state.rendezvous.shard_map()
-        partitions: list[int] = shards.partitions_of(collective.rank).tolist()
+        partitions: list[int] = self._state.shard_map.partitions_of(collective.rank).tolist()
         return partitions
 
     def _go_on(self) -> None:

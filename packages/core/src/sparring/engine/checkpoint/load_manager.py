@@ -1,7 +1,7 @@
 """Loads of a container: at most one at a time, in the caller's thread or in the background.
 
 A load in the background holds the tables and the collective: whatever reads, changes or counts rows, or
-meets other ranks, first waits for it (`sparring.engine.quiesce`). It waits as long as the load takes,
+meets other ranks, first waits for it (`sparring.engine.state`). It waits as long as the load takes,
 which other ranks bear: they are in the same load, where ranks meet every two seconds, and one that is
 gone fails it on all others within the collective's deadline.
 """
@@ -15,7 +15,7 @@ from concurrent.futures import CancelledError
 from functools import partial
 from typing import Protocol
 
-from sparring.engine.checkpoint.requests import Loaded
+from sparring.contracts.checkpoint import Loaded
 from sparring.errors import ClosedError, DeadlineError, PeerFailure, SparringError
 from sparring.runtime import events
 from sparring.runtime.events import BackgroundError, EventLoop

@@ -12,15 +12,13 @@ from functools import partial
 import numpy as np
 
 from sparring import _native
+from sparring.contracts.checkpoint import Saved, SaveOptions, State
 from sparring.engine.checkpoint.agreement import agree, check_alike
 from sparring.engine.checkpoint.container_state import OWN_STATES, container_states
-from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView
-from sparring.engine.checkpoint.requests import Saved, SaveOptions, State
-from sparring.engine.checkpoint.save_manager import SnapshotJob, TableJob, give_up
-from sparring.engine.checkpoint.undo_rows import Throttle, UndoBudget
-from sparring.engine.quiesce import Purpose, try_quiesce
-from sparring.engine.state import EngineState
-from sparring.engine.table_entry import TableEntry
+from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, UndoBudget
+from sparring.engine.checkpoint.save_manager import SnapshotJob, TableJob, Throttle, give_up
+from sparring.engine.state import EngineState, Purpose, try_quiesce
+from sparring.engine.tables import TableEntry
 from sparring.errors import InvalidArgumentError
 from sparring.runtime import pool
 from sparring.snapshot.format.manifest import TableDescription

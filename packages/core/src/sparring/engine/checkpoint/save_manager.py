@@ -1,4 +1,12 @@
-"""Saves of a container: what one rank writes of a snapshot while later steps run, one at a time."""
+"""Saves of a container: what one rank writes of a snapshot while later steps run, one at a time.
+
+Where steps keep all cores busy, a second that a save computes is a second that some thread of a step
+waits; and as the threads of a step wait for each other, the step loses all of it. So the processor time
+of all threads of a save together is kept to a share (`Throttle`). A lower thread priority does not help:
+a thread that holds the interpreter's lock and is given no core stops the step altogether. Steps alone
+take 7.6 ms, with a save without pauses 38.2 ms, with a share of 0.15 9.1 ms
+(docs/explanation/performance.md).
+"""
 
 from __future__ import annotations
 
@@ -12,11 +20,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from sparring import _native
+from sparring.contracts.checkpoint import Retention, Saved, State
 from sparring.contracts.results import Keys, ScanChunk
-from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView
-from sparring.engine.checkpoint.requests import Retention, SaveCounters, Saved, State
-from sparring.engine.checkpoint.undo_rows import Throttle, UndoBudget
-from sparring.engine.checkpoint.write_log import WriteLog
+from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, UndoBudget
+from sparring.engine.tables import WriteLog
 from sparring.errors import DeadlineError, SnapshotError
 from sparring.runtime.events import EventLoop
 from sparring.runtime.fork_safety import Forkable
@@ -25,7 +32,7 @@ from sparring.snapshot.format.manifest import TableDescription
 from sparring.snapshot.retention import retain
 from sparring.snapshot.writer import SnapshotWriter
 
-__all__ = ["SaveManager", "SnapshotJob", "TableJob", "give_up"]
+__all__ = ["SaveCounters", "SaveManager", "SnapshotJob", "TableJob", "Throttle", "give_up"]
 
 _WAIT_SECONDS = 30.0
 
@@ -304,3 +311,78 @@ class SaveManager(Forkable):
             self.counters.most_undo_bytes = max(
                 self.counters.most_undo_bytes, job.budget.most_bytes
             )
+
+
+@dataclass(slots=True)
+class SaveCounters:
+    """Totals of saves since the container was made, on this rank."""
+
+    saves: int = 0
+    """That have ended well."""
+    failed: int = 0
+    """That have not, in the background or not."""
+    freeze_seconds: float = 0.0
+    """For which steps stood still while tables were frozen."""
+    wait_seconds: float = 0.0
+    """For which steps waited, as too many old rows were kept already."""
+    work_seconds: float = 0.0
+    """Processor time of all threads that saved."""
+    undo_rows: int = 0
+    """Old rows that steps read for a save."""
+    most_undo_bytes: int = 0
+    """That were held at a time."""
+
+
+_LOOK_SECONDS = 0.02
+"""Interval at which a pause looks for a reason to end."""
+
+
+class Throttle:
+    """Holds the threads of a save to a share of the time of one core.
+
+    Each thread tells when it has ended a piece of work. What that took is booked on a calendar that
+    all of them share, the longer the smaller the share is, and the thread sleeps to the end of its
+    entry. So together they take the share, however many they are. Unused time is not saved up.
+
+    Args:
+        share: of the time of one core, above 0; 1 or more: no pauses.
+        budget: of undo rows: there is no pause while it is nearly used up, or when the save is over.
+    """
+
+    def __init__(self, share: float, budget: UndoBudget) -> None:
+        self._share, self._budget = share, budget
+        self._thread = threading.local()
+        self._is_awaited = threading.Event()
+        self._lock = threading.Lock()  # guards what follows
+        self._free_at = 0.0
+        self.worked_seconds = 0.0
+        """Processor time of all threads, as far as it was booked."""
+
+    def begin(self) -> None:
+        """Leaves out what the calling thread did before. Threads that the save starts need not call
+        it."""
+        self._thread.before = time.thread_time()
+
+    def unthrottle(self) -> None:
+        """Ends all pauses, as a caller waits for the end of the save."""
+        self._is_awaited.set()
+
+    def pause(self) -> None:
+        """Called by each thread after each piece of work, of some milliseconds at best."""
+        before = getattr(self._thread, "before", 0.0)
+        self._thread.before = time.thread_time()
+        worked = self._thread.before - before
+        now = time.perf_counter()
+        with self._lock:
+            self.worked_seconds += worked
+            self._free_at = max(self._free_at, now - worked) + worked / self._share
+            end = self._free_at
+        if self._share >= 1:
+            return
+        while now < end and not self._budget.is_urgent:
+            if self._is_awaited.wait(min(end - now, _LOOK_SECONDS)):
+                break
+            now = time.perf_counter()
+        if now < end:
+            with self._lock:  # what an urgent save does without pauses is not paid for later
+                self._free_at = min(self._free_at, now)

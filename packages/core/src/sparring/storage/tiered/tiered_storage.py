@@ -14,10 +14,9 @@ import numpy.typing as npt
 
 from sparring.contracts.background import Background
 from sparring.contracts.results import Columns, Evicted, Keys, Rows, ScanChunk, Scores
-from sparring.contracts.storage import Storage
+from sparring.contracts.storage import Storage, read_note, write_note
 from sparring.contracts.table import TableConfig
 from sparring.runtime.lifecycle import call_each
-from sparring.storage.load import read_note, write_note
 from sparring.storage.tiered.composition import capabilities_of, check_tiers, keys_of
 from sparring.storage.tiered.counters import TierCounters
 from sparring.storage.tiered.demotion import Demotion

@@ -1,4 +1,4 @@
-"""Requests and results of saves and loads."""
+"""Requests and results of saves and loads, as users and framework adapters give and get them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sparring.errors import InvalidArgumentError
 
-__all__ = ["UNDO_BYTES", "Loaded", "Retention", "SaveCounters", "SaveOptions", "Saved", "State"]
+__all__ = ["Loaded", "Retention", "SaveOptions", "Saved", "State", "UNDO_BYTES"]
 
 JSON = Any
 
@@ -119,23 +119,3 @@ class Loaded:
     """Table → rows that this rank took over."""
     states: Mapping[str, State]
     """State that was given to `save`, by name; of this rank, where ranks gave their own."""
-
-
-@dataclass(slots=True)
-class SaveCounters:
-    """Totals of saves since the container was made, on this rank."""
-
-    saves: int = 0
-    """That have ended well."""
-    failed: int = 0
-    """That have not, in the background or not."""
-    freeze_seconds: float = 0.0
-    """For which steps stood still while tables were frozen."""
-    wait_seconds: float = 0.0
-    """For which steps waited, as too many old rows were kept already."""
-    work_seconds: float = 0.0
-    """Processor time of all threads that saved."""
-    undo_rows: int = 0
-    """Old rows that steps read for a save."""
-    most_undo_bytes: int = 0
-    """That were held at a time."""
