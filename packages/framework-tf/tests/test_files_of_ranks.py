@@ -20,7 +20,7 @@ import keras
 
 from sparring import LocalGroup
 from sparring.adapter import StepContainer, open_snapshot
-from sparring.engine.checkpoint import agreement as agreeing
+from sparring.collective import coordinator
 from sparring.errors import InvalidArgumentError, SnapshotError, UnsupportedError
 from sparring_testing.thread_rendezvous import ThreadRendezvous
 from sparring_tf import saved_rows
@@ -139,7 +139,7 @@ def test_what_fails_on_one_rank_is_told_on_all(tmp_path: Path) -> None:
         assert told[0][0] is UnsupportedError
         assert "call sparring_tf.save_model(model, path) on all of them" in told[0][1]
         assert told[1][0] is InvalidArgumentError
-        assert "different paths to save a model to" in told[1][1]
+        assert "ranks save a model to different paths" in told[1][1]
         assert issubclass(told[2][0], (SnapshotError, OSError))
     assert "there is none" in second[3][1]
     assert "rank 1" in first[3][1]
@@ -148,7 +148,7 @@ def test_what_fails_on_one_rank_is_told_on_all(tmp_path: Path) -> None:
 def test_ranks_save_and_load_while_a_load_runs_beside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agreeing, "_ROUND_SECONDS", 0.05)
+    monkeypatch.setattr(coordinator, "_HEARTBEAT_SECONDS", 0.05)
     url, path = str(tmp_path / "snapshot"), tmp_path / "model.weights.h5"
 
     def body(container: StepContainer) -> dict[int, bytes]:

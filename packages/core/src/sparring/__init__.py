@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         print_json,
         print_warning,
     )
+    from sparring.collective.coordinator import Coordinator
     from sparring.collective.local import (
         LocalGroup,
     )
@@ -52,9 +53,6 @@ if TYPE_CHECKING:
     )
     from sparring.contracts.table import (
         TableConfig,
-    )
-    from sparring.engine.checkpoint.agreement import (
-        agree,
     )
     from sparring.engine.container import (
         StepContainer,
@@ -220,6 +218,7 @@ _name = names_from(
         "sparring._version": "__version__",
         "sparring.cli.context": "context_of",
         "sparring.cli.output": "make_console print_json print_warning",
+        "sparring.collective.coordinator": "Coordinator",
         "sparring.collective.local": "LocalGroup",
         "sparring.contracts.capabilities": "Capabilities",
         "sparring.contracts.checkpoint": "Loaded Retention SaveOptions Saved State",
@@ -229,7 +228,6 @@ _name = names_from(
         "sparring.contracts.results": "Columns Evicted FindResult ScanChunk",
         "sparring.contracts.storage": "Storage interrupted_load read_note write_note",
         "sparring.contracts.table": "TableConfig",
-        "sparring.engine.checkpoint.agreement": "agree",
         "sparring.engine.container": "StepContainer",
         "sparring.engine.job_bootstrap": "AUTO join_job resolved_backends",
         "sparring.engine.memory_budget": "MOST_BYTES bytes_from_text",
@@ -292,7 +290,7 @@ def __getattr__(name: str) -> object:
 # fmt: off
 __all__ = [
     "AUTO", "BUILTIN_METHODS", "Capabilities", "ChunkTransfer", "Closable", "Codec", "Columns",
-    "Constant", "EnvironmentOptions", "EnvironmentRendezvous", "EventLoop", "Evicted",
+    "Constant", "Coordinator", "EnvironmentOptions", "EnvironmentRendezvous", "EventLoop", "Evicted",
     "ExchangeCounters", "ExchangeOptions", "FindResult", "Initializer", "KEY_BYTES", "Link",
     "Loaded", "LocalGroup", "MOST_BYTES", "MOST_CHUNKS_IN_FLIGHT", "MOST_CHUNK_ROWS", "MOST_FINDS",
     "MemoryStorage", "MessageKind", "NativeMethod", "NativeStorage", "Normal", "PluginManager",
@@ -300,7 +298,7 @@ __all__ = [
     "Snapshot", "SnapshotWriter", "SparringError", "State", "Step", "StepContainer", "Storage",
     "StorageChoice", "Streams", "TableConfig", "TableDescription", "TableEntry", "Task",
     "TierCounters", "TieredStorage", "Trace", "TruncatedNormal", "Uniform", "WireDtype", "Xavier",
-    "Zeros", "__version__", "agree", "begin_load", "bytes_from_text", "capsule_of",
+    "Zeros", "__version__", "begin_load", "bytes_from_text", "capsule_of",
     "checked_options", "chunk_transfers", "chunks_of", "closest_name", "configure_pool",
     "context_of", "conversion_command", "count_rows", "end_load", "gradient_bytes", "header_bytes",
     "hyper_from", "initial_rows", "initializer_spec", "inspect_gpus", "interrupted_load",

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparring.collective import coordinator
 from sparring.contracts.collective import Collective
 from sparring.contracts.results import Evicted
 from sparring.contracts.table import TableConfig
-from sparring.engine.checkpoint import agreement as agreeing
 from sparring.engine.container import StepContainer
 from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import (
@@ -62,7 +62,7 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def quick_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreeing, "_ROUND_SECONDS", 0.1)
+    monkeypatch.setattr(coordinator, "_HEARTBEAT_SECONDS", 0.1)
 
 
 def on_ranks(

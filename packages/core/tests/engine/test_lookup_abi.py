@@ -294,7 +294,7 @@ def test_a_load_that_could_not_begin_leaves_rows_to_be_looked_up(
         publication = _native.Publication()
         publication.show(container.collection([("rows", "sum")]))
         with monkeypatch.context() as patched:
-            patched.setattr("sparring.engine.checkpoint.load.Rounds", refused)
+            patched.setattr("sparring.engine.checkpoint.load.Coordinator.start", refused)
             with pytest.raises(RuntimeError, match="new thread"):
                 container.load(str(tmp_path / "saved"))
         asking = threads.submit(gathered, publication.number, ids)

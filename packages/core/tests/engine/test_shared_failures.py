@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparring.collective import coordinator
 from sparring.contracts.collective import Collective
 from sparring.contracts.results import Evicted
 from sparring.contracts.storage import write_note
 from sparring.contracts.table import TableConfig
-from sparring.engine.checkpoint import agreement as agreeing
 from sparring.engine.container import StepContainer
 from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import (
@@ -177,7 +177,7 @@ def test_a_rank_that_cannot_read_its_part_stops_those_that_still_load(
 ) -> None:
     url = saved(tmp_path, num_tables=50)
     entry = open_snapshot(url).files("user")[0]
-    monkeypatch.setattr(agreeing, "_ROUND_SECONDS", 0.2)
+    monkeypatch.setattr(coordinator, "_HEARTBEAT_SECONDS", 0.2)
 
     def body(collective: Collective) -> SparringError:
         with make(collective) as container:
@@ -205,7 +205,7 @@ def test_ranks_that_have_loaded_wait_for_slower_ones_beyond_a_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = saved(tmp_path, num_tables=6)
-    monkeypatch.setattr(agreeing, "_ROUND_SECONDS", 0.1)
+    monkeypatch.setattr(coordinator, "_HEARTBEAT_SECONDS", 0.1)
 
     def check(deadline: float) -> None:
         def body(collective: Collective) -> int:
@@ -225,7 +225,7 @@ def test_a_rank_that_is_stopped_while_it_loads_tells_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = saved(tmp_path)
-    monkeypatch.setattr(agreeing, "_ROUND_SECONDS", 0.1)
+    monkeypatch.setattr(coordinator, "_HEARTBEAT_SECONDS", 0.1)
 
     def body(collective: Collective) -> str:
         with make(collective) as container:
@@ -252,9 +252,7 @@ def test_ranks_that_would_save_to_different_places_are_refused(tmp_path: Path) -
 
     errors = run_ranks(WORLD_SIZE, body, deadline=20.0)
     assert len(set(errors)) == 1
-    assert (
-        f"different URLs to save to: rank 0 {tmp_path}/here, rank 1 {tmp_path}/there" in errors[0]
-    )
+    assert f'URL is "{tmp_path}/here" on rank 0 and "{tmp_path}/there" on rank 1' in errors[0]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -271,7 +269,7 @@ def test_ranks_that_would_load_different_snapshots_are_refused(tmp_path: Path) -
 
     errors = run_ranks(WORLD_SIZE, body, deadline=20.0)
     assert len(set(errors)) == 1
-    assert "different snapshots to load: rank 0 that of step 0" in errors[0]
+    assert "ranks load different snapshots: hash is " in errors[0]
 
 
 def test_ranks_that_would_load_different_tables_are_refused(tmp_path: Path) -> None:
@@ -283,4 +281,7 @@ def test_ranks_that_would_load_different_tables_are_refused(tmp_path: Path) -> N
             tables = ["user"] if collective.rank == BROKEN else ["user", "user1"]
             return str(error_of(lambda: container.load(url, tables=tables)))
 
-    assert "tables user, user1, rank 1 " in run_ranks(WORLD_SIZE, body, deadline=20.0)[0]
+    assert (
+        'tables is ["user", "user1"] on rank 0 and ["user"] on rank 1'
+        in run_ranks(WORLD_SIZE, body, deadline=20.0)[0]
+    )

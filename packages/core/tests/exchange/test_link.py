@@ -13,8 +13,7 @@ from sparring.contracts.results import Columns
 from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.table import TableConfig
 from sparring.errors import PeerFailure
-from sparring.exchange.agreement import digest_of
-from sparring.exchange.headers import Header, Mailbox, Phase, exchange_headers
+from sparring.exchange.headers import Header, HeaderInbox, Phase, digest_of, exchange_headers
 from sparring.exchange.options import ExchangeOptions
 from sparring.exchange.ring import RingExchange
 from sparring.storage.open import open_storage
@@ -48,7 +47,7 @@ def test_a_rank_that_falls_silent_is_given_up_where_the_transport_would_ask_for_
         names = ["item[0:4]"]
         counts = np.full((2, 1), 50, np.int64)
         header = Header(Phase.LOOKUP, 0, settings, digest_of(names), False, 1)
-        exchange_headers(exchange.session.link, Mailbox(exchange.session.link), header, counts)
+        exchange_headers(exchange.session.link, HeaderInbox(exchange.session.link), header, counts)
 
     with ThreadPoolExecutor(2) as threads:
         futures = [

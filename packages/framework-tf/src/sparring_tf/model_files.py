@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sparring.adapter import Rounds, StepContainer, agree, check_alike
+from sparring.adapter import Coordinator, StepContainer
 from sparring.contracts import Collective
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_tf import saved_rows
@@ -56,7 +56,9 @@ def save_model(
     if collective is None or collective.world_size == 1:
         save = SaveBeside(path)
     else:
-        check_alike(collective, "paths to save a model to", str(path))
+        Coordinator(collective, f"save of {path}").all_equal(
+            {"path": str(path)}, "ranks save a model to different paths", "give all ranks the same"
+        )
         save = _first_save(path, collective)
     _write(model, containers, save, limit, collective)
 
@@ -96,7 +98,7 @@ def _agreed(collective: Collective | None, what: str, call: Callable[[], None]) 
             raise
         error = failure
     if collective is not None:
-        agree(collective, what, error)
+        Coordinator(collective, what).agree(error)
 
 
 def _by_first(collective: Collective | None, what: str, call: Callable[[], None]) -> None:
@@ -104,7 +106,8 @@ def _by_first(collective: Collective | None, what: str, call: Callable[[], None]
     if collective is None:
         call()
         return
-    rounds = Rounds(collective, what)
+    coordinator = Coordinator(collective, what)
+    coordinator.start()
     error: Exception | None = None
     try:
         if collective.rank == 0:
@@ -112,9 +115,9 @@ def _by_first(collective: Collective | None, what: str, call: Callable[[], None]
     except Exception as failure:
         error = failure
     except BaseException as reason:
-        rounds.leave(reason)
+        coordinator.abort(reason)
         raise
-    rounds.end(error)
+    coordinator.agree(error)
 
 
 def _first_save(path: Path, collective: Collective) -> SaveBeside:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import count_rows, restore
-from sparring.adapter import Snapshot, StepContainer, agree
+from sparring.adapter import Coordinator, Snapshot, StepContainer
 from sparring.contracts import TableConfig
 from sparring.errors import (
     CapacityError,
@@ -238,7 +238,9 @@ def restore_rows(
     except Exception as failure:
         error = failure
     if SIDECAR in saved.described:
-        agree(container.collective, f"rows of table {table!r}, nothing was loaded", error)
+        Coordinator(container.collective, f"rows of table {table!r}, nothing was loaded").agree(
+            error
+        )
     elif error is not None:
         raise error
     container.set_state(table, saved.state, method)

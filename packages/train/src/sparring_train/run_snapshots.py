@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparring import (
+    Coordinator,
     Loaded,
     Retention,
     Saved,
@@ -21,7 +22,6 @@ from sparring import (
     Snapshot,
     State,
     StorageChoice,
-    agree,
     interrupted_load,
     locate,
     open_place,
@@ -97,7 +97,7 @@ class RunSnapshots:
         except Exception as failure:
             # As those of a file system's client: all ranks are told.
             error = failure
-        agree(self._container.collective, "snapshots of this run", error)
+        Coordinator(self._container.collective, "snapshots of this run").agree(error)
 
     def check_rows(self) -> None:
         """Refuses rows of an earlier run that outlived it, before any step is made.
@@ -122,7 +122,7 @@ class RunSnapshots:
         except Exception as failure:
             # As those of a server that is not there: all ranks are told.
             error = failure
-        agree(self._container.collective, "storages of this run", error)
+        Coordinator(self._container.collective, "storages of this run").agree(error)
 
     def _rows_left(self) -> str | None:
         """Which rows outlived an earlier run, in words; None: none."""
@@ -293,7 +293,7 @@ class RunSnapshots:
             changes = check_same_run(open_snapshot(url), self._config)
         except Exception as failure:
             error = failure
-        agree(self._container.collective, f"resuming from {url}", error)
+        Coordinator(self._container.collective, f"resuming from {url}").agree(error)
         return changes
 
     def _note_damaged(self, loaded: Loaded) -> None:
@@ -326,7 +326,7 @@ class RunSnapshots:
             found = _snapshots_in(root) if collective.rank == 0 else []
         except Exception as failure:
             error = failure
-        agree(collective, f"resuming from {root}", error)
+        Coordinator(collective, f"resuming from {root}").agree(error)
         if collective.world_size == 1:
             return found
         text = "\n".join("\t".join((url, " ".join(why.split()))) for url, why in found).encode()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         dot_product_dim,
         dot_product_pairs,
     )
+    from sparring.collective.coordinator import Coordinator
     from sparring.collective.inbox import (
         NO_RANK,
         WORD_TAG,
@@ -45,11 +46,6 @@ if TYPE_CHECKING:
     from sparring.contracts.checkpoint import SaveOptions, State
     from sparring.engine.apply.gather import (
         TableUpdate,
-    )
-    from sparring.engine.checkpoint.agreement import (
-        Rounds,
-        agree,
-        check_alike,
     )
     from sparring.engine.container import (
         StepContainer,
@@ -137,11 +133,11 @@ __getattr__ = names_from(
             "segment_sum"
         ),
         "sparring.adapter.model_shapes": "check_factors dot_product_dim dot_product_pairs",
+        "sparring.collective.coordinator": "Coordinator",
         "sparring.collective.inbox": "Failure Inquiry NO_RANK WORD_TAG Word WordKind empty_word",
         "sparring.collective.nccl": "NcclCollective",
         "sparring.collective.nccl_library": "open_cuda open_nccl why_nccl_is_unavailable",
         "sparring.engine.apply.gather": "TableUpdate",
-        "sparring.engine.checkpoint.agreement": "Rounds agree check_alike",
         "sparring.contracts.checkpoint": "SaveOptions State",
         "sparring.engine.container": "StepContainer",
         "sparring.engine.device_gradients": "BagGradients DeviceGradients",
@@ -173,12 +169,12 @@ __getattr__ = names_from(
 # Packed: one name a line would hide the rest of this file.
 # fmt: off
 __all__ = [
-    "AUTO", "BagGradients", "DeviceGradients", "DeviceLookup", "EnvironmentOptions",
+    "AUTO", "BagGradients", "Coordinator", "DeviceGradients", "DeviceLookup", "EnvironmentOptions",
     "ExchangeOptions", "Failure", "Inquiry", "Lookup", "NO_RANK", "NcclCollective",
-    "PluginManager", "Prefetch", "Publication", "ResourceManager", "Rounds", "SaveOptions",
+    "PluginManager", "Prefetch", "Publication", "ResourceManager", "SaveOptions",
     "Snapshot", "SnapshotWriter", "State", "StepContainer", "StorageChoice", "StorageLike",
     "TableDeclaration", "TableDescription", "TableGroup", "TableState", "TableUpdate", "WORD_TAG",
-    "Word", "WordKind", "agree", "check_alike", "check_factors", "declared", "dot_product_dim",
+    "Word", "WordKind", "check_factors", "declared", "dot_product_dim",
     "dot_product_pairs", "empty_word", "gather", "give_states", "given_storages", "hyper_from",
     "hypers_by_table", "join_job", "joined_container", "key_gradients", "looked_up_on_device",
     "lookups", "make_plugin_manager", "membership_from", "method_or_native", "method_state",

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
+from sparring.collective.coordinator import Coordinator
 from sparring.collective.local import LocalGroup
 from sparring.contracts.checkpoint import Loaded, Retention, Saved, SaveOptions, State
 from sparring.contracts.collective import Collective, Reduction
@@ -36,7 +37,6 @@ from sparring.contracts.updates import MethodChoice
 from sparring.engine.apply.function import apply_update
 from sparring.engine.apply.gather import TableUpdate, Update
 from sparring.engine.apply.methods import apply_methods
-from sparring.engine.checkpoint.agreement import Rounds
 from sparring.engine.checkpoint.flush import FlushManager
 from sparring.engine.checkpoint.load import load
 from sparring.engine.checkpoint.load_manager import LoadManager
@@ -708,16 +708,17 @@ class StepContainer:
             quiesce(self.state, purpose)
             return self.state.flushes.begin(storages, is_told=True)
         error = try_quiesce(self.state, purpose)
-        rounds = Rounds(self.collective, "flush")
+        coordinator = Coordinator(self.collective, "flush")
+        coordinator.start()
         try:
             if error is None:
                 self.state.flushes.begin(storages, is_told=False).result()
         except Exception as failure:
             error = failure
         except BaseException as reason:
-            rounds.leave(reason)
+            coordinator.abort(reason)
             raise
-        rounds.end(error)
+        coordinator.agree(error)
         return None
 
     def close(self) -> None:

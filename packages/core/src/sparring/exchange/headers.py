@@ -13,13 +13,19 @@ same conclusion: no rank waits for a message that never comes.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sparring.collective.coordinator import Coordinator
 from sparring.contracts.collective import Collective, Work
 from sparring.errors import ClosedError, PeerFailure
 from sparring.exchange.counters import MessageKind
@@ -28,12 +34,16 @@ from sparring.exchange.link import Link, tag_of
 __all__ = [
     "Header",
     "Headers",
-    "Mailbox",
+    "HeaderInbox",
     "Phase",
+    "Settings",
+    "check_headers",
+    "digest_of",
     "exchange_headers",
     "exchange_more_counts",
     "given_up",
     "header_bytes",
+    "raise_on_all",
     "send_farewell",
     "steps_text",
 ]
@@ -49,6 +59,9 @@ _ENDED_SECONDS = 0.5
 """How long what a rank sent before it ended may take to arrive."""
 
 Counts = npt.NDArray[np.int64]
+
+Settings = Mapping[str, Any]
+"""Settings that all ranks must have alike: names to JSON values or further such mappings."""
 
 
 class Phase(IntEnum):
@@ -131,7 +144,7 @@ def header_bytes(num_tables: int) -> int:
     return HEADER_BYTES + 8 * max(0, num_tables - _NUM_COUNTS)
 
 
-class Mailbox:
+class HeaderInbox:
     """Where headers arrive.
 
     A rank that gives up in the middle of an exchange tells the others by a header. They look here
@@ -231,7 +244,7 @@ def given_up(collective: Collective, peer: int, theirs: Header) -> PeerFailure:
     )
 
 
-def exchange_headers(link: Link, mailbox: Mailbox, mine: Header, counts: Counts) -> Headers:
+def exchange_headers(link: Link, inbox: HeaderInbox, mine: Header, counts: Counts) -> Headers:
     """Tells all ranks where this one is, and learns where they are.
 
     Args:
@@ -250,7 +263,7 @@ def exchange_headers(link: Link, mailbox: Mailbox, mine: Header, counts: Counts)
     headers = [mine] * world_size
     theirs = np.zeros((world_size, min(mine.num_tables, _NUM_COUNTS)), np.int64)
     for peer in reversed(peers):
-        message = mailbox.take(peer)
+        message = inbox.take(peer)
         headers[peer] = Header.unpacked(message)
         theirs[peer] = message[_NUM_FIELDS : _NUM_FIELDS + theirs.shape[1]]
     for transfer in going:
@@ -284,6 +297,102 @@ def exchange_more_counts(link: Link, counts: Counts, first: Counts) -> Counts:
         if peer != rank:
             theirs[peer, _NUM_COUNTS:] = received
     return theirs
+
+
+def digest_of(value: Any) -> int:
+    """63 bits of a JSON value."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def check_headers(
+    collective: Collective,
+    headers: Sequence[Header],
+    settings: Settings,
+    requests: Sequence[str],
+) -> None:
+    """Returns if all ranks are in one place, with one set-up, and about to do the same.
+
+    Args:
+        headers: of all ranks.
+        settings: of this rank.
+        requests: descriptions of what this rank is about to exchange.
+
+    Raises:
+        PeerFailure: a rank has ended, or is elsewhere.
+        InvalidArgumentError: ranks were set up otherwise, or exchange other tables, and none
+            refuses the exchange anyway.
+    """
+    mine = headers[collective.rank]
+    elsewhere = [
+        rank
+        for rank, theirs in enumerate(headers)
+        if (theirs.phase, theirs.step) != (mine.phase, mine.step)
+    ]
+    if elsewhere:
+        # A rank that has ended explains why others are elsewhere.
+        peer = min(elsewhere, key=lambda rank: headers[rank].phase is not Phase.ENDED)
+        raise _elsewhere(collective, mine, peer, headers[peer])
+    if any(each.has_error for each in headers):
+        return  # what a rank refuses may be why it differs: `raise_on_all` says it
+    coordinator = Coordinator(collective, f"step {mine.step}")
+    if any(each.settings != mine.settings for each in headers):
+        coordinator.all_equal(
+            settings,
+            "ranks were set up differently",
+            "start all ranks with one configuration, one set of tables and one version of the code",
+        )
+    if any(each.requests != mine.requests for each in headers):
+        coordinator.all_equal(
+            {"request": list(requests)},
+            f"at step {mine.step} ranks exchange rows of different tables",
+            "all ranks must look up the same tables in the same order, with empty batches where "
+            "they have no ids",
+        )
+
+
+def raise_on_all(
+    collective: Collective, headers: Sequence[Header], error: BaseException | None
+) -> None:
+    """Raises on all ranks an error that any of them has; returns if there is none.
+
+    Args:
+        headers: of all ranks.
+        error: why this rank cannot go on.
+
+    Raises:
+        BaseException: `error`.
+        SparringError: another rank's error, of its class, naming that rank as `rank`.
+        PeerFailure: another rank's error is none of sparring's.
+    """
+    if not any(each.has_error for each in headers):
+        return
+    mine = headers[collective.rank]
+    is_applied = mine.phase in (Phase.PUSH, Phase.COMMIT)
+    became = "apply it" if is_applied else "look its rows up"
+    operation = "apply" if is_applied else "pull"
+    Coordinator(collective, f"step {mine.step}").raise_first(
+        error,
+        f"cannot {became}, so no rank does",
+        partial(PeerFailure, operation=operation, table=None, is_certain=True),
+        step=mine.step,
+    )
+
+
+def _elsewhere(collective: Collective, mine: Header, peer: int, theirs: Header) -> PeerFailure:
+    is_training = mine.phase in (Phase.LOOKUP, Phase.PUSH)
+    if theirs.phase is Phase.ENDED or (theirs.phase is Phase.READ and is_training):
+        return given_up(collective, peer, theirs)
+    return PeerFailure(
+        f"rank {peer} {theirs.phase.verb}, step {theirs.step}, while rank {collective.rank} "
+        f"{mine.phase.verb}, step {mine.step}; all ranks must make the same lookups and steps in "
+        "the same order",
+        rank=peer,
+        operation=collective.context.operation,
+        table=collective.context.table,
+        step=mine.step,
+        is_certain=True,
+    )
 
 
 def send_farewell(link: Link, step: int, blamed: int | None) -> None:

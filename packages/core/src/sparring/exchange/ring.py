@@ -22,9 +22,8 @@ from sparring.contracts.results import Columns, Keys, Rows
 from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
-from sparring.exchange.agreement import Settings
 from sparring.exchange.device_exchange import DeviceExchange
-from sparring.exchange.headers import Phase
+from sparring.exchange.headers import Phase, Settings
 from sparring.exchange.link import Buffers
 from sparring.exchange.messages import (
     Codec,

@@ -18,16 +18,19 @@ from sparring.contracts.collective import Collective
 from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.table import TableConfig
 from sparring.errors import ClosedError, PeerFailure
-from sparring.exchange.agreement import Settings, check_headers, digest_of, refuse_together
 from sparring.exchange.chunk_tuning import measure_chunk_rows
 from sparring.exchange.counters import ExchangeCounters
 from sparring.exchange.headers import (
     Header,
-    Mailbox,
+    HeaderInbox,
     Phase,
+    Settings,
+    check_headers,
+    digest_of,
     exchange_headers,
     exchange_more_counts,
     given_up,
+    raise_on_all,
     send_farewell,
     steps_text,
 )
@@ -72,8 +75,8 @@ class ExchangeSession:
         self.step = 0
         """Steps applied so far; errors name it, and ranks compare it."""
         self.link = Link(collective, self.counters)
-        self._mailbox = Mailbox(self.link)
-        self.link.on_stall = self._mailbox.look
+        self._inbox = HeaderInbox(self.link)
+        self.link.on_stall = self._inbox.look
         self._settings = settings
         self._chunk_rows = options.chunk_rows
         self._known: tuple[Settings, int] | None = None
@@ -125,9 +128,9 @@ class ExchangeSession:
             error is not None,
             counts.shape[1],
         )
-        seen = exchange_headers(self.link, self._mailbox, mine, counts)
+        seen = exchange_headers(self.link, self._inbox, mine, counts)
         check_headers(self.collective, seen.headers, settings, requests)
-        refuse_together(self.collective, seen.headers, error)
+        raise_on_all(self.collective, seen.headers, error)
         return exchange_more_counts(self.link, counts, seen.counts)
 
     @contextmanager
@@ -216,10 +219,10 @@ class ExchangeSession:
         limit = time.monotonic() + min(1.0, _GRACE * self.collective.deadline_seconds)
         while True:
             try:
-                self._mailbox.look()
+                self._inbox.look()
             except PeerFailure as other:
                 return other
-            farewell = self._mailbox.farewell_of(failed)
+            farewell = self._inbox.farewell_of(failed)
             if farewell is not None:
                 return given_up(self.collective, failed, farewell)
             if time.monotonic() > limit:

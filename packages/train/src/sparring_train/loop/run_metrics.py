@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sparring import StepContainer, agree
+from sparring import Coordinator, StepContainer
 from sparring.errors import SparringError
 from sparring_train.config.metrics import MetricsConfig
 from sparring_train.metrics_files.writer import MetricsWriter
@@ -31,7 +31,7 @@ def metrics_written(container: StepContainer, chosen: MetricsConfig) -> Iterator
         )
     except SparringError as error:
         refusal = error
-    agree(container.collective, "metrics of this run", refusal)
+    Coordinator(container.collective, "metrics of this run").agree(refusal)
     assert writer is not None
     with writer:
         yield

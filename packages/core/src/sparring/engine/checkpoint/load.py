@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from sparring import _native
+from sparring.collective.coordinator import Coordinator
 from sparring.contracts.checkpoint import Loaded, State
 from sparring.contracts.results import Rows
 from sparring.contracts.table import TableConfig
-from sparring.engine.checkpoint.agreement import Rounds, agree, check_alike
 from sparring.engine.checkpoint.container_state import OWN_STATES, take_container_states
 from sparring.engine.state import EngineState, Purpose, quiesce
 from sparring.engine.tables import TableEntry
@@ -46,7 +46,7 @@ def _begin(state: EngineState, url: str, tables: Iterable[str] | None, is_base: 
     Raises:
         SparringError: as `StepContainer.load`; nothing was changed.
     """
-    collective = state.collective
+    coordinator = Coordinator(state.collective, f"load of {url}, nothing was changed")
     snapshot: Snapshot | None = None
     chosen: list[TableEntry] = []
     error: Exception | None = None
@@ -56,13 +56,13 @@ def _begin(state: EngineState, url: str, tables: Iterable[str] | None, is_base: 
         chosen = _chosen(state, snapshot, tables)
     except Exception as failure:
         error = failure
-    agree(collective, f"load of {url}, nothing was changed", error)
+    coordinator.agree(error)
     assert snapshot is not None
-    names = ", ".join(entry.config.name for entry in chosen)
-    check_alike(
-        collective,
-        "snapshots to load",
-        f"that of step {snapshot.step} with the hash {snapshot.manifest_hash}, tables {names}",
+    names = [entry.config.name for entry in chosen]
+    coordinator.all_equal(
+        {"step": snapshot.step, "hash": snapshot.manifest_hash, "tables": names},
+        "ranks load different snapshots",
+        "give all ranks the same URL and tables",
     )
     state.resources.discard()
     _begin_counting(state, None)
@@ -101,7 +101,12 @@ class Load:
         try:
             for entry in chosen:
                 entry.view.begin_load()
-            self._rounds = Rounds(state.collective, self._what)
+            self._coordinator = Coordinator(
+                state.collective,
+                f"load of {self.url}, of which tables may hold parts now (load one again before "
+                "going on)",
+            )
+            self._coordinator.start()
         except BaseException:
             for entry in chosen:
                 entry.end_load()
@@ -129,13 +134,13 @@ class Load:
 
     def give_up(self, reason: BaseException) -> None:
         """In place of `run`: other ranks are told. No row was changed on this one."""
-        self._rounds.leave(reason)
+        self._coordinator.abort(reason)
         self._end()
 
     def begin_to_give_up(self, reason: BaseException) -> None:
         """As `give_up`, which must follow before anything uses the collective, but waits for no rank;
         from any thread."""
-        self._rounds.begin_to_leave(reason)
+        self._coordinator.abort(reason, waits=False)
         self._end()
 
     def forget(self) -> None:
@@ -167,13 +172,6 @@ class Load:
                 exc_info=None if isinstance(error, SparringError) else error,
             )
 
-    @property
-    def _what(self) -> str:
-        return (
-            f"load of {self.url}, of which tables may hold parts now (load one again before going "
-            "on)"
-        )
-
     def _run(self) -> Loaded:
         state, snapshot = self._state, self._snapshot
         rows: dict[str, int] = {}
@@ -189,16 +187,16 @@ class Load:
         except Exception as failure:
             error = failure
         except BaseException as stopped:
-            self._rounds.leave(stopped)
+            self._coordinator.abort(stopped)
             raise
-        self._rounds.end(error)
+        self._coordinator.agree(error)
         # All ranks have their rows: they may share one place.
         try:
             for entry in self._chosen:
                 end_storage_load(state.tables.open(entry))
         except Exception as failure:
             error = failure
-        agree(state.collective, self._what, error)
+        self._coordinator.agree(error)
         if take_counters is not None:
             take_counters()
             state.saves.history.append(snapshot.url)
@@ -238,7 +236,7 @@ class Load:
 
     def _go_on(self) -> None:
         """Called between pieces of work."""
-        self._rounds.go_on()
+        self._coordinator.check()
         if self._reason is not None:
             raise InterruptedLoadError(
                 f"the load of {self.url} was stopped ({self._reason!r}), and tables may hold parts "

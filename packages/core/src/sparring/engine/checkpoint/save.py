@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-import numpy as np
-
 from sparring import _native
+from sparring.collective.coordinator import Coordinator
 from sparring.contracts.checkpoint import Saved, SaveOptions, State
-from sparring.engine.checkpoint.agreement import agree, check_alike
 from sparring.engine.checkpoint.container_state import OWN_STATES, container_states
 from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, UndoBudget
 from sparring.engine.checkpoint.save_manager import SnapshotJob, TableJob, Throttle, give_up
@@ -45,11 +42,11 @@ def save(
 ) -> pool.Task[Saved] | Saved:
     """As `StepContainer.save`."""
     _check_states(states)
+    coordinator = Coordinator(state.collective, f"save of {url}")
     why_not = try_quiesce(state, Purpose.REPLACE, save_seconds=options.deadline_seconds)
-    begin = time.perf_counter()
     share = 1.0 if blocking else _share(options)
-    job = _begin(state, url, base, states, options, begin, share, why_not)
-    state.saves.counters.freeze_seconds += time.perf_counter() - begin
+    job = _begin(state, coordinator, url, base, states, options, share, why_not)
+    state.saves.counters.freeze_seconds += time.perf_counter() - job.begin
     state.saves.running = job
     if not blocking:
         try:
@@ -74,7 +71,7 @@ def save(
     except Exception as failure:
         error = failure
     state.saves.join()
-    agree(state.collective, f"save of {url}", error)
+    coordinator.agree(error)
     assert saved is not None
     return saved
 
@@ -94,11 +91,11 @@ def _check_states(states: Mapping[str, State]) -> None:
 
 def _begin(
     state: EngineState,
+    coordinator: Coordinator,
     url: str,
     base: str | None,
     states: Mapping[str, State],
     options: SaveOptions,
-    begin: float,
     share: float,
     error: Exception | None,
 ) -> SnapshotJob:
@@ -107,6 +104,7 @@ def _begin(
     Args:
         error: why this rank cannot save.
     """
+    begin = time.perf_counter()
     entries = list(state.tables.entries.values())
     rank, step = state.collective.rank, state.counters.steps
     if error is None:
@@ -115,13 +113,15 @@ def _begin(
                 state.tables.check_readable(entry)
         except Exception as failure:
             error = failure
-    check_alike(state.collective, "URLs to save to", url)
+    coordinator.all_equal(
+        {"URL": url}, "ranks save to different places", "give all ranks the same URL"
+    )
     mine = [
         each
         for each in entries
         if each.storage is not None and not (each.config.is_replicated and rank)
     ]
-    token, base = _agreed(state, url, base, mine)
+    token, base = _agreed(state, coordinator, url, base, mine)
     given = {name: each for name, each in states.items() if each.is_of_rank or not rank}
     own: Mapping[str, State] = {}
     writer: SnapshotWriter | None = None
@@ -150,7 +150,7 @@ def _begin(
     try:
         # All begin or none: a part that never comes would be waited for. And a rank that fails removes
         # the folder, which another rank might just be making.
-        agree(state.collective, f"save of {url}", error)
+        coordinator.agree(error)
     except BaseException:
         if writer is not None:
             give_up(writer)
@@ -190,26 +190,27 @@ def _table_job(entry: TableEntry, budget: UndoBudget | None, is_delta: bool) -> 
 
 
 def _agreed(
-    state: EngineState, url: str, base: str | None, entries: Sequence[TableEntry]
+    state: EngineState,
+    coordinator: Coordinator,
+    url: str,
+    base: str | None,
+    entries: Sequence[TableEntry],
 ) -> tuple[str, str | None]:
     """The token of this save and its base: the same on all ranks."""
-    collective, counted_since = state.collective, state.saves.base
+    counted_since = state.saves.base
     if base is not None:
         place, name = locate(base)
         base = place.url_of(name)
-    is_known = base is None or base == counted_since
-    are_counted = all(entry.write_log.changed is not None for entry in entries)
-    is_one = True
-    token = secrets.token_bytes(_TOKEN_BYTES)
-    if collective.world_size > 1:
-        digest = hashlib.sha256((base or "").encode()).digest()[:_TOKEN_BYTES]
-        mine = np.frombuffer(token + digest + bytes([is_known, are_counted]), np.uint8)
-        every = [each.tobytes() for each in collective.all_gather(mine)]
-        token = every[0][:_TOKEN_BYTES]
-        is_one = len({each[_TOKEN_BYTES:-2] for each in every}) == 1
-        is_known = all(each[-2] for each in every)
-        are_counted = all(each[-1] for each in every)
-    if not is_known:
+    every = coordinator.gather(
+        {
+            "token": secrets.token_hex(_TOKEN_BYTES),
+            "base": base,
+            "is_known": base is None or base == counted_since,
+            "are_counted": all(entry.write_log.changed is not None for entry in entries),
+        }
+    )
+    token: str = every[0]["token"]
+    if not all(each["is_known"] for each in every):
         raise InvalidArgumentError(
             f"save of {url}: a delta over {base} was asked for, but changed keys are counted "
             f"since {counted_since or 'no snapshot'}; save a full snapshot with "
@@ -217,7 +218,7 @@ def _agreed(
             url=url,
             base=base,
         )
-    if not is_one:
+    if len({each["base"] for each in every}) > 1:
         # Where the save of a base failed on some ranks, only those know of it.
         _log.warning(
             "save of %s: ranks count changed keys since different snapshots, as a save failed "
@@ -225,7 +226,7 @@ def _agreed(
             url,
         )
         base = None
-    if base is not None and not are_counted:
+    if base is not None and not all(each["are_counted"] for each in every):
         _log.warning(
             "save of %s: more keys changed since %s than are counted, or all rows of a table "
             "were replaced; a full snapshot is written",
@@ -233,7 +234,7 @@ def _agreed(
             base,
         )
         base = None
-    return token.hex(), base
+    return token, base
 
 
 def _run(state: EngineState, job: SnapshotJob, options: SaveOptions) -> Saved:
