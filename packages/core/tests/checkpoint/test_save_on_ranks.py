@@ -182,7 +182,8 @@ def test_after_a_commit_that_failed_ranks_agree_on_a_base_again(
     def fails_once(writer: SnapshotWriter) -> Any:
         calls.append(writer.step)
         if len(calls) == 2:
-            writer._await_parts()  # the other rank has done its part, and knows of no failure
+            # The other rank has done its part, and knows of no failure.
+            writer._attempt.await_manifest(10.0)
             raise OSError("disk gone")
         return commit(writer)
 

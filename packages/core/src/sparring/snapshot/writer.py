@@ -32,14 +32,11 @@ from sparring.errors import (
 from sparring.snapshot.commit import (
     LOOK_SECONDS,
     Attempt,
-    Outcome,
-    await_parts,
     base_entry,
     check_name,
     check_place,
     check_state_name,
     checked_token,
-    merged,
     part_name,
 )
 from sparring.snapshot.daemon_threads import DaemonThreads
@@ -124,7 +121,17 @@ class SnapshotWriter:
                     url=self.url,
                 )
             self._folder = self._place.stage(self._name, self.token)
-        self._outcome = Outcome(self.url, self._name, self._place, self._folder, rank, world_size)
+        self._attempt = Attempt(
+            self.url,
+            self._name,
+            self._place,
+            self._folder,
+            rank,
+            world_size,
+            self.token,
+            step,
+            self._base,
+        )
         self._threads = DaemonThreads(_SEALING_THREADS, "sparring-snapshot")
         self._row_thread = DaemonThreads(1, "sparring-snapshot-rows")
 
@@ -188,7 +195,7 @@ class SnapshotWriter:
             SnapshotError: it has, with its cause.
             SnapshotIOError: the file system failed.
         """
-        self._outcome.check_now_and_then()
+        self._attempt.check_now_and_then()
 
     def _check_unwritten(self, table: TableDescription) -> None:
         self._check_state("writing")
@@ -318,8 +325,7 @@ class SnapshotWriter:
             raise InvalidArgumentError(
                 f"snapshot {self.url}: rank {self.rank} called commit; only rank 0 does"
             )
-        parts = self._await_parts()
-        manifest = encode_text(merged(self._attempt(), parts))
+        manifest = encode_text(self._attempt.await_manifest(self._deadline_seconds))
         if len(manifest) > MANIFEST_BYTES:
             raise SnapshotError(
                 f"snapshot {self.url}: its manifest has {len(manifest)} bytes, at most "
@@ -352,7 +358,7 @@ class SnapshotWriter:
             raise InvalidArgumentError(
                 f"snapshot {self.url}: rank 0 called await_commit; it calls commit"
             )
-        self._outcome.await_commit(self._entries, self._deadline_seconds)
+        self._attempt.await_commit(self._entries, self._deadline_seconds)
         self._state = "committed"
         self._release()
 
@@ -375,30 +381,14 @@ class SnapshotWriter:
         self._threads.close()
         self._row_thread.close()
         try:
-            was_reported = cause is not None and self._report_failure(cause, was_finished)
+            was_reported = cause is not None and self._attempt.report_failure(
+                cause, self._files, was_finished=was_finished
+            )
             if self.rank == 0 or not (was_finished or was_reported):
                 with writing(self.url, "the staging folder"):
-                    self._place.abandon(self._name, self.token, self._outcome.last_word)
+                    self._place.abandon(self._name, self.token, self._attempt.last_word)
         finally:
             self._release()
-
-    def _report_failure(self, cause: BaseException, was_finished: bool) -> bool:
-        """Whether the other ranks get the cause; otherwise they see that the folder is gone."""
-        if self.world_size == 1:
-            return False
-        try:
-            with writing(self.url, "the mark of a rank that failed"):
-                if self._folder.is_gone() or self._place.is_committed(self._name):
-                    return False
-                if self.rank and was_finished and not self._outcome.has_failed:
-                    return False
-                self._outcome.tell(cause, [*self._files, part_name(self.rank)])
-                if not self.rank:
-                    self._outcome.await_marks()
-        except SnapshotIOError as error:
-            _log.warning("%s; other ranks may not be told of the cause", error)
-            return False
-        return True
 
     def _release(self) -> None:
         self._threads.close()
@@ -493,9 +483,3 @@ class SnapshotWriter:
             self.check_others()
             if wait(self._sealing[:1], LOOK_SECONDS).done:
                 self._entries.append(self._sealing.pop(0).result())
-
-    def _await_parts(self) -> list[Part]:
-        return await_parts(self._attempt(), self._folder, self._outcome, self._deadline_seconds)
-
-    def _attempt(self) -> Attempt:
-        return Attempt(self.url, self.token, self.step, self.world_size, self._base)
