@@ -28,6 +28,7 @@ from sparring.engine.tables import Tables
 from sparring.errors import ClosedError
 from sparring.exchange.ring import RingExchange
 from sparring.runtime.events import EventLoop
+from sparring.runtime.lifecycle import ProcessGuard
 from sparring.storage.load import StoragesAtWork
 
 __all__ = [
@@ -87,9 +88,11 @@ class EngineState:
     after_step: list[Callable[[], None]] = field(default_factory=list)
     """Called on the driving thread at the end of each step that was applied."""
     is_closed: bool = False
+    process: ProcessGuard = field(default_factory=lambda: ProcessGuard("this StepContainer"))
 
     def check_open(self) -> None:
-        """Raises `ClosedError` if the container was closed."""
+        """Raises `ClosedError` if the container was closed, or this is a process forked since."""
+        self.process.check()
         if self.is_closed:
             raise ClosedError("this StepContainer is closed; make another")
 
@@ -163,6 +166,7 @@ def quiesce(state: EngineState, purpose: Purpose) -> None:
     """Returns when no work runs that `purpose` cannot run next to.
 
     Raises:
+        ClosedError: this process was forked after the container was made.
         SparringError: a prefetch failed, and there are other ranks, which go on no further.
         BackgroundError: a load failed, or, for WRITE, other work on the event loop.
         DeadlineError: a flush or a save does not end, or a stack has no room.
@@ -188,6 +192,7 @@ def try_quiesce(
     Raises:
         SparringError: a prefetch failed, and there are other ranks, which go on no further.
     """
+    state.process.check()
     if state.loads.task is not None:
         state.loads.join()
     if purpose.frees_exchange and state.prefetches.unfinished:

@@ -25,6 +25,7 @@ from typing import Any, Generic, ParamSpec, SupportsIndex, TypeVar
 
 from sparring import _native
 from sparring.errors import ClosedError, DeadlineError, InvalidArgumentError
+from sparring.runtime.lifecycle import ProcessGuard
 
 __all__ = ["EXIT_SECONDS", "PoolTask", "Task", "configure_pool", "num_threads", "submit"]
 
@@ -69,7 +70,7 @@ def num_threads() -> int:
 class Task(Generic[T]):
     """Work that runs, or will run, on another thread. Awaitable from asyncio."""
 
-    __slots__ = ("__weakref__", "_future", "is_heard", "name")
+    __slots__ = ("__weakref__", "_future", "_process", "is_heard", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -77,6 +78,7 @@ class Task(Generic[T]):
         self.is_heard = False
         """Whether `result` has raised its failure to somebody."""
         self._future: Future[T] = Future()
+        self._process = ProcessGuard(name)
 
     def result(self, timeout: float | None = None) -> T:
         """Waits for the work to end; returns what it returned or raises what it raised.
@@ -86,9 +88,10 @@ class Task(Generic[T]):
 
         Raises:
             DeadlineError: it has not ended in time; it goes on, and may be asked again.
+            ClosedError: it was begun before this process was forked, and had not ended then.
             concurrent.futures.CancelledError: it was cancelled.
         """
-        future = self._future
+        future = self._awaited()
         try:
             return future.result(timeout)
         except (TimeoutError, FutureTimeoutError):  # two classes in Python 3.10
@@ -111,7 +114,7 @@ class Task(Generic[T]):
             timeout: seconds; None waits as long as it takes.
         """
         try:
-            self._future.exception(timeout)
+            self._awaited().exception(timeout)
         except (TimeoutError, FutureTimeoutError):
             return self._future.done()
         except CancelledError:
@@ -122,6 +125,12 @@ class Task(Generic[T]):
         """The error of work that has ended, to be passed on; None: there is none, or it was
         cancelled."""
         return None if self.cancelled() else self._future.exception(0)
+
+    def _awaited(self) -> Future[T]:
+        """The future, unless a forked child would wait for it for ever."""
+        if not self._future.done():
+            self._process.check()
+        return self._future
 
     def _outcome(self) -> T:
         try:
@@ -153,24 +162,13 @@ class Task(Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         try:
-            return (yield from asyncio.wrap_future(self._future).__await__())
+            return (yield from asyncio.wrap_future(self._awaited()).__await__())
         except Exception:
             self.is_heard = True
             raise
 
     def __repr__(self) -> str:
         return f"<Task {self.name!r} {'done' if self.done() else 'not done'}>"
-
-    def abandon(self) -> None:
-        """In a forked child: what ran or would run this work is not in this process."""
-        self._future = Future()
-        self._future.set_exception(
-            ClosedError(
-                f"{self.name} was begun before this process was forked and will not end in it; "
-                "begin it again",
-                name=self.name,
-            )
-        )
 
 
 class PoolTask(Task[T]):
@@ -218,11 +216,12 @@ def submit(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Po
     """
     name = getattr(function, "__qualname__", None) or repr(function)
     task = PoolTask(functools.partial(function, *args, **kwargs), name)
-    _calls.add(task)
+    calls = _calls_here()
+    calls.add(task)
     try:
-        _native.pool_submit(functools.partial(_calls.run, task))
+        _native.pool_submit(functools.partial(calls.run, task))
     except BaseException:
-        _calls.discard(task)
+        calls.discard(task)
         raise
     return task
 
@@ -266,17 +265,17 @@ class _Calls:
             names = ", ".join(sorted(task.name for task in running if not task.done()))
             _log.warning("the interpreter ends before these calls: %s", names)
 
-    def after_fork_in_child(self) -> None:
-        # The lock may have been held by a thread that is not in this process.
-        self._lock = threading.Lock()
-        for task in self._tasks:
-            task.abandon()
-        self._tasks = set()
+
+_calls: dict[int, _Calls] = {}
+"""By process: a forked child has others, and those of its parent, as they were."""
 
 
-_calls = _Calls()
-atexit.register(_calls.end)
-os.register_at_fork(after_in_child=_calls.after_fork_in_child)
+def _calls_here() -> _Calls:
+    here = os.getpid()
+    return _calls.get(here) or _calls.setdefault(here, _Calls())
+
+
+atexit.register(lambda: _calls_here().end())
 
 
 def _check_threads(threads: object) -> int:

@@ -15,9 +15,7 @@ the stream does not come there in time, even if the driver hangs.
 
 from __future__ import annotations
 
-import os
 import time
-import weakref
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -129,7 +127,6 @@ class Stream(Closable):
                 f"a stream's deadline_seconds must be positive, found {deadline_seconds}"
             )
         task = StreamTask(f"a stream of {self._native.device}")
-        _waiting.add(task)
         self._native.begin_wait(self.handle, deadline_seconds, task.end)
         return task
 
@@ -160,16 +157,3 @@ class Stream(Closable):
         if self._is_owned:
             self._is_owned = False
             self._native.free_stream(self.handle)
-
-
-_waiting: weakref.WeakSet[StreamTask] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    # No device crosses a fork.
-    for task in list(_waiting):
-        if not task.done():
-            task.abandon()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from sparring import _native
 from sparring.contracts.results import Keys, Rows, Scores
 from sparring.errors import InvalidArgumentError
-from sparring.snapshot.daemon_threads import DaemonThreads
+from sparring.runtime.threads import Threads
 from sparring.snapshot.format.data_file import DataFile, Segment
 from sparring.snapshot.format.manifest import NUM_PARTITIONS, SEGMENT_BYTES, no_pause
 
@@ -176,7 +176,7 @@ class RowRouter:
         options: SnapshotOptions,
         create: CreateFile,
         seal: SealFile,
-        writer: DaemonThreads,
+        writer: Threads,
         *,
         is_shared: bool = False,
     ) -> None:

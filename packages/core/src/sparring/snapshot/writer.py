@@ -29,6 +29,7 @@ from sparring.errors import (
     SnapshotError,
     SnapshotIOError,
 )
+from sparring.runtime.threads import Threads
 from sparring.snapshot.commit import (
     LOOK_SECONDS,
     Attempt,
@@ -39,7 +40,6 @@ from sparring.snapshot.commit import (
     checked_token,
     part_name,
 )
-from sparring.snapshot.daemon_threads import DaemonThreads
 from sparring.snapshot.format.data_file import DataFile, write_state_file
 from sparring.snapshot.format.manifest import (
     JSON,
@@ -132,8 +132,8 @@ class SnapshotWriter:
             step,
             self._base,
         )
-        self._threads = DaemonThreads(_SEALING_THREADS, "sparring-snapshot")
-        self._row_thread = DaemonThreads(1, "sparring-snapshot-rows")
+        self._threads = Threads("sparring-snapshot", _SEALING_THREADS)
+        self._row_thread = Threads("sparring-snapshot-rows")
 
     def write_table(
         self,

@@ -19,7 +19,6 @@ from sparring.contracts import storage_arguments as arguments
 from sparring.contracts.results import Evicted
 from sparring.contracts.storage import Storage, write_note
 from sparring.contracts.storage_optional import LOAD_NOTE, SupportsRestore, watched
-from sparring.runtime.fork_safety import Forkable
 from sparring.runtime.lifecycle import call_each
 
 __all__ = ["StoragesAtWork", "begin_load", "end_load", "restore"]
@@ -79,17 +78,13 @@ def end_load(storage: Storage) -> None:
     write_note(storage, LOAD_NOTE, None)
 
 
-class StoragesAtWork(Forkable):
+class StoragesAtWork:
     """The storages in which a background flush or load goes on.
 
     Any thread may call any method. One piece of work goes on at a time.
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
         self._lock = threading.Lock()  # guards what follows
         self._working: list[Storage] = []
         self._closing: list[Storage] = []
