@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sparring.collective.local import LocalGroup
@@ -63,6 +64,6 @@ def test_a_container_looks_for_installed_plugins_once(monkeypatch: pytest.Monkey
     with StepContainer() as container:
         for name in ("user", "item", "city"):
             container.declare(TableConfig(name, 4), StorageChoice("memory"))
-            container.lookup(name, [1, 2])
+            container.lookup(name, np.array([1, 2]))
             container.storage(name)
     assert len(made) == 1
