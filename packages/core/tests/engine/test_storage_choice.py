@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -56,14 +57,11 @@ def test_a_container_fills_in_its_own_rank_and_knows_the_choice_again() -> None:
 
 
 def test_a_container_looks_for_installed_plugins_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    monkeypatch.setattr(
-        "sparring.engine.tables.make_plugin_manager",
-        lambda: made.append(make_plugin_manager()) or made[-1],
-    )
+    looks = Mock(wraps=make_plugin_manager)
+    monkeypatch.setattr("sparring.engine.tables.make_plugin_manager", looks)
     with StepContainer() as container:
         for name in ("user", "item", "city"):
             container.declare(TableConfig(name, 4), StorageChoice("memory"))
             container.lookup(name, np.array([1, 2]))
             container.storage(name)
-    assert len(made) == 1
+    assert looks.call_count == 1
