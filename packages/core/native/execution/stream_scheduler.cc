@@ -1,4 +1,4 @@
-#include "execution/stream_wait.h"
+#include "execution/stream_scheduler.h"
 
 #include <pthread.h>
 
