@@ -20,11 +20,13 @@ class pool_scheduler {
       operation(operation&&) = delete;
 
       void start() noexcept {
+        std::exception_ptr error;
         try {
-          Pool::process().enqueue(*this);
+          return Pool::process().enqueue(*this);
         } catch (...) {
-          receiver_.set_error(std::current_exception());
+          error = std::current_exception();
         }
+        receiver_.set_error(std::move(error));
       }
 
      private:

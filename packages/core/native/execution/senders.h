@@ -160,17 +160,20 @@ class then_sender {
   struct input_receiver {
     template <typename... Ts>
     void set_value(Ts&&... given) noexcept {
+      std::exception_ptr error;
       // set_value is noexcept: what is caught here was thrown by `function`.
       try {
         if constexpr (std::is_same_v<values, std::tuple<>>) {
           std::move(function)(std::forward<Ts>(given)...);
-          next.set_value();
+          return next.set_value();
         } else {
-          next.set_value(std::move(function)(std::forward<Ts>(given)...));
+          return next.set_value(std::move(function)(std::forward<Ts>(given)...));
         }
       } catch (...) {
-        next.set_error(std::current_exception());
+        error = std::current_exception();
       }
+      // Out of the handler, which else would hold the error until all that follows has run.
+      next.set_error(std::move(error));
     }
     void set_error(std::exception_ptr error) noexcept { next.set_error(std::move(error)); }
 
@@ -223,13 +226,15 @@ class bulk_sender {
   struct input_receiver {
     template <typename... Ts>
     void set_value(Ts&&... given) noexcept {
+      std::exception_ptr error;
       try {
         kernels::parallel_for(executor, count, grain, [&](int64_t begin, int64_t end) {
           function(begin, end, given...);
         });
       } catch (...) {
-        return next.set_error(std::current_exception());
+        error = std::current_exception();
       }
+      if (error) return next.set_error(std::move(error));
       next.set_value(std::forward<Ts>(given)...);
     }
     void set_error(std::exception_ptr error) noexcept { next.set_error(std::move(error)); }

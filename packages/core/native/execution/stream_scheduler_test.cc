@@ -177,6 +177,19 @@ void the_deadline_holds_even_where_the_device_hangs_when_asked() {
   wait_for(on_stream(device, stream));
 }
 
+void a_wait_may_end_before_its_host_call_is_on_the_stream() {
+  FakeDevice& device = make_device();
+  FakeStream stream;
+  for (int i = 0; i < 200; ++i) {
+    try {
+      wait_for(on_stream(device, stream, std::chrono::nanoseconds(1)));
+    } catch (const StreamDeadlineError&) {
+      continue;  // mostly so
+    }
+  }
+  CHECK(num_stream_waits() == 0);
+}
+
 detached_task await_often(const FakeDevice& device, FakeStream& stream, int times,
                           std::atomic<int>& on_pool, std::latch& ended) {
   for (int i = 0; i < times; ++i) {
@@ -224,6 +237,8 @@ int main() {
       {"errors are thrown into coroutines", errors_are_thrown_into_coroutines},
       {"the deadline holds even where the device hangs when asked",
        the_deadline_holds_even_where_the_device_hangs_when_asked},
+      {"a wait may end before its host call is on the stream",
+       a_wait_may_end_before_its_host_call_is_on_the_stream},
       {"many waits run concurrently", many_waits_run_concurrently},
       {"streams of another version are refused", streams_of_another_version_are_refused},
   });
