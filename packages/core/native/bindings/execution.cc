@@ -70,7 +70,8 @@ void bind_execution(py::module_& module) {
       "0 means the number of usable cores. ValueError out of range, PoolBusyError with work.");
   module.def("pool_num_threads", [] { return Pool::process().num_threads(); });
   module.def("pool_submit", &submit, py::arg("function"),
-             "Calls function() once on a worker thread; it must not raise.");
+             "Calls function() once on a worker thread, or on this one where none can be had; it must "
+             "not raise.");
   module.def("pool_threads_of_loop", &threads_of_loop, py::arg("count"), py::arg("grain"),
              py::arg("range_seconds"),
              "Runs a loop whose ranges keep a core busy; returns how many threads took part.");

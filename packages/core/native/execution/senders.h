@@ -288,7 +288,7 @@ auto bulk(int64_t count, F&& function) {
 // ---- sync_wait ----------------------------------------------------------------
 
 template <typename Values>
-struct outcome {
+struct sync_wait_result {
   struct receiver {
     template <typename... Ts>
     void set_value(Ts&&... given) noexcept {
@@ -299,7 +299,7 @@ struct outcome {
       }
     }
     void set_error(std::exception_ptr error) noexcept { found->error = std::move(error); }
-    outcome* found;
+    sync_wait_result* found;
   };
 
   std::optional<Values> values;
@@ -310,7 +310,7 @@ struct outcome {
 // the error. It is optional as in P2300, but never empty.
 template <executor_sender S>
 std::optional<values_of<S>> sync_wait(S&& input) {
-  using result = outcome<values_of<S>>;
+  using result = sync_wait_result<values_of<S>>;
   result found;
   auto operation = execution::connect(std::forward<S>(input), typename result::receiver{&found});
   operation.start();
