@@ -1,4 +1,4 @@
-"""The page on architecture names files that exist, and all that one training step runs through."""
+"""The page on architecture names files that exist, and all that a step, a save and a load run through."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/explanation/architecture.md").read_text()
 CORE = "core/src/sparring/"
+MOST_FILES = {"save": 18, "load": 18}
+"""Files of the path of a walk, as the page says what that is. To follow one should stay possible."""
 
 
 def test_each_file_named_on_the_page_exists() -> None:
@@ -31,16 +33,20 @@ def test_each_package_is_on_the_page() -> None:
     assert {each for each in packages if f"](../../packages/{each})" not in PAGE} == set()
 
 
-def test_a_step_runs_through_no_file_of_core_that_is_not_listed() -> None:
+@pytest.mark.parametrize("walk", ["batch", "save", "load"])
+def test_a_walk_runs_through_no_file_of_core_that_is_not_listed(walk: str) -> None:
     for needed in ("torch", "sparring_hkv", "sparring_torch"):
         if importlib.util.find_spec(needed) is None:
             pytest.skip(f"one training step needs {needed}, which is not installed here")
     # A process of its own: the recorder must see each thread from its start.
-    walk = [sys.executable, ROOT / "docs/site/walks.py", "batch"]
-    ran = subprocess.run(walk, capture_output=True, text=True, timeout=600, check=False)
+    command = [sys.executable, ROOT / "docs/site/walks.py", walk]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert ran.returncode == 0, ran.stderr
-    run_through = [each for each in ran.stdout.splitlines() if each.startswith(CORE)]
-    section = PAGE.split("<!-- walk: batch -->")[1].split("<!-- end -->")[0]
-    unlisted = [each for each in run_through if f"](../../packages/{each})" not in section]
-    assert run_through
+    found = [line.split(": ") for line in ran.stdout.splitlines()]
+    section = PAGE.split(f"<!-- walk: {walk} -->")[1].split("<!-- end -->")[0]
+    in_core = [file for _, file in found if file.startswith(CORE)]
+    unlisted = [each for each in in_core if f"](../../packages/{each})" not in section]
+    assert in_core
     assert unlisted == [], "to make the lists again: python docs/site/walks.py --write"
+    path = [file for part, file in found if part == "path"]
+    assert len(path) <= MOST_FILES.get(walk, len(path))

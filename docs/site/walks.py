@@ -1,6 +1,6 @@
 """The lists of files in `docs/explanation/architecture.md`, made from what really runs.
 
-    python docs/site/walks.py batch      prints the files that a walk runs through, in order
+    python docs/site/walks.py save       prints the files that a walk runs through, in order
     python docs/site/walks.py --write    writes all lists into the page, with docstrings' first lines
 
 Needs sparring, sparring-hkv, sparring-testing and sparring-torch. Each walk runs before it is
@@ -29,6 +29,10 @@ from sparring_testing.thread_rendezvous import ThreadRendezvous
 PACKAGES = Path(__file__).parents[2] / "packages"
 PAGE = PACKAGES.parent / "docs/explanation/architecture.md"
 TABLE = sparring.TableConfig("item", 8)
+CORE = "core/src/sparring/"
+VOCABULARY = ("contracts", "runtime")
+"""Rooms of core whose files a path only takes words from: dataclasses and checks of arguments, threads
+and lifecycles. All other files of core decide or do something: they are the path."""
 
 
 class Recorder:
@@ -158,19 +162,33 @@ def source_of(module: str) -> Path:
     return found[0].relative_to(PACKAGES)
 
 
+def part_of(file: Path) -> str:
+    """Returns the list of a walk that a file belongs to: path, vocabulary, or around core."""
+    name = str(file)
+    if not name.startswith(CORE):
+        return "around core"
+    room = name.removeprefix(CORE).partition("/")[0]
+    return "vocabulary" if room in VOCABULARY else "path"
+
+
 def main(arguments: list[str]) -> None:
     if arguments != ["--write"]:
-        print("\n".join(map(str, files_of(arguments[0]))))
+        for file in files_of(arguments[0]):
+            print(f"{part_of(file)}: {file}")
         return
     page = PAGE.read_text()
     for walk in WALKS:
-        in_core, others = [], []
+        parts: dict[str, list[str]] = {"path": [], "vocabulary": [], "around core": []}
         for file in files_of(walk):
-            name = str(file).removeprefix("core/src/sparring/")
-            line = f"[`{name}`](../../packages/{file}): {first_line(file)}"
-            (in_core if name != str(file) else others).append(line)
-        text = "".join(f"{number}. {line}\n" for number, line in enumerate(in_core, 1))
-        text += "\nAround core:\n\n" * bool(others) + "".join(f"- {line}\n" for line in others)
+            name = str(file).removeprefix(CORE)
+            parts[part_of(file)].append(f"[`{name}`](../../packages/{file}): {first_line(file)}")
+        path = parts.pop("path")
+        in_core = len(path) + len(parts["vocabulary"])
+        text = f"{len(path)} files are the path, of {in_core} in core:\n\n"
+        text += "".join(f"{number}. {line}\n" for number, line in enumerate(path, 1))
+        for part, lines in parts.items():
+            text += f"\n{part.capitalize()}:\n\n" * bool(lines)
+            text += "".join(f"- {line}\n" for line in lines)
         span = rf"(?<=<!-- walk: {walk} -->\n).*?(?=<!-- end -->)"
         page = re.sub(span, lambda _, text=text: f"\n{text}\n", page, count=1, flags=re.S)
     PAGE.write_text(page)
