@@ -116,7 +116,7 @@ class PyFusedStep {
   }
 
   // Places of tables whose sums are not certainly finite.
-  std::vector<size_t> doubtful() const {
+  std::vector<size_t> may_be_nonfinite() const {
     std::vector<size_t> found;
     each_table([&](const auto& group, size_t table, size_t place) {
       if (!group.step->is_certainly_finite(table)) found.push_back(place);
@@ -290,7 +290,7 @@ void bind_updates(py::module_& module) {
              py::arg("rows").noconvert(), py::arg("gradients").noconvert());
   py::class_<PyFusedStep>(module, "FusedStep")
       .def(py::init<const py::list&, int64_t>(), py::arg("tables"), py::arg("step"))
-      .def("doubtful", &PyFusedStep::doubtful)
+      .def("may_be_nonfinite", &PyFusedStep::doubtful)
       .def("count_new", &PyFusedStep::count_new, py::arg("place"))
       .def("keys", &PyFusedStep::keys, py::arg("place"),
            "A copy of the keys (u) that have a gradient.")

@@ -58,7 +58,7 @@ def put_unchecked(container: StepContainer, keys: Any) -> None:
 
 def save(container: StepContainer, url: str, is_beside: bool) -> None:
     if is_beside:
-        container.save(url, blocking=False, options=SaveOptions(is_told=False)).result(10)
+        container.save(url, blocking=False, options=SaveOptions(report_failure=False)).result(10)
     else:
         container.save(url)
 

@@ -152,7 +152,7 @@ def test_all_of_a_training_comes_with_the_rows(
         take_step(container, 9.0)  # lost
         loaded = container.load(url, blocking=False, is_base=True).result(SECONDS)
         assert (loaded.step, loaded.states["mine"].values) == (3, {"epoch": 7})
-        assert (container.counters.steps, container.exchange.step) == (3, 3)
+        assert (container.counters.steps, container.exchange.session.step) == (3, 3)
         assert filters(container) == expected
         assert container.saves.base == url
         assert mean(container) == 3.0

@@ -183,7 +183,7 @@ def test_a_rank_that_stops_its_load_tells_the_others(url: str) -> None:
 
 
 def test_a_rank_that_cancels_its_load_tells_the_others_at_once(url: str) -> None:
-    is_told = threading.Barrier(WORLD_SIZE, timeout=SECONDS)
+    report_failure = threading.Barrier(WORLD_SIZE, timeout=SECONDS)
 
     def body(container: StepContainer, storage: SlowRestore) -> None:
         is_broken, is_free = container.collective.rank == BROKEN, threading.Event()
@@ -197,7 +197,7 @@ def test_a_rank_that_cancels_its_load_tells_the_others_at_once(url: str) -> None
             error = error_of(lambda: loading.result(SECONDS))
             assert f"rank {BROKEN} failed" in str(error)
             assert "was stopped (CancelledError())" in str(error)
-        is_told.wait()  # who cancelled uses nothing before
+        report_failure.wait()  # who cancelled uses nothing before
         is_free.set()
         container.loads.join()
         container.load(url)

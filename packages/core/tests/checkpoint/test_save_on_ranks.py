@@ -188,7 +188,7 @@ def test_after_a_commit_that_failed_ranks_agree_on_a_base_again(
         return commit(writer)
 
     monkeypatch.setattr(SnapshotWriter, "commit", fails_once)
-    options = SaveOptions(is_base=True, is_told=False)
+    options = SaveOptions(is_base=True, report_failure=False)
 
     def body(collective: Collective) -> Any:
         with make(collective) as container:

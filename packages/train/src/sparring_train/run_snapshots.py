@@ -200,7 +200,7 @@ class RunSnapshots:
                     deadline_seconds=chosen.deadline_seconds,
                     retention=Retention(chosen.url, chosen.keep, tuple(self._damaged)),
                     is_base=has_deltas,
-                    is_told=False,
+                    report_failure=False,
                 ),
             )
         except SnapshotError as error:

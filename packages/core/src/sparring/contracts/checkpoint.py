@@ -64,7 +64,7 @@ class SaveOptions:
             and once a caller waits for the save.
         is_base: count from now on which keys change, so that a later save can name this one as
             its base. It costs at most 64 MiB a table and some time in each step.
-        is_told: the step after a save that failed in the background raises `BackgroundError`;
+        report_failure: the step after a save that failed in the background raises `BackgroundError`;
             otherwise the task alone tells of the failure.
     """
 
@@ -73,7 +73,7 @@ class SaveOptions:
     retention: Retention | None = None
     share: float | None = None
     is_base: bool = False
-    is_told: bool = True
+    report_failure: bool = True
 
     def __post_init__(self) -> None:
         numbers = {"undo_bytes": self.undo_bytes, "deadline_seconds": self.deadline_seconds}

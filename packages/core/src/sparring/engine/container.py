@@ -706,13 +706,13 @@ class StepContainer:
         purpose = Purpose.READ if are_read else Purpose.REPLACE
         if not blocking:
             quiesce(self.state, purpose)
-            return self.state.flushes.begin(storages, is_told=True)
+            return self.state.flushes.begin(storages, report_failure=True)
         error = try_quiesce(self.state, purpose)
         coordinator = Coordinator(self.collective, "flush")
         coordinator.start()
         try:
             if error is None:
-                self.state.flushes.begin(storages, is_told=False).result()
+                self.state.flushes.begin(storages, report_failure=False).result()
         except Exception as failure:
             error = failure
         except BaseException as reason:

@@ -110,7 +110,7 @@ class EngineState:
     def set_steps(self, steps: int) -> None:
         """Goes on from this step."""
         self.counters.steps = steps
-        self.exchange.step = steps
+        self.exchange.session.step = steps
 
 
 class Purpose(Enum):

@@ -82,15 +82,6 @@ class RingExchange(Closable):
         self._on_devices: dict[str, DeviceExchange] = {}
 
     @property
-    def step(self) -> int:
-        """Steps applied so far; errors name it, and ranks compare it."""
-        return self.session.step
-
-    @step.setter
-    def step(self, step: int) -> None:
-        self.session.step = step
-
-    @property
     def trace(self) -> Trace | None:
         """Receives spans; None: nothing is traced."""
         return self.session.link.trace

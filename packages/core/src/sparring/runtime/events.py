@@ -48,12 +48,14 @@ class BackgroundError(SparringError):
 class _Work(Task[Any]):
     """Submitted work and its outcome."""
 
-    __slots__ = ("closing_seconds", "is_told", "running", "work")
+    __slots__ = ("closing_seconds", "report_failure", "running", "work")
 
-    def __init__(self, work: Any, name: str, *, is_told: bool, closing_seconds: float) -> None:
+    def __init__(
+        self, work: Any, name: str, *, report_failure: bool, closing_seconds: float
+    ) -> None:
         super().__init__(name)
         self.work = work
-        self.is_told = is_told
+        self.report_failure = report_failure
         self.closing_seconds = closing_seconds
         self.running: object = None
         """Keeps a coroutine's task, which asyncio itself does not."""
@@ -121,7 +123,7 @@ class EventLoop(Closable):
         *,
         name: str | None = None,
         timeout: float | None = None,
-        is_told: bool = True,
+        report_failure: bool = True,
         closing_seconds: float = 0.0,
     ) -> Task[Any]:
         """Begins work: a coroutine on the loop, a callable on a thread that may block.
@@ -133,7 +135,7 @@ class EventLoop(Closable):
             work: a coroutine, a coroutine function or a callable, both without arguments.
             name: for errors; the function's own if left out.
             timeout: seconds to wait for room; `deadline_seconds` if left out.
-            is_told: `check` reports a failure. Otherwise the task alone tells of it.
+            report_failure: `check` reports a failure. Otherwise the task alone tells of it.
             closing_seconds: how long `close`, and the program's end, wait for this work where they
                 would otherwise wait less.
 
@@ -152,7 +154,7 @@ class EventLoop(Closable):
                 f"background work must be a coroutine or a callable, found {type(work).__name__}"
             )
         name = name or getattr(work, "__qualname__", None) or repr(work)
-        task = _Work(work, name, is_told=is_told, closing_seconds=closing_seconds)
+        task = _Work(work, name, report_failure=report_failure, closing_seconds=closing_seconds)
         try:
             self._process.check()
             with self._changed:
@@ -336,14 +338,14 @@ class EventLoop(Closable):
     def _end(self, task: _Work, result: object, error: BaseException | None) -> None:
         if error is not None:
             # A failure that need not be reported is the business of the holder of the task.
-            level = logging.ERROR if task.is_told else logging.INFO
+            level = logging.ERROR if task.report_failure else logging.INFO
             # Errors of sparring say all by themselves; of others it takes the line that raised them.
             trace = None if isinstance(error, SparringError) else error
             text = f"{type(error).__name__}: {error}"
             _log.log(level, "background work %r failed: %s", task.name, text, exc_info=trace)
         with self._changed:
             self.num_failed += error is not None
-            if error is not None and task.is_told:
+            if error is not None and task.report_failure:
                 self._first_failed = self._first_failed or task
                 self._num_unreported += 1
             task.finish(result, error)

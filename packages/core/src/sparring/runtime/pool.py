@@ -70,12 +70,12 @@ def num_threads() -> int:
 class Task(Generic[T]):
     """Work that runs, or will run, on another thread. Awaitable from asyncio."""
 
-    __slots__ = ("__weakref__", "_future", "_process", "is_heard", "name")
+    __slots__ = ("__weakref__", "_future", "_process", "was_reported", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
         """Name of the work in errors."""
-        self.is_heard = False
+        self.was_reported = False
         """Whether `result` has raised its failure to somebody."""
         self._future: Future[T] = Future()
         self._process = ProcessGuard(name)
@@ -98,7 +98,7 @@ class Task(Generic[T]):
             if future.done():  # the work's own TimeoutError, or it ended this very moment
                 return self._outcome()
         except Exception:
-            self.is_heard = True
+            self.was_reported = True
             raise
         raise DeadlineError(
             f"{self.name} was given {timeout} s and has not ended; allow more, or find out what "
@@ -136,7 +136,7 @@ class Task(Generic[T]):
         try:
             return self._future.result(0)
         except Exception:
-            self.is_heard = True
+            self.was_reported = True
             raise
 
     def done(self) -> bool:
@@ -164,7 +164,7 @@ class Task(Generic[T]):
         try:
             return (yield from asyncio.wrap_future(self._awaited()).__await__())
         except Exception:
-            self.is_heard = True
+            self.was_reported = True
             raise
 
     def __repr__(self) -> str:

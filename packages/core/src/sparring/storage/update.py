@@ -90,7 +90,7 @@ def _update(
     state = method.initial_state(table.dim, choice.hyper, table.computing_dtype)
     sources = _native.key_gradients(view, keys, values)
     step = _native.FusedStep([(view, spec, state, None, [sources])], choice.step)
-    if step.doubtful():
+    if step.may_be_nonfinite():
         raise NonFiniteGradientError(
             f"gradients for table {table.name!r} hold NaN or infinity; no row was changed",
             table=table.name,

@@ -195,7 +195,7 @@ class MetricsWriter(Closable):
             self._wait_for(self._task, seconds)
         metrics = self._read(counts_all=counts_all)
         work = partial(self._write, metrics)
-        task = self._container.events.submit(work, name=self._name, is_told=False)
+        task = self._container.events.submit(work, name=self._name, report_failure=False)
         task.result(seconds)
 
     def _wait_for(self, task: Task[Any], seconds: float) -> None:

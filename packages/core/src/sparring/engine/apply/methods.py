@@ -67,7 +67,7 @@ def _straight(
     if not _is_fused(waiting, choices):
         return None
     step = _fused(state, waiting, choices)
-    return None if step.doubtful() else step
+    return None if step.may_be_nonfinite() else step
 
 
 def _apply_owned(

@@ -42,12 +42,12 @@ class FlushManager:
         self.task: Task[Any] | None = None
         """The last flush, until it was joined."""
 
-    def begin(self, storages: Mapping[str, Storage], *, is_told: bool) -> Task[Any]:
+    def begin(self, storages: Mapping[str, Storage], *, report_failure: bool) -> Task[Any]:
         """Flushes storages, by the name of their table.
 
         Args:
             storages: open; no write to them until `join` has returned.
-            is_told: `EventLoop.check` tells of a failure, not the task alone.
+            report_failure: `EventLoop.check` tells of a failure, not the task alone.
 
         Raises:
             SparringError: a storage without concurrent reads failed. The others were
@@ -63,7 +63,7 @@ class FlushManager:
         name = f"flush of tables {', '.join(storages)}"
         try:
             self.task = self._events.submit(
-                partial(self._run, concurrent), name=name, is_told=is_told
+                partial(self._run, concurrent), name=name, report_failure=report_failure
             )
         except BaseException:
             self._at_work.end()

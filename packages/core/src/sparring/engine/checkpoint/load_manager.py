@@ -64,7 +64,7 @@ class LoadManager:
         self._load = load
         self._await_at_exit()
         try:
-            task = events.submit(load.run, name=f"load of {load.url}", is_told=False)
+            task = events.submit(load.run, name=f"load of {load.url}", report_failure=False)
         except BaseException as refusal:
             self._load = None
             load.give_up(refusal)
@@ -87,7 +87,7 @@ class LoadManager:
         """
         task, self.ended = self.ended, None
         failure = None if task is None else task.failure()
-        if task is None or failure is None or task.is_heard:
+        if task is None or failure is None or task.was_reported:
             return
         if isinstance(failure, PeerFailure):
             raise failure
@@ -108,7 +108,7 @@ class LoadManager:
             return
         load.stop(reason)
         task.wait(_STOP_SECONDS)
-        task.is_heard = True
+        task.was_reported = True
 
     def close(self, timeout: float) -> None:
         """Waits for a load that runs, and stops it where it takes too long.

@@ -53,7 +53,7 @@ def save(
             state.saves.task = state.events.submit(
                 partial(_run, state, job, options),
                 name=f"save of {url}",
-                is_told=options.is_told,
+                report_failure=options.report_failure,
                 closing_seconds=options.deadline_seconds,
             )
         except BaseException as not_begun:
