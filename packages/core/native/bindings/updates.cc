@@ -290,7 +290,7 @@ void bind_updates(py::module_& module) {
              py::arg("rows").noconvert(), py::arg("gradients").noconvert());
   py::class_<PyFusedStep>(module, "FusedStep")
       .def(py::init<const py::list&, int64_t>(), py::arg("tables"), py::arg("step"))
-      .def("may_be_nonfinite", &PyFusedStep::doubtful)
+      .def("may_be_nonfinite", &PyFusedStep::may_be_nonfinite)
       .def("count_new", &PyFusedStep::count_new, py::arg("place"))
       .def("keys", &PyFusedStep::keys, py::arg("place"),
            "A copy of the keys (u) that have a gradient.")

@@ -11,24 +11,12 @@ from sparring._lazy import names_from
 from sparring._loading import load_native
 
 if TYPE_CHECKING:
-    from sparring._version import (
-        __version__,
-    )
-    from sparring.cli.context import (
-        context_of,
-    )
-    from sparring.cli.output import (
-        make_console,
-        print_json,
-        print_warning,
-    )
+    from sparring._version import __version__
+    from sparring.cli.context import context_of
+    from sparring.cli.output import make_console, print_json, print_warning
     from sparring.collective.coordinator import Coordinator
-    from sparring.collective.local import (
-        LocalGroup,
-    )
-    from sparring.contracts.capabilities import (
-        Capabilities,
-    )
+    from sparring.collective.local import LocalGroup
+    from sparring.contracts.capabilities import Capabilities
     from sparring.contracts.checkpoint import Loaded, Retention, Saved, SaveOptions, State
     from sparring.contracts.initializers import (
         Constant,
@@ -39,178 +27,63 @@ if TYPE_CHECKING:
         Xavier,
         Zeros,
     )
-    from sparring.contracts.results import (
-        Columns,
-        Evicted,
-        FindResult,
-        ScanChunk,
-    )
-    from sparring.contracts.storage import (
-        Storage,
-        interrupted_load,
-        read_note,
-        write_note,
-    )
-    from sparring.contracts.table import (
-        TableConfig,
-    )
-    from sparring.engine.container import (
-        StepContainer,
-    )
-    from sparring.engine.job_bootstrap import (
-        AUTO,
-        join_job,
-        resolved_backends,
-    )
-    from sparring.engine.memory_budget import (
-        MOST_BYTES,
-        bytes_from_text,
-    )
-    from sparring.engine.resource_manager import (
-        ResourceManager,
-    )
-    from sparring.engine.step import (
-        Step,
-    )
+    from sparring.contracts.results import Columns, Evicted, FindResult, ScanChunk
+    from sparring.contracts.storage import Storage, interrupted_load, read_note, write_note
+    from sparring.contracts.table import TableConfig
+    from sparring.engine.container import StepContainer
+    from sparring.engine.job_bootstrap import AUTO, join_job, resolved_backends
+    from sparring.engine.memory_budget import MOST_BYTES, bytes_from_text
+    from sparring.engine.resource_manager import ResourceManager
+    from sparring.engine.step import Step
     from sparring.engine.storage_choice import StorageChoice
     from sparring.engine.tables import TableEntry
-    from sparring.errors import (
-        SparringError,
-    )
-    from sparring.exchange.counters import (
-        ExchangeCounters,
-        MessageKind,
-    )
-    from sparring.exchange.headers import (
-        header_bytes,
-    )
-    from sparring.exchange.link import (
-        Link,
-    )
-    from sparring.exchange.messages import (
-        KEY_BYTES,
-        Codec,
-        gradient_bytes,
-        reply_bytes,
-    )
+    from sparring.errors import SparringError
+    from sparring.exchange.counters import ExchangeCounters, MessageKind
+    from sparring.exchange.headers import header_bytes
+    from sparring.exchange.link import Link
+    from sparring.exchange.messages import KEY_BYTES, Codec, gradient_bytes, reply_bytes
     from sparring.exchange.options import (
         MOST_CHUNK_ROWS,
         MOST_CHUNKS_IN_FLIGHT,
         ExchangeOptions,
         WireDtype,
     )
-    from sparring.exchange.pull import (
-        MOST_FINDS,
-    )
-    from sparring.exchange.routing import (
-        ChunkTransfer,
-        chunk_transfers,
-        chunks_of,
-    )
-    from sparring.kernels.functions import (
-        initial_rows,
-        initializer_spec,
-        partition,
-        rounding_seed,
-    )
-    from sparring.plugins.option_checks import (
-        checked_options,
-    )
-    from sparring.plugins.registry import (
-        PluginManager,
-        make_plugin_manager,
-    )
+    from sparring.exchange.pull import MOST_FINDS
+    from sparring.exchange.routing import ChunkTransfer, chunk_transfers, chunks_of
+    from sparring.kernels.functions import initial_rows, initializer_spec, partition, rounding_seed
+    from sparring.plugins.option_checks import checked_options
+    from sparring.plugins.registry import PluginManager, make_plugin_manager
     from sparring.rendezvous.environment import (
         EnvironmentOptions,
         EnvironmentRendezvous,
         membership_from,
     )
-    from sparring.rendezvous.single import (
-        SingleRendezvous,
-    )
-    from sparring.runtime.events import (
-        EventLoop,
-    )
-    from sparring.runtime.gpus import (
-        inspect_gpus,
-    )
-    from sparring.runtime.lifecycle import (
-        Closable,
-    )
-    from sparring.runtime.pool import (
-        Task,
-        configure_pool,
-        num_threads,
-    )
-    from sparring.runtime.streams import (
-        Streams,
-    )
-    from sparring.runtime.suggestions import (
-        closest_name,
-    )
-    from sparring.runtime.trace import (
-        Trace,
-    )
-    from sparring.snapshot.chain import (
-        count_rows,
-        merged_chunks,
-    )
-    from sparring.snapshot.format.manifest import (
-        TableDescription,
-    )
-    from sparring.snapshot.place.place import (
-        reading,
-    )
-    from sparring.snapshot.reader import (
-        Snapshot,
-        locate,
-        open_place,
-        open_snapshot,
-    )
-    from sparring.snapshot.retention import (
-        list_snapshots,
-        retain,
-    )
-    from sparring.snapshot.verify import (
-        verify_snapshot,
-    )
-    from sparring.snapshot.writer import (
-        SnapshotWriter,
-    )
-    from sparring.storage.convert import (
-        conversion_command,
-    )
+    from sparring.rendezvous.single import SingleRendezvous
+    from sparring.runtime.events import EventLoop
+    from sparring.runtime.gpus import inspect_gpus
+    from sparring.runtime.lifecycle import Closable
+    from sparring.runtime.pool import Task, configure_pool, num_threads
+    from sparring.runtime.streams import Streams
+    from sparring.runtime.suggestions import closest_name
+    from sparring.runtime.trace import Trace
+    from sparring.snapshot.chain import count_rows, merged_chunks
+    from sparring.snapshot.format.manifest import TableDescription
+    from sparring.snapshot.place.place import reading
+    from sparring.snapshot.reader import Snapshot, locate, open_place, open_snapshot
+    from sparring.snapshot.retention import list_snapshots, retain
+    from sparring.snapshot.verify import verify_snapshot
+    from sparring.snapshot.writer import SnapshotWriter
+    from sparring.storage.convert import conversion_command
     from sparring.storage.load import begin_load, end_load, restore
-    from sparring.storage.memory import (
-        MemoryStorage,
-    )
-    from sparring.storage.native import (
-        NativeStorage,
-        capsule_of,
-    )
-    from sparring.storage.open import (
-        open_storage,
-    )
-    from sparring.storage.tiered.counters import (
-        TierCounters,
-    )
-    from sparring.storage.tiered.tiered_storage import (
-        TieredStorage,
-    )
-    from sparring.storage.update import (
-        update_rows,
-    )
-    from sparring.updates.builtin import (
-        BUILTIN_METHODS,
-        NativeMethod,
-    )
-    from sparring.updates.by_name import (
-        method_or_native,
-    )
-    from sparring.updates.resolve import (
-        hyper_from,
-        resolve_method,
-    )
+    from sparring.storage.memory import MemoryStorage
+    from sparring.storage.native import NativeStorage, capsule_of
+    from sparring.storage.open import open_storage
+    from sparring.storage.tiered.counters import TierCounters
+    from sparring.storage.tiered.tiered_storage import TieredStorage
+    from sparring.storage.update import update_rows
+    from sparring.updates.builtin import BUILTIN_METHODS, NativeMethod
+    from sparring.updates.by_name import method_or_native
+    from sparring.updates.resolve import hyper_from, resolve_method
 
 _name = names_from(
     globals(),

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
         pool_weight_gradient,
         segment_sum,
     )
-    from sparring.adapter.model_shapes import (
-        check_factors,
-        dot_product_dim,
-        dot_product_pairs,
-    )
+    from sparring.adapter.model_shapes import check_factors, dot_product_dim, dot_product_pairs
     from sparring.collective.coordinator import Coordinator
     from sparring.collective.inbox import (
         NO_RANK,
@@ -35,49 +31,23 @@ if TYPE_CHECKING:
         WordKind,
         empty_word,
     )
-    from sparring.collective.nccl import (
-        NcclCollective,
-    )
-    from sparring.collective.nccl_library import (
-        open_cuda,
-        open_nccl,
-        why_nccl_is_unavailable,
-    )
+    from sparring.collective.nccl import NcclCollective
+    from sparring.collective.nccl_library import open_cuda, open_nccl, why_nccl_is_unavailable
     from sparring.contracts.checkpoint import SaveOptions, State
-    from sparring.engine.apply.gather import (
-        TableUpdate,
-    )
-    from sparring.engine.container import (
-        StepContainer,
-    )
-    from sparring.engine.device_gradients import (
-        BagGradients,
-        DeviceGradients,
-    )
+    from sparring.engine.apply.gather import TableUpdate
+    from sparring.engine.container import StepContainer
+    from sparring.engine.device_gradients import BagGradients, DeviceGradients
     from sparring.engine.device_lookup import (
         DeviceLookup,
         looked_up_on_device,
         pulls_on_device,
         told_on_device,
     )
-    from sparring.engine.job_bootstrap import (
-        AUTO,
-        join_job,
-    )
-    from sparring.engine.lookup import (
-        Lookup,
-    )
-    from sparring.engine.optimizer_state import (
-        TableState,
-        give_states,
-        method_state,
-    )
-    from sparring.engine.prefetch import (
-        Prefetch,
-    )
-    from sparring.engine.resource_manager import (
-        ResourceManager,
-    )
+    from sparring.engine.job_bootstrap import AUTO, join_job
+    from sparring.engine.lookup import Lookup
+    from sparring.engine.optimizer_state import TableState, give_states, method_state
+    from sparring.engine.prefetch import Prefetch
+    from sparring.engine.resource_manager import ResourceManager
     from sparring.engine.storage_choice import StorageChoice, storage_device
     from sparring.engine.table_group import (
         StorageLike,
@@ -89,41 +59,15 @@ if TYPE_CHECKING:
         non_finite_policy,
         shared_settings,
     )
-    from sparring.exchange.options import (
-        ExchangeOptions,
-    )
-    from sparring.plugins.registry import (
-        PluginManager,
-        make_plugin_manager,
-    )
-    from sparring.rendezvous.environment import (
-        EnvironmentOptions,
-        membership_from,
-    )
-    from sparring.runtime.suggestions import (
-        suggestion,
-    )
-    from sparring.snapshot.format.manifest import (
-        TableDescription,
-    )
-    from sparring.snapshot.reader import (
-        Snapshot,
-        open_place,
-        open_snapshot,
-    )
-    from sparring.snapshot.writer import (
-        SnapshotWriter,
-    )
-    from sparring.updates.by_name import (
-        method_or_native,
-        native_class,
-        optimizer_classes,
-    )
-    from sparring.updates.resolve import (
-        hyper_from,
-        hypers_by_table,
-        resolve_method,
-    )
+    from sparring.exchange.options import ExchangeOptions
+    from sparring.plugins.registry import PluginManager, make_plugin_manager
+    from sparring.rendezvous.environment import EnvironmentOptions, membership_from
+    from sparring.runtime.suggestions import suggestion
+    from sparring.snapshot.format.manifest import TableDescription
+    from sparring.snapshot.reader import Snapshot, open_place, open_snapshot
+    from sparring.snapshot.writer import SnapshotWriter
+    from sparring.updates.by_name import method_or_native, native_class, optimizer_classes
+    from sparring.updates.resolve import hyper_from, hypers_by_table, resolve_method
 
 __getattr__ = names_from(
     globals(),

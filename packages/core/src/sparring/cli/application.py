@@ -17,13 +17,7 @@ from sparring._version import __version__
 from sparring.cli import plugin
 from sparring.cli.context import CommandContext, context_of
 from sparring.cli.output import print_error, print_problems
-from sparring.errors import (
-    ConfigError,
-    DataError,
-    InvalidArgumentError,
-    PluginError,
-    SparringError,
-)
+from sparring.errors import ConfigError, DataError, InvalidArgumentError, PluginError, SparringError
 from sparring.plugins.registry import PluginManager, make_plugin_manager
 
 __all__ = ["main", "make_application"]

@@ -45,12 +45,7 @@ from sparring.collective.polling import PolledWork
 from sparring.contracts.collective import Array, Collective, Work
 from sparring.contracts.options import Options
 from sparring.contracts.rendezvous import Membership
-from sparring.errors import (
-    DeadlineError,
-    InvalidArgumentError,
-    PeerFailure,
-    SparringError,
-)
+from sparring.errors import DeadlineError, InvalidArgumentError, PeerFailure, SparringError
 
 __all__ = ["NcclCollective", "NcclOptions", "join_nccl"]
 

@@ -18,15 +18,9 @@ if TYPE_CHECKING:
         Probability,
         admission_from,
     )
-    from sparring.contracts.array_header import (
-        new_header,
-    )
-    from sparring.contracts.background import (
-        Background,
-    )
-    from sparring.contracts.capabilities import (
-        Capabilities,
-    )
+    from sparring.contracts.array_header import new_header
+    from sparring.contracts.background import Background
+    from sparring.contracts.capabilities import Capabilities
     from sparring.contracts.collective import (
         NUM_TAGS,
         Array,
@@ -48,13 +42,8 @@ if TYPE_CHECKING:
         StorageDescriptor,
         UpdateMethodDescriptor,
     )
-    from sparring.contracts.hookspecs import (
-        hookimpl,
-        hookspec,
-    )
-    from sparring.contracts.hyperparameters import (
-        HyperParameters,
-    )
+    from sparring.contracts.hookspecs import hookimpl, hookspec
+    from sparring.contracts.hyperparameters import HyperParameters
     from sparring.contracts.initializers import (
         Constant,
         Initializer,
@@ -76,16 +65,8 @@ if TYPE_CHECKING:
         Route,
         StorageChange,
     )
-    from sparring.contracts.options import (
-        ByteCount,
-        NoOptions,
-        Options,
-        WholeNumber,
-    )
-    from sparring.contracts.rendezvous import (
-        Membership,
-        Rendezvous,
-    )
+    from sparring.contracts.options import ByteCount, NoOptions, Options, WholeNumber
+    from sparring.contracts.rendezvous import Membership, Rendezvous
     from sparring.contracts.results import (
         Columns,
         Evicted,
@@ -102,14 +83,8 @@ if TYPE_CHECKING:
         passwords_in,
         secrets_in,
     )
-    from sparring.contracts.shard_map import (
-        NUM_PARTITIONS,
-        Shard,
-        ShardMap,
-    )
-    from sparring.contracts.storage import (
-        Storage,
-    )
+    from sparring.contracts.shard_map import NUM_PARTITIONS, Shard, ShardMap
+    from sparring.contracts.storage import Storage
     from sparring.contracts.storage_optional import (
         SupportsBackground,
         SupportsCapsule,
@@ -119,16 +94,8 @@ if TYPE_CHECKING:
         SupportsRestore,
         Watcher,
     )
-    from sparring.contracts.table import (
-        CONVERT_HELP,
-        DTYPES,
-        TableConfig,
-    )
-    from sparring.contracts.updates import (
-        MethodChoice,
-        UpdateMethod,
-        UpdateRows,
-    )
+    from sparring.contracts.table import CONVERT_HELP, DTYPES, TableConfig
+    from sparring.contracts.updates import MethodChoice, UpdateMethod, UpdateRows
 
 __getattr__ = names_from(
     globals(),

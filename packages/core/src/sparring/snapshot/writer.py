@@ -23,12 +23,7 @@ import numpy.typing as npt
 
 from sparring.contracts.results import Keys, ScanChunk
 from sparring.contracts.storage_arguments import check_keys, check_rows, check_scores
-from sparring.errors import (
-    ClosedError,
-    InvalidArgumentError,
-    SnapshotError,
-    SnapshotIOError,
-)
+from sparring.errors import ClosedError, InvalidArgumentError, SnapshotError, SnapshotIOError
 from sparring.runtime.threads import Threads
 from sparring.snapshot.commit import (
     LOOK_SECONDS,

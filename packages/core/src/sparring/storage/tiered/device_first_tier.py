@@ -23,13 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.kernels import (
-    DeviceArray,
-    KernelSet,
-    NumEvicted,
-    StorageChange,
-    StoredRows,
-)
+from sparring.contracts.kernels import DeviceArray, KernelSet, NumEvicted, StorageChange, StoredRows
 from sparring.contracts.results import Columns, Evicted, Keys
 from sparring.contracts.storage import Storage
 from sparring.storage.tiered.demotion import Demotion
