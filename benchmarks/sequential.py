@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
-from sparring.exchange.counters import MessageKind
-from sparring.exchange.link import Link
+from sparring.exchange.link import Link, MessageKind
 from sparring.exchange.messages import (
     Codec,
     OwnedGradients,

@@ -28,8 +28,7 @@ from sparring import (
 )
 from sparring.contracts import Collective, TableConfig
 from sparring.kernels import functions as kernels
-from sparring.snapshot.compaction import compact
-from sparring.snapshot.retention import latest_snapshot
+from sparring.snapshot.retention import compact, latest_snapshot
 from sparring_testing.thread_rendezvous import ThreadRendezvous
 
 __all__ = ["TRIALS", "run"]

@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from sparring.engine.storage_choice import StorageChoice
     from sparring.engine.tables import TableEntry
     from sparring.errors import SparringError
-    from sparring.exchange.counters import ExchangeCounters, MessageKind
     from sparring.exchange.headers import header_bytes
-    from sparring.exchange.link import Link
+    from sparring.exchange.link import ExchangeCounters, Link, MessageKind
     from sparring.exchange.messages import KEY_BYTES, Codec, gradient_bytes, reply_bytes
     from sparring.exchange.options import (
         MOST_CHUNK_ROWS,
@@ -56,9 +55,9 @@ if TYPE_CHECKING:
     from sparring.rendezvous.environment import (
         EnvironmentOptions,
         EnvironmentRendezvous,
+        SingleRendezvous,
         membership_from,
     )
-    from sparring.rendezvous.single import SingleRendezvous
     from sparring.runtime.events import EventLoop
     from sparring.runtime.gpus import inspect_gpus
     from sparring.runtime.lifecycle import Closable
@@ -109,9 +108,8 @@ _name = names_from(
         "sparring.engine.storage_choice": "StorageChoice",
         "sparring.engine.tables": "TableEntry",
         "sparring.errors": "SparringError",
-        "sparring.exchange.counters": "ExchangeCounters MessageKind",
         "sparring.exchange.headers": "header_bytes",
-        "sparring.exchange.link": "Link",
+        "sparring.exchange.link": "ExchangeCounters Link MessageKind",
         "sparring.exchange.messages": "Codec KEY_BYTES gradient_bytes reply_bytes",
         "sparring.exchange.options": (
             "ExchangeOptions MOST_CHUNKS_IN_FLIGHT MOST_CHUNK_ROWS WireDtype"
@@ -122,9 +120,8 @@ _name = names_from(
         "sparring.plugins.option_checks": "checked_options",
         "sparring.plugins.registry": "PluginManager make_plugin_manager",
         "sparring.rendezvous.environment": (
-            "EnvironmentOptions EnvironmentRendezvous membership_from"
+            "EnvironmentOptions EnvironmentRendezvous membership_from SingleRendezvous"
         ),
-        "sparring.rendezvous.single": "SingleRendezvous",
         "sparring.runtime.events": "EventLoop",
         "sparring.runtime.gpus": "inspect_gpus",
         "sparring.runtime.lifecycle": "Closable",

@@ -18,12 +18,12 @@ from sparring.engine.container import StepContainer
 from sparring.engine.storage_choice import StorageChoice
 from sparring.engine.tables import WriteLog
 from sparring.errors import InternalError, SnapshotError, SnapshotIOError
-from sparring.snapshot import compaction as compacting
+from sparring.snapshot import retention
 from sparring.snapshot.chain import count_rows
-from sparring.snapshot.compaction import compact
 from sparring.snapshot.place.local import LocalPlace
 from sparring.snapshot.place.place import WriteFolder
 from sparring.snapshot.reader import Snapshot, open_snapshot
+from sparring.snapshot.retention import compact
 from sparring.snapshot.row_router import SnapshotOptions
 from sparring.snapshot.verify import verify_snapshot
 from sparring.snapshot.writer import SnapshotWriter
@@ -216,7 +216,7 @@ def test_a_compaction_that_cannot_begin_leaves_nothing(
             raise SnapshotIOError("no room for a folder")
         return SnapshotWriter(*arguments, **options)
 
-    monkeypatch.setattr(compacting, "SnapshotWriter", refuses)
+    monkeypatch.setattr(retention, "SnapshotWriter", refuses)
     with pytest.raises(SnapshotIOError, match="no room"):
         compact(of_two_ranks.url, tmp_path / "into" / "a")
     assert made == [0, 1]

@@ -20,7 +20,7 @@ from sparring.contracts.updates import MethodChoice
 from sparring.engine.container import StepContainer
 from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import DeadlineError, SnapshotError, SnapshotIOError, SparringError
-from sparring.rendezvous.single import SingleRendezvous
+from sparring.rendezvous.environment import SingleRendezvous
 from sparring.runtime.events import BackgroundError
 from sparring.snapshot.place import local as local_place
 from sparring.snapshot.place.local import LocalPlace

@@ -9,8 +9,7 @@ import pytest
 
 from sparring.collective.mpi import MpiOptions
 from sparring.collective.nccl import NcclOptions
-from sparring.contracts.array_header import MAX_DIMENSIONS
-from sparring.contracts.collective import NUM_TAGS, Collective
+from sparring.contracts.collective import MAX_DIMENSIONS, NUM_TAGS, Collective
 from sparring.contracts.options import Options
 from sparring.rendezvous.environment import EnvironmentOptions
 from sparring_testing.collective_tests import CollectiveTests

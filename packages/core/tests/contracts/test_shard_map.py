@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sparring.contracts.rendezvous import Membership
 from sparring.contracts.shard_map import NUM_PARTITIONS, ShardMap
 from sparring.errors import DeadlineError, InvalidArgumentError
-from sparring.rendezvous.single import SingleRendezvous
+from sparring.rendezvous.environment import SingleRendezvous
 
 world_sizes = st.integers(1, 300)
 

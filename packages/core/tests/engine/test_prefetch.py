@@ -24,7 +24,7 @@ from sparring.errors import (
     PeerFailure,
     StorageIOError,
 )
-from sparring.exchange.counters import MessageKind
+from sparring.exchange.link import MessageKind
 from sparring.exchange.options import ExchangeOptions
 from sparring.storage.memory import MemoryStorage
 from sparring.updates.resolve import hyper_from, resolve_method

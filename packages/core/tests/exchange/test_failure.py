@@ -27,9 +27,8 @@ from sparring.errors import (
     SparringError,
     StorageIOError,
 )
-from sparring.exchange.counters import ExchangeCounters, MessageKind
 from sparring.exchange.headers import exchange_more_counts, send_farewell
-from sparring.exchange.link import Link, tag_of
+from sparring.exchange.link import ExchangeCounters, Link, MessageKind, tag_of
 from sparring.exchange.options import ExchangeOptions
 from sparring.kernels.functions import partition
 from sparring.runtime.events import BackgroundError

@@ -18,7 +18,7 @@ from sparring.contracts.updates import MethodChoice
 from sparring.engine.container import StepContainer
 from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError
-from sparring.exchange.counters import MessageKind
+from sparring.exchange.link import MessageKind
 from sparring.exchange.options import ExchangeOptions
 from sparring.updates.resolve import hyper_from, resolve_method
 from sparring_testing.thread_rendezvous import ThreadRendezvous

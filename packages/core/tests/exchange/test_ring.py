@@ -16,14 +16,14 @@ from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.table import TableConfig
 from sparring.engine.resource_manager import ResourceManager
 from sparring.errors import InvalidArgumentError
-from sparring.exchange.chunk_tuning import (
+from sparring.exchange.options import ExchangeOptions
+from sparring.exchange.ring import RingExchange
+from sparring.exchange.session import (
     FEWEST_ROWS,
     MOST_ROWS,
     chunk_rows_for,
     measure_chunk_rows,
 )
-from sparring.exchange.options import ExchangeOptions
-from sparring.exchange.ring import RingExchange
 from sparring.kernels import functions as kernels
 from sparring.storage.open import open_storage
 from sparring_testing.rank_threads import run_ranks

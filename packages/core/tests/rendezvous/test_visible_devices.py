@@ -16,7 +16,7 @@ from sparring.engine.storage_choice import StorageChoice, storage_device
 from sparring.errors import InvalidArgumentError
 from sparring.plugins.distributions import PluginSource
 from sparring.plugins.registry import make_plugin_manager
-from sparring.rendezvous.single import SingleRendezvous
+from sparring.rendezvous.environment import SingleRendezvous
 
 
 class _Rank(SingleRendezvous):

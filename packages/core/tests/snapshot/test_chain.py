@@ -13,10 +13,9 @@ from sparring.errors import InvalidArgumentError, SnapshotDamagedError, Snapshot
 from sparring.kernels import functions as kernels
 from sparring.snapshot import chain as merging
 from sparring.snapshot.chain import count_rows
-from sparring.snapshot.compaction import compact
 from sparring.snapshot.format.manifest import TableDescription
 from sparring.snapshot.reader import Snapshot, open_snapshot
-from sparring.snapshot.retention import list_snapshots, retain
+from sparring.snapshot.retention import compact, list_snapshots, retain
 from sparring.snapshot.verify import verify_snapshot
 from sparring.snapshot.writer import SnapshotWriter
 

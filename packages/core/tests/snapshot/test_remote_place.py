@@ -24,10 +24,9 @@ from sparring.errors import (
     SnapshotIOError,
 )
 from sparring.kernels.functions import partition
-from sparring.snapshot.compaction import compact
 from sparring.snapshot.place.remote import RemotePlace
 from sparring.snapshot.reader import open_place, open_snapshot
-from sparring.snapshot.retention import latest_snapshot, list_snapshots, retain
+from sparring.snapshot.retention import compact, latest_snapshot, list_snapshots, retain
 from sparring.snapshot.verify import verify_snapshot
 from sparring.snapshot.writer import SnapshotWriter
 from sparring_testing.rank_threads import run_ranks

@@ -17,8 +17,7 @@ from sparring.errors import InvalidArgumentError, PluginError
 from sparring.kernels import functions as kernels
 from sparring.storage.open import open_storage
 from sparring.storage.update import update_rows
-from sparring.updates.builtin import BUILTIN_METHODS
-from sparring.updates.clipping import clip_gradients
+from sparring.updates.builtin import BUILTIN_METHODS, clip_gradients
 from sparring.updates.resolve import hyper_from, resolve_method
 from sparring_testing.update_references import REFERENCES, clipped
 

@@ -30,7 +30,7 @@ from sparring.errors import (
     SparringError,
     StorageIOError,
 )
-from sparring.rendezvous.single import SingleRendezvous
+from sparring.rendezvous.environment import SingleRendezvous
 from sparring.runtime.events import BackgroundError
 from sparring.storage.memory import MemoryStorage
 from sparring.storage.tiered.tiered_storage import TieredStorage

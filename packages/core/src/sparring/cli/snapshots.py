@@ -10,11 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from sparring.cli.output import make_console, print_error, print_json, print_warning
-from sparring.snapshot.compaction import compact
+from sparring.snapshot.chain import TableSummary, summarize
 from sparring.snapshot.export import export_parquet
 from sparring.snapshot.reader import Snapshot, open_snapshot
-from sparring.snapshot.retention import list_snapshots, unreadable_snapshots
-from sparring.snapshot.summary import TableSummary, summarize
+from sparring.snapshot.retention import compact, list_snapshots, unreadable_snapshots
 from sparring.snapshot.verify import VerifyReport, verify_snapshot
 
 __all__ = ["add_compact", "add_export", "add_inspect", "add_snapshots"]

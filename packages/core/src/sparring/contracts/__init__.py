@@ -18,8 +18,6 @@ if TYPE_CHECKING:
         Probability,
         admission_from,
     )
-    from sparring.contracts.array_header import new_header
-    from sparring.contracts.background import Background
     from sparring.contracts.capabilities import Capabilities
     from sparring.contracts.collective import (
         NUM_TAGS,
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
         Reduction,
         Work,
         WorkContext,
+        new_header,
     )
     from sparring.contracts.descriptors import (
         API_VERSION,
@@ -86,6 +85,7 @@ if TYPE_CHECKING:
     from sparring.contracts.shard_map import NUM_PARTITIONS, Shard, ShardMap
     from sparring.contracts.storage import Storage
     from sparring.contracts.storage_optional import (
+        Background,
         SupportsBackground,
         SupportsCapsule,
         SupportsCopy,
@@ -103,10 +103,10 @@ __getattr__ = names_from(
         "sparring.contracts.admission": (
             "Admission AdmissionLike Bloom Frequency Probability admission_from"
         ),
-        "sparring.contracts.array_header": "new_header",
-        "sparring.contracts.background": "Background",
         "sparring.contracts.capabilities": "Capabilities",
-        "sparring.contracts.collective": "Array Collective NUM_TAGS Reduction Work WorkContext",
+        "sparring.contracts.collective": (
+            "Array Collective NUM_TAGS Reduction Work WorkContext new_header"
+        ),
         "sparring.contracts.descriptors": (
             "API_VERSION CollectiveDescriptor CommandDescriptor Descriptor "
             "FrameworkDescriptor InnerStorage KernelsDescriptor OptionProblem "
@@ -130,7 +130,7 @@ __getattr__ = names_from(
         "sparring.contracts.shard_map": "NUM_PARTITIONS Shard ShardMap",
         "sparring.contracts.storage": "Storage",
         "sparring.contracts.storage_optional": (
-            "SupportsBackground SupportsCapsule SupportsCopy SupportsFirstTier SupportsNotes "
+            "Background SupportsBackground SupportsCapsule SupportsCopy SupportsFirstTier SupportsNotes "
             "SupportsRestore Watcher"
         ),
         "sparring.contracts.table": "CONVERT_HELP DTYPES TableConfig",

@@ -16,16 +16,17 @@ Arguments of ``_impl`` methods have been checked, as `sparring.contracts.storage
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.background import Background
 from sparring.contracts.results import Columns, Evicted, Keys, Rows, Scores
 
 __all__ = [
+    "Background",
     "FirstTierAccess",
     "LOAD_NOTE",
     "SupportsBackground",
@@ -206,3 +207,30 @@ def check_written(watcher: Watcher | None, keys: Keys) -> None:
     """Refuses keys that are not to be written here, where there is a watcher that knows."""
     if watcher is not None:
         watcher.check_written(keys)
+
+
+if TYPE_CHECKING:
+    from sparring.runtime.pool import Task
+
+
+class Background(Protocol):
+    """Runs calls on its own threads and reports those that fail.
+
+    `sparring.runtime.events.EventLoop` is one. The owner, who hands it to storages, asks it for
+    failures before each step.
+    """
+
+    def submit(
+        self, work: Callable[[], object], *, name: str | None = None, timeout: float | None = None
+    ) -> Task[Any]:
+        """Begins a call that may block.
+
+        Args:
+            work: the call, without arguments.
+            name: for errors.
+            timeout: seconds to wait for room.
+
+        Raises:
+            DeadlineError: no room.
+            ClosedError: it takes no more work.
+        """

@@ -62,7 +62,7 @@ from sparring.engine.tables import TableEntry, Tables
 from sparring.errors import InvalidArgumentError
 from sparring.exchange.options import ExchangeOptions
 from sparring.exchange.ring import RingExchange
-from sparring.rendezvous.single import SingleRendezvous
+from sparring.rendezvous.environment import SingleRendezvous
 from sparring.runtime.events import EventLoop
 from sparring.runtime.lifecycle import call_each
 from sparring.runtime.pool import Task

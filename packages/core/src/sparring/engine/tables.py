@@ -12,14 +12,13 @@ import xxhash
 
 from sparring import _native
 from sparring.contracts.admission import admission_from
-from sparring.contracts.background import Background
 from sparring.contracts.collective import Collective
 from sparring.contracts.kernels import KernelSet
 from sparring.contracts.rendezvous import Rendezvous
 from sparring.contracts.results import Columns, Evicted, Keys
 from sparring.contracts.shard_map import KeyOwners, Shard
 from sparring.contracts.storage import Storage, interrupted_load, read_note, write_note
-from sparring.contracts.storage_optional import UNWATCHED, SupportsBackground, Write
+from sparring.contracts.storage_optional import UNWATCHED, Background, SupportsBackground, Write
 from sparring.contracts.table import TableConfig
 from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, cleared
 from sparring.engine.resource_manager import ResourceManager

@@ -25,8 +25,8 @@ from sparring.contracts.kernels import DeviceArray
 from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
 from sparring.errors import PeerFailure
-from sparring.exchange.counters import MessageKind
 from sparring.exchange.device_stager import DeviceStager, StagedArrays
+from sparring.exchange.link import MessageKind
 from sparring.exchange.routing import (
     Counts,
     DeviceRouted,

@@ -22,8 +22,8 @@ from functools import partial
 
 from sparring.contracts.kernels import DeviceArray
 from sparring.contracts.table import TableConfig
-from sparring.exchange.counters import MessageKind
 from sparring.exchange.device_stager import DeviceStager, StagedArrays
+from sparring.exchange.link import MessageKind
 from sparring.exchange.routing import Chunk, Counts, DeviceRouted, HopTransfers, hop_transfers
 from sparring.runtime.streams import StreamTask
 from sparring.runtime.threads import Job, SerialExecutor

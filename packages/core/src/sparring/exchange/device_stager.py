@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from sparring.contracts.kernels import DeviceArray, KernelSet
 from sparring.errors import InvalidArgumentError
-from sparring.exchange.counters import MessageKind
-from sparring.exchange.link import Buffers, Link, Transfer
+from sparring.exchange.link import Buffers, Link, MessageKind, Transfer
 from sparring.exchange.messages import padded
 from sparring.runtime.lifecycle import Closable
 from sparring.runtime.streams import Stream, StreamTask

@@ -28,8 +28,7 @@ import numpy.typing as npt
 from sparring.collective.coordinator import Coordinator
 from sparring.contracts.collective import Collective, Work
 from sparring.errors import ClosedError, PeerFailure
-from sparring.exchange.counters import MessageKind
-from sparring.exchange.link import Link, tag_of
+from sparring.exchange.link import Link, MessageKind, tag_of
 
 __all__ = [
     "Header",

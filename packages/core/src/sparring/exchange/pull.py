@@ -27,8 +27,7 @@ import numpy.typing as npt
 from sparring import _native
 from sparring.contracts.results import Keys
 from sparring.errors import PeerFailure
-from sparring.exchange.counters import MessageKind
-from sparring.exchange.link import Buffers, Link, Transfer
+from sparring.exchange.link import Buffers, Link, MessageKind, Transfer
 from sparring.exchange.messages import (
     Codec,
     Pulled,

@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring.contracts.results import Columns, Keys, Rows
-from sparring.exchange.counters import MessageKind
-from sparring.exchange.link import Buffers, Link, Transfer
+from sparring.exchange.link import Buffers, Link, MessageKind, Transfer
 from sparring.exchange.messages import (
     KEY_BYTES,
     Codec,

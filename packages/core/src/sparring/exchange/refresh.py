@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring.contracts.results import Keys, Rows
-from sparring.exchange.counters import MessageKind
-from sparring.exchange.link import Link, Transfer
+from sparring.exchange.link import Link, MessageKind, Transfer
 from sparring.exchange.messages import (
     Codec,
     Pulled,

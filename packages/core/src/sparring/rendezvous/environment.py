@@ -12,6 +12,7 @@ OMPI_COMM_WORLD_LOCAL_SIZE.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -21,10 +22,15 @@ from pydantic import Field
 from sparring.contracts.options import Options
 from sparring.contracts.rendezvous import Membership, Rendezvous
 from sparring.contracts.shard_map import ShardMap
-from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring.rendezvous.single import SingleRendezvous
+from sparring.errors import DeadlineError, InvalidArgumentError, UnsupportedError
 
-__all__ = ["EnvironmentOptions", "EnvironmentRendezvous", "launcher_of", "membership_from"]
+__all__ = [
+    "EnvironmentOptions",
+    "EnvironmentRendezvous",
+    "SingleRendezvous",
+    "launcher_of",
+    "membership_from",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +167,35 @@ def _number(
             "launcher"
         )
     return int(text)
+
+
+class SingleRendezvous(Rendezvous):
+    """Rank 0 of 1."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+
+    def membership(self) -> Membership:
+        return Membership(rank=0, world_size=1)
+
+    def shard_map(self) -> ShardMap:
+        return ShardMap.balanced(1)
+
+    def set(self, key: str, value: bytes) -> None:
+        with self._changed:
+            self._values[key] = bytes(value)
+            self._changed.notify_all()
+
+    def get(self, key: str, timeout_seconds: float) -> bytes:
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._values, timeout_seconds):
+                raise DeadlineError(
+                    f"rendezvous: no rank set {key!r} within {timeout_seconds:g} s; in a world of "
+                    "one rank it must be set by this process",
+                    key=key,
+                )
+            return self._values[key]
+
+    def close(self) -> None:
+        """Nothing is held."""

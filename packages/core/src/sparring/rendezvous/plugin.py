@@ -34,6 +34,6 @@ def sparring_register_rendezvous() -> Sequence[RendezvousDescriptor]:
 
 
 def _open_single(_options: Any) -> Rendezvous:
-    from sparring.rendezvous.single import SingleRendezvous
+    from sparring.rendezvous.environment import SingleRendezvous
 
     return SingleRendezvous()

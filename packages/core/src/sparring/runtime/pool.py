@@ -70,7 +70,7 @@ def num_threads() -> int:
 class Task(Generic[T]):
     """Work that runs, or will run, on another thread. Awaitable from asyncio."""
 
-    __slots__ = ("__weakref__", "_future", "_process", "was_reported", "name")
+    __slots__ = ("__weakref__", "_future", "_process", "name", "was_reported")
 
     def __init__(self, name: str) -> None:
         self.name = name

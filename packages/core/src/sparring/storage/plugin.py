@@ -49,6 +49,6 @@ def _open_memory(table: TableConfig, options: Any) -> Storage:
 def _open_tiered(
     table: TableConfig, options: Any, manager: PluginManager, shard: Shard | None
 ) -> Storage:
-    from sparring.storage.tiered.open import open_tiers
+    from sparring.storage.tiered.tiered_storage import open_tiers
 
     return open_tiers(table, options, manager, shard)

@@ -24,9 +24,10 @@ from sparring.contracts.hyperparameters import (
     RowwiseAdagradHyper,
     SgdHyper,
 )
+from sparring.contracts.results import Rows
 from sparring.contracts.updates import UpdateMethod, UpdateRows
 
-__all__ = ["BUILTIN_METHODS", "NativeMethod"]
+__all__ = ["BUILTIN_METHODS", "NativeMethod", "clip_gradients"]
 
 
 class NativeMethod(UpdateMethod):
@@ -239,3 +240,14 @@ BUILTIN_METHODS: dict[str, type[NativeMethod]] = {
     )
 }
 """Name → class of the methods that core brings."""
+
+
+def clip_gradients(gradients: Rows, hyper: HyperParameters) -> None:
+    """Clips ``(n, dim)`` in place, by value and then by the norm of each row."""
+    if hyper.clip_value > 0:
+        np.clip(gradients, -hyper.clip_value, hyper.clip_value, out=gradients)
+    if hyper.clip_norm > 0:
+        norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+        gradients *= np.where(
+            norms > hyper.clip_norm, hyper.clip_norm / np.maximum(norms, hyper.clip_norm), 1
+        )

@@ -31,8 +31,7 @@ from sparring.engine.resource_manager import Accumulated
 from sparring.engine.state import EngineState
 from sparring.errors import InvalidArgumentError
 from sparring.exchange.messages import OwnedGradients
-from sparring.updates.builtin import NativeMethod
-from sparring.updates.clipping import clip_gradients
+from sparring.updates.builtin import NativeMethod, clip_gradients
 
 __all__ = ["apply_methods"]
 

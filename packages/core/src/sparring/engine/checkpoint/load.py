@@ -132,15 +132,15 @@ class Load:
         """
         self._reason = reason
 
-    def give_up(self, reason: BaseException) -> None:
-        """In place of `run`: other ranks are told. No row was changed on this one."""
-        self._coordinator.abort(reason)
-        self._end()
+    def give_up(self, reason: BaseException, *, waits: bool = True) -> None:
+        """In place of `run`: other ranks are told. No row was changed on this one.
 
-    def begin_to_give_up(self, reason: BaseException) -> None:
-        """As `give_up`, which must follow before anything uses the collective, but waits for no rank;
-        from any thread."""
-        self._coordinator.abort(reason, waits=False)
+        Args:
+            reason: for the message on other ranks.
+            waits: for other ranks; otherwise a call that does must follow before anything uses the
+                collective. Such a call may come from any thread.
+        """
+        self._coordinator.abort(reason, waits=waits)
         self._end()
 
     def _end(self) -> None:

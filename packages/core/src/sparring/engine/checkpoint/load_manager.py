@@ -32,8 +32,7 @@ class LoadJob(Protocol):
 
     def run(self) -> Loaded: ...
     def stop(self, reason: BaseException) -> None: ...
-    def give_up(self, reason: BaseException) -> None: ...
-    def begin_to_give_up(self, reason: BaseException) -> None: ...
+    def give_up(self, reason: BaseException, *, waits: bool = True) -> None: ...
 
 
 class LoadManager:
@@ -70,7 +69,7 @@ class LoadManager:
             load.give_up(refusal)
             raise
         self.task = task
-        task.when_cancelled(partial(load.begin_to_give_up, CancelledError()))
+        task.when_cancelled(partial(load.give_up, CancelledError(), waits=False))
         return task
 
     def join(self) -> None:

@@ -34,7 +34,7 @@ import numpy.typing as npt
 
 from sparring.contracts.results import Keys, Rows, Scores
 from sparring.errors import InvalidArgumentError
-from sparring.snapshot.format.manifest import JSON, STATE_HEADER_BYTES, FileHashes
+from sparring.snapshot.format.manifest import JSON, STATE_HEADER_BYTES, FileHashes, without_repeats
 from sparring.snapshot.place.place import WriteFile, writing
 
 __all__ = [
@@ -166,19 +166,12 @@ def decode_header(text: bytes, data_bytes: int) -> Header:
 
 def _parsed(text: bytes) -> dict[str, Any]:
     try:
-        described = json.loads(text.decode(), object_pairs_hook=_without_repeats)
+        described = json.loads(text.decode(), object_pairs_hook=without_repeats)
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
     if not isinstance(described, dict):
         raise ValueError("the header is no JSON object")
     return described
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise ValueError("a name is given twice")
-    return made
 
 
 def _is_text_mapping(value: object) -> bool:

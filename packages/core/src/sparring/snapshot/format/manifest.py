@@ -50,6 +50,7 @@ __all__ = [
     "hash_blocks",
     "no_pause",
     "text_hash",
+    "without_repeats",
 ]
 
 # Bounds are checked before memory is allocated, so a hostile snapshot costs no more than a small one.
@@ -427,7 +428,7 @@ def decode_text(text: bytes, kind: type[_Text]) -> tuple[_Text, str]:
     if found != expected:
         raise ValueError(f"its bytes hash to {found}, it says {expected}")
     try:
-        plain = json.loads(text.decode(), object_pairs_hook=_without_repeats)
+        plain = json.loads(text.decode(), object_pairs_hook=without_repeats)
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
     if not isinstance(plain, dict):
@@ -446,7 +447,8 @@ def decode_text(text: bytes, kind: type[_Text]) -> tuple[_Text, str]:
         raise ValueError("the JSON is nested too deeply") from None
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The JSON object of these pairs; ValueError where a name is given twice."""
     made = dict(pairs)
     if len(made) != len(pairs):
         raise ValueError("a name is given twice")

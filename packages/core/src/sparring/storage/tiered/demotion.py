@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sparring.contracts.background import Background
 from sparring.contracts.results import Evicted, Keys, Rows
+from sparring.contracts.storage_optional import Background
 from sparring.errors import (
     CapacityError,
     CorruptDataError,

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sparring.contracts.background import Background
+from sparring.contracts.storage_optional import Background
 from sparring.errors import ClosedError, DeadlineError, SparringError
 from sparring.storage.tiered.tier import Tier
 
