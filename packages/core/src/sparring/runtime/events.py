@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import functools
 import inspect
 import logging
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any
 
 from sparring.errors import ClosedError, DeadlineError, InvalidArgumentError, SparringError
 from sparring.runtime.lifecycle import Closable, ProcessGuard
 
 # Imported first also for the order at exit: the pool must outlive the work that uses it.
-from sparring.runtime.pool import Task
+from sparring.runtime.pool import Task, outcome
 from sparring.runtime.threads import Threads
 
 __all__ = ["EXIT_SECONDS", "BackgroundError", "EventLoop"]
@@ -43,30 +43,6 @@ class BackgroundError(SparringError):
         name: of the first work that failed.
         num_failed: how many failed since the last report.
     """
-
-
-class _Work(Task[Any]):
-    """Submitted work and its outcome."""
-
-    __slots__ = ("closing_seconds", "is_told", "running", "work")
-
-    def __init__(self, work: Any, name: str, *, is_told: bool, closing_seconds: float) -> None:
-        super().__init__(name)
-        self.work = work
-        self.is_told = is_told
-        self.closing_seconds = closing_seconds
-        self.running: object = None
-        """Keeps a coroutine's task, which asyncio itself does not."""
-
-    def claim(self) -> bool:
-        """True once, unless it was cancelled."""
-        return self._future.set_running_or_notify_cancel()
-
-    def finish(self, result: object, error: BaseException | None) -> None:
-        if error is None:
-            self._future.set_result(result)
-        else:
-            self._future.set_exception(error)
 
 
 class EventLoop(Closable):
@@ -105,8 +81,8 @@ class EventLoop(Closable):
         self._when_awaited: list[Callable[[], None]] = []
         self._changed = threading.Condition()  # guards all that follows
         self._is_closed = False
-        self._outstanding: set[_Work] = set()
-        self._first_failed: _Work | None = None
+        self._outstanding: dict[Task[Any], float] = {}  # and how long `close` waits for it
+        self._first_failed: Task[Any] | None = None
         self._num_unreported = 0
         _event_loops.add(self)
 
@@ -151,18 +127,18 @@ class EventLoop(Closable):
             raise InvalidArgumentError(
                 f"background work must be a coroutine or a callable, found {type(work).__name__}"
             )
-        name = name or getattr(work, "__qualname__", None) or repr(work)
-        task = _Work(work, name, is_told=is_told, closing_seconds=closing_seconds)
+        task = Task[Any](name or getattr(work, "__qualname__", None) or repr(work))
         try:
             self._process.check()
             with self._changed:
-                self._wait_for_room(name, self._seconds(timeout))
+                self._wait_for_room(task.name, self._seconds(timeout))
                 loop = self._start()
                 if inspect.iscoroutine(work):
-                    loop.call_soon_threadsafe(self._begin, task)
+                    running = self._run_coroutine(task, work, is_told)
+                    loop.call_soon_threadsafe(self._begin, running)
                 else:
-                    self._threads.submit(functools.partial(self._run_call, task))
-                self._outstanding.add(task)
+                    self._threads.submit(partial(self._run_call, task, work, is_told))
+                self._outstanding[task] = closing_seconds
         except BaseException:
             if inspect.iscoroutine(work):
                 work.close()
@@ -236,9 +212,9 @@ class EventLoop(Closable):
                 return
             self._is_closed = True
             self._changed.notify_all()  # callers that wait for room
-            given = [self._seconds(timeout), *(each.closing_seconds for each in self._outstanding)]
+            seconds = max(self._seconds(timeout), *self._outstanding.values(), 0.0)
         try:
-            self.drain(max(given))
+            self.drain(seconds)
         finally:
             self._stop()
         self.check()
@@ -289,69 +265,70 @@ class EventLoop(Closable):
 
     async def _serve(self, started: Future[asyncio.AbstractEventLoop]) -> None:
         self._stopping = asyncio.Event()
+        self._running: set[asyncio.Task[None]] = set()  # asyncio itself keeps weak references
         started.set_result(asyncio.get_running_loop())
         await self._stopping.wait()
 
     def _stop(self) -> None:
         """Cancels what has not begun, and coroutines; ends threads that are not in a call."""
-        if self._loop is None or self._served is None:
-            return
-        self._loop.call_soon_threadsafe(self._stopping.set)
-        wait([self._served], _CANCEL_SECONDS)
-        self._threads.close(waits=False)
-        self._loop_thread.close(waits=False)
+        if self._loop is not None and self._served is not None:
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            wait([self._served], _CANCEL_SECONDS)
+            self._threads.close(waits=False)
+            self._loop_thread.close(waits=False)
         for task in list(self._outstanding):
-            if task.cancel() and inspect.iscoroutine(task.work):
-                task.work.close()
+            task.cancel()
 
-    def _begin(self, task: _Work) -> None:
-        task.running = asyncio.ensure_future(self._run_coroutine(task))
+    def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        running = asyncio.ensure_future(coroutine)
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
 
-    async def _run_coroutine(self, task: _Work) -> None:
+    async def _run_coroutine(
+        self, task: Task[Any], work: Coroutine[Any, Any, object], is_told: bool
+    ) -> None:
         if not task.claim():
-            task.work.close()
+            work.close()
             return self._leave(task)
         try:
-            result, failure = await task.work, None
+            result, failure = await work, None
         except BaseException as error:
             result, failure = None, error
-        self._end(task, result, failure)
+        self._end(task, result, failure, is_told)
 
-    def _run_call(self, task: _Work) -> None:
+    def _run_call(self, task: Task[Any], work: Callable[[], object], is_told: bool) -> None:
         if not task.claim():
             return self._leave(task)
-        result, failure = None, None
-        try:
-            result = task.work()
-            if inspect.iscoroutine(result):
-                result.close()
-                raise InvalidArgumentError(
-                    f"background work {task.name!r} returned a coroutine, which no one would "
-                    "await; submit the coroutine, or a coroutine function"
-                )
-        except BaseException as error:
-            failure = error
-        self._end(task, result, failure)
+        result, error = outcome(work)
+        if inspect.iscoroutine(result):
+            result.close()
+            error = InvalidArgumentError(
+                f"background work {task.name!r} returned a coroutine, which no one would await; "
+                "submit the coroutine, or a coroutine function"
+            )
+        self._end(task, result, error, is_told)
 
-    def _end(self, task: _Work, result: object, error: BaseException | None) -> None:
+    def _end(
+        self, task: Task[Any], result: object, error: BaseException | None, is_told: bool
+    ) -> None:
         if error is not None:
             # A failure that need not be reported is the business of the holder of the task.
-            level = logging.ERROR if task.is_told else logging.INFO
+            level = logging.ERROR if is_told else logging.INFO
             # Errors of sparring say all by themselves; of others it takes the line that raised them.
             trace = None if isinstance(error, SparringError) else error
             text = f"{type(error).__name__}: {error}"
             _log.log(level, "background work %r failed: %s", task.name, text, exc_info=trace)
         with self._changed:
             self.num_failed += error is not None
-            if error is not None and task.is_told:
+            if error is not None and is_told:
                 self._first_failed = self._first_failed or task
                 self._num_unreported += 1
             task.finish(result, error)
             self._leave(task)
 
-    def _leave(self, task: _Work) -> None:
+    def _leave(self, task: Task[Any]) -> None:
         with self._changed:
-            self._outstanding.discard(task)
+            self._outstanding.pop(task, None)
             self._changed.notify_all()
 
 

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Generic, ParamSpec, SupportsIndex, TypeVar
+from typing import Any, Generic, ParamSpec, SupportsIndex, TypeVar, cast
 
 from sparring import _native
 from sparring.errors import ClosedError, DeadlineError, InvalidArgumentError
@@ -65,6 +65,14 @@ def configure_pool(threads: int | None = None, *, sharing: int = 1) -> None:
 def num_threads() -> int:
     """How many threads may compute at once."""
     return int(_native.pool_num_threads())
+
+
+def outcome(call: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+    """Calls it; returns its result, and what it raised."""
+    try:
+        return call(), None
+    except BaseException as error:
+        return None, error
 
 
 class Task(Generic[T]):
@@ -160,6 +168,17 @@ class Task(Generic[T]):
 
         self._future.add_done_callback(end)
 
+    def claim(self) -> bool:
+        """For who runs it: True, once, unless it was cancelled."""
+        return self._future.set_running_or_notify_cancel()
+
+    def finish(self, result: T | None, error: BaseException | None) -> None:
+        """Ends it, after `claim`: with an error, or else the result."""
+        if error is None:
+            self._future.set_result(cast("T", result))
+        else:
+            self._future.set_exception(error)
+
     def __await__(self) -> Generator[Any, None, T]:
         try:
             return (yield from asyncio.wrap_future(self._awaited()).__await__())
@@ -178,12 +197,12 @@ class PoolTask(Task[T]):
     may wait for calls without running out of threads; `timeout` does not bound that.
     """
 
-    __slots__ = ("_call", "_claim")
+    __slots__ = ("_call", "_is_taken")
 
     def __init__(self, call: Callable[[], T], name: str) -> None:
         super().__init__(name)
         self._call: Callable[[], T] | None = call
-        self._claim = threading.Lock()  # taken, and kept, by the thread that runs the call
+        self._is_taken = threading.Lock()  # locked, and kept so, by the thread that runs the call
 
     def result(self, timeout: float | None = None) -> T:
         if _native.is_pool_thread():
@@ -192,18 +211,11 @@ class PoolTask(Task[T]):
 
     def run(self) -> None:
         """Runs the call on this thread, unless it has begun or was cancelled."""
-        if not self._claim.acquire(blocking=False):
+        if not self._is_taken.acquire(blocking=False):
             return
         call, self._call = self._call, None  # what it holds shall not outlive it
-        future = self._future
-        if call is None or not future.set_running_or_notify_cancel():
-            return
-        try:
-            result = call()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
+        if call is not None and self.claim():
+            self.finish(*outcome(call))
 
 
 def submit(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> PoolTask[T]:

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from sparring.runtime import pool
 
@@ -67,9 +67,10 @@ class Threads:
         future: Future[_Result] = Future()
 
         def run() -> None:
-            try:
-                future.set_result(call())
-            except BaseException as error:
+            result, error = pool.outcome(call)
+            if error is None:
+                future.set_result(cast("_Result", result))
+            else:
                 future.set_exception(error)
 
         self._calls.put(run)
@@ -135,7 +136,8 @@ class SerialExecutor:
     """
 
     def __init__(self, threads: Threads | None) -> None:
-        self._threads = threads
+        self._submit: Callable[[Callable[[], None]], object]
+        self._submit = pool.submit if threads is None else threads.submit
         self._lock = threading.Lock()
         self._waiting: deque[Job] = deque()
         self._is_running = False
@@ -149,10 +151,7 @@ class SerialExecutor:
             if self._is_running:
                 return job
             self._is_running = True
-        if self._threads is None:
-            pool.submit(self._drain)
-        else:
-            self._threads.submit(self._drain)
+        self._submit(self._drain)
         return job
 
     @property
