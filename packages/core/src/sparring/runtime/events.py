@@ -137,7 +137,7 @@ class EventLoop(Closable):
                     running = self._run_coroutine(task, work, is_told)
                     loop.call_soon_threadsafe(self._begin, running)
                 else:
-                    self._threads.submit(partial(self._run_call, task, work, is_told))
+                    self._threads.run(partial(self._run_call, task, work, is_told))
                 self._outstanding[task] = closing_seconds
         except BaseException:
             if inspect.iscoroutine(work):

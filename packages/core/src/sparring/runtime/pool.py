@@ -25,7 +25,7 @@ from typing import Any, Generic, ParamSpec, SupportsIndex, TypeVar, cast
 
 from sparring import _native
 from sparring.errors import ClosedError, DeadlineError, InvalidArgumentError
-from sparring.runtime.lifecycle import ProcessGuard
+from sparring.runtime.lifecycle import check_process
 
 __all__ = ["EXIT_SECONDS", "PoolTask", "Task", "configure_pool", "num_threads", "submit"]
 
@@ -78,7 +78,7 @@ def outcome(call: Callable[[], T]) -> tuple[T | None, BaseException | None]:
 class Task(Generic[T]):
     """Work that runs, or will run, on another thread. Awaitable from asyncio."""
 
-    __slots__ = ("__weakref__", "_future", "_process", "is_heard", "name")
+    __slots__ = ("__weakref__", "_future", "is_heard", "name", "process")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -86,7 +86,8 @@ class Task(Generic[T]):
         self.is_heard = False
         """Whether `result` has raised its failure to somebody."""
         self._future: Future[T] = Future()
-        self._process = ProcessGuard(name)
+        self.process = os.getpid()
+        """The process that began it, and in which alone it ends."""
 
     def result(self, timeout: float | None = None) -> T:
         """Waits for the work to end; returns what it returned or raises what it raised.
@@ -136,8 +137,8 @@ class Task(Generic[T]):
 
     def _awaited(self) -> Future[T]:
         """The future, unless a forked child would wait for it for ever."""
-        if not self._future.done():
-            self._process.check()
+        if os.getpid() != self.process and not self._future.done():
+            check_process(self.process, self.name)
         return self._future
 
     def _outcome(self) -> T:
@@ -228,7 +229,7 @@ def submit(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Po
     """
     name = getattr(function, "__qualname__", None) or repr(function)
     task = PoolTask(functools.partial(function, *args, **kwargs), name)
-    calls = _calls_here()
+    calls = _calls_of(task.process)
     calls.add(task)
     try:
         _native.pool_submit(functools.partial(calls.run, task))
@@ -282,12 +283,11 @@ _calls: dict[int, _Calls] = {}
 """By process: a forked child has others, and those of its parent, as they were."""
 
 
-def _calls_here() -> _Calls:
-    here = os.getpid()
-    return _calls.get(here) or _calls.setdefault(here, _Calls())
+def _calls_of(process: int) -> _Calls:
+    return _calls.get(process) or _calls.setdefault(process, _Calls())
 
 
-atexit.register(lambda: _calls_here().end())
+atexit.register(lambda: _calls_of(os.getpid()).end())
 
 
 def _check_threads(threads: object) -> int:

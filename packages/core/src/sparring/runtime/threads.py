@@ -63,7 +63,7 @@ class Threads:
             self._threads.append(start_thread(partial(_run_calls, self._calls), name))
 
     def submit(self, call: Callable[[], _Result]) -> Future[_Result]:
-        """Begins a call; one thread at a time submits. After `close` threads start again."""
+        """Begins a call, as `run`, that may raise."""
         future: Future[_Result] = Future()
 
         def run() -> None:
@@ -73,9 +73,13 @@ class Threads:
             else:
                 future.set_exception(error)
 
-        self._calls.put(run)
-        self.start()
+        self.run(run)
         return future
+
+    def run(self, call: Callable[[], object]) -> None:
+        """Begins a call that does not raise. One thread at a time begins calls."""
+        self._calls.put(call)
+        self.start()
 
     def is_current(self) -> bool:
         """Whether the calling thread is one of these."""
@@ -137,7 +141,7 @@ class SerialExecutor:
 
     def __init__(self, threads: Threads | None) -> None:
         self._submit: Callable[[Callable[[], None]], object]
-        self._submit = pool.submit if threads is None else threads.submit
+        self._submit = pool.submit if threads is None else threads.run
         self._lock = threading.Lock()
         self._waiting: deque[Job] = deque()
         self._is_running = False
