@@ -2,63 +2,43 @@
 #include <pybind11/pybind11.h>
 
 #include <chrono>
-#include <memory>
+#include <exception>
 #include <mutex>
 #include <set>
 #include <thread>
+#include <utility>
 
 #include "bindings/gil.h"
+#include "execution/detached_task.h"
 #include "execution/parallel_for.h"
 #include "execution/pool.h"
+#include "execution/pool_scheduler.h"
 #include "execution/usable_cores.h"
 
 namespace py = pybind11;
-using sparring::bindings::call_or_park;
 using sparring::bindings::GilRelease;
-using sparring::bindings::is_finalizing;
+using sparring::bindings::PythonCallback;
+using sparring::execution::detached_task;
 using sparring::execution::Pool;
+using sparring::execution::pool_scheduler;
 using sparring::execution::PoolBusyError;
-using sparring::execution::PoolTask;
 
 namespace {
 
-// A Python callable on its way to a worker. Deletes itself when it has run.
-class PythonCall final : public PoolTask {
- public:
-  // Takes over the reference to `function`.
-  explicit PythonCall(PyObject* function) : function_(function) {}
-
-  void run() noexcept override {
-    call_or_park([this] { call(); });
-    delete this;
-  }
-
- private:
-  void call() {
-    if (is_finalizing()) return;  // without the GIL the reference must leak
-    const PyGILState_STATE state = PyGILState_Ensure();
-    PyObject* result = PyObject_CallObject(function_, nullptr);
-    if (result == nullptr) PyErr_WriteUnraisable(function_);
-    Py_XDECREF(result);
-    Py_DECREF(function_);
-    PyGILState_Release(state);
-  }
-
-  PyObject* const function_;
-};
-
-void submit(py::function function) {
-  auto call = std::make_unique<PythonCall>(function.ptr());
-  function.inc_ref();  // the call's own
+detached_task call_on_worker(PythonCallback function) {
   try {
-    // A `configure` under way holds the pool while it waits for calls to end.
-    const GilRelease release;
-    Pool::process().enqueue(*call);
-    call.release();
-  } catch (...) {
-    function.dec_ref();
-    throw;
+    co_await schedule(pool_scheduler());
+  } catch (const std::exception&) {
+    // Neither memory nor a thread for a worker: this thread is one that can do the work.
   }
+  function.call(nullptr);
+}
+
+void submit(const py::function& function) {
+  PythonCallback callback(function.ptr());
+  // A `configure` under way holds the pool while it waits for calls to end.
+  const GilRelease release;
+  call_on_worker(std::move(callback));
 }
 
 int threads_of_loop(int64_t count, int64_t grain, double range_seconds) {
@@ -90,7 +70,8 @@ void bind_execution(py::module_& module) {
       "0 means the number of usable cores. ValueError out of range, PoolBusyError with work.");
   module.def("pool_num_threads", [] { return Pool::process().num_threads(); });
   module.def("pool_submit", &submit, py::arg("function"),
-             "Calls function() once on a worker thread; it must not raise.");
+             "Calls function() once on a worker thread, or on this one where none can be had; it must "
+             "not raise.");
   module.def("pool_threads_of_loop", &threads_of_loop, py::arg("count"), py::arg("grain"),
              py::arg("range_seconds"),
              "Runs a loop whose ranges keep a core busy; returns how many threads took part.");

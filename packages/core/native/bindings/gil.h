@@ -12,6 +12,8 @@
 #include <cxxabi.h>
 #include <unistd.h>
 
+#include <utility>
+
 namespace sparring::bindings {
 
 // Whether the interpreter is ending: other threads get the GIL no more.
@@ -45,6 +47,44 @@ class GilRelease {
 
  private:
   PyThreadState* const thread_;
+};
+
+// A Python function that a native thread calls once, at some time.
+class PythonCallback {
+ public:
+  // REQUIRES: the GIL.
+  explicit PythonCallback(PyObject* function) : function_(Py_NewRef(function)) {}
+  PythonCallback(PythonCallback&& other) noexcept
+      : function_(std::exchange(other.function_, nullptr)) {}
+  PythonCallback& operator=(PythonCallback&&) = delete;
+  ~PythonCallback() {
+    if (function_ != nullptr) with_gil([] {});
+  }
+
+  // Calls it with arguments as of Py_BuildValue (NULL: none) and frees it. What it raises is
+  // reported as unraisable. Where the interpreter is ending, it is not called.
+  template <typename... Arguments>
+  void call(const char* format, Arguments... arguments) noexcept {
+    with_gil([&] {
+      PyObject* result = PyObject_CallFunction(function_, format, arguments...);
+      if (result == nullptr) PyErr_WriteUnraisable(function_);
+      Py_XDECREF(result);
+    });
+  }
+
+ private:
+  template <typename Body>
+  void with_gil(const Body& body) noexcept {
+    call_or_park([&] {
+      if (is_finalizing()) return;  // without the GIL the reference must leak
+      const PyGILState_STATE state = PyGILState_Ensure();
+      body();
+      Py_CLEAR(function_);
+      PyGILState_Release(state);
+    });
+  }
+
+  PyObject* function_;
 };
 
 }  // namespace sparring::bindings

@@ -7,65 +7,39 @@
 #include <exception>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "bindings/gil.h"
-#include "execution/stream_wait.h"
+#include "execution/detached_task.h"
+#include "execution/stream_scheduler.h"
 
 namespace py = pybind11;
 using namespace sparring::execution;
-using sparring::bindings::call_or_park;
 using sparring::bindings::GilRelease;
-using sparring::bindings::is_finalizing;
+using sparring::bindings::PythonCallback;
 
 namespace {
 
 void* handle_of(uint64_t stream) { return reinterpret_cast<void*>(stream); }
 
-// Calls a Python function when a stream has come somewhere. Deletes itself then.
-class PythonStreamWait final : public StreamWait {
- public:
-  // Takes over the reference to `function`.
-  PythonStreamWait(const SparringStreams& streams, void* stream, std::chrono::nanoseconds deadline,
-                   PyObject* function)
-      : StreamWait(streams, stream, deadline), function_(function) {}
-
- private:
-  void on_reached() noexcept override { end(nullptr); }
-  void on_failed(std::exception_ptr error) noexcept override { end(error); }
-
-  void end(const std::exception_ptr& error) noexcept {
-    call_or_park([&] { call(error); });
-    delete this;
+// Calls function(None, None) on the pool once the stream has come here, or else with the name of
+// a class of sparring.errors and a message.
+detached_task tell_when_reached(stream_scheduler place, PythonCallback function) {
+  const char* kind = nullptr;
+  std::string message;
+  try {
+    co_await schedule(place);
+  } catch (const StreamLostError& found) {
+    kind = "DeviceLostError", message = found.what();
+  } catch (const StreamError& found) {
+    kind = "DeviceError", message = found.what();
+  } catch (const StreamDeadlineError& found) {
+    kind = "DeadlineError", message = found.what();
+  } catch (const std::exception& found) {
+    kind = "InternalError", message = found.what();
   }
-
-  // function(None, None), or with the name of a class of sparring.errors and a message.
-  void call(const std::exception_ptr& error) {
-    if (is_finalizing()) return;  // without the GIL the reference must leak
-    const char* kind = nullptr;
-    std::string message;
-    try {
-      if (error != nullptr) std::rethrow_exception(error);
-    } catch (const StreamLostError& found) {
-      kind = "DeviceLostError", message = found.what();
-    } catch (const StreamError& found) {
-      kind = "DeviceError", message = found.what();
-    } catch (const StreamDeadlineError& found) {
-      kind = "DeadlineError", message = found.what();
-    } catch (const std::exception& found) {
-      kind = "InternalError", message = found.what();
-    }
-    const PyGILState_STATE state = PyGILState_Ensure();
-    PyObject* result = kind == nullptr
-                           ? PyObject_CallFunction(function_, "OO", Py_None, Py_None)
-                           : PyObject_CallFunction(function_, "ss", kind, message.c_str());
-    if (result == nullptr) PyErr_WriteUnraisable(function_);
-    Py_XDECREF(result);
-    Py_DECREF(function_);
-    PyGILState_Release(state);
-  }
-
-  PyObject* const function_;
-};
+  function.call("zz", kind, kind == nullptr ? nullptr : message.c_str());
+}
 
 // The streams of one device.
 class Streams {
@@ -102,10 +76,9 @@ class Streams {
     const double seconds = std::fmin(std::fmax(deadline_seconds, 0.0), 3e9);
     const auto deadline = std::chrono::duration_cast<std::chrono::nanoseconds>(
         std::chrono::duration<double>(seconds));
-    auto wait = std::make_unique<PythonStreamWait>(*streams_, handle_of(stream), deadline,
-                                                   function.inc_ref().ptr());
+    PythonCallback callback(function.ptr());
     const GilRelease release;
-    wait.release()->begin();
+    tell_when_reached({*streams_, handle_of(stream), deadline}, std::move(callback));
   }
 
   // (num_bytes) uint8, freed with the array.

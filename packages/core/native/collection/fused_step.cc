@@ -5,10 +5,17 @@
 #include <limits>
 #include <utility>
 
-#include "kernels/parallel.h"
+#include "execution/senders.h"
 #include "kernels/simd.h"
 
 namespace sparring::collection {
+
+using execution::bulk;
+using execution::executor_scheduler;
+using execution::schedule;
+using execution::sync_wait;
+using execution::then;
+
 namespace {
 
 // What the gradients of a block may take of the near cache, and the stack.
@@ -166,13 +173,11 @@ TableOutcome apply_to(const FusedUpdate<T>& update, const GroupedGradients<T>& g
 template <class T>
 FusedStep<T>::FusedStep(const SparringExecutor* executor, std::vector<FusedUpdate<T>> updates)
     : executor_(executor), updates_(std::move(updates)), grouped_(updates_.size()) {
-  kernels::parallel_for(executor_, static_cast<int64_t>(updates_.size()), 1,
-                        [&](int64_t begin, int64_t end) {
-                          for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end);
-                               ++i) {
-                            grouped_[i] = group(executor_, updates_[i].gradients);
-                          }
-                        });
+  sync_wait(schedule(executor_scheduler(executor_)) |
+            bulk(static_cast<int64_t>(updates_.size()), [&](int64_t place) {
+              const auto i = static_cast<size_t>(place);
+              grouped_[i] = group(executor_, updates_[i].gradients);
+            }));
 }
 
 template <class T>
@@ -214,23 +219,24 @@ template <class T>
 std::vector<TableOutcome> FusedStep<T>::apply() {
   std::vector<TableOutcome> outcomes(updates_.size());
   std::vector<Decision> decisions(updates_.size());
-  kernels::parallel_for(executor_, static_cast<int64_t>(updates_.size()), 1,
-                        [&](int64_t begin, int64_t end) {
-                          for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end);
-                               ++i) {
-                            try {
-                              outcomes[i] = apply_to(updates_[i], grouped_[i], decisions[i]);
-                            } catch (...) {
-                              outcomes[i].failure = std::current_exception();
-                            }
-                          }
-                        });
-  for (size_t i = 0; i < updates_.size(); ++i) {
-    const Decision& each = decisions[i];
-    if (each.keys.empty() || outcomes[i].failure) continue;
-    updates_[i].filter->record(each.keys.data(), each.is_admitted.data(),
-                               static_cast<int64_t>(each.keys.size()));
-  }
+  auto change = [&](int64_t place) {
+    const auto i = static_cast<size_t>(place);
+    try {
+      outcomes[i] = apply_to(updates_[i], grouped_[i], decisions[i]);
+    } catch (...) {
+      outcomes[i].failure = std::current_exception();
+    }
+  };
+  auto count = [&] {
+    for (size_t i = 0; i < updates_.size(); ++i) {
+      const Decision& each = decisions[i];
+      if (each.keys.empty() || outcomes[i].failure) continue;
+      updates_[i].filter->record(each.keys.data(), each.is_admitted.data(),
+                                 static_cast<int64_t>(each.keys.size()));
+    }
+  };
+  sync_wait(schedule(executor_scheduler(executor_)) |
+            bulk(static_cast<int64_t>(updates_.size()), change) | then(count));
   return outcomes;
 }
 

@@ -5,12 +5,21 @@
 #include <cmath>
 #include <numeric>
 
+#include "execution/senders.h"
 #include "kernels/key_index.h"
 #include "kernels/parallel.h"
 #include "kernels/scratch.h"
 #include "kernels/simd.h"
 
 namespace sparring::collection {
+
+using execution::bulk;
+using execution::bulk_chunked;
+using execution::executor_scheduler;
+using execution::schedule;
+using execution::sync_wait;
+using execution::then;
+
 namespace {
 
 template <class T>
@@ -209,32 +218,33 @@ GroupedGradients<T> group(const SparringExecutor* executor,
 
   const int64_t num_parts = num_parts_for(executor, count);
   std::vector<Part<T>> parts(static_cast<size_t>(num_parts));
-  const auto each_part = [&](const auto& body) {
-    kernels::parallel_for(executor, num_parts, 1, [&](int64_t begin, int64_t end) {
-      for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) body(i);
-    });
-  };
-  each_part([&](size_t i) {
-    parts[i].choose(ids, count, i, static_cast<uint64_t>(num_parts));
-    parts[i].number(ids);
-  });
   std::vector<int64_t> first_keys(parts.size());
   std::vector<int64_t> first_sources(parts.size());
-  int64_t num_sources = 0;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    first_keys[i] = grouped.num_keys;
-    first_sources[i] = num_sources;
-    grouped.num_keys += parts[i].num_keys();
-    num_sources += parts[i].count();
-  }
-  grouped.keys = std::make_unique_for_overwrite<int64_t[]>(static_cast<size_t>(grouped.num_keys));
-  grouped.starts =
-      std::make_unique_for_overwrite<int64_t[]>(static_cast<size_t>(grouped.num_keys) + 1);
-  grouped.starts[static_cast<size_t>(grouped.num_keys)] = count;
-  each_part([&](size_t i) {
+  auto find_keys = [&](int64_t part) {
+    Part<T>& each = parts[static_cast<size_t>(part)];
+    each.choose(ids, count, static_cast<uint64_t>(part), static_cast<uint64_t>(num_parts));
+    each.number(ids);
+  };
+  auto lay_out = [&] {
+    int64_t num_sources = 0;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      first_keys[i] = grouped.num_keys;
+      first_sources[i] = num_sources;
+      grouped.num_keys += parts[i].num_keys();
+      num_sources += parts[i].count();
+    }
+    const auto num_keys = static_cast<size_t>(grouped.num_keys);
+    grouped.keys = std::make_unique_for_overwrite<int64_t[]>(num_keys);
+    grouped.starts = std::make_unique_for_overwrite<int64_t[]>(num_keys + 1);
+    grouped.starts[num_keys] = count;
+  };
+  auto deal = [&](int64_t part) {
+    const auto i = static_cast<size_t>(part);
     parts[i].deal(features, grouped.sources.get(), grouped.scales.get(), first_sources[i],
                   grouped.keys.get() + first_keys[i], grouped.starts.get() + first_keys[i]);
-  });
+  };
+  sync_wait(schedule(executor_scheduler(executor)) | bulk(num_parts, find_keys) | then(lay_out) |
+            bulk(num_parts, deal));
   for (const Part<T>& part : parts) {
     grouped.most_sources = std::max(grouped.most_sources, part.most_sources());
     if (!(part.largest_scale() <= grouped.largest_scale) &&
@@ -250,17 +260,18 @@ void sum(const SparringExecutor* executor, const GroupedGradients<T>& grouped, i
          T* out) {
   const kernels::RowKernels<T>& loops = kernels::row_kernels<T>();
   constexpr int64_t kBlock = 32;
-  kernels::parallel_for(
-      executor, grouped.num_keys, kernels::grain_for(2 * dim * static_cast<int64_t>(sizeof(T))),
-      [&](int64_t begin, int64_t end) {
-        int64_t positions[kBlock];
-        for (int64_t at = begin; at < end; at += kBlock) {
-          const int64_t part = std::min(kBlock, end - at);
-          std::iota(positions, positions + part, at);
-          loops.sum_by_key({grouped.sources.get(), grouped.scales.get(), grouped.starts.get(),
-                            positions, out + at * dim, part, dim});
-        }
-      });
+  auto sum_keys = [&](int64_t begin, int64_t end) {
+    int64_t positions[kBlock];
+    for (int64_t at = begin; at < end; at += kBlock) {
+      const int64_t part = std::min(kBlock, end - at);
+      std::iota(positions, positions + part, at);
+      loops.sum_by_key({grouped.sources.get(), grouped.scales.get(), grouped.starts.get(), positions,
+                        out + at * dim, part, dim});
+    }
+  };
+  const int64_t grain = kernels::grain_for(2 * dim * static_cast<int64_t>(sizeof(T)));
+  sync_wait(schedule(executor_scheduler(executor)) |
+            bulk_chunked(grouped.num_keys, grain, sum_keys));
 }
 
 template GroupedGradients<float> group(const SparringExecutor*,

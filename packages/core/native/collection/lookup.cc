@@ -5,11 +5,18 @@
 #include <memory>
 #include <type_traits>
 
+#include "execution/senders.h"
 #include "kernels/halves.h"
 #include "kernels/parallel.h"
 #include "kernels/simd.h"
 
 namespace sparring::collection {
+
+using execution::bulk_chunked;
+using execution::executor_scheduler;
+using execution::schedule;
+using execution::sync_wait;
+
 namespace {
 
 // Ids in one piece of work: enough that starting a visit does not count, few enough
@@ -185,13 +192,14 @@ void look_up(const SparringExecutor* executor, const std::vector<FeatureLookup<T
   const int64_t grain =
       std::max<int64_t>(1, static_cast<int64_t>(pieces.size()) * kernels::kPieceBytes /
                                std::max<int64_t>(1, num_bytes));
-  kernels::parallel_for(executor, static_cast<int64_t>(pieces.size()), grain,
-                        [&](int64_t begin, int64_t end) {
-                          for (int64_t i = begin; i < end; ++i) {
-                            const Piece& piece = pieces[static_cast<size_t>(i)];
-                            read(features[piece.feature], piece);
-                          }
-                        });
+  sync_wait(schedule(executor_scheduler(executor)) |
+            bulk_chunked(static_cast<int64_t>(pieces.size()), grain,
+                         [&](int64_t begin, int64_t end) {
+                           for (int64_t i = begin; i < end; ++i) {
+                             const Piece& piece = pieces[static_cast<size_t>(i)];
+                             read(features[piece.feature], piece);
+                           }
+                         }));
 }
 
 template void look_up(const SparringExecutor*, const std::vector<FeatureLookup<float>>&);

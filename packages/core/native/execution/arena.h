@@ -3,9 +3,18 @@
 
 #include <memory>
 
-#include "execution/pool_task.h"
-
 namespace sparring::execution {
+
+// One piece of work for the pool. It is stored in memory of the caller that enqueues it, so that
+// enqueueing a sender's operation allocates nothing of ours. It must live until `run` has
+// begun; `run` may end its life.
+class PoolTask {
+ public:
+  virtual void run() noexcept = 0;
+
+ protected:
+  ~PoolTask() = default;
+};
 
 // Up to `threads` worker threads of oneTBB in a task_arena of their own. They
 // are started by work and sleep without it. Any thread may enqueue.

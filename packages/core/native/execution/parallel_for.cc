@@ -7,7 +7,6 @@
 #include <new>
 #include <thread>
 
-#include "execution/computing_scope.h"
 #include "execution/pool.h"
 
 namespace sparring::execution {

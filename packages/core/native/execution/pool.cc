@@ -5,7 +5,6 @@
 #include <string>
 #include <thread>
 
-#include "execution/computing_scope.h"
 #include "execution/parallel_for.h"
 #include "execution/usable_cores.h"
 

@@ -2,10 +2,12 @@
 #pragma once
 
 #include "execution/pool.h"
-#include "execution/scheduler.h"
+#include "execution/senders.h"
 
 namespace sparring::execution {
 
+// Completes on a worker. Its error is what keeps the pool from having one, and comes within
+// start(): std::bad_alloc, std::system_error.
 class pool_scheduler {
  public:
   struct schedule_sender {
@@ -18,11 +20,13 @@ class pool_scheduler {
       operation(operation&&) = delete;
 
       void start() noexcept {
+        std::exception_ptr error;
         try {
-          Pool::process().enqueue(*this);
+          return Pool::process().enqueue(*this);
         } catch (...) {
-          receiver_.set_error(std::current_exception());
+          error = std::current_exception();
         }
+        receiver_.set_error(std::move(error));
       }
 
      private:
@@ -37,7 +41,6 @@ class pool_scheduler {
   };
 
   schedule_sender schedule() const noexcept { return {}; }
-  bool operator==(const pool_scheduler&) const = default;
 };
 
 }  // namespace sparring::execution

@@ -7,9 +7,16 @@
 #include <memory>
 #include <mutex>
 
-#include "kernels/parallel.h"
+#include "execution/senders.h"
 
 namespace sparring::tiers {
+
+using execution::bulk_chunked;
+using execution::executor_scheduler;
+using execution::schedule;
+using execution::sync_wait;
+using execution::then;
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -338,12 +345,16 @@ Below find_below(const SparringExecutor* executor, const LowerTier& tier, const 
   const auto start = Clock::now();
   const auto row_bytes = static_cast<int64_t>(tier.handle.row_bytes());
   Results results;
-  kernels::parallel_for(executor, num_missing, kGrain, [&](int64_t begin, int64_t end) {
+  auto find = [&](int64_t begin, int64_t end) {
     PieceFinder finder(tier, asked, missing + begin, part_of(staged, begin, row_bytes));
     finder.run(end - begin);
     results.add(begin, finder, {});
-  });
-  return results.together(missing, staged, row_bytes, Clock::now() - start);
+  };
+  auto join = [&] { return results.together(missing, staged, row_bytes, Clock::now() - start); };
+  auto [below] = sync_wait(schedule(executor_scheduler(executor)) |
+                           bulk_chunked(num_missing, kGrain, find) | then(join))
+                     .value();
+  return below;
 }
 
 Through find_first(const SparringExecutor* executor, const abi::StorageHandle& first,
@@ -352,7 +363,7 @@ Through find_first(const SparringExecutor* executor, const abi::StorageHandle& f
   const auto start = Clock::now();
   const auto row_bytes = static_cast<int64_t>(tier.handle.row_bytes());
   Results results;
-  kernels::parallel_for(executor, count, kGrain, [&](int64_t begin, int64_t end) {
+  auto find = [&](int64_t begin, int64_t end) {
     const auto began = Clock::now();
     const auto places = std::make_unique_for_overwrite<int64_t[]>(static_cast<size_t>(end - begin));
     const int64_t num_places = ask_first(first, asked, begin, end, places.get());
@@ -362,10 +373,16 @@ Through find_first(const SparringExecutor* executor, const abi::StorageHandle& f
     PieceFinder finder(tier, asked, missing + taken, part_of(staged, taken, row_bytes));
     finder.run(num_places);
     results.add(taken, finder, ended - began);
-  });
-  const auto time = Clock::now() - start;
-  return {results.first_seconds(time), results.num_taken(),
-          results.together(missing, staged, row_bytes, time)};
+  };
+  auto join = [&] {
+    const auto time = Clock::now() - start;
+    return Through{results.first_seconds(time), results.num_taken(),
+                   results.together(missing, staged, row_bytes, time)};
+  };
+  auto [through] = sync_wait(schedule(executor_scheduler(executor)) |
+                             bulk_chunked(count, kGrain, find) | then(join))
+                       .value();
+  return through;
 }
 
 }  // namespace sparring::tiers

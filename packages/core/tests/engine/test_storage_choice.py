@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from sparring.collective.local import LocalGroup
@@ -11,6 +13,7 @@ from sparring.contracts.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.engine.table_entry import StorageChoice
 from sparring.errors import InvalidArgumentError
+from sparring.plugins.registry import make_plugin_manager
 from sparring_testing.thread_rendezvous import ThreadRendezvous
 
 CHOICE = StorageChoice("tiered", {"path": "rows/{rank}-of-{world_size}/{table}"})
@@ -51,3 +54,14 @@ def test_a_container_fills_in_its_own_rank_and_knows_the_choice_again() -> None:
         container.declare(table, CHOICE)
         with pytest.raises(InvalidArgumentError, match="declared already"):
             container.declare(table, StorageChoice("tiered", {"path": "elsewhere"}))
+
+
+def test_a_container_looks_for_installed_plugins_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = Mock(wraps=make_plugin_manager)
+    monkeypatch.setattr("sparring.engine.tables.make_plugin_manager", looks)
+    with StepContainer() as container:
+        for name in ("user", "item", "city"):
+            container.declare(TableConfig(name, 4), StorageChoice("memory"))
+            container.lookup(name, np.array([1, 2]))
+            container.storage(name)
+    assert looks.call_count == 1

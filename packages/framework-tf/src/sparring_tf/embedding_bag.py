@@ -27,7 +27,12 @@ class EmbeddingBag(TableLayer):
     Args:
         embedding_dim: elements of an embedding.
         combiner: ``sum``, ``mean`` or ``sqrtn``; with weights as `tf.nn.embedding_lookup_sparse`.
-        vocabulary_size, initializer, table_dtype, admission, seed, placement: as in `Embedding`.
+        vocabulary_size: as in `Embedding`, and so are the next five.
+        initializer: initial embeddings.
+        table_dtype: of embeddings as they are stored.
+        admission: which unseen ids earn a row.
+        seed: with the name and the id it determines an initial embedding.
+        placement: ``sharded`` or ``replicated``.
         storage: what keeps the rows.
         container: where the table lives; None leaves it to the `Optimizer`.
         **options: of `keras.layers.Layer`; `name` is the table's name too.

@@ -18,11 +18,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     Keras's looks for NaN in a dense copy of each gradient, of as many rows as there are ids; this one
     looks at what is there. `model.compile` puts one around a `sparring_tf.Optimizer` by itself; wrap it
-    to give options.
-
-    Args:
-        inner_optimizer: a `sparring_tf.Optimizer`.
-        **options: as Keras has them: `initial_scale`, `dynamic_growth_steps`, `name`.
+    to give options: first a `sparring_tf.Optimizer`, then Keras's own, as `initial_scale`,
+    `dynamic_growth_steps` and `name`.
     """
 
     def check_finite(self, grads: Iterable[Any]) -> Any:

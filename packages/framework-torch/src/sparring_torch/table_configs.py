@@ -75,7 +75,8 @@ class EmbeddingConfig:
         initializer: what an id reads as before it was trained: a `sparring.Initializer`, its
             name, or ``{"kind": name, parameter: value}``. None means uniform within
             (`weight_init_min`, `weight_init_max`).
-        weight_init_min, weight_init_max: bounds for the default initializer.
+        weight_init_min: lower bound of the default initializer.
+        weight_init_max: upper bound of the default initializer.
         admission: which unseen ids earn a row, a `sparring.contracts.admission.Admission` or
             ``{"kind": name, parameter: value}``; None: all.
         seed: with the name and the id it determines an initial embedding.

@@ -30,7 +30,7 @@ _Share = Annotated[float, Field(ge=0, lt=1)]
 class HyperParameters(Options):
     """Hyper-parameters of every method.
 
-    Args:
+    Attributes:
         lr: the learning rate.
         clip_value: elements of a row's gradient are held within ± this; 0 means not at all.
         clip_norm: a row's gradient is scaled down to at most this Euclidean norm, after

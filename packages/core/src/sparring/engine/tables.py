@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from sparring.contracts.collective import Collective
@@ -54,18 +55,17 @@ class Tables:
         self._rendezvous = rendezvous
         self._resources = resources
         self._events = events
-        self._plugin_manager = plugin_manager
-        self._own_device: str | None = None
-        self._knows_own_device = False
+        self._given_plugin_manager = plugin_manager
 
-    @property
+    @cached_property
+    def plugin_manager(self) -> PluginManager:
+        """Where backends are looked up. Made once, for reading what is installed takes milliseconds."""
+        return self._given_plugin_manager or make_plugin_manager()
+
+    @cached_property
     def own_device(self) -> str | None:
         """As `StepContainer.own_device`."""
-        if not self._knows_own_device:
-            manager = self._plugin_manager or make_plugin_manager()
-            self._own_device = own_gpu(self._rendezvous.membership(), manager)
-            self._knows_own_device = True
-        return self._own_device
+        return own_gpu(self._rendezvous.membership(), self.plugin_manager)
 
     def declare(self, table: TableConfig, storage: StorageChoice | Storage | None) -> None:
         """As `StepContainer.declare`."""
@@ -143,9 +143,8 @@ class Tables:
         if entry.was_probed or entry.storage is not None:
             return
         assert entry.choice is not None
-        manager = self._plugin_manager or make_plugin_manager()
         choice = entry.choice
-        found = found_table(choice.backend, entry.config, manager, choice.options)
+        found = found_table(choice.backend, entry.config, self.plugin_manager, choice.options)
         if found is not None:
             if entry.initial_state is None:
                 entry.config = found
@@ -170,7 +169,7 @@ class Tables:
             choice.backend,
             config,
             validate=False,
-            plugin_manager=self._plugin_manager,
+            plugin_manager=self.plugin_manager,
             shard=self._shard_of(config) if world_size > 1 else None,
             **choice.options,
         )

@@ -1,4 +1,4 @@
-#include "execution/stream_wait.h"
+#include "execution/stream_scheduler.h"
 
 #include <pthread.h>
 
@@ -39,10 +39,13 @@ class StreamWaits {
     return number;
   }
 
-  // Null if another thread has ended it. A caller that takes it must end it.
-  StreamWait* take(uint64_t number) {
+  // False if another thread has ended it. A caller that takes it must end it.
+  bool take(uint64_t number) {
     const std::lock_guard lock(mutex_);
-    return take_locked(number);
+    const auto found = waits_.find(number);
+    if (found == waits_.end() || found->second.has_ended) return false;
+    waits_.erase(found);
+    return true;
   }
 
   // The host call.
@@ -68,14 +71,6 @@ class StreamWaits {
     Pool::process();
     pthread_atfork([] { process().mutex_.lock(); }, [] { process().mutex_.unlock(); },
                    [] { process().after_fork_in_child(); });
-  }
-
-  StreamWait* take_locked(uint64_t number) {
-    const auto found = waits_.find(number);
-    if (found == waits_.end() || found->second.has_ended) return nullptr;
-    StreamWait* const wait = found->second.wait;
-    waits_.erase(found);
-    return wait;
   }
 
   // Sends a wait to the pool, if it has not ended.
@@ -196,26 +191,25 @@ class StreamWaits {
 };
 
 void StreamWait::begin() noexcept {
-  uint64_t number = 0;
-  try {
-    event_ = std::make_shared<StreamEvent>(streams_, stream_);
-    number = StreamWaits::process().add(*this);
-  } catch (...) {
-    event_.reset();
-    return on_failed(std::current_exception());
-  }
+  // Copies: once it is added, the deadline or an error may end it, and with it this object.
+  const SparringStreams& streams = streams_;
   SparringStreamCall call{};
   call.struct_bytes = sizeof call;
   call.stream = stream_;
   call.function = StreamWaits::arrive;
-  call.argument = reinterpret_cast<void*>(number);
+  uint64_t number = 0;
+  std::exception_ptr error;
   try {
-    // This object may be gone when it returns.
-    call_streams(streams_, streams_.call_on_host, "putting a host call on a stream", call);
+    event_ = std::make_shared<StreamEvent>(streams_, stream_);
+    number = StreamWaits::process().add(*this);
+    call.argument = reinterpret_cast<void*>(number);
+    return call_streams(streams, streams.call_on_host, "putting a host call on a stream", call);
   } catch (...) {
-    const std::exception_ptr error = std::current_exception();
-    if (StreamWaits::process().take(number) != nullptr) on_failed(error);
+    error = std::current_exception();
   }
+  // Once it was added, another thread may have ended it.
+  if (number != 0 && !StreamWaits::process().take(number)) return;
+  on_failed(std::move(error));
 }
 
 void StreamWait::run() noexcept {
@@ -227,7 +221,7 @@ void StreamWait::run() noexcept {
         std::string(streams_.device) + ": a stream was given " + std::to_string(seconds) +
         " s and has not come where it was awaited; allow more, or find out what it waits for")));
   } else if (failure_ != nullptr) {
-    on_failed(failure_);
+    on_failed(std::move(failure_));
   } else {
     on_reached();
   }

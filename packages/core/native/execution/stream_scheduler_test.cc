@@ -1,15 +1,18 @@
 // Streams of a device and the pool.
-#include "execution/on_stream.h"
+#include "execution/stream_scheduler.h"
 
 #include <atomic>
 #include <chrono>
 #include <deque>
+#include <latch>
 #include <string>
 #include <thread>
 
-#include "execution/execution.h"
+#include "execution/detached_task.h"
+#include "execution/pool.h"
 #include "testing/check.h"
 #include "testing/fake_streams.h"
+#include "testing/wait_for.h"
 
 namespace sparring::execution {
 namespace {
@@ -18,6 +21,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 using testing::FakeDevice;
 using testing::FakeStream;
+using testing::wait_for;
 
 void sleep_for(milliseconds time) { std::this_thread::sleep_for(time); }
 
@@ -25,6 +29,11 @@ void sleep_for(milliseconds time) { std::this_thread::sleep_for(time); }
 FakeDevice& make_device() {
   static auto* const devices = new std::deque<FakeDevice>;
   return devices->emplace_back();
+}
+
+auto on_stream(const FakeDevice& device, FakeStream& stream,
+               std::chrono::nanoseconds deadline = std::chrono::seconds(60)) {
+  return schedule(stream_scheduler(device.streams(), &stream, deadline));
 }
 
 void it_resumes_on_the_pool_when_the_stream_has_come_there() {
@@ -35,12 +44,12 @@ void it_resumes_on_the_pool_when_the_stream_has_come_there() {
     sleep_for(milliseconds(30));
     done = 1;
   });
-  const auto all = sync_wait(on_stream(device.streams(), &stream) | then([&] {
-                               return std::to_string(done) +
-                                      (Pool::is_pool_thread() ? " pool" : " elsewhere") +
-                                      (FakeDevice::is_device_thread ? " device" : "");
-                             }));
-  CHECK(all == std::tuple<std::string>("1 pool"));
+  std::string seen;
+  wait_for(on_stream(device, stream) | then([&] {
+             seen = std::to_string(done) + (Pool::is_pool_thread() ? " pool" : " elsewhere") +
+                    (FakeDevice::is_device_thread ? " device" : "");
+           }));
+  CHECK(seen == "1 pool");
   for (int i = 0; i < 10000 && device.num_events != 0; ++i) sleep_for(milliseconds(1));
   CHECK(device.num_events == 0);
 }
@@ -49,35 +58,42 @@ void what_is_put_on_the_stream_later_is_not_waited_for() {
   FakeDevice& device = make_device();
   FakeStream stream;
   std::atomic<bool> may_end{false};
-  auto waited = on_stream(device.streams(), &stream);
-  CHECK(sync_wait(std::move(waited) | then([&] {
-                    stream.put([&] {
-                      while (!may_end) sleep_for(milliseconds(1));
-                    });
-                    return 1;
-                  })) == std::tuple<int>(1));
+  wait_for(on_stream(device, stream) | then([&] {
+             stream.put([&] {
+               while (!may_end) sleep_for(milliseconds(1));
+             });
+           }));
   may_end = true;
 }
 
-task<std::string> hop_over(const FakeDevice& device, FakeStream& find, FakeStream& wire) {
-  std::string order;
+detached_task hop_over(const FakeDevice& device, FakeStream& find, FakeStream& wire,
+                       std::string& order, std::latch& ended) {
   for (int hop = 0; hop < 100; ++hop) {
     find.put([&order] { order += 'f'; });
-    co_await on_stream(device.streams(), &find);
-    if (!Pool::is_pool_thread() || FakeDevice::is_device_thread) co_return "not on the pool";
+    co_await on_stream(device, find);
+    if (!Pool::is_pool_thread() || FakeDevice::is_device_thread) order += " not on the pool ";
     wire.put([&order] { order += 'w'; });
-    co_await schedule(stream_scheduler(device.streams(), &wire));
+    co_await on_stream(device, wire);
   }
-  co_return order;
+  ended.count_down();
 }
 
 void coroutines_await_streams_in_turn() {
   FakeDevice& device = make_device();
   FakeStream find;
   FakeStream wire;
+  std::string order;
   std::string expected;
   for (int hop = 0; hop < 100; ++hop) expected += "fw";
-  CHECK(sync_wait(hop_over(device, find, wire)) == std::tuple<std::string>(expected));
+  std::latch ended(1);
+  hop_over(device, find, wire, order, ended);
+  ended.wait();
+  CHECK(order == expected);
+}
+
+detached_task await_one(const FakeDevice& device, FakeStream& stream, std::latch& ended) {
+  co_await on_stream(device, stream);
+  ended.count_down();
 }
 
 void several_streams_are_awaited_at_once() {
@@ -93,11 +109,11 @@ void several_streams_are_awaited_at_once() {
       ++sum;
     });
   }
-  CHECK(sync_wait(when_all(on_stream(device.streams(), &first),
-                           on_stream(device.streams(), &second)) |
-                  then([&] { return sum.load(); })) == std::tuple<int>(2));
-  CHECK(stream_scheduler(device.streams(), &first) == stream_scheduler(device.streams(), &first));
-  CHECK(stream_scheduler(device.streams(), &first) != stream_scheduler(device.streams(), &second));
+  std::latch ended(2);
+  await_one(device, first, ended);
+  await_one(device, second, ended);
+  ended.wait();
+  CHECK(sum == 2);
 }
 
 void a_lost_device_is_an_error_not_a_hang() {
@@ -105,7 +121,7 @@ void a_lost_device_is_an_error_not_a_hang() {
   FakeStream stream;
   // Lost before: nothing can be put on the stream.
   device.is_lost = true;
-  CHECK_THROWS(sync_wait(on_stream(device.streams(), &stream)), StreamLostError);
+  CHECK_THROWS(wait_for(on_stream(device, stream)), StreamLostError);
   // Lost meanwhile: no host call comes, and only polling the event finds out.
   device.is_lost = false;
   device.swallows_host_calls = true;
@@ -115,7 +131,7 @@ void a_lost_device_is_an_error_not_a_hang() {
   });
   const auto begin = steady_clock::now();
   try {
-    sync_wait(on_stream(device.streams(), &stream));
+    wait_for(on_stream(device, stream));
     CHECK(false);
   } catch (const StreamLostError& error) {
     CHECK(std::string(error.what()).find("fake:0: what was on a stream failed: the device was "
@@ -126,20 +142,20 @@ void a_lost_device_is_an_error_not_a_hang() {
   CHECK(num_stream_waits() == 0);
 }
 
-task<std::string> catch_loss(const FakeDevice& device, FakeStream& stream) {
-  try {
-    co_await on_stream(device.streams(), &stream);
-  } catch (const StreamError&) {
-    co_return Pool::is_pool_thread() ? "caught on the pool" : "caught";
-  }
-  co_return "not thrown";
-}
-
 void errors_are_thrown_into_coroutines() {
   FakeDevice& device = make_device();
   FakeStream stream;
   device.is_lost = true;
-  CHECK(sync_wait(catch_loss(device, stream)) == std::tuple<std::string>("caught"));
+  // Where nothing could be put on the stream, on the caller, before the call returns.
+  std::string caught;
+  [](FakeDevice& lost, FakeStream& on, std::string& text) -> detached_task {
+    try {
+      co_await on_stream(lost, on);
+    } catch (const StreamError&) {
+      text = Pool::is_pool_thread() ? "on the pool" : "on the caller";
+    }
+  }(device, stream, caught);
+  CHECK(caught == "on the caller");
 }
 
 void the_deadline_holds_even_where_the_device_hangs_when_asked() {
@@ -151,33 +167,49 @@ void the_deadline_holds_even_where_the_device_hangs_when_asked() {
   });
   device.hangs_when_asked = true;
   const auto begin = steady_clock::now();
-  CHECK_THROWS(sync_wait(on_stream(device.streams(), &stream, milliseconds(80))),
+  CHECK_THROWS(wait_for(on_stream(device, stream, milliseconds(80))),
                StreamDeadlineError);
   const auto waited = steady_clock::now() - begin;
   CHECK(waited >= milliseconds(80) && waited < std::chrono::seconds(5));
   // The host call comes late, finds no wait, and does no harm.
   device.hangs_when_asked = false;
   may_end = true;
-  CHECK(sync_wait(on_stream(device.streams(), &stream) | then([] { return 1; })) ==
-        std::tuple<int>(1));
+  wait_for(on_stream(device, stream));
 }
 
-task<int> await_often(const FakeDevice& device, FakeStream& stream, int times) {
-  int num_on_pool = 0;
-  for (int i = 0; i < times; ++i) {
-    co_await on_stream(device.streams(), &stream);
-    num_on_pool += Pool::is_pool_thread();
+void a_wait_may_end_before_its_host_call_is_on_the_stream() {
+  FakeDevice& device = make_device();
+  FakeStream stream;
+  for (int i = 0; i < 200; ++i) {
+    try {
+      wait_for(on_stream(device, stream, std::chrono::nanoseconds(1)));
+    } catch (const StreamDeadlineError&) {
+      continue;  // mostly so
+    }
   }
-  co_return num_on_pool;
+  CHECK(num_stream_waits() == 0);
 }
 
-void many_waits_run_side_by_side() {
+detached_task await_often(const FakeDevice& device, FakeStream& stream, int times,
+                          std::atomic<int>& on_pool, std::latch& ended) {
+  for (int i = 0; i < times; ++i) {
+    co_await on_stream(device, stream);
+    on_pool += Pool::is_pool_thread();
+  }
+  ended.count_down();
+}
+
+void many_waits_run_concurrently() {
   FakeDevice& device = make_device();
   FakeStream one;
   FakeStream two;
-  CHECK(sync_wait(when_all(await_often(device, one, 1000), await_often(device, two, 1000),
-                           await_often(device, one, 1000))) ==
-        (std::tuple<int, int, int>(1000, 1000, 1000)));
+  std::atomic<int> on_pool{0};
+  std::latch ended(3);
+  await_often(device, one, 1000, on_pool, ended);
+  await_often(device, two, 1000, on_pool, ended);
+  await_often(device, one, 1000, on_pool, ended);
+  ended.wait();
+  CHECK(on_pool == 3000);
   CHECK(num_stream_waits() == 0);
 }
 
@@ -205,7 +237,9 @@ int main() {
       {"errors are thrown into coroutines", errors_are_thrown_into_coroutines},
       {"the deadline holds even where the device hangs when asked",
        the_deadline_holds_even_where_the_device_hangs_when_asked},
-      {"many waits run side by side", many_waits_run_side_by_side},
+      {"a wait may end before its host call is on the stream",
+       a_wait_may_end_before_its_host_call_is_on_the_stream},
+      {"many waits run concurrently", many_waits_run_concurrently},
       {"streams of another version are refused", streams_of_another_version_are_refused},
   });
 }

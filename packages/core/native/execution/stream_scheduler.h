@@ -1,4 +1,6 @@
-// One wait for the point where a stream is now, which ends on a thread of the pool.
+// Streams of a device as schedulers: co_await schedule(stream_scheduler(streams, stream, …)).
+//
+// A wait for the point where a stream is now ends on a thread of the pool:
 //
 //     begin ──► event and host call on the stream ──► the host call enqueues ──► on_reached
 //                             │
@@ -14,10 +16,10 @@
 #include <chrono>
 #include <exception>
 #include <memory>
-#include <string>
 
+#include "execution/arena.h"
 #include "execution/device_streams.h"
-#include "execution/pool_task.h"
+#include "execution/senders.h"
 
 namespace sparring::execution {
 
@@ -51,6 +53,53 @@ class StreamWait : private PoolTask {
   // How it ended, unless it was reached.
   std::exception_ptr failure_;
   bool is_late_ = false;
+};
+
+// The place "on the pool, once the stream has come here".
+class stream_scheduler {
+ public:
+  // `streams` lives as long as the process; the stream until what is awaited has come.
+  stream_scheduler(const SparringStreams& streams, void* stream,
+                   std::chrono::nanoseconds deadline) noexcept
+      : streams_(&streams), stream_(stream), deadline_(deadline) {}
+
+  // Completes on a thread of the pool, never on one of the device's, when all is done that
+  // was on the stream at start. Errors: StreamError, StreamDeadlineError.
+  struct schedule_sender {
+    using values = std::tuple<>;
+
+    template <receiver_of<values> R>
+    class operation final : StreamWait {
+     public:
+      operation(const schedule_sender& from, R receiver)
+          : StreamWait(*from.streams, from.stream, from.deadline), receiver_(std::move(receiver)) {}
+
+      void start() noexcept { this->begin(); }
+
+     private:
+      void on_reached() noexcept override { receiver_.set_value(); }
+      void on_failed(std::exception_ptr error) noexcept override {
+        receiver_.set_error(std::move(error));
+      }
+      R receiver_;
+    };
+
+    template <receiver_of<values> R>
+    operation<R> connect(R receiver) && {
+      return operation<R>(*this, std::move(receiver));
+    }
+
+    const SparringStreams* streams;
+    void* stream;
+    std::chrono::nanoseconds deadline;
+  };
+
+  schedule_sender schedule() const noexcept { return {streams_, stream_, deadline_}; }
+
+ private:
+  const SparringStreams* streams_;
+  void* stream_;
+  std::chrono::nanoseconds deadline_;
 };
 
 // For tests: waits under way in this process.
