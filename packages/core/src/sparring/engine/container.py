@@ -285,13 +285,11 @@ class StepContainer:
 
     def num_not_admitted(self, table: str) -> int:
         """Gradients that the table's admission filter dropped on this rank."""
-        self.state.process.check()
         quiesce(self.state, Purpose.INSPECT)
         return self.entry(table).num_not_admitted
 
     def num_forgotten(self, table: str) -> int:
         """Ids that the table's admission filter no longer counts on this rank, for want of room."""
-        self.state.process.check()
         quiesce(self.state, Purpose.INSPECT)
         made = self.entry(table).admission_filter
         return 0 if made is None else int(made.num_forgotten)
