@@ -58,6 +58,10 @@ CALLS: dict[str, Callable[[StepContainer], object]] = {
     "declare": lambda container: container.declare(TableConfig("others", 4)),
     "storage": lambda container: container.storage("rows"),
     "num_rows": lambda container: container.num_rows("rows"),
+    "quiesce": lambda container: container.quiesce(),
+    "join_load": lambda container: container.join_load(),
+    "check_readable": lambda container: container.check_readable(["rows"]),
+    "collection": lambda container: container.collection([("rows", "sum")]),
     "num_not_admitted": lambda container: container.num_not_admitted("rows"),
 }
 
