@@ -14,7 +14,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -64,10 +64,8 @@ class EventLoop(Closable):
         self, *, capacity: int = 64, num_threads: int = 2, deadline_seconds: float = 60.0
     ) -> None:
         if capacity < 1 or num_threads < 1:
-            raise InvalidArgumentError(
-                f"an event loop was asked for with capacity={capacity} and "
-                f"num_threads={num_threads}; both must be at least 1"
-            )
+            found = f"capacity={capacity} and num_threads={num_threads}"
+            raise InvalidArgumentError(f"an event loop needs at least 1 of both, found {found}")
         self.capacity = capacity
         self.num_threads = num_threads
         self.deadline_seconds = deadline_seconds
@@ -77,18 +75,17 @@ class EventLoop(Closable):
         self._threads = Threads("sparring-events", num_threads)
         self._loop_thread = Threads("sparring-events-loop")
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._served: Future[None] | None = None
         self._when_awaited: list[Callable[[], None]] = []
         self._changed = threading.Condition()  # guards all that follows
         self._is_closed = False
-        self._outstanding: dict[Task[Any], float] = {}  # and how long `close` waits for it
+        self._outstanding: dict[Task[Any], tuple[float, Future[Any] | None]] = {}
         self._first_failed: Task[Any] | None = None
         self._num_unreported = 0
         _event_loops.add(self)
 
     @property
     def num_outstanding(self) -> int:
-        """Work that waits or runs."""
+        """Pieces of work that wait or run."""
         return len(self._outstanding)
 
     def submit(
@@ -100,7 +97,7 @@ class EventLoop(Closable):
         is_told: bool = True,
         closing_seconds: float = 0.0,
     ) -> Task[Any]:
-        """Begins work: a coroutine on the loop, a callable on a thread that may block.
+        """Begins work: a coroutine on the loop, a callable on a thread that may block. Returns its task.
 
         Waits while `capacity` is outstanding, unless it is background work that submits more:
         that might wait for itself.
@@ -112,9 +109,6 @@ class EventLoop(Closable):
             is_told: `check` reports a failure. Otherwise the task alone tells of it.
             closing_seconds: how long `close`, and the program's end, wait for this work where they
                 would otherwise wait less.
-
-        Returns:
-            A task that has the result.
 
         Raises:
             DeadlineError: still no room, or none now for background work.
@@ -133,12 +127,15 @@ class EventLoop(Closable):
             with self._changed:
                 self._wait_for_room(task.name, self._seconds(timeout))
                 loop = self._start()
-                if inspect.iscoroutine(work):
-                    running = self._run_coroutine(task, work, is_told)
-                    loop.call_soon_threadsafe(self._begin, running)
-                else:
-                    self._threads.run(partial(self._run_call, task, work, is_told))
-                self._outstanding[task] = closing_seconds
+                if not inspect.iscoroutine(work):
+                    self._outstanding[task] = closing_seconds, None
+                    self._threads.run(partial(self._run_call, task, is_told, work))
+                    return task
+                task.claim()
+                running = asyncio.run_coroutine_threadsafe(work, loop)
+                # Kept, as asyncio itself has but a weak reference to a coroutine's task.
+                self._outstanding[task] = closing_seconds, running
+                running.add_done_callback(lambda it: self._end(task, is_told, it.result))
         except BaseException:
             if inspect.iscoroutine(work):
                 work.close()
@@ -212,9 +209,9 @@ class EventLoop(Closable):
                 return
             self._is_closed = True
             self._changed.notify_all()  # callers that wait for room
-            seconds = max(self._seconds(timeout), *self._outstanding.values(), 0.0)
+            given = [self._seconds(timeout), *(each for each, _ in self._outstanding.values())]
         try:
-            self.drain(seconds)
+            self.drain(max(given))
         finally:
             self._stop()
         self.check()
@@ -259,46 +256,32 @@ class EventLoop(Closable):
         if self._loop is None:
             self._threads.start()
             started: Future[asyncio.AbstractEventLoop] = Future()
-            self._served = self._loop_thread.submit(lambda: asyncio.run(self._serve(started)))
+            self._loop_thread.submit(lambda: asyncio.run(self._serve(started)))
             self._loop = started.result()
         return self._loop
 
     async def _serve(self, started: Future[asyncio.AbstractEventLoop]) -> None:
         self._stopping = asyncio.Event()
-        self._running: set[asyncio.Task[None]] = set()  # asyncio itself keeps weak references
         started.set_result(asyncio.get_running_loop())
         await self._stopping.wait()
 
     def _stop(self) -> None:
         """Cancels what has not begun, and coroutines; ends threads that are not in a call."""
-        if self._loop is not None and self._served is not None:
+        if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stopping.set)
-            wait([self._served], _CANCEL_SECONDS)
-            self._threads.close(waits=False)
-            self._loop_thread.close(waits=False)
+            self._threads.close(timeout=0)
+            self._loop_thread.close(_CANCEL_SECONDS)
         for task in list(self._outstanding):
             task.cancel()
 
-    def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        running = asyncio.ensure_future(coroutine)
-        self._running.add(running)
-        running.add_done_callback(self._running.discard)
+    def _run_call(self, task: Task[Any], is_told: bool, work: Callable[[], object]) -> None:
+        if task.claim():
+            self._end(task, is_told, work)
+        else:
+            self._leave(task)
 
-    async def _run_coroutine(
-        self, task: Task[Any], work: Coroutine[Any, Any, object], is_told: bool
-    ) -> None:
-        if not task.claim():
-            work.close()
-            return self._leave(task)
-        try:
-            result, failure = await work, None
-        except BaseException as error:
-            result, failure = None, error
-        self._end(task, result, failure, is_told)
-
-    def _run_call(self, task: Task[Any], work: Callable[[], object], is_told: bool) -> None:
-        if not task.claim():
-            return self._leave(task)
+    def _end(self, task: Task[Any], is_told: bool, work: Callable[[], object]) -> None:
+        """Ends a task with what `work` returns or raises."""
         result, error = outcome(work)
         if inspect.iscoroutine(result):
             result.close()
@@ -306,11 +289,6 @@ class EventLoop(Closable):
                 f"background work {task.name!r} returned a coroutine, which no one would await; "
                 "submit the coroutine, or a coroutine function"
             )
-        self._end(task, result, error, is_told)
-
-    def _end(
-        self, task: Task[Any], result: object, error: BaseException | None, is_told: bool
-    ) -> None:
         if error is not None:
             # A failure that need not be reported is the business of the holder of the task.
             level = logging.ERROR if is_told else logging.INFO

@@ -85,20 +85,20 @@ class Threads:
         """Whether the calling thread is one of these."""
         return threading.current_thread() in self._threads
 
-    def close(self, *, waits: bool = True) -> None:
-        """Ends the threads when all calls have ended. A second call does nothing.
+    def close(self, timeout: float | None = None) -> None:
+        """Ends the threads when all calls have ended, for which it waits. A second call does nothing.
 
         Args:
-            waits: for that.
+            timeout: seconds to wait for each thread; None waits as long as it takes.
         """
         threads, self._threads = self._threads, []
         for _ in threads:
             self._calls.put(None)
-        for thread in threads if waits else ():
-            thread.join()
+        for thread in threads if timeout != 0 else ():
+            thread.join(timeout)
 
     def __del__(self) -> None:
-        self.close(waits=False)
+        self.close(timeout=0)
 
 
 def _run_calls(calls: queue.SimpleQueue[Callable[[], object] | None]) -> None:
