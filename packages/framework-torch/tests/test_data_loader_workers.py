@@ -1,4 +1,4 @@
-"""Forked workers of torch's `DataLoader`: they inherit a container, and may leave it alone or be refused."""
+"""Forked workers of torch's `DataLoader`: they inherit a container, and cannot use it."""
 
 from __future__ import annotations
 

@@ -51,13 +51,17 @@ def container() -> Iterator[StepContainer]:
 CALLS: dict[str, Callable[[StepContainer], object]] = {
     "lookup": lambda container: container.lookup("rows", IDS),
     "prefetch": lambda container: container.prefetch([("rows", IDS)]),
-    "apply": lambda container: container.apply(lambda *_: None),  # type: ignore[arg-type,return-value]
+    "apply": lambda container: container.apply(lambda *_: None),
     "save": lambda container: container.save("/nowhere"),
     "load": lambda container: container.load("/nowhere"),
     "flush": lambda container: container.flush(),
     "declare": lambda container: container.declare(TableConfig("others", 4)),
     "storage": lambda container: container.storage("rows"),
     "num_rows": lambda container: container.num_rows("rows"),
+    "quiesce": lambda container: container.quiesce(),
+    "join_load": lambda container: container.join_load(),
+    "check_readable": lambda container: container.check_readable(["rows"]),
+    "collection": lambda container: container.collection([("rows", "sum")]),
     "num_not_admitted": lambda container: container.num_not_admitted("rows"),
 }
 
@@ -106,7 +110,7 @@ def test_a_child_trains_tables_of_its_own(container: StepContainer) -> None:
         with StepContainer() as own:
             own.declare(TABLE, MemoryStorage(TABLE))
             for _ in range(2):
-                with own.step(lambda rows, *_: rows) as step:  # type: ignore[arg-type,return-value]
+                with own.step(lambda rows, *_: rows) as step:
                     step.lookup("rows", IDS)
             assert own.prefetch([("rows", IDS)]).finish()
             own.flush()

@@ -81,22 +81,22 @@ class _JobEnd:
         self._mpi.COMM_WORLD.Abort(1)
 
 
-_end: _JobEnd | None = None
+_installed: list[_JobEnd] = []
 
 
 def install(mpi: Any, communicator: Any) -> None:
     """From now on a failure ends the job. A second call changes nothing."""
-    global _end
-    if _end is None:
-        _end = _JobEnd(mpi, communicator)
-        sys.excepthook = _end.on_uncaught
-        at_exit(_end.on_exit)
+    if not _installed:
+        end = _JobEnd(mpi, communicator)
+        _installed.append(end)
+        sys.excepthook = end.on_uncaught
+        at_exit(end.on_exit)
 
 
 def note(reason: str) -> None:
     """The job ends with this process, because of `reason`. The first reason stays."""
-    if _end is not None:
-        _end.reason = _end.reason or reason
+    for end in _installed:
+        end.reason = end.reason or reason
 
 
 def _connect(mpi: Any, communicator: Any) -> socket.socket:

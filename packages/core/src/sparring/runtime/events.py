@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import functools
 import inspect
 import logging
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from sparring.errors import ClosedError, DeadlineError, InvalidArgumentError, SparringError
 from sparring.runtime.lifecycle import Closable, ProcessGuard
 
 # Imported first also for the order at exit: the pool must outlive the work that uses it.
-from sparring.runtime.pool import Task
+from sparring.runtime.pool import Task, outcome
 from sparring.runtime.threads import Threads
 
 __all__ = ["EXIT_SECONDS", "BackgroundError", "EventLoop"]
@@ -45,32 +45,6 @@ class BackgroundError(SparringError):
     """
 
 
-class _Work(Task[Any]):
-    """Submitted work and its outcome."""
-
-    __slots__ = ("closing_seconds", "report_failure", "running", "work")
-
-    def __init__(
-        self, work: Any, name: str, *, report_failure: bool, closing_seconds: float
-    ) -> None:
-        super().__init__(name)
-        self.work = work
-        self.report_failure = report_failure
-        self.closing_seconds = closing_seconds
-        self.running: object = None
-        """Keeps a coroutine's task, which asyncio itself does not."""
-
-    def claim(self) -> bool:
-        """True once, unless it was cancelled."""
-        return self._future.set_running_or_notify_cancel()
-
-    def finish(self, result: object, error: BaseException | None) -> None:
-        if error is None:
-            self._future.set_result(result)
-        else:
-            self._future.set_exception(error)
-
-
 class EventLoop(Closable):
     """Runs background work, bounded, and reports its failures. Its threads start on demand.
 
@@ -90,10 +64,8 @@ class EventLoop(Closable):
         self, *, capacity: int = 64, num_threads: int = 2, deadline_seconds: float = 60.0
     ) -> None:
         if capacity < 1 or num_threads < 1:
-            raise InvalidArgumentError(
-                f"an event loop was asked for with capacity={capacity} and "
-                f"num_threads={num_threads}; both must be at least 1"
-            )
+            found = f"capacity={capacity} and num_threads={num_threads}"
+            raise InvalidArgumentError(f"an event loop needs at least 1 of both, found {found}")
         self.capacity = capacity
         self.num_threads = num_threads
         self.deadline_seconds = deadline_seconds
@@ -103,18 +75,17 @@ class EventLoop(Closable):
         self._threads = Threads("sparring-events", num_threads)
         self._loop_thread = Threads("sparring-events-loop")
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._served: Future[None] | None = None
         self._when_awaited: list[Callable[[], None]] = []
         self._changed = threading.Condition()  # guards all that follows
         self._is_closed = False
-        self._outstanding: set[_Work] = set()
-        self._first_failed: _Work | None = None
+        self._outstanding: dict[Task[Any], tuple[float, Future[Any] | None]] = {}
+        self._first_failed: Task[Any] | None = None
         self._num_unreported = 0
         _event_loops.add(self)
 
     @property
     def num_outstanding(self) -> int:
-        """Work that waits or runs."""
+        """Pieces of work that wait or run."""
         return len(self._outstanding)
 
     def submit(
@@ -126,7 +97,7 @@ class EventLoop(Closable):
         report_failure: bool = True,
         closing_seconds: float = 0.0,
     ) -> Task[Any]:
-        """Begins work: a coroutine on the loop, a callable on a thread that may block.
+        """Begins work: a coroutine on the loop, a callable on a thread that may block. Returns its task.
 
         Waits while `capacity` is outstanding, unless it is background work that submits more:
         that might wait for itself.
@@ -139,9 +110,6 @@ class EventLoop(Closable):
             closing_seconds: how long `close`, and the program's end, wait for this work where they
                 would otherwise wait less.
 
-        Returns:
-            A task that has the result.
-
         Raises:
             DeadlineError: still no room, or none now for background work.
             ClosedError: the loop was closed.
@@ -153,18 +121,21 @@ class EventLoop(Closable):
             raise InvalidArgumentError(
                 f"background work must be a coroutine or a callable, found {type(work).__name__}"
             )
-        name = name or getattr(work, "__qualname__", None) or repr(work)
-        task = _Work(work, name, report_failure=report_failure, closing_seconds=closing_seconds)
+        task = Task[Any](name or getattr(work, "__qualname__", None) or repr(work))
         try:
             self._process.check()
             with self._changed:
-                self._wait_for_room(name, self._seconds(timeout))
+                self._wait_for_room(task.name, self._seconds(timeout))
                 loop = self._start()
-                if inspect.iscoroutine(work):
-                    loop.call_soon_threadsafe(self._begin, task)
-                else:
-                    self._threads.submit(functools.partial(self._run_call, task))
-                self._outstanding.add(task)
+                if not inspect.iscoroutine(work):
+                    self._outstanding[task] = closing_seconds, None
+                    self._threads.run(partial(self._run_call, task, report_failure, work))
+                    return task
+                task.claim()
+                running = asyncio.run_coroutine_threadsafe(work, loop)
+                # Kept, as asyncio itself has but a weak reference to a coroutine's task.
+                self._outstanding[task] = closing_seconds, running
+                running.add_done_callback(lambda it: self._end(task, report_failure, it.result))
         except BaseException:
             if inspect.iscoroutine(work):
                 work.close()
@@ -238,7 +209,7 @@ class EventLoop(Closable):
                 return
             self._is_closed = True
             self._changed.notify_all()  # callers that wait for room
-            given = [self._seconds(timeout), *(each.closing_seconds for each in self._outstanding)]
+            given = [self._seconds(timeout), *(each for each, _ in self._outstanding.values())]
         try:
             self.drain(max(given))
         finally:
@@ -285,7 +256,7 @@ class EventLoop(Closable):
         if self._loop is None:
             self._threads.start()
             started: Future[asyncio.AbstractEventLoop] = Future()
-            self._served = self._loop_thread.submit(lambda: asyncio.run(self._serve(started)))
+            self._loop_thread.submit(lambda: asyncio.run(self._serve(started)))
             self._loop = started.result()
         return self._loop
 
@@ -296,64 +267,46 @@ class EventLoop(Closable):
 
     def _stop(self) -> None:
         """Cancels what has not begun, and coroutines; ends threads that are not in a call."""
-        if self._loop is None or self._served is None:
-            return
-        self._loop.call_soon_threadsafe(self._stopping.set)
-        wait([self._served], _CANCEL_SECONDS)
-        self._threads.close(waits=False)
-        self._loop_thread.close(waits=False)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._threads.close(timeout=0)
+            self._loop_thread.close(_CANCEL_SECONDS)
         for task in list(self._outstanding):
-            if task.cancel() and inspect.iscoroutine(task.work):
-                task.work.close()
+            task.cancel()
 
-    def _begin(self, task: _Work) -> None:
-        task.running = asyncio.ensure_future(self._run_coroutine(task))
+    def _run_call(self, task: Task[Any], report_failure: bool, work: Callable[[], object]) -> None:
+        if task.claim():
+            self._end(task, report_failure, work)
+        else:
+            self._leave(task)
 
-    async def _run_coroutine(self, task: _Work) -> None:
-        if not task.claim():
-            task.work.close()
-            return self._leave(task)
-        try:
-            result, failure = await task.work, None
-        except BaseException as error:
-            result, failure = None, error
-        self._end(task, result, failure)
-
-    def _run_call(self, task: _Work) -> None:
-        if not task.claim():
-            return self._leave(task)
-        result, failure = None, None
-        try:
-            result = task.work()
-            if inspect.iscoroutine(result):
-                result.close()
-                raise InvalidArgumentError(
-                    f"background work {task.name!r} returned a coroutine, which no one would "
-                    "await; submit the coroutine, or a coroutine function"
-                )
-        except BaseException as error:
-            failure = error
-        self._end(task, result, failure)
-
-    def _end(self, task: _Work, result: object, error: BaseException | None) -> None:
+    def _end(self, task: Task[Any], report_failure: bool, work: Callable[[], object]) -> None:
+        """Ends a task with what `work` returns or raises."""
+        result, error = outcome(work)
+        if inspect.iscoroutine(result):
+            result.close()
+            error = InvalidArgumentError(
+                f"background work {task.name!r} returned a coroutine, which no one would await; "
+                "submit the coroutine, or a coroutine function"
+            )
         if error is not None:
             # A failure that need not be reported is the business of the holder of the task.
-            level = logging.ERROR if task.report_failure else logging.INFO
+            level = logging.ERROR if report_failure else logging.INFO
             # Errors of sparring say all by themselves; of others it takes the line that raised them.
             trace = None if isinstance(error, SparringError) else error
             text = f"{type(error).__name__}: {error}"
             _log.log(level, "background work %r failed: %s", task.name, text, exc_info=trace)
         with self._changed:
             self.num_failed += error is not None
-            if error is not None and task.report_failure:
+            if error is not None and report_failure:
                 self._first_failed = self._first_failed or task
                 self._num_unreported += 1
             task.finish(result, error)
             self._leave(task)
 
-    def _leave(self, task: _Work) -> None:
+    def _leave(self, task: Task[Any]) -> None:
         with self._changed:
-            self._outstanding.discard(task)
+            self._outstanding.pop(task, None)
             self._changed.notify_all()
 
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from sparring.errors import ClosedError, SparringError
 
-__all__ = ["Closable", "ProcessGuard", "at_exit", "call_each"]
+__all__ = ["Closable", "ProcessGuard", "at_exit", "call_each", "check_process"]
 
 _log = logging.getLogger(__name__)
 
@@ -62,13 +62,18 @@ class ProcessGuard:
 
     def check(self) -> None:
         """Raises `ClosedError` in any other process than the one that made the object."""
-        if (process := os.getpid()) != self._process:
-            raise ClosedError(
-                f"{self._what} was made in process {self._process} before a fork, and is used in "
-                f"process {process}; start workers with spawn, or make it after the fork",
-                made_in=self._process,
-                used_in=process,
-            )
+        check_process(self._process, self._what)
+
+
+def check_process(made_in: int, what: str) -> None:
+    """As `ProcessGuard.check`, for an object that keeps the process itself."""
+    if (here := os.getpid()) != made_in:
+        raise ClosedError(
+            f"{what} was made in process {made_in} before a fork, and is used in process {here}; "
+            "start workers with spawn, or make it after the fork",
+            made_in=made_in,
+            used_in=here,
+        )
 
 
 def at_exit(method: Callable[[], object]) -> None:

@@ -21,11 +21,11 @@ import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Generic, ParamSpec, SupportsIndex, TypeVar
+from typing import Any, Generic, ParamSpec, SupportsIndex, TypeVar, cast
 
 from sparring import _native
 from sparring.errors import ClosedError, DeadlineError, InvalidArgumentError
-from sparring.runtime.lifecycle import ProcessGuard
+from sparring.runtime.lifecycle import check_process
 
 __all__ = ["EXIT_SECONDS", "PoolTask", "Task", "configure_pool", "num_threads", "submit"]
 
@@ -67,10 +67,18 @@ def num_threads() -> int:
     return int(_native.pool_num_threads())
 
 
+def outcome(call: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+    """Calls it; returns its result, and what it raised."""
+    try:
+        return call(), None
+    except BaseException as error:
+        return None, error
+
+
 class Task(Generic[T]):
     """Work that runs, or will run, on another thread. Awaitable from asyncio."""
 
-    __slots__ = ("__weakref__", "_future", "_process", "name", "was_reported")
+    __slots__ = ("__weakref__", "_future", "name", "process", "was_reported")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -78,7 +86,8 @@ class Task(Generic[T]):
         self.was_reported = False
         """Whether `result` has raised its failure to somebody."""
         self._future: Future[T] = Future()
-        self._process = ProcessGuard(name)
+        self.process = os.getpid()
+        """The process that began it, and in which alone it ends."""
 
     def result(self, timeout: float | None = None) -> T:
         """Waits for the work to end; returns what it returned or raises what it raised.
@@ -128,8 +137,8 @@ class Task(Generic[T]):
 
     def _awaited(self) -> Future[T]:
         """The future, unless a forked child would wait for it for ever."""
-        if not self._future.done():
-            self._process.check()
+        if os.getpid() != self.process and not self._future.done():
+            check_process(self.process, self.name)
         return self._future
 
     def _outcome(self) -> T:
@@ -160,6 +169,17 @@ class Task(Generic[T]):
 
         self._future.add_done_callback(end)
 
+    def claim(self) -> bool:
+        """For who runs it: True, once, unless it was cancelled."""
+        return self._future.set_running_or_notify_cancel()
+
+    def finish(self, result: T | None, error: BaseException | None) -> None:
+        """Ends it, after `claim`: with an error, or else the result."""
+        if error is None:
+            self._future.set_result(cast("T", result))
+        else:
+            self._future.set_exception(error)
+
     def __await__(self) -> Generator[Any, None, T]:
         try:
             return (yield from asyncio.wrap_future(self._awaited()).__await__())
@@ -178,12 +198,12 @@ class PoolTask(Task[T]):
     may wait for calls without running out of threads; `timeout` does not bound that.
     """
 
-    __slots__ = ("_call", "_claim")
+    __slots__ = ("_call", "_is_taken")
 
     def __init__(self, call: Callable[[], T], name: str) -> None:
         super().__init__(name)
         self._call: Callable[[], T] | None = call
-        self._claim = threading.Lock()  # taken, and kept, by the thread that runs the call
+        self._is_taken = threading.Lock()  # locked, and kept so, by the thread that runs the call
 
     def result(self, timeout: float | None = None) -> T:
         if _native.is_pool_thread():
@@ -192,18 +212,11 @@ class PoolTask(Task[T]):
 
     def run(self) -> None:
         """Runs the call on this thread, unless it has begun or was cancelled."""
-        if not self._claim.acquire(blocking=False):
+        if not self._is_taken.acquire(blocking=False):
             return
         call, self._call = self._call, None  # what it holds shall not outlive it
-        future = self._future
-        if call is None or not future.set_running_or_notify_cancel():
-            return
-        try:
-            result = call()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
+        if call is not None and self.claim():
+            self.finish(*outcome(call))
 
 
 def submit(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> PoolTask[T]:
@@ -216,7 +229,7 @@ def submit(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Po
     """
     name = getattr(function, "__qualname__", None) or repr(function)
     task = PoolTask(functools.partial(function, *args, **kwargs), name)
-    calls = _calls_here()
+    calls = _calls_of(task.process)
     calls.add(task)
     try:
         _native.pool_submit(functools.partial(calls.run, task))
@@ -270,12 +283,11 @@ _calls: dict[int, _Calls] = {}
 """By process: a forked child has others, and those of its parent, as they were."""
 
 
-def _calls_here() -> _Calls:
-    here = os.getpid()
-    return _calls.get(here) or _calls.setdefault(here, _Calls())
+def _calls_of(process: int) -> _Calls:
+    return _calls.get(process) or _calls.setdefault(process, _Calls())
 
 
-atexit.register(lambda: _calls_here().end())
+atexit.register(lambda: _calls_of(os.getpid()).end())
 
 
 def _check_threads(threads: object) -> int:

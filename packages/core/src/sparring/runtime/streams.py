@@ -52,12 +52,8 @@ class StreamTask(Task[None]):
     def end(self, kind: str | None, message: str | None) -> None:
         """Callback of the pool, called once."""
         self.end_ns = time.perf_counter_ns()
-        if not self._future.set_running_or_notify_cancel():
-            return  # a cancelled task wants no answer
-        if kind is None:
-            self._future.set_result(None)
-        else:
-            self._future.set_exception(getattr(errors, kind)(message))
+        if self.claim():  # a cancelled task wants no answer
+            self.finish(None, None if kind is None else getattr(errors, kind)(message))
 
 
 class Streams:

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from sparring.runtime import pool
 
@@ -63,37 +63,42 @@ class Threads:
             self._threads.append(start_thread(partial(_run_calls, self._calls), name))
 
     def submit(self, call: Callable[[], _Result]) -> Future[_Result]:
-        """Begins a call; one thread at a time submits. After `close` threads start again."""
+        """Begins a call, as `run`, that may raise."""
         future: Future[_Result] = Future()
 
         def run() -> None:
-            try:
-                future.set_result(call())
-            except BaseException as error:
+            result, error = pool.outcome(call)
+            if error is None:
+                future.set_result(cast("_Result", result))
+            else:
                 future.set_exception(error)
 
-        self._calls.put(run)
-        self.start()
+        self.run(run)
         return future
+
+    def run(self, call: Callable[[], object]) -> None:
+        """Begins a call that does not raise. One thread at a time begins calls."""
+        self._calls.put(call)
+        self.start()
 
     def is_current(self) -> bool:
         """Whether the calling thread is one of these."""
         return threading.current_thread() in self._threads
 
-    def close(self, *, waits: bool = True) -> None:
-        """Ends the threads when all calls have ended. A second call does nothing.
+    def close(self, timeout: float | None = None) -> None:
+        """Ends the threads when all calls have ended, for which it waits. A second call does nothing.
 
         Args:
-            waits: for that.
+            timeout: seconds to wait for each thread; None waits as long as it takes.
         """
         threads, self._threads = self._threads, []
         for _ in threads:
             self._calls.put(None)
-        for thread in threads if waits else ():
-            thread.join()
+        for thread in threads if timeout != 0 else ():
+            thread.join(timeout)
 
     def __del__(self) -> None:
-        self.close(waits=False)
+        self.close(timeout=0)
 
 
 def _run_calls(calls: queue.SimpleQueue[Callable[[], object] | None]) -> None:
@@ -135,7 +140,8 @@ class SerialExecutor:
     """
 
     def __init__(self, threads: Threads | None) -> None:
-        self._threads = threads
+        self._submit: Callable[[Callable[[], None]], object]
+        self._submit = pool.submit if threads is None else threads.run
         self._lock = threading.Lock()
         self._waiting: deque[Job] = deque()
         self._is_running = False
@@ -149,10 +155,7 @@ class SerialExecutor:
             if self._is_running:
                 return job
             self._is_running = True
-        if self._threads is None:
-            pool.submit(self._drain)
-        else:
-            self._threads.submit(self._drain)
+        self._submit(self._drain)
         return job
 
     @property
