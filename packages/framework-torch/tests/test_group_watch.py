@@ -1,4 +1,4 @@
-"""What the threads beside a rank conclude from the words of others."""
+"""What the threads beside a rank conclude from the notices of others."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from typing import Any
 import pytest
 import torch
 
-from sparring.adapter import WORD_TAG, Failure, Word, WordKind
+from sparring.adapter import NOTICE_TAG, Failure, Notice, NoticeKind
 from sparring_torch.group_watch import GroupWatch
 
 
 class _Said:
-    """A word that has come from a peer, or, without one, a wait that ends with the connection."""
+    """A notice that has come from a peer, or, without one, a wait that ends with the connection."""
 
-    def __init__(self, message: torch.Tensor, word: Word | None, is_over: threading.Event) -> None:
+    def __init__(
+        self, message: torch.Tensor, notice: Notice | None, is_over: threading.Event
+    ) -> None:
         self._is_over = is_over
-        self._has_come = word is not None
-        if word is not None:
-            message.copy_(torch.from_numpy(word.encoded()))
+        self._has_come = notice is not None
+        if notice is not None:
+            message.copy_(torch.from_numpy(notice.encoded()))
 
     def wait(self, _timeout: Any) -> None:
         if not self._has_come:
@@ -32,11 +34,11 @@ class _Said:
 @pytest.fixture
 def watch() -> Iterator[GroupWatch]:
     """Of rank 2 of 4: rank 1 has left, and rank 0, which missed it, has given up."""
-    said = {0: Failure.left(1).word(), 1: Word(WordKind.LEFT)}
+    said = {0: Failure.left(1).notice(), 1: Notice(NoticeKind.LEFT)}
     is_over = threading.Event()
 
     def receive(message: torch.Tensor, peer: int, tag: int) -> Any:
-        if tag != WORD_TAG:
+        if tag != NOTICE_TAG:
             is_over.set()
         return _Said(message, said.pop(peer, None), is_over)
 

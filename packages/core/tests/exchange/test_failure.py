@@ -27,7 +27,7 @@ from sparring.errors import (
     SparringError,
     StorageIOError,
 )
-from sparring.exchange.headers import exchange_more_counts, send_farewell
+from sparring.exchange.headers import exchange_more_counts, send_shutdown_notice
 from sparring.exchange.link import ExchangeCounters, Link, MessageKind, tag_of
 from sparring.exchange.options import ExchangeOptions
 from sparring.kernels.functions import partition
@@ -490,7 +490,7 @@ def _stop_after(
     collective._send_impl = send  # type: ignore[method-assign]
 
 
-def test_a_farewell_is_not_taken_for_the_counts_of_many_tables() -> None:
+def test_a_shutdown_notice_is_not_taken_for_the_counts_of_many_tables() -> None:
     """Rank 1 died when rank 2 had its header and rank 0 had not, so rank 0 gives up while rank 2 waits
     for the counts for which headers have no room."""
 
@@ -500,7 +500,7 @@ def test_a_farewell_is_not_taken_for_the_counts_of_many_tables() -> None:
         if collective.rank == 0:
             # Rank 2 is waiting.
             collective.receive(np.empty(3, np.int64), 2, tag_of(MessageKind.COUNTS)).wait()
-            send_farewell(link, 0, 1)
+            send_shutdown_notice(link, 0, 1)
             collective.give_up(1)
         if collective.rank < 2:
             return None

@@ -4,7 +4,7 @@ gloo's waits have drawbacks for us. A wait that times out closes all connections
 the other ranks it looks dead; and nothing but that ends a wait early. So no wait of ours times out
 inside gloo. Instead:
 
-    one thread for each peer   waits for the peer's words (`sparring.collective.inbox`), answers its
+    one thread for each peer   waits for the peer's notices (`sparring.collective.notices`), answers its
                                questions, and so learns at once when the peer leaves, reports a
                                failure, or its connection closes
     one timekeeper             looks now and then whether the main thread has waited too long
@@ -27,23 +27,23 @@ import torch.distributed as dist
 
 from sparring.adapter import (
     NO_RANK,
-    WORD_TAG,
+    NOTICE_TAG,
     Failure,
     Inquiry,
-    Word,
-    WordKind,
-    empty_word,
+    Notice,
+    NoticeKind,
+    empty_notice,
 )
 
 __all__ = ["FOREVER", "GroupWatch", "PostMessage"]
 
 FOREVER = timedelta(days=365)
 
-# How long a rank that lost a connection waits for somebody's word on who failed first, and how
-# long after a last word what was sent before it may still come.
+# How long a rank that lost a connection waits for somebody's notice on who failed first, and how
+# long after a last notice what was sent before it may still come.
 _GRACE_SECONDS = 0.1
 
-# For last words to leave before the connections close.
+# For last notices to leave before the connections close.
 _LINGER_SECONDS = 0.02
 
 _RECENT_SECONDS = 0.25
@@ -51,7 +51,7 @@ _RECENT_SECONDS = 0.25
 # How long threads may take to end once their connections are closed.
 _END_SECONDS = 2.0
 
-_BREAK_TAG = WORD_TAG + 1
+_BREAK_TAG = NOTICE_TAG + 1
 
 PostMessage = Callable[[torch.Tensor, int, int], dist.Work]
 """``(tensor, peer, tag) -> work`` starts a message."""
@@ -101,9 +101,9 @@ class GroupWatch:
         # gloo loses a message whose work is gone before it has left.
         self._said: deque[tuple[torch.Tensor, dist.Work]] = deque(maxlen=8 * world_size)
         for peer in self._peers:
-            # Posted here, so that a word finds it however early it comes.
-            message = torch.from_numpy(empty_word())
-            work = receive(message, peer, WORD_TAG)
+            # Posted here, so that a notice finds it however early it comes.
+            message = torch.from_numpy(empty_notice())
+            work = receive(message, peer, NOTICE_TAG)
             self._start(f"sparring-peer-{peer}", self._listen, peer, message, work)
         if self._peers:
             self._start("sparring-timekeeper", self._keep_time)
@@ -133,7 +133,7 @@ class GroupWatch:
                     failure = self._inquiry.verdict(peer, asked)
                 self.fail(failure)
             elif is_due:
-                self._say(Word(WordKind.QUESTION, round=self._inquiry.round), self._others())
+                self._say(Notice(NoticeKind.QUESTION, round=self._inquiry.round), self._others())
         return self._failure
 
     def explain(self, peer: int, error: Exception) -> Failure:
@@ -162,7 +162,7 @@ class GroupWatch:
             self._failure = failure
         if not self._is_closed:
             listeners = [peer for peer in self._others() if peer != failure.culprit]
-            self._say(failure.word(), listeners)
+            self._say(failure.notice(), listeners)
 
     def close(self) -> None:
         """Tells all others that this rank leaves, closes all connections, and ends the threads.
@@ -170,7 +170,7 @@ class GroupWatch:
         A thread that came back from gloo while the interpreter ends would abort the process.
         """
         if self._failure is None:
-            self._say(Word(WordKind.LEFT), self._others())
+            self._say(Notice(NoticeKind.LEFT), self._others())
         self._is_closed = True
         if self._peers:
             time.sleep(_LINGER_SECONDS)
@@ -192,29 +192,29 @@ class GroupWatch:
         try:
             while True:
                 work.wait(FOREVER)
-                word = Word.decoded(message.numpy())
-                if word.kind in (WordKind.LEFT, WordKind.FAILED):
+                notice = Notice.decoded(message.numpy())
+                if notice.kind in (NoticeKind.LEFT, NoticeKind.FAILED):
                     break
-                work = self._receive(message, peer, WORD_TAG)
-                self._converse(peer, word)
+                work = self._receive(message, peer, NOTICE_TAG)
+                self._converse(peer, notice)
         # gloo has one class of error, for a closed connection too.
         except RuntimeError:
             with self._lock:
                 self._lost.setdefault(peer, time.monotonic())
             return
-        failure = Failure.told(peer, word, self._rank)
+        failure = Failure.told(peer, notice, self._rank)
         with self._lock:
             self._gone[peer] = time.monotonic(), failure
         if not failure.has_left:
             self.fail(failure)
             self._end_wait_early()
 
-    def _converse(self, peer: int, word: Word) -> None:
-        if word.kind is WordKind.ANSWER:
+    def _converse(self, peer: int, notice: Notice) -> None:
+        if notice.kind is NoticeKind.ANSWER:
             with self._lock:
-                self._inquiry.note(peer, word)
+                self._inquiry.note(peer, notice)
             return
-        self._say(Word(WordKind.ANSWER, self._waiting_for(), word.round), [peer])
+        self._say(Notice(NoticeKind.ANSWER, self._waiting_for(), notice.round), [peer])
 
     def _waiting_for(self) -> int:
         waiting, (looked_at, at) = self._waiting, self._looked
@@ -255,11 +255,11 @@ class GroupWatch:
                 peer for peer in self._peers if peer not in self._gone.keys() | self._lost.keys()
             ]
 
-    def _say(self, word: Word, peers: list[int]) -> None:
-        message = torch.from_numpy(word.encoded())
+    def _say(self, notice: Notice, peers: list[int]) -> None:
+        message = torch.from_numpy(notice.encoded())
         for peer in peers:
             try:
-                self._said.append((message, self._send(message, peer, WORD_TAG)))
+                self._said.append((message, self._send(message, peer, NOTICE_TAG)))
             except RuntimeError:
                 # It is gone too.
                 with self._lock:

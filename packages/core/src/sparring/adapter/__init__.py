@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     )
     from sparring.adapter.model_shapes import check_factors, dot_product_dim, dot_product_pairs
     from sparring.collective.coordinator import Coordinator
-    from sparring.collective.inbox import (
-        NO_RANK,
-        WORD_TAG,
-        Failure,
-        Inquiry,
-        Word,
-        WordKind,
-        empty_word,
-    )
     from sparring.collective.nccl import NcclCollective
     from sparring.collective.nccl_library import open_cuda, open_nccl, why_nccl_is_unavailable
+    from sparring.collective.notices import (
+        NO_RANK,
+        NOTICE_TAG,
+        Failure,
+        Inquiry,
+        Notice,
+        NoticeKind,
+        empty_notice,
+    )
     from sparring.contracts.checkpoint import SaveOptions, State
     from sparring.engine.apply.gather import TableUpdate
     from sparring.engine.container import StepContainer
@@ -78,7 +78,9 @@ __getattr__ = names_from(
         ),
         "sparring.adapter.model_shapes": "check_factors dot_product_dim dot_product_pairs",
         "sparring.collective.coordinator": "Coordinator",
-        "sparring.collective.inbox": "Failure Inquiry NO_RANK WORD_TAG Word WordKind empty_word",
+        "sparring.collective.notices": (
+            "Failure Inquiry NOTICE_TAG NO_RANK Notice NoticeKind empty_notice"
+        ),
         "sparring.collective.nccl": "NcclCollective",
         "sparring.collective.nccl_library": "open_cuda open_nccl why_nccl_is_unavailable",
         "sparring.engine.apply.gather": "TableUpdate",
@@ -114,15 +116,15 @@ __getattr__ = names_from(
 # fmt: off
 __all__ = [
     "AUTO", "BagGradients", "Coordinator", "DeviceGradients", "DeviceLookup", "EnvironmentOptions",
-    "ExchangeOptions", "Failure", "Inquiry", "Lookup", "NO_RANK", "NcclCollective",
-    "PluginManager", "Prefetch", "Publication", "ResourceManager", "SaveOptions",
-    "Snapshot", "SnapshotWriter", "State", "StepContainer", "StorageChoice", "StorageLike",
-    "TableDeclaration", "TableDescription", "TableGroup", "TableState", "TableUpdate", "WORD_TAG",
-    "Word", "WordKind", "check_factors", "declared", "dot_product_dim",
-    "dot_product_pairs", "empty_word", "gather", "give_states", "given_storages", "hyper_from",
-    "hypers_by_table", "join_job", "joined_container", "key_gradients", "looked_up_on_device",
-    "lookups", "make_plugin_manager", "membership_from", "method_or_native", "method_state",
-    "native_class", "non_finite_policy", "open_cuda", "open_nccl", "open_place", "open_snapshot",
+    "ExchangeOptions", "Failure", "Inquiry", "Lookup", "NOTICE_TAG", "NO_RANK", "NcclCollective",
+    "Notice", "NoticeKind", "PluginManager", "Prefetch", "Publication", "ResourceManager",
+    "SaveOptions", "Snapshot", "SnapshotWriter", "State", "StepContainer", "StorageChoice",
+    "StorageLike", "TableDeclaration", "TableDescription", "TableGroup", "TableState",
+    "TableUpdate", "check_factors", "declared", "dot_product_dim", "dot_product_pairs",
+    "empty_notice", "gather", "give_states", "given_storages", "hyper_from", "hypers_by_table",
+    "join_job", "joined_container", "key_gradients", "looked_up_on_device", "lookups",
+    "make_plugin_manager", "membership_from", "method_or_native", "method_state", "native_class",
+    "non_finite_policy", "open_cuda", "open_nccl", "open_place", "open_snapshot",
     "optimizer_classes", "pool", "pool_backward", "pool_weight_gradient", "pulls_on_device",
     "resolve_method", "segment_sum", "shared_settings", "storage_device", "suggestion",
     "told_on_device", "why_nccl_is_unavailable"

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
-from sparring.collective.inbox import Failure, Inquiry, Word, WordKind
+from sparring.collective.notices import Failure, Inquiry, Notice, NoticeKind
 from sparring.contracts.collective import Array, Collective, Work, WorkContext
 from sparring.errors import InvalidArgumentError, PeerFailure, SparringError
 
@@ -99,7 +99,7 @@ class _Receiving(Work):
         elif self._remaining() <= 0:
             inquiry = Inquiry(self._owner.rank, self._owner.deadline_seconds)
             for rank, peer in self._owner.group.waiting.items():
-                inquiry.note(rank, Word(WordKind.ANSWER, peer))
+                inquiry.note(rank, Notice(NoticeKind.ANSWER, peer))
             self._fail(inquiry.verdict(self._source))
         return self._error is not None
 
@@ -131,11 +131,11 @@ class LocalCollective(Collective):
 
     def failed(self, peer: int, failure: Failure, context: WorkContext) -> PeerFailure:
         """The error for a wait for `peer` that was in vain; the others hear of it."""
-        self._tell(Failure.reported(self.rank, failure.word()))
+        self._tell(Failure.reported(self.rank, failure.notice()))
         return self.peer_failure(peer, failure.found, context, culprit=failure.culprit)
 
     def _give_up_impl(self, culprit: int) -> None:
-        self._tell(Failure.reported(self.rank, Failure.own(culprit).word()))
+        self._tell(Failure.reported(self.rank, Failure.own(culprit).notice()))
 
     def _tell(self, failure: Failure) -> None:
         with self.group.changed:

@@ -20,7 +20,14 @@ import numpy as np
 from pydantic import Field
 
 from sparring.collective import failure_detector
-from sparring.collective.inbox import WORD_TAG, Failure, Inquiry, Word, WordKind, empty_word
+from sparring.collective.notices import (
+    NOTICE_TAG,
+    Failure,
+    Inquiry,
+    Notice,
+    NoticeKind,
+    empty_notice,
+)
 from sparring.collective.polling import Pause, PolledWork
 from sparring.contracts.collective import NUM_TAGS, Array, Collective, Work, WorkContext
 from sparring.contracts.options import Options
@@ -46,7 +53,7 @@ _OWN_TAGS = 2
 # What one message of MPI 3 can count; later versions count in 64 bits.
 _MOST_BYTES_OF_MPI_3 = 2**31 - 1
 
-# A last word that somebody's closing sent may overtake the end of a message sent before it.
+# A last notice that somebody's closing sent may overtake the end of a message sent before it.
 _GRACE_SECONDS = 0.1
 
 
@@ -130,7 +137,7 @@ class MpiCollective(Collective):
         # rank -> when it said that it takes part in nothing more, and why
         self._gone: dict[int, tuple[float, Failure]] = {}
         self._inquiry = Inquiry(self.rank, deadline_seconds)
-        self._heard = empty_word()
+        self._heard = empty_notice()
         self._hearing: Any = None
         self._status = self.mpi.Status()
         if self.world_size > 1:
@@ -143,7 +150,7 @@ class MpiCollective(Collective):
         if self._is_closed:
             return
         if self._failure is None:
-            self._say(Word(WordKind.LEFT), self._others())
+            self._say(Notice(NoticeKind.LEFT), self._others())
         self._is_closed = True
         # MPI libraries complain, on standard output too, of receives that are left to them.
         for work in list(self._under_way.values()):
@@ -168,7 +175,7 @@ class MpiCollective(Collective):
             elif now >= limit:
                 self._fail(self._inquiry.verdict(peer, self._others()))
             elif self._inquiry.is_due(limit, now):
-                self._say(Word(WordKind.QUESTION, round=self._inquiry.round), self._others())
+                self._say(Notice(NoticeKind.QUESTION, round=self._inquiry.round), self._others())
         if self._failure is None:
             return None
         return self._note(peer, self._failure, context)
@@ -213,23 +220,23 @@ class MpiCollective(Collective):
             )
         return tag + _OWN_TAGS if tag < NUM_TAGS else tag - NUM_TAGS
 
-    # -- words about ranks ------------------------------------------------------------
+    # -- notices about ranks ------------------------------------------------------------
 
     def _listen(self) -> None:
         self._hearing = self._communicator.Irecv(
-            self._message(self._heard), self.mpi.ANY_SOURCE, self._tag(WORD_TAG)
+            self._message(self._heard), self.mpi.ANY_SOURCE, self._tag(NOTICE_TAG)
         )
 
     def _hear(self, waiting_for: int) -> None:
         while self._failure is None and self._hearing.Test(self._status):
-            source, word = self._status.source, Word.decoded(self._heard)
+            source, notice = self._status.source, Notice.decoded(self._heard)
             self._listen()
-            if word.kind is WordKind.QUESTION:
-                self._say(Word(WordKind.ANSWER, waiting_for, word.round), [source])
-            elif word.kind is WordKind.ANSWER:
-                self._inquiry.note(source, word)
+            if notice.kind is NoticeKind.QUESTION:
+                self._say(Notice(NoticeKind.ANSWER, waiting_for, notice.round), [source])
+            elif notice.kind is NoticeKind.ANSWER:
+                self._inquiry.note(source, notice)
             else:
-                failure = Failure.told(source, word, self.rank)
+                failure = Failure.told(source, notice, self.rank)
                 self._gone[source] = time.monotonic(), failure
                 if not failure.has_left:
                     self._fail(failure)
@@ -237,7 +244,7 @@ class MpiCollective(Collective):
     def _fail(self, failure: Failure) -> None:
         self._failure = failure
         self._say(
-            failure.word(),
+            failure.notice(),
             [peer for peer in self._others() if peer != failure.culprit],
         )
 
@@ -253,11 +260,11 @@ class MpiCollective(Collective):
             peer for peer in range(self.world_size) if peer != self.rank and peer not in self._gone
         ]
 
-    def _say(self, word: Word, peers: list[int]) -> None:
-        """Sends a word, and gives it a moment to leave."""
-        message = word.encoded()
+    def _say(self, notice: Notice, peers: list[int]) -> None:
+        """Sends a notice, and gives it a moment to leave."""
+        message = notice.encoded()
         requests = [
-            self._communicator.Isend(self._message(message), peer, self._tag(WORD_TAG))
+            self._communicator.Isend(self._message(message), peer, self._tag(NOTICE_TAG))
             for peer in peers
         ]
         limit, pause = time.monotonic() + _GRACE_SECONDS, Pause()

@@ -223,7 +223,7 @@ class Collective(Closable):
 
         Raises:
             InvalidArgumentError: another one did before, closed or not. Headers of two could not be
-                told apart, and the first one's farewell would end the second.
+                told apart, and the first one's shutdown notice would end the second.
         """
         if self._has_exchange and self.world_size > 1:
             raise InvalidArgumentError(

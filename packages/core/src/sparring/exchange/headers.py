@@ -1,9 +1,9 @@
 """Headers that ranks exchange at the beginning of each exchange, before anything large moves.
 
-    ┌───────┬──────┬──────────┬──────────┬───────────┬────────────┬────────┬────────────┐
-    │ phase │ step │ settings │ requests │ has_error │ num_tables │ blamed │ counts of  │
-    │       │      │ (digest) │ (digest) │           │            │        │ 57 tables  │
-    └───────┴──────┴──────────┴──────────┴───────────┴────────────┴────────┴────────────┘
+    ┌───────┬──────┬──────────┬──────────┬───────────┬────────────┬─────────┬────────────┐
+    │ phase │ step │ settings │ requests │ has_error │ num_tables │ culprit │ counts of  │
+    │       │      │ (digest) │ (digest) │           │            │         │ 57 tables  │
+    └───────┴──────┴──────────┴──────────┴───────────┴────────────┴─────────┴────────────┘
 
 512 bytes from each rank to each other one. A count is how many rows of a table it wants, or sends;
 counts of further tables follow in a message of their own. So at any exchange all ranks see that one
@@ -43,16 +43,16 @@ __all__ = [
     "given_up",
     "header_bytes",
     "raise_on_all",
-    "send_farewell",
+    "send_shutdown_notice",
     "steps_text",
 ]
 
 HEADER_BYTES = 512
 _NUM_FIELDS = 7
 _NUM_COUNTS = HEADER_BYTES // 8 - _NUM_FIELDS
-_FAREWELL, _MOST_FAREWELL_SECONDS = 0.02, 1.0
-"""How much of a deadline a rank waits at the longest for its farewell to leave. Some transports keep it
-until the receiver asks for it, and one that has given up too never does."""
+_NOTICE_SHARE, _MOST_NOTICE_SECONDS = 0.02, 1.0
+"""Share of a deadline, and the most time, that a rank waits for its shutdown notice to leave. Some
+transports keep it until the receiver asks for it, and one that has given up too never does."""
 
 _ENDED_SECONDS = 0.5
 """How long what a rank sent before it ended may take to arrive."""
@@ -103,7 +103,7 @@ class Header:
     """Digests of 63 bits: of what all ranks must have alike, and of the tables that are meant."""
     has_error: bool
     num_tables: int
-    blamed: int = -1
+    culprit: int = -1
     """The rank because of which this one has ended; -1: none."""
 
     def packed(self, counts: Counts) -> Counts:
@@ -115,17 +115,17 @@ class Header:
             self.requests,
             self.has_error,
             self.num_tables,
-            self.blamed,
+            self.culprit,
         )
         message[_NUM_FIELDS : _NUM_FIELDS + len(counts)] = counts[:_NUM_COUNTS]
         return message
 
     @classmethod
     def unpacked(cls, message: Counts) -> Header:
-        phase, step, settings, requests, has_error, num_tables, blamed = message[
+        phase, step, settings, requests, has_error, num_tables, culprit = message[
             :_NUM_FIELDS
         ].tolist()
-        return cls(Phase(phase), step, settings, requests, bool(has_error), num_tables, blamed)
+        return cls(Phase(phase), step, settings, requests, bool(has_error), num_tables, culprit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +183,10 @@ class HeaderInbox:
             self._link.counters.wire_bytes_received.add(MessageKind.HEADERS, buffer.nbytes)
             self._arrived[peer] = buffer
             header = Header.unpacked(buffer)
-            if header.phase is Phase.ENDED and header.blamed >= 0:
+            if header.phase is Phase.ENDED and header.culprit >= 0:
                 raise given_up(self._link.collective, peer, header)
 
-    def farewell_of(self, peer: int) -> Header | None:
+    def shutdown_notice_of(self, peer: int) -> Header | None:
         """Last header of a rank that ended; None where none has arrived."""
         if peer not in self._arrived:
             return None
@@ -221,11 +221,11 @@ def given_up(collective: Collective, peer: int, theirs: Header) -> PeerFailure:
     """Error of a rank that finds another one ended."""
     context = collective.context
     here = f"rank {collective.rank} was in {context.operation} at step {context.step}"
-    if theirs.blamed >= 0:
+    if theirs.culprit >= 0:
         text = (
-            f"rank {theirs.blamed} failed: rank {peer} gave up because of it after "
+            f"rank {theirs.culprit} failed: rank {peer} gave up because of it after "
             f"{steps_text(theirs.step)}, while {here}; find out what became of rank "
-            f"{theirs.blamed}, then restart all ranks from the last snapshot"
+            f"{theirs.culprit}, then restart all ranks from the last snapshot"
         )
     else:
         text = (
@@ -235,7 +235,7 @@ def given_up(collective: Collective, peer: int, theirs: Header) -> PeerFailure:
         )
     return PeerFailure(
         text,
-        rank=theirs.blamed if theirs.blamed >= 0 else peer,
+        rank=theirs.culprit if theirs.culprit >= 0 else peer,
         operation=context.operation,
         table=context.table,
         step=context.step,
@@ -334,15 +334,14 @@ def check_headers(
         raise _elsewhere(collective, mine, peer, headers[peer])
     if any(each.has_error for each in headers):
         return  # what a rank refuses may be why it differs: `raise_on_all` says it
-    coordinator = Coordinator(collective, f"step {mine.step}")
     if any(each.settings != mine.settings for each in headers):
-        coordinator.all_equal(
+        Coordinator(collective, f"step {mine.step}").all_equal(
             settings,
             "ranks were set up differently",
             "start all ranks with one configuration, one set of tables and one version of the code",
         )
     if any(each.requests != mine.requests for each in headers):
-        coordinator.all_equal(
+        Coordinator(collective, f"step {mine.step}").all_equal(
             {"request": list(requests)},
             f"at step {mine.step} ranks exchange rows of different tables",
             "all ranks must look up the same tables in the same order, with empty batches where "
@@ -394,25 +393,25 @@ def _elsewhere(collective: Collective, mine: Header, peer: int, theirs: Header) 
     )
 
 
-def send_farewell(link: Link, step: int, blamed: int | None) -> None:
+def send_shutdown_notice(link: Link, step: int, culprit: int | None) -> None:
     """Tells the others that this rank will take part in nothing more. Waits for no answer.
 
     Args:
-        blamed: the rank whose failure is the reason.
+        culprit: the rank whose failure is the reason.
     """
     rank, world_size = link.collective.rank, link.collective.world_size
-    mine = Header(Phase.ENDED, step, 0, 0, False, 0, -1 if blamed is None else blamed)
+    mine = Header(Phase.ENDED, step, 0, 0, False, 0, -1 if culprit is None else culprit)
     going = []
     for hop in range(1, world_size):
         peer = (rank + hop) % world_size
-        if peer == blamed:
+        if peer == culprit:
             continue
         try:
             message = mine.packed(np.empty(0, np.int64))
-            going.append(link.send(MessageKind.HEADERS, message, peer, "farewell"))
+            going.append(link.send(MessageKind.HEADERS, message, peer, "shutdown notice"))
         except (PeerFailure, ClosedError):
-            continue  # a rank that is gone needs no farewell
-    seconds = _FAREWELL * link.collective.deadline_seconds
-    limit = time.monotonic() + min(_MOST_FAREWELL_SECONDS, seconds)
+            continue  # a rank that is gone needs no shutdown notice
+    seconds = _NOTICE_SHARE * link.collective.deadline_seconds
+    limit = time.monotonic() + min(_MOST_NOTICE_SECONDS, seconds)
     while not all(each.work.done() for each in going) and time.monotonic() < limit:
         time.sleep(0.001)

@@ -29,7 +29,7 @@ from sparring.exchange.headers import (
     exchange_more_counts,
     given_up,
     raise_on_all,
-    send_farewell,
+    send_shutdown_notice,
     steps_text,
 )
 from sparring.exchange.link import ExchangeCounters, Link
@@ -81,7 +81,7 @@ class ExchangeSession:
         self._map_digest = digest_of(self.owners.tolist())
         self._failure: PeerFailure | None = None
         self._has_ended = False
-        self._has_said_farewell = False
+        self._has_sent_notice = False
 
     def is_local(self, table: TableConfig) -> bool:
         """Whether all rows of a table are on this rank."""
@@ -160,7 +160,7 @@ class ExchangeSession:
             }
             text = f"{failure}. This rank's tables are as {steps_text(self.step)} left them"
             self._failure = PeerFailure(text, **details)
-            self._say_farewell()
+            self._send_notice()
             raise self._failure from failure
 
     def give_up(self, error: BaseException) -> None:
@@ -177,13 +177,13 @@ class ExchangeSession:
                 step=self.step,
                 is_certain=True,
             )
-        self._say_farewell()
+        self._send_notice()
 
     def end(self) -> None:
         """Tells the other ranks that this rank takes part in no further exchange. Does not wait."""
         self._has_ended = True
         if self.world_size > 1:
-            self._say_farewell()
+            self._send_notice()
 
     def all_settings(self) -> tuple[Settings, int]:
         """The settings that all ranks must share, and their digest; computed again only where they
@@ -204,8 +204,8 @@ class ExchangeSession:
         }
 
     def _root_cause(self, failure: PeerFailure) -> PeerFailure:
-        """The failed rank's own farewell, a farewell that names the rank that failed first, or
-        `failure` itself.
+        """From the failed rank's own shutdown notice, or one that names the rank that failed first;
+        otherwise `failure` itself.
 
         Ranks that wait for each other reach their deadlines at nearly the same time, so the report
         of the rank that knows may come a moment later.
@@ -220,25 +220,25 @@ class ExchangeSession:
                 self._inbox.look()
             except PeerFailure as other:
                 return other
-            farewell = self._inbox.farewell_of(failed)
-            if farewell is not None:
-                return given_up(self.collective, failed, farewell)
+            notice = self._inbox.shutdown_notice_of(failed)
+            if notice is not None:
+                return given_up(self.collective, failed, notice)
             if time.monotonic() > limit:
                 return failure
             time.sleep(0.001)
 
-    def _say_farewell(self) -> None:
-        if self._has_said_farewell:
+    def _send_notice(self) -> None:
+        if self._has_sent_notice:
             return
-        self._has_said_farewell = True
-        blamed: int | None = None
+        self._has_sent_notice = True
+        culprit: int | None = None
         if self._failure is not None:
             rank = self._failure.details["rank"]
             assert isinstance(rank, int)
-            blamed = rank
+            culprit = rank
             # For ranks that are inside a collective operation, which look for no headers there.
-            self.collective.give_up(blamed)
-        send_farewell(self.link, self.step, blamed)
+            self.collective.give_up(culprit)
+        send_shutdown_notice(self.link, self.step, culprit)
 
 
 FEWEST_ROWS, MOST_ROWS = 1024, 65_536

@@ -1,4 +1,4 @@
-"""Words between ranks about ranks, for transports that do not say who failed.
+"""Notices between ranks about ranks, for transports that do not say who failed.
 
 A rank that notices a failure ends too, and its end looks like a failure to the next. And where one
 rank stops, the others wait for each other as well as for it. So ranks tell each other why they end,
@@ -24,15 +24,15 @@ import numpy.typing as npt
 
 from sparring.contracts.collective import OPERATION_TAG
 
-__all__ = ["NO_RANK", "WORD_TAG", "Failure", "Inquiry", "Word", "WordKind", "empty_word"]
+__all__ = ["NO_RANK", "NOTICE_TAG", "Failure", "Inquiry", "Notice", "NoticeKind", "empty_notice"]
 
-WORD_TAG = OPERATION_TAG + 1
+NOTICE_TAG = OPERATION_TAG + 1
 """No user and no operation has this tag."""
 
 NO_RANK = -1
 
 
-class WordKind(IntEnum):
+class NoticeKind(IntEnum):
     LEFT = 1
     FAILED = 2
     QUESTION = 3
@@ -40,10 +40,10 @@ class WordKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class Notice:
     """One message."""
 
-    kind: WordKind
+    kind: NoticeKind
     rank: int = NO_RANK
     round: int = 0
     has_left: bool = False
@@ -52,12 +52,12 @@ class Word:
         return np.array([self.kind, self.rank, self.round, self.has_left], np.int64)
 
     @classmethod
-    def decoded(cls, message: npt.NDArray[np.int64]) -> Word:
+    def decoded(cls, message: npt.NDArray[np.int64]) -> Notice:
         kind, rank, round_, has_left = message.tolist()
-        return cls(WordKind(kind), rank, round_, bool(has_left))
+        return cls(NoticeKind(kind), rank, round_, bool(has_left))
 
 
-def empty_word() -> npt.NDArray[np.int64]:
+def empty_notice() -> npt.NDArray[np.int64]:
     """Room for one message."""
     return np.zeros(4, np.int64)
 
@@ -81,28 +81,28 @@ class Failure:
         return cls(culprit, f"this rank has given up, because rank {culprit} failed")
 
     @classmethod
-    def reported(cls, source: int, word: Word) -> Failure:
-        """Failure that `source` reported in a word of kind FAILED."""
-        became = "left the group" if word.has_left else "failed"
+    def reported(cls, source: int, notice: Notice) -> Failure:
+        """Failure that `source` reported in a notice of kind FAILED."""
+        became = "left the group" if notice.has_left else "failed"
         return cls(
-            word.rank, f"rank {source} reports that rank {word.rank} {became}", word.has_left
+            notice.rank, f"rank {source} reports that rank {notice.rank} {became}", notice.has_left
         )
 
     @classmethod
-    def told(cls, source: int, word: Word, rank: int) -> Failure:
-        """Why `rank` waits for `source` in vain after a word of kind LEFT or FAILED.
+    def told(cls, source: int, notice: Notice, rank: int) -> Failure:
+        """Why `rank` waits for `source` in vain after a notice of kind LEFT or FAILED.
 
         With `has_left` it ends no other wait: ranks that leave one after another at the end miss each
         other, while the rest may still be exchanging what is their own.
         """
         # A rank that others take for dead knows better.
-        if word.kind is WordKind.LEFT or word.rank == rank:
+        if notice.kind is NoticeKind.LEFT or notice.rank == rank:
             return cls.left(source)
-        return cls.reported(source, word)
+        return cls.reported(source, notice)
 
-    def word(self) -> Word:
+    def notice(self) -> Notice:
         """With which the others are told."""
-        return Word(WordKind.FAILED, self.culprit, has_left=self.has_left)
+        return Notice(NoticeKind.FAILED, self.culprit, has_left=self.has_left)
 
 
 @dataclass(slots=True)
@@ -134,7 +134,7 @@ class Inquiry:
         self.round += 1
         return True
 
-    def note(self, source: int, answer: Word) -> None:
+    def note(self, source: int, answer: Notice) -> None:
         """`source` is alive, and said whom it waits for."""
         # The round before this one was a moment ago.
         if answer.round >= self.round - 1:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sparring.collective.inbox import NO_RANK, Failure, Inquiry, Word, WordKind
+from sparring.collective.notices import NO_RANK, Failure, Inquiry, Notice, NoticeKind
 
 
 def answer(inquiry: Inquiry, source: int, waits_for: int) -> None:
-    inquiry.note(source, Word(WordKind.ANSWER, waits_for, inquiry.round))
+    inquiry.note(source, Notice(NoticeKind.ANSWER, waits_for, inquiry.round))
 
 
 def test_one_question_serves_many_waits_that_end_at_nearly_the_same_time() -> None:
@@ -41,16 +41,16 @@ def test_where_all_that_answer_wait_for_each_other_the_silent_one_is_to_blame() 
 
 def test_a_report_says_whether_the_rank_left() -> None:
     failure = Failure.left(2)
-    word = Word.decoded(failure.word().encoded())
-    assert Failure.reported(1, word) == Failure(
+    notice = Notice.decoded(failure.notice().encoded())
+    assert Failure.reported(1, notice) == Failure(
         2, "rank 1 reports that rank 2 left the group", True
     )
-    word = Word.decoded(Failure(0, "its connection failed").word().encoded())
-    assert Failure.reported(1, word) == Failure(0, "rank 1 reports that rank 0 failed")
+    notice = Notice.decoded(Failure(0, "its connection failed").notice().encoded())
+    assert Failure.reported(1, notice) == Failure(0, "rank 1 reports that rank 0 failed")
 
 
 def test_a_rank_that_others_take_for_dead_hears_that_they_left() -> None:
-    about_me = Failure(2, "nothing came").word()
+    about_me = Failure(2, "nothing came").notice()
     assert Failure.told(1, about_me, 2) == Failure.left(1)
     assert Failure.told(1, about_me, 3) == Failure.reported(1, about_me)
-    assert Failure.told(1, Word(WordKind.LEFT), 2) == Failure.left(1)
+    assert Failure.told(1, Notice(NoticeKind.LEFT), 2) == Failure.left(1)
