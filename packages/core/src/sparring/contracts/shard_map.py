@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
-from sparring.contracts.storage_arguments import as_array, is_whole
+from sparring.contracts.results import as_array, is_whole
 from sparring.errors import InvalidArgumentError
 
 __all__ = ["NUM_PARTITIONS", "KeyOwners", "Shard", "ShardMap"]

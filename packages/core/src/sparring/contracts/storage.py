@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts import storage_arguments as arguments
+from sparring.contracts import results as arguments
 from sparring.contracts.capabilities import Capabilities
 from sparring.contracts.results import Columns, Evicted, FindResult, Keys, Rows, ScanChunk, Scores
 from sparring.contracts.storage_optional import (

@@ -20,7 +20,7 @@ from sparring.contracts.shard_map import KeyOwners, Shard
 from sparring.contracts.storage import Storage, interrupted_load, read_note, write_note
 from sparring.contracts.storage_optional import UNWATCHED, Background, SupportsBackground, Write
 from sparring.contracts.table import TableConfig
-from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, cleared
+from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView
 from sparring.engine.resource_manager import ResourceManager
 from sparring.engine.storage_choice import (
     StorageChoice,
@@ -457,7 +457,13 @@ class WriteLog:
         """All rows are about to be removed, or moved to another storage."""
         self.changed = None
         if self.view is not None:
-            self.view.fail(cleared(self._table))
+            self.view.fail(
+                InvalidArgumentError(
+                    f"table {self._table!r} was cleared, or its rows were moved to another storage, "
+                    "while it was being saved; save again",
+                    table=self._table,
+                )
+            )
 
     def note_changed(self, keys: Keys) -> None:
         """Counts keys that differ from the base now."""

@@ -305,10 +305,7 @@ def digest_of(value: Any) -> int:
 
 
 def check_headers(
-    collective: Collective,
-    headers: Sequence[Header],
-    settings: Settings,
-    requests: Sequence[str],
+    collective: Collective, headers: Sequence[Header], settings: Settings, requests: Sequence[str]
 ) -> None:
     """Returns if all ranks are in one place, with one set-up, and about to do the same.
 

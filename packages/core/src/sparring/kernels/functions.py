@@ -26,7 +26,7 @@ from sparring import _native
 from sparring._native import GradientAccumulator, InitializerSpec, set_simd_level, simd_level
 from sparring.contracts.initializers import Initializer
 from sparring.contracts.kernels import Dedup, Indices, Pooling, Rounding, Route
-from sparring.contracts.storage_arguments import as_array, is_whole
+from sparring.contracts.results import as_array, is_whole
 from sparring.contracts.table import TableConfig
 from sparring.errors import InvalidArgumentError
 

@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.results import Keys, ScanChunk
-from sparring.contracts.storage_arguments import check_keys, check_rows, check_scores
+from sparring.contracts.results import Keys, ScanChunk, check_keys, check_rows, check_scores
 from sparring.errors import ClosedError, InvalidArgumentError, SnapshotError, SnapshotIOError
 from sparring.runtime.threads import Threads
 from sparring.snapshot.commit import (
@@ -116,25 +115,15 @@ class SnapshotWriter:
                     url=self.url,
                 )
             self._folder = self._place.stage(self._name, self.token)
+        place, folder = self._place, self._folder
         self._attempt = Attempt(
-            self.url,
-            self._name,
-            self._place,
-            self._folder,
-            rank,
-            world_size,
-            self.token,
-            step,
-            self._base,
+            self.url, self._name, place, folder, rank, world_size, self.token, step, self._base
         )
         self._threads = Threads("sparring-snapshot", _SEALING_THREADS)
         self._row_thread = Threads("sparring-snapshot-rows")
 
     def write_table(
-        self,
-        table: TableDescription,
-        chunks: Iterable[ScanChunk],
-        erased: Iterable[Keys] = (),
+        self, table: TableDescription, chunks: Iterable[ScanChunk], erased: Iterable[Keys] = ()
     ) -> None:
         """Writes this rank's rows of a table, in bounded memory.
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 import numpy.typing as npt
 
-from sparring.contracts import storage_arguments as arguments
+from sparring.contracts import results as arguments
 from sparring.contracts.results import Evicted
 from sparring.contracts.storage import Storage, write_note
 from sparring.contracts.storage_optional import LOAD_NOTE, SupportsRestore, watched

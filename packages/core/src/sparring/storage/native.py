@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native, errors
-from sparring.contracts import storage_arguments as arguments
+from sparring.contracts import results as arguments
 from sparring.contracts.capabilities import Capabilities
 from sparring.contracts.results import Columns, Evicted, Keys, Rows, ScanChunk, Scores
 from sparring.contracts.storage import Storage, closed_error

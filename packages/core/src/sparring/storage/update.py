@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
-from sparring.contracts.results import Evicted, Keys
+from sparring.contracts.results import Evicted, Keys, as_array, check_keys
 from sparring.contracts.storage import Storage
-from sparring.contracts.storage_arguments import as_array, check_keys
 from sparring.contracts.storage_optional import Write, check_written, watched
 from sparring.contracts.table import TableConfig
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError

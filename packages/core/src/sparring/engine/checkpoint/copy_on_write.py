@@ -37,11 +37,11 @@ from sparring.contracts.shard_map import NUM_PARTITIONS
 from sparring.contracts.storage import Storage
 from sparring.contracts.storage_optional import SupportsCopy
 from sparring.contracts.table import TableConfig
-from sparring.errors import InternalError, InvalidArgumentError
+from sparring.errors import InternalError
 from sparring.snapshot.format.manifest import no_pause
 from sparring.snapshot.row_router import returned_memory
 
-__all__ = ["CopyOnWriteView", "UndoBudget", "UndoRows", "cleared"]
+__all__ = ["CopyOnWriteView", "UndoBudget", "UndoRows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,15 +378,6 @@ def _close_gaps(keys: Keys, rows: Rows, is_gap: npt.NDArray[np.bool_]) -> int:
     gaps = gaps[: len(last)]
     keys[gaps], rows[gaps] = keys[last], rows[last]
     return count
-
-
-def cleared(table: str) -> InvalidArgumentError:
-    """Why a table cannot be saved any more."""
-    return InvalidArgumentError(
-        f"table {table!r} was cleared, or its rows were moved to another storage, while it was "
-        "being saved; save again",
-        table=table,
-    )
 
 
 def _split_by_group(groups: Groups, wanted: range) -> dict[int, Positions]:

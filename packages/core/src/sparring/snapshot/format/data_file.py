@@ -41,7 +41,6 @@ __all__ = [
     "DTYPE_CODES",
     "DataFile",
     "Header",
-    "SEGMENT_PARTITIONS",
     "Segment",
     "SnapshotState",
     "Tensor",
@@ -49,7 +48,6 @@ __all__ = [
     "decode_partitions",
     "dtype_of_code",
     "encode_header",
-    "encode_partitions",
     "state_values",
     "write_state_file",
 ]
@@ -203,15 +201,10 @@ def _are_counts(values: object) -> bool:
     )
 
 
-SEGMENT_PARTITIONS = "partitions"
-"""The name of the text."""
+_PARTITIONS = "partitions"
+"""The name of the text with the partitions of each segment: ``begin-end``, a space between."""
 
 _TEXT = re.compile(r"\d{1,4}-\d{1,4}( \d{1,4}-\d{1,4})*\Z", re.ASCII)
-
-
-def encode_partitions(ranges: Sequence[tuple[int, int]]) -> str:
-    """``begin-end`` of each segment, half-open, with a space between."""
-    return " ".join(f"{begin}-{end}" for begin, end in ranges)
 
 
 def decode_partitions(
@@ -227,7 +220,7 @@ def decode_partitions(
     Raises:
         ValueError: the text is not as it should be.
     """
-    text = header.metadata.get(SEGMENT_PARTITIONS)
+    text = header.metadata.get(_PARTITIONS)
     if text is None:
         return [whole] * num_segments
     if not _TEXT.match(text):
@@ -361,7 +354,7 @@ class DataFile:
     def _metadata(self) -> dict[str, str]:
         if all(each == self.partitions for each in self._partitions):
             return {}
-        return {SEGMENT_PARTITIONS: encode_partitions(self._partitions)}
+        return {_PARTITIONS: " ".join(f"{begin}-{end}" for begin, end in self._partitions)}
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:

@@ -239,10 +239,7 @@ def _segments(reader: BlockReader, header: Header, names: list[str]) -> list[tup
 
 
 def _chunks(
-    reader: BlockReader,
-    segments: list[_Placed],
-    data_begin: int,
-    dtype: np.dtype[Any],
+    reader: BlockReader, segments: list[_Placed], data_begin: int, dtype: np.dtype[Any]
 ) -> Iterator[ScanChunk]:
     """One segment after the other."""
     for segment, partitions in segments:

@@ -107,7 +107,7 @@ class LocalWriteFile(WriteFile):
 
     def seal(self, pause: Callable[[], None]) -> FileHashes:
         hashes = self.hashes(pause)
-        self.sync()
+        os.fsync(self._descriptor)
         # It is not read soon: its pages of the cache serve the next file, not fresh ones.
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         return hashes
