@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow
+from pyarrow import parquet
 
 from sparring_train.data.click_log import ClickLog
 from sparring_train.data.criteo_format import COLUMNS, NUM_FEATURES, NUM_INTEGERS
-from sparring_train.data.criteo_parquet import import_pyarrow
 
 __all__ = ["text_of", "whole_file", "write_parquet", "write_tsv"]
 
@@ -44,18 +45,16 @@ def write_parquet(path: str | PathLike[str], chunks: Iterable[ClickLog]) -> None
     The file appears when it is whole; one of that name is replaced.
 
     Raises:
-        PluginError: pyarrow is not installed.
         OSError: it cannot be written.
     """
-    pyarrow = import_pyarrow()
     types = [pyarrow.int8()] + [pyarrow.int64()] * NUM_INTEGERS + [pyarrow.string()] * NUM_FEATURES
     schema = pyarrow.schema(list(zip(COLUMNS, types, strict=True)))
     with (
         whole_file(path) as temporary,
-        pyarrow.parquet.ParquetWriter(temporary, schema) as writer,
+        parquet.ParquetWriter(temporary, schema) as writer,
     ):
         for chunk in chunks:
-            writer.write_table(pyarrow.table(_arrow_columns(pyarrow, chunk), schema=schema))
+            writer.write_table(pyarrow.table(_arrow_columns(chunk), schema=schema))
 
 
 @contextmanager
@@ -101,16 +100,15 @@ def _hex_digits(ids: npt.NDArray[np.int64], is_missing: npt.NDArray[np.bool_]) -
     return np.concatenate([digits, tabs], axis=-1)
 
 
-def _arrow_columns(pyarrow: Any, log: ClickLog) -> list[Any]:
-    array: Callable[..., Any] = pyarrow.array
+def _arrow_columns(log: ClickLog) -> list[Any]:
     integers = zip(log.integers.T, log.is_missing_integer.T, strict=True)
     text = _hex_digits(log.ids, log.is_missing_id)[..., :-1]
     ids = np.ascontiguousarray(text.transpose(1, 0, 2)).view("S8")[..., 0].astype("U8")
     return [
-        array(log.labels.astype(np.int8)),
-        *(array(numbers, mask=is_missing) for numbers, is_missing in integers),
+        pyarrow.array(log.labels.astype(np.int8)),
+        *(pyarrow.array(numbers, mask=is_missing) for numbers, is_missing in integers),
         *(
-            array(text, mask=missing)
+            pyarrow.array(text, mask=missing)
             for text, missing in zip(ids, log.is_missing_id.T, strict=True)
         ),
     ]
