@@ -154,6 +154,7 @@ if TYPE_CHECKING:
     )
     from sparring.runtime.suggestions import (
         closest_name,
+        suggestion,
     )
     from sparring.runtime.trace import (
         Trace,
@@ -220,9 +221,6 @@ if TYPE_CHECKING:
         BUILTIN_METHODS,
         NativeMethod,
     )
-    from sparring.updates.by_name import (
-        method_or_native,
-    )
     from sparring.updates.resolve import (
         hyper_from,
         resolve_method,
@@ -272,7 +270,7 @@ _name = names_from(
         "sparring.runtime.lifecycle": "Closable",
         "sparring.runtime.pool": "Task configure_pool num_threads",
         "sparring.runtime.streams": "Streams",
-        "sparring.runtime.suggestions": "closest_name",
+        "sparring.runtime.suggestions": "closest_name suggestion",
         "sparring.runtime.trace": "Trace",
         "sparring.snapshot.chain": "count_rows merged_chunks",
         "sparring.snapshot.file_errors": "reading",
@@ -293,7 +291,6 @@ _name = names_from(
         "sparring.storage.tiered.tiered_storage": "TieredStorage",
         "sparring.storage.update": "update_rows",
         "sparring.updates.builtin": "BUILTIN_METHODS NativeMethod",
-        "sparring.updates.by_name": "method_or_native",
         "sparring.updates.resolve": "hyper_from resolve_method",
     },
 )
@@ -321,9 +318,9 @@ __all__ = [
     "context_of", "conversion_command", "count_rows", "end_load", "gradient_bytes", "header_bytes",
     "hyper_from", "initial_rows", "initializer_spec", "inspect_gpus", "interrupted_load",
     "join_job", "list_snapshots", "locate", "make_console", "make_plugin_manager",
-    "membership_from", "merged_chunks", "method_or_native", "num_threads", "open_place",
+    "membership_from", "merged_chunks", "num_threads", "open_place",
     "open_snapshot", "open_storage", "partition", "print_json", "print_warning", "read_note",
     "reading", "reply_bytes", "resolve_method", "resolved_backends", "restore", "retain",
-    "rounding_seed", "update_rows", "verify_snapshot", "write_note"
+    "rounding_seed", "suggestion", "update_rows", "verify_snapshot", "write_note"
 ]
 # fmt: on

@@ -126,11 +126,6 @@ if TYPE_CHECKING:
     from sparring.snapshot.writer import (
         SnapshotWriter,
     )
-    from sparring.updates.by_name import (
-        method_or_native,
-        native_class,
-        optimizer_classes,
-    )
     from sparring.updates.resolve import (
         hyper_from,
         hypers_by_table,
@@ -174,7 +169,6 @@ __getattr__ = names_from(
         "sparring.snapshot.open": "open_place",
         "sparring.snapshot.reader": "Snapshot open_snapshot",
         "sparring.snapshot.writer": "SnapshotWriter",
-        "sparring.updates.by_name": "method_or_native native_class optimizer_classes",
         "sparring.updates.resolve": "hyper_from hypers_by_table resolve_method",
     },
 )
@@ -190,9 +184,9 @@ __all__ = [
     "Word", "WordKind", "agree", "check_alike", "check_factors", "declared", "dot_product_dim",
     "dot_product_pairs", "empty_word", "gather", "give_states", "given_storages", "hyper_from",
     "hypers_by_table", "join_job", "joined_container", "key_gradients", "looked_up_on_device",
-    "lookups", "make_plugin_manager", "membership_from", "method_or_native", "method_state",
-    "native_class", "non_finite_policy", "open_cuda", "open_nccl", "open_place", "open_snapshot",
-    "optimizer_classes", "pool", "pool_backward", "pool_weight_gradient", "pulls_on_device",
+    "lookups", "make_plugin_manager", "membership_from", "method_state",
+    "non_finite_policy", "open_cuda", "open_nccl", "open_place", "open_snapshot",
+    "pool", "pool_backward", "pool_weight_gradient", "pulls_on_device",
     "resolve_method", "segment_sum", "shared_settings", "storage_device", "suggestion",
     "told_on_device", "why_nccl_is_unavailable"
 ]

@@ -10,12 +10,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparring import PluginManager, State, StepContainer, method_or_native, num_threads
+from sparring import PluginManager, State, StepContainer, num_threads
 from sparring.errors import ConfigError, NonFiniteGradientError
-from sparring_torch.native_optimizers import native_optimizer
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.pipelined_steps import Piece, pipelined_steps
-from sparring_torch.saved_state import (
+from sparring_torch import (
+    Optimizer,
     gather_random_state,
     gather_state,
     restore_random_state,
@@ -25,12 +23,14 @@ from sparring_train.config.model import MatrixFactorizationModel
 from sparring_train.config.run import RunConfig
 from sparring_train.loop.loop import micro_batches, run_training
 from sparring_train.loop.model import Source, Trained
+from sparring_train.optimizer_names import method_or_native, native_class, optimizer_classes
 from sparring_train.pytorch.click_task import ClickTask
+from sparring_train.pytorch.pipelined_steps import Piece, pipelined_steps
 from sparring_train.pytorch.rating_task import RatingTask
 from sparring_train.ranks import Ranks
 from sparring_train.result import Progress, TrainResult
 
-__all__ = ["train"]
+__all__ = ["native_optimizer", "train"]
 
 
 def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) -> TrainResult:
@@ -255,3 +255,17 @@ def _dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimiz
             setting="optimizer.dense",
         ) from error
     return optimizer
+
+
+def native_optimizer(name: str, setting: str) -> type[torch.optim.Optimizer]:
+    """The class that a configuration names, ``adagrad``, in any case, or ``torch.optim.Adagrad``.
+
+    Args:
+        name: of the class.
+        setting: the dotted key that holds it, for messages.
+
+    Raises:
+        ConfigError: `torch.optim` has no such optimizer.
+    """
+    known = optimizer_classes(torch.optim, torch.optim.Optimizer)
+    return native_class(name, known, "torch.optim", setting)
