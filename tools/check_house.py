@@ -60,7 +60,7 @@ def face_in_core() -> Iterator[str]:
 
 
 def private_modules() -> Iterator[str]:
-    """Imports of a sibling that pass by its face: of its modules, or of names that its face does not list."""
+    """Imports of modules of a sibling, or of names that its face does not list."""
     sources = {path.name: path for path in ROOT.glob("packages/*/src/sparring_*/")}
     faces = {name: _listed(source / "__init__.py") for name, source in sources.items()}
     for own, source in sorted(sources.items()):

@@ -48,7 +48,7 @@ def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) 
     """
     if config.training.pipeline:
         raise ConfigError(
-            "training.pipeline: looking batches up ahead is for framework torch; framework "
+            "training.pipeline: prefetch is for framework torch; framework "
             "tensorflow looks up inside its graph. Leave it out, or choose framework: torch",
             setting="training.pipeline",
         )
