@@ -194,17 +194,9 @@ class _Trainer:
         """Over ranks, loss and gradients in one exchange."""
         if self._ranks.world_size == 1:
             return loss, gradients
-        # float64 holds every gradient, and the loss with them, without another exchange.
-        arrays = [each.numpy() for each in gradients]
-        flat = np.concatenate([*(each.reshape(-1).astype(np.float64) for each in arrays), [loss]])
-        mean = self._ranks.mean(flat)
-        ends = np.cumsum([each.size for each in arrays])
-        parts = np.split(mean[:-1], ends[:-1]) if arrays else []
-        averaged = [
-            tf.convert_to_tensor(part.reshape(own.shape).astype(own.dtype))
-            for part, own in zip(parts, arrays, strict=True)
-        ]
-        return float(mean[-1]), averaged
+        arrays = [np.asarray(each) for each in gradients]
+        *means, mean_loss = self._ranks.means([*arrays, np.array([loss])])
+        return float(mean_loss[0]), [tf.convert_to_tensor(each) for each in means]
 
     def _broken(self, gradients: list[Any]) -> str | None:
         for gradient, variable in zip(gradients, self._ordinary, strict=True):

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
@@ -165,15 +166,11 @@ class _Trainer:
             for parameter in self._task.model.parameters()
             if parameter.grad is not None
         ]
-        # float64 holds every gradient, and the loss with them, without another exchange.
-        flat = torch.cat([*(each.reshape(-1).double().cpu() for each in gradients), torch.empty(1)])
-        flat[-1] = loss
-        mean = torch.from_numpy(self._ranks.mean(flat.numpy()))
-        for gradient, part in zip(
-            gradients, torch.split(mean[:-1], [each.numel() for each in gradients]), strict=True
-        ):
-            gradient.copy_(part.view_as(gradient))
-        return float(mean[-1])
+        arrays = [each.double().cpu().numpy() for each in gradients]
+        *means, mean_loss = self._ranks.means([*arrays, np.array([loss])])
+        for gradient, mean in zip(gradients, means, strict=True):
+            gradient.copy_(torch.from_numpy(mean))
+        return float(mean_loss[0])
 
     def _broken_parameter(self) -> str | None:
         model: nn.Module = self._task.model
