@@ -194,7 +194,7 @@ class _Trainer:
         """Over ranks, loss and gradients in one exchange."""
         if self._ranks.world_size == 1:
             return loss, gradients
-        arrays = [np.asarray(each) for each in gradients]
+        arrays = [each.numpy() for each in gradients]
         *means, mean_loss = self._ranks.means([*arrays, np.array([loss])])
         return float(mean_loss[0]), [tf.convert_to_tensor(each) for each in means]
 
