@@ -78,14 +78,17 @@ def hex_numbers(array: Any) -> OptionalNumbers:
     Raises:
         ValueError: a text holds anything else.
     """
-    present = array.drop_null().cast(pyarrow.string())
-    digits = pyarrow.compute.ascii_lpad(present, width=8, padding="0").cast(pyarrow.binary(8))
-    begin, end = digits.offset * 8, (digits.offset + len(digits)) * 8
-    values = np.zeros(len(array), np.int64)
     is_missing = array.is_null().to_numpy(zero_copy_only=False)
-    if len(digits):
-        text = memoryview(digits.buffers()[1])[begin:end]
-        values[~is_missing] = np.frombuffer(binascii.unhexlify(text), ">u4")
+    values = np.zeros(len(array), np.int64)
+    if not is_missing.all():
+        present = array.drop_null().cast(pyarrow.string())
+        digits = pyarrow.compute.ascii_lpad(present, width=8, padding="0")
+        _, ends, text = digits.buffers()
+        ends = np.frombuffer(ends, np.int32)[digits.offset :][: len(digits) + 1]
+        if (np.diff(ends) != 8).any():
+            raise ValueError("more than 8 hex digits")
+        numbers = binascii.unhexlify(memoryview(text)[ends[0] : ends[-1]])
+        values[~is_missing] = np.frombuffer(numbers, ">u4")
     return OptionalNumbers(values, is_missing)
 
 
