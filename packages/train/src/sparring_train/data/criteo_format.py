@@ -81,14 +81,15 @@ def hex_numbers(array: Any) -> OptionalNumbers:
     is_missing = array.is_null().to_numpy(zero_copy_only=False)
     values = np.zeros(len(array), np.int64)
     if not is_missing.all():
-        present = array.drop_null().cast(pyarrow.string())
-        digits = pyarrow.compute.ascii_lpad(present, width=8, padding="0")
-        _, ends, text = digits.buffers()
-        ends = np.frombuffer(ends, np.int32)[digits.offset :][: len(digits) + 1]
-        if (np.diff(ends) != 8).any():
+        digits = array.drop_null().cast(pyarrow.string())
+        shortest, longest = pyarrow.compute.min_max(pyarrow.compute.binary_length(digits)).values()
+        if longest.as_py() > 8:
             raise ValueError("more than 8 hex digits")
-        numbers = binascii.unhexlify(memoryview(text)[ends[0] : ends[-1]])
-        values[~is_missing] = np.frombuffer(numbers, ">u4")
+        if shortest.as_py() < 8:
+            digits = pyarrow.compute.ascii_lpad(digits, width=8, padding="0")
+        begin = np.frombuffer(digits.buffers()[1], np.int32)[digits.offset]
+        text = memoryview(digits.buffers()[2])[begin : begin + 8 * len(digits)]
+        values[~is_missing] = np.frombuffer(binascii.unhexlify(text), ">u4")
     return OptionalNumbers(values, is_missing)
 
 

@@ -47,7 +47,7 @@ def _is_id(field: bytes) -> bool:
 
 _LABEL = pyarrow.int64(), _is_label, "a label of 0 or 1"
 _INTEGER = pyarrow.int64(), _is_integer, "a whole number that fits into 64 bits, or nothing"
-_ID = pyarrow.binary(), _is_id, "1 to 8 hex digits, or nothing"
+_ID = pyarrow.string(), _is_id, "1 to 8 hex digits, or nothing"
 _FORMAT = TextFormat(
     tuple(
         Column(name, *(_LABEL if at == 0 else _INTEGER if at < _FIRST_ID else _ID))

@@ -141,55 +141,52 @@ def read_blocks(
     Raises:
         DataError: a line has too few or too many fields, a wrong field, or is longer than a block.
     """
-    row, rest = first_row, b""
-    while data := file.read(block_bytes):
+    row, rest, is_end = first_row, b"", False
+    while not is_end:
+        data = file.read(block_bytes)
+        is_end = not data
         cut = data.rfind(b"\n") + 1
-        if cut:
-            text = rest + data[:cut]
-            yield _parsed(text, path, row, text_format, decode)
-            row += text.count(b"\n")
-            rest = data[cut:]
-        else:
-            rest += data
+        text, rest = (rest + data[:cut], data[cut:]) if cut else (b"", rest + data)
+        if is_end and rest:
+            text, rest = rest + b"\n", b""
+        if text:
+            num_lines = text.count(b"\n")
+            try:
+                decoded = _parsed(text, num_lines, text_format, decode)
+            except ValueError as error:  # ArrowInvalid is one.
+                raise _refusal(text, path, row, text_format, str(error)) from error
+            yield decoded
+            row += num_lines
         if len(rest) > block_bytes:
             expected = f"a line of at most {block_bytes} bytes"
             raise malformed(path, row, None, found=rest[: 2 * _SHOWN], expected=expected)
-    if rest:
-        yield _parsed(rest + b"\n", path, row, text_format, decode)
 
 
 def _parsed(
     text: bytes,
-    path: Path,
-    row: int,
+    num_lines: int,
     text_format: TextFormat,
     decode: Callable[[Any], Decoded | None],
 ) -> Decoded:
-    columns, separator = text_format.columns, text_format.separator.decode()
-    try:
-        # A return within a line would end it for pyarrow: then there are more rows than newlines.
-        if not text.translate(None, text_format.alphabet + text_format.separator + b"\r\n"):
-            table = csv.read_csv(
-                pyarrow.BufferReader(text),
-                csv.ReadOptions(
-                    use_threads=False,
-                    block_size=len(text) + 1,
-                    column_names=[column.name for column in columns],
-                ),
-                csv.ParseOptions(delimiter=separator, quote_char=False, ignore_empty_lines=False),
-                csv.ConvertOptions(
-                    column_types={column.name: column.type for column in columns},
-                    null_values=[""],
-                    strings_can_be_null=True,
-                ),
-            )
-            if table.num_rows == text.count(b"\n"):
-                decoded = decode(table)
-                if decoded is not None:
-                    return decoded
-    except ValueError as error:  # ArrowInvalid is one.
-        raise _refusal(text, path, row, text_format, str(error)) from error
-    raise _refusal(text, path, row, text_format, "values that pyarrow takes for others")
+    """Result of a block; raises ValueError where any line of it is wrong."""
+    names, separator = [column.name for column in text_format.columns], text_format.separator
+    if text.translate(None, text_format.alphabet + separator + b"\r\n"):
+        raise ValueError("bytes of no field")
+    table = csv.read_csv(
+        pyarrow.BufferReader(text),
+        csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=names),
+        csv.ParseOptions(delimiter=separator.decode(), quote_char=False, ignore_empty_lines=False),
+        csv.ConvertOptions(
+            column_types={column.name: column.type for column in text_format.columns},
+            null_values=[""],
+            strings_can_be_null=True,
+        ),
+    )
+    # A return within a line ends it for pyarrow.
+    decoded = decode(table) if table.num_rows == num_lines else None
+    if decoded is None:
+        raise ValueError("values that are none of their column's")
+    return decoded
 
 
 def _refusal(text: bytes, path: Path, row: int, text_format: TextFormat, reason: str) -> DataError:
