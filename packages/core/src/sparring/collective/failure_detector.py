@@ -144,7 +144,9 @@ def monitor(listener: socket.socket, num_local_ranks: int, world_size: int) -> N
     connected, message, limit = list(received), "", math.inf
     while connected and time.monotonic() < limit:
         for connection in select.select(connected, [], [], 0.05 if message else None)[0]:
-            text = _receive(connection)
+            text = ""
+            with suppress(ConnectionError):
+                text = connection.recv(65536).decode(errors="replace")
             received[connection] += text
             if text.endswith("reported\n"):
                 return
@@ -166,13 +168,6 @@ def _describe(received: str, world_size: int) -> str:
         f"{datetime.datetime.now():%H:%M:%S.%f} without leaving its group, so the launcher ends the "
         f"job; find out what became of rank {number}, then restart all ranks from the last snapshot"
     )
-
-
-def _receive(connection: socket.socket) -> str:
-    try:
-        return connection.recv(65536).decode(errors="replace")
-    except ConnectionError:
-        return ""
 
 
 if __name__ == "__main__":

@@ -33,11 +33,7 @@ _Result = TypeVar("_Result")
 
 
 def start_thread(call: Callable[[], object], name: str) -> threading.Thread:
-    """Runs a call on a daemon thread of its own.
-
-    Args:
-        name: for debuggers.
-    """
+    """Runs a call on a daemon thread of its own; `name` is for debuggers."""
     thread = threading.Thread(target=call, name=name, daemon=True)
     thread.start()
     return thread
@@ -139,7 +135,7 @@ class SerialExecutor:
             in Python, needs a thread of its own.
     """
 
-    def __init__(self, threads: Threads | None) -> None:
+    def __init__(self, threads: Threads | None = None) -> None:
         self._submit: Callable[[Callable[[], None]], object]
         self._submit = pool.submit if threads is None else threads.run
         self._lock = threading.Lock()
@@ -189,9 +185,6 @@ class SerialExecutor:
 
 class InlineExecutor(SerialExecutor):
     """Runs each job in `submit`: for jobs that take less time than waking a thread."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
 
     def submit(self, call: Callable[[], None]) -> Job:
         job = Job(call)
