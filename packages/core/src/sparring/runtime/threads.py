@@ -82,11 +82,7 @@ class Threads:
         return threading.current_thread() in self._threads
 
     def close(self, timeout: float | None = None) -> None:
-        """Ends the threads when all calls have ended, for which it waits. A second call does nothing.
-
-        Args:
-            timeout: seconds to wait for each thread; None waits as long as it takes.
-        """
+        """Ends each thread after its last call, and waits for it so many seconds; None: without limit."""
         threads, self._threads = self._threads, []
         for _ in threads:
             self._calls.put(None)
