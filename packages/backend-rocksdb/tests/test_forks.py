@@ -84,8 +84,7 @@ def test_a_child_ends_and_its_parent_goes_on(way: str, tmp_path: Path) -> None:
     def body() -> None:
         nonlocal container
         if way == "closes":
-            with pytest.raises(StorageIOError, match="opened before this process was forked"):
-                container.close()
+            container.close()
         if way == "collects":
             del container
             gc.collect()

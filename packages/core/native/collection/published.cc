@@ -3,7 +3,6 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <map>
@@ -11,7 +10,6 @@
 #include <new>
 #include <shared_mutex>
 #include <string>
-#include <thread>
 
 #include "collection/lookup.h"
 #include "execution/pool.h"
@@ -28,41 +26,20 @@ struct Registry {
 
 Registry& registry();
 
-// A fork waits so long for who publishes or withdraws, which takes microseconds.
-constexpr int kForkTries = 100;
-constexpr std::chrono::milliseconds kForkPause{1};
-
-// Whether this thread, which forks, holds the mutex shared.
-thread_local bool is_held_for_fork = false;
-
-void before_fork() {
-  // Never without bounds: lookups hold it too, and may wait for the GIL, which who forks has.
-  for (int tries = 0; tries < kForkTries && !is_held_for_fork; ++tries) {
-    is_held_for_fork = registry().mutex.try_lock_shared();
-    if (!is_held_for_fork) std::this_thread::sleep_for(kForkPause);
-  }
-}
-
-void after_fork_in_parent() {
-  if (is_held_for_fork) registry().mutex.unlock_shared();
-  is_held_for_fork = false;
-}
-
-// In the child, threads of the parent seem to hold the mutex and wait for the changes for ever, so
-// both are constructed again in place. The data they guard stays, unless a thread may have half
-// changed it.
+// Tables belong to the process that opened them, so a forked child begins without collections; its
+// own may be published. Threads of the parent seem to hold the mutex and to wait for changes for ever,
+// so all is constructed again in place.
 void after_fork_in_child() {
   Registry& known = registry();
   new (&known.mutex) std::shared_mutex;
   new (&known.changed) std::condition_variable_any;
-  if (!is_held_for_fork) new (&known.collections) std::map<int64_t, Published>;
-  is_held_for_fork = false;
+  new (&known.collections) std::map<int64_t, Published>;
 }
 
 // Never destroyed: a thread of the framework may look up while the process ends.
 Registry& registry() {
   static auto* const made = [] {
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    pthread_atfork(nullptr, nullptr, after_fork_in_child);
     return new Registry;
   }();
   return *made;

@@ -22,6 +22,7 @@ from sparring.engine.checkpoint.requests import SaveOptions, State
 from sparring.engine.container import StepContainer
 from sparring.engine.table_entry import StorageChoice
 from sparring.errors import (
+    ClosedError,
     DeadlineError,
     InvalidArgumentError,
     SnapshotError,
@@ -470,7 +471,7 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparring.engine.checkpoint.copy_on_write._GROUP_BYTES", 1 << 11)
 
 
-def test_a_child_that_is_forked_amid_a_save_leaves_it_to_its_parent(
+def test_a_child_that_is_forked_amid_a_save_is_refused_and_makes_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_amid, may_go_on, write = threading.Event(), threading.Event(), SnapshotWriter.write_table
@@ -488,12 +489,21 @@ def test_a_child_that_is_forked_amid_a_save_leaves_it_to_its_parent(
         assert is_amid.wait(20)
         child = os.fork()
         if not child:
-            signal.alarm(10)  # ends a child that hangs
+            signal.alarm(20)  # ends a child that hangs
             try:
-                step(container, 3)
-                container.saves.join(1.0)
+                with container:
+                    for refused in (
+                        lambda: step(container, 3),
+                        lambda: container.save(str(tmp_path / "b")),
+                        lambda: container.load(str(tmp_path / "a")),
+                        saving.result,
+                    ):
+                        with pytest.raises(ClosedError, match="before a fork"):
+                            refused()
                 may_go_on.set()
-                container.save(str(tmp_path / "b"))
+                with make("memory") as other:
+                    step(other, 0)
+                    other.save(str(tmp_path / "b"), blocking=False)
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)
@@ -501,4 +511,4 @@ def test_a_child_that_is_forked_amid_a_save_leaves_it_to_its_parent(
         assert os.waitpid(child, 0)[1] == 0
         may_go_on.set()
         assert saving.result(20).step == 3
-    assert [open_snapshot(str(tmp_path / name)).step for name in "ab"] == [3, 4]
+    assert [open_snapshot(str(tmp_path / name)).step for name in "ab"] == [3, 1]

@@ -11,6 +11,7 @@ import pytest
 
 from sparring.engine import quiesce as quiesces
 from sparring.engine.quiesce import Purpose, quiesce, try_quiesce
+from sparring.runtime.lifecycle import ProcessGuard
 
 DOCUMENT = quiesces.__doc__ or ""
 DOCUMENTED = {
@@ -28,6 +29,7 @@ class Busy:
         self.discarded = 0
         running = SimpleNamespace(future=SimpleNamespace(done=self._pulled, exception=lambda: None))
         storage = SimpleNamespace(wait_for_room=self._at(7))
+        self.process = ProcessGuard("a state")
         self.loads = SimpleNamespace(task=1, ended=1, join=self._at(1), check=self._at(3))
         self.prefetches = SimpleNamespace(unfinished=[running])
         self.flushes = SimpleNamespace(task=1, join=self._at(4))

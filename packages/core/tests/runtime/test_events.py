@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -359,16 +359,24 @@ def test_exit_reports_a_failure_that_nobody_checked() -> None:
     assert "disk full" in done.stderr
 
 
-def test_forked_child_starts_afresh(loop: EventLoop) -> None:
+def test_a_forked_child_is_refused_and_can_make_another(loop: EventLoop) -> None:
     gate = threading.Event()
-    theirs = loop.submit(lambda: gate.wait(WAIT))
+    theirs = loop.submit(lambda: gate.wait(WAIT), name="save")
+    refused: list[Callable[[], object]] = [
+        lambda: theirs.result(1.0),
+        lambda: theirs.wait(1.0),
+        lambda: loop.submit(lambda: 7),
+        loop.drain,
+        loop.check,
+    ]
 
     def child() -> bool:
-        try:
-            theirs.result(1.0)
-        except ClosedError:
-            return loop.num_outstanding == 0 and loop.submit(lambda: 7).result(WAIT) == 7
-        return False
+        for call in refused:
+            with pytest.raises(ClosedError, match=r"in process \d+ before a fork, and is used in"):
+                call()
+        loop.close()
+        with EventLoop() as other:
+            return bool(other.submit(lambda: 7).result(WAIT) == 7)
 
     pid = os.fork()
     if pid == 0:
@@ -380,3 +388,23 @@ def test_forked_child_starts_afresh(loop: EventLoop) -> None:
     gate.set()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert theirs.result(WAIT)
+
+
+def test_a_forked_child_ends_by_itself_and_drains_its_own_loops_alone() -> None:
+    done = run_script(
+        """
+        import os, sys, threading
+        from sparring.runtime.events import EventLoop
+        gate, loop = threading.Event(), EventLoop()
+        loop.submit(lambda: (gate.wait(), os.write(1, b"the parent's\\n")))
+        pid = os.fork()
+        if not pid:
+            EventLoop().submit(lambda: os.write(1, b"the child's\\n"))
+            sys.exit(3)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        gate.set()
+        sys.exit(status)
+        """
+    )
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout == "the child's\nthe parent's\n"

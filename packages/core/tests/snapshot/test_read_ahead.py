@@ -5,7 +5,7 @@ from collections.abc import Generator
 
 import pytest
 
-from sparring.snapshot.daemon_threads import read_ahead
+from sparring.runtime.threads import read_ahead
 
 _SECONDS = 30.0
 

@@ -6,7 +6,7 @@ exchange that looks in from time to time overlaps its work with the transfer.
 
 MPI itself waits for ever, for dead ranks too. Here each wait polls and has a deadline. A rank whose
 wait was in vain tells the others whom it missed, and ends the whole job when it ends
-(`sparring.collective.mpi_exit`), because MPI cannot go on without a rank.
+(`sparring.collective.failure_detector`), because MPI cannot go on without a rank.
 
 mpi4py is imported by `join_mpi`, not before.
 """
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import Field
 
-from sparring.collective import mpi_exit
+from sparring.collective import failure_detector
 from sparring.collective.inbox import WORD_TAG, Failure, Inquiry, Word, WordKind, empty_word
 from sparring.collective.polling import Pause, PolledWork
 from sparring.contracts.collective import NUM_TAGS, Array, Collective, Work, WorkContext
@@ -136,7 +136,7 @@ class MpiCollective(Collective):
         if self.world_size > 1:
             self._listen()
         if is_ending_job:
-            mpi_exit.install(self.mpi, communicator)
+            failure_detector.install(self.mpi, communicator)
 
     def close(self) -> None:
         """Tells the others. Does not wait for operations that are under way."""
@@ -244,7 +244,7 @@ class MpiCollective(Collective):
     def _note(self, peer: int, failure: Failure, context: WorkContext) -> PeerFailure:
         error = self.peer_failure(peer, failure.found, context, culprit=failure.culprit)
         if self._is_ending_job:
-            mpi_exit.note(str(error))
+            failure_detector.note(str(error))
         return error
 
     def _others(self) -> list[int]:

@@ -51,6 +51,7 @@ from sparring.errors import (
     PeerFailure,
     SparringError,
 )
+from sparring.runtime.threads import start_thread
 
 __all__ = ["NcclCollective", "NcclOptions", "join_nccl"]
 
@@ -144,7 +145,7 @@ class NcclCollective(Collective):
         self._issuing = threading.Lock()
         self._joined = threading.Event()
         self._join_error: SparringError | None = None
-        threading.Thread(target=self._serve, name="sparring-nccl", daemon=True).start()
+        start_thread(self._serve, "sparring-nccl")
         if not self._joined.wait(self.deadline_seconds):
             host.close()
             raise DeadlineError(

@@ -716,8 +716,9 @@ class StepContainer:
 
     def close(self) -> None:
         """Drains the event loop and closes storages, collective and rendezvous: all of them, whichever
-        raises. The first error is raised, and the others are logged."""
-        if self.state.is_closed:
+        raises. The first error is raised, and the others are logged. Does nothing in a forked child,
+        where all of these belong to the parent."""
+        if self.state.is_closed or not self.state.process.is_own:
             return
         self.state.is_closed = True
         entries = self.entries()
@@ -748,10 +749,10 @@ class StepContainer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None:
+        if error is not None and self.state.process.is_own:
             self.loads.stop(error)  # its rows are not wanted any more
         self.close()
 
     def check_open(self) -> None:
-        """Raises `ClosedError` if the container was closed."""
+        """Raises `ClosedError` if the container was closed, or this is a process forked since."""
         self.state.check_open()

@@ -83,8 +83,9 @@ class Prefetch:
             raise InvalidArgumentError(
                 "this prefetch was finished or dropped already; begin another by prefetch"
             )
-        self._has_ended = True
         state = self._state
+        state.process.check()
+        self._has_ended = True
         state.check_open()
         error = join_prefetch(state, self._running)
         state.prefetches.end(self._running)
@@ -104,7 +105,7 @@ class Prefetch:
 
     def drop(self) -> None:
         """Ends it without a result."""
-        if not self._has_ended:
+        if not self._has_ended and self._state.process.is_own:
             self._has_ended = True
             join_prefetch(self._state, self._running)
             self._state.prefetches.end(self._running)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from sparring.contracts.results import Keys
 from sparring.exchange.refresh import ChangedKeys
+from sparring.runtime.lifecycle import at_exit
+from sparring.runtime.threads import Threads
 
 __all__ = ["PrefetchCounters", "PrefetchThread", "RunningPrefetch"]
 
@@ -41,7 +43,9 @@ class PrefetchThread:
     def __init__(self) -> None:
         self.counters = PrefetchCounters()
         self.unfinished: list[RunningPrefetch] = []
-        self._threads: ThreadPoolExecutor | None = None
+        self._thread = Threads("sparring-prefetch")
+        # Registered after the end of the collective, and called before it.
+        at_exit(self.close)
 
     def begin(self, tables: Iterable[str], pull: Callable[[], None]) -> RunningPrefetch:
         """Begins a prefetch of rows of `tables`. No other may be running.
@@ -49,10 +53,8 @@ class PrefetchThread:
         Args:
             pull: runs on the thread.
         """
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(1, thread_name_prefix="sparring-prefetch")
         changed = {table: ChangedKeys() for table in tables}
-        running = RunningPrefetch(self._threads.submit(pull), changed)
+        running = RunningPrefetch(self._thread.submit(pull), changed)
         self.unfinished.append(running)
         return running
 
@@ -73,6 +75,4 @@ class PrefetchThread:
 
     def close(self) -> None:
         """Waits for the thread."""
-        if self._threads is not None:
-            self._threads.shutdown()
-            self._threads = None
+        self._thread.close()

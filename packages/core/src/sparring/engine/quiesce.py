@@ -64,6 +64,7 @@ def quiesce(state: EngineState, purpose: Purpose) -> None:
     """Returns when no work runs that `purpose` cannot run next to.
 
     Raises:
+        ClosedError: this process was forked after the container was made.
         SparringError: a prefetch failed, and there are other ranks, which go on no further.
         BackgroundError: a load failed, or, for WRITE, other work on the event loop.
         DeadlineError: a flush or a save does not end, or a stack has no room.
@@ -89,6 +90,7 @@ def try_quiesce(
     Raises:
         SparringError: a prefetch failed, and there are other ranks, which go on no further.
     """
+    state.process.check()
     if state.loads.task is not None:
         state.loads.join()
     if purpose.frees_exchange and state.prefetches.unfinished:

@@ -28,6 +28,7 @@ from sparring.engine.tables import Tables
 from sparring.errors import ClosedError
 from sparring.exchange.ring import RingExchange
 from sparring.runtime.events import EventLoop
+from sparring.runtime.lifecycle import ProcessGuard
 from sparring.storage.in_use import StoragesAtWork
 
 __all__ = ["EngineState", "NonFinite", "StepCounters"]
@@ -79,9 +80,11 @@ class EngineState:
     after_step: list[Callable[[], None]] = field(default_factory=list)
     """Called on the driving thread at the end of each step that was applied."""
     is_closed: bool = False
+    process: ProcessGuard = field(default_factory=lambda: ProcessGuard("this StepContainer"))
 
     def check_open(self) -> None:
-        """Raises `ClosedError` if the container was closed."""
+        """Raises `ClosedError` if the container was closed, or this is a process forked since."""
+        self.process.check()
         if self.is_closed:
             raise ClosedError("this StepContainer is closed; make another")
 

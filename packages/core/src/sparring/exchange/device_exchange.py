@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -24,9 +23,9 @@ from sparring.exchange.headers import Phase
 from sparring.exchange.messages import Codec
 from sparring.exchange.options import WireDtype
 from sparring.exchange.routing import Counts, DeviceRouted, route_on_device
-from sparring.exchange.serial_executor import SerialExecutor
 from sparring.exchange.session import ExchangeSession
 from sparring.runtime.lifecycle import Closable
+from sparring.runtime.threads import SerialExecutor, Threads
 
 __all__ = ["DeviceExchange"]
 
@@ -49,7 +48,7 @@ class DeviceExchange(Closable):
         self._session = session
         self._stager = DeviceStager(kernels, session.link)
         self._owners = kernels.arrays.from_host(session.owners.astype(np.int32))
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sparring-device")
+        self._thread = Threads("sparring-device")
 
     @property
     def is_direct(self) -> bool:
@@ -153,7 +152,7 @@ class DeviceExchange(Closable):
 
     def close(self) -> None:
         """Frees the streams. A second call does nothing."""
-        self._thread.shutdown()
+        self._thread.close()
         self._stager.close()
 
     def _agree(

@@ -34,8 +34,8 @@ from sparring.exchange.routing import (
     hop_transfers,
     whole_stream,
 )
-from sparring.exchange.serial_executor import InlineExecutor
 from sparring.runtime.streams import StreamTask
+from sparring.runtime.threads import InlineExecutor
 
 __all__ = ["DevicePull", "DevicePullRequest", "DevicePulled"]
 

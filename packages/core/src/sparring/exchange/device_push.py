@@ -25,8 +25,8 @@ from sparring.contracts.table import TableConfig
 from sparring.exchange.counters import MessageKind
 from sparring.exchange.device_stager import DeviceStager, StagedArrays
 from sparring.exchange.routing import Chunk, Counts, DeviceRouted, HopTransfers, hop_transfers
-from sparring.exchange.serial_executor import Job, SerialExecutor
 from sparring.runtime.streams import StreamTask
+from sparring.runtime.threads import Job, SerialExecutor
 
 __all__ = ["DevicePush", "DevicePushRequest", "DevicePushed"]
 

@@ -21,9 +21,9 @@ from sparring.errors import InvalidArgumentError
 from sparring.exchange.counters import MessageKind
 from sparring.exchange.link import Buffers, Link, Transfer
 from sparring.exchange.messages import padded
-from sparring.exchange.serial_executor import InlineExecutor
 from sparring.runtime.lifecycle import Closable
 from sparring.runtime.streams import Stream, StreamTask
+from sparring.runtime.threads import InlineExecutor
 
 __all__ = ["StagedArrays", "DeviceStager"]
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from sparring.contracts.collective import Collective, Work, WorkContext
 from sparring.errors import PeerFailure
 from sparring.exchange.counters import ExchangeCounters, MessageKind
-from sparring.exchange.serial_executor import SerialExecutor
+from sparring.runtime.threads import SerialExecutor
 from sparring.runtime.trace import Trace
 
 __all__ = ["Buffers", "Link", "Transfer", "tag_of"]

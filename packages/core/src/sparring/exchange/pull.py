@@ -41,7 +41,7 @@ from sparring.exchange.messages import (
 )
 from sparring.exchange.refresh import PullRecord
 from sparring.exchange.routing import ChunkTransfer, Routed, chunk_transfers
-from sparring.exchange.serial_executor import InlineExecutor, Job, SerialExecutor
+from sparring.runtime.threads import InlineExecutor, Job, SerialExecutor
 
 __all__ = ["MOST_FINDS", "RingPull"]
 

@@ -36,7 +36,7 @@ from sparring.exchange.messages import (
     padded,
 )
 from sparring.exchange.routing import Chunk, ChunkTransfer, Routed, chunk_transfers, whole_stream
-from sparring.exchange.serial_executor import InlineExecutor, Job, SerialExecutor
+from sparring.runtime.threads import InlineExecutor, Job, SerialExecutor
 from sparring.runtime.trace import Trace
 
 __all__ = ["RingPush", "RowPrefetch", "Sums", "push_to_replicas"]

@@ -10,7 +10,6 @@ there is. Empty hops are ordinary: a rank without keys for a table still takes p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -39,9 +38,9 @@ from sparring.exchange.pull import RingPull
 from sparring.exchange.push import RingPush, push_to_replicas
 from sparring.exchange.refresh import ChangedKeys, PullRecord, Refreshed, refresh, refresh_own
 from sparring.exchange.routing import Routed, route
-from sparring.exchange.serial_executor import InlineExecutor, SerialExecutor
 from sparring.exchange.session import ExchangeSession
 from sparring.runtime.lifecycle import Closable
+from sparring.runtime.threads import InlineExecutor, SerialExecutor, Threads
 from sparring.runtime.trace import Trace
 
 __all__ = ["RingExchange"]
@@ -80,7 +79,7 @@ class RingExchange(Closable):
         self._rank = collective.rank
         self._world_size = collective.world_size
         self._buffers = Buffers()
-        self._threads: ThreadPoolExecutor | None = None
+        self._find_thread = Threads("sparring-find")
         self._on_devices: dict[str, DeviceExchange] = {}
 
     @property
@@ -347,9 +346,7 @@ class RingExchange(Closable):
     def close(self) -> None:
         """Ends, and joins the thread. A second call does nothing."""
         self.end()
-        if self._threads is not None:
-            self._threads.shutdown()
-            self._threads = None
+        self._find_thread.close()
         while self._on_devices:
             self._on_devices.popitem()[1].close()
 
@@ -358,6 +355,4 @@ class RingExchange(Closable):
         be worth another thread."""
         if all(each is None or each.capabilities.native for each in storages):
             return InlineExecutor() if num_rows <= _FEW_ROWS else SerialExecutor(None)
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(1, thread_name_prefix="sparring-find")
-        return SerialExecutor(self._threads)
+        return SerialExecutor(self._find_thread)

@@ -1,38 +1,37 @@
 """Background work that must not stall a step: snapshots, write-back, refreshes, metrics.
 
-An `EventLoop` is one asyncio loop on a thread of its own, and a few more threads for callables
-that block. It is bounded: who submits faster than the work ends has to wait. It keeps failures: the
-next `EventLoop.check`, which every step makes, raises the first.
+An `EventLoop` is one asyncio loop on a thread of its own, and a few more threads for callables that
+block. It is bounded: who submits faster than the work ends has to wait. It keeps failures: the next
+`EventLoop.check`, which every step makes, raises the first.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
-import functools
 import inspect
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
-from sparring.errors import (
-    ClosedError,
-    DeadlineError,
-    InvalidArgumentError,
-    SparringError,
-)
-from sparring.runtime.event_threads import EventThreads
-from sparring.runtime.lifecycle import Closable
+from sparring.errors import ClosedError, DeadlineError, InvalidArgumentError, SparringError
+from sparring.runtime.lifecycle import Closable, ProcessGuard
 
 # Imported first also for the order at exit: the pool must outlive the work that uses it.
-from sparring.runtime.pool import Task
+from sparring.runtime.pool import Task, outcome
+from sparring.runtime.threads import Threads
 
 __all__ = ["EXIT_SECONDS", "BackgroundError", "EventLoop"]
 
 EXIT_SECONDS = 30.0
 """How long the interpreter's exit waits for an event loop that was not closed, at least."""
+
+_CANCEL_SECONDS = 5.0
+"""How long `close` waits for coroutines that it has cancelled."""
 
 _log = logging.getLogger(__name__)
 
@@ -46,44 +45,11 @@ class BackgroundError(SparringError):
     """
 
 
-class _Work(Task[Any]):
-    """Submitted work and its outcome. Guarded by the event loop's lock but for `claim`."""
-
-    __slots__ = ("call", "closing_seconds", "is_told")
-
-    def __init__(
-        self,
-        call: Callable[[], object] | Coroutine[Any, Any, object],
-        name: str,
-        *,
-        is_told: bool,
-        closing_seconds: float,
-    ) -> None:
-        super().__init__(name)
-        self.call = call
-        self.is_told = is_told
-        self.closing_seconds = closing_seconds
-
-    def claim(self) -> bool:
-        """True once, unless it was cancelled."""
-        return self._future.set_running_or_notify_cancel()
-
-    def finish(self, result: object, error: BaseException | None) -> None:
-        if error is None:
-            self._future.set_result(result)
-        else:
-            self._future.set_exception(error)
-
-    def drop(self) -> None:
-        """Cancels what has not begun."""
-        if self.cancel() and inspect.iscoroutine(self.call):
-            self.call.close()
-
-
 class EventLoop(Closable):
     """Runs background work, bounded, and reports its failures. Its threads start on demand.
 
-    Every method may be called from any thread.
+    Any thread may call any method. In a forked child `close` does nothing, and the others raise
+    `ClosedError`.
 
     Args:
         capacity: how much work may be outstanding: waiting or running.
@@ -98,38 +64,28 @@ class EventLoop(Closable):
         self, *, capacity: int = 64, num_threads: int = 2, deadline_seconds: float = 60.0
     ) -> None:
         if capacity < 1 or num_threads < 1:
-            raise InvalidArgumentError(
-                f"an event loop was asked for with capacity={capacity} and "
-                f"num_threads={num_threads}; both must be at least 1",
-                capacity=capacity,
-                num_threads=num_threads,
-            )
+            found = f"capacity={capacity} and num_threads={num_threads}"
+            raise InvalidArgumentError(f"an event loop needs at least 1 of both, found {found}")
         self.capacity = capacity
         self.num_threads = num_threads
         self.deadline_seconds = deadline_seconds
-        self._is_closed = False
-        self._when_awaited: list[Callable[[], None]] = []
-        self._reset()
-        _event_loops.add(self)
-
-    def forget(self) -> None:
-        """In a forked child: gives up what its parent has outstanding, and starts afresh."""
-        for task in self._outstanding:
-            task.abandon()
-        self._reset()
-
-    def _reset(self) -> None:
-        self._changed = threading.Condition()  # guards all that follows
-        self._threads: EventThreads | None = None
-        self._outstanding: set[_Work] = set()
-        self._first_failure: tuple[str, BaseException] | None = None
-        self._num_failed = 0
         self.num_failed = 0
         """Work that has failed since this was made, reported or not."""
+        self._process = ProcessGuard("this EventLoop")
+        self._threads = Threads("sparring-events", num_threads)
+        self._loop_thread = Threads("sparring-events-loop")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._when_awaited: list[Callable[[], None]] = []
+        self._changed = threading.Condition()  # guards all that follows
+        self._is_closed = False
+        self._outstanding: dict[Task[Any], tuple[float, Future[Any] | None]] = {}
+        self._first_failed: Task[Any] | None = None
+        self._num_unreported = 0
+        _event_loops.add(self)
 
     @property
     def num_outstanding(self) -> int:
-        """Work that waits or runs."""
+        """Pieces of work that wait or run."""
         return len(self._outstanding)
 
     def submit(
@@ -141,7 +97,7 @@ class EventLoop(Closable):
         is_told: bool = True,
         closing_seconds: float = 0.0,
     ) -> Task[Any]:
-        """Begins work: a coroutine on the loop, a callable on a thread that may block.
+        """Begins work: a coroutine on the loop, a callable on a thread that may block. Returns its task.
 
         Waits while `capacity` is outstanding, unless it is background work that submits more:
         that might wait for itself.
@@ -154,9 +110,6 @@ class EventLoop(Closable):
             closing_seconds: how long `close`, and the program's end, wait for this work where they
                 would otherwise wait less.
 
-        Returns:
-            A task that has the result.
-
         Raises:
             DeadlineError: still no room, or none now for background work.
             ClosedError: the loop was closed.
@@ -166,25 +119,23 @@ class EventLoop(Closable):
             work = work()
         if not inspect.iscoroutine(work) and not callable(work):
             raise InvalidArgumentError(
-                f"background work must be a coroutine or a callable, found {type(work).__name__}",
-                work=work,
+                f"background work must be a coroutine or a callable, found {type(work).__name__}"
             )
-        task = _Work(
-            work,
-            name or getattr(work, "__qualname__", None) or repr(work),
-            is_told=is_told,
-            closing_seconds=closing_seconds,
-        )
+        task = Task[Any](name or getattr(work, "__qualname__", None) or repr(work))
         try:
+            self._process.check()
             with self._changed:
                 self._wait_for_room(task.name, self._seconds(timeout))
-                if self._threads is None:
-                    self._threads = EventThreads(self.num_threads, "sparring-events")
-                self._outstanding.add(task)
-                if inspect.iscoroutine(work):
-                    self._threads.run_coroutine(self._run_coroutine(task, work))
-                else:
-                    self._threads.run_call(functools.partial(self._run_call, task, work))
+                loop = self._start()
+                if not inspect.iscoroutine(work):
+                    self._outstanding[task] = closing_seconds, None
+                    self._threads.run(partial(self._run_call, task, is_told, work))
+                    return task
+                task.claim()
+                running = asyncio.run_coroutine_threadsafe(work, loop)
+                # Kept, as asyncio itself has but a weak reference to a coroutine's task.
+                self._outstanding[task] = closing_seconds, running
+                running.add_done_callback(lambda it: self._end(task, is_told, it.result))
         except BaseException:
             if inspect.iscoroutine(work):
                 work.close()
@@ -197,16 +148,17 @@ class EventLoop(Closable):
         Raises:
             BackgroundError: with the name of the work, from the failure itself.
         """
+        self._process.check()
         with self._changed:
-            failure, self._first_failure = self._first_failure, None
-            num_failed, self._num_failed = self._num_failed, 0
-        if failure is None:
+            failed, self._first_failed = self._first_failed, None
+            num_failed, self._num_unreported = self._num_unreported, 0
+        if failed is None:
             return
-        name, error = failure
+        error = failed.failure()
         others = "" if num_failed == 1 else f"; {num_failed - 1} more failed after it, see the log"
         raise BackgroundError(
-            f"background work {name!r} failed: {type(error).__name__}: {error}{others}",
-            name=name,
+            f"background work {failed.name!r} failed: {type(error).__name__}: {error}{others}",
+            name=failed.name,
             num_failed=num_failed,
         ) from error
 
@@ -222,6 +174,7 @@ class EventLoop(Closable):
             DeadlineError: some work has not ended; it goes on.
             InvalidArgumentError: called by background work, which would wait for itself.
         """
+        self._process.check()
         self._refuse_own_threads("drain")
         for call in self._when_awaited:
             call()
@@ -246,25 +199,21 @@ class EventLoop(Closable):
         Raises:
             DeadlineError: some work did not end; coroutines were cancelled, and callables are left
                 to themselves.
-            BackgroundError: a failure that no `check` has reported. The loop is closed all the
-                same.
+            BackgroundError: a failure that no `check` has reported. The loop is closed all the same.
         """
+        if not self._process.is_own:
+            return
         self._refuse_own_threads("close")
         with self._changed:
             if self._is_closed:
                 return
             self._is_closed = True
             self._changed.notify_all()  # callers that wait for room
-            given = [self._seconds(timeout), *(each.closing_seconds for each in self._outstanding)]
+            given = [self._seconds(timeout), *(each for each, _ in self._outstanding.values())]
         try:
             self.drain(max(given))
         finally:
-            if self._threads is not None:
-                self._threads.stop()
-            with self._changed:
-                left = list(self._outstanding)
-            for task in left:
-                task.drop()
+            self._stop()
         self.check()
 
     # -- waiting ------------------------------------------------------------
@@ -273,14 +222,13 @@ class EventLoop(Closable):
         return self.deadline_seconds if timeout is None else timeout
 
     def _is_own_thread(self) -> bool:
-        return self._threads is not None and self._threads.is_current()
+        return self._threads.is_current() or self._loop_thread.is_current()
 
     def _refuse_own_threads(self, operation: str) -> None:
         if self._is_own_thread():
             raise InvalidArgumentError(
                 f"{operation} was called by background work, which would wait for itself; call it "
-                "from the thread that submits",
-                operation=operation,
+                "from the thread that submits"
             )
 
     def _wait_for_room(self, name: str, seconds: float) -> None:
@@ -293,71 +241,72 @@ class EventLoop(Closable):
         if self._is_closed:
             raise ClosedError(
                 f"background work {name!r} was submitted to a closed event loop; submit it before "
-                "close, or make a new EventLoop",
-                name=name,
+                "close, or make a new EventLoop"
             )
         if not has_room:
             raise DeadlineError(
                 f"background work {name!r} waited {seconds} s for room: {self.capacity} are "
-                "outstanding, as many as may be; submit less often, or raise the capacity",
-                name=name,
-                capacity=self.capacity,
-                timeout=seconds,
+                "outstanding, as many as may be; submit less often, or raise the capacity"
             )
 
-    # -- on the threads of this loop ------------------------------------------
+    # -- threads --------------------------------------------------------------
 
-    async def _run_coroutine(self, task: _Work, coroutine: Coroutine[Any, Any, object]) -> None:
-        if not task.claim():
-            coroutine.close()
-            self._leave(task)
-            return
-        try:
-            result = await coroutine
-        except BaseException as error:
-            self._end(task, None, error)
+    def _start(self) -> asyncio.AbstractEventLoop:
+        """Starts all threads: none can be started while the interpreter ends. The lock must be held."""
+        if self._loop is None:
+            self._threads.start()
+            started: Future[asyncio.AbstractEventLoop] = Future()
+            self._loop_thread.submit(lambda: asyncio.run(self._serve(started)))
+            self._loop = started.result()
+        return self._loop
+
+    async def _serve(self, started: Future[asyncio.AbstractEventLoop]) -> None:
+        self._stopping = asyncio.Event()
+        started.set_result(asyncio.get_running_loop())
+        await self._stopping.wait()
+
+    def _stop(self) -> None:
+        """Cancels what has not begun, and coroutines; ends threads that are not in a call."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._threads.close(timeout=0)
+            self._loop_thread.close(_CANCEL_SECONDS)
+        for task in list(self._outstanding):
+            task.cancel()
+
+    def _run_call(self, task: Task[Any], is_told: bool, work: Callable[[], object]) -> None:
+        if task.claim():
+            self._end(task, is_told, work)
         else:
-            self._end(task, result, None)
-
-    def _run_call(self, task: _Work, call: Callable[[], object]) -> None:
-        if not task.claim():
             self._leave(task)
-            return
-        try:
-            result = call()
-            if inspect.iscoroutine(result):
-                result.close()
-                raise InvalidArgumentError(
-                    f"background work {task.name!r} returned a coroutine, which no one would "
-                    "await; submit the coroutine, or a coroutine function",
-                    name=task.name,
-                )
-        except BaseException as error:
-            self._end(task, None, error)
-        else:
-            self._end(task, result, None)
 
-    def _end(self, task: _Work, result: object, error: BaseException | None) -> None:
+    def _end(self, task: Task[Any], is_told: bool, work: Callable[[], object]) -> None:
+        """Ends a task with what `work` returns or raises."""
+        result, error = outcome(work)
+        if inspect.iscoroutine(result):
+            result.close()
+            error = InvalidArgumentError(
+                f"background work {task.name!r} returned a coroutine, which no one would await; "
+                "submit the coroutine, or a coroutine function"
+            )
         if error is not None:
             # A failure that need not be reported is the business of the holder of the task.
-            level = logging.ERROR if task.is_told else logging.INFO
+            level = logging.ERROR if is_told else logging.INFO
             # Errors of sparring say all by themselves; of others it takes the line that raised them.
             trace = None if isinstance(error, SparringError) else error
-            kind = type(error).__name__
-            _log.log(
-                level, "background work %r failed: %s: %s", task.name, kind, error, exc_info=trace
-            )
+            text = f"{type(error).__name__}: {error}"
+            _log.log(level, "background work %r failed: %s", task.name, text, exc_info=trace)
         with self._changed:
             self.num_failed += error is not None
-            if error is not None and task.is_told:
-                self._first_failure = self._first_failure or (task.name, error)
-                self._num_failed += 1
+            if error is not None and is_told:
+                self._first_failed = self._first_failed or task
+                self._num_unreported += 1
             task.finish(result, error)
             self._leave(task)
 
-    def _leave(self, task: _Work) -> None:
+    def _leave(self, task: Task[Any]) -> None:
         with self._changed:
-            self._outstanding.discard(task)
+            self._outstanding.pop(task, None)
             self._changed.notify_all()
 
 
@@ -372,11 +321,4 @@ def _close_at_exit() -> None:
             _log.error("at exit: %s", error)
 
 
-def _after_fork_in_child() -> None:
-    # The threads are not in this process, and the lock may have been held by one of them.
-    for event_loop in list(_event_loops):
-        event_loop.forget()
-
-
 atexit.register(_close_at_exit)
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,16 +1,19 @@
-"""Objects that are closed at the end of a ``with`` block."""
+"""Objects with an end: closed by ``with`` or at exit, and refused in a forked child."""
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TypeVar
 
-from sparring.errors import SparringError
+from sparring.errors import ClosedError, SparringError
 
-__all__ = ["Closable", "call_each"]
+__all__ = ["Closable", "ProcessGuard", "at_exit", "call_each", "check_process"]
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +37,62 @@ class Closable(ABC):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class ProcessGuard:
+    """Refuses an object with locks or threads in processes that were forked after it was made.
+
+    A forked child has a copy of it: locks stay held as they were, and its threads are missing. To use
+    it would hang, or write what the parent writes too.
+
+    Args:
+        what: the object, for the message.
+    """
+
+    __slots__ = ("_process", "_what")
+
+    def __init__(self, what: str) -> None:
+        self._process = os.getpid()
+        self._what = what
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this is the process that made the object."""
+        return os.getpid() == self._process
+
+    def check(self) -> None:
+        """Raises `ClosedError` in any other process than the one that made the object."""
+        check_process(self._process, self._what)
+
+
+def check_process(made_in: int, what: str) -> None:
+    """As `ProcessGuard.check`, for an object that keeps the process itself."""
+    if (here := os.getpid()) != made_in:
+        raise ClosedError(
+            f"{what} was made in process {made_in} before a fork, and is used in process {here}; "
+            "start workers with spawn, or make it after the fork",
+            made_in=made_in,
+            used_in=here,
+        )
+
+
+def at_exit(method: Callable[[], object]) -> None:
+    """Has the program's end call a method, unless its object is gone; the last one registered is first.
+
+    Forked children do not call it. An error of sparring is logged.
+    """
+    found, process = weakref.WeakMethod(method), os.getpid()
+
+    def end() -> None:
+        call = found()
+        if call is None or os.getpid() != process:
+            return
+        try:
+            call()
+        except SparringError as error:
+            _log.error("at exit: %s", error)
+
+    atexit.register(end)
 
 
 def call_each(calls: Iterable[Callable[[], object]]) -> None:

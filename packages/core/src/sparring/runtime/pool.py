@@ -21,10 +21,11 @@ import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Generic, ParamSpec, SupportsIndex, TypeVar
+from typing import Any, Generic, ParamSpec, SupportsIndex, TypeVar, cast
 
 from sparring import _native
 from sparring.errors import ClosedError, DeadlineError, InvalidArgumentError
+from sparring.runtime.lifecycle import check_process
 
 __all__ = ["EXIT_SECONDS", "PoolTask", "Task", "configure_pool", "num_threads", "submit"]
 
@@ -66,10 +67,18 @@ def num_threads() -> int:
     return int(_native.pool_num_threads())
 
 
+def outcome(call: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+    """Calls it; returns its result, and what it raised."""
+    try:
+        return call(), None
+    except BaseException as error:
+        return None, error
+
+
 class Task(Generic[T]):
     """Work that runs, or will run, on another thread. Awaitable from asyncio."""
 
-    __slots__ = ("__weakref__", "_future", "is_heard", "name")
+    __slots__ = ("__weakref__", "_future", "is_heard", "name", "process")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -77,6 +86,8 @@ class Task(Generic[T]):
         self.is_heard = False
         """Whether `result` has raised its failure to somebody."""
         self._future: Future[T] = Future()
+        self.process = os.getpid()
+        """The process that began it, and in which alone it ends."""
 
     def result(self, timeout: float | None = None) -> T:
         """Waits for the work to end; returns what it returned or raises what it raised.
@@ -86,9 +97,10 @@ class Task(Generic[T]):
 
         Raises:
             DeadlineError: it has not ended in time; it goes on, and may be asked again.
+            ClosedError: it was begun before this process was forked, and had not ended then.
             concurrent.futures.CancelledError: it was cancelled.
         """
-        future = self._future
+        future = self._awaited()
         try:
             return future.result(timeout)
         except (TimeoutError, FutureTimeoutError):  # two classes in Python 3.10
@@ -111,7 +123,7 @@ class Task(Generic[T]):
             timeout: seconds; None waits as long as it takes.
         """
         try:
-            self._future.exception(timeout)
+            self._awaited().exception(timeout)
         except (TimeoutError, FutureTimeoutError):
             return self._future.done()
         except CancelledError:
@@ -122,6 +134,12 @@ class Task(Generic[T]):
         """The error of work that has ended, to be passed on; None: there is none, or it was
         cancelled."""
         return None if self.cancelled() else self._future.exception(0)
+
+    def _awaited(self) -> Future[T]:
+        """The future, unless a forked child would wait for it for ever."""
+        if os.getpid() != self.process and not self._future.done():
+            check_process(self.process, self.name)
+        return self._future
 
     def _outcome(self) -> T:
         try:
@@ -151,26 +169,26 @@ class Task(Generic[T]):
 
         self._future.add_done_callback(end)
 
+    def claim(self) -> bool:
+        """For who runs it: True, once, unless it was cancelled."""
+        return self._future.set_running_or_notify_cancel()
+
+    def finish(self, result: T | None, error: BaseException | None) -> None:
+        """Ends it, after `claim`: with an error, or else the result."""
+        if error is None:
+            self._future.set_result(cast("T", result))
+        else:
+            self._future.set_exception(error)
+
     def __await__(self) -> Generator[Any, None, T]:
         try:
-            return (yield from asyncio.wrap_future(self._future).__await__())
+            return (yield from asyncio.wrap_future(self._awaited()).__await__())
         except Exception:
             self.is_heard = True
             raise
 
     def __repr__(self) -> str:
         return f"<Task {self.name!r} {'done' if self.done() else 'not done'}>"
-
-    def abandon(self) -> None:
-        """In a forked child: what ran or would run this work is not in this process."""
-        self._future = Future()
-        self._future.set_exception(
-            ClosedError(
-                f"{self.name} was begun before this process was forked and will not end in it; "
-                "begin it again",
-                name=self.name,
-            )
-        )
 
 
 class PoolTask(Task[T]):
@@ -180,12 +198,12 @@ class PoolTask(Task[T]):
     may wait for calls without running out of threads; `timeout` does not bound that.
     """
 
-    __slots__ = ("_call", "_claim")
+    __slots__ = ("_call", "_is_taken")
 
     def __init__(self, call: Callable[[], T], name: str) -> None:
         super().__init__(name)
         self._call: Callable[[], T] | None = call
-        self._claim = threading.Lock()  # taken, and kept, by the thread that runs the call
+        self._is_taken = threading.Lock()  # locked, and kept so, by the thread that runs the call
 
     def result(self, timeout: float | None = None) -> T:
         if _native.is_pool_thread():
@@ -194,18 +212,11 @@ class PoolTask(Task[T]):
 
     def run(self) -> None:
         """Runs the call on this thread, unless it has begun or was cancelled."""
-        if not self._claim.acquire(blocking=False):
+        if not self._is_taken.acquire(blocking=False):
             return
         call, self._call = self._call, None  # what it holds shall not outlive it
-        future = self._future
-        if call is None or not future.set_running_or_notify_cancel():
-            return
-        try:
-            result = call()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
+        if call is not None and self.claim():
+            self.finish(*outcome(call))
 
 
 def submit(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> PoolTask[T]:
@@ -218,11 +229,12 @@ def submit(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Po
     """
     name = getattr(function, "__qualname__", None) or repr(function)
     task = PoolTask(functools.partial(function, *args, **kwargs), name)
-    _calls.add(task)
+    calls = _calls_of(task.process)
+    calls.add(task)
     try:
-        _native.pool_submit(functools.partial(_calls.run, task))
+        _native.pool_submit(functools.partial(calls.run, task))
     except BaseException:
-        _calls.discard(task)
+        calls.discard(task)
         raise
     return task
 
@@ -266,17 +278,16 @@ class _Calls:
             names = ", ".join(sorted(task.name for task in running if not task.done()))
             _log.warning("the interpreter ends before these calls: %s", names)
 
-    def after_fork_in_child(self) -> None:
-        # The lock may have been held by a thread that is not in this process.
-        self._lock = threading.Lock()
-        for task in self._tasks:
-            task.abandon()
-        self._tasks = set()
+
+_calls: dict[int, _Calls] = {}
+"""By process: a forked child has others, and those of its parent, as they were."""
 
 
-_calls = _Calls()
-atexit.register(_calls.end)
-os.register_at_fork(after_in_child=_calls.after_fork_in_child)
+def _calls_of(process: int) -> _Calls:
+    return _calls.get(process) or _calls.setdefault(process, _Calls())
+
+
+atexit.register(lambda: _calls_of(os.getpid()).end())
 
 
 def _check_threads(threads: object) -> int:

@@ -15,9 +15,7 @@ the stream does not come there in time, even if the driver hangs.
 
 from __future__ import annotations
 
-import os
 import time
-import weakref
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -54,12 +52,8 @@ class StreamTask(Task[None]):
     def end(self, kind: str | None, message: str | None) -> None:
         """Callback of the pool, called once."""
         self.end_ns = time.perf_counter_ns()
-        if not self._future.set_running_or_notify_cancel():
-            return  # a cancelled task wants no answer
-        if kind is None:
-            self._future.set_result(None)
-        else:
-            self._future.set_exception(getattr(errors, kind)(message))
+        if self.claim():  # a cancelled task wants no answer
+            self.finish(None, None if kind is None else getattr(errors, kind)(message))
 
 
 class Streams:
@@ -129,7 +123,6 @@ class Stream(Closable):
                 f"a stream's deadline_seconds must be positive, found {deadline_seconds}"
             )
         task = StreamTask(f"a stream of {self._native.device}")
-        _waiting.add(task)
         self._native.begin_wait(self.handle, deadline_seconds, task.end)
         return task
 
@@ -160,16 +153,3 @@ class Stream(Closable):
         if self._is_owned:
             self._is_owned = False
             self._native.free_stream(self.handle)
-
-
-_waiting: weakref.WeakSet[StreamTask] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    # No device crosses a fork.
-    for task in list(_waiting):
-        if not task.done():
-            task.abandon()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sparring import _native
 from sparring.contracts.results import Keys, ScanChunk
 from sparring.errors import InvalidArgumentError
-from sparring.snapshot.daemon_threads import read_ahead
+from sparring.runtime.threads import read_ahead
 from sparring.snapshot.file_errors import damaged
 from sparring.snapshot.format.limits import BLOCK_BYTES, NUM_PARTITIONS
 from sparring.snapshot.format.manifest import FileEntry

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring.contracts.results import Keys, Rows, Scores
-from sparring.snapshot.daemon_threads import DaemonThreads
+from sparring.runtime.threads import Threads
 from sparring.snapshot.format.data_file import DataFile, Segment
 from sparring.snapshot.format.limits import NUM_PARTITIONS, SEGMENT_BYTES
 from sparring.snapshot.options import SnapshotOptions
@@ -134,7 +134,7 @@ class RowRouter:
         options: SnapshotOptions,
         create: CreateFile,
         seal: SealFile,
-        writer: DaemonThreads,
+        writer: Threads,
         *,
         is_shared: bool = False,
     ) -> None:

@@ -29,6 +29,7 @@ from sparring.errors import (
     SnapshotError,
     SnapshotIOError,
 )
+from sparring.runtime.threads import Threads
 from sparring.snapshot.attempt import (
     Attempt,
     await_parts,
@@ -41,7 +42,6 @@ from sparring.snapshot.attempt import (
     part_name,
 )
 from sparring.snapshot.commit_protocol import LOOK_SECONDS, Outcome
-from sparring.snapshot.daemon_threads import DaemonThreads
 from sparring.snapshot.file_errors import writing
 from sparring.snapshot.format.data_file import DataFile
 from sparring.snapshot.format.description import JSON, TableDescription
@@ -121,8 +121,8 @@ class SnapshotWriter:
                 )
             self._folder = self._place.stage(self._name, self.token)
         self._outcome = Outcome(self.url, self._name, self._place, self._folder, rank, world_size)
-        self._threads = DaemonThreads(_SEALING_THREADS, "sparring-snapshot")
-        self._row_thread = DaemonThreads(1, "sparring-snapshot-rows")
+        self._threads = Threads("sparring-snapshot", _SEALING_THREADS)
+        self._row_thread = Threads("sparring-snapshot-rows")
 
     def write_table(
         self,

@@ -6,23 +6,18 @@ import threading
 from collections.abc import Iterable
 
 from sparring.contracts.storage import Storage
-from sparring.runtime.fork_safety import Forkable
 from sparring.runtime.lifecycle import call_each
 
 __all__ = ["StoragesAtWork"]
 
 
-class StoragesAtWork(Forkable):
+class StoragesAtWork:
     """The storages in which a background flush or load goes on.
 
     Any thread may call any method. One piece of work goes on at a time.
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
         self._lock = threading.Lock()  # guards what follows
         self._working: list[Storage] = []
         self._closing: list[Storage] = []

@@ -139,12 +139,6 @@ class Load:
         self._rounds.begin_to_leave(reason)
         self._end()
 
-    def forget(self) -> None:
-        """In a forked child, where no one ends it: native lookups are refused until `check_whole` has
-        seen that a table is whole."""
-        for entry in self._chosen:
-            entry.view.end_load(is_whole=False)
-
     def _end(self) -> None:
         with self._ending:
             if self._has_ended:

@@ -8,26 +8,21 @@ gone fails it on all others within the collective's deadline.
 
 from __future__ import annotations
 
-import atexit
-import logging
-import weakref
 from concurrent.futures import CancelledError
 from functools import partial
 from typing import Protocol
 
 from sparring.engine.checkpoint.requests import Loaded
-from sparring.errors import ClosedError, DeadlineError, PeerFailure, SparringError
+from sparring.errors import ClosedError, DeadlineError, PeerFailure
 from sparring.runtime import events
 from sparring.runtime.events import BackgroundError, EventLoop
-from sparring.runtime.fork_safety import Forkable
+from sparring.runtime.lifecycle import at_exit
 from sparring.runtime.pool import Task
 
 __all__ = ["LoadJob", "LoadManager"]
 
 _STOP_SECONDS = 5.0
 """How long `stop` waits for the end of a load: a chunk of rows is written meanwhile."""
-
-_log = logging.getLogger(__name__)
 
 
 class LoadJob(Protocol):
@@ -39,10 +34,9 @@ class LoadJob(Protocol):
     def stop(self, reason: BaseException) -> None: ...
     def give_up(self, reason: BaseException) -> None: ...
     def begin_to_give_up(self, reason: BaseException) -> None: ...
-    def forget(self) -> None: ...
 
 
-class LoadManager(Forkable):
+class LoadManager:
     """See `StepContainer.load`."""
 
     def __init__(self) -> None:
@@ -53,14 +47,8 @@ class LoadManager(Forkable):
         """A load in the background, until it was joined."""
         self.ended: Task[Loaded] | None = None
         """The last one, until `check` has looked at it."""
-        self._is_awaited_at_exit = False
-        super().__init__()
-
-    def begin_anew(self) -> None:
-        # The load goes on in the parent, for the rows of the parent.
-        if self._load is not None:
-            self._load.forget()
-        self._load, self.task, self.ended = None, None, None
+        # Registered after the end of the collective, and called before it.
+        at_exit(self._close_at_exit)
 
     def run(self, load: LoadJob) -> Loaded:
         """Loads on this thread."""
@@ -75,7 +63,6 @@ class LoadManager(Forkable):
         """Loads on the event loop."""
         self.num_begun += 1
         self._load = load
-        self._await_at_exit()
         try:
             task = events.submit(load.run, name=f"load of {load.url}", is_told=False)
         except BaseException as refusal:
@@ -160,19 +147,5 @@ class LoadManager(Forkable):
         self._load, self.task, self.ended = None, None, task
         return True
 
-    def _await_at_exit(self) -> None:
-        """Has the program's end wait for a load before ranks part, which the end of collectives is
-        registered for before this."""
-        if not self._is_awaited_at_exit:
-            self._is_awaited_at_exit = True
-            atexit.register(_close_at_exit, weakref.ref(self))
-
-
-def _close_at_exit(found: weakref.ref[LoadManager]) -> None:
-    loads = found()
-    if loads is None:
-        return
-    try:
-        loads.close(events.EXIT_SECONDS)
-    except SparringError as error:
-        _log.error("at exit: %s", error)
+    def _close_at_exit(self) -> None:
+        self.close(events.EXIT_SECONDS)

@@ -19,7 +19,6 @@ from sparring.engine.checkpoint.undo_rows import Throttle, UndoBudget
 from sparring.engine.checkpoint.write_log import WriteLog
 from sparring.errors import DeadlineError, SnapshotError
 from sparring.runtime.events import EventLoop
-from sparring.runtime.fork_safety import Forkable
 from sparring.runtime.pool import Task
 from sparring.snapshot.format.description import TableDescription
 from sparring.snapshot.retention import retain
@@ -219,7 +218,7 @@ def _urgency(table: TableJob) -> tuple[int, int]:
     return table.undo_bytes, 0 if table.view is None else table.view.num_keys
 
 
-class SaveManager(Forkable):
+class SaveManager:
     """See `StepContainer.save`."""
 
     def __init__(self, events: EventLoop) -> None:
@@ -231,14 +230,6 @@ class SaveManager(Forkable):
         self.base: str | None = None
         """Snapshot since which changed keys are counted, which a delta may name."""
         events.when_awaited(self.unthrottle)
-        super().__init__()
-
-    def begin_anew(self) -> None:
-        # The save goes on in the parent, for the rows of the parent.
-        if self.running is not None:
-            for table in self.running.tables:
-                table.release()
-        self.running, self.task = None, None
 
     def unthrottle(self) -> None:
         """Ends the pauses of a save that runs, as a caller waits for its end."""

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-from sparring.runtime.fork_safety import Forkable
-
 __all__ = ["TierCounters", "TierMeter"]
 
 
@@ -54,15 +52,11 @@ class TierCounters:
         return asdict(self)
 
 
-class TierMeter(Forkable):
+class TierMeter:
     """Adds to the counters of one tier, from any thread."""
 
     def __init__(self, backend: str) -> None:
-        super().__init__()
         self.counters = TierCounters(backend)
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
         self._lock = threading.Lock()
 
     def found(self, hits: int, misses: int, *, read_bytes: int, seconds: float) -> None:

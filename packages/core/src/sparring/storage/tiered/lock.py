@@ -6,22 +6,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from sparring.runtime.fork_safety import Forkable
-
 __all__ = ["ReaderWriterLock"]
 
 
-class ReaderWriterLock(Forkable):
+class ReaderWriterLock:
     """Concurrent readers, or one writer alone. A waiting writer goes before new readers.
 
     It is not reentrant: a thread that holds it in either way must not ask for it again.
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
         # A reader mostly neither waits nor wakes a writer, and takes the bare lock.
         self._mutex = threading.Lock()
         self._changed = threading.Condition(self._mutex)

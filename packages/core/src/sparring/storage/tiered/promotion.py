@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from sparring.contracts.results import Keys, Rows
 from sparring.kernels.bloom import BloomFilter
-from sparring.runtime.fork_safety import Forkable
 
 __all__ = ["Promotion", "PromotionBuffer"]
 
@@ -56,7 +55,7 @@ class Promotion:
         return parts
 
 
-class PromotionBuffer(Forkable):
+class PromotionBuffer:
     """Bounded buffer of found rows; concurrent readers may use it.
 
     Args:
@@ -67,7 +66,6 @@ class PromotionBuffer(Forkable):
     """
 
     def __init__(self, policy: str, most_bytes: int, most_rows: int, empty: Rows) -> None:
-        super().__init__()
         self.policy = policy
         self._most_bytes = most_bytes
         self._most_rows = most_rows
@@ -75,11 +73,7 @@ class PromotionBuffer(Forkable):
         self._touched: BloomFilter | None = None
         if policy == "second_touch":
             self._touched = BloomFilter(max(1024, min(most_rows, 1 << 22)))
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
         self._lock = threading.Lock()
-        # Another thread may have half changed the contents. Finds bring all of them again.
         self._spare: list[Rows] = []
         self.clear()
 

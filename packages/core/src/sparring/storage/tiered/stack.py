@@ -32,6 +32,7 @@ import numpy.typing as npt
 from sparring.contracts.results import Columns, Evicted, Keys, Rows
 from sparring.contracts.storage import closed_error
 from sparring.contracts.table import TableConfig
+from sparring.runtime.lifecycle import ProcessGuard
 from sparring.storage.tiered.composition import is_in
 from sparring.storage.tiered.lock import ReaderWriterLock
 from sparring.storage.tiered.promotion import PromotionBuffer
@@ -52,6 +53,7 @@ class Stack:
     num_rows: int | None
     """Distinct keys; None: not known without a scan."""
     lock: ReaderWriterLock = field(default_factory=ReaderWriterLock)
+    process: ProcessGuard = field(init=False)
     num_writes: int = 0
     """Writes so far, by which a scan notices that rows have changed."""
     is_closed: bool = False
@@ -61,8 +63,10 @@ class Stack:
 
     def __post_init__(self) -> None:
         self.first, self.last = self.tiers[0], self.tiers[-1]
+        self.process = ProcessGuard(f"the stack of table {self.table.name!r}")
 
     def check_open(self) -> None:
+        self.process.check()
         if self.is_closed:
             raise closed_error(self.table.name)
 

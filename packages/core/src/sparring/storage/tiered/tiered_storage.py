@@ -320,8 +320,14 @@ class TieredStorage(Storage):
         for tier in stack.tiers:
             tier.join_filter()
 
+    def _check_open(self) -> None:
+        super()._check_open()
+        self._stack.process.check()
+
     def _close_impl(self) -> None:
         self._stack.is_closed = True
+        if not self._stack.process.is_own:
+            return  # a forked child: rows on their way, and tiers, are the parent's
         closing = [tier.storage.close for tier in self._stack.tiers]
         # Not during a write that has not ended: its thread closes the storage then.
         closing[-1] = partial(self._demotion.write_back.when_ended, closing[-1])

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from sparring.contracts.background import Background
 from sparring.errors import ClosedError, DeadlineError, SparringError
-from sparring.runtime.fork_safety import Forkable
 from sparring.storage.tiered.tier import Tier
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["WriteBack"]
 
 
-class WriteBack(Forkable):
+class WriteBack:
     """Writes buffered rows to a last tier that allows concurrent readers, and evicts nothing.
 
     Any thread may wait; one thread, the one that writes to the stack, begins.
@@ -45,7 +44,6 @@ class WriteBack(Forkable):
         deadline_seconds: float,
         failure: Callable[[Exception], SparringError],
     ) -> None:
-        super().__init__()
         self.deadline_seconds = deadline_seconds
         self._table = table
         self._tier = tier
@@ -53,9 +51,6 @@ class WriteBack(Forkable):
         self._background: Background | None = None
         self._task: Task[Any] | None = None
         self._when_ended: Callable[[], None] | None = None
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
         # Guards `_task`, `_when_ended`, and rows that depart and land.
         self._changed = threading.Condition()
 
@@ -118,10 +113,6 @@ class WriteBack(Forkable):
     def _wait_a_while(self, task: Task[Any], seconds: float) -> None:
         if task.cancel():
             self._task = None  # it had not begun
-        elif task.done():
-            # This is a child that was forked meanwhile: the thread that wrote is not in it.
-            self._tier.write_buffer.put_back()
-            self._task = None
         elif seconds <= 0:
             num_held = self._tier.write_buffer.num_rows
             raise DeadlineError(

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.contracts.results import Columns, Keys, Rows, Scores
-from sparring.runtime.fork_safety import Forkable
 
 __all__ = ["BufferedRows", "WriteBuffer"]
 
@@ -55,7 +54,7 @@ class _Contents:
         return self.waiting if self.departed is None else (*self.waiting, self.departed)
 
 
-class WriteBuffer(Forkable):
+class WriteBuffer:
     """Rows that left one tier and have not arrived in the next.
 
         add ──► waiting ──depart──► departed ──land──► in the next tier
@@ -73,14 +72,10 @@ class WriteBuffer(Forkable):
     """
 
     def __init__(self, width: int, dtype: npt.DTypeLike) -> None:
-        super().__init__()
         self._empty = BufferedRows(
             np.empty(0, np.int64), np.empty((0, width), dtype), np.empty(0, np.uint64)
         )
         self._contents = _Contents()
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
         self._changing = threading.Lock()
 
     def __bool__(self) -> bool:

@@ -1,0 +1,74 @@
+"""Forked workers of torch's `DataLoader`: they inherit a container, and cannot use it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from sparring import StorageChoice
+from sparring.adapter import StepContainer
+from sparring.contracts import TableConfig
+from sparring.errors import ClosedError
+from sparring_torch import KeyedJaggedTensor
+
+TABLE = TableConfig("films", 4)
+
+
+class Batches(Dataset[torch.Tensor]):
+    """Features of ids; a batch that is looked up where `container` is given."""
+
+    def __init__(self, container: StepContainer | None = None) -> None:
+        self.container = container
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        ids = torch.arange(index, index + 3)
+        if self.container is not None:
+            self.container.lookup("films", ids.numpy())
+        features = KeyedJaggedTensor.from_lengths_sync(
+            keys=["film"], values=ids, lengths=torch.tensor([3])
+        )
+        return features.values() + torch.ones(3)
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> StepContainer:
+    tiers = [
+        {"backend": "memory", "options": {"capacity": 50, "policy": "lru"}},
+        {"backend": "memory", "options": {}},
+    ]
+    made = StepContainer()
+    made.declare(TABLE, StorageChoice("tiered", {"tiers": tiers}))
+    made.storage("films").upsert(np.arange(100), np.ones((100, 4), np.float32))
+    return made
+
+
+def loaded(dataset: Batches) -> list[torch.Tensor]:
+    return list(DataLoader(dataset, num_workers=2, multiprocessing_context="fork", timeout=60))
+
+
+def test_workers_that_touch_no_table_work_while_background_work_goes_on(
+    container: StepContainer, tmp_path: Path
+) -> None:
+    gate = threading.Event()
+    with container:
+        held = container.events.submit(lambda: gate.wait(60))
+        saving = container.save(str(tmp_path / "saved"), blocking=False)
+        container.prefetch([("films", np.arange(10))])
+        batches = loaded(Batches())
+        gate.set()
+        assert [batch[0, 0].item() for batch in batches] == [1.0 + number for number in range(8)]
+        assert held.result(60)
+        assert saving.result(60).rows == {"films": 100}
+
+
+def test_workers_that_look_up_are_told_what_to_do(container: StepContainer) -> None:
+    with container, pytest.raises(ClosedError, match="start workers with spawn"):
+        loaded(Batches(container))
