@@ -1,4 +1,4 @@
-"""Checks what no linter knows: circles of modules, core's use of its own face, and plain words.
+"""Checks what no linter knows: circles of modules, uses of faces, and plain words.
 
     python tools/check_house.py
 
@@ -32,7 +32,7 @@ _RIDDLE = re.compile(r'^\s*[rf]?"""(What|Who|Whose)\b')
 
 
 def main() -> int:
-    findings = [*circles(), *face_in_core(), *words()]
+    findings = [*circles(), *face_in_core(), *private_modules(), *words()]
     print(*findings, f"{len(findings)} findings", sep="\n")
     return 1 if findings else 0
 
@@ -57,6 +57,35 @@ def face_in_core() -> Iterator[str]:
                 for name in sorted({alias.name for alias in node.names} - {"_native"}):
                     if not (source / name).is_dir() and not (source / f"{name}.py").exists():
                         yield f"{path.relative_to(ROOT)}:{node.lineno}: import {name} from its home"
+
+
+def private_modules() -> Iterator[str]:
+    """Imports of modules of a sibling, or of names that its face does not list."""
+    sources = {path.name: path for path in ROOT.glob("packages/*/src/sparring_*/")}
+    faces = {name: _listed(source / "__init__.py") for name, source in sources.items()}
+    for own, source in sorted(sources.items()):
+        for path in sorted(source.rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names if "." in alias.name]
+                elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                    listed = faces.get(node.module, set())
+                    names = [f"{node.module}.{alias.name}" for alias in node.names]
+                    names = [name for name in names if name.rpartition(".")[2] not in listed]
+                else:
+                    continue
+                for name in names:
+                    if (sibling := name.partition(".")[0]) in faces and sibling != own:
+                        where = f"{path.relative_to(ROOT)}:{node.lineno}"
+                        yield f"{where}: {name} is private to {sibling}; import from its face"
+
+
+def _listed(face: Path) -> set[str]:
+    """Names in ``__all__`` of a package."""
+    for node in ast.parse(face.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return set(ast.literal_eval(node.value))
+    return set()
 
 
 def words() -> Iterator[str]:

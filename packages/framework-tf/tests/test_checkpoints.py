@@ -213,7 +213,7 @@ def test_rows_too_many_for_a_checkpoint_lie_in_a_snapshot_beside_it(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("few_bytes_inside")
-def test_a_layer_that_is_made_after_restore_finds_the_rows_beside(tmp_path: Path) -> None:
+def test_a_layer_that_is_made_after_restore_finds_the_sidecar(tmp_path: Path) -> None:
     model = model_of()
     before = trained(model, 1)
 
@@ -231,7 +231,7 @@ def test_a_layer_that_is_made_after_restore_finds_the_rows_beside(tmp_path: Path
 
 @pytest.mark.usefixtures("few_bytes_inside")
 @pytest.mark.parametrize("breaking", ["no rows", "rows of another"])
-def test_a_checkpoint_without_the_rows_beside_it_is_refused_and_changes_nothing(
+def test_a_checkpoint_without_its_sidecar_is_refused_and_changes_nothing(
     breaking: str, tmp_path: Path
 ) -> None:
     model = model_of()

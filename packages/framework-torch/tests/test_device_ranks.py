@@ -323,7 +323,7 @@ def test_stacks_whose_first_tier_lies_on_a_device_give_the_bits_of_one_table(
 
 
 def test_a_pipeline_leaves_batches_on_the_device() -> None:
-    """As the plain loop; and nothing is looked up ahead by way of the host."""
+    """As the plain loop; and nothing is prefetched via the host."""
 
     class Loss(torch.nn.Module):
         def __init__(self, bags: EmbeddingBag) -> None:

@@ -149,7 +149,7 @@ class Model(nn.Module):
         return found.sum(), found.detach()
 
 
-def test_a_batch_ahead_that_one_rank_refuses_all_refuse_and_may_go_on() -> None:
+def test_a_prefetched_batch_that_one_rank_refuses_all_refuse_and_may_go_on() -> None:
     raised = threading.Barrier(2)
 
     def body(container: StepContainer) -> list[str]:

@@ -358,13 +358,13 @@ class WaitingStorage(MemoryStorage):
     def __init__(self, table: TableConfig) -> None:
         super().__init__(table)
         self.is_computing = threading.Event()
-        self.num_ahead = 0
+        self.num_prefetched = 0
         self.has_waited = False
 
     def _find_impl(self, *arguments: Any) -> None:
         if threading.current_thread().name.startswith("sparring-prefetch"):
-            self.num_ahead += 1
-            if self.num_ahead == 2:
+            self.num_prefetched += 1
+            if self.num_prefetched == 2:
                 self.has_waited = self.is_computing.wait(10)
         super()._find_impl(*arguments)
 
@@ -374,7 +374,7 @@ def test_the_dense_part_runs_while_rows_are_found(native: Any) -> None:
     class Computing(Small):
         def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
             found = super().forward(ids)
-            if storage.num_ahead:
+            if storage.num_prefetched:
                 storage.is_computing.set()
             return found
 

@@ -16,7 +16,6 @@ from sparring_train.quality import (
     RootMeanSquareError,
     auc,
     log_loss,
-    normalized_entropy,
     rmse,
 )
 
@@ -60,7 +59,6 @@ def test_auc_stays_exact_for_many_samples() -> None:
 def test_what_one_class_cannot_tell_is_nan(labels: list[int]) -> None:
     scores = [0.5] * len(labels)
     assert math.isnan(auc(scores, labels))
-    assert math.isnan(normalized_entropy(scores, labels))
 
 
 def test_nan_in_is_nan_out() -> None:
@@ -88,11 +86,6 @@ def test_log_loss_of_a_sure_mistake_is_large_and_finite(dtype: type) -> None:
     loss = log_loss(np.array([1, 0], dtype), [0, 1])
     assert loss == pytest.approx(-math.log(epsilon))
     assert log_loss(np.array([1, 0], dtype), [1, 0]) < 1e-6
-
-
-def test_normalized_entropy_of_the_mean_is_one() -> None:
-    assert normalized_entropy([0.25] * 4, [0, 0, 0, 1]) == pytest.approx(1)
-    assert normalized_entropy([0.1, 0.1, 0.1, 0.9], [0, 0, 0, 1]) < 0.2
 
 
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3)), min_size=1))

@@ -47,6 +47,19 @@ def test_means_have_the_same_bits_on_all_ranks() -> None:
         assert each.tobytes() == results[0].tobytes()
 
 
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_means_of_several_arrays_keep_shapes_and_dtypes(world_size: int) -> None:
+    def body(collective: Collective) -> list[np.ndarray]:
+        rank = collective.rank
+        arrays = [np.full((2, 3), rank, np.float32), np.empty((0, 4)), np.array(rank + 0.5)]
+        return Ranks(collective).means(arrays)
+
+    for matrix, empty, number in run_ranks(world_size, body):
+        assert (matrix.tolist(), matrix.dtype) == ([[(world_size - 1) / 2] * 3] * 2, np.float32)
+        assert empty.shape == (0, 4)
+        assert number == (world_size - 1) / 2 + 0.5
+
+
 def test_counts_of_all_ranks_are_added_by_name() -> None:
     def body(collective: Collective) -> dict[str, int]:
         ranks = Ranks(collective)

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from sparring.runtime.lifecycle import Closable
     from sparring.runtime.pool import Task, configure_pool, num_threads
     from sparring.runtime.streams import Streams
-    from sparring.runtime.suggestions import closest_name
+    from sparring.runtime.suggestions import closest_name, suggestion
     from sparring.runtime.trace import Trace
     from sparring.snapshot.chain import count_rows, merged_chunks
     from sparring.snapshot.format.manifest import TableDescription
@@ -81,7 +81,6 @@ if TYPE_CHECKING:
     from sparring.storage.tiered.tiered_storage import TieredStorage
     from sparring.storage.update import update_rows
     from sparring.updates.builtin import BUILTIN_METHODS, NativeMethod
-    from sparring.updates.by_name import method_or_native
     from sparring.updates.resolve import hyper_from, resolve_method
 
 _name = names_from(
@@ -127,7 +126,7 @@ _name = names_from(
         "sparring.runtime.lifecycle": "Closable",
         "sparring.runtime.pool": "Task configure_pool num_threads",
         "sparring.runtime.streams": "Streams",
-        "sparring.runtime.suggestions": "closest_name",
+        "sparring.runtime.suggestions": "closest_name suggestion",
         "sparring.runtime.trace": "Trace",
         "sparring.snapshot.chain": "count_rows merged_chunks",
         "sparring.snapshot.format.manifest": "TableDescription",
@@ -145,7 +144,6 @@ _name = names_from(
         "sparring.storage.tiered.tiered_storage": "TieredStorage",
         "sparring.storage.update": "update_rows",
         "sparring.updates.builtin": "BUILTIN_METHODS NativeMethod",
-        "sparring.updates.by_name": "method_or_native",
         "sparring.updates.resolve": "hyper_from resolve_method",
     },
 )
@@ -173,9 +171,9 @@ __all__ = [
     "context_of", "conversion_command", "count_rows", "end_load", "gradient_bytes", "header_bytes",
     "hyper_from", "initial_rows", "initializer_spec", "inspect_gpus", "interrupted_load",
     "join_job", "list_snapshots", "locate", "make_console", "make_plugin_manager",
-    "membership_from", "merged_chunks", "method_or_native", "num_threads", "open_place",
-    "open_snapshot", "open_storage", "partition", "print_json", "print_warning", "read_note",
-    "reading", "reply_bytes", "resolve_method", "resolved_backends", "restore", "retain",
-    "rounding_seed", "update_rows", "verify_snapshot", "write_note"
+    "membership_from", "merged_chunks", "num_threads", "open_place", "open_snapshot",
+    "open_storage", "partition", "print_json", "print_warning", "read_note", "reading",
+    "reply_bytes", "resolve_method", "resolved_backends", "restore", "retain", "rounding_seed",
+    "suggestion", "update_rows", "verify_snapshot", "write_note"
 ]
 # fmt: on

@@ -18,7 +18,7 @@ from sparring.kernels import functions as kernels
 from sparring.storage.open import open_storage
 from sparring.storage.update import update_rows
 from sparring.updates.builtin import BUILTIN_METHODS, clip_gradients
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import hyper_from, hypers_by_table, resolve_method
 from sparring_testing.update_references import REFERENCES, clipped
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
@@ -231,3 +231,11 @@ def test_a_storage_of_one_method_refuses_the_update_of_another_of_its_width() ->
     assert (
         update_rows(storage, [1], gradients, MethodChoice(method, hyper_from(method, {}), 1)) == 1
     )
+
+
+def test_hyper_parameters_of_one_table_override_those_of_all() -> None:
+    method = resolve_method("sgd")
+    hypers = hypers_by_table(method, ["one", "two"], {"lr": 0.5}, {"two": {"lr": 0.25}})
+    assert [hypers["one"].lr, hypers["two"].lr] == [0.5, 0.25]
+    with pytest.raises(InvalidArgumentError, match="updates no table 'too'; did you mean 'two'"):
+        hypers_by_table(method, ["one", "two"], {}, {"too": {"lr": 0.25}})

@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING
 from sparring_tf.registering import register_with_tensorflow
 
 if TYPE_CHECKING:
+    from sparring_tf.anchors import trained_table
+    from sparring_tf.dense_ranks import broadcast
     from sparring_tf.embedding import Embedding
     from sparring_tf.embedding_bag import EmbeddingBag
     from sparring_tf.embedding_collection import EmbeddingCollection
+    from sparring_tf.exchanged_lookup import own_errors
     from sparring_tf.loss_scaling import LossScaleOptimizer
     from sparring_tf.model_files import save_model
+    from sparring_tf.models import Dlrm, MatrixFactorization
     from sparring_tf.optimizer import Optimizer
     from sparring_tf.saved_state import gather_state, restore_state
     from sparring_tf.table_configs import FeatureConfig, TableConfig
@@ -25,30 +29,40 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Dlrm",
     "Embedding",
     "EmbeddingBag",
     "EmbeddingCollection",
     "FeatureConfig",
     "LossScaleOptimizer",
+    "MatrixFactorization",
     "Optimizer",
     "TableConfig",
     "__version__",
+    "broadcast",
     "gather_state",
+    "own_errors",
     "restore_state",
     "save_model",
+    "trained_table",
 ]
 
 _HOMES = {
+    "Dlrm": "models",
     "Embedding": "embedding",
     "EmbeddingBag": "embedding_bag",
     "EmbeddingCollection": "embedding_collection",
     "FeatureConfig": "table_configs",
     "LossScaleOptimizer": "loss_scaling",
+    "MatrixFactorization": "models",
     "Optimizer": "optimizer",
     "TableConfig": "table_configs",
+    "broadcast": "dense_ranks",
     "gather_state": "saved_state",
+    "own_errors": "exchanged_lookup",
     "restore_state": "saved_state",
     "save_model": "model_files",
+    "trained_table": "anchors",
 }
 
 

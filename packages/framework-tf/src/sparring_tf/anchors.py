@@ -10,7 +10,7 @@ A `tf.train.Checkpoint` saves and restores variables, and so an anchor gives it 
                               SPARRING_STATE     the state of a new row
 
 Where rows are too many, the JSON names a snapshot, ``checkpoint-1.checkpoint.rows/save-000001.0``: see
-`rows_beside`. Before TensorFlow restores the first variable it asks all of them for names and dtypes of
+`sidecar`. Before TensorFlow restores the first variable it asks all of them for names and dtypes of
 their tensors: what shows then is refused, and nothing changes.
 """
 
@@ -36,7 +36,6 @@ from sparring_tf.checkpoint_files import (
     rows_path,
 )
 from sparring_tf.orphaned_rows import remove_orphans
-from sparring_tf.rows_beside import begun_save
 from sparring_tf.saved_rows import (
     TableRows,
     check_ranks,
@@ -45,6 +44,7 @@ from sparring_tf.saved_rows import (
     gather_rows,
     restore_rows,
 )
+from sparring_tf.sidecar import begun_save
 
 if TYPE_CHECKING:
     from sparring_tf.table_agent import TableAgent

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 ENDING = ".checkpoint"
-"""Suffix of a prefix, to which `rows_beside` adds its own."""
+"""Suffix of a prefix, to which `sidecar` adds its own."""
 
 TABLE_TENSOR = "SPARRING_TABLE"
 """In a checkpoint: what a row is, or where rows lie, as JSON."""
@@ -94,7 +94,7 @@ class _Last(threading.local):
 _last = _Last()
 """On each thread, what TensorFlow wrote last: the description of the objects, which it makes again for
 each checkpoint, cannot be referred to weakly, and its number may be that of the next one once it is gone.
-No table is kept alive by that: see `SaveBeside`."""
+No table is kept alive by that: see `SidecarSave`."""
 
 
 def _writing_of(graph: object) -> object:
@@ -106,7 +106,7 @@ def _writing_of(graph: object) -> object:
 
 
 def rows_path(prefix: str) -> Path:
-    """Path to store rows next to: `rows_beside` adds ``.rows`` to it.
+    """Path to store rows next to: `sidecar` adds ``.rows`` to it.
 
     Raises:
         UnsupportedError: the checkpoint is on another machine.

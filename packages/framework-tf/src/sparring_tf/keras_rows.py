@@ -3,7 +3,7 @@
 Among a layer's weights, table number i of the layer has arrays: ``table_i`` (bytes) uint8, JSON that
 says what a row is; ``keys_i`` (n) int64; ``rows_i`` (n, row bytes) uint8; ``scores_i`` (n) uint64;
 ``state_i``, the state of a new row. Where rows are too many, or lie on several ranks, the JSON names a
-snapshot next to the file, and there are no keys here: see `rows_beside`.
+snapshot next to the file, and there are no keys here: see `sidecar`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sparring.adapter import StepContainer
 from sparring.errors import DataError
 from sparring_tf import saved_rows
 from sparring_tf.keras_files import file_at_hand
-from sparring_tf.rows_beside import begun_save, prepared
 from sparring_tf.saved_rows import ARRAYS, TableRows, check_ranks, described_in, gather_rows
+from sparring_tf.sidecar import begun_save, prepared
 
 __all__ = ["load_rows", "save_rows"]
 

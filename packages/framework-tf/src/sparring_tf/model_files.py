@@ -16,7 +16,7 @@ from sparring.contracts import Collective
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_tf import saved_rows
 from sparring_tf.anchors import trained_table
-from sparring_tf.rows_beside import SaveBeside, prepared_save
+from sparring_tf.sidecar import SidecarSave, prepared_save
 
 __all__ = ["save_model"]
 
@@ -54,7 +54,7 @@ def save_model(
     # A concurrent load or lookup may meet other ranks by the same collective.
     _agreed(collective, f"save of {path}", lambda: _join(containers))
     if collective is None or collective.world_size == 1:
-        save = SaveBeside(path)
+        save = SidecarSave(path)
     else:
         Coordinator(collective, f"save of {path}").all_equal(
             {"path": str(path)}, "ranks save a model to different paths", "give all ranks the same"
@@ -120,19 +120,19 @@ def _by_first(collective: Collective | None, what: str, call: Callable[[], None]
     coordinator.agree(error)
 
 
-def _first_save(path: Path, collective: Collective) -> SaveBeside:
+def _first_save(path: Path, collective: Collective) -> SidecarSave:
     """The save of the first rank, whose number holds for all."""
-    saves: list[SaveBeside] = []
-    _by_first(collective, f"save of {path}", lambda: saves.append(SaveBeside(path)))
+    saves: list[SidecarSave] = []
+    _by_first(collective, f"save of {path}", lambda: saves.append(SidecarSave(path)))
     mine = saves[0].number if saves else 0
     told = collective.all_gather(np.array([mine], np.int64))
-    return SaveBeside(path, int(told[0][0]))
+    return SidecarSave(path, int(told[0][0]))
 
 
 def _write(
     model: Any,
     containers: Sequence[StepContainer],
-    save: SaveBeside,
+    save: SidecarSave,
     limit: int,
     collective: Collective | None,
 ) -> None:

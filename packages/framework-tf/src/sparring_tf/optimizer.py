@@ -19,11 +19,11 @@ from sparring.contracts import UpdateMethod
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_tf.anchors import trained_table
 from sparring_tf.dense_ranks import averaged, broadcast
+from sparring_tf.fused_updater import FusedUpdater
 from sparring_tf.keras_shadow import check_row_by_row
 from sparring_tf.loss_scaling import adopt_scaler
-from sparring_tf.method_route import MethodRoute
-from sparring_tf.native_route import NativeRoute
-from sparring_tf.row_updates import Route, RowUpdates
+from sparring_tf.row_updates import RowUpdates, Updater
+from sparring_tf.shadow_updater import ShadowUpdater
 from sparring_tf.table_agent import TableAgent
 
 __all__ = ["Optimizer"]
@@ -208,17 +208,17 @@ class Optimizer(keras.optimizers.Optimizer):
             container.non_finite_gradients = non_finite_policy(self._policy)
         names = list(dict.fromkeys(name for agent in agents for name in agent.table_names))
         given = given_storages(agents)
-        route: Route
+        updater: Updater
         sparse = self._sparse
         if isinstance(sparse, keras.optimizers.Optimizer):
-            route = NativeRoute(container, names, sparse, given)
+            updater = ShadowUpdater(container, names, sparse, given)
         else:
             method = resolve_method(sparse) if isinstance(sparse, str) else sparse
             hyperparameters = dict(self._hyperparameters)
-            route = MethodRoute(container, names, method, hyperparameters, self._by_table, given)
+            updater = FusedUpdater(container, names, method, hyperparameters, self._by_table, given)
         # As an attribute, Keras takes what is kept for whole tables for variables of this.
-        self.kept_for_tables = route.variables
-        self._rows = RowUpdates(container, route, self._num_parts)
+        self.kept_for_tables = updater.variables
+        self._rows = RowUpdates(container, updater, self._num_parts)
         for agent in agents:
             agent.has_optimizer = True
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from sparring.errors import DataError
 from sparring_tf.checkpoint_files import ENDING, TABLE_TENSOR
-from sparring_tf.rows_beside import named_in
 from sparring_tf.saved_rows import SIDECAR, described_in
+from sparring_tf.sidecar import named_in
 
 __all__ = ["remove_orphans"]
 

@@ -12,11 +12,11 @@ import tensorflow as tf
 from sparring.adapter import StepContainer, key_gradients
 from sparring_tf.exchanged_lookup import in_order
 
-__all__ = ["Route", "RowUpdates"]
+__all__ = ["Updater", "RowUpdates"]
 
 
-class Route(Protocol):
-    """How rows are updated: `NativeRoute` or `MethodRoute`."""
+class Updater(Protocol):
+    """How rows are updated: `ShadowUpdater` or `FusedUpdater`."""
 
     @property
     def variables(self) -> list[Any]: ...
@@ -29,12 +29,12 @@ class RowUpdates:
 
     Args:
         container: where the tables live.
-        route: how rows are updated.
+        updater: how rows are updated.
         num_parts: gradients of so many calls make a step, which takes their mean.
     """
 
-    def __init__(self, container: StepContainer, route: Route, num_parts: int) -> None:
-        self.container, self.route = container, route
+    def __init__(self, container: StepContainer, updater: Updater, num_parts: int) -> None:
+        self.container, self.updater = container, updater
         self._num_parts = num_parts
         self._num_taken = 0
 
@@ -106,7 +106,7 @@ class RowUpdates:
             return 0
         self._num_taken = 0
         try:
-            self.route.step(rate, iterations)
+            self.updater.step(rate, iterations)
         except BaseException:
             # A step that is refused before the container saw it drops its gradients all the same.
             for table in self.container.tables:

@@ -20,7 +20,7 @@ from sparring.errors import (
     InvalidArgumentError,
     UnsupportedError,
 )
-from sparring_tf.rows_beside import RowsBeside, named_in, open_beside
+from sparring_tf.sidecar import SidecarRows, named_in, open_sidecar
 
 __all__ = [
     "SIDECAR",
@@ -62,7 +62,7 @@ class TableRows:
 
 
 def gather_rows(
-    container: StepContainer, table: str, sidecar: RowsBeside | None = None
+    container: StepContainer, table: str, sidecar: SidecarRows | None = None
 ) -> TableRows:
     """Copies the rows of a table on this rank, their state and scores.
 
@@ -188,7 +188,7 @@ def check_rows(
             f"layer the name that it had: name={rows.table!r}",
             table=table,
         )
-    snapshot = open_beside(path(), rows, table)
+    snapshot = open_sidecar(path(), rows, table)
     if table not in snapshot.tables or snapshot.tables[table].state_method != method:
         raise DataError(
             f"the snapshot {snapshot.url} has no rows of table {table!r} with the state of "

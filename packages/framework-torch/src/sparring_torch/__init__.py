@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sparring_torch.jagged_tensor import JaggedTensor
     from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
     from sparring_torch.keyed_tensor import KeyedTensor
+    from sparring_torch.models import Dlrm, MatrixFactorization
     from sparring_torch.optimizer import Optimizer
     from sparring_torch.saved_state import (
         gather_random_state,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
         EmbeddingConfig,
         PoolingType,
     )
-    from sparring_torch.train_agent import TrainAgent
+    from sparring_torch.train_agent import TrainAgent, tables_device
     from sparring_torch.train_pipeline import TrainPipeline
 
 __version__ = "0.1.0"
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DataType",
     "DistributedModelParallel",
+    "Dlrm",
     "Embedding",
     "EmbeddingBag",
     "EmbeddingBagCollection",
@@ -48,6 +50,7 @@ __all__ = [
     "JaggedTensor",
     "KeyedJaggedTensor",
     "KeyedTensor",
+    "MatrixFactorization",
     "Optimizer",
     "PoolingType",
     "TrainAgent",
@@ -57,11 +60,13 @@ __all__ = [
     "gather_state",
     "restore_random_state",
     "restore_state",
+    "tables_device",
 ]
 
 _HOMES = {
     "DataType": "table_configs",
     "DistributedModelParallel": "distributed_model_parallel",
+    "Dlrm": "models",
     "Embedding": "embedding",
     "EmbeddingBag": "embedding_bag",
     "EmbeddingBagCollection": "embedding_bag_collection",
@@ -71,6 +76,7 @@ _HOMES = {
     "JaggedTensor": "jagged_tensor",
     "KeyedJaggedTensor": "keyed_jagged_tensor",
     "KeyedTensor": "keyed_tensor",
+    "MatrixFactorization": "models",
     "Optimizer": "optimizer",
     "PoolingType": "table_configs",
     "TrainAgent": "train_agent",
@@ -79,6 +85,7 @@ _HOMES = {
     "gather_state": "saved_state",
     "restore_random_state": "saved_state",
     "restore_state": "saved_state",
+    "tables_device": "train_agent",
 }
 
 

@@ -17,8 +17,8 @@ from sparring.adapter import (
 )
 from sparring.contracts import UpdateMethod
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_torch.method_route import MethodRoute
-from sparring_torch.native_route import NativeRoute
+from sparring_torch.fused_updater import FusedUpdater
+from sparring_torch.shadow_updater import ShadowUpdater
 from sparring_torch.train_agent import agents_of
 
 __all__ = ["Optimizer"]
@@ -96,25 +96,27 @@ class Optimizer(torch.optim.Optimizer):
             self.container.non_finite_gradients = non_finite_policy(non_finite_gradients)
         self._names = list(dict.fromkeys(name for agent in agents for name in agent.table_names))
         given = given_storages(agents)
-        self._route: NativeRoute | MethodRoute
+        self._updater: ShadowUpdater | FusedUpdater
         if isinstance(native, type):
             if tables is not None:
                 raise InvalidArgumentError(
                     f"Optimizer: hyper-parameters of single tables come with update methods; "
                     f"{native.__name__} has one set for all"
                 )
-            self._route = NativeRoute(self.container, self._names, native, hyperparameters, given)
+            self._updater = ShadowUpdater(
+                self.container, self._names, native, hyperparameters, given
+            )
         else:
             method = resolve_method(native) if isinstance(native, str) else native
-            self._route = MethodRoute(
+            self._updater = FusedUpdater(
                 self.container, self._names, method, hyperparameters, tables or {}, given
             )
         self._is_made = False
-        super().__init__(self._route.parameters, {})
+        super().__init__(self._updater.parameters, {})
         self._is_made = True
-        self.defaults = self._route.defaults
-        self.param_groups = self._route.param_groups
-        self.state = self._route.state
+        self.defaults = self._updater.defaults
+        self.param_groups = self._updater.param_groups
+        self.state = self._updater.state
 
     # -- the life of a step ---------------------------------------------------------
 
@@ -138,7 +140,7 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._route.step()
+        self._updater.step()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -177,9 +179,9 @@ class Optimizer(torch.optim.Optimizer):
             names in place of parameters; ``state``: table → scalars, as ``step``; ``rows_are_in``.
         """
         return {
-            "native": self._route.name,
-            "param_groups": self._route.saved_groups(),
-            "state": self._route.scalars(),
+            "native": self._updater.name,
+            "param_groups": self._updater.saved_groups(),
+            "state": self._updater.scalars(),
             "rows_are_in": _ROWS_ARE_IN,
         }
 
@@ -193,10 +195,10 @@ class Optimizer(torch.optim.Optimizer):
         self._check_state_dict(state_dict)
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({name: value for name, value in saved.items() if name != "params"})
-        self._route.set_scalars(state_dict["state"])
+        self._updater.set_scalars(state_dict["state"])
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        native = self._route.name
+        native = self._updater.name
         found = state_dict.get("native")
         if found != native:
             raise InvalidArgumentError(
@@ -212,7 +214,7 @@ class Optimizer(torch.optim.Optimizer):
                     + suggestion(name, self._names),
                     table=name,
                 )
-        for name, scalars in self._route.scalars().items():
+        for name, scalars in self._updater.scalars().items():
             missing = scalars.keys() - tables.get(name, {}).keys()
             if name not in tables or missing:
                 raise InvalidArgumentError(

@@ -1,6 +1,6 @@
 """Whole batches to embeddings via rows in arrays.
 
-For tables whose rows are on other ranks, or were looked up ahead. All features of all tables are looked
+For tables whose rows are on other ranks, or were prefetched. All features of all tables are looked
 up in one exchange: those of a table are joined, so an id that two of them hold travels once.
 
     Bags, Ids ──► Plan: which ids of which table ──► Shadows, one for each ──► pooled, gathered

@@ -39,7 +39,7 @@ from sparring_torch.device_path import DevicePath
 from sparring_torch.shadow_pooling import Plan, Shadow, gathered, plan_bags, plan_ids, pooled
 
 __all__ = [
-    "Ahead",
+    "Prefetched",
     "Shadow",
     "TableModule",
     "TrainAgent",
@@ -52,7 +52,7 @@ Forward = TypeVar("Forward", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class Prefetched:
     """Lookups of a forward pass, made before it began."""
 
     plan: Plan
@@ -82,7 +82,7 @@ class TrainAgent(TableGroup):
         computing = {each.table.computing_dtype for each in declarations}
         self._dtype = computing.pop() if len(computing) == 1 else None
         self._collection: Any = None
-        self._aheads: deque[Ahead] = deque()
+        self._prefetched: deque[Prefetched] = deque()
         self._path: DevicePath | None = None
         for device in {each.device for each in declarations} - {"cpu"}:
             # Where there is no such device, the module's constructor raises.
@@ -115,7 +115,7 @@ class TrainAgent(TableGroup):
 
     @property
     def stays_on_device(self) -> bool:
-        """Whether lookups never come to the host, so that nothing can be looked up ahead there."""
+        """Whether lookups never come to the host, so that nothing can be prefetched there."""
         container = self.container
         return self._path is not None and self._leaves_rows(container)
 
@@ -153,9 +153,9 @@ class TrainAgent(TableGroup):
             is_training: the module's own `training`.
         """
         container, is_registered = self.container, is_training and torch.is_grad_enabled()
-        # What was looked up ahead, the others take without this rank.
+        # What was prefetched, the others take without this rank.
         is_alone = container.reads_directly(self.table_names)
-        if is_alone or (self._aheads and is_registered):
+        if is_alone or (self._prefetched and is_registered):
             raise error
         if self._path is not None:
             with self.refusing(self._path, is_training=is_training):
@@ -185,22 +185,22 @@ class TrainAgent(TableGroup):
         is_registered = is_training and torch.is_grad_enabled()
         wants_rows = bags.weights is not None and bags.weights.requires_grad
         is_direct = self._is_direct and not (wants_rows and torch.is_grad_enabled())
-        ahead = None
-        if not is_direct or (self._aheads and is_registered):
+        prefetched = None
+        if not is_direct or (self._prefetched and is_registered):
             plan = plan_bags(self._features, bags)
-            ahead = self._take_ahead(plan, is_registered)
+            prefetched = self._take_prefetched(plan, is_registered)
         if not is_direct:
-            return pooled(plan, bags, self._shadows(plan, ahead, is_training))
+            return pooled(plan, bags, self._shadows(plan, prefetched, is_training))
         assert self._dtype is not None
-        self._check_readable(ahead)
+        self._check_readable(prefetched)
         collection = self._native_collection()
         weights = bags.numpy_weights(self._dtype)
         places = bags.places
-        if ahead is None:
+        if prefetched is None:
             out = collection.pool(bags.ids, bags.offsets, places, bags.num_bags, weights)
         else:
             with torch.no_grad():
-                out = pooled(plan, bags, _still(ahead)).numpy()
+                out = pooled(plan, bags, _still(prefetched)).numpy()
         if not is_registered:
             return torch.from_numpy(out)
 
@@ -215,18 +215,18 @@ class TrainAgent(TableGroup):
         """One embedding for each id: ``(ids of the feature, dim)`` of each feature."""
         is_registered = is_training and torch.is_grad_enabled()
         is_direct = self._is_direct
-        ahead = None
-        if not is_direct or (self._aheads and is_registered):
+        prefetched = None
+        if not is_direct or (self._prefetched and is_registered):
             plan = plan_ids(self._features, ids)
-            ahead = self._take_ahead(plan, is_registered)
+            prefetched = self._take_prefetched(plan, is_registered)
         if not is_direct:
-            return gathered(plan, self._shadows(plan, ahead, is_training))
-        self._check_readable(ahead)
+            return gathered(plan, self._shadows(plan, prefetched, is_training))
+        self._check_readable(prefetched)
         collection = self._native_collection()
-        if ahead is None:
+        if prefetched is None:
             outputs = collection.gather(ids.ids, ids.spans)
         else:
-            outputs = [each.numpy() for each in gathered(plan, _still(ahead))]
+            outputs = [each.numpy() for each in gathered(plan, _still(prefetched))]
         if not is_registered:
             return [torch.from_numpy(each) for each in outputs]
 
@@ -235,7 +235,7 @@ class TrainAgent(TableGroup):
 
         return with_gradient(self._direct_batch(sources), outputs)
 
-    # -- lookups ahead
+    # -- prefetched lookups
 
     def plan(self, wanted: Bags | Ids) -> Plan:
         """Lookups that `pool` or `gather` would make."""
@@ -243,37 +243,39 @@ class TrainAgent(TableGroup):
         plan: Plan = make(self._features, wanted)
         return plan
 
-    def give_ahead(self, aheads: Iterable[Ahead]) -> None:
+    def give_prefetched(self, prefetched: Iterable[Prefetched]) -> None:
         """Sets the lookups of the next forward passes of training, in their order.
 
         It takes the place of what was given before and not used.
         """
-        self._aheads = deque(aheads)
+        self._prefetched = deque(prefetched)
 
-    def _take_ahead(self, plan: Plan, is_registered: bool) -> Ahead | None:
-        """Lookup made ahead for this pass; None where the pass looks up something else."""
-        if not is_registered or not self._aheads:
+    def _take_prefetched(self, plan: Plan, is_registered: bool) -> Prefetched | None:
+        """Prefetched lookups of this pass; None where the pass looks up something else."""
+        if not is_registered or not self._prefetched:
             return None
-        ahead = self._aheads.popleft()
-        if not plan.is_same(ahead.plan):
-            self._aheads.clear()
+        prefetched = self._prefetched.popleft()
+        if not plan.is_same(prefetched.plan):
+            self._prefetched.clear()
             return None
-        return ahead
+        return prefetched
 
-    def _check_readable(self, ahead: Ahead | None) -> None:
-        if ahead is None:
+    def _check_readable(self, prefetched: Prefetched | None) -> None:
+        if prefetched is None:
             self.container.check_readable(self.table_names)
         else:
             # Nothing is read, so a concurrent lookup may go on.
             self.container.check_open()
 
-    def _shadows(self, plan: Plan, ahead: Ahead | None, is_training: bool) -> list[Shadow]:
-        if ahead is None:
+    def _shadows(
+        self, plan: Plan, prefetched: Prefetched | None, is_training: bool
+    ) -> list[Shadow]:
+        if prefetched is None:
             return self.lookup_all(plan.requests, is_training=is_training)
         register = self.container.resources.register
-        for (table, _), each in zip(plan.requests, ahead.lookups, strict=True):
+        for (table, _), each in zip(plan.requests, prefetched.lookups, strict=True):
             each.shadow_id = register(table, each.keys, each.inverse)
-        return self._shadows_of(ahead.lookups)
+        return self._shadows_of(prefetched.lookups)
 
     @property
     def _is_direct(self) -> bool:
@@ -319,9 +321,9 @@ class TrainAgent(TableGroup):
         return shadows
 
 
-def _still(ahead: Ahead) -> list[Shadow]:
+def _still(prefetched: Prefetched) -> list[Shadow]:
     """Rows that are only read."""
-    return [Shadow(torch.from_numpy(each.rows), each.inverse) for each in ahead.lookups]
+    return [Shadow(torch.from_numpy(each.rows), each.inverse) for each in prefetched.lookups]
 
 
 class _GradientHook:

@@ -17,8 +17,8 @@ from torch import nn
 
 from sparring.adapter import StepContainer
 from sparring.errors import InvalidArgumentError
-from sparring_torch.batch_ahead import BatchAhead
 from sparring_torch.batch_paths import Call, recorded_calls
+from sparring_torch.batch_prefetch import BatchPrefetch
 from sparring_torch.train_agent import agents_of
 
 __all__ = ["TrainPipeline"]
@@ -32,7 +32,7 @@ class _Waiting(Generic[In]):
     """A batch whose turn will come, or the error that came in its place."""
 
     batch: In | None
-    ahead: BatchAhead | None = None
+    prefetch: BatchPrefetch | None = None
     error: Exception | None = None
 
 
@@ -103,7 +103,7 @@ class TrainPipeline(Generic[In, Out]):
 
     @property
     def pipelined(self) -> list[str]:
-        """The modules that are looked up ahead, by name; none before the first batch."""
+        """The modules whose lookups are prefetched, by name; none before the first batch."""
         modules = {id(call.module) for call in self._calls or ()}
         return [name for name, module in self._model.named_modules() if id(module) in modules]
 
@@ -135,12 +135,12 @@ class TrainPipeline(Generic[In, Out]):
         batch: Any = current.batch
         following = self._waiting = self._fetched()
         is_ending = following is None and not self._executes_all
-        if current.ahead is not None:
+        if current.prefetch is not None:
             if is_ending or not self._model.training:
-                current.ahead.drop()
-                current.ahead = None
+                current.prefetch.drop()
+                current.prefetch = None
             else:
-                current.ahead.give()
+                current.prefetch.give()
         if is_ending:
             raise StopIteration
         if not self._model.training:
@@ -153,8 +153,8 @@ class TrainPipeline(Generic[In, Out]):
             with self._container.span("forward"):
                 loss, output = self._forward(batch, following)
         finally:
-            if current.ahead is not None:
-                current.ahead.withdraw()
+            if current.prefetch is not None:
+                current.prefetch.withdraw()
         with self._container.span("backward"):
             loss.sum().backward()
         self._num_accumulated += 1
@@ -179,7 +179,7 @@ class TrainPipeline(Generic[In, Out]):
         if following is None or following.error is not None or not self._calls:
             return
         try:
-            following.ahead = BatchAhead(self._container, self._calls, following.batch)
+            following.prefetch = BatchPrefetch(self._container, self._calls, following.batch)
         except Exception as error:
             if self._container.collective.world_size > 1:
                 # The other ranks have begun, and will not step without this one.

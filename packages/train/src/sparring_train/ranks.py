@@ -6,7 +6,7 @@ W ranks take the steps that one process takes, whatever W is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -26,8 +26,8 @@ class Ranks:
     """This rank among the others.
 
     Args:
-        collective: this rank's place in the group. All ranks call `gathered`, `mean` and `total` at
-            the same time.
+        collective: this rank's place in the group. All ranks call `gathered`, `mean`, `means` and
+            `total` at the same time.
         wait: returns when nothing else uses the collective; called before each use.
     """
 
@@ -70,6 +70,22 @@ class Ranks:
             return values
         self._wait()
         return self._collective.all_reduce(values, Reduction.MEAN)
+
+    def means(self, arrays: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        """The means over ranks of arrays of any shapes and float dtypes, in one exchange.
+
+        Args:
+            arrays: at least one, with the same shapes and dtypes on all ranks.
+        """
+        if self.world_size == 1:
+            return list(arrays)
+        # float64 holds every gradient, and a loss with them.
+        mean = self.mean(np.concatenate([each.reshape(-1).astype(np.float64) for each in arrays]))
+        parts = np.split(mean, np.cumsum([each.size for each in arrays])[:-1])
+        return [
+            part.reshape(own.shape).astype(own.dtype)
+            for part, own in zip(parts, arrays, strict=True)
+        ]
 
     def sum(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The sum over ranks, element by element; see `mean`."""

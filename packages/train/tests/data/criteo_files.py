@@ -61,9 +61,9 @@ def parse_slowly(text: bytes) -> ClickBatch | Refused:
 
 def _is_right(name: str, field: bytes) -> bool:
     if name == "label":
-        return bool(re.fullmatch(rb"-?\d{1,19}", field)) and int(field) in (0, 1)
+        return bool(re.fullmatch(rb"-?\d+", field)) and int(field) in (0, 1)
     if not field:
         return True
     if name.startswith("int"):
-        return bool(re.fullmatch(rb"-?\d{1,19}", field)) and -(2**63) <= int(field) < 2**63
+        return bool(re.fullmatch(rb"-?\d+", field)) and -(2**63) <= int(field) < 2**63
     return bool(re.fullmatch(rb"[0-9a-fA-F]{1,8}", field))

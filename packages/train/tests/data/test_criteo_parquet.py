@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
-from sparring.errors import DataError, PluginError
+from sparring.errors import DataError
 from sparring_train.data.batches import ClickBatch, concatenate
 from sparring_train.data.criteo import count_clicks, read_clicks
 from sparring_train.data.criteo_format import COLUMNS
 
 from .criteo_files import line, write_lines
-
-pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs pyarrow: sparring[parquet]")
-parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet needs pyarrow: sparring[parquet]")
 
 Write = Callable[..., Path]
 
@@ -207,12 +205,3 @@ def test_a_folder_may_hold_text_and_parquet(tmp_path: Path, write: Write) -> Non
     assert second.ids[0, 0] == 5
     assert len(first) == 3
     assert count_clicks(tmp_path) == 4
-
-
-def test_without_pyarrow_the_line_to_install_is_named(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write()
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(PluginError, match=r"pip install 'sparring\[parquet\]'"):
-        read(path)

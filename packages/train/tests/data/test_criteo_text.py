@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.errors import DataError, InvalidArgumentError
-from sparring_train.data import lines
+from sparring_train.data import delimited_text
 from sparring_train.data.batches import ClickBatch, concatenate
 from sparring_train.data.criteo import count_clicks, criteo_files, read_clicks
 from sparring_train.data.criteo_format import COLUMNS, MISSING_IDS
@@ -45,7 +45,13 @@ integer = st.one_of(
     st.just(""), st.integers(-3, 100_000).map(str), st.integers(-(2**64), 2**64).map(str)
 )
 category = st.one_of(st.just(""), st.integers(0, 2**32 - 1).map("{:08x}".format))
-odd = st.sampled_from(["xyz", "1.5", " 1", "+1", "123456789", "0x1", "\u00e9", "nan", "A", "\r"])
+near_digits = st.text("0123456789-+.:/agfxGF@`\x00\x10\xff \r\ufeff", max_size=22)
+odd = st.one_of(
+    near_digits,
+    st.integers(-(2**64), 2**64).map(str),
+    st.text("0123456789abcdefABCDEF", max_size=10),
+    st.sampled_from(["xyz", "1.5", " 1", "+1", "123456789", "0x1", "\u00e9", "nan", "A", "\r"]),
+)
 row = st.tuples(st.tuples(label), st.tuples(*[integer] * 13), st.tuples(*[category] * 26)).map(
     lambda parts: [field for part in parts for field in part]
 )
@@ -75,6 +81,15 @@ def test_text_is_read_as_a_slow_reader_reads_it(
     assert_same(read(path), parse_slowly(text))
 
 
+@pytest.mark.parametrize("byte", sorted({*range(256)} - {*b"\t\n\r"}))
+def test_an_id_takes_no_byte_but_hex_digits(tmp_path: Path, byte: int) -> None:
+    path = tmp_path / "log.tsv"
+    for before, after in ((b"", b""), (b"1", b"1")):
+        text = line(cat_7="ID").encode().replace(b"ID", before + bytes([byte]) + after) + b"\n"
+        path.write_bytes(text)
+        assert_same(read(path), parse_slowly(text))
+
+
 def random_line(random: np.random.Generator) -> str:
     integers = ["" if random.random() < 0.2 else str(n) for n in random.integers(-3, 10**6, 13)]
     ids = ["" if random.random() < 0.2 else f"{n:08x}" for n in random.integers(0, 2**32, 26)]
@@ -87,7 +102,7 @@ def test_the_size_of_a_block_changes_nothing(
 ) -> None:
     random = np.random.default_rng(5)
     path = write_lines(tmp_path / "log.tsv", *(random_line(random) for _ in range(200)))
-    read_blocks = lines.read_blocks
+    read_blocks = delimited_text.read_blocks
     monkeypatch.setattr(
         "sparring_train.data.criteo_text.read_blocks",
         lambda *arguments: read_blocks(*arguments, block_bytes=block_bytes),

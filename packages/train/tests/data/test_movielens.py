@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from sparring.errors import DataError, InvalidArgumentError
 from sparring_train.data.movielens import read_ratings
@@ -91,6 +94,49 @@ def test_a_malformed_line_is_named(
     assert "row 3" in str(error)
     assert found in str(error)
     assert "expected" in str(error)
+
+
+def whole_number(text: str) -> int | None:
+    is_whole = re.fullmatch(r"-?[0-9]+", text)
+    return int(text) if is_whole and -(2**63) <= int(text) < 2**63 else None
+
+
+def rating(text: str) -> float | None:
+    is_decimal = re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", text)
+    return float(text) if is_decimal and 0 <= float(text) <= 5 else None
+
+
+near_digits = st.text("0123456789-+.:/aegfxGF@`\x00\x10\xff ", max_size=22)
+numbers = st.one_of(st.integers(-(2**64), 2**64).map(str), st.floats(-1, 6).map(repr), near_digits)
+
+
+@given(numbers, numbers, numbers)
+@example("9223372036854775807", "-9223372036854775808", "+4.5")
+@example("00000000000000000001", "-0", "05.")
+@example("1", "-9223372036854775809", "1")
+@example("1", "--1", "1")
+@example("1", "1", "1_0")
+@example("1", "1", "1e400")
+@example("1", "1", "1e-1")
+@example("1", "1", "nan")
+@example("1", "1" * 4000, "1")
+def test_fields_are_what_python_reads(
+    tmp_path_factory: pytest.TempPathFactory, user: str, item: str, stars: str
+) -> None:
+    path = written(tmp_path_factory.getbasetemp(), f"{HEADER}1,2,3,4\n{user},{item},{stars},5\n")
+    expected = {
+        "userId": whole_number(user),
+        "movieId": whole_number(item),
+        "rating": rating(stars),
+    }
+    wrong = next((name for name, value in expected.items() if value is None), None)
+    if wrong is not None:
+        error = refusal(path)
+        assert (error.row, error.column) == (3, wrong)
+        return
+    found = read_ratings(path)
+    assert (found.users[1], found.items[1]) == (expected["userId"], expected["movieId"])
+    assert found.ratings[1] == np.float32(expected["rating"])
 
 
 @pytest.mark.parametrize("row", [2, 30_000, 60_001])

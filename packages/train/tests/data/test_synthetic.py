@@ -144,8 +144,6 @@ def test_the_share_of_missing_values_is_the_share_asked_for() -> None:
 
 @pytest.mark.parametrize("file_format", ["tsv", "parquet"])
 def test_files_hold_the_log_that_is_in_memory(tmp_path: Path, file_format: str) -> None:
-    if file_format == "parquet":
-        pytest.importorskip("pyarrow", reason="Parquet needs pyarrow: sparring[parquet]")
     model = PlantedModel(seed=9, missing_fraction=0.3)
     files = write_synthetic(
         tmp_path / "new" / "folder",

@@ -79,7 +79,7 @@ def test_numbers_of_single_tables_are_refused_with_an_optimizer_of_keras() -> No
         trained(config(optimizer={"sparse": {"name": "keras.optimizers.Adagrad", "lr": 0.1} | own}))
 
 
-def test_looking_ahead_is_refused() -> None:
+def test_prefetch_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"training\.pipeline: .*framework: torch"):
         trained(config(training={"pipeline": True}))
 

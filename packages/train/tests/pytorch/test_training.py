@@ -27,12 +27,11 @@ from sparring.errors import (
     StorageIOError,
 )
 from sparring.runtime import pool as execution
-from sparring_torch.native_optimizers import native_optimizer
 from sparring_train.config.data import SyntheticCriteoData
 from sparring_train.config.run import RunConfig
 from sparring_train.data.planted_model import PlantedModel
 from sparring_train.data.synthetic import write_synthetic
-from sparring_train.pytorch.trainer import train
+from sparring_train.pytorch.trainer import native_optimizer, train
 from sparring_train.result import SilentProgress, TrainResult
 
 

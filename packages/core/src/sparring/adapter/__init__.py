@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from sparring.snapshot.format.manifest import TableDescription
     from sparring.snapshot.reader import Snapshot, open_place, open_snapshot
     from sparring.snapshot.writer import SnapshotWriter
-    from sparring.updates.by_name import method_or_native, native_class, optimizer_classes
     from sparring.updates.resolve import hyper_from, hypers_by_table, resolve_method
 
 __getattr__ = names_from(
@@ -107,7 +106,6 @@ __getattr__ = names_from(
         "sparring.snapshot.format.manifest": "TableDescription",
         "sparring.snapshot.reader": "Snapshot open_place open_snapshot",
         "sparring.snapshot.writer": "SnapshotWriter",
-        "sparring.updates.by_name": "method_or_native native_class optimizer_classes",
         "sparring.updates.resolve": "hyper_from hypers_by_table resolve_method",
     },
 )
@@ -123,10 +121,9 @@ __all__ = [
     "TableUpdate", "check_factors", "declared", "dot_product_dim", "dot_product_pairs",
     "empty_notice", "gather", "give_states", "given_storages", "hyper_from", "hypers_by_table",
     "join_job", "joined_container", "key_gradients", "looked_up_on_device", "lookups",
-    "make_plugin_manager", "membership_from", "method_or_native", "method_state", "native_class",
-    "non_finite_policy", "open_cuda", "open_nccl", "open_place", "open_snapshot",
-    "optimizer_classes", "pool", "pool_backward", "pool_weight_gradient", "pulls_on_device",
-    "resolve_method", "segment_sum", "shared_settings", "storage_device", "suggestion",
-    "told_on_device", "why_nccl_is_unavailable"
+    "make_plugin_manager", "membership_from", "method_state", "non_finite_policy", "open_cuda",
+    "open_nccl", "open_place", "open_snapshot", "pool", "pool_backward", "pool_weight_gradient",
+    "pulls_on_device", "resolve_method", "segment_sum", "shared_settings", "storage_device",
+    "suggestion", "told_on_device", "why_nccl_is_unavailable"
 ]
 # fmt: on

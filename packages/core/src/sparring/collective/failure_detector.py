@@ -19,8 +19,9 @@ a process can be noticed in no other way.
 from __future__ import annotations
 
 import datetime
+import math
 import os
-import selectors
+import select
 import socket
 import subprocess
 import sys
@@ -135,35 +136,27 @@ def monitor(listener: socket.socket, num_local_ranks: int, world_size: int) -> N
         num_local_ranks: how many ranks connect.
         world_size: ranks of the whole job, for the message.
     """
-    received: dict[socket.socket, str] = {}
-    message: str | None = None
-    limit: float | None = None
-    with selectors.DefaultSelector() as selector:
-        selector.register(listener, selectors.EVENT_READ)
-        num_ended = 0
-        while num_ended < num_local_ranks and (limit is None or time.monotonic() < limit):
-            for key, _ in selector.select(None if limit is None else 0.05):
-                if key.fileobj is listener:
-                    connection, _ = listener.accept()
-                    with suppress(OSError):  # it has ended already, which is read next
-                        connection.sendall(b".")
-                    received[connection] = ""
-                    selector.register(connection, selectors.EVENT_READ)
-                    continue
-                assert isinstance(key.fileobj, socket.socket)
-                connection = key.fileobj
-                text = _receive(connection)
-                received[connection] += text
-                if text.endswith("reported\n"):
-                    return
-                if text:
-                    continue
-                selector.unregister(connection)
-                num_ended += 1
-                if message is None and not received[connection].endswith("left\n"):
-                    message = _describe(received[connection], world_size)
-                    limit = time.monotonic() + _SETTLE_SECONDS
-    if message is not None:
+    listener.settimeout(_START_SECONDS)
+    received = {listener.accept()[0]: "" for _ in range(num_local_ranks)}
+    for connection in received:
+        with suppress(OSError):  # it has ended already, which is read next
+            connection.sendall(b".")
+    connected, message, limit = list(received), "", math.inf
+    while connected and time.monotonic() < limit:
+        for connection in select.select(connected, [], [], 0.05 if message else None)[0]:
+            text = ""
+            with suppress(ConnectionError):
+                text = connection.recv(65536).decode(errors="replace")
+            received[connection] += text
+            if text.endswith("reported\n"):
+                return
+            if text:
+                continue
+            connected.remove(connection)
+            if not message and not received[connection].endswith("left\n"):
+                message = _describe(received[connection], world_size)
+                limit = time.monotonic() + _SETTLE_SECONDS
+    if message:
         print(f"sparring: {message}", file=sys.stderr, flush=True)
 
 
@@ -177,12 +170,6 @@ def _describe(received: str, world_size: int) -> str:
     )
 
 
-def _receive(connection: socket.socket) -> str:
-    try:
-        return connection.recv(65536).decode(errors="replace")
-    except ConnectionError:
-        return ""
-
-
 if __name__ == "__main__":
-    monitor(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]))
+    with suppress(TimeoutError):  # a rank did not come so far
+        monitor(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]))

@@ -44,7 +44,8 @@ class PrefetchThread:
         self.counters = PrefetchCounters()
         self.unfinished: list[RunningPrefetch] = []
         self._thread = Threads("sparring-prefetch")
-        self._is_awaited_at_exit = False
+        # Registered after the end of the collective, and called before it.
+        at_exit(self.close)
 
     def begin(self, tables: Iterable[str], pull: Callable[[], None]) -> RunningPrefetch:
         """Begins a prefetch of rows of `tables`. No other may be running.
@@ -52,10 +53,6 @@ class PrefetchThread:
         Args:
             pull: runs on the thread.
         """
-        if not self._is_awaited_at_exit:
-            # Registered after the end of the collective, and called before it.
-            self._is_awaited_at_exit = True
-            at_exit(self.close)
         changed = {table: ChangedKeys() for table in tables}
         running = RunningPrefetch(self._thread.submit(pull), changed)
         self.unfinished.append(running)

@@ -33,11 +33,7 @@ _Result = TypeVar("_Result")
 
 
 def start_thread(call: Callable[[], object], name: str) -> threading.Thread:
-    """Runs a call on a daemon thread of its own.
-
-    Args:
-        name: for debuggers.
-    """
+    """Runs a call on a daemon thread of its own; `name` is for debuggers."""
     thread = threading.Thread(target=call, name=name, daemon=True)
     thread.start()
     return thread
@@ -86,11 +82,7 @@ class Threads:
         return threading.current_thread() in self._threads
 
     def close(self, timeout: float | None = None) -> None:
-        """Ends the threads when all calls have ended, for which it waits. A second call does nothing.
-
-        Args:
-            timeout: seconds to wait for each thread; None waits as long as it takes.
-        """
+        """Ends each thread after its last call, and waits for it so many seconds; None: without limit."""
         threads, self._threads = self._threads, []
         for _ in threads:
             self._calls.put(None)
@@ -139,7 +131,7 @@ class SerialExecutor:
             in Python, needs a thread of its own.
     """
 
-    def __init__(self, threads: Threads | None) -> None:
+    def __init__(self, threads: Threads | None = None) -> None:
         self._submit: Callable[[Callable[[], None]], object]
         self._submit = pool.submit if threads is None else threads.run
         self._lock = threading.Lock()
@@ -189,9 +181,6 @@ class SerialExecutor:
 
 class InlineExecutor(SerialExecutor):
     """Runs each job in `submit`: for jobs that take less time than waking a thread."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
 
     def submit(self, call: Callable[[], None]) -> Job:
         job = Job(call)

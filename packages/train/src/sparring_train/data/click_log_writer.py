@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import pyarrow
+from pyarrow import csv, parquet
 
 from sparring_train.data.click_log import ClickLog
 from sparring_train.data.criteo_format import COLUMNS, NUM_FEATURES, NUM_INTEGERS
-from sparring_train.data.criteo_parquet import import_pyarrow
 
-__all__ = ["text_of", "whole_file", "write_parquet", "write_tsv"]
-
-Characters = npt.NDArray[np.uint8]
+__all__ = ["whole_file", "write_parquet", "write_tsv"]
 
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 _SHIFTS = np.arange(28, -1, -4, dtype=np.int64)
-_TAB, _NEWLINE = ord("\t"), ord("\n")
+_TYPES = [pyarrow.int8()] + [pyarrow.int64()] * NUM_INTEGERS + [pyarrow.string()] * NUM_FEATURES
+_SCHEMA = pyarrow.schema(list(zip(COLUMNS, _TYPES, strict=True)))
 
 
 def write_tsv(path: str | PathLike[str], chunks: Iterable[ClickLog]) -> None:
@@ -33,9 +32,13 @@ def write_tsv(path: str | PathLike[str], chunks: Iterable[ClickLog]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    with whole_file(path) as temporary, temporary.open("wb") as file:
+    options = csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
+    with (
+        whole_file(path) as temporary,
+        csv.CSVWriter(temporary, _SCHEMA, write_options=options) as writer,
+    ):
         for chunk in chunks:
-            file.write(text_of(chunk))
+            writer.write_table(_table(chunk))
 
 
 def write_parquet(path: str | PathLike[str], chunks: Iterable[ClickLog]) -> None:
@@ -44,18 +47,11 @@ def write_parquet(path: str | PathLike[str], chunks: Iterable[ClickLog]) -> None
     The file appears when it is whole; one of that name is replaced.
 
     Raises:
-        PluginError: pyarrow is not installed.
         OSError: it cannot be written.
     """
-    pyarrow = import_pyarrow()
-    types = [pyarrow.int8()] + [pyarrow.int64()] * NUM_INTEGERS + [pyarrow.string()] * NUM_FEATURES
-    schema = pyarrow.schema(list(zip(COLUMNS, types, strict=True)))
-    with (
-        whole_file(path) as temporary,
-        pyarrow.parquet.ParquetWriter(temporary, schema) as writer,
-    ):
+    with whole_file(path) as temporary, parquet.ParquetWriter(temporary, _SCHEMA) as writer:
         for chunk in chunks:
-            writer.write_table(pyarrow.table(_arrow_columns(pyarrow, chunk), schema=schema))
+            writer.write_table(_table(chunk))
 
 
 @contextmanager
@@ -70,47 +66,13 @@ def whole_file(path: str | PathLike[str]) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def text_of(log: ClickLog) -> bytes:
-    """The rows as lines of text."""
-    # A row is built with each field at its greatest width, and what is 0 is then left out.
-    fields = [_digits(log.labels.astype(np.int64)[:, None], np.zeros((len(log), 1), np.bool_))]
-    fields.append(_digits(log.integers, log.is_missing_integer))
-    fields.append(_hex_digits(log.ids, log.is_missing_id))
-    text = np.concatenate([each.reshape(len(log), -1) for each in fields], axis=1)
-    text[:, -1] = _NEWLINE
-    return bytes(text[text != 0])
-
-
-def _digits(numbers: npt.NDArray[np.int64], is_missing: npt.NDArray[np.bool_]) -> Characters:
-    """``(n, columns, width)``: decimal digits and a tab, 0 where there is no digit."""
-    size = np.abs(numbers)
-    num_digits = len(str(int(size.max(initial=0))))
-    powers = 10 ** np.arange(num_digits - 1, -1, -1, dtype=np.int64)
-    rest = size[..., None] // powers
-    digits = (rest % 10 + ord("0")).astype(np.uint8)
-    digits[..., :-1] *= rest[..., :-1] > 0
-    sign = np.where(numbers < 0, ord("-"), 0).astype(np.uint8)[..., None]
-    text = np.concatenate([sign, digits, np.full_like(sign, _TAB)], axis=-1)
-    text[..., :-1] *= ~is_missing[..., None]
-    return text
-
-
-def _hex_digits(ids: npt.NDArray[np.int64], is_missing: npt.NDArray[np.bool_]) -> Characters:
-    digits = _HEX[(ids[..., None] >> _SHIFTS) & 15] * ~is_missing[..., None]
-    tabs = np.full((*ids.shape, 1), _TAB, np.uint8)
-    return np.concatenate([digits, tabs], axis=-1)
-
-
-def _arrow_columns(pyarrow: Any, log: ClickLog) -> list[Any]:
-    array: Callable[..., Any] = pyarrow.array
+def _table(log: ClickLog) -> Any:
     integers = zip(log.integers.T, log.is_missing_integer.T, strict=True)
-    text = _hex_digits(log.ids, log.is_missing_id)[..., :-1]
-    ids = np.ascontiguousarray(text.transpose(1, 0, 2)).view("S8")[..., 0].astype("U8")
-    return [
-        array(log.labels.astype(np.int8)),
-        *(array(numbers, mask=is_missing) for numbers, is_missing in integers),
-        *(
-            array(text, mask=missing)
-            for text, missing in zip(ids, log.is_missing_id.T, strict=True)
-        ),
+    digits = np.ascontiguousarray(_HEX[(log.ids.T[..., None] >> _SHIFTS) & 15])
+    texts = digits.view("S8")[..., 0].astype("U8")
+    ids = zip(texts, log.is_missing_id.T, strict=True)
+    columns = [
+        pyarrow.array(log.labels.astype(np.int8)),
+        *(pyarrow.array(values, mask=is_missing) for values, is_missing in [*integers, *ids]),
     ]
+    return pyarrow.table(columns, schema=_SCHEMA)

@@ -85,7 +85,6 @@ def read_clicks(
         DataError: a file is missing or malformed (with `path`, `row` and `column`), or there
             is no row at all. Files are opened while iterating, and so these are raised there.
         InvalidArgumentError: an argument is out of range.
-        PluginError: a Parquet file is met and pyarrow is not installed.
     """
     check_batch_size(batch_size)
     check_test_fraction(test_fraction)

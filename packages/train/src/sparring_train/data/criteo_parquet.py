@@ -3,12 +3,12 @@
 Columns are named ``label`` and either ``I1``…``I13``, ``C1``…``C26``, or ``int_1``…``int_13``,
 ``cat_1``…``cat_26``, or the latter counted from 0. Integers are whole numbers of any type, or
 text. Ids are hex text, or whole numbers that are taken as they are. Null, NaN and empty text
-are missing. Needs pyarrow, which is imported when the first file is read.
+are missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,26 +16,23 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow
+import pyarrow.compute
+from pyarrow import parquet, types
 
-from sparring.errors import DataError, PluginError
+from sparring.errors import DataError
 from sparring_train.data.batches import ClickBatch
 from sparring_train.data.criteo_format import (
-    MISSING_IDS,
     NUM_FEATURES,
     NUM_INTEGERS,
-    transform_integers,
+    OptionalNumbers,
+    click_batch,
+    hex_numbers,
+    whole_numbers,
 )
-from sparring_train.data.fields import (
-    PADDING,
-    Decoded,
-    Fields,
-    decode_hex,
-    decode_integers,
-    padded,
-)
-from sparring_train.data.lines import malformed
+from sparring_train.data.delimited_text import is_hex_number, is_whole_number, malformed
 
-__all__ = ["count_parquet_rows", "import_pyarrow", "read_parquet_rows"]
+__all__ = ["count_parquet_rows", "read_parquet_rows"]
 
 _ROWS_AT_ONCE = 1 << 14
 _SCHEMES = (("I{}", "C{}", 1), ("int_{}", "cat_{}", 1), ("int_{}", "cat_{}", 0))
@@ -44,50 +41,29 @@ _INTEGER = "a whole number that fits into 64 bits, or null"
 _ID = "1 to 8 hex digits, a whole number from 0, or null"
 
 
-def import_pyarrow() -> Any:
-    """The modules pyarrow and pyarrow.parquet, as ``pyarrow``.
-
-    Raises:
-        PluginError: pyarrow is not installed.
-    """
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise PluginError(
-            "Parquet files need pyarrow, which is not installed; run "
-            "pip install 'sparring[parquet]'",
-            requirement="pyarrow",
-        ) from error
-    return pyarrow
-
-
 def read_parquet_rows(path: Path) -> Iterator[ClickBatch]:
     """All rows of one file, in batches of bounded size.
 
     Raises:
         DataError: the file cannot be read, lacks a column, or holds a value that is none of
             the column's; `row` counts the file's records from 1.
-        PluginError: pyarrow is not installed.
     """
-    pyarrow = import_pyarrow()
-    with _reading(path, pyarrow), pyarrow.parquet.ParquetFile(path) as file:
+    with _reading(path), parquet.ParquetFile(path) as file:
         names = _column_names(file.schema_arrow.names, path)
         first_row = 1
         for records in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(names)):
-            yield _RecordReader(pyarrow, path, first_row).read(records, names)
+            yield _RecordReader(path, first_row).read(records, names)
             first_row += records.num_rows
 
 
 def count_parquet_rows(path: Path) -> int:
     """Records of one file, from its footer."""
-    pyarrow = import_pyarrow()
-    with _reading(path, pyarrow), pyarrow.parquet.ParquetFile(path) as file:
+    with _reading(path), parquet.ParquetFile(path) as file:
         return int(file.metadata.num_rows)
 
 
 @contextmanager
-def _reading(path: Path, pyarrow: Any) -> Iterator[None]:
+def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (pyarrow.ArrowException, OSError) as error:
@@ -122,16 +98,9 @@ def _column_names(found: list[str], path: Path) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
-    values: npt.NDArray[np.int64]
-    is_missing: npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
 class _RecordReader:
     """Turns one batch of records into arrays, and refuses what does not belong there."""
 
-    pyarrow: Any
     path: Path
     first_row: int
 
@@ -145,79 +114,54 @@ class _RecordReader:
             for name in names[1 : 1 + NUM_INTEGERS]
         ]
         ids = [self._ids(columns[name], name) for name in names[1 + NUM_INTEGERS :]]
-        return ClickBatch(
-            dense=transform_integers(
-                np.stack([column.values for column in integers], axis=1),
-                np.stack([column.is_missing for column in integers], axis=1),
-            ),
-            ids=np.stack(
-                [
-                    np.where(column.is_missing, missing, column.values)
-                    for column, missing in zip(ids, MISSING_IDS, strict=True)
-                ],
-                axis=1,
-            ),
-            labels=label.values.astype(np.float32),
-        )
+        return click_batch(label, integers, ids)
 
-    def _whole_numbers(self, array: Any, name: str, expected: str) -> _Column:
-        array, types = self._plain(array), self.pyarrow.types
+    def _whole_numbers(self, array: Any, name: str, expected: str) -> OptionalNumbers:
+        array = _plain(array)
         if types.is_large_binary(array.type):
-            return self._text(array, name, decode_integers, expected)
+            self._check_texts(is_whole_number, array, name, expected)
+            array = array.cast(pyarrow.int64())
         if types.is_floating(array.type):
             return self._floats(array, name, expected)
         if not types.is_integer(array.type):
             raise self._wrong_type(array, name, expected)
         return self._integers(array, name, expected)
 
-    def _ids(self, array: Any, name: str) -> _Column:
-        array, types = self._plain(array), self.pyarrow.types
+    def _ids(self, array: Any, name: str) -> OptionalNumbers:
+        array = _plain(array)
         if types.is_large_binary(array.type):
-            return self._text(array, name, decode_hex, _ID)
+            try:
+                return hex_numbers(array)
+            except ValueError:  # It names no row.
+                self._check_texts(is_hex_number, array, name, _ID)
+                raise
         if not types.is_integer(array.type):
             raise self._wrong_type(array, name, _ID)
         column = self._integers(array, name, _ID)
         self._check(column.values >= 0, array, name, _ID)
         return column
 
-    def _plain(self, array: Any) -> Any:
-        """Without dictionaries; text of all kinds as large_binary, booleans as integers."""
-        types = self.pyarrow.types
-        if types.is_dictionary(array.type):
-            array = array.dictionary_decode()
-        kinds = (types.is_string, types.is_large_string, types.is_binary)
-        if any(is_kind(array.type) for is_kind in kinds):
-            array = array.cast(self.pyarrow.large_binary())
-        if types.is_boolean(array.type):
-            array = array.cast(self.pyarrow.int8())
-        return array
-
-    def _integers(self, array: Any, name: str, expected: str) -> _Column:
-        is_missing = array.is_null().to_numpy(zero_copy_only=False)
-        values = array.fill_null(0).to_numpy(zero_copy_only=False)
-        if values.dtype == np.uint64:
+    def _integers(self, array: Any, name: str, expected: str) -> OptionalNumbers:
+        if array.type == pyarrow.uint64():
+            values = array.fill_null(0).to_numpy(zero_copy_only=False)
             self._check(values <= np.uint64(2**63 - 1), array, name, expected)
-        return _Column(values.astype(np.int64), is_missing)
+        return whole_numbers(array)
 
-    def _floats(self, array: Any, name: str, expected: str) -> _Column:
+    def _floats(self, array: Any, name: str, expected: str) -> OptionalNumbers:
         # A table that met nulls on its way through pandas has whole numbers as floats.
-        values = array.cast(self.pyarrow.float64()).fill_null(np.nan).to_numpy()
+        values = array.cast(pyarrow.float64()).fill_null(np.nan).to_numpy()
         is_missing = np.isnan(values)
         values = np.where(is_missing, 0.0, values)
         is_whole = (values == np.floor(values)) & (np.abs(values) < 2.0**63)
         self._check(is_whole, array, name, expected)
-        return _Column(values.astype(np.int64), is_missing)
+        return OptionalNumbers(values.astype(np.int64), is_missing)
 
-    def _text(self, array: Any, name: str, decode: Any, expected: str) -> _Column:
-        array = array.fill_null(b"")
-        _, offsets, data = array.buffers()
-        ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
-        text = memoryview(data)[ends[0] : ends[-1]] if data is not None else b""
-        shift = PADDING - ends[0]
-        fields = Fields(padded(text), ends[:-1] + shift, ends[1:] + shift)
-        decoded: Decoded = decode(fields)
-        self._check(decoded.is_valid | fields.is_empty, array, name, expected)
-        return _Column(decoded.values, fields.is_empty)
+    def _check_texts(
+        self, is_valid: Callable[[bytes], bool], array: Any, name: str, expected: str
+    ) -> None:
+        texts = array.to_pylist()
+        flags = np.array([text is None or is_valid(text) for text in texts], np.bool_)
+        self._check(flags, array, name, expected)
 
     def _check(self, is_valid: npt.NDArray[np.bool_], array: Any, name: str, expected: str) -> None:
         if is_valid.all():
@@ -236,3 +180,15 @@ class _RecordReader:
             found=str(array.type),
             expected=expected,
         )
+
+
+def _plain(array: Any) -> Any:
+    """Without dictionaries; text of all kinds as large_binary, null where empty; booleans as integers."""
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    kinds = types.is_string, types.is_large_string, types.is_binary, types.is_large_binary
+    if any(is_kind(array.type) for is_kind in kinds):
+        array = array.cast(pyarrow.large_binary())
+        is_empty = pyarrow.compute.equal(pyarrow.compute.binary_length(array), 0)
+        return pyarrow.compute.if_else(is_empty, None, array)
+    return array.cast(pyarrow.int8()) if types.is_boolean(array.type) else array

@@ -4,19 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+import pyarrow
 
 from sparring_train.data.batches import ClickBatch
-from sparring_train.data.criteo_format import COLUMNS, MISSING_IDS, NUM_INTEGERS, transform_integers
-from sparring_train.data.fields import decode_hex, decode_integers
-from sparring_train.data.lines import LineFormat, TextBlock, open_file, read_blocks
+from sparring_train.data.criteo_format import (
+    COLUMNS,
+    NUM_FEATURES,
+    NUM_INTEGERS,
+    OptionalNumbers,
+    click_batch,
+    hex_numbers,
+    whole_numbers,
+)
+from sparring_train.data.delimited_text import (
+    Column,
+    TextFormat,
+    is_hex_number,
+    is_whole_number,
+    open_file,
+    read_blocks,
+)
 
 __all__ = ["count_text_rows", "read_text_rows"]
 
-_FORMAT = LineFormat(COLUMNS, b"\t")
 _FIRST_ID = 1 + NUM_INTEGERS
 _COUNT_BYTES = 1 << 20
+
+
+def _is_label(field: bytes) -> bool:
+    return is_whole_number(field) and int(field) in (0, 1)
+
+
+def _is_integer(field: bytes) -> bool:
+    return not field or is_whole_number(field)
+
+
+def _is_id(field: bytes) -> bool:
+    return not field or is_hex_number(field)
+
+
+_LABEL = pyarrow.int64(), _is_label, "a label of 0 or 1"
+_INTEGER = pyarrow.int64(), _is_integer, "a whole number that fits into 64 bits, or nothing"
+_ID = pyarrow.string(), _is_id, "1 to 8 hex digits, or nothing"
+_FORMAT = TextFormat(
+    tuple(
+        Column(name, *(_LABEL if at == 0 else _INTEGER if at < _FIRST_ID else _ID))
+        for at, name in enumerate(COLUMNS)
+    ),
+    separator=b"\t",
+    alphabet=b"-0123456789abcdefABCDEF",
+)
 
 
 def read_text_rows(path: Path) -> Iterator[ClickBatch]:
@@ -27,8 +66,7 @@ def read_text_rows(path: Path) -> Iterator[ClickBatch]:
             what was found and what was expected are attributes.
     """
     with open_file(path) as file:
-        for block in read_blocks(file, path, _FORMAT):
-            yield _decode(block)
+        yield from read_blocks(file, path, _FORMAT, _decode)
 
 
 def count_text_rows(path: Path) -> int:
@@ -41,29 +79,14 @@ def count_text_rows(path: Path) -> int:
     return num_lines + (last != b"\n")
 
 
-def _decode(block: TextBlock) -> ClickBatch:
-    fields = block.fields
-    is_missing = fields.is_empty
-    labels = decode_integers(fields[:, 0])
-    integers = decode_integers(fields[:, 1:_FIRST_ID])
-    ids = decode_hex(fields[:, _FIRST_ID:])
-    is_valid = is_missing.copy()
-    is_valid[:, 0] = labels.is_valid & ((labels.values == 0) | (labels.values == 1))
-    is_valid[:, 1:_FIRST_ID] |= integers.is_valid
-    is_valid[:, _FIRST_ID:] |= ids.is_valid
-    if not is_valid.all():
-        line, column = np.unravel_index(int(np.argmin(is_valid)), is_valid.shape)
-        raise block.refusal(int(line), int(column), COLUMNS[column], _expected(int(column)))
-    return ClickBatch(
-        dense=transform_integers(integers.values, is_missing[:, 1:_FIRST_ID]),
-        ids=np.where(is_missing[:, _FIRST_ID:], MISSING_IDS, ids.values),
-        labels=labels.values.astype(np.float32),
+def _decode(table: Any) -> ClickBatch | None:
+    label, *integers = (whole_numbers(column) for column in table.columns[:_FIRST_ID])
+    if label.is_missing.any() or ((label.values != 0) & (label.values != 1)).any():
+        return None
+    # All features at once: each call of Arrow has its price.
+    texts = [chunk for column in table.columns[_FIRST_ID:] for chunk in column.chunks]
+    ids = hex_numbers(pyarrow.concat_arrays(texts))
+    split = zip(
+        ids.values.reshape(NUM_FEATURES, -1), ids.is_missing.reshape(NUM_FEATURES, -1), strict=True
     )
-
-
-def _expected(column: int) -> str:
-    if column == 0:
-        return "a label of 0 or 1"
-    if column < _FIRST_ID:
-        return "a whole number that fits into 64 bits, or nothing"
-    return "1 to 8 hex digits, or nothing"
+    return click_batch(label, integers, [OptionalNumbers(*each) for each in split])

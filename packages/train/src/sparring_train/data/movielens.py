@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import math
+import re
+from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
+import pyarrow
 
 from sparring.errors import DataError, InvalidArgumentError
 from sparring_train.data.batches import RatingBatch, concatenate
-from sparring_train.data.fields import Decoded, decode_decimals, decode_integers
-from sparring_train.data.lines import LineFormat, TextBlock, malformed, open_file, read_blocks
+from sparring_train.data.delimited_text import (
+    Column,
+    TextFormat,
+    is_whole_number,
+    malformed,
+    open_file,
+    read_blocks,
+)
 
 __all__ = ["read_ratings"]
 
 _REQUIRED = ("userId", "movieId", "rating")
 _KNOWN = (*_REQUIRED, "timestamp")
 _LONGEST_HEADER = 1 << 16
-_WHOLE = "a whole number that fits into 64 bits"
+_WHOLE = pyarrow.int64(), is_whole_number, "a whole number that fits into 64 bits"
+_DECIMAL = re.compile(rb"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 def read_ratings(
@@ -46,12 +56,16 @@ def read_ratings(
             f"and {highest_rating}"
         )
     path = Path(path)
+    is_rating = partial(_is_rating, lowest=lowest_rating, highest=highest_rating)
+    rating = pyarrow.float64(), is_rating, f"a rating from {lowest_rating:g} to {highest_rating:g}"
+    decode = partial(_decode, lowest_rating=lowest_rating, highest_rating=highest_rating)
     with open_file(path) as file:
-        line_format = LineFormat(_read_header(file, path), b",")
-        parts = [
-            _decode(block, line_format.columns, lowest_rating, highest_rating)
-            for block in read_blocks(file, path, line_format, first_row=2)
-        ]
+        columns = tuple(
+            Column(name, *(rating if name == "rating" else _WHOLE))
+            for name in _read_header(file, path)
+        )
+        text_format = TextFormat(columns, separator=b",", alphabet=b"-+.0123456789eE")
+        parts = list(read_blocks(file, path, text_format, decode, first_row=2))
     if not parts:
         raise DataError(
             f"{path}: found a header and no ratings, expected at least one line after it",
@@ -80,26 +94,19 @@ def _read_header(file: IO[bytes], path: Path) -> tuple[str, ...]:
     return names
 
 
-def _decode(
-    block: TextBlock, columns: tuple[str, ...], lowest_rating: float, highest_rating: float
-) -> RatingBatch:
-    decoded: dict[str, Decoded] = {}
-    for at, name in enumerate(columns):
-        column = block.fields[:, at]
-        if name == "rating":
-            numbers = decode_decimals(column)
-            is_valid = (numbers.values >= lowest_rating) & (numbers.values <= highest_rating)
-            decoded[name] = Decoded(numbers.values, numbers.is_valid & is_valid)
-        else:
-            decoded[name] = decode_integers(column)
-    is_wrong = ~np.logical_and.reduce([decoded[name].is_valid for name in columns])
-    if is_wrong.any():
-        line = int(np.argmax(is_wrong))
-        at = next(i for i, name in enumerate(columns) if not decoded[name].is_valid[line])
-        rating = f"a rating from {lowest_rating:g} to {highest_rating:g}"
-        raise block.refusal(line, at, columns[at], rating if columns[at] == "rating" else _WHOLE)
+def _is_rating(field: bytes, lowest: float, highest: float) -> bool:
+    # float() alone would also take "1_0", " 1", "infinity" and digits of other scripts.
+    return _DECIMAL.fullmatch(field) is not None and lowest <= float(field) <= highest
+
+
+def _decode(table: Any, lowest_rating: float, highest_rating: float) -> RatingBatch | None:
+    if any(column.null_count for column in table.columns):
+        return None
+    ratings = table.column("rating").to_numpy()
+    if not ((ratings >= lowest_rating) & (ratings <= highest_rating)).all():
+        return None
     return RatingBatch(
-        users=decoded["userId"].values,
-        items=decoded["movieId"].values,
-        ratings=decoded["rating"].values.astype(np.float32),
+        users=np.array(table.column("userId")),
+        items=np.array(table.column("movieId")),
+        ratings=ratings.astype(np.float32),
     )

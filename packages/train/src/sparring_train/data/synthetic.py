@@ -78,7 +78,6 @@ def write_synthetic(
     Raises:
         DataError: the folder cannot be written.
         InvalidArgumentError: an argument is out of range.
-        PluginError: Parquet is asked for and pyarrow is not installed.
     """
     if file_format not in _WRITERS:
         raise InvalidArgumentError(

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from sparring import StepContainer
-from sparring_tf.models import Dlrm, MatrixFactorization
+from sparring_tf import Dlrm, MatrixFactorization
 from sparring_train.config.run import RunConfig
 from sparring_train.data.batches import ClickBatch, RatingBatch
 from sparring_train.loop.click_source import ClickSource

@@ -15,22 +15,24 @@ from sparring import (
     PluginManager,
     State,
     StepContainer,
-    method_or_native,
     num_threads,
 )
 from sparring.contracts import UpdateMethod
 from sparring.errors import ConfigError, NonFiniteGradientError
-from sparring_tf.anchors import trained_table
-from sparring_tf.dense_ranks import broadcast
-from sparring_tf.exchanged_lookup import own_errors
-from sparring_tf.keras_optimizers import keras_optimizer
-from sparring_tf.optimizer import Optimizer
-from sparring_tf.saved_state import gather_state, restore_state
+from sparring_tf import (
+    Optimizer,
+    broadcast,
+    gather_state,
+    own_errors,
+    restore_state,
+    trained_table,
+)
 from sparring_train.config.model import MatrixFactorizationModel
 from sparring_train.config.run import RunConfig
 from sparring_train.keras.tasks import ClickTask, RatingTask, Task
 from sparring_train.loop.loop import micro_batches, run_training
 from sparring_train.loop.model import Source, Trained
+from sparring_train.optimizer_names import method_or_native, native_class, optimizer_classes
 from sparring_train.ranks import Ranks
 from sparring_train.result import Progress, TrainResult
 
@@ -46,7 +48,7 @@ def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) 
     """
     if config.training.pipeline:
         raise ConfigError(
-            "training.pipeline: looking batches up ahead is for framework torch; framework "
+            "training.pipeline: prefetch is for framework torch; framework "
             "tensorflow looks up inside its graph. Leave it out, or choose framework: torch",
             setting="training.pipeline",
         )
@@ -192,17 +194,9 @@ class _Trainer:
         """Over ranks, loss and gradients in one exchange."""
         if self._ranks.world_size == 1:
             return loss, gradients
-        # float64 holds every gradient, and the loss with them, without another exchange.
         arrays = [each.numpy() for each in gradients]
-        flat = np.concatenate([*(each.reshape(-1).astype(np.float64) for each in arrays), [loss]])
-        mean = self._ranks.mean(flat)
-        ends = np.cumsum([each.size for each in arrays])
-        parts = np.split(mean[:-1], ends[:-1]) if arrays else []
-        averaged = [
-            tf.convert_to_tensor(part.reshape(own.shape).astype(own.dtype))
-            for part, own in zip(parts, arrays, strict=True)
-        ]
-        return float(mean[-1]), averaged
+        *means, mean_loss = self._ranks.means([*arrays, np.array([loss])])
+        return float(mean_loss[0]), [tf.convert_to_tensor(each) for each in means]
 
     def _broken(self, gradients: list[Any]) -> str | None:
         for gradient, variable in zip(gradients, self._ordinary, strict=True):
@@ -224,3 +218,27 @@ def _joined(parts: tuple[Any, ...]) -> Any:
         tf.concat([each.indices for each in parts], 0),
         parts[0].dense_shape,
     )
+
+
+def keras_optimizer(name: str, hyperparameters: Mapping[str, Any], setting: str) -> Any:
+    """The optimizer that a configuration describes.
+
+    Args:
+        name: ``adagrad``, in any case, or ``keras.optimizers.Adagrad``.
+        hyperparameters: of the optimizer; `lr` is its learning rate.
+        setting: the dotted key of the section, for messages.
+
+    Raises:
+        ConfigError: `keras.optimizers` has no such optimizer, or it does not accept these.
+    """
+    known = optimizer_classes(keras.optimizers, keras.optimizers.Optimizer)
+    native = native_class(name, known, "keras.optimizers", f"{setting}.name")
+    given = dict(hyperparameters)
+    given["learning_rate"] = given.pop("lr")
+    try:
+        return native(**given)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{setting}: {native.__name__} does not accept {dict(hyperparameters)}: {error}",
+            setting=setting,
+        ) from error

@@ -63,7 +63,7 @@ class Trainer(Protocol):
 
         Args:
             batches: whole ones, the same on all ranks; each rank takes its own part. More of them
-                may be asked for than steps were made, to look up ahead.
+                may be asked for than steps were made, for prefetch.
 
         Raises:
             NonFiniteGradientError: a gradient holds NaN or infinity, and the policy is to raise;

@@ -12,9 +12,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from sparring import StepContainer
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
-from sparring_torch.models import Dlrm
-from sparring_torch.train_agent import tables_device
+from sparring_torch import Dlrm, KeyedJaggedTensor, tables_device
 from sparring_train.config.run import RunConfig
 from sparring_train.data.batches import ClickBatch
 from sparring_train.data.criteo_format import NUM_INTEGERS

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from sparring import StepContainer
-from sparring_torch.models import MatrixFactorization
-from sparring_torch.train_agent import tables_device
+from sparring_torch import MatrixFactorization, tables_device
 from sparring_train.config.run import RunConfig
 from sparring_train.data.batches import RatingBatch
 from sparring_train.loop.rating_source import RatingSource

@@ -6,16 +6,15 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparring import PluginManager, State, StepContainer, method_or_native, num_threads
+from sparring import PluginManager, State, StepContainer, num_threads
 from sparring.errors import ConfigError, NonFiniteGradientError
-from sparring_torch.native_optimizers import native_optimizer
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.pipelined_steps import Piece, pipelined_steps
-from sparring_torch.saved_state import (
+from sparring_torch import (
+    Optimizer,
     gather_random_state,
     gather_state,
     restore_random_state,
@@ -25,12 +24,14 @@ from sparring_train.config.model import MatrixFactorizationModel
 from sparring_train.config.run import RunConfig
 from sparring_train.loop.loop import micro_batches, run_training
 from sparring_train.loop.model import Source, Trained
+from sparring_train.optimizer_names import method_or_native, native_class, optimizer_classes
 from sparring_train.pytorch.click_task import ClickTask
+from sparring_train.pytorch.pipelined_steps import Piece, pipelined_steps
 from sparring_train.pytorch.rating_task import RatingTask
 from sparring_train.ranks import Ranks
 from sparring_train.result import Progress, TrainResult
 
-__all__ = ["train"]
+__all__ = ["native_optimizer", "train"]
 
 
 def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) -> TrainResult:
@@ -165,15 +166,11 @@ class _Trainer:
             for parameter in self._task.model.parameters()
             if parameter.grad is not None
         ]
-        # float64 holds every gradient, and the loss with them, without another exchange.
-        flat = torch.cat([*(each.reshape(-1).double().cpu() for each in gradients), torch.empty(1)])
-        flat[-1] = loss
-        mean = torch.from_numpy(self._ranks.mean(flat.numpy()))
-        for gradient, part in zip(
-            gradients, torch.split(mean[:-1], [each.numel() for each in gradients]), strict=True
-        ):
-            gradient.copy_(part.view_as(gradient))
-        return float(mean[-1])
+        arrays = [each.double().cpu().numpy() for each in gradients]
+        *means, mean_loss = self._ranks.means([*arrays, np.array([loss])])
+        for gradient, mean in zip(gradients, means, strict=True):
+            gradient.copy_(torch.from_numpy(mean))
+        return float(mean_loss[0])
 
     def _broken_parameter(self) -> str | None:
         model: nn.Module = self._task.model
@@ -255,3 +252,17 @@ def _dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimiz
             setting="optimizer.dense",
         ) from error
     return optimizer
+
+
+def native_optimizer(name: str, setting: str) -> type[torch.optim.Optimizer]:
+    """The class that a configuration names, ``adagrad``, in any case, or ``torch.optim.Adagrad``.
+
+    Args:
+        name: of the class.
+        setting: the dotted key that holds it, for messages.
+
+    Raises:
+        ConfigError: `torch.optim` has no such optimizer.
+    """
+    known = optimizer_classes(torch.optim, torch.optim.Optimizer)
+    return native_class(name, known, "torch.optim", setting)

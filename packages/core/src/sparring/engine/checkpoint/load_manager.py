@@ -46,7 +46,8 @@ class LoadManager:
         """A load in the background, until it was joined."""
         self.ended: Task[Loaded] | None = None
         """The last one, until `check` has looked at it."""
-        self._is_awaited_at_exit = False
+        # Registered after the end of the collective, and called before it.
+        at_exit(self._close_at_exit)
 
     def run(self, load: LoadJob) -> Loaded:
         """Loads on this thread."""
@@ -61,7 +62,6 @@ class LoadManager:
         """Loads on the event loop."""
         self.num_begun += 1
         self._load = load
-        self._await_at_exit()
         try:
             task = events.submit(load.run, name=f"load of {load.url}", report_failure=False)
         except BaseException as refusal:
@@ -145,13 +145,6 @@ class LoadManager:
             load.give_up(CancelledError())
         self._load, self.task, self.ended = None, None, task
         return True
-
-    def _await_at_exit(self) -> None:
-        """Has the program's end wait for a load before ranks part, which the end of collectives is
-        registered for before this."""
-        if not self._is_awaited_at_exit:
-            self._is_awaited_at_exit = True
-            at_exit(self._close_at_exit)
 
     def _close_at_exit(self) -> None:
         self.close(events.EXIT_SECONDS)

@@ -29,11 +29,11 @@ from sparring.adapter import SaveOptions, Snapshot, StepContainer, open_place, o
 from sparring.errors import DataError, SnapshotError
 
 __all__ = [
-    "RowsBeside",
-    "SaveBeside",
+    "SidecarRows",
+    "SidecarSave",
     "begun_save",
     "named_in",
-    "open_beside",
+    "open_sidecar",
     "prepared",
     "prepared_save",
 ]
@@ -43,7 +43,7 @@ _STALE_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class RowsBeside:
+class SidecarRows:
     """Place of a table's rows, as the file next to them says."""
 
     folder: str
@@ -59,16 +59,16 @@ class RowsBeside:
         return asdict(self)
 
 
-def named_in(plain: Any, table: str) -> RowsBeside:
-    """The `RowsBeside` of an `as_dict` result, from a file that anybody may have written.
+def named_in(plain: Any, table: str) -> SidecarRows:
+    """The `SidecarRows` of an `as_dict` result, from a file that anybody may have written.
 
     Raises:
         DataError: it is not that, or leads elsewhere than next to the file.
     """
-    fields = RowsBeside.__dataclass_fields__
+    fields = SidecarRows.__dataclass_fields__
     is_whole = isinstance(plain, Mapping) and set(plain) == set(fields)
     if is_whole and all(isinstance(each, str) for each in plain.values()):
-        found = RowsBeside(**plain)
+        found = SidecarRows(**plain)
         is_inside = found.folder not in {"", ".", ".."} and not {"/", "\0"} & set(found.folder)
         if is_inside and _SAVE.match(found.name):
             return found
@@ -78,7 +78,7 @@ def named_in(plain: Any, table: str) -> RowsBeside:
     )
 
 
-def open_beside(path: Path, rows: RowsBeside, table: str) -> Snapshot:
+def open_sidecar(path: Path, rows: SidecarRows, table: str) -> Snapshot:
     """The snapshot that a file names.
 
     Args:
@@ -112,7 +112,7 @@ def open_beside(path: Path, rows: RowsBeside, table: str) -> Snapshot:
     )
 
 
-class SaveBeside:
+class SidecarSave:
     """The snapshots of one save of a file.
 
     Args:
@@ -127,7 +127,7 @@ class SaveBeside:
         self.path = path
         """Of the file."""
         # Weakly: TensorFlow does not say when a checkpoint is written, and what stands for one stays.
-        self._rows = weakref.WeakKeyDictionary[StepContainer, RowsBeside]()
+        self._rows = weakref.WeakKeyDictionary[StepContainer, SidecarRows]()
         self._num_written = 0
 
     def write(self, container: StepContainer, place: int | None = None) -> None:
@@ -147,10 +147,10 @@ class SaveBeside:
         folder = _folder(self.path)
         saved = container.save(str(folder / name), options=SaveOptions(share=1.0))
         manifest_hash = open_snapshot(saved.url).manifest_hash
-        self._rows[container] = RowsBeside(folder.name, name, manifest_hash, "")
+        self._rows[container] = SidecarRows(folder.name, name, manifest_hash, "")
         self._num_written += 1
 
-    def rows(self, container: StepContainer, table: str) -> RowsBeside | None:
+    def rows(self, container: StepContainer, table: str) -> SidecarRows | None:
         """Entry of the file for a table; None: its container was not written."""
         known = self._rows.get(container)
         return None if known is None else replace(known, table=table)
@@ -168,13 +168,13 @@ class SaveBeside:
         place.remove_stale(_STALE_SECONDS)
 
 
-_prepared: ContextVar[SaveBeside | None] = ContextVar("prepared", default=None)
-_saves: dict[int, SaveBeside] = {}
+_prepared: ContextVar[SidecarSave | None] = ContextVar("prepared", default=None)
+_saves: dict[int, SidecarSave] = {}
 """Those under way, by the identity of what is written."""
 
 
 @contextmanager
-def prepared_save(save: SaveBeside) -> Iterator[None]:
+def prepared_save(save: SidecarSave) -> Iterator[None]:
     """Layers that Keras saves meanwhile name the snapshots of `save`, and write none."""
     token = _prepared.set(save)
     try:
@@ -183,12 +183,12 @@ def prepared_save(save: SaveBeside) -> Iterator[None]:
         _prepared.reset(token)
 
 
-def prepared() -> SaveBeside | None:
+def prepared() -> SidecarSave | None:
     """That of a `prepared_save`; None where Keras alone is at work."""
     return _prepared.get()
 
 
-def begun_save(written: object, path: Callable[[], Path]) -> SaveBeside:
+def begun_save(written: object, path: Callable[[], Path]) -> SidecarSave:
     """The save of a file that is under way, or a new one.
 
     Args:
@@ -200,7 +200,7 @@ def begun_save(written: object, path: Callable[[], Path]) -> SaveBeside:
     """
     save = _saves.get(id(written))
     if save is None:
-        save = SaveBeside(path())
+        save = SidecarSave(path())
         try:
             weakref.finalize(written, _saves.pop, id(written), None)
             _saves[id(written)] = save

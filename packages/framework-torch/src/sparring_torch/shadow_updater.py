@@ -19,10 +19,10 @@ from sparring_torch.probing import probe
 from sparring_torch.row_state import RowState
 from sparring_torch.shadow_parameter import ShadowParameter
 
-__all__ = ["NativeRoute"]
+__all__ = ["ShadowUpdater"]
 
 
-class NativeRoute:
+class ShadowUpdater:
     """How `Optimizer` updates tables by a class of torch.
 
     Args:

@@ -29,7 +29,7 @@ from sparring_tf.embedding import Embedding
 from sparring_tf.embedding_bag import EmbeddingBag
 from sparring_tf.model_files import save_model
 from sparring_tf.optimizer import Optimizer
-from sparring_tf.rows_beside import named_in
+from sparring_tf.sidecar import named_in
 
 IDS = np.arange(20, dtype=np.int64) * 10**15 - 7
 TARGETS = (np.arange(20) % 3).astype(np.float32)[:, None]
@@ -100,7 +100,7 @@ def test_a_file_goes_with_its_folder_under_another_name(tmp_path: Path) -> None:
     assert np.array_equal(loaded.predict(IDS, verbose=0), model.predict(IDS, verbose=0))
 
 
-def test_weights_and_files_unzipped_have_their_rows_beside_them(tmp_path: Path) -> None:
+def test_weights_and_files_unzipped_have_their_sidecar(tmp_path: Path) -> None:
     model = model_of()
     trained(model, 1)
     model.save_weights(tmp_path / "model.weights.h5")

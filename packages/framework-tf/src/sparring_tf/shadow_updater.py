@@ -13,14 +13,14 @@ from sparring.contracts import Storage
 from sparring.errors import InvalidArgumentError
 from sparring_tf.keras_shadow import KerasShadow
 
-__all__ = ["NativeRoute"]
+__all__ = ["ShadowUpdater"]
 
 # These keep the same state for a row under PyTorch and Keras, in the same order, so rows that one
 # has trained the other may go on with.
 _SHARED_STATE = ("Adagrad", "Adam", "AdamW")
 
 
-class NativeRoute:
+class ShadowUpdater:
     """How `Optimizer` updates tables by an optimizer of Keras.
 
     Args:

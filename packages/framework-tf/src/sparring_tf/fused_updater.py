@@ -12,10 +12,10 @@ import tensorflow as tf
 from sparring.adapter import StepContainer, give_states, hyper_from, hypers_by_table, method_state
 from sparring.contracts import MethodChoice, Storage, UpdateMethod
 
-__all__ = ["MethodRoute"]
+__all__ = ["FusedUpdater"]
 
 
-class MethodRoute:
+class FusedUpdater:
     """How `Optimizer` updates tables by an update method.
 
     Args:

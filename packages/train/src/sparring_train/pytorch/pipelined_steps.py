@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from sparring_torch.train_pipeline import TrainPipeline
+from sparring_torch import TrainPipeline
 
 __all__ = ["Piece", "Stepping", "pipelined_steps"]
 

@@ -6,11 +6,9 @@ from types import ModuleType
 
 import pytest
 
-from sparring.errors import ConfigError, InvalidArgumentError
-from sparring.plugins.registry import PluginManager, make_plugin_manager
-from sparring.updates.builtin import NativeMethod
-from sparring.updates.by_name import method_or_native, native_class, optimizer_classes
-from sparring.updates.resolve import hypers_by_table, resolve_method
+from sparring import NativeMethod, PluginManager, make_plugin_manager
+from sparring.errors import ConfigError
+from sparring_train.optimizer_names import method_or_native, native_class, optimizer_classes
 
 
 class Base:
@@ -67,11 +65,3 @@ def test_a_name_of_neither_is_refused_with_both_lists(
 
     with pytest.raises(ConfigError, match=r"frame.optimizers has no .* did you mean 'adam'"):
         method_or_native("adan", manager, make)
-
-
-def test_hyper_parameters_of_one_table_override_those_of_all() -> None:
-    method = resolve_method("sgd")
-    hypers = hypers_by_table(method, ["one", "two"], {"lr": 0.5}, {"two": {"lr": 0.25}})
-    assert [hypers["one"].lr, hypers["two"].lr] == [0.5, 0.25]
-    with pytest.raises(InvalidArgumentError, match="updates no table 'too'; did you mean 'two'"):
-        hypers_by_table(method, ["one", "two"], {}, {"too": {"lr": 0.25}})

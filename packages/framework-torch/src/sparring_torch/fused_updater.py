@@ -11,10 +11,10 @@ from torch import nn
 from sparring.adapter import StepContainer, give_states, hyper_from, hypers_by_table, method_state
 from sparring.contracts import HyperParameters, MethodChoice, Storage, UpdateMethod
 
-__all__ = ["MethodRoute"]
+__all__ = ["FusedUpdater"]
 
 
-class MethodRoute:
+class FusedUpdater:
     """How `Optimizer` updates tables by an update method.
 
     Each table has a param_group of its own, whose ``table`` is its name: schedulers, and code that

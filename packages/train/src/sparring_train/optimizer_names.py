@@ -9,15 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from sparring.contracts.updates import UpdateMethod
+from sparring import PluginManager, resolve_method, suggestion
+from sparring.contracts import UpdateMethod
 from sparring.errors import ConfigError, PluginError
-from sparring.runtime.suggestions import suggestion
-from sparring.updates.resolve import resolve_method
-
-if TYPE_CHECKING:
-    from sparring.plugins.registry import PluginManager
 
 __all__ = ["method_or_native", "native_class", "optimizer_classes"]
 

@@ -11,9 +11,9 @@ import numpy as np
 from sparring.adapter import Prefetch, StepContainer
 from sparring_torch.batch_paths import Call
 from sparring_torch.shadow_pooling import Plan
-from sparring_torch.train_agent import Ahead, TrainAgent
+from sparring_torch.train_agent import Prefetched, TrainAgent
 
-__all__ = ["BatchAhead"]
+__all__ = ["BatchPrefetch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class _Planned:
     plan: Plan
 
 
-class BatchAhead:
+class BatchPrefetch:
     """Looks all tables of all modules up in one exchange, on a background thread.
 
     Args:
@@ -48,7 +48,7 @@ class BatchAhead:
         if refusal is not None:
             names = dict.fromkeys(name for call in calls for name in call.module.agent.table_names)
             requests = [(name, np.empty(0, np.int64)) for name in names]
-        self._ahead: Prefetch = container.prefetch(requests, refusal=refusal)
+        self._prefetch: Prefetch = container.prefetch(requests, refusal=refusal)
 
     def give(self) -> None:
         """Hands what was looked up to the modules, for the forward pass that comes now.
@@ -56,22 +56,22 @@ class BatchAhead:
         Raises:
             SparringError: as `StepContainer.lookup_all`.
         """
-        lookups = iter(self._ahead.finish())
-        by_agent: dict[int, list[Ahead]] = {}
+        lookups = iter(self._prefetch.finish())
+        by_agent: dict[int, list[Prefetched]] = {}
         for each in self._planned:
             mine = [next(lookups) for _ in each.plan.requests]
-            by_agent.setdefault(id(each.agent), []).append(Ahead(each.plan, mine))
+            by_agent.setdefault(id(each.agent), []).append(Prefetched(each.plan, mine))
         for each in self._planned:
-            each.agent.give_ahead(by_agent[id(each.agent)])
+            each.agent.give_prefetched(by_agent[id(each.agent)])
 
     def withdraw(self) -> None:
         """Takes back what modules did not use."""
         for each in self._planned:
-            each.agent.give_ahead(())
+            each.agent.give_prefetched(())
 
     def drop(self) -> None:
         """Its turn will not come."""
-        self._ahead.drop()
+        self._prefetch.drop()
 
 
 def _planned(call: Call, batch: Any) -> _Planned:
