@@ -32,7 +32,8 @@ class MatrixFactorization(nn.Module):
     42(8), 2009. The bias is the first column of a row, so each table has one row an id.
 
     Args:
-        users, items: the two tables, of one dim: 1 for the bias and the elements of a vector.
+        users: table of users; its dim is 1 for the bias and the elements of a vector.
+        items: table of items, of the same dim.
         mean: of the ratings that will be trained on.
         storage: what keeps the tables.
         container: where they live; None leaves it to the `Optimizer`.
@@ -72,7 +73,8 @@ class MatrixFactorization(nn.Module):
         """Sum over the ratings of the squared error and of the penalties on what it met.
 
         Args:
-            users, items: ids ``(b,)`` each.
+            users: ids ``(b,)``.
+            items: ids ``(b,)``.
             ratings: ``(b,)``.
             embedding_l2: weight of the squared vectors of a rating's user and item.
             bias_l2: weight of their squared biases.
