@@ -33,7 +33,7 @@ BUILD_TOOLS = ("scikit-build-core>=0.10", "pybind11>=2.13", "hatchling", "cmake"
 # themselves declare a range.
 TORCH = "torch==2.13.0"
 
-# What the TensorFlow adapter is tested with, beside torch; and all releases that one wheel is proven on.
+# What the TensorFlow adapter is tested with, next to torch; and all releases that one wheel is proven on.
 TENSORFLOW = "tensorflow-cpu==2.21.0"
 TENSORFLOW_RELEASES = ("2.16.2", "2.18.1", "2.20.0", "2.21.0")
 
@@ -90,7 +90,7 @@ def apt_install(session: nox.Session, names: Iterable[str]) -> bool:
     """Installs system packages, where root may; returns whether it did."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         return False
-    # Debian would also start servers of its own, which nobody asked for.
+    # Debian would also start servers of its own, which no one asked for.
     env = {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     for command in (["update", "--quiet"], ["install", "--quiet", "--yes", *names]):
         session.run("apt-get", *command, external=True, silent=True, env=env)
@@ -100,7 +100,7 @@ def apt_install(session: nox.Session, names: Iterable[str]) -> bool:
 def system_packages(session: nox.Session, *packages: str) -> list[str]:
     """Those of our `packages` whose system packages are there; root gets what is missing installed.
 
-    For anybody else it says which command to run, and leaves out what needs it.
+    Other users are told which command to run, and what needs the packages is left out.
     """
     missing = {
         package: [
@@ -259,7 +259,7 @@ def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
 
 @nox.session
 def tests_tensorflow(session: nox.Session) -> None:
-    """Runs the TensorFlow adapter's tests where there is no torch, then those beside it. Needs g++."""
+    """Runs the TensorFlow adapter's tests without torch, then those that need both. Needs g++."""
     given = next((each for each in session.posargs if each.startswith(GIVEN_WHEELS)), None)
     chosen = [each for each in session.posargs if each != given]
 
@@ -271,8 +271,8 @@ def tests_tensorflow(session: nox.Session) -> None:
             install_made(session, wheels, "core", *packages, extras=TEST_EXTRAS)
 
     # An environment that is kept has them from the last run.
-    beside = ("torch", "sparring-torch")
-    session.run("pip", "uninstall", "--yes", "--quiet", *beside, silent=True, success_codes=[0, 1])
+    torch = ("torch", "sparring-torch")
+    session.run("pip", "uninstall", "--yes", "--quiet", *torch, silent=True, success_codes=[0, 1])
     session.install(TENSORFLOW, "pytest-xdist", silent=True)
     install("testing", "backend-hkv", "framework-tf", "train")
     keras = "packages/train/tests/keras"
@@ -293,11 +293,11 @@ def sizes(at_length: bool) -> dict[str, str]:
 
 
 def run_pytest(session: nox.Session, *arguments: str, at_length: bool = False) -> None:
-    """Runs tests side by side; then, one at a time, those that measure time or fill the machine."""
-    beside = ("-n", "auto", "--maxprocesses", "8", "--dist", "worksteal")
+    """Runs tests in parallel; then, one at a time, those that measure time or fill the machine."""
+    parallel = ("-n", "auto", "--maxprocesses", "8", "--dist", "worksteal")
     kept = "" if at_length else " and not long"
     # Code 5: there are none, of those that run alone.
-    passes = {(*beside, "-m", f"not alone{kept}"): [0], ("-m", f"alone{kept}"): [0, 5]}
+    passes = {(*parallel, "-m", f"not alone{kept}"): [0], ("-m", f"alone{kept}"): [0, 5]}
     failed = []
     for options, success_codes in passes.items():
         try:
@@ -345,7 +345,7 @@ def build_wheels(
 ) -> None:
     """Builds wheels of core and the packages named. Installs core's, for the others need its header.
 
-    C++ tests and modules for tests, if `options` ask for them, are built beside what the wheels hold,
+    C++ tests and modules for tests, if `options` ask for them, are built with what the wheels hold,
     so that nothing is compiled twice.
     """
     settings = {
@@ -605,7 +605,7 @@ def reliability(session: nox.Session) -> None:
 
 @nox.session
 def benchmarks_tensorflow(session: nox.Session) -> None:
-    """Prints the figures of the TensorFlow adapter, beside keras.layers.Embedding and TFRA."""
+    """Prints the figures of the TensorFlow adapter, with those of keras.layers.Embedding and TFRA."""
     session.install(TENSORFLOW, silent=True)
     install_family(session, "backend-hkv", "framework-tf", "train", extras={"train": "[report]"})
     env = {"PYTHONPATH": str(ROOT), "SPARRING_BENCHMARK_TFRA_PYTHON": tfra_python(session)}

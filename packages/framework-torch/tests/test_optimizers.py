@@ -12,10 +12,10 @@ from torch import Tensor
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch import shadow_updater
-from sparring_torch.block_stepping import BLOCK_BYTES
+from sparring_torch.block_step import BLOCK_BYTES
 from sparring_torch.embedding import Embedding
 from sparring_torch.optimizer import Optimizer
-from sparring_torch.probing import probe
+from sparring_torch.optimizer_probe import probe
 
 DIM = 3
 

@@ -23,14 +23,14 @@ from sparring.contracts import (
     Storage,
     TableConfig,
 )
+from sparring_redis.client_factory import open_client
 from sparring_redis.deadline import Deadline
 from sparring_redis.description import agree_on_buckets, description_slot, found_label
 from sparring_redis.eviction import check_that_rows_stay
 from sparring_redis.layout import Layout
-from sparring_redis.opening import open_client
 from sparring_redis.options import RedisOptions
 from sparring_redis.ownership import Ownership
-from sparring_redis.scanning import BucketScan
+from sparring_redis.scan import BucketScan
 
 __all__ = ["RedisStorage", "found_table"]
 

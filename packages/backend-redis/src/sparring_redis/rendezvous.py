@@ -24,9 +24,9 @@ from sparring import EnvironmentOptions, membership_from
 from sparring.contracts import Membership, Rendezvous, ShardMap
 from sparring.errors import DeadlineError, InvalidArgumentError
 from sparring_redis.client import Command
+from sparring_redis.client_factory import open_client
 from sparring_redis.connection import packed
 from sparring_redis.deadline import Deadline
-from sparring_redis.opening import open_client
 from sparring_redis.options import RedisRendezvousOptions
 
 __all__ = ["RedisRendezvous"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparring._lazy import names_from
-from sparring._loading import load_native
+from sparring._loader import load_native
 
 if TYPE_CHECKING:
     from sparring._version import __version__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 
-from sparring._loading import load_native
+from sparring._loader import load_native
 
 __all__ = ["names_from"]
 

@@ -29,7 +29,7 @@ from sparring.errors import (
 from sparring.runtime.events import BackgroundError, EventLoop
 from sparring.storage.load import begin_load
 from sparring.storage.memory import MemoryStorage
-from sparring_train.metrics_files.reading import read_metrics
+from sparring_train.metrics_files.container_metrics import read_metrics
 
 from .test_flush import KEYS, container_of, take_step
 

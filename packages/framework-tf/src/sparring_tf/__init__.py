@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from sparring_tf.registering import register_with_tensorflow
+from sparring_tf.registration import register_with_tensorflow
 
 if TYPE_CHECKING:
     from sparring_tf.anchors import trained_table

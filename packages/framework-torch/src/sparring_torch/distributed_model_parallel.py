@@ -23,7 +23,7 @@ from sparring.adapter import (
     make_plugin_manager,
 )
 from sparring.errors import InvalidArgumentError
-from sparring_torch.rank_averaging import RankAveraging, broadcast
+from sparring_torch.gradient_average import RankAveraging, broadcast
 from sparring_torch.train_agent import agents_of
 
 __all__ = ["DistributedModelParallel"]

@@ -12,10 +12,10 @@ import torch
 from sparring.adapter import StepContainer, TableState, TableUpdate, give_states, storage_device
 from sparring.contracts import Storage
 from sparring.errors import InvalidArgumentError
-from sparring_torch.block_stepping import BLOCK_BYTES, step_in_blocks
+from sparring_torch.block_step import BLOCK_BYTES, step_in_blocks
 from sparring_torch.device_kernels import tensor_device
 from sparring_torch.device_memory import memory_errors
-from sparring_torch.probing import probe
+from sparring_torch.optimizer_probe import probe
 from sparring_torch.row_state import RowState
 from sparring_torch.shadow_parameter import ShadowParameter
 

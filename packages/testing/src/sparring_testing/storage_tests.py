@@ -18,16 +18,16 @@ from sparring_testing.machine import StateMachineTests
 from sparring_testing.native_handle import NativeHandleTests
 from sparring_testing.ownership import OwnershipTests
 from sparring_testing.policies import OpenBounded, PolicyTests
-from sparring_testing.reading import ReadingTests
+from sparring_testing.reads import ReadingTests
 from sparring_testing.refusal import RefusalTests
 from sparring_testing.samples import MakeStorage, table_of
-from sparring_testing.scanning import ScanTests
+from sparring_testing.scans import ScanTests
 from sparring_testing.scores import ScoreTests
 from sparring_testing.sizes import SizeTests
 from sparring_testing.threads import ThreadTests
-from sparring_testing.updating import UpdateTests
+from sparring_testing.updates import UpdateTests
 from sparring_testing.values import ValueTests
-from sparring_testing.writing import WritingTests
+from sparring_testing.writes import WritingTests
 
 __all__ = ["StorageTests"]
 

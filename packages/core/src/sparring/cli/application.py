@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sparring._loading import native_failure
+from sparring._loader import native_failure
 from sparring._version import __version__
 from sparring.cli import plugin
 from sparring.cli.context import CommandContext, context_of

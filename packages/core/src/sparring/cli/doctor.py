@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sparring._loading import native_failure
+from sparring._loader import native_failure
 from sparring.cli.context import context_of
 from sparring.cli.machine import (
     Machine,

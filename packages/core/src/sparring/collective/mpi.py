@@ -28,7 +28,7 @@ from sparring.collective.notices import (
     NoticeKind,
     empty_notice,
 )
-from sparring.collective.polling import Pause, PolledWork
+from sparring.collective.polled_work import Pause, PolledWork
 from sparring.contracts.collective import NUM_TAGS, Array, Collective, Work, WorkContext
 from sparring.contracts.options import Options
 from sparring.contracts.rendezvous import Membership

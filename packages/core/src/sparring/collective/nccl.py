@@ -41,7 +41,7 @@ from sparring.collective.nccl_library import (
     open_cuda,
     open_nccl,
 )
-from sparring.collective.polling import PolledWork
+from sparring.collective.polled_work import PolledWork
 from sparring.contracts.collective import Array, Collective, Work
 from sparring.contracts.options import Options
 from sparring.contracts.rendezvous import Membership

@@ -19,9 +19,9 @@ from sparring.errors import (
     InvalidArgumentError,
     StorageIOError,
 )
+from sparring_train.metrics_files.container_metrics import read_metrics
 from sparring_train.metrics_files.json_lines import JsonLines
 from sparring_train.metrics_files.prometheus import PrometheusFile
-from sparring_train.metrics_files.reading import read_metrics
 
 if TYPE_CHECKING:
     from sparring import StepContainer, Task

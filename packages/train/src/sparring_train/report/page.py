@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 
 from sparring.errors import DataError
-from sparring_train.report.drawing import Figure, draw_figures
+from sparring_train.report.figures import Figure, draw_figures
 from sparring_train.report.recorder import RunRecorder
 from sparring_train.result import TrainResult
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_torch.block_stepping import step_in_blocks
+from sparring_torch.block_step import step_in_blocks
 from sparring_torch.row_state import RowState
 from sparring_torch.shadow_parameter import ShadowParameter
 
