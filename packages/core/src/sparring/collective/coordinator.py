@@ -25,6 +25,7 @@ from sparring.errors import (
     SnapshotError,
     SparringError,
 )
+from sparring.runtime.threads import start_thread
 
 __all__ = ["Coordinator"]
 
@@ -144,9 +145,7 @@ class Coordinator:
     def start(self) -> None:
         """Begins work of minutes, perhaps; `agree` or `abort` must follow."""
         if self._collective.world_size > 1:
-            name = "sparring-heartbeat"
-            self._heartbeat = threading.Thread(target=self._beat, name=name, daemon=True)
-            self._heartbeat.start()
+            self._heartbeat = start_thread(self._beat, "sparring-heartbeat")
 
     def check(self) -> None:
         """Called between pieces of work.

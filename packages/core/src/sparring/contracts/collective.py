@@ -374,7 +374,7 @@ def empty_for(header: Header, dtype: np.dtype[Any], peer: int) -> Array:
         found = name.rstrip(b"\0").decode("ascii", "replace")
         raise InvalidArgumentError(
             f"collective: all ranks must give one dtype; this rank gave {dtype} and rank {peer} "
-            f"{found!r}"
+            f"{found!r}; convert the arrays first"
         )
     return np.empty(tuple(map(int, header[3 : 3 + int(header[2])])), dtype)
 

@@ -12,6 +12,8 @@ memory.
 
 Shapes as in `sparring.kernels.functions`: ``n`` ids, ``u`` keys, ``b`` bags; ids, keys, inverse,
 segments and offsets are int64, rows and weights float32 or float64.
+
+The file is long because the set is one class: an author of another one reads it from top to bottom.
 """
 
 from __future__ import annotations

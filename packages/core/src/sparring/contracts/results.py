@@ -159,7 +159,7 @@ def check_rows(rows: npt.ArrayLike, count: int, table: TableConfig) -> Rows:
     if array.shape != expected:
         raise InvalidArgumentError(
             f"rows of table {table.name!r} must have shape {expected} (keys, width), found "
-            f"{array.shape}",
+            f"{array.shape}; give each key one row",
             table=table.name,
             expected=expected,
             shape=array.shape,
@@ -179,7 +179,8 @@ def check_scores(scores: npt.ArrayLike, count: int, table: str) -> Scores:
     array = as_array(scores, f"scores for table {table!r}")
     if array.shape != (count,):
         raise InvalidArgumentError(
-            f"scores for table {table!r} must have shape ({count},), found {array.shape}",
+            f"scores for table {table!r} must have shape ({count},), found {array.shape}; "
+            "give each key one score",
             table=table,
             shape=array.shape,
         )
@@ -187,7 +188,8 @@ def check_scores(scores: npt.ArrayLike, count: int, table: str) -> Scores:
     if array.size and (not is_whole or array.min() < 0):
         raise InvalidArgumentError(
             f"scores for table {table!r} must be whole numbers from 0 to 2**64-1, found "
-            + (f"{array.min()}" if is_whole else f"dtype {array.dtype}"),
+            + (f"{array.min()}" if is_whole else f"dtype {array.dtype}")
+            + "; convert them to uint64",
             table=table,
             dtype=str(array.dtype),
         )
@@ -272,13 +274,14 @@ def check_note(table: str, name: str, text: str | None) -> None:
     """
     if not isinstance(name, str) or _NOTE_NAME.match(name) is None:
         raise InvalidArgumentError(
-            f"note of table {table!r}: its name must be lowercase letters and _, found {name!r}",
+            f"note of table {table!r}: its name must be lowercase letters and _, found {name!r}; "
+            "rename it",
             table=table,
         )
     if text is not None and (not isinstance(text, str) or len(text) > _MOST_NOTE):
         found = f"{len(text)} characters" if isinstance(text, str) else type(text).__name__
         raise InvalidArgumentError(
             f"note {name!r} of table {table!r}: must be a text of at most {_MOST_NOTE} characters, "
-            f"found {found}",
+            f"found {found}; shorten it, or leave it out",
             table=table,
         )

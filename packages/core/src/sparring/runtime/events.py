@@ -65,7 +65,9 @@ class EventLoop(Closable):
     ) -> None:
         if capacity < 1 or num_threads < 1:
             found = f"capacity={capacity} and num_threads={num_threads}"
-            raise InvalidArgumentError(f"an event loop needs at least 1 of both, found {found}")
+            raise InvalidArgumentError(
+                f"an event loop needs at least 1 of both, found {found}; raise it"
+            )
         self.capacity = capacity
         self.num_threads = num_threads
         self.deadline_seconds = deadline_seconds

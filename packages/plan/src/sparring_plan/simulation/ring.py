@@ -1,4 +1,4 @@
-"""The ring's own rules, in simulated time: those of `sparring.exchange.pull` and `pushing`."""
+"""The ring's own rules, in simulated time: those of `sparring.exchange.pull` and `sparring.exchange.push`."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def open_file(path: Path) -> Iterator[IO[bytes]]:
         DataError: missing, a directory, not readable, or not gzip.
     """
     if path.is_dir():
-        raise DataError(f"{path}: is a directory, expected a file", path=str(path))
+        raise DataError(f"{path}: is a directory, expected a file; name one", path=str(path))
     try:
         with path.open("rb") as file:
             yield cast(IO[bytes], gzip.GzipFile(fileobj=file)) if path.suffix == ".gz" else file
