@@ -1,4 +1,4 @@
-// What sparring._native has for whole collections; see sparring/collection.py.
+// Bindings for lookups and steps over whole collections: `Collection` of _native.pyi.
 #ifndef SPARRING_BINDINGS_COLLECTION_H_
 #define SPARRING_BINDINGS_COLLECTION_H_
 

@@ -56,7 +56,7 @@ class AdmissionFilter {
   void join(std::string_view saved);
 
  private:
-  // The twins, called under the lock.
+  // The methods above, called under the lock.
   virtual void decide_impl(const int64_t* keys, int64_t count, int64_t step,
                            uint8_t* is_admitted) const = 0;
   virtual void record_impl(const int64_t* keys, const uint8_t* is_admitted, int64_t count) = 0;

@@ -1,6 +1,6 @@
 """Every key of a configuration has an effect on `sparring train`: data, model, tables, optimizers.
 
-The other keys are in `test_config_effects_running`.
+The other keys are in `test_effects_running`.
 """
 
 from __future__ import annotations

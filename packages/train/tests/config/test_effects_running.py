@@ -1,5 +1,5 @@
 """Every key of a configuration has an effect on `sparring train`: training, snapshots, ranks, what
-is written, and any section that `test_config_effects` does not have.
+is written, and any section that `test_effects` does not have.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class Inquiry:
         """Root cause of a wait for `peer`: the end of the chain of waiting ranks.
 
         A rank says only one of those that it waits for. Where the chain ends at a rank that is
-        alive, one that says nothing at all is to blame instead, if there is one.
+        alive, it is one that says nothing at all, if there is one.
 
         Args:
             asked: the ranks that answer if they can.

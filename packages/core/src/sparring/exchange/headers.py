@@ -87,7 +87,7 @@ class Phase(IntEnum):
             Phase.PUSH: "applies a step",
             Phase.COMMIT: "is about to write a step",
             Phase.ENDED: "has ended",
-            Phase.REFRESH: "refreshes rows that it looked up ahead",
+            Phase.REFRESH: "refreshes prefetched rows",
         }[self]
 
 

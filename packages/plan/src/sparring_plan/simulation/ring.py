@@ -1,4 +1,4 @@
-"""The ring's own rules, in simulated time: those of `sparring.exchange.pull` and `sparring.exchange.push`."""
+"""The ring's own rules, in simulated time: those of `exchange.pull` and `exchange.push` of core."""
 
 from __future__ import annotations
 
