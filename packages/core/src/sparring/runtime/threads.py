@@ -74,8 +74,13 @@ class Threads:
 
     def run(self, call: Callable[[], object]) -> None:
         """Begins a call that does not raise. One thread at a time begins calls."""
-        self.start()
-        self._calls.put(call)
+        self._calls.put(call)  # first: a thread that starts begins it while this one goes on
+        try:
+            self.start()
+        except RuntimeError:
+            if not self._threads:
+                self._calls = queue.SimpleQueue()  # it is refused, and must not run later
+                raise
 
     def is_current(self) -> bool:
         """Whether the calling thread is one of these."""
