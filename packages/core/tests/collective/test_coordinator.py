@@ -84,6 +84,32 @@ def test_what_differs_is_named_with_both_values_and_the_rank() -> None:
         assert (found.setting, found.rank) == ("nested.dim", 2)
 
 
+@pytest.mark.parametrize(
+    ("first", "other", "texts"),
+    [
+        ({"a": None}, {}, ("null", "missing")),
+        ({"a": True}, {"a": 1}, ("true", "1")),
+        ({"a": {"b": 1}}, {"a": [1]}, ('{"b": 1}', "[1]")),
+    ],
+)
+def test_values_that_only_python_takes_for_equal_differ(
+    first: dict[str, object], other: dict[str, object], texts: tuple[str, str]
+) -> None:
+    def body(collective: Collective) -> str:
+        with pytest.raises(InvalidArgumentError) as caught:
+            Coordinator(collective, "a task").all_equal(
+                other if collective.rank else first, "ranks differ", "mend it"
+            )
+        return str(caught.value)
+
+    expected = f"ranks differ: a is {texts[0]} on rank 0 and {texts[1]} on rank 1; mend it"
+    assert run_ranks(2, body) == [expected] * 2
+
+
+def test_not_a_number_equals_itself() -> None:
+    run_ranks(2, lambda it: Coordinator(it, "a task").all_equal({"a": float("nan")}, "", ""))
+
+
 def work_until_stopped(made: Coordinator) -> None:
     while True:
         made.check()

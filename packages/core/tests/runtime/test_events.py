@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import os
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -47,6 +49,51 @@ def threads_of_loops() -> set[threading.Thread]:
 
 
 # -- running --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_a_coroutine_that_would_end_the_program_fails_alone(kind: type[BaseException]) -> None:
+    async def leave() -> None:
+        raise kind
+
+    async def go_on() -> str:
+        return "going on"
+
+    loop = EventLoop()
+    failed = loop.submit(leave, name="leave")
+    with pytest.raises(kind):
+        failed.result(WAIT)
+    time.sleep(0.1)  # for a loop that ends to be gone
+    assert loop.submit(go_on).result(WAIT) == "going on"
+    with pytest.raises(BackgroundError, match="leave"):
+        loop.close()
+
+
+def test_a_loop_that_cannot_be_made_is_an_error_and_can_be_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused() -> None:
+        raise OSError("too many open files")
+
+    loop = EventLoop()
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio.events, "new_event_loop", refused)
+        patched.setattr(asyncio, "new_event_loop", refused)
+        with pytest.raises(OSError, match="too many open files"):
+            loop.submit(lambda: None)
+    assert loop.num_outstanding == 0
+    assert loop.submit(lambda: 7).result(WAIT) == 7
+    loop.close()
+
+
+def test_a_loop_that_is_dropped_is_freed() -> None:
+    loop = EventLoop()
+    loop.submit(lambda: None).result(WAIT)
+    loop.drain()
+    found = weakref.ref(loop)
+    del loop
+    gc.collect()
+    assert found() is None
 
 
 def test_coroutines_run_on_one_loop_of_another_thread(loop: EventLoop) -> None:

@@ -225,12 +225,14 @@ def _differences(first: Any, other: Any, name: str = "") -> list[tuple[str, str,
         found = []
         for key in sorted({*first, *other}):
             below = f"{name}.{key}" if name else key
-            found += _differences(first.get(key), other.get(key), below)
+            found += _differences(first.get(key, _MISSING), other.get(key, _MISSING), below)
         return found
-    if first == other:
-        return []
-    return [(name, _shown(first), _shown(other))]
+    # By their text: to Python True is 1, and NaN is not NaN.
+    texts = [
+        "missing" if each is _MISSING else json.dumps(each, sort_keys=True)
+        for each in (first, other)
+    ]
+    return [] if texts[0] == texts[1] else [(name, texts[0], texts[1])]
 
 
-def _shown(value: Any) -> str:
-    return "missing" if value is None else json.dumps(value)
+_MISSING = object()

@@ -114,14 +114,16 @@ def _connect(mpi: Any, communicator: Any) -> socket.socket:
                 [sys.executable, "-m", __name__, *map(str, numbers)],
                 pass_fds=[listener.fileno()],
                 stdin=subprocess.DEVNULL,
+                # It finds the same modules as this process, and none in the current folder.
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONSAFEPATH": "1"},
                 start_new_session=True,  # out of the process group that the launcher kills
             )
     here.Barrier()
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(address)
-    connection.sendall(f"{communicator.rank} {os.getpid()}\n".encode())
     connection.settimeout(_START_SECONDS)
     with suppress(OSError):  # the job runs without a monitor too
+        connection.connect(address)
+        connection.sendall(f"{communicator.rank} {os.getpid()}\n".encode())
         connection.recv(1)  # it watches from now on
     return connection
 

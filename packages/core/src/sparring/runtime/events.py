@@ -134,10 +134,12 @@ class EventLoop(Closable):
                     self._threads.run(partial(self._run_call, task, report_failure, work))
                     return task
                 task.claim()
-                running = asyncio.run_coroutine_threadsafe(work, loop)
+                running = asyncio.run_coroutine_threadsafe(_guarded(work), loop)
                 # Kept, as asyncio itself has but a weak reference to a coroutine's task.
                 self._outstanding[task] = closing_seconds, running
-                running.add_done_callback(lambda it: self._end(task, report_failure, it.result))
+                running.add_done_callback(
+                    lambda ended: self._end(task, report_failure, partial(_result, work, ended))
+                )
         except BaseException:
             if inspect.iscoroutine(work):
                 work.close()
@@ -257,22 +259,17 @@ class EventLoop(Closable):
         """Starts all threads: none can be started while the interpreter ends. The lock must be held."""
         if self._loop is None:
             self._threads.start()
-            started: Future[asyncio.AbstractEventLoop] = Future()
-            self._loop_thread.submit(lambda: asyncio.run(self._serve(started)))
-            self._loop = started.result()
+            started: Future[_Started] = Future()
+            self._loop_thread.run(partial(_run_loop, started))
+            self._loop, self._stopping = started.result()
         return self._loop
-
-    async def _serve(self, started: Future[asyncio.AbstractEventLoop]) -> None:
-        self._stopping = asyncio.Event()
-        started.set_result(asyncio.get_running_loop())
-        await self._stopping.wait()
 
     def _stop(self) -> None:
         """Cancels what has not begun, and coroutines; ends threads that are not in a call."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stopping.set)
-            self._threads.close(timeout=0)
-            self._loop_thread.close(_CANCEL_SECONDS)
+        self._threads.close(timeout=0)
+        self._loop_thread.close(_CANCEL_SECONDS)
         for task in list(self._outstanding):
             task.cancel()
 
@@ -310,6 +307,43 @@ class EventLoop(Closable):
         with self._changed:
             self._outstanding.pop(task, None)
             self._changed.notify_all()
+
+
+_Started = tuple[asyncio.AbstractEventLoop, asyncio.Event]
+
+
+def _run_loop(started: Future[_Started]) -> None:
+    """On the thread of the loop. It has no reference to the `EventLoop`, which may be dropped."""
+    serving = _serve(started)
+    try:
+        asyncio.run(serving)
+    except BaseException as error:
+        serving.close()
+        if started.done():
+            raise
+        started.set_exception(error)  # no descriptors are left, say
+
+
+async def _serve(started: Future[_Started]) -> None:
+    stopping = asyncio.Event()
+    started.set_result((asyncio.get_running_loop(), stopping))
+    await stopping.wait()
+
+
+async def _guarded(work: Coroutine[Any, Any, object]) -> tuple[object, BaseException | None]:
+    """Result and error of a coroutine. asyncio would end its loop where one raises SystemExit."""
+    try:
+        return await work, None
+    except (KeyboardInterrupt, SystemExit) as error:
+        return None, error
+
+
+def _result(work: Coroutine[Any, Any, object], ended: Future[Any]) -> object:
+    work.close()  # it was cancelled, perhaps, before it began
+    result, error = ended.result()
+    if error is not None:
+        raise error
+    return result
 
 
 _event_loops: weakref.WeakSet[EventLoop] = weakref.WeakSet()

@@ -81,7 +81,9 @@ def at_exit(method: Callable[[], object]) -> None:
 
     Forked children do not call it. An error of sparring is logged.
     """
-    found, process = weakref.WeakMethod(method), os.getpid()
+    process = os.getpid()
+    # Not kept for objects that are gone: a long program may make many.
+    found = weakref.WeakMethod(method, lambda _: atexit.unregister(end))
 
     def end() -> None:
         call = found()

@@ -74,8 +74,13 @@ class Threads:
 
     def run(self, call: Callable[[], object]) -> None:
         """Begins a call that does not raise. One thread at a time begins calls."""
-        self._calls.put(call)
-        self.start()
+        self._calls.put(call)  # first: a thread that starts begins it while this one goes on
+        try:
+            self.start()
+        except RuntimeError:
+            if not self._threads:
+                self._calls = queue.SimpleQueue()  # it is refused, and must not run later
+                raise
 
     def is_current(self) -> bool:
         """Whether the calling thread is one of these."""
@@ -140,14 +145,24 @@ class SerialExecutor:
         self._ended = threading.Event()
 
     def submit(self, call: Callable[[], None]) -> Job:
-        """Begins a call as soon as those before it have ended."""
+        """Begins a call as soon as those before it have ended.
+
+        Raises:
+            ClosedError, RuntimeError: the interpreter is ending, and no thread is left to run it.
+        """
         job = Job(call)
         with self._lock:
             self._waiting.append(job)
             if self._is_running:
                 return job
             self._is_running = True
-        self._submit(self._drain)
+        try:
+            self._submit(self._drain)
+        except BaseException:
+            with self._lock:
+                self._waiting.clear()
+                self._is_running = False
+            raise
         return job
 
     @property
