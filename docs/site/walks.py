@@ -10,6 +10,7 @@ recorded, so that its list has no file that is only needed once.
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import sys
 import tempfile
@@ -47,9 +48,13 @@ class Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
+        # What an earlier walk left is not freed in the middle of this one.
+        gc.collect()
+        gc.disable()
         self._is_on = True
         yield
         self._is_on = False
+        gc.enable()
 
     def _note(self, frame: FrameType, event: str, _: object) -> None:
         if self._is_on and event == "call":

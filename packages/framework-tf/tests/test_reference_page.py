@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("tensorflow", reason="TensorFlow is not installed; see nox -s tests_tensorflow")
+
 import sparring_tf
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/keras.md").read_text()
