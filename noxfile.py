@@ -282,7 +282,7 @@ def tests_tensorflow(session: nox.Session) -> None:
         session.run("pytest", *of_all, "-k", "keras or framework-tf or movielens-tf")
     session.install(TORCH, silent=True)
     install("framework-torch")
-    of_both = "beside_torch or of_torch or another_framework"
+    of_both = "with_torch or of_torch or another_framework"
     run_pytest(session, *(chosen or ["packages/framework-tf", keras, "-k", of_both]))
 
 
