@@ -1,4 +1,4 @@
-"""What all tests of the adapter need: a quiet TensorFlow, and names that start anew."""
+"""Fixtures of all tests of the adapter: a quiet TensorFlow, and names that start again."""
 
 from __future__ import annotations
 

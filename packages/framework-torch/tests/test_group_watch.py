@@ -1,4 +1,4 @@
-"""What the threads beside a rank conclude from the notices of others."""
+"""Conclusions of the threads of a rank from the notices of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Saving and loading a container: one rank, beside steps, and what fails."""
+"""Saving and loading a container: one rank, concurrent steps, and failures.
+
+Long because all tests share the tables and the slow storage below.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What ranks do when one of them is set up otherwise, ends, refuses or fails."""
+"""Ranks of which one is set up differently, ends, refuses or fails.
+
+Long because each failure is tried on the same ranks and tables, in every phase.
+"""
 
 from __future__ import annotations
 

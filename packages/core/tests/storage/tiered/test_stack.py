@@ -327,6 +327,6 @@ def test_what_a_save_reads_is_not_counted() -> None:
     assert np.array_equal(found, with_an_unknown_key != 777)
     chunks = stack.scan(7)
     next(chunks)
-    stack._stack.num_writes += 1  # a write beside the scan, which now looks rows up again
+    stack._stack.num_writes += 1  # a write during the scan, which now looks rows up again
     assert sum(map(len, chunks)) == 93
     assert [tier.as_dict() for tier in stack.tier_counters()] == before
