@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -92,7 +92,7 @@ IDS = st.lists(st.integers(0, 40), min_size=1, max_size=60).map(
 class PipelinedSteps(RuleBasedStateMachine):
     """Forward passes run ahead of steps, on a tiny table from which rows leave."""
 
-    options: dict[str, Any]
+    options: ClassVar[dict[str, Any]]
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,11 +149,11 @@ def rows_of(container: StepContainer) -> dict[int, bytes]:
 
 
 class GrowingSteps(PipelinedSteps):
-    options: dict[str, Any] = {}
+    options: ClassVar = {}
 
 
 class BoundedSteps(PipelinedSteps):
-    options: dict[str, Any] = {"capacity": 24, "policy": "lru"}
+    options: ClassVar = {"capacity": 24, "policy": "lru"}
 
 
 TestGrowing = GrowingSteps.TestCase
