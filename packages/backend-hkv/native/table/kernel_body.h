@@ -274,62 +274,29 @@ static void find(const IndexView& index, const RowOutput& output, const int64_t*
   if (is_streaming) Vector::fence();
 }
 
-// Shows the rows of located keys a block at a time, one block after they were asked for.
-static int32_t show_rows(const RowVisitor& visitor, const uint32_t* numbers, int64_t n,
-                         int64_t begin) {
-  const void* rows[2][kBlock];
-  const auto size_at = [n](int64_t at) { return n - at < kBlock ? n - at : kBlock; };
-  const auto ask = [&](int64_t at, const void** block) __attribute__((always_inline)) {
-    for (int64_t i = 0; i < size_at(at); ++i) {
-      const uint32_t number = numbers[at + i];
-      const char* row = number == kNoRow ? nullptr : visitor.rows.at(number) + visitor.begin;
-      if (row != nullptr) prefetch_bytes(row, visitor.end - visitor.begin);
-      block[i] = row;
-    }
-  };
-  ask(0, rows[0]);
-  for (int64_t at = 0, side = 0; at < n; at += kBlock, side ^= 1) {
-    if (at + kBlock < n) ask(at + kBlock, rows[side ^ 1]);
-    const int32_t answer = visitor.show(visitor.context, begin + at, size_at(at), rows[side]);
-    if (answer != 0) return answer;
-  }
-  return 0;
-}
-
-static int32_t visit(const IndexView& index, const RowVisitor& visitor, const int64_t* keys,
-                     int64_t n) {
-  uint32_t numbers[kChunk];
-  for (int64_t at = 0; at < n; at += kChunk) {
-    const int64_t size = n - at < kChunk ? n - at : kChunk;
-    locate(index, keys + at, size, numbers, nullptr);
-    const int32_t answer = show_rows(visitor, numbers, size, at);
-    if (answer != 0) return answer;
-  }
-  return 0;
-}
-
 static void gather(const RowOutput& output, const uint32_t* numbers, int64_t n) {
   copy_rows_for<false>(output.end - output.begin)(output, numbers, n, 0);
 }
 
-static void scatter(const RowInput& input, const uint32_t* numbers, int64_t n) {
+static void scatter(const RowInput& input, int64_t n) {
   const uint64_t bytes = input.row_bytes;
   const uint64_t prefetched = bytes < kPrefetchBytes ? bytes : kPrefetchBytes;
   for (int64_t at = 0; at < n; at += kBlock) {
     const int size = static_cast<int>(n - at < kBlock ? n - at : kBlock);
+    char* const* const rows = input.rows + at;
     for (int i = 0; i < size; ++i) {
-      if (numbers[at + i] == kNoRow) continue;
-      const char* row = input.rows.at(numbers[at + i]);
-      for (uint64_t byte = 0; byte < prefetched; byte += 64) __builtin_prefetch(row + byte, 1, 3);
+      if (rows[i] == nullptr) continue;
+      for (uint64_t byte = 0; byte < prefetched; byte += 64) {
+        __builtin_prefetch(rows[i] + byte, 1, 3);
+      }
     }
     for (int i = 0; i < size; ++i) {
-      if (numbers[at + i] == kNoRow) continue;
+      if (rows[i] == nullptr) continue;
       const char* from = input.in + static_cast<uint64_t>(at + i) * input.stride;
-      char* row = input.rows.at(numbers[at + i]);
       if (bytes < Vector::kBytes) {
-        copy_short(row, from, bytes);
+        copy_short(rows[i], from, bytes);
       } else {
-        copy_row<false>(row, from, bytes);
+        copy_row<false>(rows[i], from, bytes);
       }
     }
   }

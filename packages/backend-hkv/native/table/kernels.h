@@ -38,19 +38,10 @@ struct RowOutput {
 };
 
 struct RowInput {
-  ArenaView rows;
+  char* const* rows;  // (n), or NULL: none
   uint64_t row_bytes;
-  const char* in;  // (n, stride) bytes, of which the first row_bytes count
+  const char* in;     // (n, stride) bytes, of which the first row_bytes count
   uint64_t stride;
-};
-
-// The part of each row that is wanted, and who is to see it, as in storage_abi.h.
-struct RowVisitor {
-  ArenaView rows;
-  uint64_t begin;  // byte range of a row
-  uint64_t end;
-  int32_t (*show)(void* context, int64_t begin, int64_t count, const void* const* rows);
-  void* context;
 };
 
 struct Kernels {
@@ -68,17 +59,11 @@ struct Kernels {
   void (*find)(const IndexView& index, const RowOutput& output, const int64_t* keys, int64_t n,
                uint8_t* found);
 
-  // locate, then shows where the rows lie, a block at a time, once their bytes are
-  // on their way. Keys may repeat. Returns what `show` returned last: the first
-  // that is not zero ends the visit.
-  int32_t (*visit)(const IndexView& index, const RowVisitor& visitor, const int64_t* keys,
-                   int64_t n);
-
   // Rows by number; kNoRow gives zeros.
   void (*gather)(const RowOutput& output, const uint32_t* numbers, int64_t n);
 
-  // The opposite: writes whole rows, and skips kNoRow.
-  void (*scatter)(const RowInput& input, const uint32_t* numbers, int64_t n);
+  // The opposite: writes whole rows, and skips NULL.
+  void (*scatter)(const RowInput& input, int64_t n);
 };
 
 // Those that this processor can run, the best first; the last is portable.
