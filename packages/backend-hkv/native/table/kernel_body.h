@@ -274,6 +274,42 @@ static void find(const IndexView& index, const RowOutput& output, const int64_t*
   if (is_streaming) Vector::fence();
 }
 
+// Shows the rows of located keys a block at a time, one block after they were asked for.
+static int32_t show_rows(const RowVisitor& visitor, const uint32_t* numbers, int64_t n,
+                         int64_t begin) {
+  const void* rows[2][kBlock];
+  const auto size_at = [n](int64_t at) { return n - at < kBlock ? n - at : kBlock; };
+  const auto ask = [&](int64_t at, const void** block) __attribute__((always_inline)) {
+    for (int64_t i = 0; i < size_at(at); ++i) {
+      const uint32_t number = numbers[at + i];
+      const char* row = number == kNoRow ? nullptr : visitor.rows.at(number) + visitor.begin;
+      if (row != nullptr && visitor.end != visitor.begin) {
+        prefetch_bytes(row, visitor.end - visitor.begin);
+      }
+      block[i] = row;
+    }
+  };
+  ask(0, rows[0]);
+  for (int64_t at = 0, side = 0; at < n; at += kBlock, side ^= 1) {
+    if (at + kBlock < n) ask(at + kBlock, rows[side ^ 1]);
+    const int32_t answer = visitor.show(visitor.context, begin + at, size_at(at), rows[side]);
+    if (answer != 0) return answer;
+  }
+  return 0;
+}
+
+static int32_t visit(const IndexView& index, const RowVisitor& visitor, const int64_t* keys,
+                     int64_t n) {
+  uint32_t numbers[kChunk];
+  for (int64_t at = 0; at < n; at += kChunk) {
+    const int64_t size = n - at < kChunk ? n - at : kChunk;
+    locate(index, keys + at, size, numbers, nullptr);
+    const int32_t answer = show_rows(visitor, numbers, size, at);
+    if (answer != 0) return answer;
+  }
+  return 0;
+}
+
 static void gather(const RowOutput& output, const uint32_t* numbers, int64_t n) {
   copy_rows_for<false>(output.end - output.begin)(output, numbers, n, 0);
 }

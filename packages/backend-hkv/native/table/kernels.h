@@ -44,6 +44,15 @@ struct RowInput {
   uint64_t stride;
 };
 
+// The part of each row that is wanted, and who is to see it, as in storage_abi.h.
+struct RowVisitor {
+  ArenaView rows;
+  uint64_t begin;  // byte range of a row
+  uint64_t end;
+  int32_t (*show)(void* context, int64_t begin, int64_t count, const void* const* rows);
+  void* context;
+};
+
 struct Kernels {
   const char* name;
 
@@ -58,6 +67,12 @@ struct Kernels {
   //   found   // out (n) uint8
   void (*find)(const IndexView& index, const RowOutput& output, const int64_t* keys, int64_t n,
                uint8_t* found);
+
+  // locate, then shows where the rows lie, a block at a time, once their bytes are
+  // on their way. Keys may repeat. Returns what `show` returned last: the first
+  // that is not zero ends the visit.
+  int32_t (*visit)(const IndexView& index, const RowVisitor& visitor, const int64_t* keys,
+                   int64_t n);
 
   // Rows by number; kNoRow gives zeros.
   void (*gather)(const RowOutput& output, const uint32_t* numbers, int64_t n);

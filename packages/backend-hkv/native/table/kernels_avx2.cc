@@ -42,6 +42,6 @@ struct Vector {
 }  // namespace
 
 extern const Kernels kAvx2Kernels;
-const Kernels kAvx2Kernels = {"avx2", avx2::locate, avx2::find, avx2::gather, avx2::scatter};
+const Kernels kAvx2Kernels = {"avx2", avx2::locate, avx2::find, avx2::visit, avx2::gather, avx2::scatter};
 
 }  // namespace sparring::hkv

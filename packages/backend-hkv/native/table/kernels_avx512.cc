@@ -39,7 +39,7 @@ struct Vector {
 }  // namespace
 
 extern const Kernels kAvx512Kernels;
-const Kernels kAvx512Kernels = {"avx512", avx512::locate, avx512::find, avx512::gather,
+const Kernels kAvx512Kernels = {"avx512", avx512::locate, avx512::find, avx512::visit, avx512::gather,
                                 avx512::scatter};
 
 }  // namespace sparring::hkv

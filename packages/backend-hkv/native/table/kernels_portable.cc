@@ -25,7 +25,7 @@ struct Vector {
 }  // namespace
 
 extern const Kernels kPortableKernels;
-const Kernels kPortableKernels = {"portable", portable::locate, portable::find, portable::gather,
+const Kernels kPortableKernels = {"portable", portable::locate, portable::find, portable::visit, portable::gather,
                                   portable::scatter};
 
 }  // namespace sparring::hkv

@@ -34,6 +34,6 @@ struct Vector {
 }  // namespace
 
 extern const Kernels kSse2Kernels;
-const Kernels kSse2Kernels = {"sse2", sse2::locate, sse2::find, sse2::gather, sse2::scatter};
+const Kernels kSse2Kernels = {"sse2", sse2::locate, sse2::find, sse2::visit, sse2::gather, sse2::scatter};
 
 }  // namespace sparring::hkv

@@ -24,9 +24,6 @@ constexpr uint64_t kLargeBytes = uint64_t{64} << 20;
 using SharedLock = std::shared_lock<ReaderWriterLock>;
 using UniqueLock = std::unique_lock<ReaderWriterLock>;
 
-// Keys of a visit that are located before their rows are shown: small enough for the near
-// cache, large enough that refilling the pipelines does not count.
-constexpr int64_t kLocated = 1024;
 // Rows on their way while one block of them is shown.
 constexpr int64_t kShown = SPARRING_HKV_BLOCK;
 // More of a long row than this the processor fetches ahead by itself.
@@ -95,22 +92,13 @@ void Table::note_share(const uint8_t* found, int64_t count, bool was_mixed) cons
 
 void Table::visit(SparringVisit& call) const {
   const SharedLock lock(lock_);
-  int32_t answer = 0;
+  int32_t answer;
   if (call.handles != nullptr && call.generation == generation_) {
-    answer = show(call, 0, call.count, call.handles);
+    answer = show_handles(call);
   } else {
-    const IndexView index = contents_->index.view();
-    const ArenaView all = contents_->rows.view();
-    uint32_t numbers[kLocated];
-    const void* rows[kLocated];
-    for (int64_t at = 0; at < call.count && answer == 0; at += kLocated) {
-      const int64_t size = std::min(kLocated, call.count - at);
-      kernels_->locate(index, call.keys + at, size, numbers, nullptr);
-      for (int64_t i = 0; i < size; ++i) {
-        rows[i] = numbers[i] == kNoRow ? nullptr : all.at(numbers[i]);
-      }
-      answer = show(call, at, size, rows);
-    }
+    const RowVisitor visitor{contents_->rows.view(), call.columns.begin, call.columns.end,
+                             call.show, call.context};
+    answer = kernels_->visit(contents_->index.view(), visitor, call.keys, call.count);
   }
   call.generation = generation_;
   if (answer != 0) {
@@ -119,18 +107,17 @@ void Table::visit(SparringVisit& call) const {
   }
 }
 
-// Those of `count` keys from `begin` on. A block is shown while the next one is on its way.
-int32_t Table::show(const SparringVisit& call, int64_t begin, int64_t count,
-                    const void* const* rows) {
+// A block is shown while the next one is on its way.
+int32_t Table::show_handles(const SparringVisit& call) const {
   const uint64_t bytes = call.columns.end - call.columns.begin;
-  const void* shown[2][kShown];
+  const void* rows[2][kShown];
   int64_t asked = 0;
   const auto ask = [&](const void** block) __attribute__((always_inline)) {
-    const int64_t end = std::min(asked + kShown, count);
+    const int64_t end = std::min(asked + kShown, call.count);
     for (; asked < end; ++asked) {
-      const auto* row = static_cast<const char*>(rows[asked]);
-      if (row != nullptr) row += call.columns.begin;
-      if (row != nullptr && bytes != 0) {
+      const auto* row = static_cast<const char*>(call.handles[asked]);
+      if (row != nullptr) {
+        row += call.columns.begin;
         for (uint64_t byte = 0; byte < bytes && byte < kMostAskedBytes; byte += 64) {
           __builtin_prefetch(row + byte, 0, 3);
         }
@@ -139,12 +126,12 @@ int32_t Table::show(const SparringVisit& call, int64_t begin, int64_t count,
       *block++ = row;
     }
   };
-  ask(shown[0]);
+  ask(rows[0]);
   int side = 0;
-  for (int64_t at = 0; at < count; at += kShown, side ^= 1) {
-    ask(shown[side ^ 1]);
-    const int64_t size = std::min(kShown, count - at);
-    const int32_t answer = call.show(call.context, begin + at, size, shown[side]);
+  for (int64_t at = 0; at < call.count; at += kShown, side ^= 1) {
+    ask(rows[side ^ 1]);
+    const int64_t size = std::min(kShown, call.count - at);
+    const int32_t answer = call.show(call.context, at, size, rows[side]);
     if (answer != 0) return answer;
   }
   return 0;

@@ -74,8 +74,7 @@ class Table {
                      const uint64_t* scores, int64_t count,
                      const std::vector<int64_t>* skipped) const;
 
-  static int32_t show(const SparringVisit& call, int64_t begin, int64_t count,
-                      const void* const* rows);
+  int32_t show_handles(const SparringVisit& call) const;
   // Handles given before are void: a row leaves.
   void void_handles();
 
