@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparring.adapter import StepContainer, StorageLike
+from sparring.adapter import StepContainer, StorageLike, check_offsets
 from sparring.contracts import AdmissionLike, Initializer
 from sparring.errors import InvalidArgumentError
 from sparring_torch.batch_lookup import Bags
@@ -171,16 +171,24 @@ class EmbeddingBag(TableModule):
             return np.arange(values.shape[0] + 1) * values.shape[1]
         starts = self._given_offsets(values, offsets).cpu()
         count = values.numel()
-        num_given = len(starts)
+        if starts.dtype is torch.int64:
+            ends = (
+                starts.contiguous().numpy()
+                if self.include_last_offset
+                else _with_end(starts, count)
+            )
+            if _are_sound(ends, count):
+                return ends
+        return self._converted_ends(starts, count)
+
+    def _converted_ends(self, starts: Tensor, count: int) -> npt.NDArray[np.int64]:
+        """As `_ends`, of any dtype; says what is wrong with them."""
+        num_bags = len(starts) - 1 if self.include_last_offset else len(starts)
         if not self.include_last_offset:
             # An end is added here, so that a last start equal to the count is an empty bag.
             starts = torch.cat([starts, torch.full((1,), count, dtype=starts.dtype)])
-        if starts.dtype is torch.int64 and len(starts):
-            ends = starts.numpy()
-            if ends[0] == 0 and ends[-1] == count and not (ends[1:] < ends[:-1]).any():
-                return np.ascontiguousarray(ends)
         lengths = offsets_to_lengths(starts, count)
-        if self.include_last_offset and len(lengths) != num_given - 1:
+        if len(lengths) != num_bags:
             raise InvalidArgumentError(
                 f"table {self.name!r}: with include_last_offset the last offset must be the "
                 f"number of ids, {count}; found {int(starts[-1]) if len(starts) else 'none'}"
@@ -244,3 +252,19 @@ class EmbeddingBag(TableModule):
 
     def extra_repr(self) -> str:
         return f"{self.embedding_dim}, mode={self.mode!r}, name={self.name!r}"
+
+
+def _with_end(starts: Tensor, count: int) -> npt.NDArray[np.int64]:
+    ends = np.empty(len(starts) + 1, np.int64)
+    ends[:-1] = starts.numpy()
+    ends[-1] = count
+    return ends
+
+
+def _are_sound(ends: npt.NDArray[np.int64], count: int) -> bool:
+    """Whether they begin with 0, never fall, and end with `count`."""
+    try:
+        check_offsets(ends, count, "offsets")
+    except InvalidArgumentError:
+        return False
+    return True
