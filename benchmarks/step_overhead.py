@@ -41,33 +41,31 @@ def measure(_scale: Scale) -> list[Figure]:
         module = EmbeddingBag(DIM, mode="sum", name=name)
         return step_of(module, Optimizer(module, native, lr=0.1))
 
-    timings = alternate(
-        {
-            "native": ours(torch.optim.SGD, "native"),
-            "fused": ours("sgd", "fused"),
-            "theirs": step_of(dense, torch.optim.SGD(dense.parameters(), lr=0.1)),
-        },
-        rounds=500,
-        warm_up=50,
+    theirs = step_of(dense, torch.optim.SGD(dense.parameters(), lr=0.1))
+    # In pairs: a contender that follows one of its own kind finds its code in the caches.
+    native = alternate(
+        {"ours": ours(torch.optim.SGD, "native"), "theirs": theirs}, rounds=500, warm_up=50
     )
-    micro = {name: each.median * 1e6 for name, each in timings.items()}
-    found = median(ratios(timings["fused"], timings["theirs"]))
+    fused = alternate({"ours": ours("sgd", "fused"), "theirs": theirs}, rounds=500, warm_up=50)
+    found = median(ratios(fused["ours"], fused["theirs"]))
+    micro = native["ours"].median * 1e6
     what = f"one step of an empty model, {NUM_IDS:,} ids, dim {DIM}"
     return [
         Figure(
             what=f"{what}, torch.optim.SGD",
-            value=f"{micro['native']:.0f} µs",
+            value=f"{micro:.0f} µs",
             bar=f"< {BAR_MICROSECONDS} µs",
-            is_reached=micro["native"] < BAR_MICROSECONDS,
+            is_reached=micro < BAR_MICROSECONDS,
             detail="nn.EmbeddingBag(sparse=True) with SGD in the same rounds: "
-            f"{micro['theirs']:.0f} µs",
+            f"{native['theirs'].median * 1e6:.0f} µs",
         ),
         Figure(
             what=f"{what}, update method sgd",
             value=f"{found:.2f} x the time of nn.EmbeddingBag(sparse=True) with SGD",
             bar=f"<= {FUSED_BAR:g} x",
             is_reached=found <= FUSED_BAR,
-            detail=f"{micro['fused']:.0f} against {micro['theirs']:.0f} µs, one thread",
+            detail=f"{fused['ours'].median * 1e6:.0f} against {fused['theirs'].median * 1e6:.0f} µs, "
+            "one thread",
             ratio=1 / found,
         ),
     ]
