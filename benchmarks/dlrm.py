@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from benchmarks.measuring import Figure, alternate, ratios
 from benchmarks.scale import Scale
 from benchmarks.threads import torch_threads
+from sparring.adapter import give_back_threads
+from sparring_torch.intra_op_threads import borrow_intra_op_threads
 
 __all__ = ["Batch", "Dense", "batch_of", "features_of", "measure"]
 
@@ -72,9 +74,10 @@ def measure(scale: Scale) -> list[Figure]:
     for one, other in losses:
         if abs(one - other) > TOLERANCE:
             raise AssertionError(f"the losses differ: {losses}")
-    timings = alternate(
-        {"ours": ours, "theirs": theirs, "dense": _dense_alone(inputs)}, rounds=scale.rounds(15)
-    )
+    contenders = {"ours": ours, "theirs": theirs, "dense": _dense_alone(inputs)}
+    contenders["own threads"] = _on_own_threads(ours)
+    timings = alternate(contenders, rounds=scale.rounds(15))
+    gain = ratios(timings["own threads"], timings["ours"])
     found = ratios(timings["theirs"], timings["ours"])
     most = ratios(timings["theirs"], timings["dense"])
     return [
@@ -96,7 +99,25 @@ def measure(scale: Scale) -> list[Figure]:
             detail=f"the dense layers alone take {timings['dense'].median * 1e3:.1f} ms of our "
             f"{timings['ours'].median * 1e3:.1f} ms",
         ),
+        Figure(
+            what="  loops on torch's threads, against a pool of threads of their own",
+            value=f"{median(gain):.2f} x",
+            detail=f"{timings['own threads'].median * 1e3:.1f} ms on a pool; rounds "
+            f"{min(gain):.2f}-{max(gain):.2f}",
+            ratio=median(gain),
+        ),
     ]
+
+
+def _on_own_threads(step: Callable[[], object]) -> Callable[[], object]:
+    def run() -> object:
+        give_back_threads()
+        try:
+            return step()
+        finally:
+            borrow_intra_op_threads()
+
+    return run
 
 
 def batch_of(random: np.random.Generator, num_rows: int, num_samples: int) -> Batch:

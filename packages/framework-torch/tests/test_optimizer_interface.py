@@ -94,6 +94,15 @@ def test_step_hooks_run_once() -> None:
     assert calls == ["before", "after"]
 
 
+def test_a_profiler_sees_steps() -> None:
+    embedding, optimizer = trained()
+    with torch.profiler.profile() as profile:
+        step(embedding, optimizer)
+    step(embedding, optimizer)
+    counts = {each.key: each.count for each in profile.key_averages()}
+    assert counts["Optimizer.step#Optimizer.step"] == 1
+
+
 def test_a_table_without_gradients_does_not_count_the_step() -> None:
     modules = [Embedding(2, name=name, storage="memory") for name in ("one", "other")]
     optimizer = Optimizer(modules, torch.optim.Adam, lr=0.1)

@@ -10,6 +10,7 @@
 
 #include "bindings/gil.h"
 #include "execution/detached_task.h"
+#include "execution/framework_threads.h"
 #include "execution/parallel_for.h"
 #include "execution/pool.h"
 #include "execution/pool_scheduler.h"
@@ -55,6 +56,14 @@ int threads_of_loop(int64_t count, int64_t grain, double range_seconds) {
   return static_cast<int>(threads.size());
 }
 
+void borrow_threads(uintptr_t parallel_for, uintptr_t num_threads) {
+  if (parallel_for == 0 || num_threads == 0) sparring::bindings::refuse("an address must not be 0");
+  using sparring::execution::FrameworkThreads;
+  sparring::execution::borrow(
+      {reinterpret_cast<decltype(FrameworkThreads::parallel_for)>(parallel_for),
+       reinterpret_cast<decltype(FrameworkThreads::num_threads)>(num_threads)});
+}
+
 }  // namespace
 
 void bind_execution(py::module_& module) {
@@ -75,6 +84,9 @@ void bind_execution(py::module_& module) {
   module.def("pool_threads_of_loop", &threads_of_loop, py::arg("count"), py::arg("grain"),
              py::arg("range_seconds"),
              "Runs a loop whose ranges keep a core busy; returns how many threads took part.");
+  module.def("borrow_threads", &borrow_threads, py::arg("parallel_for"), py::arg("num_threads"),
+             "Addresses of two functions as of FrameworkThreads, for loops of the calling thread.");
+  module.def("give_back_threads", &sparring::execution::give_back);
   module.def("is_pool_thread", &Pool::is_pool_thread);
   module.def("usable_cores", &sparring::execution::usable_cores);
 }

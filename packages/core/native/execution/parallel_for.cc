@@ -7,6 +7,7 @@
 #include <new>
 #include <thread>
 
+#include "execution/framework_threads.h"
 #include "execution/pool.h"
 
 namespace sparring::execution {
@@ -54,6 +55,20 @@ class Loop {
         return;
       }
     }
+  }
+
+  // Runs ranges on `wanted` threads of a framework, all of which have left when it returns. They
+  // take ranges from one counter, as helpers do: a thread that comes late, or not at all, leaves
+  // more to the others.
+  void run_on(const FrameworkThreads& threads, int wanted) {
+    threads.parallel_for(
+        0, wanted, 1,
+        [](int64_t, int64_t, void* context) {
+          const ComputingScope computing(Pool::process().num_computing());
+          while (static_cast<Loop*>(context)->run_one()) {
+          }
+        },
+        this);
   }
 
   void run_as_caller() {
@@ -125,8 +140,14 @@ void parallel_for(int64_t count, int64_t grain,
   const auto num_helpers = static_cast<int>(std::min<int64_t>(num_free, num_ranges - 1));
   if (num_helpers <= 0) return body(context, 0, count);
 
-  auto* loop = new (std::nothrow)
-      Loop(count, (count + num_ranges - 1) / num_ranges, body, context);
+  const int64_t range_length = (count + num_ranges - 1) / num_ranges;
+  if (const FrameworkThreads* threads = borrowed(num_helpers + 1)) {
+    Loop loop(count, range_length, body, context);
+    loop.run_on(*threads, num_helpers + 1);
+    return loop.run_as_caller();  // all of it, where the framework failed
+  }
+
+  auto* loop = new (std::nothrow) Loop(count, range_length, body, context);
   if (loop == nullptr) return body(context, 0, count);
   loop->call_helpers(pool, num_helpers);
   loop->run_as_caller();

@@ -18,7 +18,8 @@ namespace sparring::execution {
 //
 // At most N threads compute at once (see pool.h): helpers join only while fewer
 // than N do, and leave between two ranges when there are more. With count <= grain
-// or N = 1 it is one plain call of `body`.
+// or N = 1 it is one plain call of `body`. On a thread that has borrowed those of a framework
+// (framework_threads.h) they are the helpers, and all that began must leave before it returns.
 void parallel_for(int64_t count, int64_t grain,
                   void (*body)(void* context, int64_t begin, int64_t end), void* context);
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <thread>
 
+#include "execution/framework_threads.h"
 #include "execution/parallel_for.h"
 #include "execution/usable_cores.h"
 
@@ -107,6 +108,7 @@ void Pool::before_fork() {
 void Pool::after_fork_in_parent() { mutex_.unlock(); }
 
 void Pool::after_fork_in_child() {
+  forget_borrowed_after_fork();
   if (!is_fork_clean_) {
     // Its threads are not in this process: even its destructor could wait for them.
     (void)arena_.release();

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from sparring.adapter import ResourceManager
 from sparring.errors import InvalidArgumentError
@@ -115,8 +114,8 @@ class _Output(torch.autograd.Function):
         ctx.num_outputs = len(outputs)
         return tuple(map(torch.from_numpy, outputs))
 
+    # Autograd calls it without grad mode. With create_graph, numpy() refuses the gradient.
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
         ctx.batch.hold(gradients)
         num_outputs: int = ctx.num_outputs

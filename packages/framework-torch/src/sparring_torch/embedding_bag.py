@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparring.adapter import StepContainer, StorageLike
+from sparring.adapter import StepContainer, StorageLike, check_offsets
 from sparring.contracts import AdmissionLike, Initializer
 from sparring.errors import InvalidArgumentError
 from sparring_torch.batch_lookup import Bags
 from sparring_torch.device_groups import DeviceGroup
 from sparring_torch.device_memory import memory_errors
 from sparring_torch.ids import ids_in_place, whole_ids
-from sparring_torch.jaggedness import offsets_to_lengths
+from sparring_torch.jaggedness import lengths_to_offsets, offsets_to_lengths
 from sparring_torch.table_configs import EmbeddingConfig, declaration, storage_on
 from sparring_torch.table_names import free_table_name
 from sparring_torch.train_agent import TableModule, TrainAgent, untraced
@@ -150,38 +151,49 @@ class EmbeddingBag(TableModule):
         """Bags that `forward` looks up."""
         self._check_weights(input, per_sample_weights)
         ids = whole_ids(input, f"table {self.name!r}").reshape(-1)
-        lengths = self._lengths(input, offsets)
+        ends = self._ends(input, offsets)
+        num_bags = len(ends) - 1
         weights = per_sample_weights
         if weights is not None:
             weights = weights.reshape(-1).to("cpu")
         if self.padding_idx is not None:
             is_kept = ids != self.padding_idx
-            bags = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-            lengths = torch.bincount(bags[is_kept], minlength=len(lengths))
-            ids = ids[is_kept]
+            before = np.zeros(len(ids) + 1, np.int64)
+            np.cumsum(is_kept.numpy(), out=before[1:])
+            ids, ends = ids[is_kept], before[ends]
             weights = None if weights is None else weights[is_kept]
-        ends = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(lengths.numpy(), out=ends[1:])
-        return Bags(ids.contiguous().numpy(), ends, weights, (0,), len(lengths))
+        return Bags(ids.contiguous().numpy(), ends, weights, (0,), num_bags)
 
-    def _lengths(self, values: Tensor, offsets: Tensor | None) -> Tensor:
+    def _ends(self, values: Tensor, offsets: Tensor | None) -> npt.NDArray[np.int64]:
+        """``(b + 1,)``: where each bag begins, and the end."""
         if values.dim() == 2:
             self._check_no_offsets(values, offsets)
-            return torch.full((values.shape[0],), values.shape[1], dtype=torch.int64)
+            return np.arange(values.shape[0] + 1) * values.shape[1]
         starts = self._given_offsets(values, offsets).cpu()
         count = values.numel()
+        if starts.dtype is torch.int64:
+            ends = (
+                starts.contiguous().numpy()
+                if self.include_last_offset
+                else _with_end(starts, count)
+            )
+            if _are_sound(ends, count):
+                return ends
+        return self._converted_ends(starts, count)
+
+    def _converted_ends(self, starts: Tensor, count: int) -> npt.NDArray[np.int64]:
+        """As `_ends`, of any dtype; says what is wrong with them."""
+        num_bags = len(starts) - 1 if self.include_last_offset else len(starts)
         if not self.include_last_offset:
             # An end is added here, so that a last start equal to the count is an empty bag.
-            end = torch.full((1,), count, dtype=starts.dtype)
-            lengths = offsets_to_lengths(torch.cat([starts, end]), count)
-            return lengths.to(torch.int64)
+            starts = torch.cat([starts, torch.full((1,), count, dtype=starts.dtype)])
         lengths = offsets_to_lengths(starts, count)
-        if len(lengths) != len(starts) - 1:
+        if len(lengths) != num_bags:
             raise InvalidArgumentError(
                 f"table {self.name!r}: with include_last_offset the last offset must be the "
                 f"number of ids, {count}; found {int(starts[-1]) if len(starts) else 'none'}"
             )
-        return lengths.to(torch.int64)
+        return lengths_to_offsets(lengths.to(torch.int64)).numpy()
 
     def _ends_on_device(self, values: Tensor, offsets: Tensor | None) -> Tensor:
         """``(b + 1,)``: what kernels may follow blindly, made without waiting for the device."""
@@ -240,3 +252,19 @@ class EmbeddingBag(TableModule):
 
     def extra_repr(self) -> str:
         return f"{self.embedding_dim}, mode={self.mode!r}, name={self.name!r}"
+
+
+def _with_end(starts: Tensor, count: int) -> npt.NDArray[np.int64]:
+    ends = np.empty(len(starts) + 1, np.int64)
+    ends[:-1] = starts.numpy()
+    ends[-1] = count
+    return ends
+
+
+def _are_sound(ends: npt.NDArray[np.int64], count: int) -> bool:
+    """Whether they begin with 0, never fall, and end with `count`."""
+    try:
+        check_offsets(ends, count, "offsets")
+    except InvalidArgumentError:
+        return False
+    return True

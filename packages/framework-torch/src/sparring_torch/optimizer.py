@@ -7,6 +7,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from sparring.adapter import (
     given_storages,
@@ -136,12 +137,31 @@ class Optimizer(torch.optim.Optimizer):
             NonFiniteGradientError: a gradient holds NaN or infinity, and the policy is to raise.
             CapacityError: a storage is full and may not evict.
         """
+        # What torch puts around `step` takes as long as the update of a small batch.
+        if self._has_step_hooks() or torch.autograd.profiler._is_profiler_enabled:
+            found: _Loss | None = self._observed_step(closure)
+            return found
+        return self._step(closure)
+
+    step.hooked = True  # type: ignore[attr-defined]  # so that torch leaves it as it is
+
+    def _step(self, closure: Callable[[], _Loss] | None) -> _Loss | None:
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._updater.step()
         return loss
+
+    _observed_step: Any = torch.optim.Optimizer.profile_hook_step(_step)
+
+    def _has_step_hooks(self) -> bool:
+        return bool(
+            self._optimizer_step_pre_hooks
+            or self._optimizer_step_post_hooks
+            or _global_optimizer_pre_hooks
+            or _global_optimizer_post_hooks
+        )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients since the last step. Forward passes under way stay valid.

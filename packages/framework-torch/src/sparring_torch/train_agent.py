@@ -36,6 +36,7 @@ from sparring_torch.batch_lookup import Bags, DirectBatch, Ids, with_gradient
 from sparring_torch.device_groups import DeviceGroup
 from sparring_torch.device_kernels import current_gpu, kernel_set_for
 from sparring_torch.device_path import DevicePath
+from sparring_torch.intra_op_threads import borrow_intra_op_threads
 from sparring_torch.shadow_pooling import Plan, Shadow, gathered, plan_bags, plan_ids, pooled
 
 __all__ = [
@@ -87,6 +88,7 @@ class TrainAgent(TableGroup):
         for device in {each.device for each in declarations} - {"cpu"}:
             # Where there is no such device, the module's constructor raises.
             kernel_set_for(device)
+        borrow_intra_op_threads()  # the thread that makes a model also trains it
         super().__init__(declarations, container)
 
     def _own_device(self, container: StepContainer) -> str | None:

@@ -12,7 +12,10 @@ from sparring._lazy import names_from
 if TYPE_CHECKING:
     from sparring._native import (
         Publication,
+        borrow_threads,
+        check_offsets,
         gather,
+        give_back_threads,
         key_gradients,
         lookups,
         pool,
@@ -72,8 +75,8 @@ __getattr__ = names_from(
     globals(),
     {
         "sparring._native": (
-            "Publication gather key_gradients lookups pool pool_backward pool_weight_gradient "
-            "segment_sum"
+            "Publication borrow_threads check_offsets gather give_back_threads key_gradients "
+            "lookups pool pool_backward pool_weight_gradient segment_sum"
         ),
         "sparring.adapter.model_shapes": "check_factors dot_product_dim dot_product_pairs",
         "sparring.collective.coordinator": "Coordinator",
@@ -118,12 +121,13 @@ __all__ = [
     "Notice", "NoticeKind", "PluginManager", "Prefetch", "Publication", "ResourceManager",
     "SaveOptions", "Snapshot", "SnapshotWriter", "State", "StepContainer", "StorageChoice",
     "StorageLike", "TableDeclaration", "TableDescription", "TableGroup", "TableState",
-    "TableUpdate", "check_factors", "declared", "dot_product_dim", "dot_product_pairs",
-    "empty_notice", "gather", "give_states", "given_storages", "hyper_from", "hypers_by_table",
-    "join_job", "joined_container", "key_gradients", "looked_up_on_device", "lookups",
-    "make_plugin_manager", "membership_from", "method_state", "non_finite_policy", "open_cuda",
-    "open_nccl", "open_place", "open_snapshot", "pool", "pool_backward", "pool_weight_gradient",
-    "pulls_on_device", "resolve_method", "segment_sum", "shared_settings", "storage_device",
-    "suggestion", "told_on_device", "why_nccl_is_unavailable"
+    "TableUpdate", "borrow_threads", "check_factors", "check_offsets", "declared",
+    "dot_product_dim", "dot_product_pairs", "empty_notice", "gather", "give_back_threads",
+    "give_states", "given_storages", "hyper_from", "hypers_by_table", "join_job",
+    "joined_container", "key_gradients", "looked_up_on_device", "lookups", "make_plugin_manager",
+    "membership_from", "method_state", "non_finite_policy", "open_cuda", "open_nccl", "open_place",
+    "open_snapshot", "pool", "pool_backward", "pool_weight_gradient", "pulls_on_device",
+    "resolve_method", "segment_sum", "shared_settings", "storage_device", "suggestion",
+    "told_on_device", "why_nccl_is_unavailable"
 ]
 # fmt: on

@@ -1,0 +1,39 @@
+"""Loops of tables on the threads that torch computes with.
+
+After each operation these threads spin for milliseconds, in case there is another. A pool of other
+threads would wait for the cores that they hold (``docs/explanation/execution.md``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import torch
+
+from sparring.adapter import borrow_threads
+
+__all__ = ["borrow_intra_op_threads"]
+
+
+def borrow_intra_op_threads() -> None:
+    """Runs the loops of the calling thread on torch's intra-op threads from now on.
+
+    They stay on the pool of core before torch 2.10, which has no C function for it, and while torch
+    has fewer threads than a loop wants. `sparring.adapter.give_back_threads` ends it.
+    """
+    functions = _functions()
+    if functions is not None:
+        borrow_threads(*functions)
+
+
+@cache
+def _functions() -> tuple[int, int] | None:
+    """Addresses of ``torch_parallel_for`` and ``torch_get_num_threads``."""
+    library = ctypes.CDLL(torch._C.__file__)  # also finds symbols of libraries that it is linked to
+    try:
+        found = library.torch_parallel_for, library.torch_get_num_threads
+    except AttributeError:
+        return None
+    loop, count = (ctypes.cast(each, ctypes.c_void_p).value for each in found)
+    return None if loop is None or count is None else (loop, count)

@@ -1,0 +1,146 @@
+"""Loops of tables on torch's intra-op threads: the same results, and threads that are there already."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import sparring
+from sparring import _native
+from sparring.adapter import borrow_threads, give_back_threads
+from sparring.errors import InvalidArgumentError
+from sparring_torch import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, Optimizer
+from sparring_torch.intra_op_threads import borrow_intra_op_threads
+
+NUM_TABLES, NUM_BAGS, DIM = 4, 20_000, 8
+
+
+@pytest.fixture(autouse=True)
+def settings() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+    sparring.configure_pool(None)
+    borrow_intra_op_threads()
+
+
+def trained(threads: int, is_borrowing: bool) -> tuple[list[bytes], list[np.ndarray]]:
+    """Outputs of some steps, and the rows after them."""
+    sparring.configure_pool(threads)
+    torch.set_num_threads(threads)
+    features = [f"f{i}" for i in range(NUM_TABLES)]
+    module = EmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(name=f"t{i}", embedding_dim=DIM, feature_names=[name])
+            for i, name in enumerate(features)
+        ]
+    )
+    optimizer = Optimizer(module, "adagrad", lr=0.1)
+    if not is_borrowing:
+        give_back_threads()
+    generator = torch.Generator().manual_seed(7)
+    outputs = []
+    for _ in range(3):
+        ids = torch.randint(0, 5_000, (2 * NUM_TABLES * NUM_BAGS,), generator=generator)
+        batch = KeyedJaggedTensor(
+            keys=features, values=ids, lengths=torch.full((NUM_TABLES * NUM_BAGS,), 2)
+        )
+        pooled = module(batch).values()
+        torch.sin(pooled).sum().backward()
+        optimizer.step()
+        outputs.append(pooled.detach().numpy().tobytes())
+    keys = np.arange(5_000)
+    storages = [optimizer.container.storage(f"t{i}") for i in range(NUM_TABLES)]
+    rows = [storage.find(keys).rows for storage in storages]
+    optimizer.container.close()
+    return outputs, rows
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_results_are_the_same_on_both_kinds_of_threads(threads: int) -> None:
+    ours, theirs = trained(threads, False), trained(threads, True)
+    assert ours[0] == theirs[0]
+    for one, other in zip(ours[1], theirs[1], strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+def num_threads_after(script: str) -> list[int]:
+    """Threads of a fresh process where ``count()`` was called."""
+    source = """
+        import os, signal, torch, sparring
+        torch.set_num_threads(2)
+        sparring.configure_pool(2)
+        from sparring import _native
+        from sparring_torch.embedding_bag import EmbeddingBag
+        torch.ones(1_000_000).add(1)
+        def loop():
+            return max(_native.pool_threads_of_loop(64, 1, 0.001) for _ in range(20))
+        def count():
+            print(len(os.listdir("/proc/self/task")))
+    """
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source) + textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+    )
+    assert found.returncode == 0, found.stderr
+    return [int(line) for line in found.stdout.split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
+def test_a_thread_that_makes_a_module_needs_no_threads_but_those_of_torch() -> None:
+    before, during, after = num_threads_after(
+        """
+        count()
+        bags = EmbeddingBag(4)
+        assert loop() == 2
+        count()
+        from sparring.adapter import give_back_threads
+        give_back_threads()
+        assert loop() == 2
+        count()
+        """
+    )
+    assert before == during
+    assert after > before
+
+
+def test_a_pool_with_more_threads_than_torch_is_used_itself() -> None:
+    sparring.configure_pool(2)
+    torch.set_num_threads(1)
+    borrow_intra_op_threads()
+    assert any(_native.pool_threads_of_loop(64, 1, 0.001) == 2 for _ in range(20))
+
+
+def test_a_forked_child_computes() -> None:
+    num_threads_after(
+        """
+        bags = EmbeddingBag(4)
+        assert loop() == 2
+        child = os.fork()
+        if not child:
+            signal.alarm(60)
+            loop()
+            EmbeddingBag(4)
+            loop()
+            os._exit(7)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 7
+        """
+    )
+
+
+def test_the_address_zero_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="address"):
+        borrow_threads(0, 0)
