@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_torch import shadow_updater
+from sparring_torch import native_updater
 from sparring_torch.block_step import BLOCK_BYTES
 from sparring_torch.embedding import Embedding
 from sparring_torch.optimizer import Optimizer
@@ -81,7 +81,7 @@ def test_rows_move_as_one_parameter_does(
 ) -> None:
     """All keys in every step: then a table is a dense parameter, state and scalars included."""
     assert probe(native, hyperparameters, torch.float64).takes_blocks
-    monkeypatch.setattr(shadow_updater, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(native_updater, "BLOCK_BYTES", block_bytes)
     ids = torch.tensor([5, -7, 11, 2**40])
     ours = Embedding(DIM, name="table", dtype=torch.float64, **place.table)
     theirs = torch.nn.Parameter(ours(ids).detach().clone())
@@ -139,7 +139,7 @@ def test_optimizer_that_counts_steps_counts_each_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert probe(native, {}, torch.float64).takes_blocks is takes_blocks
-    monkeypatch.setattr(shadow_updater, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(native_updater, "BLOCK_BYTES", 1)
     small, large = torch.tensor([1]), torch.tensor([1, 2, 3, 4, 5])
     tables = [Embedding(DIM, name=name, dtype=torch.float64, **place.table) for name in ("a", "b")]
     before = [
