@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from sparring.snapshot.format.manifest import TableDescription
     from sparring.snapshot.reader import Snapshot, open_place, open_snapshot
     from sparring.snapshot.writer import SnapshotWriter
+    from sparring.updates.builtin import keras_method
     from sparring.updates.resolve import hyper_from, hypers_by_table, resolve_method
 
 __getattr__ = names_from(
@@ -106,6 +107,7 @@ __getattr__ = names_from(
         "sparring.snapshot.format.manifest": "TableDescription",
         "sparring.snapshot.reader": "Snapshot open_place open_snapshot",
         "sparring.snapshot.writer": "SnapshotWriter",
+        "sparring.updates.builtin": "keras_method",
         "sparring.updates.resolve": "hyper_from hypers_by_table resolve_method",
     },
 )
