@@ -15,14 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sparring.adapter import hyper_from, keras_method
-from sparring.contracts import HyperParameters, UpdateRows
+from sparring.adapter import hyper_from, keras_method, rounds_alike
+from sparring.contracts import HyperParameters
 from sparring.errors import InvalidArgumentError
 from sparring_tf.keras_shadow import KerasShadow
 
 __all__ = ["KnownOptimizer", "known_optimizer"]
 
-_ROWS, _STEPS, _RATE = 32, 4, 0.05
+Rows = npt.NDArray[Any]
+_RATE = 0.05
 
 
 class UnknownFormError(Exception):
@@ -103,9 +104,7 @@ class KnownOptimizer:
                 raise UnknownFormError(f"found {setting}={config[setting]}")
         self.method = keras_method(known.method_of(config))
         fields = self.method.hyperparameters.model_fields
-        given = {
-            ours: config[theirs] for theirs, ours in known.taken.items() if ours in fields
-        }
+        given = {ours: config[theirs] for theirs, ours in known.taken.items() if ours in fields}
         try:
             self._hyper = hyper_from(
                 self.method, {**given, "clip_value": config["clipvalue"] or 0.0}
@@ -140,8 +139,10 @@ def _adam_rate(lr: Any, betas: tuple[float, float], iterations: int, dtype: str)
     return float(tf.constant(lr, dtype) * tf.sqrt(1 - second) / (1 - first))
 
 
-def known_optimizer(native: Any, shadows: Iterable[tuple[KerasShadow, int, str]]) -> KnownOptimizer | str:
-    """What finds hyper-parameters for steps of an optimizer; or why no update method is the same.
+def known_optimizer(
+    native: Any, shadows: Iterable[tuple[KerasShadow, int, str]]
+) -> KnownOptimizer | str:
+    """The known form of an optimizer; or the reason why no update method is the same.
 
     Args:
         native: the optimizer.
@@ -157,32 +158,13 @@ def known_optimizer(native: Any, shadows: Iterable[tuple[KerasShadow, int, str]]
 
 
 def _check_rounding(known: KnownOptimizer, shadow: KerasShadow, dim: int, dtype: str) -> None:
-    """Steps an optimizer and a method from equal rows."""
-    if known.method.state_width(dim) != len(shadow.initial_state) or shadow.scalars:
-        raise UnknownFormError(f"{known.method.name!r} keeps another state")
-    random = np.random.default_rng(1)
-    start = random.standard_normal((_ROWS, dim)) * 10.0 ** random.uniform(-3, 1, (_ROWS, 1))
-    rows = np.concatenate([start, np.tile(shadow.initial_state, (_ROWS, 1))], 1).astype(dtype)
-    for number in range(_STEPS):
-        gradients = random.standard_normal((_ROWS, dim)) * 10.0 ** random.uniform(-3, 1, (_ROWS, 1))
-        gradients = gradients.astype(dtype)
+    def hyper_of(number: int) -> HyperParameters:
         hyper = known.hyper(_RATE, number, dtype)
         assert isinstance(hyper, HyperParameters)
-        before, ours = rows, rows.copy()
-        update = UpdateRows(
-            np.arange(_ROWS), ours, ours[:, :dim], ours[:, dim:], gradients.copy(), number + 1
-        )
-        known.method.update(update, hyper)
-        rows = shadow.step(rows, gradients, _RATE, number)
-        if not _is_same(before, ours, rows, dim):
-            raise UnknownFormError("this release of Keras rounds otherwise")
+        return hyper
 
+    def step(rows: Rows, gradients: Rows, number: int) -> Rows:
+        return shadow.step(rows, gradients, _RATE, number)
 
-def _is_same(
-    before: npt.NDArray[Any], ours: npt.NDArray[Any], theirs: npt.NDArray[Any], dim: int
-) -> bool:
-    """Whether rows after a step differ by no more than rounding: a unit in the last place, and of
-    embeddings four units of the step, which has a root and a quotient in it."""
-    most = np.spacing(np.maximum(np.abs(before), np.abs(theirs)))
-    most[:, :dim] += 4 * np.spacing(np.abs(theirs - before)[:, :dim])
-    return bool((np.abs(ours - theirs) <= most).all())
+    if shadow.scalars or not rounds_alike(known.method, hyper_of, step, shadow.initial_state, dim):
+        raise UnknownFormError("this release of Keras rounds otherwise")

@@ -79,7 +79,7 @@ class Optimizer(keras.optimizers.Optimizer):
             depending on others.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - optimizers of Keras are made by keywords
         self,
         layers: Any,
         sparse: Any,
@@ -103,8 +103,8 @@ class Optimizer(keras.optimizers.Optimizer):
             raise InvalidArgumentError(f"update: found {update!r}; give 'auto' or 'shadow'")
         if update == "shadow" and not is_native:
             raise InvalidArgumentError(
-                f"update='shadow' is for optimizers of Keras; update method {sparse!r} changes rows where "
-                "they are"
+                f"update='shadow' is for optimizers of Keras; update method {sparse!r} changes rows "
+                "where they are"
             )
         if is_native:
             check_row_by_row(sparse)

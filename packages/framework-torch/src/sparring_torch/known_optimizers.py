@@ -3,8 +3,9 @@
 An update method changes each row in one visit, where it is stored. It may stand in for an optimizer
 of torch where it gives the same rows: the formula, the order of operations and the state of each row
 are those of torch's implementation for one tensor. That is known for some classes by name, and then
-tried out: a few steps over made-up rows must differ by rounding alone. So another release of torch, a build for another CPU, or a class that someone
-has patched is found out, and its rows go through shadows.
+tried out: a few steps over made-up rows must differ by rounding alone. So another release of torch, a
+build for another CPU, or a class that someone has patched is found out, and its rows go through
+shadows.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import numpy.typing as npt
 import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
-from sparring.adapter import hyper_from, resolve_method
-from sparring.contracts import HyperParameters, UpdateMethod, UpdateRows
+from sparring.adapter import hyper_from, resolve_method, rounds_alike
+from sparring.contracts import HyperParameters, UpdateMethod
 from sparring.errors import InvalidArgumentError
 from sparring_torch.block_step import step_in_blocks
 from sparring_torch.row_state import RowState
@@ -27,7 +28,7 @@ from sparring_torch.shadow_parameter import ShadowParameter
 
 __all__ = ["FusedForm", "KnownOptimizer", "known_optimizer", "without_fused"]
 
-_ROWS, _DIM, _STEPS = 32, 11, 4
+_DIM = 11
 
 
 class UnknownFormError(Exception):
@@ -154,7 +155,7 @@ def known_optimizer(
     hyperparameters: Mapping[str, Any],
     layouts: Mapping[tuple[torch.dtype, torch.device], RowState],
 ) -> KnownOptimizer | str:
-    """What finds update methods for steps of an optimizer; or why none is the same.
+    """The known form of an optimizer; or the reason why no update method is the same.
 
     Args:
         native: its class.
@@ -170,8 +171,8 @@ def known_optimizer(
             if isinstance(form, str):
                 # A scheduler may bring it into the range of the method.
                 return form
-            for (dtype, device), layout in layouts.items():
-                _check_rounding(native, hyperparameters, form, layout, dtype, device)
+            for kind, layout in layouts.items():
+                _check_rounding(native, hyperparameters, form, layout, kind)
     except UnknownFormError as error:
         return str(error)
     return known
@@ -182,51 +183,23 @@ def _check_rounding(
     hyperparameters: Mapping[str, Any],
     form: FusedForm,
     layout: RowState,
-    dtype: torch.dtype,
-    device: torch.device,
+    kind: tuple[torch.dtype, torch.device],
 ) -> None:
-    """Steps an optimizer and a method from equal rows."""
-    array_dtype = np.dtype(str(dtype).removeprefix("torch."))
-    state = np.array(layout.initial_row(_DIM), array_dtype)
-    if form.method.state_width(_DIM) != len(state):
-        raise UnknownFormError(f"{form.method.name!r} keeps another state")
-    random = np.random.default_rng(1)
-    start = random.standard_normal((_ROWS, _DIM)) * 10.0 ** random.uniform(-3, 1, (_ROWS, 1))
-    rows = np.concatenate([start, np.tile(state, (_ROWS, 1))], 1).astype(array_dtype)
+    dtype, device = kind
     shadow = ShadowParameter(_DIM, dtype, layout, device)
     optimizer = native([shadow.parameter], **hyperparameters)
     shadow.adopt(optimizer.state)
-    for number in range(1, _STEPS + 1):
-        gradients = random.standard_normal((_ROWS, _DIM)) * 10.0 ** random.uniform(-3, 1, (_ROWS, 1))
-        gradients = gradients.astype(array_dtype)
-        before, ours = rows.copy(), rows.copy()
-        update = UpdateRows(
-            np.arange(_ROWS), ours, ours[:, :_DIM], ours[:, _DIM:], gradients.copy(), number
-        )
-        form.method.update(update, form.hyper)
-        theirs = torch.from_numpy(rows).to(device)
-        shadow.load(theirs, torch.from_numpy(gradients).to(device))
+
+    def step(rows: npt.NDArray[Any], gradients: npt.NDArray[Any], _: int) -> npt.NDArray[Any]:
+        on_device = torch.from_numpy(rows).to(device)
+        shadow.load(on_device, torch.from_numpy(gradients).to(device))
         step_in_blocks(optimizer.step, [shadow], optimizer.param_groups, None)
         shadow.unload()
-        rows = theirs.cpu().numpy().copy()
-        if not _is_same(before, ours, rows):
-            raise UnknownFormError("this build of torch rounds otherwise")
+        return on_device.cpu().numpy()
 
-
-def _is_same(
-    before: npt.NDArray[Any], ours: npt.NDArray[Any], theirs: npt.NDArray[Any]
-) -> bool:
-    """Whether rows after a step differ by no more than rounding.
-
-    State may differ by a unit in the last place; on the CPUs that torch is built for it does not.
-    Embeddings may differ by a unit of their own, and four of the step: torch takes roots from a
-    library that gives the nearest number or one next to it, update methods take the nearest, and
-    three more operations round.
-    """
-    own = np.spacing(np.maximum(np.abs(before), np.abs(theirs)))
-    most = own + 4 * np.spacing(np.abs(theirs - before))
-    most[:, _DIM:] = own[:, _DIM:]
-    return bool((np.abs(ours - theirs) <= most).all())
+    state = np.array(layout.initial_row(_DIM), str(dtype).removeprefix("torch."))
+    if not rounds_alike(form.method, lambda _: form.hyper, step, state, _DIM):
+        raise UnknownFormError("this build of torch rounds otherwise")
 
 
 def without_fused(native: type[Optimizer], hyperparameters: Mapping[str, Any]) -> dict[str, Any]:

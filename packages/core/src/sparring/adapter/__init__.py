@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         segment_sum,
     )
     from sparring.adapter.model_shapes import check_factors, dot_product_dim, dot_product_pairs
+    from sparring.adapter.stand_in import rounds_alike
     from sparring.collective.coordinator import Coordinator
     from sparring.collective.nccl import NcclCollective
     from sparring.collective.nccl_library import open_cuda, open_nccl, why_nccl_is_unavailable
@@ -77,6 +78,7 @@ __getattr__ = names_from(
             "segment_sum"
         ),
         "sparring.adapter.model_shapes": "check_factors dot_product_dim dot_product_pairs",
+        "sparring.adapter.stand_in": "rounds_alike",
         "sparring.collective.coordinator": "Coordinator",
         "sparring.collective.notices": (
             "Failure Inquiry NOTICE_TAG NO_RANK Notice NoticeKind empty_notice"
@@ -122,10 +124,10 @@ __all__ = [
     "StorageLike", "TableDeclaration", "TableDescription", "TableGroup", "TableState",
     "TableUpdate", "check_factors", "declared", "dot_product_dim", "dot_product_pairs",
     "empty_notice", "gather", "give_states", "given_storages", "hyper_from", "hypers_by_table",
-    "join_job", "joined_container", "key_gradients", "looked_up_on_device", "lookups",
-    "make_plugin_manager", "membership_from", "method_state", "non_finite_policy", "open_cuda",
-    "open_nccl", "open_place", "open_snapshot", "pool", "pool_backward", "pool_weight_gradient",
-    "pulls_on_device", "resolve_method", "segment_sum", "shared_settings", "storage_device",
-    "suggestion", "told_on_device", "why_nccl_is_unavailable"
+    "join_job", "joined_container", "keras_method", "key_gradients", "looked_up_on_device",
+    "lookups", "make_plugin_manager", "membership_from", "method_state", "non_finite_policy",
+    "open_cuda", "open_nccl", "open_place", "open_snapshot", "pool", "pool_backward",
+    "pool_weight_gradient", "pulls_on_device", "resolve_method", "rounds_alike", "segment_sum",
+    "shared_settings", "storage_device", "suggestion", "told_on_device", "why_nccl_is_unavailable"
 ]
 # fmt: on
