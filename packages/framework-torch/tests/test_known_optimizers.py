@@ -357,27 +357,30 @@ def test_gradients_that_are_not_finite_meet_the_same_policy_on_both_routes(polic
 
 
 @pytest.mark.parametrize("update", ["auto", "shadow"])
-def test_a_table_counts_the_steps_in_which_it_had_gradients(update: str) -> None:
+@pytest.mark.parametrize("admission", [None, {"kind": "frequency", "k": 2}])
+def test_a_table_counts_the_steps_that_change_it(update: str, admission: Any) -> None:
+    options = {} if admission is None else {"admission": admission}
     tables = [
         Embedding(2, name="one", storage="memory"),
-        Embedding(2, name="other", storage="memory", admission={"kind": "frequency", "k": 2}),
+        Embedding(2, name="other", storage="memory", **options),
     ]
     optimizer = Optimizer(tables, Adam, update=update)
+    counted = []
+    for table in (tables[0], tables[1], tables[1]):
+        table(IDS).sum().backward()
+        optimizer.step()
+        state = optimizer.state_dict()["state"]
+        counted.append((int(state["one"]["step"]), int(state["other"]["step"])))
+    assert counted == ([(1, 0), (1, 1), (1, 2)] if admission is None else [(1, 0), (1, 0), (1, 1)])
+    is_fused = update == "auto" and admission is None
+    assert (optimizer.routes["other"] == "adam") == is_fused
 
-    def steps() -> dict[str, float]:
-        return {
-            name: float(scalars["step"])
-            for name, scalars in optimizer.state_dict()["state"].items()
-        }
 
-    tables[0](IDS).sum().backward()
-    optimizer.step()
-    assert steps() == {"one": 1, "other": 0}
-    tables[1](IDS).sum().backward()
-    optimizer.step()
-    # No id was admitted yet, and the step counts all the same.
-    assert tables[1].num_rows() == {"other": 0}
-    assert steps() == {"one": 1, "other": 1}
+def test_admission_leaves_optimizers_that_count_no_steps_fused() -> None:
+    admission = {"kind": "frequency", "k": 2}
+    for native, route in ((SGD, "sgd"), (Adagrad, "shadow: it counts steps, and ids of t are")):
+        optimizer = Optimizer(Embedding(2, name="t", admission=admission), native, lr=0.1)
+        assert optimizer.routes["t"].startswith(route)
 
 
 # -- ranks ----------------------------------------------------------------------------

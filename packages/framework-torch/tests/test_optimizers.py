@@ -70,12 +70,17 @@ CHOICES: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
 NAMES = [f"{native.__name__}-{len(hyper)}" for native, hyper in CHOICES]
 
 
-@pytest.mark.parametrize("block_bytes", [BLOCK_BYTES, 1], ids=["at once", "row by row"])
+@pytest.mark.parametrize(
+    ("update", "block_bytes"),
+    [("auto", BLOCK_BYTES), ("shadow", BLOCK_BYTES), ("shadow", 1)],
+    ids=["auto", "at once", "row by row"],
+)
 @pytest.mark.parametrize(("native", "hyperparameters"), CHOICES, ids=NAMES)
 def test_rows_move_as_one_parameter_does(
     place: Any,
     native: type[torch.optim.Optimizer],
     hyperparameters: dict[str, Any],
+    update: str,
     block_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -85,7 +90,7 @@ def test_rows_move_as_one_parameter_does(
     ids = torch.tensor([5, -7, 11, 2**40])
     ours = Embedding(DIM, name="table", dtype=torch.float64, **place.table)
     theirs = torch.nn.Parameter(ours(ids).detach().clone())
-    our_optimizer = Optimizer(ours, native, **hyperparameters)
+    our_optimizer = Optimizer(ours, native, update=update, **hyperparameters)
     their_optimizer = native([theirs], **hyperparameters)
     generator = torch.Generator().manual_seed(3)
     for _ in range(20):

@@ -16,7 +16,12 @@ from sparring.errors import InvalidArgumentError
 from sparring_torch.block_step import BLOCK_BYTES, step_in_blocks
 from sparring_torch.device_kernels import tensor_device
 from sparring_torch.device_memory import memory_errors
-from sparring_torch.known_optimizers import FusedForm, known_optimizer, without_fused
+from sparring_torch.known_optimizers import (
+    FusedForm,
+    KnownOptimizer,
+    known_optimizer,
+    without_fused,
+)
 from sparring_torch.optimizer_probe import probe
 from sparring_torch.row_state import RowState
 from sparring_torch.shadow_parameter import ShadowParameter
@@ -57,11 +62,11 @@ class NativeUpdater:
         self._container = container
         hyperparameters = without_fused(native, hyperparameters)
         layouts = _layouts(container, tables, native, hyperparameters)
-        self._known = (
-            known_optimizer(native, hyperparameters, layouts)
-            if may_fuse
-            else "update='shadow' was given"
-        )
+        self._known: KnownOptimizer | str = "update='shadow' was given"
+        if may_fuse:
+            self._known = _uncounted_steps(container, tables, layouts) or known_optimizer(
+                native, hyperparameters, layouts
+            )
         self._shadows = _make_shadows(container, tables, native, layouts, given)
         self.parameters = [shadow.parameter for shadow in self._shadows.values()]
         self._native = native(self.parameters, **hyperparameters)
@@ -177,6 +182,20 @@ def _layouts(
 ) -> dict[_Kind, RowState]:
     kinds = dict.fromkeys(_kind(container, name) for name in tables)
     return {kind: probe(native, hyperparameters, *kind) for kind in kinds}
+
+
+def _uncounted_steps(
+    container: StepContainer, tables: Sequence[str], layouts: Mapping[_Kind, RowState]
+) -> str | None:
+    """Why steps of tables would be counted otherwise than by the shadow, if they would.
+
+    The shadow counts no step in which a filter admits no id of a table. Update methods count those in
+    which it has gradients, and other ranks do not know which ids an owner admits.
+    """
+    if not any("step" in layout.scalars for layout in layouts.values()):
+        return None
+    filtered = [name for name in tables if container.entry(name).admission_filter is not None]
+    return f"it counts steps, and ids of {', '.join(filtered)} are admitted" if filtered else None
 
 
 def _make_shadows(

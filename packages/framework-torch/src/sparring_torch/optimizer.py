@@ -49,7 +49,8 @@ class Optimizer(torch.optim.Optimizer):
     `torch.optim.Adam`, AdamW, Adagrad, SGD and RMSprop are known: an update method that gives the same
     rows but for rounding takes their steps, without gathering rows. The shadow of rows is
     taken, as for all others, by subclasses; with amsgrad, maximize, dampening, centered, RMSprop's
-    momentum, capturable or differentiable; in steps with a closure or with hooks. `routes` says
+    momentum, capturable or differentiable; where a table has an admission filter and the
+    optimizer counts steps; in steps with a closure or with hooks. `routes` says
     which it is. ``fused=True`` and ``foreach=True`` are accepted, and change nothing.
 
     What differs from a dense parameter

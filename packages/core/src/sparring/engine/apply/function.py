@@ -68,10 +68,7 @@ def apply_update(state: EngineState, update: Update) -> None:
                 there = gather_on_device(state, owned_there)
             gathered = gather_rows(state, owned, steps)
         updates = [*gathered.updates, *(each.update for each in there.values() if each.update)]
-        # Keys that were not admitted too: the step counts for their table.
-        commit.num_rows = {
-            name: len(each.keys) for some in (owned, owned_there) for name, each in some.items()
-        }
+        commit.num_rows = {each.table.name: len(each.keys) for each in updates}
     with state.span("update"), agreed(state):
         update(_with_empty(state, updates, commit.touched, kernels))
     with state.span("write"):
