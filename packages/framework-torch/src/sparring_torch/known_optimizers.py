@@ -163,7 +163,7 @@ def known_optimizer(
         layouts: what `probe` found, for each dtype and device of tables.
     """
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.device("cpu"):
             parameter = torch.nn.Parameter(torch.zeros(1))
             defaults = native([parameter], **hyperparameters).defaults
             known = KnownOptimizer(native, defaults)
