@@ -172,7 +172,7 @@ def _steps(rows: int, rounds: int) -> list[Figure]:
         *(
             _beside_keras(timings, name, what, rows)
             for name, what in (
-                ("native", "Keras's Adagrad over rows"),
+                ("native", "Keras's Adagrad as written"),
                 ("fused", "the update method adagrad"),
             )
         ),
@@ -197,7 +197,7 @@ def _memory(rows: int, rounds: int) -> Figure:
     return Figure(
         what="memory that a step takes at its peak, by the op's own gradient",
         value=f"{peaks['fused']:.1f} MB",
-        detail=f"by way of a shadow {peaks['shadow']:.1f} MB, Keras's Adagrad over rows "
+        detail=f"by way of a shadow {peaks['shadow']:.1f} MB, Keras's Adagrad as written "
         f"{peaks['native']:.1f} MB, keras.layers.Embedding {peaks['keras']:.1f} MB",
     )
 

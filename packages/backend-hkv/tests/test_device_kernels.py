@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from sparring import BUILTIN_METHODS, make_plugin_manager
+from sparring.adapter import keras_method
 from sparring.contracts import (
     ArraySource,
     KernelSet,
@@ -169,13 +170,17 @@ def test_rows_of_16_bits_are_rounded_with_equal_bits(
         assert np.array_equal(back, cpu.decode(expected), equal_nan=True)
 
 
-@pytest.mark.parametrize("method", BUILTIN_METHODS)
+KERAS = ["keras_sgd", "keras_momentum", "keras_adagrad", "keras_rmsprop", "keras_adam"]
+
+
+@pytest.mark.parametrize("method", [*BUILTIN_METHODS, *KERAS])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_update_methods_change_rows_with_equal_bits(
     device: KernelSet, cpu: KernelSet, generator: np.random.Generator, method: str, dtype: str
 ) -> None:
-    update = BUILTIN_METHODS[method]()
-    for dim, given in ((5, {}), (40, {"clip_norm": 1.5, "clip_value": 0.8, "weight_decay": 0.01})):
+    update = keras_method(method) if method in KERAS else BUILTIN_METHODS[method]()
+    clipped = {"clip_norm": 1.5, "clip_value": 0.8, "weight_decay": 0.01, "nesterov": True}
+    for dim, given in ((5, {}), (40, clipped), (12, {"beta1": 0.4, "nesterov": True})):
         names = update.hyperparameters.model_fields
         hyper = update.hyperparameters(**{k: v for k, v in given.items() if k in names})
         table = TableConfig("t", dim, dtype=dtype, state_width=update.state_width(dim), seed=3)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_torch import shadow_updater
+from sparring_torch import native_updater
 from sparring_torch.block_step import BLOCK_BYTES
 from sparring_torch.embedding import Embedding
 from sparring_torch.optimizer import Optimizer
@@ -70,22 +70,27 @@ CHOICES: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
 NAMES = [f"{native.__name__}-{len(hyper)}" for native, hyper in CHOICES]
 
 
-@pytest.mark.parametrize("block_bytes", [BLOCK_BYTES, 1], ids=["at once", "row by row"])
+@pytest.mark.parametrize(
+    ("update", "block_bytes"),
+    [("auto", BLOCK_BYTES), ("shadow", BLOCK_BYTES), ("shadow", 1)],
+    ids=["auto", "at once", "row by row"],
+)
 @pytest.mark.parametrize(("native", "hyperparameters"), CHOICES, ids=NAMES)
 def test_rows_move_as_one_parameter_does(
     place: Any,
     native: type[torch.optim.Optimizer],
     hyperparameters: dict[str, Any],
+    update: str,
     block_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All keys in every step: then a table is a dense parameter, state and scalars included."""
     assert probe(native, hyperparameters, torch.float64).takes_blocks
-    monkeypatch.setattr(shadow_updater, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(native_updater, "BLOCK_BYTES", block_bytes)
     ids = torch.tensor([5, -7, 11, 2**40])
     ours = Embedding(DIM, name="table", dtype=torch.float64, **place.table)
     theirs = torch.nn.Parameter(ours(ids).detach().clone())
-    our_optimizer = Optimizer(ours, native, **hyperparameters)
+    our_optimizer = Optimizer(ours, native, update=update, **hyperparameters)
     their_optimizer = native([theirs], **hyperparameters)
     generator = torch.Generator().manual_seed(3)
     for _ in range(20):
@@ -139,7 +144,7 @@ def test_optimizer_that_counts_steps_counts_each_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert probe(native, {}, torch.float64).takes_blocks is takes_blocks
-    monkeypatch.setattr(shadow_updater, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(native_updater, "BLOCK_BYTES", 1)
     small, large = torch.tensor([1]), torch.tensor([1, 2, 3, 4, 5])
     tables = [Embedding(DIM, name=name, dtype=torch.float64, **place.table) for name in ("a", "b")]
     before = [

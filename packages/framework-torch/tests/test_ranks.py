@@ -65,7 +65,8 @@ def train(
         EmbeddingBagConfig(name="second", embedding_dim=3, feature_names=["c"]),
     ]
     bags = EmbeddingBagCollection(tables=tables, container=container)
-    updates = Optimizer(bags, optimizer, lr=0.05)
+    native, options = optimizer
+    updates = Optimizer(bags, native, lr=0.05, **options)
     # Of each rank the mean over its batch; ranks are averaged.
     num_samples = BATCH * len(ranks)
     target = torch.linspace(-1, 1, 11)
@@ -85,11 +86,13 @@ def train(
     return held
 
 
-OPTIMIZERS = {
-    "SGD": torch.optim.SGD,
-    "Adagrad": torch.optim.Adagrad,
-    "Adam": torch.optim.Adam,
-    "fused-adam": "adam",
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "SGD": (torch.optim.SGD, {}),
+    "Adagrad": (torch.optim.Adagrad, {}),
+    "Adam": (torch.optim.Adam, {}),
+    "shadow-Adam": (torch.optim.Adam, {"update": "shadow"}),
+    "shadow-Adagrad": (torch.optim.Adagrad, {"update": "shadow"}),
+    "fused-adam": ("adam", {}),
 }
 
 

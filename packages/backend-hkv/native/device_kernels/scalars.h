@@ -1,5 +1,5 @@
-// Arithmetic that both sides do alike, to the bit. Multiplications are never fused
-// with additions: -fmad=false for nvcc, -ffp-contract=off elsewhere.
+// Arithmetic that both sides do alike, to the bit. Multiplications are fused with
+// additions only by `multiply_add`: -fmad=false for nvcc, -ffp-contract=off elsewhere.
 #ifndef SPARRING_HKV_DEVICE_KERNELS_SCALARS_H_
 #define SPARRING_HKV_DEVICE_KERNELS_SCALARS_H_
 
@@ -34,6 +34,22 @@ SPARRING_DEVICE double square_root(double x) {
   return __dsqrt_rn(x);
 #else
   return std::sqrt(x);
+#endif
+}
+
+// a * b + c, rounded once.
+SPARRING_DEVICE float multiply_add(float a, float b, float c) {
+#if defined(__CUDACC__)
+  return __fmaf_rn(a, b, c);
+#else
+  return std::fma(a, b, c);
+#endif
+}
+SPARRING_DEVICE double multiply_add(double a, double b, double c) {
+#if defined(__CUDACC__)
+  return __fma_rn(a, b, c);
+#else
+  return std::fma(a, b, c);
 #endif
 }
 

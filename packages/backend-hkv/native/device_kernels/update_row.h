@@ -57,7 +57,7 @@ template <class T>
 SPARRING_DEVICE void add_decay(const UpdateConstants<T>& c, const UpdatedRow<T>& row) {
   if (c.weight_decay == 0) return;
   row.each_column([&](int64_t at) {
-    row.gradient[at] = row.gradient[at] + row.embedding[at] * c.weight_decay;
+    row.gradient[at] = multiply_add(row.embedding[at], c.weight_decay, row.gradient[at]);
   });
 }
 
@@ -77,7 +77,7 @@ SPARRING_DEVICE void descend(const UpdatedRow<T>& row, const T* direction, T sca
     SPARRING_UNROLL
     for (int k = 0; k < kInFlight; ++k) {
       const int64_t at = first + k * step;
-      if (at < row.dim) values[k] = row.embedding[at] - direction[at] * scale;
+      if (at < row.dim) values[k] = multiply_add(direction[at], -scale, row.embedding[at]);
     }
     SPARRING_UNROLL
     for (int k = 0; k < kInFlight; ++k) {
@@ -100,7 +100,7 @@ SPARRING_DEVICE void update_momentum(const UpdateConstants<T>& c, const UpdatedR
     const T g = row.gradient[at];
     const T buffer = row.state[at] * c.momentum + g;
     row.state[at] = buffer;
-    row.gradient[at] = c.is_nesterov ? g + buffer * c.momentum : buffer;
+    row.gradient[at] = c.is_nesterov ? multiply_add(buffer, c.momentum, g) : buffer;
   });
   descend(row, row.gradient, c.lr);
 }
@@ -110,7 +110,7 @@ SPARRING_DEVICE void update_adagrad(const UpdateConstants<T>& c, const UpdatedRo
   add_decay(c, row);
   row.each_column([&](int64_t at) {
     const T g = row.gradient[at];
-    const T sum = row.state[at] + g * g;
+    const T sum = multiply_add(g, g, row.state[at]);
     row.state[at] = sum;
     row.embedding[at] = row.embedding[at] - g * c.lr / (square_root(sum) + c.eps);
   });
@@ -137,8 +137,11 @@ template <class T>
 SPARRING_DEVICE Moments<T> advance_moments(const UpdateConstants<T>& c, const UpdatedRow<T>& row,
                                            int64_t at) {
   const T g = row.gradient[at];
-  const T m = row.state[at] * c.beta1 + g * c.one_minus_beta1;
-  const T v = row.state[row.dim + at] * c.beta2 + g * g * c.one_minus_beta2;
+  const T before = row.state[at];
+  const T m = c.one_minus_beta1 < T{0.5}
+                  ? multiply_add(g - before, c.one_minus_beta1, before)
+                  : multiply_add(before - g, T{1} - c.one_minus_beta1, g);
+  const T v = multiply_add(g * c.one_minus_beta2, g, row.state[row.dim + at] * c.beta2);
   row.state[at] = m;
   row.state[row.dim + at] = v;
   return {m, square_root(v) / c.root_correction + c.eps};
@@ -183,7 +186,7 @@ SPARRING_DEVICE void update_rmsprop(const UpdateConstants<T>& c, const UpdatedRo
   add_decay(c, row);
   row.each_column([&](int64_t at) {
     const T g = row.gradient[at];
-    const T square = row.state[at] * c.alpha + g * g * c.one_minus_alpha;
+    const T square = multiply_add(g * c.one_minus_alpha, g, row.state[at] * c.alpha);
     row.state[at] = square;
     row.embedding[at] = row.embedding[at] - g * c.lr / (square_root(square) + c.eps);
   });
@@ -252,6 +255,73 @@ SPARRING_DEVICE void update_adamw(const UpdateConstants<T>& c, const UpdatedRow<
   update_adam(c, row);
 }
 
+// Keras's optimizers: see core's level_update.inc.
+template <class T>
+SPARRING_DEVICE void shrink_as_keras(const UpdateConstants<T>& c, const UpdatedRow<T>& row) {
+  if (c.weight_decay == 0) return;
+  row.each_column([&](int64_t at) {
+    const T w = row.embedding[at];
+    row.embedding[at] = w - w * c.weight_decay;
+  });
+}
+
+template <class T>
+SPARRING_DEVICE void update_keras_sgd(const UpdateConstants<T>& c, const UpdatedRow<T>& row) {
+  shrink_as_keras(c, row);
+  row.each_column(
+      [&](int64_t at) { row.embedding[at] = row.embedding[at] - row.gradient[at] * c.lr; });
+}
+
+template <class T>
+SPARRING_DEVICE void update_keras_momentum(const UpdateConstants<T>& c,
+                                           const UpdatedRow<T>& row) {
+  shrink_as_keras(c, row);
+  row.each_column([&](int64_t at) {
+    const T step = row.gradient[at] * c.lr;
+    const T velocity = row.state[at] * c.momentum - step;
+    row.state[at] = velocity;
+    row.embedding[at] =
+        row.embedding[at] + (c.is_nesterov ? velocity * c.momentum - step : velocity);
+  });
+}
+
+template <class T>
+SPARRING_DEVICE void update_keras_adagrad(const UpdateConstants<T>& c, const UpdatedRow<T>& row) {
+  shrink_as_keras(c, row);
+  row.each_column([&](int64_t at) {
+    const T g = row.gradient[at];
+    const T sum = row.state[at] + g * g;
+    row.state[at] = sum;
+    row.embedding[at] = row.embedding[at] - g * c.lr / square_root(sum + c.eps);
+  });
+}
+
+template <class T>
+SPARRING_DEVICE void update_keras_rmsprop(const UpdateConstants<T>& c, const UpdatedRow<T>& row) {
+  shrink_as_keras(c, row);
+  row.each_column([&](int64_t at) {
+    const T g = row.gradient[at];
+    const T square = row.state[at] * c.alpha + g * g * c.one_minus_alpha;
+    row.state[at] = square;
+    row.embedding[at] = row.embedding[at] - g * c.lr / square_root(square + c.eps);
+  });
+}
+
+template <class T>
+SPARRING_DEVICE void update_keras_adam(const UpdateConstants<T>& c, const UpdatedRow<T>& row) {
+  shrink_as_keras(c, row);
+  row.each_column([&](int64_t at) {
+    const T g = row.gradient[at];
+    const T first = row.state[at];
+    const T second = row.state[row.dim + at];
+    const T m = first + (g - first) * c.one_minus_beta1;
+    const T v = second + (g * g - second) * c.one_minus_beta2;
+    row.state[at] = m;
+    row.state[row.dim + at] = v;
+    row.embedding[at] = row.embedding[at] - m * c.lr / (square_root(v) + c.eps);
+  });
+}
+
 template <UpdateMethod kMethod, class T>
 SPARRING_DEVICE void update_row(const UpdateConstants<T>& c, const UpdatedRow<T>& row) {
   clip(c, row);
@@ -267,6 +337,11 @@ SPARRING_DEVICE void update_row(const UpdateConstants<T>& c, const UpdatedRow<T>
   if constexpr (kMethod == UpdateMethod::lion) update_lion(c, row);
   if constexpr (kMethod == UpdateMethod::ftrl) update_ftrl(c, row);
   if constexpr (kMethod == UpdateMethod::group_ftrl) update_group_ftrl(c, row);
+  if constexpr (kMethod == UpdateMethod::keras_sgd) update_keras_sgd(c, row);
+  if constexpr (kMethod == UpdateMethod::keras_momentum) update_keras_momentum(c, row);
+  if constexpr (kMethod == UpdateMethod::keras_adagrad) update_keras_adagrad(c, row);
+  if constexpr (kMethod == UpdateMethod::keras_rmsprop) update_keras_rmsprop(c, row);
+  if constexpr (kMethod == UpdateMethod::keras_adam) update_keras_adam(c, row);
 }
 
 }  // namespace sparring::device_kernels

@@ -17,7 +17,7 @@ struct NamedMethod {
   UpdateMethod method;
 };
 // In the order of the enumeration.
-inline constexpr std::array<NamedMethod, 12> kUpdateMethods = {{
+inline constexpr std::array<NamedMethod, 17> kUpdateMethods = {{
     {"sgd", UpdateMethod::sgd},
     {"momentum", UpdateMethod::momentum},
     {"adagrad", UpdateMethod::adagrad},
@@ -30,6 +30,11 @@ inline constexpr std::array<NamedMethod, 12> kUpdateMethods = {{
     {"lion", UpdateMethod::lion},
     {"ftrl", UpdateMethod::ftrl},
     {"group_ftrl", UpdateMethod::group_ftrl},
+    {"keras_sgd", UpdateMethod::keras_sgd},
+    {"keras_momentum", UpdateMethod::keras_momentum},
+    {"keras_adagrad", UpdateMethod::keras_adagrad},
+    {"keras_rmsprop", UpdateMethod::keras_rmsprop},
+    {"keras_adam", UpdateMethod::keras_adam},
 }};
 
 // Returns false for a name that is none of these.
@@ -46,6 +51,7 @@ inline bool update_method_named(std::string_view name, UpdateMethod* method) {
 constexpr int64_t state_width_of(UpdateMethod method, int64_t dim) {
   switch (method) {
     case UpdateMethod::sgd:
+    case UpdateMethod::keras_sgd:
       return 0;
     case UpdateMethod::rowwise_adagrad:
       return 1;
@@ -53,6 +59,9 @@ constexpr int64_t state_width_of(UpdateMethod method, int64_t dim) {
     case UpdateMethod::adagrad:
     case UpdateMethod::rmsprop:
     case UpdateMethod::lion:
+    case UpdateMethod::keras_momentum:
+    case UpdateMethod::keras_adagrad:
+    case UpdateMethod::keras_rmsprop:
       return dim;
     case UpdateMethod::partial_rowwise_adam:
       return dim + 1;
@@ -61,6 +70,7 @@ constexpr int64_t state_width_of(UpdateMethod method, int64_t dim) {
     case UpdateMethod::lamb:
     case UpdateMethod::ftrl:
     case UpdateMethod::group_ftrl:
+    case UpdateMethod::keras_adam:
       return 2 * dim;
   }
   return 0;
@@ -141,7 +151,8 @@ UpdateConstants<T> constants_of(UpdateMethod method, const HyperParameters& hype
       .beta2 = rounded(hyper.beta2),
       .one_minus_beta2 = rounded(1 - hyper.beta2),
       .correction1 = rounded(correction1),
-      .root_correction = rounded(std::sqrt(correction2)),
+      // As Python's `** 0.5`, which torch takes: for some numbers not the nearest to the root.
+      .root_correction = rounded(std::pow(correction2, 0.5)),
       .step_size = rounded(lr / correction1),
       .eps = rounded(hyper.eps),
       .alpha = rounded(hyper.alpha),

@@ -24,6 +24,12 @@ enum class UpdateMethod : int32_t {
   lion,
   ftrl,
   group_ftrl,
+  // Keras's optimizers of these names, to the bit; torch's are those above.
+  keras_sgd,
+  keras_momentum,
+  keras_adagrad,
+  keras_rmsprop,
+  keras_adam,
 };
 
 // The hyper-parameters of a step, in the form that the loops use.

@@ -6,8 +6,8 @@
 //
 // INVARIANTS
 //   1. All levels give the same bits. Every sum is taken in a fixed order that
-//      does not depend on the vector length, and multiplications are never
-//      fused with additions (-ffp-contract=off).
+//      does not depend on the vector length, and multiplications are fused with
+//      additions only by `multiply_add`, never by the compiler (-ffp-contract=off).
 //   2. These files include no header with inline functions of the standard
 //      library: the linker keeps one copy of such a function, and it could keep
 //      the one that was compiled for a newer CPU.

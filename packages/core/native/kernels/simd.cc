@@ -17,7 +17,7 @@ const std::vector<Level>& levels() {
     std::vector<Level> found{{"portable", &kPortableKernels, true}};
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    const bool has_avx2 = __builtin_cpu_supports("avx2");
+    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
                             __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512dq") &&

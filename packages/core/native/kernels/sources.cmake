@@ -4,14 +4,15 @@
 set(_levels portable avx2 avx512)
 
 # Every level must give the same bits. By default GCC fuses a multiplication and an
-# addition wherever the CPU can, which rounds once instead of twice.
+# addition wherever the CPU can, which rounds once instead of twice. What is to round
+# once says so (multiply_add in level_vectors.inc), on all levels.
 set(_portable_options -ffp-contract=off)
 set(_avx2_options -ffp-contract=off)
 set(_avx512_options -ffp-contract=off)
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
-  list(APPEND _avx2_options -mavx2)
-  list(APPEND _avx512_options -mavx2 -mavx512f -mavx512bw -mavx512dq -mavx512vl)
+  list(APPEND _avx2_options -mavx2 -mfma)
+  list(APPEND _avx512_options -mavx2 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl)
 endif()
 
 foreach(_level IN LISTS _levels)

@@ -55,6 +55,11 @@ class FusedUpdater:
         """The number of steps of each table: those in which it had a gradient, on any rank."""
         return [self.steps]
 
+    @property
+    def routes(self) -> dict[str, str]:
+        """Table → the update method."""
+        return dict.fromkeys(self._hypers, self._method.name)
+
     def step(self, learning_rate: float, _: int, /) -> None:
         """Applies the gradients since the last step."""
         steps = self.steps.numpy()

@@ -22,8 +22,8 @@ from sparring_tf.dense_ranks import averaged, broadcast
 from sparring_tf.fused_updater import FusedUpdater
 from sparring_tf.keras_shadow import check_row_by_row
 from sparring_tf.loss_scaling import adopt_scaler
+from sparring_tf.native_updater import NativeUpdater
 from sparring_tf.row_updates import RowUpdates, Updater
-from sparring_tf.shadow_updater import ShadowUpdater
 from sparring_tf.table_agent import TableAgent
 
 __all__ = ["Optimizer"]
@@ -43,7 +43,9 @@ class Optimizer(keras.optimizers.Optimizer):
 
     With an optimizer of Keras, a step gathers the rows that got gradients, and their slots, lets the
     optimizer update them as one variable per table, and stores both. With the name of an update
-    method each row is changed in one visit.
+    method each row is changed in one visit. So it is with Adam, AdamW, Adagrad, SGD and RMSprop, unless
+    amsgrad, centered or RMSprop's momentum is asked for: an update method is known that gives the same
+    rows but for rounding. Subclasses and all others take the shadow. `routes` says which it is.
 
     What differs from a dense variable
         - Rows without a gradient in a step do not move: no momentum, and Adam is lazy.
@@ -66,6 +68,7 @@ class Optimizer(keras.optimizers.Optimizer):
             changes; ``skip``: the rows concerned stay as they are and are counted. None leaves it
             to the container, which raises.
         tables: for update methods: table → hyper-parameters of its own.
+        update: ``auto``; or ``shadow``: an optimizer of Keras updates rows by its own code always.
         name: of the optimizer.
         **hyperparameters: for update methods.
 
@@ -76,7 +79,7 @@ class Optimizer(keras.optimizers.Optimizer):
             depending on others.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - optimizers of Keras are made by keywords
         self,
         layers: Any,
         sparse: Any,
@@ -86,6 +89,7 @@ class Optimizer(keras.optimizers.Optimizer):
         gradient_accumulation_steps: int | None = None,
         non_finite_gradients: str | None = None,
         tables: Mapping[str, Mapping[str, Any]] | None = None,
+        update: str = "auto",
         name: str = "sparring",
         **hyperparameters: Any,
     ) -> None:
@@ -94,6 +98,13 @@ class Optimizer(keras.optimizers.Optimizer):
             raise InvalidArgumentError(
                 "Optimizer takes an optimizer of Keras, as keras.optimizers.Adagrad(0.05), or the "
                 f"name of an update method, as 'rowwise_adagrad'; found {sparse!r}"
+            )
+        if update not in ("auto", "shadow"):
+            raise InvalidArgumentError(f"update: found {update!r}; give 'auto' or 'shadow'")
+        if update == "shadow" and not is_native:
+            raise InvalidArgumentError(
+                f"update='shadow' is for optimizers of Keras; update method {sparse!r} changes rows "
+                "where they are"
             )
         if is_native:
             check_row_by_row(sparse)
@@ -110,7 +121,7 @@ class Optimizer(keras.optimizers.Optimizer):
         super().__init__(learning_rate=_rate_of(sparse) if is_native else learning_rate, name=name)
         self._sparse, self._hyperparameters = sparse, dict(hyperparameters)
         self._by_table = {table: dict(own) for table, own in (tables or {}).items()}
-        self._policy = non_finite_gradients
+        self._policy, self._update = non_finite_gradients, update
         self._num_parts = _checked_parts(gradient_accumulation_steps)
         self._follows = dense is None and is_native
         self.dense = _copy(sparse) if self._follows else _checked_dense(dense)
@@ -155,6 +166,16 @@ class Optimizer(keras.optimizers.Optimizer):
             InvalidArgumentError: it knows no tables yet.
         """
         return self._known_rows().container
+
+    @property
+    def routes(self) -> dict[str, str]:
+        """Table → the update method that changes its rows; or ``shadow``, and why an optimizer of Keras
+        updates them by its own code. Each step may change it.
+
+        Raises:
+            InvalidArgumentError: it knows no tables yet.
+        """
+        return self._known_rows().updater.routes
 
     def build(self, variables: Sequence[Any]) -> None:
         """Makes what is kept for `variables`, all of a model's trainable ones.
@@ -211,7 +232,8 @@ class Optimizer(keras.optimizers.Optimizer):
         updater: Updater
         sparse = self._sparse
         if isinstance(sparse, keras.optimizers.Optimizer):
-            updater = ShadowUpdater(container, names, sparse, given)
+            may_fuse = self._update == "auto"
+            updater = NativeUpdater(container, names, sparse, given, may_fuse=may_fuse)
         else:
             method = resolve_method(sparse) if isinstance(sparse, str) else sparse
             hyperparameters = dict(self._hyperparameters)
@@ -316,6 +338,8 @@ class Optimizer(keras.optimizers.Optimizer):
             "gradient_accumulation_steps": None if self._num_parts == 1 else self._num_parts,
             "non_finite_gradients": self._policy,
         }
+        if self._update != "auto":
+            config["update"] = self._update
         if not is_native:
             config |= {"learning_rate": rate, "tables": dict(self._by_table) or None}
             config |= dict(self._hyperparameters)

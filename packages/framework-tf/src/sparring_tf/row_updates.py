@@ -16,10 +16,13 @@ __all__ = ["Updater", "RowUpdates"]
 
 
 class Updater(Protocol):
-    """How rows are updated: `ShadowUpdater` or `FusedUpdater`."""
+    """How rows are updated: `NativeUpdater` or `FusedUpdater`."""
 
     @property
     def variables(self) -> list[Any]: ...
+
+    @property
+    def routes(self) -> dict[str, str]: ...
 
     def step(self, learning_rate: float, iterations: int, /) -> None: ...
 

@@ -58,6 +58,11 @@ class FusedUpdater:
             group = {"params": [parameter], "table": name, **hypers[name].model_dump()}
             self.param_groups.append(group)
 
+    @property
+    def routes(self) -> dict[str, str]:
+        """Table → the update method."""
+        return dict.fromkeys(self._steps, self.name)
+
     def step(self) -> None:
         """Applies the gradients since the last step."""
         choices = {

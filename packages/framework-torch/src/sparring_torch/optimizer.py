@@ -19,7 +19,7 @@ from sparring.adapter import (
 from sparring.contracts import UpdateMethod
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.fused_updater import FusedUpdater
-from sparring_torch.shadow_updater import ShadowUpdater
+from sparring_torch.native_updater import NativeUpdater
 from sparring_torch.train_agent import agents_of
 
 __all__ = ["Optimizer"]
@@ -46,6 +46,13 @@ class Optimizer(torch.optim.Optimizer):
     stores both. Several ``backward()`` before one ``step()`` add up. Learning-rate schedulers see
     the native optimizer's `param_groups`.
 
+    `torch.optim.Adam`, AdamW, Adagrad, SGD and RMSprop are known: an update method that gives the same
+    rows but for rounding takes their steps, without gathering rows. The shadow of rows is
+    taken, as for all others, by subclasses; with amsgrad, maximize, dampening, centered, RMSprop's
+    momentum, capturable or differentiable; where a table has an admission filter and the
+    optimizer counts steps; in steps with a closure or with hooks. `routes` says
+    which it is. ``fused=True`` and ``foreach=True`` are accepted, and change nothing.
+
     What differs from a dense parameter
         - Rows without a gradient in a step do not move: no momentum, no weight decay, and Adam
           is lazy, as `torch.optim.SparseAdam` is. `step` counts the steps of a table, not of a
@@ -67,6 +74,7 @@ class Optimizer(torch.optim.Optimizer):
             `NonFiniteGradientError` before any row changes; ``skip``: the rows concerned stay as
             they are and are counted. None leaves it to the container, which raises.
         tables: for update methods: table → hyper-parameters of its own.
+        update: ``auto``; or ``shadow``: a class of torch updates rows by its own code always.
         **hyperparameters: those of `native`.
 
     Raises:
@@ -84,6 +92,7 @@ class Optimizer(torch.optim.Optimizer):
         *,
         non_finite_gradients: str | None = None,
         tables: Mapping[str, Mapping[str, Any]] | None = None,
+        update: str = "auto",
         **hyperparameters: Any,
     ) -> None:
         if not _is_native(native) and not isinstance(native, (str, UpdateMethod)):
@@ -91,21 +100,33 @@ class Optimizer(torch.optim.Optimizer):
                 "Optimizer takes a class of torch.optim, as torch.optim.Adagrad, or the name of an "
                 f"update method, as 'rowwise_adagrad'; found {native!r}"
             )
+        if update not in ("auto", "shadow"):
+            raise InvalidArgumentError(f"update: found {update!r}; give 'auto' or 'shadow'")
+        if update == "shadow" and not isinstance(native, type):
+            raise InvalidArgumentError(
+                f"update='shadow' is for classes of torch.optim; update method {native!r} changes rows "
+                "where they are"
+            )
         agents = agents_of(modules)
         self.container = joined_container(agents)
         if non_finite_gradients is not None:
             self.container.non_finite_gradients = non_finite_policy(non_finite_gradients)
         self._names = list(dict.fromkeys(name for agent in agents for name in agent.table_names))
         given = given_storages(agents)
-        self._updater: ShadowUpdater | FusedUpdater
+        self._updater: NativeUpdater | FusedUpdater
         if isinstance(native, type):
             if tables is not None:
                 raise InvalidArgumentError(
                     f"Optimizer: hyper-parameters of single tables come with update methods; "
                     f"{native.__name__} has one set for all"
                 )
-            self._updater = ShadowUpdater(
-                self.container, self._names, native, hyperparameters, given
+            self._updater = NativeUpdater(
+                self.container,
+                self._names,
+                native,
+                hyperparameters,
+                given,
+                may_fuse=update == "auto",
             )
         else:
             method = resolve_method(native) if isinstance(native, str) else native
@@ -150,7 +171,10 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._updater.step()
+        if isinstance(self._updater, NativeUpdater):
+            self._updater.step(self._why_not_fused(closure is not None))
+        else:
+            self._updater.step()
         return loss
 
     _observed_step: Any = torch.optim.Optimizer.profile_hook_step(_step)
@@ -162,6 +186,22 @@ class Optimizer(torch.optim.Optimizer):
             or _global_optimizer_pre_hooks
             or _global_optimizer_post_hooks
         )
+
+    def _why_not_fused(self, has_closure: bool) -> str | None:
+        """Why the own code of the native optimizer must take this step, if it must."""
+        if has_closure:
+            return "a closure was given"
+        return "hooks are registered" if self._has_step_hooks() else None
+
+    @property
+    def routes(self) -> dict[str, str]:
+        """Table → the update method that changes its rows; or ``shadow``, and why an optimizer of
+        torch updates them by its own code. Each step of a class of torch may change it."""
+        return self._updater.routes
+
+    def __repr__(self) -> str:
+        lines = [f"{name}: {route}" for name, route in self.routes.items()]
+        return f"{super().__repr__()}\n" + "\n".join(["routes:", *lines])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients since the last step. Forward passes under way stay valid.

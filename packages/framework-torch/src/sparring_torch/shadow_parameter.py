@@ -153,6 +153,15 @@ class ShadowParameter:
             if name not in self._layout.names
         }
 
+    def num_steps(self, otherwise: int) -> int:
+        """Steps of the table so far; `otherwise` where the optimizer does not count them."""
+        return int(self._state["step"]) if "step" in self._state else otherwise
+
+    def count_step(self) -> None:
+        """Counts a step that was taken without this parameter, as the optimizer would."""
+        if "step" in self._state:
+            self._state["step"] += 1
+
     def set_scalars(self, scalars: Mapping[str, Any]) -> None:
         """Takes over what `scalars` gave, in the types that the optimizer uses."""
         for name, value in scalars.items():

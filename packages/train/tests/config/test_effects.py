@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.errors import CapacityError, PeerFailure
+from sparring.errors import CapacityError, InvalidArgumentError, PeerFailure
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 
@@ -383,6 +383,16 @@ def _(runs: Runs) -> None:
         assert differs_after_the_first_step(runs.ratings(), changed), sparse
     whole = runs.ratings("optimizer.sparse={lr: 0.3}")
     assert runs.ratings("optimizer.sparse={tables: {user: {lr: 0.3}}}").losses != whole.losses
+
+
+@EFFECTS.of("optimizer.sparse.update")
+def _(runs: Runs) -> None:
+    shadow = "optimizer.sparse={name: torch.optim.Adagrad, update: shadow}"
+    auto = runs.ratings("optimizer.sparse={name: torch.optim.Adagrad}")
+    assert np.allclose(runs.ratings(shadow).losses, auto.losses, rtol=1e-5)
+    # An update method has no code of the framework to fall back on.
+    with pytest.raises(InvalidArgumentError, match="update='shadow' is for"):
+        runs.ratings("optimizer.sparse={name: adagrad, update: shadow}")
 
 
 @EFFECTS.of("optimizer.dense.name", "optimizer.dense.lr", "optimizer.dense.*")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         segment_sum,
     )
     from sparring.adapter.model_shapes import check_factors, dot_product_dim, dot_product_pairs
+    from sparring.adapter.stand_in import rounds_alike
     from sparring.collective.coordinator import Coordinator
     from sparring.collective.nccl import NcclCollective
     from sparring.collective.nccl_library import open_cuda, open_nccl, why_nccl_is_unavailable
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from sparring.snapshot.format.manifest import TableDescription
     from sparring.snapshot.reader import Snapshot, open_place, open_snapshot
     from sparring.snapshot.writer import SnapshotWriter
+    from sparring.updates.builtin import keras_method
     from sparring.updates.resolve import hyper_from, hypers_by_table, resolve_method
 
 __getattr__ = names_from(
@@ -79,6 +81,7 @@ __getattr__ = names_from(
             "lookups pool pool_backward pool_weight_gradient segment_sum"
         ),
         "sparring.adapter.model_shapes": "check_factors dot_product_dim dot_product_pairs",
+        "sparring.adapter.stand_in": "rounds_alike",
         "sparring.collective.coordinator": "Coordinator",
         "sparring.collective.notices": (
             "Failure Inquiry NOTICE_TAG NO_RANK Notice NoticeKind empty_notice"
@@ -109,6 +112,7 @@ __getattr__ = names_from(
         "sparring.snapshot.format.manifest": "TableDescription",
         "sparring.snapshot.reader": "Snapshot open_place open_snapshot",
         "sparring.snapshot.writer": "SnapshotWriter",
+        "sparring.updates.builtin": "keras_method",
         "sparring.updates.resolve": "hyper_from hypers_by_table resolve_method",
     },
 )
@@ -124,10 +128,10 @@ __all__ = [
     "TableUpdate", "borrow_threads", "check_factors", "check_offsets", "declared",
     "dot_product_dim", "dot_product_pairs", "empty_notice", "gather", "give_back_threads",
     "give_states", "given_storages", "hyper_from", "hypers_by_table", "join_job",
-    "joined_container", "key_gradients", "looked_up_on_device", "lookups", "make_plugin_manager",
-    "membership_from", "method_state", "non_finite_policy", "open_cuda", "open_nccl", "open_place",
-    "open_snapshot", "pool", "pool_backward", "pool_weight_gradient", "pulls_on_device",
-    "resolve_method", "segment_sum", "shared_settings", "storage_device", "suggestion",
-    "told_on_device", "why_nccl_is_unavailable"
+    "joined_container", "keras_method", "key_gradients", "looked_up_on_device", "lookups",
+    "make_plugin_manager", "membership_from", "method_state", "non_finite_policy", "open_cuda",
+    "open_nccl", "open_place", "open_snapshot", "pool", "pool_backward", "pool_weight_gradient",
+    "pulls_on_device", "resolve_method", "rounds_alike", "segment_sum", "shared_settings",
+    "storage_device", "suggestion", "told_on_device", "why_nccl_is_unavailable"
 ]
 # fmt: on

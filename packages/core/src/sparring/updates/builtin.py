@@ -6,7 +6,7 @@ step. Products, squares and roots are element by element; mean(g²) and norms ar
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +27,13 @@ from sparring.contracts.hyperparameters import (
 from sparring.contracts.results import Rows
 from sparring.contracts.updates import UpdateMethod, UpdateRows
 
-__all__ = ["BUILTIN_METHODS", "NativeMethod", "clip_gradients"]
+__all__ = ["BUILTIN_METHODS", "NativeMethod", "clip_gradients", "keras_method"]
 
 
 class NativeMethod(UpdateMethod):
     """A method of ``native/kernels/update.h``, which runs fused."""
 
-    summary: ClassVar[str]
+    summary: str
     """One sentence for listings."""
 
     def spec(
@@ -240,6 +240,36 @@ BUILTIN_METHODS: dict[str, type[NativeMethod]] = {
     )
 }
 """Name → class of the methods that core brings."""
+
+
+class _KerasMethod(NativeMethod):
+    """An optimizer of Keras 3, in the order in which its operations round.
+
+    It stands in for that optimizer, whose step says which `lr` and `weight_decay` it takes: for Adam the
+    learning rate with both bias corrections, and decay times the learning rate.
+    """
+
+    def __init__(self, name: str, hyperparameters: type[HyperParameters]) -> None:
+        self.name, self.hyperparameters = name, hyperparameters
+        self.summary = f"{name.removeprefix('keras_')} as Keras computes it."
+
+
+_KERAS_HYPER: dict[str, type[HyperParameters]] = {
+    "keras_sgd": SgdHyper,
+    "keras_momentum": MomentumHyper,
+    "keras_adagrad": AdagradHyper,
+    "keras_rmsprop": RmspropHyper,
+    "keras_adam": AdamHyper,
+}
+
+
+def keras_method(name: str) -> NativeMethod:
+    """An update method that no one asks for by name: adapters take it for an optimizer of Keras.
+
+    Args:
+        name: ``keras_sgd``, ``keras_momentum``, ``keras_adagrad``, ``keras_rmsprop``, ``keras_adam``.
+    """
+    return _KerasMethod(name, _KERAS_HYPER[name])
 
 
 def clip_gradients(gradients: Rows, hyper: HyperParameters) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -64,6 +64,13 @@ class SparseOptimizer(OptimizerChoice):
     tables: dict[str, dict[str, Any]] = Field(
         default_factory=dict,
         description="Hyper-parameters of single tables, for update methods.",
+    )
+    update: Literal["auto", "shadow"] = Field(
+        "auto",
+        description=(
+            "`shadow`: a class of the framework updates rows by its own code always, not by an update "
+            "method that gives the same rows."
+        ),
     )
 
     @property

@@ -77,7 +77,7 @@ class _Trainer:
             lambda: keras_optimizer(choice.name, choice.hyperparameters, "optimizer.sparse"),
         )
         # With an optimizer of Keras they are refused.
-        options: dict[str, Any] = {"tables": choice.tables or None}
+        options: dict[str, Any] = {"tables": choice.tables or None, "update": choice.update}
         if isinstance(row, UpdateMethod):
             rate = row.hyperparameters.model_fields["lr"].default
             options |= choice.hyperparameters

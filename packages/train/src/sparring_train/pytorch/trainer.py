@@ -74,6 +74,7 @@ class _Trainer:
             row,
             non_finite_gradients=config.training.non_finite_gradients,
             tables=choice.tables or None,
+            update=choice.update,
             **choice.hyperparameters,
         )
         self.container = self._tables.container

@@ -194,8 +194,8 @@ def _check_choices(waiting: Mapping[str, Any], choices: Mapping[str, MethodChoic
     for name in waiting:
         if name not in choices:
             raise InvalidArgumentError(
-                f"table {name!r} has gradients, but no update method was chosen for it; chosen "
-                f"are those of {', '.join(choices) or 'none'}",
+                f"table {name!r} has gradients, but its module was not given to the optimizer; chosen "
+                f"are update methods of {', '.join(choices) or 'none'}",
                 table=name,
             )
 

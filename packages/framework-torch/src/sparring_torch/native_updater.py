@@ -1,7 +1,8 @@
-"""Rows updated by an optimizer of torch, as one parameter per table."""
+"""Rows updated by an optimizer of torch: by the update method that does the same, or as parameters."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -10,20 +11,34 @@ import numpy as np
 import torch
 
 from sparring.adapter import StepContainer, TableState, TableUpdate, give_states, storage_device
-from sparring.contracts import Storage
+from sparring.contracts import MethodChoice, Storage
 from sparring.errors import InvalidArgumentError
 from sparring_torch.block_step import BLOCK_BYTES, step_in_blocks
 from sparring_torch.device_kernels import tensor_device
 from sparring_torch.device_memory import memory_errors
+from sparring_torch.known_optimizers import (
+    FusedForm,
+    KnownOptimizer,
+    known_optimizer,
+    without_fused,
+)
 from sparring_torch.optimizer_probe import probe
 from sparring_torch.row_state import RowState
 from sparring_torch.shadow_parameter import ShadowParameter
 
-__all__ = ["ShadowUpdater"]
+__all__ = ["NativeUpdater"]
+
+_log = logging.getLogger(__name__)
 
 
-class ShadowUpdater:
+class NativeUpdater:
     """How `Optimizer` updates tables by a class of torch.
+
+    Each step takes one of two routes. Both read and write the same columns of rows, and the same
+    scalars of tables, so that a step may take either:
+
+    - fused: an update method that is known to give the same rows (`known_optimizers`);
+    - shadow: the optimizer's own step, over rows in one parameter for each table.
 
     Args:
         container: where the tables live.
@@ -31,6 +46,7 @@ class ShadowUpdater:
         native: the optimizer class.
         hyperparameters: of `native`.
         given: the storages that were given open, by table.
+        may_fuse: whether the fused route may be taken.
     """
 
     def __init__(
@@ -40,9 +56,18 @@ class ShadowUpdater:
         native: type[torch.optim.Optimizer],
         hyperparameters: dict[str, Any],
         given: Mapping[str, Storage],
+        *,
+        may_fuse: bool,
     ) -> None:
         self._container = container
-        self._shadows = _make_shadows(container, tables, native, hyperparameters, given)
+        hyperparameters = without_fused(native, hyperparameters)
+        layouts = _layouts(container, tables, native, hyperparameters)
+        self._known: KnownOptimizer | str = "update='shadow' was given"
+        if may_fuse:
+            self._known = _uncounted_steps(container, tables, layouts) or known_optimizer(
+                native, hyperparameters, layouts
+            )
+        self._shadows = _make_shadows(container, tables, native, layouts, given)
         self.parameters = [shadow.parameter for shadow in self._shadows.values()]
         self._native = native(self.parameters, **hyperparameters)
         # The step without the hooks around it: those of `Optimizer` run already.
@@ -56,9 +81,47 @@ class ShadowUpdater:
         takes_blocks = all(shadow.takes_blocks for shadow in self._shadows.values())
         self._block_bytes = BLOCK_BYTES if takes_blocks else None
 
-    def step(self) -> None:
-        """Applies the gradients since the last step."""
-        self._container.apply(self._update)
+        self._route = ""
+        form = self._form()
+        self._note("shadow: " + form if isinstance(form, str) else form.method.name)
+
+    @property
+    def routes(self) -> dict[str, str]:
+        """Table → the update method of the last step; or ``shadow``, and why."""
+        return dict.fromkeys(self._shadows, self._route)
+
+    def step(self, why_not_fused: str | None = None) -> None:
+        """Applies the gradients since the last step.
+
+        Args:
+            why_not_fused: why this step may not take the fused route; None where it may.
+        """
+        form = why_not_fused or self._form()
+        if isinstance(form, str):
+            self._note("shadow: " + form)
+            self._container.apply(self._update)
+            return
+        self._note(form.method.name)
+        num_steps = self._container.state.counters.steps
+        choices = {
+            name: MethodChoice(form.method, form.hyper, shadow.num_steps(num_steps) + 1)
+            for name, shadow in self._shadows.items()
+        }
+        for name in self._container.apply_methods(choices):
+            self._shadows[name].count_step()
+
+    def _form(self) -> FusedForm | str:
+        if isinstance(self._known, str):
+            return self._known
+        if len(self.param_groups) != 1:
+            return "it has several param_groups"
+        return self._known.form_of(self.param_groups[0])
+
+    def _note(self, route: str) -> None:
+        if route != self._route:
+            tables = ", ".join(self._shadows)
+            _log.info("%s updates tables %s by route %s", self.name, tables, route)
+            self._route = route
 
     def _update(self, updates: Sequence[TableUpdate]) -> None:
         loaded = []
@@ -100,24 +163,52 @@ class ShadowUpdater:
             shadow.set_scalars(scalars[name])
 
 
-def _make_shadows(
+_Kind = tuple[torch.dtype, torch.device]
+
+
+def _kind(container: StepContainer, table: str) -> _Kind:
+    """Dtype that a table computes in, and the device of its rows: optimizers may keep their scalars
+    there, or work otherwise there."""
+    entry = container.entry(table)
+    device = tensor_device(storage_device(entry.choice or entry.storage))
+    return getattr(torch, entry.config.computing_dtype.name), device
+
+
+def _layouts(
     container: StepContainer,
     tables: Sequence[str],
     native: type[torch.optim.Optimizer],
     hyperparameters: dict[str, Any],
+) -> dict[_Kind, RowState]:
+    kinds = dict.fromkeys(_kind(container, name) for name in tables)
+    return {kind: probe(native, hyperparameters, *kind) for kind in kinds}
+
+
+def _uncounted_steps(
+    container: StepContainer, tables: Sequence[str], layouts: Mapping[_Kind, RowState]
+) -> str | None:
+    """Why steps of tables would be counted otherwise than by the shadow, if they would.
+
+    The shadow counts no step in which a filter admits no id of a table. Update methods count those in
+    which it has gradients, and other ranks do not know which ids an owner admits.
+    """
+    if not any("step" in layout.scalars for layout in layouts.values()):
+        return None
+    filtered = [name for name in tables if container.entry(name).admission_filter is not None]
+    return f"it counts steps, and ids of {', '.join(filtered)} are admitted" if filtered else None
+
+
+def _make_shadows(
+    container: StepContainer,
+    tables: Sequence[str],
+    native: type[torch.optim.Optimizer],
+    layouts: Mapping[_Kind, RowState],
     given: Mapping[str, Storage],
 ) -> dict[str, ShadowParameter]:
-    layouts: dict[tuple[torch.dtype, torch.device], RowState] = {}
     states, shadows = {}, {}
     for name in tables:
         table = container.tables[name]
-        dtype = getattr(torch, table.computing_dtype.name)
-        entry = container.entry(name)
-        device = tensor_device(storage_device(entry.choice or entry.storage))
-        kind = dtype, device
-        if kind not in layouts:
-            # Where the rows lie: optimizers may keep their scalars there, or work otherwise there.
-            layouts[kind] = probe(native, hyperparameters, dtype, device)
+        dtype, device = kind = _kind(container, name)
         initial = np.array(layouts[kind].initial_row(table.dim), table.computing_dtype)
         states[name] = TableState(native.__name__, initial)
         shadows[name] = ShadowParameter(table.dim, dtype, layouts[kind], device)

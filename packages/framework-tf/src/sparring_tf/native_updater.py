@@ -1,7 +1,8 @@
-"""Rows updated by an optimizer of Keras."""
+"""Rows updated by an optimizer of Keras: by the update method that does the same, or as variables."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,25 +10,33 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.adapter import StepContainer, TableState, TableUpdate, give_states
-from sparring.contracts import Storage
+from sparring.contracts import HyperParameters, MethodChoice, Storage
 from sparring.errors import InvalidArgumentError
 from sparring_tf.keras_shadow import KerasShadow
+from sparring_tf.known_optimizers import KnownOptimizer, known_optimizer
 
-__all__ = ["ShadowUpdater"]
+__all__ = ["NativeUpdater"]
+
+_log = logging.getLogger(__name__)
 
 # These keep the same state for a row under PyTorch and Keras, in the same order, so rows that one
 # has trained the other may go on with.
 _SHARED_STATE = ("Adagrad", "Adam", "AdamW")
 
 
-class ShadowUpdater:
+class NativeUpdater:
     """How `Optimizer` updates tables by an optimizer of Keras.
+
+    Each step takes one of two routes over the same columns of rows: fused, by an update method that is
+    known to give the same rows (`known_optimizers`); or shadow, by the optimizer's own step over rows in
+    one variable for each dim and dtype.
 
     Args:
         container: where the tables live.
         tables: their names.
         native: the optimizer; it is copied, once for all tables of one dim and dtype.
         given: the storages that were given open, by table.
+        may_fuse: whether the fused route may be taken.
     """
 
     def __init__(
@@ -36,6 +45,8 @@ class ShadowUpdater:
         tables: Sequence[str],
         native: Any,
         given: Mapping[str, Storage],
+        *,
+        may_fuse: bool,
     ) -> None:
         self._container = container
         name = type(native).__name__
@@ -54,6 +65,19 @@ class ShadowUpdater:
             for table, shadow in self._shadows.items()
         }
         give_states(container.state, states, given, name)
+        self.name, self._route = name, ""
+        self._known: KnownOptimizer | str = "update='shadow' was given"
+        if may_fuse:
+            self._known = known_optimizer(
+                native, [(shadow, *layout) for layout, shadow in layouts.items()]
+            )
+        known = self._known
+        self._note("shadow: " + known if isinstance(known, str) else known.method.name)
+
+    @property
+    def routes(self) -> dict[str, str]:
+        """Table → the update method of the last step; or ``shadow``, and why."""
+        return dict.fromkeys(self._shadows, self._route)
 
     @property
     def variables(self) -> list[Any]:
@@ -63,8 +87,39 @@ class ShadowUpdater:
 
     def step(self, learning_rate: float, iterations: int, /) -> None:
         """Applies the gradients since the last step."""
-        self._rate, self._iterations = learning_rate, iterations
-        self._container.apply(self._update)
+        choices = self._choices(learning_rate, iterations)
+        if isinstance(choices, str):
+            self._note("shadow: " + choices)
+            self._rate, self._iterations = learning_rate, iterations
+            self._container.apply(self._update)
+            return
+        for choice in choices.values():
+            self._note(choice.method.name)
+        self._container.apply_methods(choices)
+
+    def _choices(self, rate: float, iterations: int) -> dict[str, MethodChoice] | str:
+        """The update method of each table in this step; or why there is none."""
+        known = self._known
+        if isinstance(known, str):
+            return known
+        hypers: dict[str, HyperParameters] = {}
+        choices = {}
+        for name in self._shadows:
+            dtype = self._container.tables[name].computing_dtype.name
+            if dtype not in hypers:
+                hyper = known.hyper(rate, iterations, dtype)
+                if isinstance(hyper, str):
+                    return hyper
+                hypers[dtype] = hyper
+            step = self._container.state.counters.steps + 1
+            choices[name] = MethodChoice(known.method, hypers[dtype], step)
+        return choices
+
+    def _note(self, route: str) -> None:
+        if route != self._route:
+            tables = ", ".join(self._shadows)
+            _log.info("%s updates tables %s by route %s", self.name, tables, route)
+            self._route = route
 
     def _update(self, updates: Sequence[TableUpdate]) -> None:
         grouped: dict[int, list[TableUpdate]] = {}

@@ -1,0 +1,75 @@
+"""Whether an update method may stand in for an optimizer of a framework: both step over equal rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.contracts.hyperparameters import HyperParameters
+from sparring.contracts.updates import UpdateMethod, UpdateRows
+
+__all__ = ["is_rounding", "rounds_alike"]
+
+_ROWS, _STEPS = 32, 4
+
+
+def rounds_alike(
+    method: UpdateMethod,
+    hyper_of: Callable[[int], HyperParameters],
+    native_step: Callable[[npt.NDArray[Any], npt.NDArray[Any], int], npt.NDArray[Any]],
+    initial_state: npt.NDArray[Any],
+    dim: int,
+) -> bool:
+    """Whether a few steps of a method and of an optimizer differ by rounding alone.
+
+    Args:
+        method: an update method.
+        hyper_of: number of steps so far → its hyper-parameters.
+        native_step: rows ``(n, dim + state_width)``, gradients ``(n, dim)`` and the number of steps so
+            far → rows after the optimizer's step. It may write into its arguments.
+        initial_state: ``(state_width,)`` of a new row, as the optimizer keeps it; its dtype is that of
+            all arrays.
+        dim: elements of an embedding.
+    """
+    if method.state_width(dim) != len(initial_state):
+        return False
+    random = np.random.default_rng(1)
+
+    def drawn() -> npt.NDArray[Any]:
+        """Numbers of many sizes."""
+        scale = 10.0 ** random.uniform(-3, 1, (_ROWS, 1))
+        return (random.standard_normal((_ROWS, dim)) * scale).astype(initial_state.dtype)
+
+    rows = np.concatenate([drawn(), np.tile(initial_state, (_ROWS, 1))], 1)
+    for number in range(_STEPS):
+        gradients, before, ours = drawn(), rows.copy(), rows.copy()
+        update = UpdateRows(
+            keys=np.arange(_ROWS),
+            rows=ours,
+            embeddings=ours[:, :dim],
+            state=ours[:, dim:],
+            gradients=gradients.copy(),
+            step=number + 1,
+        )
+        method.update(update, hyper_of(number))
+        rows = native_step(rows, gradients, number)
+        if not is_rounding(before, ours, rows, dim):
+            return False
+    return True
+
+
+def is_rounding(
+    before: npt.NDArray[Any], ours: npt.NDArray[Any], theirs: npt.NDArray[Any], dim: int
+) -> bool:
+    """Whether rows after a step differ by rounding alone.
+
+    State may differ by a unit in the last place, embeddings by a unit of their own and four of the
+    step. The step has a root in it and up to three more operations; frameworks take roots from libraries
+    that give the nearest number or one next to it, and update methods take the nearest.
+    """
+    most = np.spacing(np.maximum(np.abs(before), np.abs(theirs)))
+    most[:, :dim] += 4 * np.spacing(np.abs(theirs - before)[:, :dim])
+    return bool((np.abs(ours - theirs) <= most).all())
