@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <new>
 #include <thread>
 #include <vector>
@@ -34,6 +36,49 @@ bool has_poison(const unsigned char* bytes, size_t num_bytes) {
   }
   return false;
 }
+
+// The driver's thread of host calls.
+class HostCalls {
+ public:
+  // Never destroyed: neither is a driver's thread.
+  static HostCalls& process() {
+    static HostCalls* const calls = new HostCalls;
+    return *calls;
+  }
+
+  void run(void (*call)(void*), void* argument) {
+    std::unique_lock lock(mutex_);
+    waiting_.emplace_back(call, argument);
+    const uint64_t number = ++num_given_;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return num_ended_ >= number; });
+  }
+
+ private:
+  HostCalls() {
+    std::thread([this] { work(); }).detach();
+  }
+
+  [[noreturn]] void work() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [&] { return !waiting_.empty(); });
+      const auto [call, argument] = waiting_.front();
+      waiting_.pop_front();
+      lock.unlock();
+      call(argument);
+      lock.lock();
+      ++num_ended_;
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::pair<void (*)(void*), void*>> waiting_;
+  uint64_t num_given_ = 0;
+  uint64_t num_ended_ = 0;
+};
 
 bool is_border(const unsigned char* bytes) {
   return std::all_of(bytes, bytes + watched_bytes,
@@ -92,6 +137,10 @@ void EmulatedDevice::count_wait() {
     wait_time = wait_time_;
   }
   if (wait_time.count() > 0) std::this_thread::sleep_for(wait_time);
+}
+
+void EmulatedDevice::call_from_driver(void (*call)(void*), void* argument) {
+  HostCalls::process().run(call, argument);
 }
 
 void EmulatedDevice::unload_kernels() {

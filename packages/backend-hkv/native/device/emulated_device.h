@@ -84,7 +84,7 @@ class EmulatedDevice : public Device {
   }
   void call_on_host(Stream stream, void (*call)(void*), void* argument) override {
     check();
-    put(stream, [call, argument] { call(argument); });
+    put(stream, [call, argument] { call_from_driver(call, argument); });
   }
 
   int current() const override { return current_number; }
@@ -130,6 +130,8 @@ class EmulatedDevice : public Device {
     return lifetime == Lifetime::kLasting ? Kind::kLasting : Kind::kTemporary;
   }
 
+  // On a thread that lives as long as the process, as a driver's does; returns when the call ends.
+  static void call_from_driver(void (*call)(void*), void* argument);
   void* allocate_piece(size_t num_bytes, Kind kind);
   // NULL where there is no memory left; then `free_bytes` says how much there is.
   void* take_piece(size_t num_bytes, Kind kind, uint64_t* free_bytes);
