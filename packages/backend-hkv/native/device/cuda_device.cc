@@ -23,6 +23,11 @@ struct CudaRuntime {
     return number;
   }
   static void choose(int number) { cudaSetDevice(number); }
+  static int exchange_capture_mode(int number) {
+    auto mode = static_cast<cudaStreamCaptureMode>(number);
+    if (cudaThreadExchangeStreamCaptureMode(&mode) != cudaSuccess) cudaGetLastError();
+    return mode;
+  }
   static bool has_context(int number) {
     using GetState = int (*)(int device, unsigned* flags, int* is_active);
     static const auto get_state =
@@ -74,6 +79,8 @@ struct Pool {
     return bytes;
   }
 };
+
+static_assert(kRelaxedCapture == cudaStreamCaptureModeRelaxed);
 
 class CudaDevice : public Device {
  public:

@@ -214,10 +214,18 @@ MemoryUse EmulatedDevice::memory_use() const {
 }
 
 void* EmulatedDevice::allocate_pinned(size_t num_bytes) {
+  const Using here(number_);
+  streams.use_unsafely();
   return allocate_piece(num_bytes, Kind::kPinned);
 }
 
 void EmulatedDevice::free_pinned(void* memory, size_t num_bytes) noexcept {
+  const Using here(number_);
+  try {
+    streams.use_unsafely();
+  } catch (const DeviceError&) {
+    // The capture is spoilt, which tests see.
+  }
   free_piece(memory, num_bytes, Kind::kPinned);
 }
 
@@ -295,11 +303,15 @@ void EmulatedDevice::record(Event event, Stream stream) {
   ++num_records_;
 }
 void EmulatedDevice::wait(Stream stream) {
+  const Using here(number_);
+  streams.use_unsafely();
   streams.use(stream);
   count_wait();
   if (late_ != nullptr) late_->wait(stream);
 }
 void EmulatedDevice::wait_event(Event event) {
+  const Using here(number_);
+  streams.use_unsafely();
   count_wait();
   if (late_ != nullptr) late_->wait_event(event);
 }

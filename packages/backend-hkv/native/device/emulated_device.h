@@ -16,12 +16,24 @@
 #include <string>
 #include <utility>
 
+#include "device_scope.h"
 #include "emulated_streams.h"
 #include "kernel_list.h"
 #include "late_work.h"
 #include "memory.h"
 
 namespace sparring::device {
+
+// What `DeviceScope` asks.
+struct EmulatedRuntime {
+  inline static thread_local int number = 0;
+  static int current() { return number; }
+  static void choose(int chosen) { number = chosen; }
+  static bool has_context(int) { return true; }
+  static int exchange_capture_mode(int mode) {
+    return std::exchange(EmulatedStreams::capture_mode, mode);
+  }
+};
 
 class EmulatedDevice : public Device {
  public:
@@ -40,7 +52,7 @@ class EmulatedDevice : public Device {
   std::string name() const override { return emulated_name(number_); }
   unsigned num_multiprocessors() const override { return 2; }
   MemoryInfo memory() const override;
-  void use() const override { current_number = number_; }
+  void use() const override { EmulatedRuntime::choose(number_); }
   void check() const override;
   // Before a kernel is put on a stream.
   // `kernel`: as all_kernels() has it; NULL: the library's, which is always loaded.
@@ -74,7 +86,9 @@ class EmulatedDevice : public Device {
   void record(Event event, Stream stream) override;
   void wait_event(Event event) override;
   bool is_done(Event event) override {
+    const Using here(number_);
     check();
+    streams.use_unsafely();
     return late_ == nullptr || late_->is_done(event);
   }
   void order_after(Event event, Stream stream) override {
@@ -87,9 +101,8 @@ class EmulatedDevice : public Device {
     put(stream, [call, argument] { call_from_driver(call, argument); });
   }
 
-  int current() const override { return current_number; }
-  void make_current(int number) const noexcept override { current_number = number; }
-  inline static thread_local int current_number = 0;
+  int current() const override { return EmulatedRuntime::current(); }
+  void make_current(int number) const noexcept override { put_back<EmulatedRuntime>(number); }
   // Of all such devices of this process.
   inline static EmulatedStreams streams;
 
@@ -125,6 +138,7 @@ class EmulatedDevice : public Device {
   static uint64_t num_waits_of_all();
 
  private:
+  using Using = DeviceScope<EmulatedRuntime>;
   enum class Kind { kTemporary, kLasting, kPinned };
   static Kind kind_of(Lifetime lifetime) {
     return lifetime == Lifetime::kLasting ? Kind::kLasting : Kind::kTemporary;
