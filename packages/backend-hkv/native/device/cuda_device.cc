@@ -93,6 +93,8 @@ class CudaDevice : public Device {
     lasting_.make(index_, 0);
   }
 
+  ~CudaDevice() override { end_writes(); }
+
   std::string name() const override { return "cuda:" + std::to_string(index_); }
   unsigned num_multiprocessors() const override {
     return static_cast<unsigned>(num_multiprocessors_);

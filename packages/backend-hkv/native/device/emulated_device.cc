@@ -95,6 +95,8 @@ std::unique_ptr<EmulatedDevice> EmulatedDevice::make_late(uint64_t seed) {
 
 EmulatedDevice::~EmulatedDevice() {
   if (late_ != nullptr) late_->finish();
+  breakdown_.clear();
+  end_writes();
   if (!pieces_.empty()) die("memory was not given back");
 }
 
@@ -232,19 +234,13 @@ void EmulatedDevice::free_pinned(void* memory, size_t num_bytes) noexcept {
 void EmulatedDevice::copy(void* to, const void* from, size_t num_bytes, Stream stream) {
   if (num_bytes == 0) return;
   streams.use(stream);
-  bool is_read_now = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     reach_locked();
     has_work_ = true;
     ++num_copies_;
-    is_read_now = late_ != nullptr && piece_of(from) == nullptr;
   }
-  if (!is_read_now) return put(stream, [=, this] { copy_now(to, from, num_bytes); });
-  const auto* const bytes = static_cast<const unsigned char*>(from);
-  put(stream, [to, read = std::vector<unsigned char>(bytes, bytes + num_bytes)] {
-    std::memcpy(to, read.data(), read.size());
-  });
+  put(stream, [=, this] { copy_now(to, from, num_bytes); });
 }
 
 void EmulatedDevice::copy_now(void* to, const void* from, size_t num_bytes) {

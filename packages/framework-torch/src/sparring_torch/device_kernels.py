@@ -76,8 +76,11 @@ def kernel_set_for(device: str) -> KernelSet:
         return math.prod(shape) * int(getattr(torch, dtype).itemsize)
 
     def from_host(array: npt.NDArray[Any]) -> Tensor:
-        # From pageable memory: it has been read when the call returns, without a synchronization.
-        return torch.from_numpy(np.ascontiguousarray(array)).to(where, non_blocking=True)
+        given = torch.from_numpy(np.ascontiguousarray(array))
+        if where.type == "cpu":
+            return given
+        # torch keeps pinned memory until the copy is done; pageable memory may be read later.
+        return given.pin_memory().to(where, non_blocking=True)
 
     def concatenate(parts: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(parts))
