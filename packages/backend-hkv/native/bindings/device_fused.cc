@@ -86,7 +86,7 @@ void pool_storage(DeviceHandle& handle, uint64_t stream_address, const py::objec
   const int64_t count = from.length();
   if (capsule.is_none() || count == 0) {
     const py::gil_scoped_release release;
-    handle.device().check_stream_device(stream);
+    handle.device().check_stream(stream);
     // No key has a row.
     const Buffer rows = device::make_buffer<void*>(handle.device(), static_cast<size_t>(count), stream);
     handle.device().fill(rows.as<void>(), 0, rows.num_bytes(), stream);
@@ -116,6 +116,7 @@ void pool_storage(DeviceHandle& handle, uint64_t stream_address, const py::objec
 }
 
 struct Updating {
+  DeviceHandle* handle;
   device::Device* device;
   Stream stream;
   kernels::Update update;
@@ -123,18 +124,23 @@ struct Updating {
   SparringUpdate* call;
   Thrown thrown;
   Asking asking;
+  DeviceHandle::Resident resident;
 };
 
 // The state of new rows, where kernels reach it: an array of the device as it is, one of the host
-// as the copy that the device keeps. NULL: zeros.
-const void* initial_state_of(DeviceHandle& handle, const py::object& state,
+// as the copy that the device keeps.
+struct InitialState {
+  const void* data = nullptr;  // NULL: zeros
+  DeviceHandle::Resident resident;
+};
+InitialState initial_state_of(DeviceHandle& handle, const py::object& state,
                              const kernels::RowLayout& layout) {
-  if (state.is_none() || layout.state_width == 0) return nullptr;
+  if (state.is_none() || layout.state_width == 0) return {};
   const bool is_double = kernels::computing_bytes(layout.type) == 8;
   if (!py::isinstance<py::array>(state)) {
     const DeviceArray array(handle, state, "state");
     array.check_shape({layout.state_width});
-    return is_double ? static_cast<const void*>(array.as<double>()) : array.as<float>();
+    return {is_double ? static_cast<const void*>(array.as<double>()) : array.as<float>(), nullptr};
   }
   const auto array = py::reinterpret_borrow<py::array>(state);
   const py::dtype wanted = is_double ? py::dtype::of<double>() : py::dtype::of<float>();
@@ -147,7 +153,9 @@ const void* initial_state_of(DeviceHandle& handle, const py::object& state,
   const void* const bytes = dense.data();
   const auto num_bytes = static_cast<size_t>(dense.nbytes());
   const py::gil_scoped_release release;
-  return handle.resident(bytes, num_bytes);
+  DeviceHandle::Resident resident = handle.resident(bytes, num_bytes);
+  const void* const data = resident->as<void>();
+  return {data, std::move(resident)};
 }
 
 // Returns how many rows are new, and what left.
@@ -169,7 +177,7 @@ py::tuple update_storage(DeviceHandle& handle, uint64_t stream_address, const py
   const auto layout =
       kernels::make_row_layout(type, dim, updates::state_width_of(step.method, dim));
   const auto stream = reinterpret_cast<Stream>(stream_address);
-  Updating work{&handle.device(), stream, step, {}, nullptr, {}, {}};
+  Updating work{&handle, &handle.device(), stream, step, {}, nullptr, {}, {}, nullptr};
   work.asking = {&handle.device(), stream, by_key.as<int64_t>(), admit};
   work.update.layout = layout;
   work.update.keys = by_key.as<int64_t>();
@@ -178,7 +186,9 @@ py::tuple update_storage(DeviceHandle& handle, uint64_t stream_address, const py
   work.initialize.layout = layout;
   work.initialize.keys = by_key.as<int64_t>();
   work.initialize.writes_flagged = true;
-  work.initialize.state = initial_state_of(handle, state, layout);
+  const InitialState initial = initial_state_of(handle, state, layout);
+  work.initialize.state = initial.data;
+  work.resident = initial.resident;
 
   SparringStorage* storage = storage_of(capsule);
   Departed departed(handle.departing(), stream, layout.row_bytes, keeps_departed);
@@ -203,8 +213,10 @@ py::tuple update_storage(DeviceHandle& handle, uint64_t stream_address, const py
       updating.initialize.count = updating.update.count = count;
       updating.initialize.rows = updating.update.rows = {rows, nullptr, 0};
       // Rows are seldom new.
-      if (updating.call->inserted != 0)
+      if (updating.call->inserted != 0) {
         kernels::initialize(*updating.device, updating.stream, updating.initialize);
+        if (updating.resident) updating.handle->keep_until(updating.stream);
+      }
       kernels::update(*updating.device, updating.stream, updating.update);
     });
     if (refused != 0) updating.call->call.error = {"its rows could not be changed", nullptr, nullptr};

@@ -28,9 +28,9 @@ using device::Buffer;
 using device::Stream;
 using NoGil = py::gil_scoped_release;
 
-// Throws StreamRefused where it is another device's.
+// Throws StreamRefused where it is another device's, or captured.
 Stream stream_of(const DeviceHandle& handle, uint64_t stream) {
-  handle.device().check_stream_device(reinterpret_cast<Stream>(stream));
+  handle.device().check_stream(reinterpret_cast<Stream>(stream));
   return reinterpret_cast<Stream>(stream);
 }
 

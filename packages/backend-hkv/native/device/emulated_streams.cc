@@ -33,6 +33,7 @@ void EmulatedStreams::check_capture(Stream stream) const {
 
 void EmulatedStreams::use(Stream stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (stream == nullptr) ++num_default_uses_;
   const auto found = streams_.find(stream);
   if (found == streams_.end() || !found->second.is_captured) return;
   found->second.is_spoilt = true;
@@ -56,6 +57,11 @@ void EmulatedStreams::use_unsafely() {
   }
   if (does_spoil)
     throw DeviceError("operation not permitted when a stream is capturing; the capture is spoilt now");
+}
+
+uint64_t EmulatedStreams::num_default_uses() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return num_default_uses_;
 }
 
 void EmulatedStreams::begin_capture(Stream stream) {

@@ -3,6 +3,7 @@
 #ifndef SPARRING_HKV_DEVICE_EMULATED_STREAMS_H_
 #define SPARRING_HKV_DEVICE_EMULATED_STREAMS_H_
 
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <string>
@@ -41,6 +42,9 @@ class EmulatedStreams {
   // The calling thread's; 0: global, CUDA's default.
   inline static thread_local int capture_mode = 0;
 
+  // How often the default stream was given work: on a GPU it waits for others, and they for it.
+  uint64_t num_default_uses() const;
+
   void begin_capture(Stream stream);
   // Whether nothing has spoilt it.
   bool end_capture(Stream stream);
@@ -57,6 +61,7 @@ class EmulatedStreams {
 
   mutable std::mutex mutex_;
   std::map<Stream, Known> streams_;
+  uint64_t num_default_uses_ = 0;
 };
 
 }  // namespace sparring::device

@@ -125,6 +125,12 @@ class Device {
   // another one's capture. Ends no capture itself.
   virtual void check_stream_capture(Stream stream) const = 0;
 
+  // Before work is put on a caller's stream. Throws StreamRefused as both do.
+  void check_stream(Stream stream) const {
+    check_stream_device(stream);
+    check_stream_capture(stream);
+  }
+
   virtual Event make_event() = 0;
   virtual void free_event(Event event) noexcept = 0;
   virtual void record(Event event, Stream stream) = 0;

@@ -138,8 +138,7 @@ void DeviceTable::State::write(device::Stream stream, const std::string& what,
 // be the end of the table.
 void DeviceTable::State::check_stream(device::Stream stream) const {
   if (stream == own_stream) return;
-  device.check_stream_device(stream);
-  device.check_stream_capture(stream);
+  device.check_stream(stream);
 }
 
 // What was put on the stream is ordered, after a failure too. Where it cannot be, nothing that
