@@ -102,11 +102,16 @@ def kernel_set_for(device: str) -> KernelSet:
             return nullcontext()
         return torch.cuda.stream(torch.cuda.ExternalStream(address, device=where))  # type: ignore[no-untyped-call]
 
+    def open_stream() -> int:
+        # One of torch's pool, which it uses again and never ends.
+        return int(torch.cuda.Stream(where).cuda_stream)
+
     arrays = ArraySource(
         empty=memory_checked(where, empty, empty_bytes),
         stream=stream,
         index=where.index or 0,
         using=using,
+        open_stream=None if where.type == "cpu" else open_stream,
         here=nullcontext if where.type == "cpu" else lambda: torch.cuda.device(where),
         to_host=lambda array: array.cpu().numpy(),
         from_host=memory_checked(where, from_host, lambda array: int(array.nbytes)),
