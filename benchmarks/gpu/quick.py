@@ -25,7 +25,7 @@ def main(device: str) -> None:
         assert found.found.all()
         assert np.array_equal(found.rows.view(np.float32).reshape(rows.shape), rows)
         assert storage.erase(keys[:4000]) == 4000
-        assert storage.size() == 6000
+        assert storage.size == 6000
         found = storage.find(keys)
         assert np.array_equal(found.found.astype(bool), np.arange(keys.size) >= 4000)
     print(f"{device}: 10,000 rows in and out, 4,000 erased")

@@ -58,7 +58,7 @@ void refuse(const std::string& message) {
 }
 
 DeviceHandle::DeviceHandle(std::shared_ptr<device::Device> device)
-    : device_(std::move(device)), departing_(device_), type_(kCpu), number_(0) {
+    : device_(std::move(device)), read_back_(device_), type_(kCpu), number_(0) {
   const std::string name = device_->name();
   if (name.rfind("cuda:", 0) == 0) {
     type_ = kCuda;

@@ -40,8 +40,8 @@ class DeviceHandle {
   device::Device& device() const { return *device_; }
   // For tables, which outlive the handle.
   const std::shared_ptr<device::Device>& shared_device() const { return device_; }
-  // By which rows come to the host that leave a table.
-  device::ReadBack& departing() { return departing_; }
+  // By which rows that leave a table, and numbers, come to the host.
+  device::ReadBack& read_back() { return read_back_; }
   // DLPack's code, 1 = CPU, 2 = CUDA, and number.
   int32_t type() const { return type_; }
   int32_t number() const { return number_; }
@@ -64,7 +64,7 @@ class DeviceHandle {
 
   std::shared_ptr<device::Device> device_;
   std::shared_ptr<Reclaimers> reclaimers_ = std::make_shared<Reclaimers>();
-  device::ReadBack departing_;
+  device::ReadBack read_back_;
   int32_t type_;
   int32_t number_;
   std::mutex mutex_;

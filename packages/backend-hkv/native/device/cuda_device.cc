@@ -10,6 +10,7 @@
 #include "cuda_stream.h"
 #include "device_scope.h"
 #include "kernel_list.h"
+#include "launch_batch.h"
 #include "stream_refusal.h"
 
 namespace sparring::device {
@@ -126,7 +127,7 @@ class CudaDevice : public Device {
     return memory;
   }
   void free(void* memory, size_t num_bytes, Stream stream, Lifetime lifetime) noexcept override {
-    if (memory == nullptr) return;
+    if (memory == nullptr || LaunchBatch::takes_free(*this, memory, num_bytes, stream, lifetime)) return;
     const Using here(index_);
     Pool& pool = pool_of(lifetime);
     pool.used_bytes -= num_bytes;
@@ -164,11 +165,13 @@ class CudaDevice : public Device {
 
   void copy(void* to, const void* from, size_t num_bytes, Stream stream) override {
     if (num_bytes == 0) return;
+    LaunchBatch::flush_current();
     const Using here(index_);
     check_status(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDefault, of(stream)), "copying");
   }
   void fill(void* memory, unsigned char byte, size_t num_bytes, Stream stream) override {
     if (num_bytes == 0) return;
+    LaunchBatch::flush_current();
     const Using here(index_);
     check_status(cudaMemsetAsync(memory, byte, num_bytes, of(stream)), "filling memory");
   }
@@ -184,6 +187,7 @@ class CudaDevice : public Device {
     cudaStreamDestroy(of(stream));
   }
   void wait(Stream stream) override {
+    LaunchBatch::flush_current();
     const Using here(index_);
     check_status(cudaStreamSynchronize(of(stream)), "waiting for a stream");
   }
@@ -209,6 +213,7 @@ class CudaDevice : public Device {
     cudaEventDestroy(event_of(event));
   }
   void record(Event event, Stream stream) override {
+    LaunchBatch::flush_current();
     const Using here(index_);
     check_status(cudaEventRecord(event_of(event), of(stream)), "recording an event");
   }
@@ -227,10 +232,12 @@ class CudaDevice : public Device {
     return true;
   }
   void order_after(Event event, Stream stream) override {
+    LaunchBatch::flush_current();
     const Using here(index_);
     check_status(cudaStreamWaitEvent(of(stream), event_of(event), 0), "ordering a stream after an event");
   }
   void call_on_host(Stream stream, void (*call)(void*), void* argument) override {
+    LaunchBatch::flush_current();
     const Using here(index_);
     check_status(cudaLaunchHostFunc(of(stream), call, argument), "putting a host call on a stream");
   }

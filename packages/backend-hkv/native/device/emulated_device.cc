@@ -207,6 +207,7 @@ void* EmulatedDevice::allocate(size_t num_bytes, Stream, Lifetime lifetime) {
 
 void EmulatedDevice::free(void* memory, size_t num_bytes, Stream stream,
                           Lifetime lifetime) noexcept {
+  if (LaunchBatch::takes_free(*this, memory, num_bytes, stream, lifetime)) return;
   put(stream, [=, this] { free_piece(memory, num_bytes, kind_of(lifetime)); });
 }
 
@@ -233,6 +234,7 @@ void EmulatedDevice::free_pinned(void* memory, size_t num_bytes) noexcept {
 
 void EmulatedDevice::copy(void* to, const void* from, size_t num_bytes, Stream stream) {
   if (num_bytes == 0) return;
+  LaunchBatch::flush_current();
   streams.use(stream);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -252,6 +254,7 @@ void EmulatedDevice::copy_now(void* to, const void* from, size_t num_bytes) {
 
 void EmulatedDevice::fill(void* memory, unsigned char byte, size_t num_bytes, Stream stream) {
   if (num_bytes == 0) return;
+  LaunchBatch::flush_current();
   streams.use(stream, number_);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -292,6 +295,7 @@ void EmulatedDevice::free_event(Event event) noexcept {
   delete static_cast<char*>(event);
 }
 void EmulatedDevice::record(Event event, Stream stream) {
+  LaunchBatch::flush_current();
   check();
   streams.use(stream, number_);
   if (late_ != nullptr) late_->record(event, stream);
@@ -299,6 +303,7 @@ void EmulatedDevice::record(Event event, Stream stream) {
   ++num_records_;
 }
 void EmulatedDevice::wait(Stream stream) {
+  LaunchBatch::flush_current();
   const Using here(number_);
   streams.use_unsafely();
   streams.use(stream);

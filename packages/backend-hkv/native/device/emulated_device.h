@@ -20,6 +20,7 @@
 #include "emulated_streams.h"
 #include "kernel_list.h"
 #include "late_work.h"
+#include "launch_batch.h"
 #include "memory.h"
 
 namespace sparring::device {
@@ -92,11 +93,13 @@ class EmulatedDevice : public Device {
     return late_ == nullptr || late_->is_done(event);
   }
   void order_after(Event event, Stream stream) override {
+    LaunchBatch::flush_current();
     check();
     streams.use(stream);
     if (late_ != nullptr) late_->order_after(event, stream);
   }
   void call_on_host(Stream stream, void (*call)(void*), void* argument) override {
+    LaunchBatch::flush_current();
     check();
     put(stream, [call, argument] { call_from_driver(call, argument); });
   }

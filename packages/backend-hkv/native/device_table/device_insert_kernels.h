@@ -44,6 +44,7 @@ struct ForecastOverflow {
 // takes the j-th of the free rows, from the top of the list and then new ones.
 struct InsertKeys {
   static constexpr unsigned block_threads = kBlockThreads;
+  static constexpr bool is_batched = true;
   DeviceIndexView index;
   SortedKeys sorted;  // by head, the missing keys of the call first
   ScoreRule rule;

@@ -49,6 +49,7 @@ struct Positions {
 // Where the rows of keys lie; NULL where they have none.
 struct ShowRows {
   static constexpr unsigned block_threads = kBlockThreads;
+  static constexpr bool is_batched = true;
   DeviceIndexView index;
   DeviceRowsView rows;
   const int64_t* keys;  // (count) device
@@ -155,19 +156,22 @@ void DeviceTable::visit(SparringVisit& call) {
   State& state = *state_;
   state.check_count(call.count);
   const device::Stream stream = call.call.stream;
-  state.read(stream, "visit of " + std::to_string(call.count) + " keys", [&] {
-    if (call.count == 0) return;
-    const auto count = static_cast<uint64_t>(call.count);
-    const device::Buffer shown = state.buffer<const void*>(count, stream);
-    state.launch(stream, count,
-                 ShowRows{state.index->view(), state.rows->view(), call.keys, count,
-                          call.columns.begin, shown.as<const void*>()});
-    const int32_t answer = call.show(call.context, 0, call.count, shown.as<const void*>());
-    if (answer != 0) {
-      throw StatusError(SPARRING_INTERNAL,
-                        "the visitor of the rows returned " + std::to_string(answer));
-    }
-  });
+  state.read(stream, "visit of " + std::to_string(call.count) + " keys", [&] { state.show(call); });
+}
+
+void DeviceTable::State::show(SparringVisit& call) {
+  if (call.count == 0) return;
+  const device::Stream stream = call.call.stream;
+  const auto count = static_cast<uint64_t>(call.count);
+  const device::Buffer shown = buffer<const void*>(count, stream);
+  launch(stream, count,
+         ShowRows{index->view(), rows->view(), call.keys, count, call.columns.begin,
+                  shown.as<const void*>()});
+  const int32_t answer = call.show(call.context, 0, call.count, shown.as<const void*>());
+  if (answer != 0) {
+    throw StatusError(SPARRING_INTERNAL,
+                      "the visitor of the rows returned " + std::to_string(answer));
+  }
 }
 
 }  // namespace sparring::hkv

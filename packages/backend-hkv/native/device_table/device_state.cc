@@ -126,6 +126,11 @@ void DeviceTable::State::write(device::Stream stream, const std::string& what,
       if (is_changing)
         throw device::DeviceLost(error.what() + error.note + std::string(", amid a change"));
       throw;
+    } catch (const StatusError& error) {
+      end(stream, &DeviceOrder::end_write);
+      // Another table of the same call was lost, and what this one was given may be lost with it.
+      if (error.status() == SPARRING_DEVICE_LOST && is_changing) throw device::DeviceLost(error.what());
+      throw;
     } catch (...) {
       end(stream, &DeviceOrder::end_write);
       throw;
