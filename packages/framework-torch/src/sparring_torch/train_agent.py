@@ -196,20 +196,18 @@ class TrainAgent(TableGroup):
         collection = self._native_collection()
         weights = bags.numpy_weights(self._dtype)
         places = bags.places
-        if prefetched is None:
+        if not is_registered:
             out = collection.pool(bags.ids, bags.offsets, places, bags.num_bags, weights)
+            return torch.from_numpy(out)
+        batch = collection.plan_bags(
+            bags.ids, bags.offsets, places, bags.num_bags, weights, finds_rows=prefetched is None
+        )
+        if prefetched is None:
+            out = batch.pool()
         else:
             with torch.no_grad():
                 out = pooled(plan, bags, _still(prefetched)).numpy()
-        if not is_registered:
-            return torch.from_numpy(out)
-
-        def sources(gradients: Sequence[npt.NDArray[Any]]) -> Any:
-            return collection.bag_gradients(
-                bags.ids, bags.offsets, places, bags.num_bags, weights, gradients[0]
-            )
-
-        return with_gradient(self._direct_batch(sources), [out])[0]
+        return with_gradient(self._direct_batch(batch), [out])[0]
 
     def gather(self, ids: Ids, *, is_training: bool) -> Sequence[Tensor]:
         """One embedding for each id: ``(ids of the feature, dim)`` of each feature."""
@@ -223,17 +221,14 @@ class TrainAgent(TableGroup):
             return gathered(plan, self._shadows(plan, prefetched, is_training))
         self._check_readable(prefetched)
         collection = self._native_collection()
+        if not is_registered:
+            return [torch.from_numpy(each) for each in collection.gather(ids.ids, ids.spans)]
+        batch = collection.plan_ids(ids.ids, ids.spans, finds_rows=prefetched is None)
         if prefetched is None:
-            outputs = collection.gather(ids.ids, ids.spans)
+            outputs = batch.gather()
         else:
             outputs = [each.numpy() for each in gathered(plan, _still(prefetched))]
-        if not is_registered:
-            return [torch.from_numpy(each) for each in outputs]
-
-        def sources(gradients: Sequence[npt.NDArray[Any]]) -> Any:
-            return collection.id_gradients(ids.ids, ids.spans, gradients)
-
-        return with_gradient(self._direct_batch(sources), outputs)
+        return with_gradient(self._direct_batch(batch), outputs)
 
     # -- prefetched lookups
 
@@ -286,8 +281,8 @@ class TrainAgent(TableGroup):
             self._collection = self.container.collection(self._features)
         return self._collection
 
-    def _direct_batch(self, sources: Any) -> DirectBatch:
-        return DirectBatch(self.container.resources, self.table_names, sources)
+    def _direct_batch(self, batch: Any) -> DirectBatch:
+        return DirectBatch(self.container.resources, self.table_names, batch.gradients)
 
     def lookup(self, table: str, ids: npt.NDArray[np.int64], *, is_training: bool) -> Shadow:
         """Ids to a shadow; see `lookup_all`."""
