@@ -2,7 +2,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <atomic>
+#include <bit>
+#include <mutex>
 #include <utility>
 
 #include "cuda_driver.h"
@@ -92,6 +95,8 @@ class CudaDevice : public Device {
     load_kernels();
     temporary_.make(index_, kept_bytes);
     lasting_.make(index_, 0);
+    kept_bytes_ = kept_bytes;
+    most_kept_bytes_ = std::max(kept_bytes, memory().total_bytes / kMostKeptShare);
   }
 
   ~CudaDevice() override { end_writes(); }
@@ -123,7 +128,8 @@ class CudaDevice : public Device {
     }
     if (memory == nullptr && reclaim()) memory = take(pool, num_bytes, stream);
     if (memory == nullptr) throw OutOfDeviceMemory(num_bytes, free_bytes());
-    pool.used_bytes += num_bytes;
+    const uint64_t used = pool.used_bytes += num_bytes;
+    if (lifetime == Lifetime::kTemporary) keep(used);
     return memory;
   }
   void free(void* memory, size_t num_bytes, Stream stream, Lifetime lifetime) noexcept override {
@@ -270,6 +276,18 @@ class CudaDevice : public Device {
     return cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess ? free_bytes : 0;
   }
 
+  // As much as calls have had at once, so that the next one need not ask the driver, which takes
+  // milliseconds to map what a call of a million keys needs.
+  void keep(uint64_t used) {
+    const uint64_t wanted = std::min(used, most_kept_bytes_);
+    if (temporary_.pool == nullptr || wanted <= kept_bytes_) return;
+    const std::lock_guard<std::mutex> lock(keep_mutex_);
+    if (wanted <= kept_bytes_) return;
+    uint64_t kept = std::min(std::bit_ceil(wanted), most_kept_bytes_);
+    if (cudaMemPoolSetAttribute(temporary_.pool, cudaMemPoolAttrReleaseThreshold, &kept) != cudaSuccess)
+      cudaGetLastError();
+    kept_bytes_ = kept;
+  }
   Pool& pool_of(Lifetime lifetime) {
     return lifetime == Lifetime::kLasting ? lasting_ : temporary_;
   }
@@ -291,6 +309,9 @@ class CudaDevice : public Device {
   int num_multiprocessors_ = 0;
   Pool temporary_;
   Pool lasting_;
+  std::mutex keep_mutex_;
+  std::atomic<uint64_t> kept_bytes_{0};
+  uint64_t most_kept_bytes_ = 0;
 };
 
 }  // namespace

@@ -109,8 +109,7 @@ void DeviceTable::State::scan(SparringScan& call) {
   launch(stream, count * device::warp_lanes, scan);
   device::exclusive_sum(device, stream, places.as<uint32_t>(), places.as<uint32_t>(), count + 1);
   uint32_t total = 0;
-  device.copy(&total, places.as<uint32_t>() + count, sizeof(total), stream);
-  device.wait(stream);
+  to_host.read({{&total, places.as<uint32_t>() + count, sizeof(total)}}, stream);
 
   const uint64_t given = std::min<uint64_t>(total, capacity);
   uint64_t next = first + count < num_heads ? first_hash(heads, first + count) : 0;
@@ -135,8 +134,7 @@ void DeviceTable::State::scan(SparringScan& call) {
       device::sort_pairs(device, stream, hashes.as<uint64_t>(), positions.as<uint32_t>(),
                          sorted_hashes.as<uint64_t>(), order_by_hash.as<uint32_t>(), total,
                          {0, 64});
-      device.copy(&next, sorted_hashes.as<uint64_t>() + capacity, sizeof(next), stream);
-      device.wait(stream);
+      to_host.read({{&next, sorted_hashes.as<uint64_t>() + capacity, sizeof(next)}}, stream);
     }
     launch(stream, given,
            TakeEntries{order_by_hash.as<uint32_t>(), given, keys.as<int64_t>(),

@@ -21,6 +21,8 @@ DeviceTable::State::State(device::Device& device_used, const DeviceTableOptions&
       layout(make_device_layout(asked.table)),
       policy(asked.table.policy),
       own_stream(nullptr),
+      // It does not outlive the table, which does not own the device.
+      to_host(std::shared_ptr<device::Device>(std::shared_ptr<void>(), &device_used), 4096),
       counters(nullptr) {
   own_stream = device.make_stream();
   try {
@@ -160,8 +162,7 @@ void DeviceTable::State::end(device::Stream stream, void (DeviceOrder::*end_work
 
 DeviceCounters DeviceTable::State::read_counters(device::Stream stream) {
   DeviceCounters now;
-  device.copy(&now, counters, sizeof(now), stream);
-  device.wait(stream);
+  to_host.read({{&now, counters, sizeof(now)}}, stream);
   return now;
 }
 

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "device/launch.h"
+#include "device/read_back.h"
 #include "device_copy.h"
 #include "device_counters.h"
 #include "device_evict_kernels.h"
@@ -190,6 +191,8 @@ class DeviceTable::State {
   Policy policy;
   device::Stream own_stream;
   std::unique_ptr<DeviceOrder> order;
+  // Counters and totals to the host, via pinned memory: a copy into other memory has the driver wait.
+  device::ReadBack to_host;
   device::Buffer counters_memory;
   DeviceCounters* counters;
   std::unique_ptr<DeviceIndex> index;
