@@ -1,5 +1,5 @@
 // Copies of host memory to a device, read before the call returns, whatever memory it is:
-// by way of pinned pieces, which are used again once their copy is done.
+// via pinned pieces, which are used again once their copy is done.
 //
 //   host ──memcpy──► piece ──stream──► device
 //

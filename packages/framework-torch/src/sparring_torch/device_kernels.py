@@ -104,7 +104,7 @@ def kernel_set_for(device: str) -> KernelSet:
 
     def open_stream() -> int:
         # One of torch's pool, which it uses again and never ends.
-        return int(torch.cuda.Stream(where).cuda_stream)
+        return int(torch.cuda.Stream(where).cuda_stream)  # type: ignore[no-untyped-call]
 
     arrays = ArraySource(
         empty=memory_checked(where, empty, empty_bytes),
