@@ -77,10 +77,10 @@ def kernel_set_for(device: str) -> KernelSet:
 
     def from_host(array: npt.NDArray[Any]) -> Tensor:
         given = torch.from_numpy(np.ascontiguousarray(array))
-        if where.type == "cpu":
-            return given
-        # torch keeps pinned memory until the copy is done; pageable memory may be read later.
-        return given.pin_memory().to(where, non_blocking=True)
+        if where.type != "cpu":
+            # torch keeps pinned memory until the copy is done; pageable memory may be read later.
+            given = given.pin_memory()
+        return given.to(where, non_blocking=True)
 
     def concatenate(parts: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(parts))
