@@ -1,9 +1,13 @@
-"""The ``hkv`` table: lookup beside `torch.index_select`, pauses while it grows, and its memory."""
+"""The ``hkv`` table: lookup beside `torch.index_select` and beside the time of the cache lines that
+it touches, pauses while it grows, and its memory."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import cycle
 from pathlib import Path
 from statistics import median
@@ -17,31 +21,40 @@ from benchmarks.threads import torch_threads
 from sparring import open_storage
 from sparring.contracts import Storage, TableConfig
 from sparring.kernels import functions as kernels
+from sparring.runtime.pool import configure_pool, num_threads
 
 __all__ = ["measure"]
 
 DIM, LOOKUP_ROWS, LOOKUP_KEYS, THREADS = 64, 4_000_000, 65_536, 2
 TURNS, CALLS_PER_TURN, UNCOUNTED_CALLS = 30, 13, 3
 GROWN_ROWS, UPSERT_KEYS = 10_000_000, 8_192
-BAR_RATIO, BAR_GATHER, BAR_MILLISECONDS, BAR_MEMORY = 1.5, 1.25, 50, 1.25
+BAR_RATIO, BAR_GATHER, BAR_MILLISECONDS, BAR_MEMORY, BAR_LINES = 1.5, 1.25, 50, 1.25, 1.2
+# Cache lines that finding a row touches besides its own: directory word (growing tables), digests, entry.
+INDEX_LINES = {"growing": 3, "bounded": 2}
+ROW_LINES = DIM * 4 // 64
+# Copies memory for ever, from one array that no cache holds to another.
+STREAM = """
+import numpy as np
+there, here = np.ones(2**25), np.ones(2**25)
+print(flush=True)
+while True:
+    np.copyto(there, here)
+"""
 # No batch may be in a cache because the one before looked for the same rows.
 NUM_BATCHES = 61
 
 
 def measure(_scale: Scale) -> list[Figure]:
     """Lookup as the ratio of medians; pauses and memory of a table that grows from nothing."""
-    return [*_lookup(), *_growth()]
+    return [*_lookup(), *_lines(), *_growth()]
 
 
 def _lookup() -> list[Figure]:
     generator = np.random.default_rng(0)
     storage = open_storage("hkv", TableConfig("lookup", DIM), validate=False)
     dense = torch.empty(LOOKUP_ROWS, DIM)
-    for begin in range(0, LOOKUP_ROWS, LOOKUP_KEYS):
-        keys = np.arange(begin, min(begin + LOOKUP_KEYS, LOOKUP_ROWS))
-        rows = generator.random((len(keys), DIM), dtype=np.float32)
-        dense[begin : begin + len(keys)] = torch.from_numpy(rows)
-        storage.upsert(keys, rows)
+    generator.random(out=dense.numpy())
+    _fill(storage, dense.numpy())
     batches = [generator.integers(0, LOOKUP_ROWS, LOOKUP_KEYS) for _ in range(NUM_BATCHES)]
     tensors = [torch.from_numpy(batch) for batch in batches]
     for batch, tensor in zip(batches[:3], tensors, strict=False):
@@ -90,6 +103,84 @@ def _lookup() -> list[Figure]:
         )
     )
     return figures
+
+
+def _lines() -> list[Figure]:
+    """A lookup against the lines that it touches, each at the time that a line of a dense array
+    takes in the same run, with the cores alone and beside a process that copies memory."""
+    generator = np.random.default_rng(2)
+    dense = generator.random((LOOKUP_ROWS, DIM), dtype=np.float32)
+    storages = {
+        "growing": open_storage("hkv", TableConfig("growing", DIM), validate=False),
+        "bounded": open_storage(
+            "hkv", TableConfig("bounded", DIM), policy="lru", capacity=LOOKUP_ROWS, validate=False
+        ),
+    }
+    for storage in storages.values():
+        _fill(storage, dense)
+    batches = [generator.integers(0, LOOKUP_ROWS, LOOKUP_KEYS) for _ in range(NUM_BATCHES)]
+    out = np.zeros((LOOKUP_KEYS, DIM), np.float32)
+    runs: dict[str, Callable[[int], object]] = {
+        "dense": lambda i: kernels.gather(dense, batches[i], out),
+        "growing": lambda i: storages["growing"].find(batches[i], out=out),
+        "bounded": lambda i: storages["bounded"].find(batches[i], out=out),
+    }
+    figures = []
+    threads_before = num_threads()
+    for threads in (1, THREADS):
+        configure_pool(threads)
+        for neighbour in (nullcontext, _streaming):
+            with neighbour():
+                seconds = _in_turns(runs)
+            line = median(seconds["dense"]) / ROW_LINES
+            for kind, index_lines in INDEX_LINES.items():
+                touched = index_lines + ROW_LINES
+                gathers = _ratio_of_turns(seconds[kind], seconds["dense"])
+                found = gathers * ROW_LINES / touched
+                figures.append(
+                    Figure(
+                        what=f"lookup in a {kind} table, on {threads} of {THREADS} cores"
+                        + (
+                            ", beside a process that copies memory"
+                            if neighbour is _streaming
+                            else ""
+                        ),
+                        value=f"{found:.2f} x the time of the lines touched",
+                        bar=f"<= {BAR_LINES} x",
+                        is_reached=found <= BAR_LINES,
+                        detail=f"{gathers:.2f} x a gather of dense rows; {touched} lines of "
+                        f"{line / LOOKUP_KEYS * 1e9:.1f} ns",
+                    )
+                )
+    configure_pool(threads_before)
+    for storage in storages.values():
+        storage.close()
+    return figures
+
+
+def _ratio_of_turns(ours: list[float], theirs: list[float]) -> float:
+    """The median over turns, since another process may have a core during some of them."""
+    counted = CALLS_PER_TURN - UNCOUNTED_CALLS
+    turns = [slice(begin, begin + counted) for begin in range(0, len(ours), counted)]
+    return median(median(ours[turn]) / median(theirs[turn]) for turn in turns)
+
+
+@contextmanager
+def _streaming() -> Iterator[None]:
+    with subprocess.Popen([sys.executable, "-c", STREAM], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def _fill(storage: Storage, rows: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> None:
+    """Row i of the array is that of key i."""
+    for begin in range(0, len(rows), LOOKUP_KEYS):
+        keys = np.arange(begin, min(begin + LOOKUP_KEYS, len(rows)))
+        storage.upsert(keys, rows[begin : begin + len(keys)])
 
 
 def _in_turns(contenders: dict[str, Callable[[int], object]]) -> dict[str, list[float]]:

@@ -274,43 +274,25 @@ static void find(const IndexView& index, const RowOutput& output, const int64_t*
   if (is_streaming) Vector::fence();
 }
 
-// Where the rows of a block lie, asked for.
-SPARRING_HKV_INLINE void find_rows(const IndexView& index, const RowVisitor& visitor,
-                                   const Block& block, const void** rows) {
-  for (int i = 0; i < block.n; ++i) {
-    uint32_t number;
-    compare_keys(index, block, i, number);
-    const char* row = number == kNoRow ? nullptr : visitor.rows.at(number) + visitor.begin;
-    if (row != nullptr && visitor.end != visitor.begin) {
-      prefetch_bytes(row, visitor.end - visitor.begin);
-    }
-    rows[i] = row;
-  }
-}
-
-template <bool kIsGrowing>
-static int32_t visit_as(const IndexView& index, const RowVisitor& visitor, const int64_t* keys,
-                        int64_t n) {
-  Block blocks[4];  // of which three are under way
-  // Shown one block after it was asked for.
+// Shows the rows of located keys a block at a time, one block after they were asked for.
+static int32_t show_rows(const RowVisitor& visitor, const uint32_t* numbers, int64_t n,
+                         int64_t begin) {
   const void* rows[2][kBlock];
-  const int64_t num_blocks = (n + kBlock - 1) / kBlock;
-  for (int64_t step = 0; step < num_blocks + 3; ++step) {
-    if (step < num_blocks) {
-      Block& block = blocks[step & 3];
-      const int64_t left = n - step * kBlock;
-      block.n = static_cast<int>(left < kBlock ? left : kBlock);
-      block.keys = keys + step * kBlock;
-      find_buckets<kIsGrowing>(index, block);
+  const auto size_at = [n](int64_t at) { return n - at < kBlock ? n - at : kBlock; };
+  const auto ask = [&](int64_t at, const void** block) __attribute__((always_inline)) {
+    for (int64_t i = 0; i < size_at(at); ++i) {
+      const uint32_t number = numbers[at + i];
+      const char* row = number == kNoRow ? nullptr : visitor.rows.at(number) + visitor.begin;
+      if (row != nullptr && visitor.end != visitor.begin) {
+        prefetch_bytes(row, visitor.end - visitor.begin);
+      }
+      block[i] = row;
     }
-    if (step >= 1 && step - 1 < num_blocks) match_digests<false>(blocks[(step - 1) & 3]);
-    if (step >= 2 && step - 2 < num_blocks) {
-      find_rows(index, visitor, blocks[(step - 2) & 3], rows[step & 1]);
-    }
-    if (step < 3) continue;
-    const int64_t at = (step - 3) * kBlock;
-    const int64_t size = n - at < kBlock ? n - at : kBlock;
-    const int32_t answer = visitor.show(visitor.context, at, size, rows[(step - 1) & 1]);
+  };
+  ask(0, rows[0]);
+  for (int64_t at = 0, side = 0; at < n; at += kBlock, side ^= 1) {
+    if (at + kBlock < n) ask(at + kBlock, rows[side ^ 1]);
+    const int32_t answer = visitor.show(visitor.context, begin + at, size_at(at), rows[side]);
     if (answer != 0) return answer;
   }
   return 0;
@@ -318,8 +300,14 @@ static int32_t visit_as(const IndexView& index, const RowVisitor& visitor, const
 
 static int32_t visit(const IndexView& index, const RowVisitor& visitor, const int64_t* keys,
                      int64_t n) {
-  return index.num_fixed_buckets == 0 ? visit_as<true>(index, visitor, keys, n)
-                                      : visit_as<false>(index, visitor, keys, n);
+  uint32_t numbers[kChunk];
+  for (int64_t at = 0; at < n; at += kChunk) {
+    const int64_t size = n - at < kChunk ? n - at : kChunk;
+    locate(index, keys + at, size, numbers, nullptr);
+    const int32_t answer = show_rows(visitor, numbers, size, at);
+    if (answer != 0) return answer;
+  }
+  return 0;
 }
 
 static void gather(const RowOutput& output, const uint32_t* numbers, int64_t n) {

@@ -16,6 +16,8 @@ namespace {
 using border::StatusError;
 
 constexpr int64_t kGrain = 1024;
+// New keys whose buckets are on their way while one is inserted.
+constexpr size_t kInsertedAhead = 8;
 // Rows in a block of an update, and the least that a thread takes.
 constexpr int64_t kChangeBlock = SPARRING_HKV_BLOCK;
 constexpr int64_t kChangeGrain = 512;
@@ -139,6 +141,10 @@ void Table::insert_missing(const Call& call, Located& located) {
   size_t done = 0;
   try {
     for (; done < missing.size(); ++done) {
+      if (done + kInsertedAhead < missing.size()) {
+        const uint64_t coming = index.hash(call.keys[missing[done + kInsertedAhead]]);
+        __builtin_prefetch(index.home(coming), 1);
+      }
       const int64_t i = missing[done];
       const int64_t key = call.keys[i];
       const uint64_t hash = index.hash(key);
@@ -174,10 +180,9 @@ void Table::upsert_evicting(SparringUpsert& call, const Located& located) {
   policy_.begin_call();
   write_rows(call, located);
   update_scores(call.call.executor, call.keys, call.scores, call.count, &missing);
-  constexpr size_t kAhead = 8;
   for (size_t next = 0; next < missing.size(); ++next) {
-    if (next + kAhead < missing.size()) {
-      prefetch_scores(index.home(index.hash(call.keys[missing[next + kAhead]])));
+    if (next + kInsertedAhead < missing.size()) {
+      prefetch_scores(index.home(index.hash(call.keys[missing[next + kInsertedAhead]])));
     }
     const int64_t i = missing[next];
     const char* row =
