@@ -50,9 +50,90 @@ def test_without_a_gpu_it_says_once_what_did_not_run(
     monkeypatch.setattr(
         program, "look_for_gpu", lambda python: program.Found(False, "no driver here")
     )
-    assert program.main(["--no-build"]) == 0
+    assert program.main(["--no-build", "--allow-no-gpu"]) == 0
     out = capsys.readouterr().out
     assert out.strip() == "not run: short, much longer\n  because no driver here"
+
+
+def test_it_passes_only_where_it_has_run(
+    program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = {
+        "no GPU": program.Found(False, "no driver here"),
+        "a GPU that the driver does not find": program.Found(True, "cuInit failed"),
+        "no answer": program.Found(False, "No module named sparring", True),
+    }
+    for name, found in answers.items():
+        monkeypatch.setattr(program, "look_for_gpu", lambda python, found=found: found)
+        assert program.main(["--no-build"]) == 1, name
+        assert (program.main(["--no-build", "--allow-no-gpu"]) == 0) == (name == "no GPU")
+    assert "looking for a GPU  FAILED: No module named sparring" in capsys.readouterr().out
+
+
+def test_a_question_that_fails_is_no_answer(program: Any, tmp_path: Path) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho no module of that name >&2\nexit 1\n")
+    broken.chmod(0o755)
+    found = program.look_for_gpu(str(broken))
+    assert (found.reason, found.has_failed) == ("no module of that name", True)
+
+
+def test_files_of_a_driver_mean_that_there_is_a_gpu(
+    program: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho False\necho cuInit failed\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(program, "DRIVER_FILES", (tmp_path / "nvidia0",))
+    assert program.look_for_gpu(str(broken)) == program.Found(False, "cuInit failed")
+    (tmp_path / "nvidia0").touch()
+    assert program.look_for_gpu(str(broken)) == program.Found(True, "cuInit failed")
+
+
+def test_a_budget_ends_the_run(
+    program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(program, "look_for_gpu", lambda python: program.Found(True, ""))
+    slow = program.Stage("slow", "waits", ("python", "-c", "import time; time.sleep(60)"))
+    short = program.Stage("short", "nothing", ("python", "-c", ""))
+    monkeypatch.setattr(program, "stages", lambda device: [slow, short])
+    assert program.main(["--no-build", "--budget", "1"]) == 1
+    out = capsys.readouterr().out
+    assert "slow  FAILED: not done in 1 s" in out
+    assert "not run: short\n  because the seconds of --budget are over" in out
+
+
+def test_a_sanitizer_that_refuses_is_said_and_not_passed(
+    program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(program, "look_for_gpu", lambda python: program.Found(True, ""))
+    monkeypatch.setattr(program, "why_unchecked", lambda python: "it is not supported here")
+    checked = program.Stage("check", "a check", ("python", "-c", ""), is_check=True)
+    monkeypatch.setattr(program, "stages", lambda device: [checked])
+    assert program.main(["--no-build"]) == 1
+    assert "not run: check\n  because it is not supported here" in capsys.readouterr().out
+
+
+def test_what_is_missing_is_named_with_what_it_needs(
+    program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Known:
+        def __init__(self, requires: list[str]) -> None:
+            self.requires = requires
+
+    here = {
+        "pydantic": Known(["pydantic-core==2", "annotated_types", "email; extra == 'email'"]),
+        "annotated-types": Known([]),
+        "torch": Known(["sympy"]),
+    }
+
+    def distribution(name: str) -> Known:
+        if name not in here:
+            raise program.metadata.PackageNotFoundError(name)
+        return here[name]
+
+    monkeypatch.setattr(program.metadata, "distribution", distribution)
+    assert program.missing_packages(["pydantic", "torch", "tbb"]) == ["tbb", "pydantic-core"]
 
 
 def test_stages_are_listed_with_what_they_are(

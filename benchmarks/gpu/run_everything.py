@@ -2,22 +2,24 @@
 
 Builds core, sparring-hkv (with nvcc) and sparring-torch into an environment beside the one that runs
 this, which lends it PyTorch and whatever else it has; runs the kit, the tests, compute-sanitizer and
-the benchmarks on the GPU; and says what it did not run, and why. Where there is a GPU, what did not run
-is a failure; where there is none, it is not.
+the benchmarks on the GPU; and says what it did not run, and why. What did not run is a failure, unless
+the machine has no GPU at all and `--allow-no-gpu` is given.
 
     python benchmarks/gpu/run_everything.py                      everything
     python benchmarks/gpu/run_everything.py --list               what that is
     python benchmarks/gpu/run_everything.py --only tests kit     some of it
     python benchmarks/gpu/run_everything.py --wheels FOLDER      what is missing comes from there
+    python benchmarks/gpu/run_everything.py --budget 600         no stage goes on after 600 seconds
 
-What has to be there: nvcc, a C++ compiler, and the packages of `NEEDED`; `--wheels` names a folder of
-wheels of those that are not. Nothing is ever fetched.
+What has to be there: nvcc, a C++ compiler, and the packages of `NEEDED` with what they need; `--wheels`
+names a folder of wheels of those that are not. Nothing is ever fetched.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import site
 import subprocess
@@ -26,31 +28,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-# Modules by which packages are known, and the wheels that bring them.
-NEEDED = {
-    "torch": "torch",
-    "numpy": "numpy",
-    "scikit_build_core": "scikit-build-core",
-    "pybind11": "pybind11",
-    "hatchling": "hatchling",
-    "cmake": "cmake",
-    "ninja": "ninja",
-    "pluggy": "pluggy",
-    "pydantic": "pydantic",
-    "ruamel.yaml": "ruamel.yaml",
-    "fsspec": "fsspec",
-    "ml_dtypes": "ml_dtypes",
-    "rich": "rich",
-    "typer": "typer",
-    "xxhash": "xxhash",
-    "pytest": "pytest",
-    "hypothesis": "hypothesis",
-}
+# Distributions that the packages need to be built, to run and to be tested. What these need has to be
+# there too, but for what torch needs, which comes with it.
+NEEDED = (
+    "torch", "numpy", "scikit-build-core", "pybind11", "hatchling", "cmake", "ninja", "tbb", "tbb-devel",
+    "pluggy", "pydantic", "ruamel.yaml", "fsspec", "ml_dtypes", "rich", "typer", "xxhash", "pytest",
+    "hypothesis",
+)  # fmt: skip
+COMPLETE = ("torch",)
 PACKAGES = ("core", "backend-hkv", "framework-torch")
 
 KIT = ("packages/backend-hkv/tests/test_device_conformance.py",)
@@ -79,9 +68,11 @@ CHECKED = (
 )
 CHECKS = {
     "memcheck": "accesses out of bounds",
-    "racecheck": "races in shared memory",
-    "initcheck": "reads of memory that nobody wrote",
+    "synccheck": "lanes that do not meet where they should",
+    "initcheck": "reads of memory that was never written",
 }
+# torch's kernels are its own business, and so are its questions to CUDA that are refused.
+OURS = ("--report-api-errors", "no", "--kernel-name", "regex:kns=sparring")
 # Where NVIDIA's toolkit puts its programs, also where nobody put them on the path.
 TOOLKIT = "/usr/local/cuda/bin"
 
@@ -97,6 +88,8 @@ class Stage:
     variables: tuple[tuple[str, str], ...] = ()
     needs_gpu: bool = True
     limit_seconds: float = 1800
+    is_check: bool = False
+    """Runs under compute-sanitizer."""
 
 
 def stages(device: str) -> list[Stage]:
@@ -106,6 +99,11 @@ def stages(device: str) -> list[Stage]:
     pytest = ("python", "-m", "pytest", "-q", "-p", "no:cacheprovider")
     few = (*on_device, ("SPARRING_OPERATIONS", "60"))
     return [
+        Stage(
+            "quick", "some rows in, out and erased, launch by launch",
+            ("python", "-m", "benchmarks.gpu.quick", device), (("CUDA_LAUNCH_BLOCKING", "1"),),
+            limit_seconds=300,
+        ),
         Stage("kit", "the conformance kit for storages", (*pytest, *KIT), on_device),
         Stage(
             "tests", "tests of kernels, tables, streams, tiers, training, modules, ranks on one GPU",
@@ -121,9 +119,10 @@ def stages(device: str) -> list[Stage]:
                 f"compute-sanitizer's {check} over {what}: {CHECKS[check]}",
                 (
                     "compute-sanitizer", "--tool", check, "--error-exitcode", "1",
-                    "--target-processes", "all", *pytest, *files,
+                    "--target-processes", "all", *OURS, *pytest, *files,
                 ),
                 few,
+                is_check=True,
             )
             for check in CHECKS
             for what, files in (
@@ -144,9 +143,10 @@ def with_libraries() -> dict[str, str]:
 class Run:
     """Runs stages, and remembers what came of each."""
 
-    def __init__(self, python: str, output: Path | None) -> None:
+    def __init__(self, python: str, output: Path | None, budget: float = float("inf")) -> None:
         self._python = python
         self._output = output
+        self._end = time.monotonic() + budget
         self.outcomes: list[tuple[str, str]] = []
         self._not_run: dict[str, list[str]] = {}  # reason -> stages
 
@@ -170,28 +170,31 @@ class Run:
         if program != "python" and shutil.which(program, path=path) is None:
             self.skip(stage.name, f"{program} is neither on the path nor in {TOOLKIT}")
             return False
+        limit = min(stage.limit_seconds, self._end - time.monotonic())
+        if limit <= 0:
+            self.skip(stage.name, "the seconds of --budget are over")
+            return False
         print(f"\n=== {stage.name}: {stage.what}", flush=True)
         command = [self._python if word == "python" else word for word in stage.command]
         environment = with_libraries() | dict(stage.variables) | {"PYTHONPATH": str(ROOT)}
         environment["PATH"] = path
         begin = time.monotonic()
         try:
-            code = self._run(stage, command, environment)
+            code = self._run(stage.name, command, environment, limit)
         except subprocess.TimeoutExpired:
-            self.outcomes.append((stage.name, f"FAILED: not done in {stage.limit_seconds:.0f} s"))
+            self.outcomes.append((stage.name, f"FAILED: not done in {limit:.0f} s"))
             return False
         seconds = time.monotonic() - begin
         outcome = "passed" if code == 0 else f"FAILED with code {code}"
         self.outcomes.append((stage.name, f"{outcome} in {seconds:.0f} s"))
         return code == 0
 
-    def _run(self, stage: Stage, command: list[str], environment: dict[str, str]) -> int:
-        limit = stage.limit_seconds
+    def _run(self, name: str, command: list[str], environment: dict[str, str], limit: float) -> int:
         if self._output is None:
             return subprocess.run(
                 command, cwd=ROOT, env=environment, timeout=limit, check=False
             ).returncode
-        with (self._output / f"{stage.name}.log").open("w") as log:
+        with (self._output / f"{name}.log").open("w") as log:
             ran = subprocess.run(
                 command, cwd=ROOT, env=environment, timeout=limit, check=False, stdout=log,
                 stderr=subprocess.STDOUT,
@@ -209,20 +212,39 @@ class Run:
         return "\n".join(lines)
 
 
-def missing_packages() -> list[str]:
-    """Names of wheels for what cannot be imported here."""
-    missing = [wheel for module, wheel in NEEDED.items() if not _is_there(module)]
-    # oneTBB is no Python module: its headers and its library lie under the prefix.
-    names = {found.metadata["Name"] for found in metadata.distributions()}
-    missing += [wheel for wheel in ("tbb", "tbb-devel") if wheel not in names]
+def missing_packages(needed: Sequence[str] = NEEDED) -> list[str]:
+    """Names of distributions that are not here, and are needed by those of `needed` or by theirs.
+
+    What a missing one needs besides is not known before it is there.
+    """
+    missing, seen, left = [], set(), list(needed)
+    while left:
+        name = re.sub("[-_.]+", "-", left.pop(0)).lower()
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            found = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+            continue
+        if name not in COMPLETE:
+            left += [each for each in map(_required_here, found.requires or ()) if each]
     return missing
 
 
-def _is_there(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
+def _required_here(line: str) -> str | None:
+    """The name in a line of ``Requires-Dist``; None where its condition does not hold here."""
+    name, _, condition = line.partition(";")
+    if condition:
+        try:
+            from packaging.markers import Marker
+        except ModuleNotFoundError:
+            return "packaging"
+        if not Marker(condition).evaluate({"extra": ""}):
+            return None
+    found = re.match(r"[\w.-]+", name.strip())
+    return found and found[0]
 
 
 def make_environment(folder: Path, wheels: Path | None) -> str:
@@ -279,6 +301,12 @@ class Found:
     has_gpu: bool
     reason: str
     """Why nothing can run on it; empty if things can."""
+    has_failed: bool = False
+    """The question itself failed: nothing is known."""
+
+
+# Either of them is there where a GPU is, in containers too.
+DRIVER_FILES = (Path("/dev/nvidia0"), Path("/proc/driver/nvidia"))
 
 
 def look_for_gpu(python: str) -> Found:
@@ -298,10 +326,31 @@ print(reason)
     ran = subprocess.run(
         [python, "-c", program], capture_output=True, text=True, check=False, env=with_libraries()
     )
-    has_gpu, _, reason = ran.stdout.partition("\n")
+    answer, _, reason = ran.stdout.partition("\n")
+    has_gpu = answer == "True" or any(file.exists() for file in DRIVER_FILES)
     if ran.returncode:
         reason = (ran.stderr.strip().splitlines() or ["nothing was said"])[-1]
-    return Found(has_gpu == "True", reason.strip())
+    return Found(has_gpu, reason.strip(), ran.returncode != 0)
+
+
+def why_unchecked(python: str) -> str:
+    """Why compute-sanitizer cannot look at the GPU, as in some virtual machines; empty if it can."""
+    path = f"{os.environ['PATH']}:{TOOLKIT}"
+    program = shutil.which("compute-sanitizer", path=path)
+    if program is None:
+        return f"compute-sanitizer is neither on the path nor in {TOOLKIT}"
+    code = "import torch; torch.zeros(8, device='cuda').add_(1).cpu()"
+    try:
+        ran = subprocess.run(
+            [program, "--error-exitcode", "1", *OURS, python, "-c", code],
+            capture_output=True, text=True, check=False, timeout=300, env=with_libraries(),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return "compute-sanitizer did not come to an end over one kernel of torch"
+    if ran.returncode == 0:
+        return ""
+    said = (ran.stdout + ran.stderr).strip().splitlines() or ["nothing was said"]
+    return f"compute-sanitizer fails over one kernel of torch: {said[-1]}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -312,6 +361,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--wheels", type=Path, help="a folder of wheels of what is missing")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "gpu", help="to build in")
     parser.add_argument("--no-build", action="store_true", help="everything is installed here")
+    parser.add_argument(
+        "--budget", type=float, default=float("inf"), metavar="SECONDS", help="for all of it"
+    )
+    parser.add_argument(
+        "--allow-no-gpu", action="store_true", help="a machine without a GPU is no failure"
+    )
     parser.add_argument("--output", type=Path, help="a folder for one log of each stage")
     asked = parser.parse_args(arguments)
     wanted = stages(asked.device)
@@ -329,19 +384,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     python = sys.executable
     if not asked.no_build:
         python = make_environment(asked.folder.resolve() / "venv", asked.wheels)
-    run = Run(python, asked.output)
+    run = Run(python, asked.output, asked.budget)
     is_built = asked.no_build or all(map(run.run, build_stages(asked.folder.resolve())))
-    found = look_for_gpu(python) if is_built else Found(False, "the build failed")
+    found = look_for_gpu(python) if is_built else Found(False, "the build failed", True)
+    if is_built and found.has_failed:
+        run.outcomes.append(("looking for a GPU", f"FAILED: {found.reason}"))
+    unchecked = ""
+    if not found.reason and any(stage.is_check for stage in wanted):
+        unchecked = why_unchecked(python)
     for stage in wanted:
-        if found.reason and stage.needs_gpu:
-            run.skip(stage.name, found.reason)
+        reason = (stage.needs_gpu and found.reason) or (stage.is_check and unchecked)
+        if reason:
+            run.skip(stage.name, reason)
         else:
             run.run(stage)
     print(f"\n{run.summary()}")
-    if found.has_gpu and run.has_skipped:
-        print("\nFAILED: there is a GPU, and not everything ran on it")
+    if run.has_failed or found.has_failed:
         return 1
-    return 1 if run.has_failed else 0
+    if run.has_skipped and not (asked.allow_no_gpu and not found.has_gpu):
+        there_is = (
+            "a GPU, and not everything ran on it" if found.has_gpu else "no GPU, and nothing ran"
+        )
+        print(f"\nFAILED: there is {there_is}")
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

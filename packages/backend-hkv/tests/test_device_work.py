@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import BUILTIN_METHODS, make_plugin_manager
+from sparring import BUILTIN_METHODS, Streams, make_plugin_manager
 from sparring.contracts import ArraySource, KernelSet, MethodChoice, TableConfig
 from sparring_hkv.backend import HkvStorage
 from sparring_hkv.devices import open_device
@@ -116,3 +116,32 @@ def test_the_initial_state_is_copied_once(device: KernelSet) -> None:
         states = storage.find(keys).rows.view(np.float32).reshape(10, -1)[:, -1]
         assert states.tolist() == [0.125] * 10
     assert copies[0] == copies[1] + 1
+
+
+def test_initial_states_are_bounded_and_leave_the_default_stream_alone() -> None:
+    native: Any = open_device("emulated").native
+    handle = native.Device(3)
+    capsule = native.create_table(
+        handle,
+        row_bytes=TABLE.row_bytes,
+        capacity=None,
+        memory_bytes=None,
+        policy="none",
+        hash_seed=0,
+        device_memory_bytes=None,
+    )
+    step = native.UpdateStep("rowwise_adagrad", {"lr": 0.1}, 1, 0)
+    zeros = native.Initializer("zeros", (0.0, 0.0), 0)
+    sums = np.zeros((1, 8), np.float32)
+    with Streams(native.streams(handle)).open() as stream:
+        used, held = native.num_default_uses(), []
+        for number in range(200):
+            state = np.array([number], np.float32)
+            given = np.array([number % 8]), sums, state, None, False
+            native.update_storage(handle, stream.handle, capsule, step, zeros, "float32", *given)
+            held.append(handle.memory_use["lasting_bytes"])
+        assert held[20] < held[100] == held[199]
+        assert native.num_default_uses() == used
+        rows, found = np.empty((8, 9), np.float32), np.empty(8, np.uint8)
+        native.table_find(capsule, handle, stream.handle, np.arange(8), rows, found)
+        assert rows[:, -1].tolist() == list(range(8))

@@ -114,3 +114,23 @@ def test_key_operations_refuse_a_stream_of_another_device(foreign: Stream) -> No
     with pytest.raises(InvalidArgumentError, match="belongs to emulated:1"):
         _emulated.dedup(device, foreign.handle, ids, keys, inverse)
     assert _emulated.dedup(device, 0, ids, keys, inverse) == 2
+
+
+def test_key_operations_refuse_a_stream_under_capture_and_its_capture_goes_on() -> None:
+    device = _emulated.Device(0)
+    ids, keys, inverse = np.array([5, 5, 7]), np.empty(3, np.int64), np.empty(3, np.int64)
+    zeros = _emulated.Initializer("zeros", (0.0, 0.0), 0)
+    bags, offsets = np.empty((3, DIM), np.float32), np.arange(4)
+    with Streams(_emulated.streams(device)).open() as stream:
+        _emulated.begin_capture(stream.handle)
+        for call, given in (
+            (_emulated.dedup, (ids, keys, inverse)),
+            (_emulated.is_finite, (np.ones(3, np.float32),)),
+            (
+                _emulated.pool_storage,
+                (None, zeros, "float32", ids, offsets, None, bags, False),
+            ),
+        ):
+            with pytest.raises(InvalidArgumentError, match="captured into a graph"):
+                call(device, stream.handle, *given)
+        assert _emulated.end_capture(stream.handle), "a refused call has spoilt the capture"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <string_view>
 #include <utility>
 
 namespace py = pybind11;
@@ -57,7 +58,7 @@ void refuse(const std::string& message) {
 }
 
 DeviceHandle::DeviceHandle(std::shared_ptr<device::Device> device)
-    : device_(std::move(device)), departing_(device_), type_(kCpu), number_(0) {
+    : device_(std::move(device)), read_back_(device_), type_(kCpu), number_(0) {
   const std::string name = device_->name();
   if (name.rfind("cuda:", 0) == 0) {
     type_ = kCuda;
@@ -68,6 +69,9 @@ DeviceHandle::DeviceHandle(std::shared_ptr<device::Device> device)
 DeviceHandle::~DeviceHandle() {
   // Tables may outlive this; they go on without.
   device_->set_reclaimer({});
+  residents_.clear();
+  if (reads_ != nullptr) device_->free_event(reads_);
+  if (own_stream_ != nullptr) device_->free_stream(own_stream_);
   for (int64_t* word : words_) device_->free_pinned(word, sizeof(int64_t));
 }
 
@@ -76,16 +80,30 @@ void DeviceHandle::add_reclaimer(py::object function) {
   device_->set_reclaimer([all = reclaimers_] { return all->call(); });
 }
 
-const void* DeviceHandle::resident(const void* bytes, size_t num_bytes) {
+auto DeviceHandle::resident(const void* bytes, size_t num_bytes) -> Resident {
   const std::lock_guard<std::mutex> lock(mutex_);
-  std::string content(static_cast<const char*>(bytes), num_bytes);
-  const auto found = residents_.find(content);
-  if (found != residents_.end()) return found->second.as<void>();
-  // On the default stream, as callers' streams do not live as long.
-  device::Buffer kept(*device_, num_bytes, nullptr, device::Lifetime::kLasting);
-  device_->copy(kept.as<void>(), bytes, num_bytes, nullptr);
-  device_->wait(nullptr);
-  return residents_.emplace(std::move(content), std::move(kept)).first->second.as<void>();
+  const std::string_view content(static_cast<const char*>(bytes), num_bytes);
+  const auto found = std::find_if(residents_.begin(), residents_.end(),
+                                  [&](const auto& each) { return each.first == content; });
+  if (found != residents_.end()) {
+    residents_.splice(residents_.end(), residents_, found);
+    return residents_.back().second;
+  }
+  if (reads_ == nullptr) reads_ = device_->make_event();
+  if (own_stream_ == nullptr) own_stream_ = device_->make_stream();
+  const auto kept = std::make_shared<device::Buffer>(*device_, num_bytes, own_stream_,
+                                                     device::Lifetime::kLasting);
+  device_->copy(kept->as<void>(), bytes, num_bytes, own_stream_);
+  device_->wait(own_stream_);
+  if (residents_.size() == kMostResidents) residents_.pop_front();
+  residents_.emplace_back(content, kept);
+  return kept;
+}
+
+void DeviceHandle::keep_until(device::Stream stream) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  device_->record(reads_, stream);
+  device_->order_after(reads_, own_stream_);
 }
 
 int64_t DeviceHandle::read_word(const void* from, device::Stream stream) {

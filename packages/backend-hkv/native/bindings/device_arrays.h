@@ -8,10 +8,11 @@
 
 #include <cstdint>
 #include <initializer_list>
-#include <map>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/reclaimers.h"
@@ -39,14 +40,19 @@ class DeviceHandle {
   device::Device& device() const { return *device_; }
   // For tables, which outlive the handle.
   const std::shared_ptr<device::Device>& shared_device() const { return device_; }
-  // By which rows come to the host that leave a table.
-  device::ReadBack& departing() { return departing_; }
+  // By which rows that leave a table, and numbers, come to the host.
+  device::ReadBack& read_back() { return read_back_; }
   // DLPack's code, 1 = CPU, 2 = CUDA, and number.
   int32_t type() const { return type_; }
   int32_t number() const { return number_; }
-  // These bytes on the device, where they stay as long as this: for the few small arrays that
-  // steps want again and again. Waits, where it has not seen them before.
-  const void* resident(const void* bytes, size_t num_bytes);
+  // Bytes on the device; freed once the streams are through that were named to keep_until().
+  using Resident = std::shared_ptr<const device::Buffer>;
+  static constexpr size_t kMostResidents = 64;
+  // These bytes on the device: for the few small arrays that steps want again and again, of which
+  // the last kMostResidents are kept. Waits, where it has not seen them before.
+  Resident resident(const void* bytes, size_t num_bytes);
+  // What was put on `stream` reads residents. REQUIRES: the caller still holds them.
+  void keep_until(device::Stream stream);
   // `function()` gives back what it keeps of the device's memory without use, and says whether
   // there was any: asked where the device has no memory left. Holds the GIL.
   void add_reclaimer(pybind11::object function);
@@ -58,11 +64,14 @@ class DeviceHandle {
 
   std::shared_ptr<device::Device> device_;
   std::shared_ptr<Reclaimers> reclaimers_ = std::make_shared<Reclaimers>();
-  device::ReadBack departing_;
+  device::ReadBack read_back_;
   int32_t type_;
   int32_t number_;
   std::mutex mutex_;
-  std::map<std::string, device::Buffer> residents_;
+  // Residents come and go on a stream of their own, as callers' streams do not live as long.
+  device::Stream own_stream_ = nullptr;  // NULL: not made yet
+  device::Event reads_ = nullptr;
+  std::list<std::pair<std::string, Resident>> residents_;  // the least recently used first
   std::vector<int64_t*> words_;  // unused
   size_t num_words_ = 0;         // in use or not
 };

@@ -43,7 +43,7 @@ void Asking::ask(int64_t count, const int64_t* positions, uint8_t* is_admitted) 
       refuse("admission must answer with one bool for each key");
     for (size_t i = 0; i < size; ++i) answers[i] = answered.data()[i] ? 1 : 0;
   }
-  device->copy(is_admitted, answers.data(), size, stream);
+  device->write(is_admitted, answers.data(), size, stream);
 }
 
 int32_t Departed::receive(void* context, int64_t count, const int64_t* keys, const void* rows,

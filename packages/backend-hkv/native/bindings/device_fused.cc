@@ -3,19 +3,27 @@
 //
 //   pool_storage     visit  ── show:   row pointers ──► bags
 //   update_storage   update ── change: row pointers ──► new rows made, all changed
+//
+// pool_storages and update_storages do so for several of this package's tables in one set of launches.
 #include "bindings/device_fused.h"
 
 #include <pybind11/numpy.h>
 
 #include <exception>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "bindings/device_arrays.h"
 #include "bindings/device_callbacks.h"
 #include "device_kernels/initialize.h"
 #include "device_kernels/rows.h"
 #include "device_kernels/update.h"
+#include "device_table/device_storage.h"
+#include "device_table/device_tables.h"
 #include "sparring/python_errors.h"
 
 namespace py = pybind11;
@@ -43,6 +51,12 @@ Arguments call_on(const DeviceHandle& handle, Stream stream) {
   return arguments;
 }
 
+// An array of the type that rows are computed with.
+void* computing(const DeviceArray& array, kernels::RowType type) {
+  return kernels::computing_bytes(type) == 8 ? static_cast<void*>(array.as<double>())
+                                             : static_cast<void*>(array.as<float>());
+}
+
 // Raises what a call of a storage reported. Holds the GIL.
 void check_status(SparringStatus status, SparringCall& call, const Thrown& thrown) {
   // A table that was lost over it says more than what was thrown.
@@ -53,69 +67,157 @@ void check_status(SparringStatus status, SparringCall& call, const Thrown& throw
   border::raise_unless_ok(status, call);
 }
 
-struct Pooling {
-  device::Device* device;
-  Stream stream;
-  kernels::ShownPool arguments;
-  Thrown thrown;
+// One table's part of a lookup: arrays, and the call of its storage.
+class Pooling {
+ public:
+  Pooling(DeviceHandle& handle, Stream stream, const py::object& capsule,
+          const kernels::Initializer& initializer, const std::string& dtype, const py::object& ids,
+          const py::object& offsets, const py::object& weights, const py::object& out, bool is_mean)
+      : device_(handle.device()),
+        stream_(stream),
+        ids_(handle, ids, "ids"),
+        bags_(handle, offsets, "offsets"),
+        out_(handle, out, "out") {
+    if (!weights.is_none()) weights_.emplace(handle, weights, "weights");
+    ids_.check_shape({kAny});
+    bags_.check_shape({kAny});
+    out_.check_shape({bags_.length() - 1, kAny});
+    const kernels::RowType type = kernels::row_type_named(dtype);
+    if (weights_) weights_->check_shape({ids_.length()});
+    arguments_ = {nullptr,
+                  ids_.as<int64_t>(),
+                  bags_.as<int64_t>(),
+                  weights_ ? computing(*weights_, type) : nullptr,
+                  computing(out_, type),
+                  bags_.length() - 1,
+                  out_.shape()[1],
+                  type,
+                  kernels::initial_values(initializer, type),
+                  is_mean};
+    if (!capsule.is_none() && ids_.length() > 0) storage_ = storage_of(capsule);
+    call_ = call_on<SparringVisit>(handle, stream);
+    call_.count = ids_.length();
+    call_.keys = ids_.as<int64_t>();
+    call_.columns = {0, static_cast<uint64_t>(arguments_.dim * kernels::element_bytes(type))};
+    call_.context = this;
+    call_.show = [](void* context, int64_t, int64_t, const void* const* rows) {
+      auto& self = *static_cast<Pooling*>(context);
+      return self.thrown_.guard([&] { self.pool(rows); });
+    };
+  }
+  Pooling(const Pooling&) = delete;
+  Pooling& operator=(const Pooling&) = delete;
+
+  // NULL: no key has a row.
+  SparringStorage* storage() const { return storage_; }
+  SparringVisit& call() { return call_; }
+  const Thrown& thrown() const { return thrown_; }
+
+  // Holds no GIL, as the others that follow.
+  void pool_nothing() {
+    const Buffer rows = device::make_buffer<void*>(device_, static_cast<size_t>(call_.count), stream_);
+    device_.fill(rows.as<void>(), 0, rows.num_bytes(), stream_);
+    pool(rows.as<const void*>());
+  }
+
+ private:
+  void pool(const void* const* rows) {
+    arguments_.rows = rows;
+    kernels::pool_shown(device_, stream_, arguments_);
+  }
+
+  device::Device& device_;
+  Stream stream_;
+  DeviceArray ids_;
+  DeviceArray bags_;
+  DeviceArray out_;
+  std::optional<DeviceArray> weights_;
+  kernels::ShownPool arguments_{};
+  SparringStorage* storage_ = nullptr;
+  SparringVisit call_{};
+  Thrown thrown_;
 };
 
 void pool_storage(DeviceHandle& handle, uint64_t stream_address, const py::object& capsule,
                   const kernels::Initializer& initializer, const std::string& dtype,
                   const py::object& ids, const py::object& offsets, const py::object& weights,
                   const py::object& out, bool is_mean) {
-  const DeviceArray from(handle, ids, "ids");
-  const DeviceArray bags(handle, offsets, "offsets");
-  const DeviceArray to(handle, out, "out");
-  std::optional<DeviceArray> scales;
-  if (!weights.is_none()) scales.emplace(handle, weights, "weights");
-  from.check_shape({kAny});
-  bags.check_shape({kAny});
-  to.check_shape({bags.length() - 1, kAny});
-  const kernels::RowType type = kernels::row_type_named(dtype);
-  const bool is_double = kernels::computing_bytes(type) == 8;
-  const auto computing = [&](const DeviceArray& array) {
-    return is_double ? static_cast<void*>(array.as<double>()) : static_cast<void*>(array.as<float>());
-  };
-  if (scales) scales->check_shape({from.length()});
   const auto stream = reinterpret_cast<Stream>(stream_address);
-  Pooling work{&handle.device(), stream, {}, {}};
-  work.arguments = {nullptr,         from.as<int64_t>(), bags.as<int64_t>(),
-                    scales ? computing(*scales) : nullptr, computing(to), bags.length() - 1,
-                    to.shape()[1],   type, kernels::initial_values(initializer, type), is_mean};
-  const int64_t count = from.length();
-  if (capsule.is_none() || count == 0) {
-    const py::gil_scoped_release release;
-    handle.device().check_stream_device(stream);
-    // No key has a row.
-    const Buffer rows = device::make_buffer<void*>(handle.device(), static_cast<size_t>(count), stream);
-    handle.device().fill(rows.as<void>(), 0, rows.num_bytes(), stream);
-    work.arguments.rows = rows.as<const void*>();
-    kernels::pool_shown(handle.device(), stream, work.arguments);
-    return;
-  }
-  SparringStorage* storage = storage_of(capsule);
-  auto call = call_on<SparringVisit>(handle, stream);
-  call.count = count;
-  call.keys = from.as<int64_t>();
-  call.columns = {0, static_cast<uint64_t>(work.arguments.dim * kernels::element_bytes(type))};
-  call.context = &work;
-  call.show = [](void* context, int64_t, int64_t, const void* const* rows) {
-    auto& pooling = *static_cast<Pooling*>(context);
-    return pooling.thrown.guard([&] {
-      pooling.arguments.rows = rows;
-      kernels::pool_shown(*pooling.device, pooling.stream, pooling.arguments);
-    });
-  };
-  SparringStatus status;
+  Pooling work(handle, stream, capsule, initializer, dtype, ids, offsets, weights, out, is_mean);
+  SparringStatus status = SPARRING_OK;
   {
     const py::gil_scoped_release release;
-    status = storage->visit(storage->self, &call);
+    if (work.storage() == nullptr) {
+      handle.device().check_stream(stream);
+      return work.pool_nothing();
+    }
+    status = work.storage()->visit(work.storage()->self, &work.call());
   }
-  check_status(status, call.call, work.thrown);
+  check_status(status, work.call().call, work.thrown());
+}
+
+// The table of a storage that this module has made.
+DeviceTable& table_of(SparringStorage* storage) {
+  if (storage->find != border::Callbacks<DeviceStorage>::find)
+    refuse("tables in one call must be sparring-hkv's own, on one device");
+  return static_cast<DeviceStorage*>(storage->self)->table();
+}
+
+// Calls body(), and raises what it throws; an error that a callback met says more. Holds the GIL.
+template <class Body>
+void run_together(const Body& body, const std::function<const Thrown*()>& thrown) {
+  std::optional<border::StatusError> failure;
+  {
+    const py::gil_scoped_release release;
+    try {
+      body();
+    } catch (const border::StatusError& error) {
+      failure = error;
+    }
+  }
+  if (!failure) return;
+  const Thrown* const found = thrown();
+  if (found != nullptr && failure->status() != SPARRING_DEVICE_LOST)
+    std::rethrow_exception(found->error);
+  border::set_python_error(failure->status(), failure->what());
+  throw py::error_already_set();
+}
+
+template <class Works>
+const Thrown* first_thrown(const Works& works) {
+  for (const auto& work : works) {
+    if (work->thrown().error) return &work->thrown();
+  }
+  return nullptr;
+}
+
+// As pool_storage for each tuple of its arguments from `capsule` on, in one set of launches.
+void pool_storages(DeviceHandle& handle, uint64_t stream_address, const py::list& lookups) {
+  const auto stream = reinterpret_cast<Stream>(stream_address);
+  std::vector<std::unique_ptr<Pooling>> works;
+  std::vector<TableVisit> visits;
+  for (const py::handle each : lookups) {
+    const auto given = py::reinterpret_borrow<py::tuple>(each);
+    works.push_back(std::make_unique<Pooling>(
+        handle, stream, given[0], given[1].cast<const kernels::Initializer&>(),
+        given[2].cast<std::string>(), given[3], given[4], given[5], given[6],
+        given[7].cast<bool>()));
+    Pooling& work = *works.back();
+    if (work.storage() != nullptr) visits.push_back({&table_of(work.storage()), &work.call()});
+  }
+  run_together(
+      [&] {
+        handle.device().check_stream(stream);
+        visit_all(visits);
+        for (const auto& work : works) {
+          if (work->storage() == nullptr) work->pool_nothing();
+        }
+      },
+      [&] { return first_thrown(works); });
 }
 
 struct Updating {
+  DeviceHandle* handle;
   device::Device* device;
   Stream stream;
   kernels::Update update;
@@ -123,18 +225,23 @@ struct Updating {
   SparringUpdate* call;
   Thrown thrown;
   Asking asking;
+  DeviceHandle::Resident resident;
 };
 
 // The state of new rows, where kernels reach it: an array of the device as it is, one of the host
-// as the copy that the device keeps. NULL: zeros.
-const void* initial_state_of(DeviceHandle& handle, const py::object& state,
+// as the copy that the device keeps.
+struct InitialState {
+  const void* data = nullptr;  // NULL: zeros
+  DeviceHandle::Resident resident;
+};
+InitialState initial_state_of(DeviceHandle& handle, const py::object& state,
                              const kernels::RowLayout& layout) {
-  if (state.is_none() || layout.state_width == 0) return nullptr;
+  if (state.is_none() || layout.state_width == 0) return {};
   const bool is_double = kernels::computing_bytes(layout.type) == 8;
   if (!py::isinstance<py::array>(state)) {
     const DeviceArray array(handle, state, "state");
     array.check_shape({layout.state_width});
-    return is_double ? static_cast<const void*>(array.as<double>()) : array.as<float>();
+    return {is_double ? static_cast<const void*>(array.as<double>()) : array.as<float>(), nullptr};
   }
   const auto array = py::reinterpret_borrow<py::array>(state);
   const py::dtype wanted = is_double ? py::dtype::of<double>() : py::dtype::of<float>();
@@ -147,55 +254,80 @@ const void* initial_state_of(DeviceHandle& handle, const py::object& state,
   const void* const bytes = dense.data();
   const auto num_bytes = static_cast<size_t>(dense.nbytes());
   const py::gil_scoped_release release;
-  return handle.resident(bytes, num_bytes);
+  DeviceHandle::Resident resident = handle.resident(bytes, num_bytes);
+  const void* const data = resident->as<void>();
+  return {data, std::move(resident)};
 }
 
-// Returns how many rows are new, and what left.
-py::tuple update_storage(DeviceHandle& handle, uint64_t stream_address, const py::object& capsule,
-                       const kernels::Update& step, const kernels::Initializer& initializer,
-                       const std::string& dtype, const py::object& keys,
-                       const py::object& gradients, const py::object& state,
-                       const py::object& admit, bool keeps_departed) {
-  const DeviceArray by_key(handle, keys, "keys");
-  const DeviceArray from(handle, gradients, "gradients");
-  by_key.check_shape({kAny});
-  from.check_shape({by_key.length(), kAny});
-  const kernels::RowType type = kernels::row_type_named(dtype);
-  const bool is_double = kernels::computing_bytes(type) == 8;
-  const auto computing = [&](const DeviceArray& array) {
-    return is_double ? static_cast<void*>(array.as<double>()) : static_cast<void*>(array.as<float>());
-  };
-  const int64_t dim = from.shape()[1];
-  const auto layout =
-      kernels::make_row_layout(type, dim, updates::state_width_of(step.method, dim));
-  const auto stream = reinterpret_cast<Stream>(stream_address);
-  Updating work{&handle.device(), stream, step, {}, nullptr, {}, {}};
-  work.asking = {&handle.device(), stream, by_key.as<int64_t>(), admit};
-  work.update.layout = layout;
-  work.update.keys = by_key.as<int64_t>();
-  work.update.gradients = computing(from);
-  work.initialize.values = kernels::initial_values(initializer, type);
-  work.initialize.layout = layout;
-  work.initialize.keys = by_key.as<int64_t>();
-  work.initialize.writes_flagged = true;
-  work.initialize.state = initial_state_of(handle, state, layout);
-
-  SparringStorage* storage = storage_of(capsule);
-  Departed departed(handle.departing(), stream, layout.row_bytes, keeps_departed);
-  auto call = call_on<SparringUpdate>(handle, stream);
-  work.call = &call;
-  call.evicted = departed.sink();
-  if (!admit.is_none()) {
-    call.admit = [](void* context, int64_t count, const int64_t* positions, uint8_t* is_admitted) {
-      auto& updating = *static_cast<Updating*>(context);
-      return updating.thrown.guard([&] { updating.asking.ask(count, positions, is_admitted); });
-    };
+// One table's part of a step: arrays, and the call of its storage.
+class Update {
+ public:
+  Update(DeviceHandle& handle, Stream stream, const py::object& capsule, const kernels::Update& step,
+         const kernels::Initializer& initializer, const std::string& dtype, const py::object& keys,
+         const py::object& gradients, const py::object& state, const py::object& admit,
+         bool keeps_departed)
+      : keys_(handle, keys, "keys"),
+        gradients_(handle, gradients, "gradients"),
+        storage_(storage_of(capsule)),
+        work_{&handle, &handle.device(), stream, step, {}, nullptr, {}, {}, nullptr} {
+    keys_.check_shape({kAny});
+    gradients_.check_shape({keys_.length(), kAny});
+    const kernels::RowType type = kernels::row_type_named(dtype);
+    const int64_t dim = gradients_.shape()[1];
+    const auto layout =
+        kernels::make_row_layout(type, dim, updates::state_width_of(step.method, dim));
+    work_.asking = {&handle.device(), stream, keys_.as<int64_t>(), admit};
+    work_.update.layout = layout;
+    work_.update.keys = keys_.as<int64_t>();
+    work_.update.gradients = computing(gradients_, type);
+    work_.initialize.values = kernels::initial_values(initializer, type);
+    work_.initialize.layout = layout;
+    work_.initialize.keys = keys_.as<int64_t>();
+    work_.initialize.writes_flagged = true;
+    InitialState initial = initial_state_of(handle, state, layout);
+    work_.initialize.state = initial.data;
+    work_.resident = std::move(initial.resident);
+    departed_.emplace(handle.read_back(), stream, layout.row_bytes, keeps_departed);
+    call_ = call_on<SparringUpdate>(handle, stream);
+    work_.call = &call_;
+    call_.evicted = departed_->sink();
+    if (!admit.is_none()) {
+      call_.admit = [](void* context, int64_t count, const int64_t* positions,
+                       uint8_t* is_admitted) {
+        auto& updating = *static_cast<Updating*>(context);
+        return updating.thrown.guard([&] { updating.asking.ask(count, positions, is_admitted); });
+      };
+    }
+    call_.count = keys_.length();
+    call_.keys = keys_.as<int64_t>();
+    call_.context = &work_;
+    call_.change = change;
   }
-  call.count = by_key.length();
-  call.keys = by_key.as<int64_t>();
-  call.context = &work;
-  call.change = [](void* context, int64_t count, const int64_t* positions, void* const* rows,
-                   const uint8_t* is_new) {
+  Update(const Update&) = delete;
+  Update& operator=(const Update&) = delete;
+
+  SparringStorage* storage() const { return storage_; }
+  SparringUpdate& call() { return call_; }
+  const Thrown& thrown() const { return work_.thrown; }
+
+  // Before any row changes: afterwards nothing may fail. Holds no GIL.
+  void take_memory() {
+    const kernels::RowLayout& layout = work_.update.layout;
+    decoded_ = device::make_buffer<float>(
+        *work_.device,
+        static_cast<size_t>(kernels::num_decoded(layout.type, call_.count, layout.dim)),
+        work_.stream);
+    work_.update.decoded = decoded_.as<float>();
+  }
+
+  // How many rows are new, and what left.
+  py::tuple result() {
+    return py::make_tuple(call_.inserted, departed_->count(), departed_->arrays());
+  }
+
+ private:
+  static void change(void* context, int64_t count, const int64_t* positions, void* const* rows,
+                     const uint8_t* is_new) {
     auto& updating = *static_cast<Updating*>(context);
     const int32_t refused = updating.thrown.guard([&] {
       updating.initialize.positions = updating.update.positions = positions;
@@ -203,30 +335,85 @@ py::tuple update_storage(DeviceHandle& handle, uint64_t stream_address, const py
       updating.initialize.count = updating.update.count = count;
       updating.initialize.rows = updating.update.rows = {rows, nullptr, 0};
       // Rows are seldom new.
-      if (updating.call->inserted != 0)
+      if (updating.call->inserted != 0) {
         kernels::initialize(*updating.device, updating.stream, updating.initialize);
+        if (updating.resident) updating.handle->keep_until(updating.stream);
+      }
       kernels::update(*updating.device, updating.stream, updating.update);
     });
     if (refused != 0) updating.call->call.error = {"its rows could not be changed", nullptr, nullptr};
-  };
+  }
+
+  DeviceArray keys_;
+  DeviceArray gradients_;
+  SparringStorage* storage_;
+  Updating work_;
+  std::optional<Departed> departed_;
+  SparringUpdate call_{};
+  Buffer decoded_;
+};
+
+// Returns how many rows are new, and what left.
+py::tuple update_storage(DeviceHandle& handle, uint64_t stream_address, const py::object& capsule,
+                         const kernels::Update& step, const kernels::Initializer& initializer,
+                         const std::string& dtype, const py::object& keys,
+                         const py::object& gradients, const py::object& state,
+                         const py::object& admit, bool keeps_departed) {
+  Update work(handle, reinterpret_cast<Stream>(stream_address), capsule, step, initializer, dtype,
+              keys, gradients, state, admit, keeps_departed);
   SparringStatus status;
   {
     const py::gil_scoped_release release;
-    // Before any row changes: afterwards nothing may fail.
-    const Buffer decoded = device::make_buffer<float>(
-        handle.device(), static_cast<size_t>(kernels::num_decoded(type, call.count, dim)), stream);
-    work.update.decoded = decoded.as<float>();
-    status = storage->update(storage->self, &call);
+    work.take_memory();
+    status = work.storage()->update(work.storage()->self, &work.call());
   }
-  check_status(status, call.call, work.thrown);
-  return py::make_tuple(call.inserted, departed.count(), departed.arrays());
+  check_status(status, work.call().call, work.thrown());
+  return work.result();
+}
+
+// As update_storage for each tuple of its arguments from `capsule` on, in one set of launches, with
+// one wait. `num_bad`: (1) int64, device; where it is not 0, nothing changes and None is returned.
+py::object update_storages(DeviceHandle& handle, uint64_t stream_address, const py::list& updates,
+                           const py::object& num_bad) {
+  const auto stream = reinterpret_cast<Stream>(stream_address);
+  std::vector<std::unique_ptr<Update>> works;
+  std::vector<TableUpdate> calls;
+  for (const py::handle each : updates) {
+    const auto given = py::reinterpret_borrow<py::tuple>(each);
+    works.push_back(std::make_unique<Update>(
+        handle, stream, given[0], given[1].cast<const kernels::Update&>(),
+        given[2].cast<const kernels::Initializer&>(), given[3].cast<std::string>(), given[4],
+        given[5], given[6], given[7], given[8].cast<bool>()));
+    calls.push_back({&table_of(works.back()->storage()), &works.back()->call()});
+  }
+  std::optional<DeviceArray> bad;
+  const uint64_t* refused = nullptr;
+  if (!num_bad.is_none()) {
+    bad.emplace(handle, num_bad, "num_bad");
+    bad->check_shape({1});
+    refused = reinterpret_cast<const uint64_t*>(bad->as<int64_t>());
+  }
+  bool is_done = false;
+  size_t num_done = 0;
+  run_together(
+      [&] {
+        for (const auto& work : works) work->take_memory();
+        is_done = update_all(handle.read_back(), calls, refused, &num_done);
+      },
+      [&] { return first_thrown(works); });
+  if (!is_done) return py::none();
+  py::list results;
+  for (const auto& work : works) results.append(work->result());
+  return results;
 }
 
 }  // namespace
 
 void bind_device_fused(py::module_& module) {
   module.def("pool_storage", &pool_storage);
+  module.def("pool_storages", &pool_storages);
   module.def("update_storage", &update_storage);
+  module.def("update_storages", &update_storages);
 }
 
 }  // namespace sparring::hkv

@@ -4,9 +4,11 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "bindings/device_arrays.h"
 #include "device_kernels/dedup.h"
@@ -28,9 +30,9 @@ using device::Buffer;
 using device::Stream;
 using NoGil = py::gil_scoped_release;
 
-// Throws StreamRefused where it is another device's.
+// Throws StreamRefused where it is another device's, or captured.
 Stream stream_of(const DeviceHandle& handle, uint64_t stream) {
-  handle.device().check_stream_device(reinterpret_cast<Stream>(stream));
+  handle.device().check_stream(reinterpret_cast<Stream>(stream));
   return reinterpret_cast<Stream>(stream);
 }
 
@@ -58,6 +60,38 @@ int64_t dedup(DeviceHandle& handle, uint64_t stream, const py::object& ids, cons
   kernels::dedup(handle.device(), on,
                  {ids_data, count, keys_data, inverse_data, num_keys.as<int64_t>()});
   return handle.read_word(num_keys.as<void>(), on);
+}
+
+// Ids of several tables, one behind the other: see device_kernels/dedup.h. Returns where the keys of
+// each begin: a number more than there are tables.
+std::vector<int64_t> dedup_tables(DeviceHandle& handle, uint64_t stream, const py::object& ids,
+                                  const std::vector<int64_t>& offsets, const py::object& keys,
+                                  const py::object& inverse) {
+  const DeviceArray from(handle, ids, "ids");
+  from.check_shape({kAny});
+  const int64_t count = checked_count(from.length(), "ids");
+  const DeviceArray to_keys(handle, keys, "keys");
+  const DeviceArray to_inverse(handle, inverse, "inverse");
+  to_keys.check_shape({count});
+  to_inverse.check_shape({count});
+  if (offsets.size() < 2 || offsets.front() != 0 || offsets.back() != count ||
+      !std::is_sorted(offsets.begin(), offsets.end()))
+    refuse("offsets must go up from 0 to the number of ids, " + std::to_string(count));
+  auto* const ids_data = from.as<int64_t>();
+  auto* const keys_data = to_keys.as<int64_t>();
+  auto* const inverse_data = to_inverse.as<int64_t>();
+  const NoGil release;
+  const Stream on = stream_of(handle, stream);
+  const size_t num_bytes = offsets.size() * sizeof(int64_t);
+  const Buffer segments(handle.device(), num_bytes, on);
+  const Buffer key_offsets(handle.device(), num_bytes, on);
+  handle.device().write(segments.as<void>(), offsets.data(), num_bytes, on);
+  kernels::dedup(handle.device(), on,
+                 {ids_data, count, keys_data, inverse_data, nullptr, segments.as<int64_t>(),
+                  static_cast<int64_t>(offsets.size()) - 1, key_offsets.as<int64_t>()});
+  std::vector<int64_t> found(offsets.size());
+  handle.read_back().read({{found.data(), key_offsets.as<void>(), num_bytes}}, on);
+  return found;
 }
 
 void partition(DeviceHandle& handle, uint64_t stream, const py::object& keys,
@@ -149,14 +183,21 @@ void pool(DeviceHandle& handle, uint64_t stream, const py::object& rows, const p
   });
 }
 
+uint64_t* word_of(const DeviceArray& array) {
+  return reinterpret_cast<uint64_t*>(array.as<int64_t>());
+}
+
+// `num_bad`: (1) int64, grows where a sum is not finite; None: not asked.
 void scatter(DeviceHandle& handle, uint64_t stream, const py::object& source,
              const py::object& targets, const py::object& offsets, const py::object& weights,
-             const py::object& out, bool is_mean) {
+             const py::object& out, bool is_mean, const py::object& num_bad) {
   const DeviceArray from(handle, source, "values");
   const DeviceArray places(handle, targets, "segments");
   const auto bags = optional_array(handle, offsets, "offsets");
   const auto scales = optional_array(handle, weights, "weights");
   const DeviceArray to(handle, out, "out");
+  const auto bad = optional_array(handle, num_bad, "num_bad");
+  if (bad) bad->check_shape({1});
   from.check_shape({kAny, kAny});
   places.check_shape({kAny});
   const int64_t count = checked_count(places.length(), "values");
@@ -178,7 +219,8 @@ void scatter(DeviceHandle& handle, uint64_t stream, const py::object& source,
                                         checked_count(num_bags, "bags"),
                                         num_rows,
                                         dim,
-                                        is_mean};
+                                        is_mean,
+                                        bad ? word_of(*bad) : nullptr};
     const NoGil release;
     kernels::scatter(handle.device(), stream_of(handle, stream), arguments);
   });
@@ -392,11 +434,14 @@ void update(DeviceHandle& handle, uint64_t stream, const kernels::Update& step,
 
 void bind_device_kernels(py::module_& module) {
   module.def("dedup", &dedup);
+  module.def("dedup_tables", &dedup_tables);
   module.def("partition", &partition);
   module.def("route", &route);
   module.def("gather", &gather);
   module.def("pool", &pool);
-  module.def("scatter", &scatter);
+  module.def("scatter", &scatter, py::arg("device"), py::arg("stream"), py::arg("source"),
+             py::arg("targets"), py::arg("offsets"), py::arg("weights"), py::arg("out"),
+             py::arg("is_mean"), py::arg("num_bad") = py::none());
   module.def("pool_weight_gradient", &pool_weight_gradient);
   py::class_<kernels::Initializer>(module, "Initializer", py::module_local())
       .def(py::init(&make_initializer), py::arg("kind"), py::arg("parameters"),

@@ -58,9 +58,11 @@ void bind_machine(py::module_& module, py::class_<DeviceHandle>& handle) {
     return found;
   }, "How much was put on the device so far.");
   handle.def("refuse_once", [](DeviceHandle& self, int64_t n) { emulated(self).refuse_once(n); });
-  module.def("current_device", [] { return device::EmulatedDevice::current_number; });
+  module.def("current_device", [] { return device::EmulatedRuntime::current(); });
   module.def("set_current_device",
-             [](int number) { device::EmulatedDevice::current_number = number; });
+             [](int number) { device::EmulatedRuntime::choose(number); });
+  module.def("num_default_uses", [] { return device::EmulatedDevice::streams.num_default_uses(); },
+             "How often the default stream of any emulated device was given work.");
   module.def("begin_capture", [](uint64_t stream) {
     device::EmulatedDevice::streams.begin_capture(reinterpret_cast<device::Stream>(stream));
   });

@@ -123,7 +123,7 @@ py::tuple upsert(const py::capsule& capsule, DeviceHandle& handle, uint64_t stre
   arguments.keys = by_key.as<int64_t>();
   arguments.rows = from.bytes();
   arguments.row_stride = static_cast<uint64_t>(from.row_stride());
-  Departed departed(handle.departing(), arguments.call.stream, row_bytes, keeps_departed);
+  Departed departed(handle.read_back(), arguments.call.stream, row_bytes, keeps_departed);
   if (counts_departed || keeps_departed) arguments.evicted = departed.sink();
   run(storage_of(capsule)->upsert, storage_of(capsule)->self, arguments);
   const bool is_asked = counts_departed || keeps_departed;

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "launch_batch.h"
 #include "memory.h"
 
 #if defined(__CUDACC__)
@@ -39,6 +40,7 @@ namespace detail {
 // CUB is asked twice: for the bytes it needs, then to work.
 template <class Ask>
 void with_temporary(Device& device, Stream stream, const char* doing, Ask ask) {
+  LaunchBatch::flush_current();
   const InUse here(device);
   // CUB looks at the thread's last error: one that somebody else left behind is not ours.
   static_cast<void>(cudaGetLastError());
@@ -67,6 +69,7 @@ void sort_pairs(Device& device, Stream stream, const Key* keys, const uint32_t* 
   });
 #else
   auto& emulated = static_cast<EmulatedDevice&>(device);
+  LaunchBatch::flush_current();
   emulated.begin_launch(stream);
   // As much temporary memory as a sort by digits needs, so that out of memory is met here too.
   const Buffer temporary(device, count * (sizeof(Key) + 4), stream);
@@ -100,6 +103,7 @@ void exclusive_sum(Device& device, Stream stream, const T* values, T* sums, uint
   });
 #else
   auto& emulated = static_cast<EmulatedDevice&>(device);
+  LaunchBatch::flush_current();
   emulated.begin_launch(stream);
   const Buffer temporary(device, 1, stream);
   emulated.put(stream, [=] {
@@ -130,6 +134,7 @@ void select_flagged(Device& device, Stream stream, const T* items, const uint8_t
   });
 #else
   auto& emulated = static_cast<EmulatedDevice&>(device);
+  LaunchBatch::flush_current();
   emulated.begin_launch(stream);
   const Buffer temporary(device, 1, stream);
   emulated.put(stream, [=] {

@@ -57,7 +57,8 @@ if(SPARRING_HKV_HAS_CUDA)
   endfunction()
 
   add_library(sparring_hkv_cuda STATIC
-    native/device/cuda_device.cc native/device/cuda_stream.cc)
+    native/device/cuda_device.cc native/device/cuda_stream.cc native/device/host_writes.cc
+    native/device/launch_batch.cc)
   target_include_directories(sparring_hkv_cuda PUBLIC native native/device)
   target_link_libraries(sparring_hkv_cuda PUBLIC CUDA::cudart_static Threads::Threads)
   target_compile_options(sparring_hkv_cuda PRIVATE

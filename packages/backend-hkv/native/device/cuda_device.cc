@@ -2,7 +2,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <atomic>
+#include <bit>
+#include <mutex>
 #include <utility>
 
 #include "cuda_driver.h"
@@ -10,6 +13,7 @@
 #include "cuda_stream.h"
 #include "device_scope.h"
 #include "kernel_list.h"
+#include "launch_batch.h"
 #include "stream_refusal.h"
 
 namespace sparring::device {
@@ -23,6 +27,11 @@ struct CudaRuntime {
     return number;
   }
   static void choose(int number) { cudaSetDevice(number); }
+  static int exchange_capture_mode(int number) {
+    auto mode = static_cast<cudaStreamCaptureMode>(number);
+    if (cudaThreadExchangeStreamCaptureMode(&mode) != cudaSuccess) cudaGetLastError();
+    return mode;
+  }
   static bool has_context(int number) {
     using GetState = int (*)(int device, unsigned* flags, int* is_active);
     static const auto get_state =
@@ -75,6 +84,8 @@ struct Pool {
   }
 };
 
+static_assert(kRelaxedCapture == cudaStreamCaptureModeRelaxed);
+
 class CudaDevice : public Device {
  public:
   CudaDevice(int index, uint64_t kept_bytes) : index_(index) {
@@ -84,7 +95,11 @@ class CudaDevice : public Device {
     load_kernels();
     temporary_.make(index_, kept_bytes);
     lasting_.make(index_, 0);
+    kept_bytes_ = kept_bytes;
+    most_kept_bytes_ = std::max(kept_bytes, memory().total_bytes / kMostKeptShare);
   }
+
+  ~CudaDevice() override { end_writes(); }
 
   std::string name() const override { return "cuda:" + std::to_string(index_); }
   unsigned num_multiprocessors() const override {
@@ -113,11 +128,12 @@ class CudaDevice : public Device {
     }
     if (memory == nullptr && reclaim()) memory = take(pool, num_bytes, stream);
     if (memory == nullptr) throw OutOfDeviceMemory(num_bytes, free_bytes());
-    pool.used_bytes += num_bytes;
+    const uint64_t used = pool.used_bytes += num_bytes;
+    if (lifetime == Lifetime::kTemporary) keep(used);
     return memory;
   }
   void free(void* memory, size_t num_bytes, Stream stream, Lifetime lifetime) noexcept override {
-    if (memory == nullptr) return;
+    if (memory == nullptr || LaunchBatch::takes_free(*this, memory, num_bytes, stream, lifetime)) return;
     const Using here(index_);
     Pool& pool = pool_of(lifetime);
     pool.used_bytes -= num_bytes;
@@ -155,11 +171,13 @@ class CudaDevice : public Device {
 
   void copy(void* to, const void* from, size_t num_bytes, Stream stream) override {
     if (num_bytes == 0) return;
+    LaunchBatch::flush_current();
     const Using here(index_);
     check_status(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDefault, of(stream)), "copying");
   }
   void fill(void* memory, unsigned char byte, size_t num_bytes, Stream stream) override {
     if (num_bytes == 0) return;
+    LaunchBatch::flush_current();
     const Using here(index_);
     check_status(cudaMemsetAsync(memory, byte, num_bytes, of(stream)), "filling memory");
   }
@@ -175,6 +193,7 @@ class CudaDevice : public Device {
     cudaStreamDestroy(of(stream));
   }
   void wait(Stream stream) override {
+    LaunchBatch::flush_current();
     const Using here(index_);
     check_status(cudaStreamSynchronize(of(stream)), "waiting for a stream");
   }
@@ -200,6 +219,7 @@ class CudaDevice : public Device {
     cudaEventDestroy(event_of(event));
   }
   void record(Event event, Stream stream) override {
+    LaunchBatch::flush_current();
     const Using here(index_);
     check_status(cudaEventRecord(event_of(event), of(stream)), "recording an event");
   }
@@ -218,10 +238,12 @@ class CudaDevice : public Device {
     return true;
   }
   void order_after(Event event, Stream stream) override {
+    LaunchBatch::flush_current();
     const Using here(index_);
     check_status(cudaStreamWaitEvent(of(stream), event_of(event), 0), "ordering a stream after an event");
   }
   void call_on_host(Stream stream, void (*call)(void*), void* argument) override {
+    LaunchBatch::flush_current();
     const Using here(index_);
     check_status(cudaLaunchHostFunc(of(stream), call, argument), "putting a host call on a stream");
   }
@@ -254,6 +276,18 @@ class CudaDevice : public Device {
     return cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess ? free_bytes : 0;
   }
 
+  // As much as calls have had at once, so that the next one need not ask the driver, which takes
+  // milliseconds to map what a call of a million keys needs.
+  void keep(uint64_t used) {
+    const uint64_t wanted = std::min(used, most_kept_bytes_);
+    if (temporary_.pool == nullptr || wanted <= kept_bytes_) return;
+    const std::lock_guard<std::mutex> lock(keep_mutex_);
+    if (wanted <= kept_bytes_) return;
+    uint64_t kept = std::min(std::bit_ceil(wanted), most_kept_bytes_);
+    if (cudaMemPoolSetAttribute(temporary_.pool, cudaMemPoolAttrReleaseThreshold, &kept) != cudaSuccess)
+      cudaGetLastError();
+    kept_bytes_ = kept;
+  }
   Pool& pool_of(Lifetime lifetime) {
     return lifetime == Lifetime::kLasting ? lasting_ : temporary_;
   }
@@ -275,6 +309,9 @@ class CudaDevice : public Device {
   int num_multiprocessors_ = 0;
   Pool temporary_;
   Pool lasting_;
+  std::mutex keep_mutex_;
+  std::atomic<uint64_t> kept_bytes_{0};
+  uint64_t most_kept_bytes_ = 0;
 };
 
 }  // namespace

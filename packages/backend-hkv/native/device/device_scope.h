@@ -1,4 +1,8 @@
-// The calling thread's current GPU, changed and put back.
+// The calling thread's current GPU and its mode towards captures, changed and put back.
+//
+// The mode is relaxed: else a call of CUDA that waits, asks for an event or takes pinned memory
+// fails while any thread captures a graph, torch's among them, and spoils that capture. No work here
+// is ever part of a capture: a captured stream is refused before.
 //
 // Putting back must have no side effect. To choose a GPU that has no context in this process
 // makes one on it: hundreds of megabytes, and on many ranks all of them on GPU 0, because a thread that
@@ -10,7 +14,9 @@
 
 namespace sparring::device {
 
-// Runtime: static int current(), void choose(int), bool has_context(int).
+// Runtime: static int current(), void choose(int), bool has_context(int), and
+// int exchange_capture_mode(int), which returns the one before.
+inline constexpr int kRelaxedCapture = 2;  // cudaStreamCaptureModeRelaxed
 
 template <typename Runtime>
 void put_back(int number) {
@@ -22,13 +28,19 @@ class DeviceScope {
  public:
   explicit DeviceScope(int number) : before_(Runtime::current()) {
     if (before_ != number) Runtime::choose(number);
+    // On the GPU in use, for CUDA makes a context where the thread's one has none.
+    mode_before_ = Runtime::exchange_capture_mode(kRelaxedCapture);
   }
-  ~DeviceScope() { put_back<Runtime>(before_); }
+  ~DeviceScope() {
+    Runtime::exchange_capture_mode(mode_before_);
+    put_back<Runtime>(before_);
+  }
   DeviceScope(const DeviceScope&) = delete;
   DeviceScope& operator=(const DeviceScope&) = delete;
 
  private:
   int before_;
+  int mode_before_;
 };
 
 }  // namespace sparring::device

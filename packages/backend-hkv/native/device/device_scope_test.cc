@@ -1,6 +1,7 @@
 #include "device_scope.h"
 
 #include <set>
+#include <utility>
 
 #include "check.h"
 
@@ -12,6 +13,7 @@ namespace {
 // to use GPU 0.
 struct FakeRuntime {
   inline static thread_local int chosen = 0;
+  inline static thread_local int capture_mode = 0;
   inline static std::set<int> contexts;
 
   static int current() { return chosen; }
@@ -20,6 +22,10 @@ struct FakeRuntime {
     contexts.insert(number);
   }
   static bool has_context(int number) { return contexts.count(number) != 0; }
+  static int exchange_capture_mode(int number) {
+    contexts.insert(chosen);
+    return std::exchange(capture_mode, number);
+  }
 };
 
 using Scope = DeviceScope<FakeRuntime>;
@@ -53,8 +59,20 @@ void a_gpu_that_was_chosen_is_put_back() {
 void nothing_is_chosen_twice() {
   FakeRuntime::contexts = {};
   FakeRuntime::chosen = 0;
+  // It has a context by the calls that follow.
   { const Scope scope(0); }
-  CHECK(FakeRuntime::contexts.empty());
+  CHECK(FakeRuntime::contexts == std::set<int>{0});
+}
+
+void captures_of_others_are_left_alone_within_it() {
+  FakeRuntime::capture_mode = 1;
+  {
+    const Scope outer(3);
+    CHECK(FakeRuntime::capture_mode == kRelaxedCapture);
+    { const Scope inner(2); }
+    CHECK(FakeRuntime::capture_mode == kRelaxedCapture);
+  }
+  CHECK(FakeRuntime::capture_mode == 1);
 }
 
 }  // namespace
@@ -64,5 +82,6 @@ int main() {
       {"a GPU that was not chosen gets no context", a_gpu_that_nobody_chose_gets_no_context},
       {"a GPU that was chosen is put back", a_gpu_that_was_chosen_is_put_back},
       {"nothing is chosen twice", nothing_is_chosen_twice},
+      {"captures of others are left alone within it", captures_of_others_are_left_alone_within_it},
   });
 }

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <new>
 #include <thread>
 #include <vector>
@@ -35,6 +37,49 @@ bool has_poison(const unsigned char* bytes, size_t num_bytes) {
   return false;
 }
 
+// The driver's thread of host calls.
+class HostCalls {
+ public:
+  // Never destroyed: neither is a driver's thread.
+  static HostCalls& process() {
+    static HostCalls* const calls = new HostCalls;
+    return *calls;
+  }
+
+  void run(void (*call)(void*), void* argument) {
+    std::unique_lock lock(mutex_);
+    waiting_.emplace_back(call, argument);
+    const uint64_t number = ++num_given_;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return num_ended_ >= number; });
+  }
+
+ private:
+  HostCalls() {
+    std::thread([this] { work(); }).detach();
+  }
+
+  [[noreturn]] void work() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [&] { return !waiting_.empty(); });
+      const auto [call, argument] = waiting_.front();
+      waiting_.pop_front();
+      lock.unlock();
+      call(argument);
+      lock.lock();
+      ++num_ended_;
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::pair<void (*)(void*), void*>> waiting_;
+  uint64_t num_given_ = 0;
+  uint64_t num_ended_ = 0;
+};
+
 bool is_border(const unsigned char* bytes) {
   return std::all_of(bytes, bytes + watched_bytes,
                      [](unsigned char byte) { return byte == border; });
@@ -50,6 +95,8 @@ std::unique_ptr<EmulatedDevice> EmulatedDevice::make_late(uint64_t seed) {
 
 EmulatedDevice::~EmulatedDevice() {
   if (late_ != nullptr) late_->finish();
+  breakdown_.clear();
+  end_writes();
   if (!pieces_.empty()) die("memory was not given back");
 }
 
@@ -92,6 +139,10 @@ void EmulatedDevice::count_wait() {
     wait_time = wait_time_;
   }
   if (wait_time.count() > 0) std::this_thread::sleep_for(wait_time);
+}
+
+void EmulatedDevice::call_from_driver(void (*call)(void*), void* argument) {
+  HostCalls::process().run(call, argument);
 }
 
 void EmulatedDevice::unload_kernels() {
@@ -156,6 +207,7 @@ void* EmulatedDevice::allocate(size_t num_bytes, Stream, Lifetime lifetime) {
 
 void EmulatedDevice::free(void* memory, size_t num_bytes, Stream stream,
                           Lifetime lifetime) noexcept {
+  if (LaunchBatch::takes_free(*this, memory, num_bytes, stream, lifetime)) return;
   put(stream, [=, this] { free_piece(memory, num_bytes, kind_of(lifetime)); });
 }
 
@@ -165,29 +217,32 @@ MemoryUse EmulatedDevice::memory_use() const {
 }
 
 void* EmulatedDevice::allocate_pinned(size_t num_bytes) {
+  const Using here(number_);
+  streams.use_unsafely();
   return allocate_piece(num_bytes, Kind::kPinned);
 }
 
 void EmulatedDevice::free_pinned(void* memory, size_t num_bytes) noexcept {
+  const Using here(number_);
+  try {
+    streams.use_unsafely();
+  } catch (const DeviceError&) {
+    // The capture is spoilt, which tests see.
+  }
   free_piece(memory, num_bytes, Kind::kPinned);
 }
 
 void EmulatedDevice::copy(void* to, const void* from, size_t num_bytes, Stream stream) {
   if (num_bytes == 0) return;
+  LaunchBatch::flush_current();
   streams.use(stream);
-  bool is_read_now = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     reach_locked();
     has_work_ = true;
     ++num_copies_;
-    is_read_now = late_ != nullptr && piece_of(from) == nullptr;
   }
-  if (!is_read_now) return put(stream, [=, this] { copy_now(to, from, num_bytes); });
-  const auto* const bytes = static_cast<const unsigned char*>(from);
-  put(stream, [to, read = std::vector<unsigned char>(bytes, bytes + num_bytes)] {
-    std::memcpy(to, read.data(), read.size());
-  });
+  put(stream, [=, this] { copy_now(to, from, num_bytes); });
 }
 
 void EmulatedDevice::copy_now(void* to, const void* from, size_t num_bytes) {
@@ -199,6 +254,7 @@ void EmulatedDevice::copy_now(void* to, const void* from, size_t num_bytes) {
 
 void EmulatedDevice::fill(void* memory, unsigned char byte, size_t num_bytes, Stream stream) {
   if (num_bytes == 0) return;
+  LaunchBatch::flush_current();
   streams.use(stream, number_);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -239,6 +295,7 @@ void EmulatedDevice::free_event(Event event) noexcept {
   delete static_cast<char*>(event);
 }
 void EmulatedDevice::record(Event event, Stream stream) {
+  LaunchBatch::flush_current();
   check();
   streams.use(stream, number_);
   if (late_ != nullptr) late_->record(event, stream);
@@ -246,11 +303,16 @@ void EmulatedDevice::record(Event event, Stream stream) {
   ++num_records_;
 }
 void EmulatedDevice::wait(Stream stream) {
+  LaunchBatch::flush_current();
+  const Using here(number_);
+  streams.use_unsafely();
   streams.use(stream);
   count_wait();
   if (late_ != nullptr) late_->wait(stream);
 }
 void EmulatedDevice::wait_event(Event event) {
+  const Using here(number_);
+  streams.use_unsafely();
   count_wait();
   if (late_ != nullptr) late_->wait_event(event);
 }

@@ -16,12 +16,25 @@
 #include <string>
 #include <utility>
 
+#include "device_scope.h"
 #include "emulated_streams.h"
 #include "kernel_list.h"
 #include "late_work.h"
+#include "launch_batch.h"
 #include "memory.h"
 
 namespace sparring::device {
+
+// What `DeviceScope` asks.
+struct EmulatedRuntime {
+  inline static thread_local int number = 0;
+  static int current() { return number; }
+  static void choose(int chosen) { number = chosen; }
+  static bool has_context(int) { return true; }
+  static int exchange_capture_mode(int mode) {
+    return std::exchange(EmulatedStreams::capture_mode, mode);
+  }
+};
 
 class EmulatedDevice : public Device {
  public:
@@ -40,7 +53,7 @@ class EmulatedDevice : public Device {
   std::string name() const override { return emulated_name(number_); }
   unsigned num_multiprocessors() const override { return 2; }
   MemoryInfo memory() const override;
-  void use() const override { current_number = number_; }
+  void use() const override { EmulatedRuntime::choose(number_); }
   void check() const override;
   // Before a kernel is put on a stream.
   // `kernel`: as all_kernels() has it; NULL: the library's, which is always loaded.
@@ -74,22 +87,25 @@ class EmulatedDevice : public Device {
   void record(Event event, Stream stream) override;
   void wait_event(Event event) override;
   bool is_done(Event event) override {
+    const Using here(number_);
     check();
+    streams.use_unsafely();
     return late_ == nullptr || late_->is_done(event);
   }
   void order_after(Event event, Stream stream) override {
+    LaunchBatch::flush_current();
     check();
     streams.use(stream);
     if (late_ != nullptr) late_->order_after(event, stream);
   }
   void call_on_host(Stream stream, void (*call)(void*), void* argument) override {
+    LaunchBatch::flush_current();
     check();
-    put(stream, [call, argument] { call(argument); });
+    put(stream, [call, argument] { call_from_driver(call, argument); });
   }
 
-  int current() const override { return current_number; }
-  void make_current(int number) const noexcept override { current_number = number; }
-  inline static thread_local int current_number = 0;
+  int current() const override { return EmulatedRuntime::current(); }
+  void make_current(int number) const noexcept override { put_back<EmulatedRuntime>(number); }
   // Of all such devices of this process.
   inline static EmulatedStreams streams;
 
@@ -125,11 +141,14 @@ class EmulatedDevice : public Device {
   static uint64_t num_waits_of_all();
 
  private:
+  using Using = DeviceScope<EmulatedRuntime>;
   enum class Kind { kTemporary, kLasting, kPinned };
   static Kind kind_of(Lifetime lifetime) {
     return lifetime == Lifetime::kLasting ? Kind::kLasting : Kind::kTemporary;
   }
 
+  // On a thread that lives as long as the process, as a driver's does; returns when the call ends.
+  static void call_from_driver(void (*call)(void*), void* argument);
   void* allocate_piece(size_t num_bytes, Kind kind);
   // NULL where there is no memory left; then `free_bytes` says how much there is.
   void* take_piece(size_t num_bytes, Kind kind, uint64_t* free_bytes);

@@ -1,5 +1,6 @@
 #include "emulated_streams.h"
 
+#include "device_scope.h"
 #include "stream_refusal.h"
 
 namespace sparring::device {
@@ -32,6 +33,7 @@ void EmulatedStreams::check_capture(Stream stream) const {
 
 void EmulatedStreams::use(Stream stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (stream == nullptr) ++num_default_uses_;
   const auto found = streams_.find(stream);
   if (found == streams_.end() || !found->second.is_captured) return;
   found->second.is_spoilt = true;
@@ -44,11 +46,30 @@ void EmulatedStreams::use(Stream stream, int device) {
   if (owner >= 0 && owner != device) throw DeviceError("invalid resource handle");
 }
 
+void EmulatedStreams::use_unsafely() {
+  if (capture_mode == kRelaxedCapture) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  bool does_spoil = false;
+  for (auto& [stream, known] : streams_) {
+    if (!known.is_captured) continue;
+    if (capture_mode != 0 && known.captures != std::this_thread::get_id()) continue;
+    known.is_spoilt = does_spoil = true;
+  }
+  if (does_spoil)
+    throw DeviceError("operation not permitted when a stream is capturing; the capture is spoilt now");
+}
+
+uint64_t EmulatedStreams::num_default_uses() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return num_default_uses_;
+}
+
 void EmulatedStreams::begin_capture(Stream stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
   Known& known = streams_.at(stream);
   known.is_captured = true;
   known.is_spoilt = false;
+  known.captures = std::this_thread::get_id();
 }
 
 bool EmulatedStreams::end_capture(Stream stream) {

@@ -14,6 +14,7 @@
 #endif
 
 #include "kernel_list.h"
+#include "launch_batch.h"
 #include "memory.h"
 #include "warp.h"
 
@@ -22,11 +23,6 @@
 #endif
 
 namespace sparring::device {
-
-struct Shape {
-  unsigned num_blocks;  // at least one
-  size_t shared_bytes = 0;
-};
 
 // Enough blocks of `block_threads` for one thread a piece, at most `most`: for
 // kernels that stride over the grid.
@@ -50,9 +46,9 @@ template <class Kernel>
 const bool KernelRecord<Kernel>::is_listed =
     list_kernel(reinterpret_cast<const void*>(&run_kernel<Kernel>));
 
-// Throws DeviceError if the launch was refused, OutOfDeviceMemory if for want of memory, DeviceLost if the device failed before.
+// As launch, at once. Throws DeviceError if the launch was refused, OutOfDeviceMemory if for want of memory, DeviceLost if the device failed before.
 template <class Kernel>
-void launch(Device& device, const Shape& shape, Stream stream, const Kernel& kernel) {
+void launch_now(Device& device, const Shape& shape, Stream stream, const Kernel& kernel) {
   static_assert(std::is_trivially_copyable_v<Kernel> && Kernel::block_threads % warp_lanes == 0);
   const InUse here(device);
   static_cast<void>(KernelRecord<Kernel>::is_listed);  // this use of it lists the kernel
@@ -84,7 +80,7 @@ const bool KernelRecord<Kernel>::is_listed = list_kernel(&KernelRecord<Kernel>::
 
 // Throws KernelError if the kernel breaks a rule of warp.h; of a late stream, from the wait.
 template <class Kernel>
-void launch(Device& device, const Shape& shape, Stream stream, const Kernel& kernel) {
+void launch_now(Device& device, const Shape& shape, Stream stream, const Kernel& kernel) {
   const InUse here(device);
   static_assert(std::is_trivially_copyable_v<Kernel> && Kernel::block_threads % warp_lanes == 0);
   auto& emulated = static_cast<EmulatedDevice&>(device);
@@ -99,6 +95,56 @@ void launch(Device& device, const Shape& shape, Stream stream, const Kernel& ker
 }
 
 #endif
+
+// Kernels of one type, a range of blocks each.
+template <class Kernel>
+struct BatchOf {
+  static constexpr unsigned block_threads = Kernel::block_threads;
+  const Kernel* kernels;         // (count) device
+  const uint32_t* first_blocks;  // (count + 1) device
+  uint32_t count;
+
+  SPARRING_DEVICE void operator()(const Block& block) const {
+    uint32_t low = 0;
+    uint32_t high = count;
+    while (high - low > 1) {
+      const uint32_t middle = low + (high - low) / 2;
+      if (first_blocks[middle] <= block.index()) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    const Kernel kernel = kernels[low];
+    kernel(block.part(first_blocks[low], first_blocks[low + 1] - first_blocks[low]));
+  }
+};
+
+template <class Kernel>
+inline constexpr LaunchBatch::Kind kBatchKind{
+    sizeof(Kernel),
+    [](Device& device, Stream stream, const Shape& shape, const void* bytes) {
+      alignas(Kernel) unsigned char kernel[sizeof(Kernel)];
+      std::memcpy(kernel, bytes, sizeof(Kernel));
+      launch_now(device, shape, stream, *reinterpret_cast<const Kernel*>(kernel));
+    },
+    [](Device& device, Stream stream, unsigned num_blocks, const void* kernels,
+       const uint32_t* first_blocks, uint32_t count) {
+      launch_now(device, {num_blocks}, stream,
+                 BatchOf<Kernel>{static_cast<const Kernel*>(kernels), first_blocks, count});
+    }};
+
+// Starts a kernel, or adds it to the thread's batch. Throws as launch_now.
+template <class Kernel>
+void launch(Device& device, const Shape& shape, Stream stream, const Kernel& kernel) {
+  if constexpr (requires { Kernel::is_batched; }) {
+    static_assert(alignof(Kernel) <= 16);
+    if (LaunchBatch* const batch = LaunchBatch::current(device, stream))
+      return batch->add(kBatchKind<Kernel>, shape, &kernel);
+  }
+  LaunchBatch::flush_current();
+  launch_now(device, shape, stream, kernel);
+}
 
 }  // namespace sparring::device
 

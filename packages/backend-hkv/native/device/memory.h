@@ -76,10 +76,12 @@ struct MemoryUse {
   uint64_t kept_bytes;  // given back, and kept for the next call
 };
 
+class HostWrites;
+
 class Device {
  public:
-  Device() = default;
-  virtual ~Device() = default;
+  Device();
+  virtual ~Device();
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
@@ -106,9 +108,11 @@ class Device {
   virtual void* allocate_pinned(size_t num_bytes) = 0;
   virtual void free_pinned(void* memory, size_t num_bytes) noexcept = 0;
 
-  // Between any two of device, pinned and plain host memory. Plain host memory
-  // is read before the call returns; what is written to it is there after wait().
+  // Between any two of device, pinned and plain host memory, all of which must last until the
+  // stream is there; what is written to plain memory is there after wait().
   virtual void copy(void* to, const void* from, size_t num_bytes, Stream stream) = 0;
+  // From host memory, which is read before the call returns.
+  void write(void* to, const void* from, size_t num_bytes, Stream stream);
   virtual void fill(void* memory, unsigned char byte, size_t num_bytes, Stream stream) = 0;
 
   virtual Stream make_stream() = 0;
@@ -120,6 +124,12 @@ class Device {
   // Throws StreamRefused while the stream is captured into a graph, or where use of it would end
   // another one's capture. Ends no capture itself.
   virtual void check_stream_capture(Stream stream) const = 0;
+
+  // Before work is put on a caller's stream. Throws StreamRefused as both do.
+  void check_stream(Stream stream) const {
+    check_stream_device(stream);
+    check_stream_capture(stream);
+  }
 
   virtual Event make_event() = 0;
   virtual void free_event(Event event) noexcept = 0;
@@ -145,8 +155,12 @@ class Device {
 
  protected:
   bool reclaim();
+  // Gives back what `write` has kept: the first thing in a destructor.
+  void end_writes() noexcept;
 
  private:
+  std::mutex writes_mutex_;
+  std::unique_ptr<HostWrites> writes_;  // NULL: nothing was written yet
   std::mutex reclaimer_mutex_;
   std::shared_ptr<const Reclaimer> reclaimer_;
 };

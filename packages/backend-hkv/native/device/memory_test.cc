@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "algorithms.h"
@@ -118,6 +119,29 @@ void waits_are_counted() {
   device.free_stream(stream);
 }
 
+void captures_go_on_while_another_thread_uses_the_device() {
+  EmulatedDevice device;
+  const Stream stream = device.make_stream();
+  const Stream captured = device.make_stream();
+  const Event event = device.make_event();
+  device.record(event, stream);
+  EmulatedDevice::streams.begin_capture(captured);
+  std::thread([&] {
+    CHECK(device.is_done(event));
+    device.wait_event(event);
+    device.wait(stream);
+    device.free_pinned(device.allocate_pinned(8), 8);
+    CHECK(EmulatedStreams::capture_mode == 0);
+  }).join();
+  CHECK(EmulatedDevice::streams.end_capture(captured));
+  EmulatedDevice::streams.begin_capture(captured);
+  CHECK_THROWS(EmulatedDevice::streams.use_unsafely(), DeviceError);
+  CHECK(!EmulatedDevice::streams.end_capture(captured));
+  device.free_event(event);
+  device.free_stream(stream);
+  device.free_stream(captured);
+}
+
 void sorts_stably_by_chosen_bits() {
   EmulatedDevice device;
   const std::vector<uint64_t> keys = {0x31, 0x12, 0x33, 0x11, 0x24, 0x15};
@@ -159,6 +183,8 @@ int main() {
        an_allocation_that_finds_no_memory_asks_others_once},
       {"a broken device refuses everything", a_broken_device_refuses_everything},
       {"waits are counted", waits_are_counted},
+      {"captures go on while another thread uses the device",
+       captures_go_on_while_another_thread_uses_the_device},
       {"sorts stably by chosen bits", sorts_stably_by_chosen_bits},
       {"sums and selects", sums_and_selects},
   });

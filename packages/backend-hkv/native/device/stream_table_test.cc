@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <string>
+#include <thread>
 
 #include "check.h"
 #include "emulated_device.h"
@@ -45,6 +46,21 @@ void the_table_drives_the_device() {
   CHECK(streams.free_pinned(streams.self, &call) == SPARRING_OK);
   CHECK(streams.free_event(streams.self, &call) == SPARRING_OK);
   CHECK(streams.free_stream(streams.self, &call) == SPARRING_OK);
+}
+
+void host_calls_come_on_one_thread_that_lives_on() {
+  const auto device = std::make_shared<EmulatedDevice>();
+  const SparringStreams& streams = *streams_of(device);
+  SparringStreamCall call = make_call();
+  std::thread::id seen[2];
+  for (std::thread::id& each : seen) {
+    call.function = [](void* id) {
+      *static_cast<std::thread::id*>(id) = std::this_thread::get_id();
+    };
+    call.argument = &each;
+    CHECK(streams.call_on_host(streams.self, &call) == SPARRING_OK);
+  }
+  CHECK(seen[0] == seen[1] && seen[0] != std::this_thread::get_id());
 }
 
 void a_failed_device_answers_with_its_message() {
@@ -93,6 +109,8 @@ void a_refused_call_is_not_a_lost_device() {
 int main() {
   return sparring::testing::run({
       {"the table drives the device", the_table_drives_the_device},
+      {"host calls come on one thread that lives on",
+       host_calls_come_on_one_thread_that_lives_on},
       {"a failed device answers with its message", a_failed_device_answers_with_its_message},
       {"a refused call is not a lost device", a_refused_call_is_not_a_lost_device},
   });

@@ -79,25 +79,32 @@ class Warp {
 
 class Block {
  public:
+  __device__ __forceinline__ Block() : Block(blockIdx.x, gridDim.x) {}
+
+  // This block as one of `count`, of which the one with number `first` in the grid is the first.
+  __device__ __forceinline__ Block part(unsigned first, unsigned count) const {
+    return Block(index_ - first, count);
+  }
+
   __device__ __forceinline__ Warp warp() const { return {}; }
   __device__ __forceinline__ unsigned thread() const { return threadIdx.x; }
   __device__ __forceinline__ unsigned num_threads() const { return blockDim.x; }
   __device__ __forceinline__ unsigned warp_index() const { return threadIdx.x / warp_lanes; }
   __device__ __forceinline__ unsigned num_warps() const { return blockDim.x / warp_lanes; }
-  __device__ __forceinline__ unsigned index() const { return blockIdx.x; }
-  __device__ __forceinline__ unsigned num_blocks() const { return gridDim.x; }
+  __device__ __forceinline__ unsigned index() const { return index_; }
+  __device__ __forceinline__ unsigned num_blocks() const { return num_blocks_; }
 
   __device__ __forceinline__ uint64_t thread_in_grid() const {
-    return uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    return uint64_t{index_} * blockDim.x + threadIdx.x;
   }
   __device__ __forceinline__ uint64_t grid_threads() const {
-    return uint64_t{gridDim.x} * blockDim.x;
+    return uint64_t{num_blocks_} * blockDim.x;
   }
   __device__ __forceinline__ uint64_t warp_in_grid() const {
-    return uint64_t{blockIdx.x} * num_warps() + warp_index();
+    return uint64_t{index_} * num_warps() + warp_index();
   }
   __device__ __forceinline__ uint64_t grid_warps() const {
-    return uint64_t{gridDim.x} * num_warps();
+    return uint64_t{num_blocks_} * num_warps();
   }
 
   __device__ __forceinline__ void sync() const { __syncthreads(); }
@@ -108,6 +115,13 @@ class Block {
     extern __shared__ Vector16 sparring_shared_memory[];
     return reinterpret_cast<T*>(sparring_shared_memory);
   }
+
+ private:
+  __device__ __forceinline__ Block(unsigned index, unsigned num_blocks)
+      : index_(index), num_blocks_(num_blocks) {}
+
+  unsigned index_;
+  unsigned num_blocks_;
 };
 
 }  // namespace sparring::device

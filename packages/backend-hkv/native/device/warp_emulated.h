@@ -85,6 +85,11 @@ class Block {
   uint64_t warp_in_grid() const { return uint64_t{index()} * num_warps() + warp_index(); }
   uint64_t grid_warps() const { return uint64_t{num_blocks()} * num_warps(); }
 
+  // This block as one of `count`, of which the one with number `first` in the grid is the first.
+  Block part(unsigned first, unsigned count) const {
+    return Block(*self_, {view_.index - first, count, view_.num_threads, view_.shared});
+  }
+
   void sync(std::source_location place = std::source_location::current()) const {
     emulator::meet_block(*self_, place);
   }

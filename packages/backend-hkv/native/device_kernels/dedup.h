@@ -23,6 +23,9 @@ namespace sparring::device_kernels {
 // The most ids in one call.
 inline constexpr int64_t kMostIds = 0x7fffffff;
 
+// Ids of several segments, one behind the other, are told apart by their segment too: then keys of a
+// segment are neighbours, in the order of segments.
+//
 // Keys come in the order in which ids first occur; ids[i] == keys[inverse[i]]. The
 // result is the same for any order of threads. Does not wait for the device.
 // Throws OutOfDeviceMemory, DeviceError.
@@ -32,6 +35,9 @@ struct Dedup {
   int64_t* keys;       // out (n) int64, device; the first u are written
   int64_t* inverse;    // out (n) int64, device
   int64_t* num_keys;   // out (1) int64, device: u
+  const int64_t* offsets = nullptr;  // (num_segments + 1) int64, device; NULL: one segment
+  int64_t num_segments = 1;
+  int64_t* key_offsets = nullptr;    // out (num_segments + 1) int64, device, in place of num_keys
 };
 void dedup(device::Device& device, device::Stream stream, const Dedup& arguments);
 

@@ -1,23 +1,11 @@
 #include "device_kernels/finite.h"
 
-#include <type_traits>
-
 #include "device/atomics.h"
 #include "device_kernels/scalars.h"
 #include "device_kernels/tile.h"
 
 namespace sparring::device_kernels {
 namespace {
-
-// All bits of the exponent are set.
-template <class T>
-SPARRING_DEVICE bool is_bad(T value) {
-  if constexpr (std::is_same_v<T, float>) {
-    return (bits_as<uint32_t>(value) & 0x7f800000u) == 0x7f800000u;
-  } else {
-    return (bits_as<uint64_t>(value) & 0x7ff0000000000000u) == 0x7ff0000000000000u;
-  }
-}
 
 template <class T>
 struct ChecksRows {

@@ -100,6 +100,7 @@ struct Pools {
   using T = typename Rows::Computing;
   static constexpr unsigned kInFlight = 4;
   static constexpr unsigned block_threads = kBlockThreads;
+  static constexpr bool is_batched = true;
   Rows rows;
   const int64_t* offsets;
   const T* weights;

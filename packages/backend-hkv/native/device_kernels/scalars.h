@@ -4,6 +4,7 @@
 #define SPARRING_HKV_DEVICE_KERNELS_SCALARS_H_
 
 #include <cstdint>
+#include <type_traits>
 #include <cstring>
 
 #if !defined(__CUDACC__)
@@ -98,6 +99,16 @@ SPARRING_HOST_DEVICE PhiloxBlock philox_of(int64_t key, uint32_t third, uint32_t
   return philox4x32_10(
       {{static_cast<uint32_t>(bits), static_cast<uint32_t>(bits >> 32), third, fourth}},
       philox_key);
+}
+
+// Whether it is infinite or no number: all bits of the exponent are set.
+template <class T>
+SPARRING_DEVICE bool is_bad(T value) {
+  if constexpr (std::is_same_v<T, float>) {
+    return (bits_as<uint32_t>(value) & 0x7f800000u) == 0x7f800000u;
+  } else {
+    return (bits_as<uint64_t>(value) & 0x7ff0000000000000u) == 0x7ff0000000000000u;
+  }
 }
 
 }  // namespace sparring::device_kernels

@@ -3,8 +3,10 @@
 #include <algorithm>
 
 #include "device/algorithms.h"
+#include "device/atomics.h"
 #include "device/move_rows.h"
 #include "device_kernels/elements.h"
+#include "device_kernels/scalars.h"
 #include "device_kernels/segments.h"
 #include "device_kernels/tile.h"
 
@@ -38,12 +40,24 @@ struct Prepares {
   }
 };
 
+// A call that looks at its sums while they are in registers.
+template <class T>
+struct Checked : Scatter<T> {
+  template <unsigned kCount>
+  SPARRING_DEVICE void look_at(const Elements<T, kCount>& sum) const {
+    if (this->num_bad == nullptr) return;
+    bool has_bad = false;
+    for (unsigned k = 0; k < kCount; ++k) has_bad |= is_bad(sum.values[k]);
+    if (has_bad) device::atomic_add(this->num_bad, uint64_t{1});
+  }
+};
+
 // Sums over stretches of the sorted order, a tile each.
 template <class T, unsigned kCount, unsigned kLanes>
 struct Sums {
   static constexpr unsigned kInFlight = kLanes < 8 ? kLanes : 8;
   using Piece = Elements<T, kCount>;
-  Scatter<T> a;
+  Checked<T> a;
   const uint32_t* bags;            // (n), or NULL: occurrence i is bag i
   const uint32_t* places;          // (n) occurrences by target
   const uint32_t* sorted_targets;  // (n)
@@ -53,8 +67,9 @@ struct Sums {
     return starts[target + 1] - starts[target] > kLongSegment;
   }
 
-  // out (dim) = the occurrences [begin, end) of the sorted order, added up one after the other.
-  // `out` NULL: the tile has nothing to do. All tiles of the warp call this together.
+  // out (dim) = the occurrences [begin, end) of the sorted order, added up one after the other;
+  // `kIsWhole`: all of a target. `out` NULL: the tile has nothing to do. All tiles of the warp call this together.
+  template <bool kIsWhole>
   SPARRING_DEVICE void add_up(const Tile<kLanes>& tile, uint64_t begin, uint64_t end,
                               T* out) const {
     if (out == nullptr) end = begin;
@@ -70,7 +85,9 @@ struct Sums {
           add_some(tile, own, first, at < end ? end - at : 0, is_there ? column : dim, sum);
         }
       }
-      if (out != nullptr && is_there) sum.store(out + column);
+      if (out == nullptr || !is_there) continue;
+      sum.store(out + column);
+      if constexpr (kIsWhole) a.look_at(sum);
     }
   }
 
@@ -130,7 +147,7 @@ struct SumsShort {
     uint64_t t = Tile<kLanes>::in_grid(block);
     for (uint64_t round = 0; round < rounds; ++round, t += Tile<kLanes>::count(block)) {
       const bool is_mine = t < num_rows && !sums.is_long(t);
-      sums.add_up(tile, is_mine ? sums.starts[t] : 0, is_mine ? sums.starts[t + 1] : 0,
+      sums.template add_up<true>(tile, is_mine ? sums.starts[t] : 0, is_mine ? sums.starts[t + 1] : 0,
                   is_mine ? sums.a.out + t * static_cast<uint64_t>(sums.a.dim) : nullptr);
     }
   }
@@ -181,7 +198,7 @@ struct SumsParts {
           out = parts + at * static_cast<uint64_t>(sums.a.dim);
         }
       }
-      sums.add_up(tile, begin, end, out);
+      sums.template add_up<false>(tile, begin, end, out);
     }
   }
 };
@@ -194,7 +211,7 @@ struct SumsLong {
   static constexpr uint64_t num_warps = block_threads / device::warp_lanes;
   static constexpr unsigned kInFlight = 8;
   using Piece = Elements<T, kCount>;
-  Scatter<T> a;
+  Checked<T> a;
   const uint32_t* sorted_targets;  // (n)
   const uint32_t* starts;          // (num_rows + 1)
   Pieces pieces;
@@ -242,6 +259,7 @@ struct SumsLong {
         for (uint64_t warp = 1; warp < num_warps; ++warp)
           add(sum, shared[warp * device::warp_lanes + lane]);
         sum.store(a.out + target * dim + column);
+        a.look_at(sum);
       }
       block.sync();
     }
@@ -264,7 +282,7 @@ template <unsigned kCount, class T>
 void add_up(Device& device, Stream stream, const Scatter<T>& a, const Sorted& sorted) {
   const auto num_rows = static_cast<uint64_t>(a.num_rows);
   with_tile(a.dim / kCount, [&]<unsigned kLanes>() {
-    const Sums<T, kCount, kLanes> sums{a, sorted.bags, sorted.places, sorted.targets,
+    const Sums<T, kCount, kLanes> sums{{a}, sorted.bags, sorted.places, sorted.targets,
                                        sorted.starts};
     launch(device, grid_for(device, num_rows * kLanes), stream,
            SumsShort<T, kCount, kLanes>{sums});
@@ -277,7 +295,7 @@ void add_up(Device& device, Stream stream, const Scatter<T>& a, const Sorted& so
     device::Shape shape = grid_for(device, pieces.num_pieces() * kBlockThreads);
     shape.shared_bytes = kBlockThreads * sizeof(Elements<T, kCount>);
     launch(device, shape, stream,
-           SumsLong<T, kCount>{a, sorted.targets, sorted.starts, pieces, parts.as<T>()});
+           SumsLong<T, kCount>{{a}, sorted.targets, sorted.starts, pieces, parts.as<T>()});
   });
 }
 

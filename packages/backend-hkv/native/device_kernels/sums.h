@@ -46,6 +46,7 @@ struct Scatter {
   int64_t num_rows;
   int64_t dim;
   bool is_mean;
+  uint64_t* num_bad = nullptr;  // (1) uint64, device: grows where a sum is not finite; NULL: not asked
 };
 template <class T>
 void scatter(device::Device& device, device::Stream stream, const Scatter<T>& arguments);

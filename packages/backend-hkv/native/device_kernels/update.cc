@@ -11,6 +11,7 @@ namespace {
 template <UpdateMethod kMethod, class T>
 struct Updates {
   static constexpr unsigned block_threads = kBlockThreads;
+  static constexpr bool is_batched = true;
   UpdateConstants<T> constants;
   RowPlaces rows;
   T* embeddings;  // (count, dim), or NULL: they begin the rows

@@ -9,6 +9,14 @@
 
 namespace sparring::device_kernels {
 
+// One column of a row whose state begins with as many numbers as it has columns.
+template <class T>
+struct Column {
+  T embedding;
+  T state;
+  T gradient;
+};
+
 // One row and the lanes that change it, each its own columns. A tile without a row
 // has dim 0, and takes part in the sums.
 template <class T>
@@ -23,6 +31,27 @@ struct UpdatedRow {
   template <class Body>
   SPARRING_DEVICE void each_column(const Body& body) const {
     for (int64_t at = tile.lane(); at < dim; at += DotTile<T>::num_lanes) body(at);
+  }
+  SPARRING_DEVICE Column<T> column(int64_t at) const {
+    return {embedding[at], state[at], gradient[at]};
+  }
+  // store(at, load(at)) for each column, with the loads of several on their way before the first is
+  // stored: the compiler cannot know that a store changes none of the loads behind it.
+  template <class Load, class Store>
+  SPARRING_DEVICE void each_loaded(const Load& load, const Store& store) const {
+    constexpr int kInFlight = 4;
+    constexpr int64_t step = DotTile<T>::num_lanes;
+    for (int64_t first = tile.lane(); first < dim; first += kInFlight * step) {
+      decltype(load(first)) values[kInFlight] = {};
+      SPARRING_UNROLL
+      for (int k = 0; k < kInFlight; ++k) {
+        if (first + k * step < dim) values[k] = load(first + k * step);
+      }
+      SPARRING_UNROLL
+      for (int k = 0; k < kInFlight; ++k) {
+        if (first + k * step < dim) store(first + k * step, values[k]);
+      }
+    }
   }
   SPARRING_DEVICE T squares_of(const T* values) const { return dot(tile, values, values, dim); }
   // State that the row has one number of: all lanes read it before one writes it.
@@ -69,22 +98,9 @@ SPARRING_DEVICE void shrink(const UpdateConstants<T>& c, const UpdatedRow<T>& ro
 
 template <class T>
 SPARRING_DEVICE void descend(const UpdatedRow<T>& row, const T* direction, T scale) {
-  // The compiler cannot know that a store changes none of the loads behind it.
-  constexpr int kInFlight = 4;
-  constexpr int64_t step = DotTile<T>::num_lanes;
-  for (int64_t first = row.tile.lane(); first < row.dim; first += kInFlight * step) {
-    T values[kInFlight] = {};
-    SPARRING_UNROLL
-    for (int k = 0; k < kInFlight; ++k) {
-      const int64_t at = first + k * step;
-      if (at < row.dim) values[k] = multiply_add(direction[at], -scale, row.embedding[at]);
-    }
-    SPARRING_UNROLL
-    for (int k = 0; k < kInFlight; ++k) {
-      const int64_t at = first + k * step;
-      if (at < row.dim) row.embedding[at] = values[k];
-    }
-  }
+  row.each_loaded(
+      [&](int64_t at) { return multiply_add(direction[at], -scale, row.embedding[at]); },
+      [&](int64_t at, T value) { row.embedding[at] = value; });
 }
 
 template <class T>
@@ -108,12 +124,13 @@ SPARRING_DEVICE void update_momentum(const UpdateConstants<T>& c, const UpdatedR
 template <class T>
 SPARRING_DEVICE void update_adagrad(const UpdateConstants<T>& c, const UpdatedRow<T>& row) {
   add_decay(c, row);
-  row.each_column([&](int64_t at) {
-    const T g = row.gradient[at];
-    const T sum = multiply_add(g, g, row.state[at]);
-    row.state[at] = sum;
-    row.embedding[at] = row.embedding[at] - g * c.lr / (square_root(sum) + c.eps);
-  });
+  row.each_loaded([&](int64_t at) { return row.column(at); },
+                  [&](int64_t at, const Column<T>& old) {
+                    const T g = old.gradient;
+                    const T sum = multiply_add(g, g, old.state);
+                    row.state[at] = sum;
+                    row.embedding[at] = old.embedding - g * c.lr / (square_root(sum) + c.eps);
+                  });
 }
 
 template <class T>
@@ -135,13 +152,11 @@ struct Moments {
 };
 template <class T>
 SPARRING_DEVICE Moments<T> advance_moments(const UpdateConstants<T>& c, const UpdatedRow<T>& row,
-                                           int64_t at) {
-  const T g = row.gradient[at];
-  const T before = row.state[at];
+                                           int64_t at, T g, T first, T second) {
   const T m = c.one_minus_beta1 < T{0.5}
-                  ? multiply_add(g - before, c.one_minus_beta1, before)
-                  : multiply_add(before - g, T{1} - c.one_minus_beta1, g);
-  const T v = multiply_add(g * c.one_minus_beta2, g, row.state[row.dim + at] * c.beta2);
+                  ? multiply_add(g - first, c.one_minus_beta1, first)
+                  : multiply_add(first - g, T{1} - c.one_minus_beta1, g);
+  const T v = multiply_add(g * c.one_minus_beta2, g, second * c.beta2);
   row.state[at] = m;
   row.state[row.dim + at] = v;
   return {m, square_root(v) / c.root_correction + c.eps};
@@ -149,10 +164,17 @@ SPARRING_DEVICE Moments<T> advance_moments(const UpdateConstants<T>& c, const Up
 
 template <class T>
 SPARRING_DEVICE void update_adam(const UpdateConstants<T>& c, const UpdatedRow<T>& row) {
-  row.each_column([&](int64_t at) {
-    const Moments<T> moments = advance_moments(c, row, at);
-    row.embedding[at] = row.embedding[at] - moments.first * c.step_size / moments.scale;
-  });
+  struct Loaded {
+    Column<T> column;
+    T second;
+  };
+  row.each_loaded(
+      [&](int64_t at) { return Loaded{row.column(at), row.state[row.dim + at]}; },
+      [&](int64_t at, const Loaded& old) {
+        const Moments<T> moments =
+            advance_moments(c, row, at, old.column.gradient, old.column.state, old.second);
+        row.embedding[at] = old.column.embedding - moments.first * c.step_size / moments.scale;
+      });
 }
 
 template <class T>
@@ -171,7 +193,8 @@ SPARRING_DEVICE void update_partial_rowwise_adam(const UpdateConstants<T>& c,
 template <class T>
 SPARRING_DEVICE void update_lamb(const UpdateConstants<T>& c, const UpdatedRow<T>& row) {
   row.each_column([&](int64_t at) {
-    const Moments<T> moments = advance_moments(c, row, at);
+    const Moments<T> moments = advance_moments(c, row, at, row.gradient[at], row.state[at],
+                                               row.state[row.dim + at]);
     row.gradient[at] =
         moments.first / c.correction1 / moments.scale + row.embedding[at] * c.weight_decay;
   });
@@ -184,25 +207,27 @@ SPARRING_DEVICE void update_lamb(const UpdateConstants<T>& c, const UpdatedRow<T
 template <class T>
 SPARRING_DEVICE void update_rmsprop(const UpdateConstants<T>& c, const UpdatedRow<T>& row) {
   add_decay(c, row);
-  row.each_column([&](int64_t at) {
-    const T g = row.gradient[at];
-    const T square = multiply_add(g * c.one_minus_alpha, g, row.state[at] * c.alpha);
-    row.state[at] = square;
-    row.embedding[at] = row.embedding[at] - g * c.lr / (square_root(square) + c.eps);
-  });
+  row.each_loaded([&](int64_t at) { return row.column(at); },
+                  [&](int64_t at, const Column<T>& old) {
+                    const T g = old.gradient;
+                    const T square = multiply_add(g * c.one_minus_alpha, g, old.state * c.alpha);
+                    row.state[at] = square;
+                    row.embedding[at] = old.embedding - g * c.lr / (square_root(square) + c.eps);
+                  });
 }
 
 template <class T>
 SPARRING_DEVICE void update_lion(const UpdateConstants<T>& c, const UpdatedRow<T>& row) {
   shrink(c, row);
-  row.each_column([&](int64_t at) {
-    const T g = row.gradient[at];
-    const T m = row.state[at];
-    const T mixed = m * c.beta1 + g * c.one_minus_beta1;
-    const T step = mixed > 0 ? c.lr : mixed < 0 ? -c.lr : T{0};
-    row.embedding[at] = row.embedding[at] - step;
-    row.state[at] = m * c.beta2 + g * c.one_minus_beta2;
-  });
+  row.each_loaded([&](int64_t at) { return row.column(at); },
+                  [&](int64_t at, const Column<T>& old) {
+                    const T g = old.gradient;
+                    const T m = old.state;
+                    const T mixed = m * c.beta1 + g * c.one_minus_beta1;
+                    const T step = mixed > 0 ? c.lr : mixed < 0 ? -c.lr : T{0};
+                    row.embedding[at] = old.embedding - step;
+                    row.state[at] = m * c.beta2 + g * c.one_minus_beta2;
+                  });
 }
 
 // Squares and then the linear terms z; `gradient` becomes z brought towards zero by

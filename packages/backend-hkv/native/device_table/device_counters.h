@@ -47,10 +47,22 @@ SPARRING_DEVICE void add_lanes(const device::Warp& warp, uint32_t* counter, bool
   if (warp.lane() == 0 && lanes != 0) device::atomic_add(counter, device::num_ones(lanes));
 }
 
+// Brings the counters of several tables together. One warp.
+struct CopyCounters {
+  static constexpr unsigned block_threads = device::warp_lanes;
+  static constexpr bool is_batched = true;
+  const DeviceCounters* from;
+  DeviceCounters* to;
+  SPARRING_DEVICE void operator()(const device::Block& block) const {
+    if (block.thread() == 0) *to = *from;
+  }
+};
+
 // Books what a call counted. One warp.
 struct SettleCounters {
   enum class Work { kInsertChained, kErase, kInsertOrEvict, kSplit };
   static constexpr unsigned block_threads = device::warp_lanes;
+  static constexpr bool is_batched = true;
   DeviceCounters* counters;
   DeviceFreeLists free;
   Work work;

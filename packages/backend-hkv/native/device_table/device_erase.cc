@@ -125,7 +125,7 @@ DeviceTable::State::Lowest DeviceTable::State::find_lowest(uint64_t count, bool 
   auto* const search = search_memory.as<RankSearch>();
   RankSearch start{};
   start.wanted = count;
-  device.copy(search, &start, sizeof(start), stream);
+  device.write(search, &start, sizeof(start), stream);
   const DeviceIndexView view = index->view();
   const uint64_t num_buckets = index->num_heads() + index->overflow_capacity();
   for (uint32_t round = 0; round < 16; ++round) {

@@ -49,8 +49,7 @@ uint64_t DeviceTable::State::collect_departures(Departures& departures, const vo
           departures.sums.as<uint32_t>(), departures.positions.as<uint32_t>(),
           departures.total.as<uint32_t>());
   uint32_t num_left = 0;
-  device.copy(&num_left, departures.total.as<void>(), sizeof(num_left), stream);
-  device.wait(stream);
+  to_host.read({{&num_left, departures.total.as<void>(), sizeof(num_left)}}, stream);
   if (num_left == 0) return 0;
   const uint64_t bytes = options.table.row_bytes;
   const DeviceRowsView view = rows->view();

@@ -42,11 +42,12 @@ struct InsertOrEvict {
 
   SPARRING_DEVICE void operator()(const device::Block& block) const {
     const device::Warp warp = block.warp();
+    KeyWindow window(warp, sorted, keys);
     for_each_segment(block, sorted, index.num_heads,
                      [&](uint32_t head, uint64_t begin, uint64_t end) {
                        Owned owned = own(warp, head);
                        for (uint64_t place = begin; place < end; ++place) {
-                         insert(warp, owned, sorted.positions[place]);
+                         insert(warp, owned, window.at(place));
                        }
                        release(warp, owned);
                      });
@@ -94,8 +95,9 @@ struct InsertOrEvict {
     warp.sync();
   }
 
-  SPARRING_DEVICE void insert(const device::Warp& warp, Owned& owned, uint32_t position) const {
-    const int64_t key = keys[position];
+  SPARRING_DEVICE void insert(const device::Warp& warp, Owned& owned,
+                              const KeyWindow::Key& wanted) const {
+    const auto [position, key] = wanted;
     const uint8_t digest = digest_of(index.hash(key));
     // A caller that breaks its promise of unique keys must not break the table.
     const uint32_t twin = slot_of_key(warp, owned.bucket, owned.digests, key, digest);

@@ -63,18 +63,16 @@ void DeviceTable::State::sort(Insertion& insertion) {
                      insertion.sorted_positions.as<uint32_t>(), count, {0, bits});
 }
 
-DeviceTable::State::Insertion DeviceTable::State::prepare_chained(const int64_t* keys,
-                                                                  uint64_t count,
-                                                                  device::Stream stream,
-                                                                  const char* what,
-                                                                  SparringUpdate* update) {
-  Insertion insertion = locate(keys, count, stream, update != nullptr);
+void DeviceTable::State::prepare_chained(Insertion& insertion, const char* what,
+                                         SparringUpdate* update, const DeviceCounters* counted) {
+  const device::Stream stream = insertion.stream;
+  const uint64_t count = insertion.count;
   const uint64_t most_size = known.size + num_unread + count;
   const bool fits = most_size <= layout.max_rows && most_size <= index->comfortable_rows() &&
                     known.next_row + num_unread + count <= rows->capacity() &&
                     known.next_overflow + num_unread + count <= index->overflow_capacity();
   if (!fits || update != nullptr) {
-    const DeviceCounters now = read_counters(stream);
+    const DeviceCounters now = counted != nullptr ? *counted : read_counters(stream);
     insertion.num_missing = now.num_missing;
     insertion.is_counted = true;
     known = now;
@@ -84,7 +82,7 @@ DeviceTable::State::Insertion DeviceTable::State::prepare_chained(const int64_t*
     insertion.may_insert = insertion.num_missing > 0;
     if (insertion.may_insert) grow(insertion, now.size);
   }
-  if (!insertion.may_insert) return insertion;
+  if (!insertion.may_insert) return;
   sort(insertion);
   insertion.returned = buffer<uint32_t>(insertion.num_missing, stream);
   insertion.most_overflow = insertion.num_missing;
@@ -95,7 +93,6 @@ DeviceTable::State::Insertion DeviceTable::State::prepare_chained(const int64_t*
     const Detour detour(*order, stream, own_stream);
     index->reserve_overflow(now.next_overflow + now.overflow_needed);
   }
-  return insertion;
 }
 
 void DeviceTable::State::grow(Insertion& insertion, uint64_t size) {

@@ -44,6 +44,7 @@ struct ForecastOverflow {
 // takes the j-th of the free rows, from the top of the list and then new ones.
 struct InsertKeys {
   static constexpr unsigned block_threads = kBlockThreads;
+  static constexpr bool is_batched = true;
   DeviceIndexView index;
   SortedKeys sorted;  // by head, the missing keys of the call first
   ScoreRule rule;
@@ -56,11 +57,12 @@ struct InsertKeys {
 
   SPARRING_DEVICE void operator()(const device::Block& block) const {
     const device::Warp warp = block.warp();
+    KeyWindow window(warp, sorted, keys);
     for_each_segment(block, sorted, index.num_heads,
                      [&](uint32_t head, uint64_t begin, uint64_t end) {
                        uint32_t num_inserted = 0;
                        for (uint64_t place = begin; place < end; ++place) {
-                         num_inserted += insert(warp, head, place);
+                         num_inserted += insert(warp, head, place, window.at(place));
                        }
                        if (warp.lane() == 0) {
                          device::atomic_add(&counters->num_inserted, num_inserted);
@@ -69,9 +71,9 @@ struct InsertKeys {
   }
 
  private:
-  SPARRING_DEVICE uint32_t insert(const device::Warp& warp, uint32_t head, uint64_t place) const {
-    const uint32_t position = sorted.positions[place];
-    const int64_t key = keys[position];
+  SPARRING_DEVICE uint32_t insert(const device::Warp& warp, uint32_t head, uint64_t place,
+                                  const KeyWindow::Key& wanted) const {
+    const auto [position, key] = wanted;
     const uint8_t digest = digest_of(index.hash(key));
     const uint32_t row = row_at(static_cast<uint32_t>(place));
     DeviceBucket bucket = index.heads.at(head);

@@ -110,7 +110,7 @@ class LateSequence {
   template <class T>
   device::Buffer bring(const std::vector<T>& from, device::Stream stream) {
     device::Buffer to = device::make_buffer<T>(*device_, from.size(), stream);
-    device_->copy(to.template as<void>(), from.data(), from.size() * sizeof(T), stream);
+    device_->write(to.template as<void>(), from.data(), from.size() * sizeof(T), stream);
     return to;
   }
   template <class T>

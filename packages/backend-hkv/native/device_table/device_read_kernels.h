@@ -44,6 +44,7 @@ struct FindRows {
 // later kernel must handle, num_heads for the others.
 struct LocateKeys {
   static constexpr unsigned block_threads = kBlockThreads;
+  static constexpr bool is_batched = true;
   DeviceIndexView index;
   const int64_t* keys;  // (count) device
   uint64_t count;
@@ -81,6 +82,7 @@ struct LocateKeys {
 // Scores of keys that are there, by the rule of the call.
 struct TouchKeys {
   static constexpr unsigned block_threads = kBlockThreads;
+  static constexpr bool is_batched = true;
   DeviceIndexView index;
   ScoreRule rule;
   const int64_t* keys;     // (count) device
@@ -106,6 +108,7 @@ struct TouchKeys {
 // REQUIRES: a table without chains, whose slots own their rows.
 struct TouchRows {
   static constexpr unsigned block_threads = kBlockThreads;
+  static constexpr bool is_batched = true;
   DeviceIndexView index;
   ScoreRule rule;
   const int64_t* keys;      // (count) device

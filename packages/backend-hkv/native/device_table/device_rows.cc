@@ -75,12 +75,12 @@ void DeviceRows::list_chunk(char* memory) {
     if (chunks_.size() > room) {
       device::Buffer longer(device_, std::max(kFirstChunks, 2 * room) * sizeof(char*), stream_,
                             device::Lifetime::kLasting);
-      device_.copy(longer.as<void>(), chunks_.data(), chunks_.size() * sizeof(char*), stream_);
+      device_.write(longer.as<void>(), chunks_.data(), chunks_.size() * sizeof(char*), stream_);
       chunk_list_ = std::move(longer);
       view_.chunks = chunk_list_.as<char*>();
     } else {
-      device_.copy(chunk_list_.as<char*>() + chunks_.size() - 1, &chunks_.back(), sizeof(char*),
-                   stream_);
+      device_.write(chunk_list_.as<char*>() + chunks_.size() - 1, &chunks_.back(), sizeof(char*),
+                    stream_);
     }
   } catch (...) {
     chunks_.pop_back();

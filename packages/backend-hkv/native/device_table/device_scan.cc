@@ -49,6 +49,7 @@ struct Positions {
 // Where the rows of keys lie; NULL where they have none.
 struct ShowRows {
   static constexpr unsigned block_threads = kBlockThreads;
+  static constexpr bool is_batched = true;
   DeviceIndexView index;
   DeviceRowsView rows;
   const int64_t* keys;  // (count) device
@@ -108,8 +109,7 @@ void DeviceTable::State::scan(SparringScan& call) {
   launch(stream, count * device::warp_lanes, scan);
   device::exclusive_sum(device, stream, places.as<uint32_t>(), places.as<uint32_t>(), count + 1);
   uint32_t total = 0;
-  device.copy(&total, places.as<uint32_t>() + count, sizeof(total), stream);
-  device.wait(stream);
+  to_host.read({{&total, places.as<uint32_t>() + count, sizeof(total)}}, stream);
 
   const uint64_t given = std::min<uint64_t>(total, capacity);
   uint64_t next = first + count < num_heads ? first_hash(heads, first + count) : 0;
@@ -134,8 +134,7 @@ void DeviceTable::State::scan(SparringScan& call) {
       device::sort_pairs(device, stream, hashes.as<uint64_t>(), positions.as<uint32_t>(),
                          sorted_hashes.as<uint64_t>(), order_by_hash.as<uint32_t>(), total,
                          {0, 64});
-      device.copy(&next, sorted_hashes.as<uint64_t>() + capacity, sizeof(next), stream);
-      device.wait(stream);
+      to_host.read({{&next, sorted_hashes.as<uint64_t>() + capacity, sizeof(next)}}, stream);
     }
     launch(stream, given,
            TakeEntries{order_by_hash.as<uint32_t>(), given, keys.as<int64_t>(),
@@ -155,19 +154,22 @@ void DeviceTable::visit(SparringVisit& call) {
   State& state = *state_;
   state.check_count(call.count);
   const device::Stream stream = call.call.stream;
-  state.read(stream, "visit of " + std::to_string(call.count) + " keys", [&] {
-    if (call.count == 0) return;
-    const auto count = static_cast<uint64_t>(call.count);
-    const device::Buffer shown = state.buffer<const void*>(count, stream);
-    state.launch(stream, count,
-                 ShowRows{state.index->view(), state.rows->view(), call.keys, count,
-                          call.columns.begin, shown.as<const void*>()});
-    const int32_t answer = call.show(call.context, 0, call.count, shown.as<const void*>());
-    if (answer != 0) {
-      throw StatusError(SPARRING_INTERNAL,
-                        "the visitor of the rows returned " + std::to_string(answer));
-    }
-  });
+  state.read(stream, "visit of " + std::to_string(call.count) + " keys", [&] { state.show(call); });
+}
+
+void DeviceTable::State::show(SparringVisit& call) {
+  if (call.count == 0) return;
+  const device::Stream stream = call.call.stream;
+  const auto count = static_cast<uint64_t>(call.count);
+  const device::Buffer shown = buffer<const void*>(count, stream);
+  launch(stream, count,
+         ShowRows{index->view(), rows->view(), call.keys, count, call.columns.begin,
+                  shown.as<const void*>()});
+  const int32_t answer = call.show(call.context, 0, call.count, shown.as<const void*>());
+  if (answer != 0) {
+    throw StatusError(SPARRING_INTERNAL,
+                      "the visitor of the rows returned " + std::to_string(answer));
+  }
 }
 
 }  // namespace sparring::hkv

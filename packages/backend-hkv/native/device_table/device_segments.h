@@ -49,6 +49,41 @@ SPARRING_DEVICE void for_each_segment(const device::Block& block, const SortedKe
   }
 }
 
+// The keys of sorted places that a warp asks for one after the other, upwards: 32 are loaded at a time,
+// a lane each, as a load of a position and one of its key for each would follow each other.
+class KeyWindow {
+ public:
+  struct Key {
+    uint32_t position;  // in the call
+    int64_t key;
+  };
+
+  SPARRING_DEVICE KeyWindow(const device::Warp& warp, const SortedKeys& sorted, const int64_t* keys)
+      : warp_(warp), sorted_(sorted), keys_(keys) {}
+
+  // All lanes of the warp call this together. REQUIRES: place < sorted.count, and not below the last.
+  SPARRING_DEVICE Key at(uint64_t place) {
+    if (place - first_ >= device::warp_lanes) load(place);
+    const auto lane = static_cast<unsigned>(place - first_);
+    return {warp_.shuffle(position_, lane), warp_.shuffle(key_, lane)};
+  }
+
+ private:
+  SPARRING_DEVICE void load(uint64_t first) {
+    first_ = first;
+    const uint64_t own = first + warp_.lane();
+    position_ = own < sorted_.count ? sorted_.positions[own] : 0;
+    key_ = keys_[position_];
+  }
+
+  device::Warp warp_;
+  SortedKeys sorted_;
+  const int64_t* keys_;
+  uint64_t first_ = uint64_t{1} << 63;  // nothing is loaded
+  uint32_t position_ = 0;
+  int64_t key_ = 0;
+};
+
 // ---- a bucket seen by a whole warp: lane l has slots 4l to 4l + 3 ----
 
 SPARRING_DEVICE uint32_t digests_of_lane(const DeviceBucket& bucket, unsigned lane) {

@@ -21,6 +21,8 @@ DeviceTable::State::State(device::Device& device_used, const DeviceTableOptions&
       layout(make_device_layout(asked.table)),
       policy(asked.table.policy),
       own_stream(nullptr),
+      // It does not outlive the table, which does not own the device.
+      to_host(std::shared_ptr<device::Device>(std::shared_ptr<void>(), &device_used), 4096),
       counters(nullptr) {
   own_stream = device.make_stream();
   try {
@@ -126,6 +128,11 @@ void DeviceTable::State::write(device::Stream stream, const std::string& what,
       if (is_changing)
         throw device::DeviceLost(error.what() + error.note + std::string(", amid a change"));
       throw;
+    } catch (const StatusError& error) {
+      end(stream, &DeviceOrder::end_write);
+      // Another table of the same call was lost, and what this one was given may be lost with it.
+      if (error.status() == SPARRING_DEVICE_LOST && is_changing) throw device::DeviceLost(error.what());
+      throw;
     } catch (...) {
       end(stream, &DeviceOrder::end_write);
       throw;
@@ -138,8 +145,7 @@ void DeviceTable::State::write(device::Stream stream, const std::string& what,
 // be the end of the table.
 void DeviceTable::State::check_stream(device::Stream stream) const {
   if (stream == own_stream) return;
-  device.check_stream_device(stream);
-  device.check_stream_capture(stream);
+  device.check_stream(stream);
 }
 
 // What was put on the stream is ordered, after a failure too. Where it cannot be, nothing that
@@ -156,8 +162,7 @@ void DeviceTable::State::end(device::Stream stream, void (DeviceOrder::*end_work
 
 DeviceCounters DeviceTable::State::read_counters(device::Stream stream) {
   DeviceCounters now;
-  device.copy(&now, counters, sizeof(now), stream);
-  device.wait(stream);
+  to_host.read({{&now, counters, sizeof(now)}}, stream);
   return now;
 }
 

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "device/launch.h"
+#include "device/read_back.h"
 #include "device_copy.h"
 #include "device_counters.h"
 #include "device_evict_kernels.h"
@@ -109,8 +110,9 @@ class DeviceTable::State {
   void sort(Insertion& insertion);
   // Chaining tables: takes all memory that the insertion needs, or throws.
   // `update`: asks for admission.
-  Insertion prepare_chained(const int64_t* keys, uint64_t count, device::Stream stream,
-                            const char* what, SparringUpdate* update);
+  // `counted`: the counters since `insertion` was located; NULL: not read yet.
+  void prepare_chained(Insertion& insertion, const char* what, SparringUpdate* update,
+                       const DeviceCounters* counted = nullptr);
   // Keys that the caller does not admit are no longer missing.
   void admit(Insertion& insertion, SparringUpdate& update);
   // Rows and heads for those that are missing.
@@ -162,12 +164,18 @@ class DeviceTable::State {
   // For `count` keys of changes.list, or for all keys of the call.
   void change(SparringUpdate& call, const Insertion& insertion, const Changes& changes,
               uint64_t count, const uint32_t* numbers, void* const* made_at);
-  void update_evicting(SparringUpdate& call);
-  void update_chained(SparringUpdate& call);
+  // Of keys that were located, and counted as `now` says.
+  void update_located(SparringUpdate& call, Insertion& insertion, const DeviceCounters& now,
+                      CallCounters& counted);
+  void update_evicting(SparringUpdate& call, Insertion& insertion, const DeviceCounters& now,
+                       CallCounters& counted);
+  void update_chained(SparringUpdate& call, Insertion& insertion, const DeviceCounters& now,
+                      CallCounters& counted);
 
   // ---- reading and removing (device_scan.cc, device_erase.cc) ----
 
   void scan(SparringScan& call);
+  void show(SparringVisit& call);
   // Keys that are there, ready to be erased: all memory is taken.
   Insertion prepare_erasure(const int64_t* keys, uint64_t count, device::Stream stream);
   // Waits. How many there were.
@@ -183,6 +191,8 @@ class DeviceTable::State {
   Policy policy;
   device::Stream own_stream;
   std::unique_ptr<DeviceOrder> order;
+  // Counters and totals to the host, via pinned memory: a copy into other memory has the driver wait.
+  device::ReadBack to_host;
   device::Buffer counters_memory;
   DeviceCounters* counters;
   std::unique_ptr<DeviceIndex> index;

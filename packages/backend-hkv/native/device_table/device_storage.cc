@@ -59,7 +59,7 @@ class DeviceStorage::Staging {
   const T* bring(const T* from, uint64_t count) {
     if (from == nullptr) return nullptr;
     T* const to = take<T>(count);
-    device_.copy(to, from, count * sizeof(T), stream_);
+    device_.write(to, from, count * sizeof(T), stream_);
     return to;
   }
   // Rows of `bytes` that lie `stride` apart become dense.

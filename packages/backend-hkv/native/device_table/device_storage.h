@@ -40,7 +40,7 @@ class DeviceStorage {
   void set_option(const char* name, const char* value) { table_.set_option(name, value); }
 
   device::Device& device() { return *device_; }
-  const DeviceTable& table() const { return table_; }
+  DeviceTable& table() { return table_; }
 
  private:
   class Staging;

@@ -64,8 +64,9 @@ void DeviceTable::upsert(SparringUpsert& call) {
     if (call.count == 0) return state.policy.begin_call();
     if (state.layout.evicts) return state.upsert_evicting(call);
     State::CallCounters counted(state, stream);
-    State::Insertion insertion = state.prepare_chained(
-        call.keys, static_cast<uint64_t>(call.count), stream, "upsert", nullptr);
+    State::Insertion insertion =
+        state.locate(call.keys, static_cast<uint64_t>(call.count), stream, false);
+    state.prepare_chained(insertion, "upsert", nullptr);
     // Nothing below can fail but the device.
     state.begin_change();
     state.policy.begin_call();

@@ -82,6 +82,9 @@ class DeviceTable {
   // Bytes of rows in pinned host memory.
   uint64_t pinned_bytes() const;
 
+  // Calls of several tables: device_tables.h.
+  struct Together;
+
  private:
   class State;
   std::unique_ptr<State> state_;

@@ -49,6 +49,7 @@ struct RefuseKeys {
 // What `change` is given.
 struct DescribeChanges {
   static constexpr unsigned block_threads = kBlockThreads;
+  static constexpr bool is_batched = true;
   DeviceRowsView rows;
   const uint32_t* numbers;  // (n) device
   void* const* made_at;     // (n) device, where a key has no row number; or NULL
@@ -137,11 +138,11 @@ void DeviceTable::State::change(SparringUpdate& call, const Insertion& insertion
   }
 }
 
-void DeviceTable::State::update_chained(SparringUpdate& call) {
+void DeviceTable::State::update_chained(SparringUpdate& call, Insertion& insertion,
+                                        const DeviceCounters& now, CallCounters& counted) {
   const device::Stream stream = call.call.stream;
   const auto count = static_cast<uint64_t>(call.count);
-  CallCounters counted(*this, stream);
-  Insertion insertion = prepare_chained(call.keys, count, stream, "update", &call);
+  prepare_chained(insertion, "update", &call, &now);
   const Changes changes = prepare_changes(count, stream);
 
   // Nothing below can fail but the device.
@@ -155,12 +156,11 @@ void DeviceTable::State::update_chained(SparringUpdate& call) {
          insertion.numbers.as<uint32_t>(), nullptr);
 }
 
-void DeviceTable::State::update_evicting(SparringUpdate& call) {
+void DeviceTable::State::update_evicting(SparringUpdate& call, Insertion& insertion,
+                                         const DeviceCounters& now, CallCounters& counted) {
   const device::Stream stream = call.call.stream;
   const auto count = static_cast<uint64_t>(call.count);
-  CallCounters counted(*this, stream);
-  Insertion insertion = locate(call.keys, count, stream, true);
-  const uint64_t num_missing = insertion.num_missing = read_counters(stream).num_missing;
+  const uint64_t num_missing = insertion.num_missing = now.num_missing;
   admit(insertion, call);
   const uint64_t num_new = insertion.num_missing;
   const Changes changes = prepare_changes(count, stream);
@@ -196,14 +196,25 @@ void DeviceTable::State::update_evicting(SparringUpdate& call) {
   hand_over(call.evicted, departures, num_left);
 }
 
+void DeviceTable::State::update_located(SparringUpdate& call, Insertion& insertion,
+                                        const DeviceCounters& now, CallCounters& counted) {
+  return layout.evicts ? update_evicting(call, insertion, now, counted)
+                       : update_chained(call, insertion, now, counted);
+}
+
 void DeviceTable::update(SparringUpdate& call) {
   State& state = *state_;
   state.check_count(call.count);
-  state.write(call.call.stream, "update of " + std::to_string(call.count) + " keys", [&] {
+  const device::Stream stream = call.call.stream;
+  state.write(stream, "update of " + std::to_string(call.count) + " keys", [&] {
     state.check_scores(call.scores);
     call.inserted = 0;
     if (call.count == 0) return state.policy.begin_call();
-    return state.layout.evicts ? state.update_evicting(call) : state.update_chained(call);
+    State::CallCounters counted(state, stream);
+    State::Insertion insertion =
+        state.locate(call.keys, static_cast<uint64_t>(call.count), stream, true);
+    const DeviceCounters now = state.read_counters(stream);
+    state.update_located(call, insertion, now, counted);
   });
 }
 

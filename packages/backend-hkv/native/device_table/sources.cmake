@@ -11,6 +11,7 @@ set(device_table_sources
   native/device_table/device_scan.cc
   native/device_table/device_state.cc
   native/device_table/device_table.cc
+  native/device_table/device_tables.cc
   native/device_table/device_update.cc)
 
 # These launch nothing, and stay plain C++.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparring import Streams, capsule_of, initializer_spec, rounding_seed
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
     from sparring.contracts import MethodChoice, Storage, TableConfig
 
-__all__ = ["DeviceKernels"]
+__all__ = ["DedupOfTables", "DeviceKernels", "TableLookup", "TableUpdate"]
 
 
 class DeviceKernels(KernelSet):
@@ -71,6 +73,21 @@ class DeviceKernels(KernelSet):
         inverse = self.arrays.empty((count,), "int64")
         num_keys = self._native.dedup(self._handle, self._stream(), ids, keys, inverse)
         return Dedup(keys[:num_keys], inverse)
+
+    def dedup_tables(self, ids: Sequence[DeviceArray]) -> DedupOfTables:
+        """Deduplicates the ids of several tables together; waits for the device once.
+
+        Args:
+            ids: ``(n,)`` int64 of each table.
+        """
+        offsets = [0, *itertools.accumulate(_length(each, "ids") for each in ids)]
+        joined = self.arrays.concatenate(ids)
+        keys = self.arrays.empty((offsets[-1],), "int64")
+        inverse = self.arrays.empty((offsets[-1],), "int64")
+        key_offsets = self._native.dedup_tables(
+            self._handle, self._stream(), joined, offsets, keys, inverse
+        )
+        return DedupOfTables(keys[: key_offsets[-1]], inverse, offsets, key_offsets)
 
     def partition(self, keys: DeviceArray) -> DeviceArray:
         partitions = self.arrays.empty((_length(keys, "keys"),), "uint16")
@@ -121,10 +138,24 @@ class DeviceKernels(KernelSet):
         *,
         mode: Pooling = "sum",
         weights: DeviceArray | None = None,
+        num_bad: DeviceArray | None = None,
     ) -> DeviceArray:
+        """As the contract has it.
+
+        Args:
+            num_bad: ``(1,)`` int64, which grows where a sum is not finite; None: not asked.
+        """
         out = self.arrays.empty((num_rows, _width(gradient, "gradient")), _dtype(gradient))
         self._native.scatter(
-            self._handle, self._stream(), gradient, inverse, offsets, weights, out, _is_mean(mode)
+            self._handle,
+            self._stream(),
+            gradient,
+            inverse,
+            offsets,
+            weights,
+            out,
+            _is_mean(mode),
+            num_bad,
         )
         return out
 
@@ -194,6 +225,57 @@ class DeviceKernels(KernelSet):
     ) -> None:
         step = self._update_step(table, choice)
         self._native.update(self._handle, self._stream(), step, keys, rows, gradients)
+
+    def pool_tables(self, lookups: Sequence[TableLookup]) -> list[DeviceArray]:
+        """`pool_storage` of several lookups in one set of launches, without a wait.
+
+        Raises:
+            InvalidArgumentError, UnsupportedError, DeviceError, DeviceMemoryError: as `pool_storage`.
+        """
+        given, results = [], []
+        for each in lookups:
+            shape = (_length(each.offsets, "offsets") - 1, each.table.dim)
+            results.append(self.arrays.empty(shape, each.table.computing_dtype.name))
+            capsule = None if each.storage is None else self._capsule(each.storage)
+            initializer = self._initializer(each.table)
+            arrays = each.ids, each.offsets, each.weights, results[-1]
+            given.append((capsule, initializer, each.table.dtype, *arrays, _is_mean(each.mode)))
+        self._native.pool_storages(self._handle, self._stream(), given)
+        return results
+
+    def update_tables(
+        self, updates: Sequence[TableUpdate], num_bad: DeviceArray | None = None
+    ) -> list[StorageChange] | None:
+        """`update_storage` of several storages in one set of launches, with one wait.
+
+        Args:
+            updates: one for each storage.
+            num_bad: ``(1,)`` int64; where it is not 0, nothing changes.
+
+        Returns:
+            None where `num_bad` is not 0. Where one storage fails, those before it have changed.
+        """
+        given = [
+            (
+                self._capsule(each.storage),
+                self._update_step(each.storage.table, each.choice),
+                self._initializer(each.storage.table),
+                each.storage.table.dtype,
+                each.keys,
+                each.gradients,
+                each.initial_state,
+                each.admit,
+                each.keeps_evicted,
+            )
+            for each in updates
+        ]
+        found = self._native.update_storages(self._handle, self._stream(), given, num_bad)
+        if found is None:
+            return None
+        return [
+            StorageChange(int(num_new), _evicted(each.storage.table, num_evicted, evicted))
+            for each, (num_new, num_evicted, evicted) in zip(updates, found, strict=True)
+        ]
 
     def _pool_storage_impl(
         self,
@@ -297,6 +379,49 @@ class DeviceKernels(KernelSet):
 
     def _stream(self) -> int:
         return self.arrays.stream()
+
+
+@dataclass(frozen=True, slots=True)
+class DedupOfTables:
+    """Distinct keys of several tables, one table's behind the other's."""
+
+    keys: DeviceArray
+    """``(u,)``"""
+    inverse: DeviceArray
+    """``(n,)`` the place among `keys` of each id."""
+    offsets: Sequence[int]
+    """Where the ids of each table begin, and where the last ones end."""
+    key_offsets: Sequence[int]
+    """Likewise of keys."""
+
+    def of(self, table: int) -> slice:
+        """The places of a table's keys."""
+        return slice(self.key_offsets[table], self.key_offsets[table + 1])
+
+
+@dataclass(frozen=True, slots=True)
+class TableLookup:
+    """Arguments of `pool_storage`."""
+
+    storage: Storage | None
+    table: TableConfig
+    ids: DeviceArray
+    offsets: DeviceArray
+    mode: Pooling = "sum"
+    weights: DeviceArray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableUpdate:
+    """Arguments of `update_storage`."""
+
+    storage: Storage
+    choice: MethodChoice
+    keys: DeviceArray
+    gradients: DeviceArray
+    initial_state: npt.NDArray[Any] | None = None
+    admit: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None = None
+    keeps_evicted: bool = False
 
 
 class _Within:

@@ -48,7 +48,8 @@ class StreamWaits {
     return true;
   }
 
-  // The host call.
+  // The host call. Its thread is the driver's and lives as long as the process: the timekeeper
+  // enqueues, so that oneTBB does not stay with it.
   static void arrive(void* number) { process().end(reinterpret_cast<uintptr_t>(number), {}); }
 
   int64_t size() {
@@ -60,7 +61,7 @@ class StreamWaits {
   struct Entry {
     StreamWait* wait;
     steady_clock::time_point limit;
-    bool has_ended;  // but could not be enqueued; the timekeeper tries again
+    bool has_ended;  // but is not enqueued yet
   };
 
   static constexpr std::chrono::milliseconds ask_period{20};
@@ -69,70 +70,40 @@ class StreamWaits {
   StreamWaits() {
     // Before ours: its lock is taken under ours, and handlers before a fork run last first.
     Pool::process();
-    pthread_atfork([] { process().mutex_.lock(); }, [] { process().mutex_.unlock(); },
+    pthread_atfork([] { process().before_fork(); }, [] { process().after_fork_in_parent(); },
                    [] { process().after_fork_in_child(); });
   }
 
-  // Sends a wait to the pool, if it has not ended.
+  // The timekeeper sends a wait to the pool, if it has not ended.
   void end(uint64_t number, std::exception_ptr failure) noexcept {
     const std::lock_guard lock(mutex_);
     const auto found = waits_.find(number);
     if (found == waits_.end() || found->second.has_ended) return;
     found->second.wait->failure_ = std::move(failure);
     found->second.has_ended = true;
-    if (!enqueue_locked(found)) changed_.notify_all();
+    changed_.notify_all();
   }
 
-  using Place = std::map<uint64_t, Entry>::iterator;
-  bool enqueue_locked(Place place) noexcept {
-    StreamWait& wait = *place->second.wait;
-    try {
-      if (is_own_thread_) {
-        enqueue_and_end(wait);
-      } else {
-        Pool::process().enqueue(wait);
-      }
-    } catch (...) {
-      return false;  // no memory, or no thread, at this moment
-    }
-    waits_.erase(place);
-    return true;
-  }
-
-  // oneTBB stays with each thread that has used it until the thread ends, and a fork finds the pool
-  // idle only if no thread uses it. Our own threads never end, so a short-lived one enqueues.
-  static void enqueue_and_end(StreamWait& wait) {
-    std::exception_ptr error;
-    std::thread([&] {
-      try {
-        Pool::process().enqueue(wait);
-      } catch (...) {
-        error = std::current_exception();
-      }
-    }).join();
-    if (error) std::rethrow_exception(error);
-  }
-
+  // REQUIRES: mutex_ is held.
   void start_threads() {
-    if (has_threads_) return;
-    std::thread([this] {
-      is_own_thread_ = true;
-      keep_time();
-    }).detach();
-    std::thread([this] {
-      is_own_thread_ = true;
-      ask();
-    }).detach();
-    has_threads_ = true;
+    if (!is_asking_) {
+      std::thread([this] { ask(); }).detach();
+      is_asking_ = true;
+    }
+    // Not while a fork is under way, which starts it again.
+    if (!timekeeper_.joinable() && num_forks_ == 0)
+      timekeeper_ = std::thread([this, epoch = epoch_] { keep_time(epoch); });
   }
 
-  [[noreturn]] void keep_time() {
+  // Until `epoch` is over. The only thread of ours that uses the pool: oneTBB stays with a thread
+  // until it ends, and a fork finds the pool idle only if no thread uses it.
+  void keep_time(uint64_t epoch) {
     std::unique_lock lock(mutex_);
-    for (;;) {
+    while (epoch == epoch_) {
       const auto now = steady_clock::now();
       auto next = now + std::chrono::hours(1);
       for (auto place = waits_.begin(); place != waits_.end();) {
-        const Place each = place++;
+        const auto each = place++;
         Entry& entry = each->second;
         if (!entry.has_ended && now >= entry.limit) {
           entry.wait->is_late_ = true;
@@ -140,11 +111,22 @@ class StreamWaits {
         }
         if (!entry.has_ended) {
           next = std::min(next, entry.limit);
-        } else if (!enqueue_locked(each)) {
+        } else if (enqueue(*entry.wait)) {
+          waits_.erase(each);
+        } else {
           next = std::min(next, now + retry_period);
         }
       }
       changed_.wait_until(lock, next);
+    }
+  }
+
+  static bool enqueue(StreamWait& wait) noexcept {
+    try {
+      Pool::process().enqueue(wait);
+      return true;
+    } catch (...) {
+      return false;  // no memory, or no thread, at this moment
     }
   }
 
@@ -173,21 +155,42 @@ class StreamWaits {
     }
   }
 
-  void after_fork_in_child() {
-    // No device crosses a fork, nor do these threads.
-    waits_.clear();
-    has_threads_ = false;
-    new (&changed_) std::condition_variable;
+  void before_fork() {
+    std::thread ending;
+    {
+      const std::lock_guard lock(mutex_);
+      ++num_forks_;
+      ++epoch_;
+      ending.swap(timekeeper_);
+      changed_.notify_all();
+    }
+    if (ending.joinable()) ending.join();
+    mutex_.lock();
+  }
+
+  void after_fork_in_parent() {
+    --num_forks_;
+    if (!waits_.empty()) start_threads();
     mutex_.unlock();
   }
 
-  inline static thread_local bool is_own_thread_ = false;
+  void after_fork_in_child() {
+    // No device crosses a fork, nor do these threads.
+    waits_.clear();
+    is_asking_ = false;
+    num_forks_ = 0;
+    new (&changed_) std::condition_variable;
+    mutex_.unlock();
+  }
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<uint64_t, Entry> waits_;
   uint64_t next_number_ = 1;
-  bool has_threads_ = false;
+  bool is_asking_ = false;   // there is a thread that asks
+  std::thread timekeeper_;   // none before the first wait, and during a fork
+  uint64_t epoch_ = 0;       // of the timekeeper: another one ends it
+  int num_forks_ = 0;        // under way
 };
 
 void StreamWait::begin() noexcept {

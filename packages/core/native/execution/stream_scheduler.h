@@ -2,7 +2,7 @@
 //
 // A wait for the point where a stream is now ends on a thread of the pool:
 //
-//     begin ──► event and host call on the stream ──► the host call enqueues ──► on_reached
+//     begin ──► event and host call on the stream ──► the host call comes ──► on_reached
 //                             │
 //                             ├── the event reports an error (asked every 20 ms) ──► on_failed
 //                             └── the deadline passes ──────────────────────────────► on_failed
@@ -10,7 +10,7 @@
 // A device makes no host call once it has failed, and may hang when it is asked. So one
 // thread keeps deadlines, and another one asks. The first of them ends the wait; the
 // others find that it is gone: what the host call is given is a number, not an address,
-// so it may come as late as it likes.
+// so it may come as late as it likes. The thread that keeps deadlines enqueues all of them.
 #pragma once
 
 #include <chrono>

@@ -1,6 +1,9 @@
 // Streams of a device and the pool.
 #include "execution/stream_scheduler.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <deque>
@@ -213,6 +216,38 @@ void many_waits_run_concurrently() {
   CHECK(num_stream_waits() == 0);
 }
 
+// The thread of host calls lives on, as a driver's does.
+void a_forked_child_after_a_wait_has_all_threads() {
+  FakeDevice& device = make_device();
+  FakeStream stream;
+  for (int i = 0; i < 3; ++i) {
+    wait_for(on_stream(device, stream));
+    const pid_t pid = fork();
+    if (pid == 0) _exit(Pool::process().num_threads());
+    int status = 0;
+    waitpid(pid, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 3);
+  }
+}
+
+void a_wait_goes_on_over_a_fork() {
+  FakeDevice& device = make_device();
+  FakeStream stream;
+  std::atomic<bool> may_end{false};
+  stream.put([&] {
+    while (!may_end) sleep_for(milliseconds(1));
+  });
+  std::latch ended(1);
+  await_one(device, stream, ended);
+  const pid_t pid = fork();
+  if (pid == 0) _exit(static_cast<int>(num_stream_waits()));
+  int status = 0;
+  waitpid(pid, &status, 0);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  may_end = true;
+  ended.wait();
+}
+
 void streams_of_another_version_are_refused() {
   SparringStreams streams = make_device().streams();
   check_streams(streams);
@@ -240,6 +275,8 @@ int main() {
       {"a wait may end before its host call is on the stream",
        a_wait_may_end_before_its_host_call_is_on_the_stream},
       {"many waits run concurrently", many_waits_run_concurrently},
+      {"a forked child after a wait has all threads", a_forked_child_after_a_wait_has_all_threads},
+      {"a wait goes on over a fork", a_wait_goes_on_over_a_fork},
       {"streams of another version are refused", streams_of_another_version_are_refused},
   });
 }

@@ -283,6 +283,21 @@ def test_a_lost_gpu_is_an_error_of_the_device(gpus: FakeGpus) -> None:
     run_ranks(gpus, 1, body)
 
 
+def test_a_graph_that_another_thread_captures_meanwhile_is_not_met(gpus: FakeGpus) -> None:
+    def body(collective: NcclCollective) -> Any:
+        got = GpuArray.of(np.zeros(3))
+        works = [collective.send(GpuArray.of(np.ones(3)), 0), collective.receive(got, 0)]
+        gpus.library.fake_capture(1)
+        try:
+            for work in works:
+                work.wait()
+        finally:
+            gpus.library.fake_capture(0)
+        return got.tolist()
+
+    assert run_ranks(gpus, 1, body) == [[1.0, 1.0, 1.0]]
+
+
 def test_a_refused_communicator_is_an_error_of_the_start(gpus: FakeGpus) -> None:
     gpus.library.fake_refuse(b"ncclCommInitRank", 2)
     try:

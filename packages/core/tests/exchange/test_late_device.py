@@ -130,6 +130,7 @@ def test_streams_are_ordered_by_events(world_size: int, is_direct: bool) -> None
                     for place, (storage, table) in enumerate(zip(storages, TABLES, strict=True))
                 ]
             )
+            assert all(0 in array.known_on for each in pulled for array in (each.rows, each.found))
             copies = [
                 (late.arrays.to_host(each.rows), late.arrays.to_host(each.found)) for each in pulled
             ]
@@ -141,6 +142,8 @@ def test_streams_are_ordered_by_events(world_size: int, is_direct: bool) -> None
                     for place, table in enumerate(TABLES)
                 ]
             )
+            known = [array.known_on for each in pushed for array in (each.keys, each.gradients)]
+            assert all(0 in streams for streams in known), "their memory may be given out too early"
             sums = [
                 (late.arrays.to_host(each.keys), late.arrays.to_host(each.gradients))
                 for each in pushed

@@ -164,13 +164,27 @@ class LateDevice:
         array = np.empty(shape, dtype).view(LateArray)
         array.view(np.ndarray).view(np.uint8)[...] = 0xD7
         array.late_device = self
+        array.known_on = {self.current}
         return array
 
     def given(self, array: Any) -> LateArray:
         """An array of the host, there at once."""
         made = np.array(array).view(LateArray)
         made.late_device = self
+        made.known_on = {self.current}
         return made
+
+    def follow(self, arrays: Any) -> Callable[[], None]:
+        """As of `ArraySource`: the allocator learns of a stream besides the one they were made on."""
+        reached = threading.Event()
+        self.put(reached.set)
+
+        def take() -> None:
+            self.put(lambda: _wait(reached))
+            for array in arrays:
+                array.known_on.add(self.current)
+
+        return take
 
     def _checked(self, function: Callable[[_Call], None]) -> Callable[[Any, Any], int]:
         def call(_self: Any, arguments: Any) -> int:
@@ -237,10 +251,13 @@ class LateArray(np.ndarray[Any, Any]):
     """An array of a `LateDevice`: reads and writes of elements happen on the current stream."""
 
     late_device: LateDevice
+    known_on: set[int]
+    """Streams before which the allocator gives its memory to no one else, as torch's: the one that it
+    was made on, and those that it was told of."""
 
     def __array_finalize__(self, other: Any) -> None:
         if other is not None and hasattr(other, "late_device"):
-            self.late_device = other.late_device
+            self.late_device, self.known_on = other.late_device, other.known_on
 
     def __getitem__(self, places: Any) -> Any:
         if not isinstance(places, np.ndarray):
@@ -272,6 +289,7 @@ class LateKernels(KernelSet):
             empty=device.empty,
             stream=lambda: device.current,
             using=device.using,
+            follow=device.follow,
             to_host=self._to_host,
             from_host=device.given,
             concatenate=self._concatenate,

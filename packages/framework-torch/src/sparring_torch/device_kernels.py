@@ -76,8 +76,11 @@ def kernel_set_for(device: str) -> KernelSet:
         return math.prod(shape) * int(getattr(torch, dtype).itemsize)
 
     def from_host(array: npt.NDArray[Any]) -> Tensor:
-        # From pageable memory: it has been read when the call returns, without a synchronization.
-        return torch.from_numpy(np.ascontiguousarray(array)).to(where, non_blocking=True)
+        given = torch.from_numpy(np.ascontiguousarray(array))
+        if where.type != "cpu":
+            # torch keeps pinned memory until the copy is done; pageable memory may be read later.
+            given = given.pin_memory()
+        return given.to(where, non_blocking=True)
 
     def concatenate(parts: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(parts))
@@ -99,11 +102,16 @@ def kernel_set_for(device: str) -> KernelSet:
             return nullcontext()
         return torch.cuda.stream(torch.cuda.ExternalStream(address, device=where))  # type: ignore[no-untyped-call]
 
+    def open_stream() -> int:
+        # One of torch's pool, which it uses again and never ends.
+        return int(torch.cuda.Stream(where).cuda_stream)  # type: ignore[no-untyped-call]
+
     arrays = ArraySource(
         empty=memory_checked(where, empty, empty_bytes),
         stream=stream,
         index=where.index or 0,
         using=using,
+        open_stream=None if where.type == "cpu" else open_stream,
         here=nullcontext if where.type == "cpu" else lambda: torch.cuda.device(where),
         to_host=lambda array: array.cpu().numpy(),
         from_host=memory_checked(where, from_host, lambda array: int(array.nbytes)),

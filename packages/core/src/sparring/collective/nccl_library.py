@@ -34,6 +34,7 @@ _NCCL_UINT8 = 1
 _NCCL_SUCCESS, _NCCL_IN_PROGRESS = 0, 7
 _CUDA_SUCCESS, _CUDA_NOT_READY = 0, 600
 _STREAM_NON_BLOCKING, _EVENT_DISABLE_TIMING = 1, 2
+_RELAXED_CAPTURE = 2
 
 _Handle = ctypes.c_void_p
 
@@ -141,10 +142,18 @@ class CudaDriver:
 
     @contextmanager
     def in_context(self, context: int) -> Iterator[None]:
-        """The calling thread's context in the block, and what it was before after it."""
+        """The calling thread's context in the block, and what it was before after it.
+
+        Calls in the block do not spoil a graph that another thread captures meanwhile.
+        """
         self._call("cuCtxPushCurrent_v2", _Handle(context))
+        mode = ctypes.c_int(_RELAXED_CAPTURE)
         try:
-            yield
+            self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+            try:
+                yield
+            finally:
+                self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
         finally:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(_Handle()))
 

@@ -130,6 +130,8 @@ class ArraySource:
         index: the number of the device among those of its type.
         using: ``using(stream)``: a context manager that makes this the calling thread's stream, the
             one that `stream` gives and that memory of `empty` is first used on.
+        open_stream: ``open_stream()``: a stream of the framework, which never ends it: memory that
+            `empty` takes on a stream is kept by the framework for that stream. None: the set's own.
         here: ``here()``: a context manager that makes the device the framework's current one; some
             frameworks share arrays of no other.
         to_host: the array as NumPy's, in host memory; it may wait for the stream.
@@ -156,6 +158,7 @@ class ArraySource:
     stream: Callable[[], int]
     index: int = 0
     using: Callable[[int], AbstractContextManager[Any]] = nullcontext
+    open_stream: Callable[[], int] | None = None
     here: Callable[[], AbstractContextManager[Any]] = nullcontext
     to_host: Callable[[DeviceArray], npt.NDArray[Any]] = np.asarray
     from_host: Callable[[npt.NDArray[Any]], DeviceArray] = np.asarray

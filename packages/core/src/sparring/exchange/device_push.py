@@ -150,7 +150,13 @@ class DevicePush:
         error = self._adding_error or error
         if error is None:
             try:
+                # The framework shall not give out their memory again before the caller's stream.
+                with arrays.using(stager.placing.handle):
+                    take = arrays.follow(
+                        [array for each in self._sums for array in (each.keys, each.gradients)]
+                    )
                 stager.end()
+                take()
             except Exception as found:
                 error = found
         return [DevicePushed(each.keys, each.gradients, error) for each in self._sums]

@@ -58,13 +58,17 @@ class DeviceStager(Closable):
         kind = kernels.device.partition(":")[0]
         self.is_direct = kind in link.collective.devices
         """Whether the collective takes the device's memory."""
-        self.finding = self.streams.open()
+        self.finding = self._open_stream()
         """The stream that finds rows, and gathers gradients, for other ranks."""
-        self.placing = self.streams.open()
+        self.placing = self._open_stream()
         """The stream that places received rows, or adds up received gradients."""
         self._buffers = Buffers(make=self.streams.pinned)
         if kind == "cuda":
             self._check_using()
+
+    def _open_stream(self) -> Stream:
+        made = self.kernels.arrays.open_stream
+        return self.streams.open() if made is None else self.streams.wrap(made())
 
     def _check_using(self) -> None:
         """Work on another stream than ordered would be read before it is done."""

@@ -22,6 +22,7 @@ enum {
   CUDA_INVALID_VALUE = 1,
   CUDA_INVALID_DEVICE = 101,
   CUDA_NO_CONTEXT = 201,
+  CUDA_CAPTURE_UNSUPPORTED = 900,
   CUDA_NOT_READY = 600
 };
 
@@ -69,12 +70,13 @@ static Stream* streams;
 static Op *posted, *last_posted;
 static int num_synchronizes, num_events;
 static char refused[64];
-static int refusal, blocks_group_end;
+static int refusal, blocks_group_end, is_capturing;
 static __thread int group_depth;
 static __thread Op *group_ops, *last_group_op;
 static __thread Stream* group_stream;
 static __thread void* contexts[8];
 static __thread int context_depth;
+static __thread int capture_mode;
 
 static size_t size_of(int type) {
   static const size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
@@ -364,9 +366,17 @@ int cuEventRecord(Event* event, Stream* stream) {
   RETURN(SUCCESS);
 }
 
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  const int before = capture_mode;
+  capture_mode = *mode, *mode = before;
+  return SUCCESS;
+}
+
 int cuEventQuery(Event* event) {
   LOCKED;
   REFUSE_IF_ASKED("cuEventQuery");
+  /* Unsafe while another thread captures a graph. */
+  if (is_capturing && capture_mode == 0) RETURN(CUDA_CAPTURE_UNSUPPORTED);
   move_on();
   RETURN(event->is_done ? SUCCESS : CUDA_NOT_READY);
 }
@@ -385,6 +395,13 @@ void fake_reset(void) {
   LOCKED;
   comms = NULL, streams = NULL, posted = last_posted = NULL;
   refused[0] = '\0', blocks_group_end = 0, num_events = num_synchronizes = 0;
+  pthread_mutex_unlock(&mutex);
+}
+
+/* Some thread captures a graph in CUDA's default mode. */
+void fake_capture(int does) {
+  LOCKED;
+  is_capturing = does;
   pthread_mutex_unlock(&mutex);
 }
 
