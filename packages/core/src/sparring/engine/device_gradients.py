@@ -1,4 +1,4 @@
-"""Gradients that stay on a device until a step takes them."""
+"""Gradients as they wait for a step: by key, or on a device as they came."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from sparring.contracts.kernels import Dedup, DeviceArray, KernelSet, Pooling
 from sparring.contracts.results import Keys, Rows
 
-__all__ = ["BagGradients", "DeviceGradients"]
+__all__ = ["BagGradients", "DeviceGradients", "SummedByKey"]
 
 
 _MOST_WAITING = 8
@@ -20,7 +20,7 @@ _MOST_WAITING = 8
 
 @dataclass(frozen=True, slots=True)
 class SummedByKey:
-    """The gradient of each key, on the device."""
+    """The gradient of each key."""
 
     keys: DeviceArray
     """``(u,)``"""

@@ -20,7 +20,6 @@ from sparring.engine.state import EngineState, Purpose, try_quiesce
 from sparring.engine.tables import TableEntry
 from sparring.errors import InvalidArgumentError, PeerFailure
 from sparring.exchange.messages import Pulled, PullRequest
-from sparring.kernels.mixed_precision import computing_embeddings
 
 __all__ = ["Ids", "Lookup", "Plan", "completed", "look_up", "own_refusal_first", "readable"]
 
@@ -112,7 +111,7 @@ class Plan:
 def completed(entry: TableEntry, keys: Keys, rows: Rows, found: npt.NDArray[np.bool_]) -> Rows:
     """Puts initial values where there was no row; returns rows of the computing dtype."""
     _native.initialize(rows, keys, found, entry.initializer, None)
-    return computing_embeddings(entry.config, rows)
+    return _native.decode(rows) if entry.config.is_16_bit else rows
 
 
 @contextmanager

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
+from sparring.contracts.kernels import DeviceArray, KernelSet
 from sparring.contracts.results import Columns, Keys, Rows
 from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
@@ -29,6 +30,8 @@ from sparring.errors import PeerFailure
 from sparring.exchange.options import WireDtype
 from sparring.exchange.routing import Chunk, Routed
 from sparring.kernels import functions as kernels
+from sparring.kernels.admission_filters import Decision
+from sparring.kernels.cpu import HOST
 
 __all__ = [
     "KEY_BYTES",
@@ -212,12 +215,18 @@ class PushRequest:
 class OwnedGradients:
     """The gradients that all ranks pushed to this one, or to all replicas, added up by key."""
 
-    keys: Keys
-    gradients: Rows
+    keys: DeviceArray
+    """``(u,)`` int64"""
+    gradients: DeviceArray
+    """``(u, dim)`` of the computing dtype"""
+    kernels: KernelSet = HOST
+    """Of the device of these arrays."""
     found: Pulled | None = None
     """Whole rows of these keys, if they were prefetched."""
     error: BaseException | None = None
     """Why this rank cannot apply the step, if the failure came too late to tell the other ranks."""
+    decision: Decision | None = None
+    """Of an admission filter that the engine has asked already, about all keys without a row."""
 
 
 def reply_bytes(chunk: Chunk, codecs: Sequence[Codec]) -> int:
