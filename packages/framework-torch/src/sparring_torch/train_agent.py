@@ -94,6 +94,7 @@ class TrainAgent(TableGroup):
 
     def _on_joined(self, declarations: Sequence[TableDeclaration]) -> None:
         self._collection = None
+        self._resources = self.container.resources
         devices = {each.device for each in declarations}
         (device,) = devices if len(devices) == 1 else ("cpu",)
         self._path = None if device == "cpu" else DevicePath(device)
@@ -134,7 +135,7 @@ class TrainAgent(TableGroup):
         Raises:
             InvalidArgumentError: the tables lie on a device, and the ids on another.
         """
-        container = self.container
+        container = self._container or self.container
         path = self._path
         if path is None:
             return None
@@ -193,8 +194,10 @@ class TrainAgent(TableGroup):
             return pooled(plan, bags, self._shadows(plan, prefetched, is_training))
         assert self._dtype is not None
         self._check_readable(prefetched)
-        collection = self._native_collection()
-        weights = bags.numpy_weights(self._dtype)
+        collection = self._collection
+        if collection is None:
+            collection = self._collection = self.container.collection(self._features)
+        weights = None if bags.weights is None else bags.numpy_weights(self._dtype)
         places = bags.places
         if prefetched is None:
             out = collection.pool(bags.ids, bags.offsets, places, bags.num_bags, weights)
@@ -209,7 +212,8 @@ class TrainAgent(TableGroup):
                 bags.ids, bags.offsets, places, bags.num_bags, weights, gradients[0]
             )
 
-        return with_gradient(self._direct_batch(sources), [out])[0]
+        batch = DirectBatch(self._resources, self.table_names, sources)
+        return with_gradient(batch, [out])[0]
 
     def gather(self, ids: Ids, *, is_training: bool) -> Sequence[Tensor]:
         """One embedding for each id: ``(ids of the feature, dim)`` of each feature."""
@@ -222,7 +226,9 @@ class TrainAgent(TableGroup):
         if not is_direct:
             return gathered(plan, self._shadows(plan, prefetched, is_training))
         self._check_readable(prefetched)
-        collection = self._native_collection()
+        collection = self._collection
+        if collection is None:
+            collection = self._collection = self.container.collection(self._features)
         if prefetched is None:
             outputs = collection.gather(ids.ids, ids.spans)
         else:
@@ -233,7 +239,8 @@ class TrainAgent(TableGroup):
         def sources(gradients: Sequence[npt.NDArray[Any]]) -> Any:
             return collection.id_gradients(ids.ids, ids.spans, gradients)
 
-        return with_gradient(self._direct_batch(sources), outputs)
+        batch = DirectBatch(self._resources, self.table_names, sources)
+        return with_gradient(batch, outputs)
 
     # -- prefetched lookups
 
@@ -261,11 +268,12 @@ class TrainAgent(TableGroup):
         return prefetched
 
     def _check_readable(self, prefetched: Prefetched | None) -> None:
+        container = self._container or self.container
         if prefetched is None:
-            self.container.check_readable(self.table_names)
+            container.check_readable(self.table_names)
         else:
             # Nothing is read, so a concurrent lookup may go on.
-            self.container.check_open()
+            container.check_open()
 
     def _shadows(
         self, plan: Plan, prefetched: Prefetched | None, is_training: bool
@@ -279,15 +287,8 @@ class TrainAgent(TableGroup):
 
     @property
     def _is_direct(self) -> bool:
-        return self._dtype is not None and self.container.reads_directly(self.table_names)
-
-    def _native_collection(self) -> Any:
-        if self._collection is None:
-            self._collection = self.container.collection(self._features)
-        return self._collection
-
-    def _direct_batch(self, sources: Any) -> DirectBatch:
-        return DirectBatch(self.container.resources, self.table_names, sources)
+        container = self._container or self.container
+        return self._dtype is not None and container.reads_directly(self.table_names)
 
     def lookup(self, table: str, ids: npt.NDArray[np.int64], *, is_training: bool) -> Shadow:
         """Ids to a shadow; see `lookup_all`."""

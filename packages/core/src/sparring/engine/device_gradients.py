@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,7 @@ _MOST_WAITING = 8
 """Batches of a step that wait as they came. Beyond it they are added up by key."""
 
 
-@dataclass(frozen=True, slots=True)
-class SummedByKey:
+class SummedByKey(NamedTuple):
     """The gradient of each key."""
 
     keys: DeviceArray

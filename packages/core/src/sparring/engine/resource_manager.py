@@ -152,7 +152,7 @@ class ResourceManager:
         Raises:
             InvalidArgumentError: unknown batch; nothing is taken.
         """
-        batch_input = self.batch_input(shadow_id)
+        batch_input = self._batch_inputs.get(shadow_id) or self.batch_input(shadow_id)
         assert isinstance(batch_input, DirectInput)
         held = _Held(sources, check)
         with self._lock:
@@ -169,6 +169,8 @@ class ResourceManager:
 
     def take_step(self, *, are_summed: bool) -> dict[str, Any]:
         """Takes the gradients of all tables, which start from zero again.
+
+        Batch inputs of the step are forgotten.
 
         Args:
             are_summed: add up by key those in host memory. Otherwise they are left to a fused update,
@@ -198,13 +200,15 @@ class ResourceManager:
                         if are_summed
                         else _native.key_gradients(self._views[table], keys, gradients)
                     )
+            self._batch_inputs.clear()
         return taken
 
     def drop(self, table: str) -> None:
         """Forgets a table's gradients. Forward passes under way stay valid."""
         with self._lock:
             self._held.pop(table, None)
-            self._accumulator(table).clear()
+            accumulator = self._accumulators.get(table)
+            (self._accumulator(table) if accumulator is None else accumulator).clear()
 
     def num_accumulated(self, table: str) -> int:
         """Distinct keys of `table` that have a gradient waiting."""
@@ -220,10 +224,6 @@ class ResourceManager:
             self._held.clear()
             for accumulator in self._accumulators.values():
                 accumulator.clear()
-
-    def forget_inputs(self) -> None:
-        """Forgets the shadows of a step that ends."""
-        self._batch_inputs.clear()
 
     @property
     def num_batch_inputs(self) -> int:

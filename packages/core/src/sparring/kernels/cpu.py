@@ -74,7 +74,7 @@ class CpuKernels(KernelSet):
         self, storage: Storage, keys: DeviceArray, rows: DeviceArray, *, keeps_evicted: bool = False
     ) -> NumEvicted:
         evicted = storage.upsert_from(_shared(keys, "keys"), _shared(rows, "rows"))
-        return NumEvicted(len(evicted), evicted if keeps_evicted else None)
+        return NumEvicted(len(evicted.keys), evicted if keeps_evicted else None)
 
     _find_into_impl = find_into
     _upsert_storage_impl = upsert_storage

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -21,9 +20,7 @@ __all__ = [
     "agreed",
     "check_method_rooms",
     "check_room",
-    "check_rooms",
     "committing",
-    "may_refuse",
 ]
 
 
@@ -51,6 +48,9 @@ def committing(state: EngineState) -> Iterator[Commit]:
             raise
         refusal = error
     names = list(state.tables.entries)
+    if state.collective.world_size == 1:
+        commit.touched = list(filter(commit.num_rows.get, names))
+        return
     totals = state.exchange.commit([commit.num_rows.get(name, 0) for name in names], refusal)
     commit.touched = [name for name, total in zip(names, totals, strict=True) if total]
 
@@ -80,14 +80,6 @@ def agreed(state: EngineState) -> Iterator[None]:
         ) from error
 
 
-def check_rooms(state: EngineState, waiting: Mapping[str, Any], step: Any) -> None:
-    """`check_room` of every table that a fused step will change."""
-    for place, name in enumerate(waiting):
-        storage = state.tables.storage(name)
-        if may_refuse(storage):
-            check_room(storage, step.count_new(place))
-
-
 def check_method_rooms(state: EngineState, owned: Mapping[str, OwnedGradients]) -> None:
     """`check_room` of every table that `KernelSet.update_storage` will change.
 
@@ -98,7 +90,7 @@ def check_method_rooms(state: EngineState, owned: Mapping[str, OwnedGradients]) 
         return
     for name, each in owned.items():
         storage = state.tables.storage(name)
-        if not may_refuse(storage):
+        if not state.tables.entries[name].may_refuse:
             continue
         # Asking waits for the device.
         capacity, num_keys = storage.capacity, len(each.keys)
@@ -124,8 +116,6 @@ def _num_new(state: EngineState, name: str, owned: OwnedGradients) -> int:
 
 def check_room(storage: Storage, num_new: int) -> None:
     """Refuses a step before its first write where a later write would find no room."""
-    if not may_refuse(storage):
-        return
     size, capacity = storage.size, storage.capacity
     assert capacity is not None
     if size + num_new > capacity:
@@ -136,8 +126,3 @@ def check_room(storage: Storage, num_new: int) -> None:
             table=storage.table.name,
             capacity=capacity,
         )
-
-
-def may_refuse(storage: Storage) -> bool:
-    """Whether a write may find no room."""
-    return not storage.capabilities.evicts and storage.capacity is not None

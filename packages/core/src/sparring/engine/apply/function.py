@@ -25,13 +25,15 @@ def apply_update(state: EngineState, update: Update) -> None:
     kernels = kernels_of_step(state, taken)
     owned = owned_gradients(state, taken, refusal, kernels, by_rows=kernels.keys())
     steps = dict.fromkeys(kernels, state.counters.steps + 1)
-    gathered: dict[str, Gathered] = {}
+    gathered, updates = dict[str, Gathered](), dict[str, TableUpdate]()
     with committing(state) as commit:
         check_owned(state, owned)
         with state.span("find"):
             gathered = gather_rows(state, owned, steps)
-        updates = [each.update for each in gathered.values() if each.update is not None]
-        commit.num_rows = {each.table.name: len(each.keys) for each in updates}
+        for name, each in gathered.items():
+            if each.update is not None:
+                updates[name] = each.update
+                commit.num_rows[name] = len(each.update.keys)
     with state.span("update"), agreed(state):
         update(_with_empty(state, updates, commit.touched, kernels))
     with state.span("write"):
@@ -41,13 +43,16 @@ def apply_update(state: EngineState, update: Update) -> None:
 
 def _with_empty(
     state: EngineState,
-    updates: Sequence[TableUpdate],
+    updates: Mapping[str, TableUpdate],
     touched: Sequence[str],
     kernels: Mapping[str, KernelSet],
 ) -> list[TableUpdate]:
     """Also the tables of which other ranks alone change rows: optimizers count steps by table."""
-    known = {update.table.name: update for update in updates}
-    entries, step = state.tables.entries, state.counters.steps + 1
-    return [
-        known.get(name) or no_update(kernels[name], entries[name].config, step) for name in touched
-    ]
+    result = []
+    for name in touched:
+        known = updates.get(name)
+        if known is None:
+            table, step = state.tables.entries[name].config, state.counters.steps + 1
+            known = no_update(kernels[name], table, step)
+        result.append(known)
+    return result

@@ -14,7 +14,7 @@ import numpy as np
 from sparring.contracts.kernels import KernelSet
 from sparring.contracts.results import Keys, Rows
 from sparring.contracts.table import TableConfig
-from sparring.engine.apply.commit import check_room, may_refuse
+from sparring.engine.apply.commit import check_room
 from sparring.engine.state import EngineState
 from sparring.exchange.messages import OwnedGradients
 from sparring.kernels.admission_filters import Decision, decide_unseen
@@ -71,7 +71,10 @@ def gather_rows(
         CapacityError: there is no room for new ones.
         DeviceMemoryError, DeviceError: the device has no memory for a copy of them, or failed.
     """
-    return {name: _gathered(state, name, each, steps[name]) for name, each in owned.items()}
+    gathered = {}
+    for name, each in owned.items():
+        gathered[name] = _gathered(state, name, each, steps[name])
+    return gathered
 
 
 def no_update(kernels: KernelSet, table: TableConfig, step: int) -> TableUpdate:
@@ -88,7 +91,7 @@ def _gathered(state: EngineState, name: str, owned: OwnedGradients, step: int) -
     stored = owned.found or kernels.find_storage(storage, keys)
     rows, found = stored.rows, stored.found
     decision = None
-    if entry.admission_filter is not None or may_refuse(storage):
+    if entry.admission_filter is not None or entry.may_refuse:
         # Which keys are new must be known here, which waits for a device.
         is_found = np.asarray(arrays.to_host(found)).astype(np.bool_, copy=False)
         if entry.admission_filter is not None and not is_found.all():
@@ -103,7 +106,8 @@ def _gathered(state: EngineState, name: str, owned: OwnedGradients, step: int) -
                 arrays.take(each, kept) for each in (keys, gradients, rows, found)
             )
             is_found = is_found[decision.is_kept]
-        check_room(storage, len(is_found) - int(np.count_nonzero(is_found)))
+        if entry.may_refuse:
+            check_room(storage, len(is_found) - int(np.count_nonzero(is_found)))
     if not len(keys):
         return Gathered(kernels, None, decision)
     initial = entry.initial_state

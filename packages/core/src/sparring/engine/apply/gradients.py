@@ -32,20 +32,15 @@ def taken_gradients(
 ) -> tuple[dict[str, Any], BaseException | None]:
     """Gradients accumulated of each table, and why the step cannot be applied, if it cannot.
 
-    Batch inputs of the step are forgotten.
-
     Args:
         are_summed: as of `ResourceManager.take_step`.
     """
-    try:
-        why_not: BaseException | None = try_quiesce(state, Purpose.WRITE)
-        if why_not is None:
-            try:
-                return state.resources.take_step(are_summed=are_summed), None
-            except Exception as error:
-                why_not = error
-    finally:
-        state.resources.forget_inputs()
+    why_not = try_quiesce(state, Purpose.WRITE)
+    if why_not is None:
+        try:
+            return state.resources.take_step(are_summed=are_summed), None
+        except Exception as error:
+            why_not = error
     state.resources.discard()
     if state.collective.world_size == 1:
         raise why_not
@@ -69,21 +64,20 @@ def kernels_of_step(
         taken: table → its gradients, where it has any. On several ranks they decide nothing.
         on_host: tables that the host takes wherever they are; the same on all ranks.
     """
-    on_devices: dict[str, KernelSet] = {}
+    kernels: dict[str, KernelSet] = {}
     if state.collective.world_size == 1:
         for name, each in taken.items():
             if isinstance(each, DeviceGradients) and _takes_arrays(state, name, each.kernels):
-                on_devices[name] = each.kernels
+                kernels[name] = each.kernels
     elif state.exchange.options.gradient_wire_dtype is WireDtype.EXACT:
         for entry in state.tables.entries.values():
             if entry.kernels is not None and not entry.config.is_replicated:
-                on_devices[entry.config.name] = entry.kernels
+                kernels[entry.config.name] = entry.kernels
     for name in on_host:
-        on_devices.pop(name, None)
-    return {
-        **on_devices,
-        **{name: HOST for name in state.tables.entries if name not in on_devices},
-    }
+        kernels.pop(name, None)
+    for name in state.tables.entries:
+        kernels.setdefault(name, HOST)
+    return kernels
 
 
 def _takes_arrays(state: EngineState, name: str, kernels: KernelSet) -> bool:
@@ -113,28 +107,25 @@ def owned_gradients(
         NonFiniteGradientError: there are such gradients, on any rank, and the policy is to raise.
         PeerFailure: a rank is gone, silent or elsewhere.
     """
-    own = _Own({}, 0)
+    own, owned = _Own({}, 0), dict[str, OwnedGradients]()
     if why_not is None:
         try:
             own = own_gradients(state, taken, kernels)
         except Exception as error:
             why_not = error
+    state.counters.rows_skipped_non_finite += own.num_skipped
     if state.collective.world_size == 1:
         if why_not is not None:
             raise why_not
-        state.counters.rows_skipped_non_finite += own.num_skipped
-        return {
-            name: OwnedGradients(each.keys, each.gradients, kernels[name])
-            for name, each in own.summed.items()
-        }
-    owned: dict[str, OwnedGradients] = {}
+        for name, mine in own.summed.items():
+            owned[name] = OwnedGradients(mine.keys, mine.gradients, kernels[name])
+        return owned
     for works, names in _by_device(kernels):
         with state.span("push"):
             pushed = _pushed(state, works, names, own.summed, why_not, by_rows)
         for name, each in zip(names, pushed, strict=True):
             if len(each.keys) or each.error is not None:
                 owned[name] = each
-    state.counters.rows_skipped_non_finite += own.num_skipped
     return owned
 
 
@@ -170,7 +161,8 @@ def own_gradients(
         found = taken.get(name)
         if found is None:
             continue
-        found = _summed(state, name, found, works)
+        if works is not HOST or not isinstance(found, SummedByKey):
+            found = _summed(state, name, found, works)
         if not works.is_finite(found.gradients):
             found, skipped = _finite_only(state, name, works, found)
             num_skipped += skipped

@@ -7,7 +7,7 @@ from typing import Any
 
 from sparring import _native
 from sparring.contracts.updates import MethodChoice, UpdateRows
-from sparring.engine.apply.commit import agreed, check_method_rooms, check_rooms, committing
+from sparring.engine.apply.commit import agreed, check_method_rooms, check_room, committing
 from sparring.engine.apply.gather import Gathered, TableUpdate, gather_rows
 from sparring.engine.apply.gradients import (
     check_owned,
@@ -33,13 +33,12 @@ def apply_methods(state: EngineState, choices: Mapping[str, MethodChoice]) -> li
         _check_choices(taken, choices)
     except InvalidArgumentError as error:
         refusal = refusal or error
-    are_native = not any(isinstance(each, DeviceGradients) for each in taken.values())
     step = None
-    if state.collective.world_size == 1 and refusal is None and are_native:
+    if state.collective.world_size == 1 and refusal is None:
         step = _straight(state, taken, choices)
     if step is None:
         return _apply_owned(state, taken, choices, refusal)
-    check_rooms(state, taken, step)
+    _check_rooms(state, taken, step)
     if state.memory_bytes is not None:
         check_memory(state, state.memory_bytes)
     touched = write_fused(state, step, list(taken))
@@ -51,8 +50,9 @@ def _straight(
     state: EngineState, taken: Mapping[str, Any], choices: Mapping[str, MethodChoice]
 ) -> Any | None:
     """A fused step over gradients as they came; None where they must be looked at first."""
-    if not _is_fused(taken, choices):
-        return None
+    for name, each in taken.items():
+        if not isinstance(choices[name].method, NativeMethod) or isinstance(each, DeviceGradients):
+            return None
     step = _fused(state, taken, choices)
     return None if step.may_be_nonfinite() else step
 
@@ -94,7 +94,7 @@ def _apply_owned(
                 for name, each in here.items()
             }
             step = _fused(state, waiting, choices)
-            check_rooms(state, waiting, step)
+            _check_rooms(state, waiting, step)
         commit.num_rows = {name: len(each.keys) for name, each in owned.items()}
     if by_rows:
         with agreed(state):
@@ -144,6 +144,13 @@ def _fused(
         spec = choice.method.spec(entry.config.dtype, entry.config.dim, choice.hyper, choice.step)
         parts.append((entry.view, spec, entry.initial_state, entry.admission_filter, [sources]))
     return _native.FusedStep(parts, state.counters.steps + 1)
+
+
+def _check_rooms(state: EngineState, waiting: Iterable[str], step: Any) -> None:
+    """`check_room` of every table that a fused step will change."""
+    for place, name in enumerate(waiting):
+        if state.tables.entries[name].may_refuse:
+            check_room(state.tables.storage(name), step.count_new(place))
 
 
 def _check_choices(waiting: Mapping[str, Any], choices: Mapping[str, MethodChoice]) -> None:

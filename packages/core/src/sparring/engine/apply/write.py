@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.kernels import KernelSet, NumEvicted, Rounding
+from sparring.contracts.kernels import DeviceArray, KernelSet, NumEvicted, Rounding
 from sparring.contracts.updates import MethodChoice
 from sparring.engine.apply.gather import Gathered, TableUpdate
 from sparring.engine.state import EngineState
@@ -36,7 +37,6 @@ def write_rows(
         Exception: what a storage raised; no row has changed.
         PartialStepError: it did when other tables had changed already.
     """
-    names = [name for name, each in gathered.items() if each.update is not None]
     written: list[str] = []
     for name, each in gathered.items():
         if each.update is not None:
@@ -44,6 +44,7 @@ def write_rows(
                 _upsert(state, name, each.kernels, each.update)
             except Exception as error:
                 state.prefetches.note(name, None)
+                names = [each for each, some in gathered.items() if some.update is not None]
                 untouched = names[len(written) + 1 :]
                 _raise_interrupted(state, error, [*before, *written], [name], untouched)
             written.append(name)
@@ -57,11 +58,9 @@ def _upsert(state: EngineState, name: str, kernels: KernelSet, update: TableUpda
     if update.table.is_16_bit:
         rounding = Rounding(update.keys, entry.initializer.rounding_seed, update.step)
         rows = stored_rows(kernels, update.table, rows, rounding)
-    storage = state.tables.open(entry)
-    with _logged(state, name, kernels, update.keys) as write:
-        write.note_evicted(
-            kernels.upsert_storage(storage, update.keys, rows, keeps_evicted=write.keeps_evicted)
-        )
+    assert entry.storage is not None
+    upsert = partial(kernels.upsert_storage, entry.storage, update.keys, rows)
+    _write(state, name, kernels, update.keys, upsert)
     state.counters.rows_updated += len(update.keys)
 
 
@@ -104,17 +103,20 @@ def _update(state: EngineState, name: str, owned: OwnedGradients, choice: Method
     asked = None
     if entry.admission_filter is not None:
         asked = _Asked(entry.admission_filter, state.counters.steps + 1, owned.decision)
-    with _logged(state, name, owned.kernels, owned.keys) as write, state.span("update"):
-        change = owned.kernels.update_storage(
+
+    def update(keeps_evicted: bool) -> NumEvicted:
+        return owned.kernels.update_storage(
             state.tables.storage(name),
             choice,
             owned.keys,
             owned.gradients,
             entry.initial_state,
             admit=asked,
-            keeps_evicted=write.keeps_evicted,
-        )
-        write.note_evicted(change.evicted)
+            keeps_evicted=keeps_evicted,
+        ).evicted
+
+    with state.span("update"):
+        _write(state, name, owned.kernels, owned.keys, update)
     if asked is None:
         return len(owned.keys)
     num_refused = asked.record()
@@ -152,36 +154,31 @@ class _Asked:
         return int(np.count_nonzero(~self.answered[1]))
 
 
-@dataclass(slots=True)
-class _Write:
-    keeps_evicted: bool
-    """Whether rows that leave are wanted in host memory."""
-    evicted: NumEvicted | None = None
+def _write(
+    state: EngineState,
+    name: str,
+    kernels: KernelSet,
+    keys: DeviceArray,
+    change: Callable[..., NumEvicted],
+) -> None:
+    """Writes rows of `keys`, and lets saves and prefetches know of it.
 
-    def note_evicted(self, evicted: NumEvicted) -> None:
-        """Rows that left to make room."""
-        self.evicted = evicted
-
-
-@contextmanager
-def _logged(state: EngineState, name: str, kernels: KernelSet, keys: Any) -> Iterator[_Write]:
-    """Surrounds a write to rows of `keys`, for saves and prefetches to know of it."""
+    Args:
+        change: ``change(keeps_evicted=…)`` writes them; rows that leave are kept in host memory where
+            they are wanted there.
+    """
     log, prefetches = state.tables.entries[name].write_log, state.prefetches
     if log.is_active or prefetches.unfinished:
         on_host = np.ascontiguousarray(kernels.arrays.to_host(keys))
-        write = _Write(log.is_active)
-        with log.writing(on_host) as logged:
-            yield write
-            if write.evicted is not None and write.evicted.rows is not None:
-                logged.note_evicted(write.evicted.rows)
+        with log.writing(on_host) as write:
+            evicted = change(keeps_evicted=log.is_active)
+            if evicted.rows is not None:
+                write.note_evicted(evicted.rows)
         # What was evicted reads as its initial value again.
-        has_evicted = write.evicted is not None and write.evicted.count
-        prefetches.note(name, None if has_evicted else on_host)
+        prefetches.note(name, None if evicted.count else on_host)
     else:
-        write = _Write(keeps_evicted=False)
-        yield write
-    if write.evicted is not None:
-        state.counters.rows_evicted += write.evicted.count
+        evicted = change(keeps_evicted=False)
+    state.counters.rows_evicted += evicted.count
 
 
 def write_fused(
