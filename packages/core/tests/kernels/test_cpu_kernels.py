@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from sparring.contracts.hyperparameters import HyperParameters
-from sparring.contracts.kernels import ArraySource, KernelSet
+from sparring.contracts.kernel_set import KernelSet
+from sparring.contracts.kernels import ArraySource
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice, UpdateMethod
 from sparring.errors import InvalidArgumentError, UnsupportedError

@@ -29,7 +29,7 @@ from sparring.collective.coordinator import Coordinator
 from sparring.collective.local import LocalGroup
 from sparring.contracts.checkpoint import Loaded, Retention, Saved, SaveOptions, State
 from sparring.contracts.collective import Collective, Reduction
-from sparring.contracts.kernels import KernelSet
+from sparring.contracts.kernel_set import KernelSet
 from sparring.contracts.rendezvous import Rendezvous
 from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
@@ -433,7 +433,7 @@ class StepContainer:
         quiesce(self.state, Purpose.MEET)
         entries = [self.entry(table) for table in tables]
         if self.collective.world_size > 1:
-            self.exchange.on_device(kernels)
+            self.exchange.stager(kernels)
         for entry in entries:
             entry.kernels = kernels
 

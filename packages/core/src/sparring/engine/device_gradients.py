@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparring.contracts.kernels import Dedup, DeviceArray, KernelSet, Pooling
+from sparring.contracts.kernel_set import KernelSet
+from sparring.contracts.kernels import Dedup, DeviceArray, Pooling
 from sparring.contracts.results import Keys, Rows
 
 __all__ = ["BagGradients", "DeviceGradients", "SummedByKey"]

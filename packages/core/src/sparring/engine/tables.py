@@ -13,7 +13,7 @@ import xxhash
 from sparring import _native
 from sparring.contracts.admission import admission_from
 from sparring.contracts.collective import Collective
-from sparring.contracts.kernels import KernelSet
+from sparring.contracts.kernel_set import KernelSet
 from sparring.contracts.rendezvous import Rendezvous
 from sparring.contracts.results import Columns, Evicted, Keys
 from sparring.contracts.shard_map import KeyOwners, Shard

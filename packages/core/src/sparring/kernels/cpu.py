@@ -12,18 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparring import _native
-from sparring.contracts.kernels import (
-    ArraySource,
-    Dedup,
-    DeviceArray,
-    KernelSet,
-    NumEvicted,
-    Pooling,
-    Rounding,
-    Route,
-    StorageChange,
-    StoredRows,
-)
+from sparring.contracts.kernel_set import KernelSet, NumEvicted, StorageChange, StoredRows
+from sparring.contracts.kernels import ArraySource, Dedup, DeviceArray, Pooling, Rounding, Route
 from sparring.contracts.results import Columns
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.kernels import functions as kernels
@@ -86,7 +76,7 @@ class CpuKernels(KernelSet):
         return kernels.partition(_shared(keys, "keys"))
 
     def route(self, keys: DeviceArray, owners: DeviceArray, world_size: int) -> Route:
-        return kernels.route(_shared(keys, "keys"), _shared(owners, "owners"), world_size)
+        return Route(*_native.route(_shared(keys, "keys"), _shared(owners, "owners"), world_size))
 
     def gather(
         self, rows: DeviceArray, inverse: DeviceArray, out: DeviceArray | None = None

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparring.contracts.kernels import DeviceArray, KernelSet, Rounding
+from sparring.contracts.kernel_set import KernelSet
+from sparring.contracts.kernels import DeviceArray, Rounding
 from sparring.contracts.table import TableConfig
 
 __all__ = ["computing_rows", "stored_rows"]

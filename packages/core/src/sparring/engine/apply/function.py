@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sparring.contracts.kernels import KernelSet
+from sparring.contracts.kernel_set import KernelSet
 from sparring.engine.apply.commit import agreed, committing
 from sparring.engine.apply.gather import Gathered, TableUpdate, Update, gather_rows, no_update
 from sparring.engine.apply.gradients import (

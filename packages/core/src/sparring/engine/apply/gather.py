@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sparring.contracts.kernels import KernelSet
+from sparring.contracts.kernel_set import KernelSet
 from sparring.contracts.results import Keys, Rows
 from sparring.contracts.table import TableConfig
 from sparring.engine.apply.commit import check_room

@@ -9,17 +9,15 @@ of the CPU, `HOST`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sparring.contracts.collective import Reduction
-from sparring.contracts.kernels import KernelSet
+from sparring.contracts.kernel_set import KernelSet
 from sparring.engine.device_gradients import DeviceGradients, SummedByKey
 from sparring.engine.state import EngineState, NonFinite, Purpose, try_quiesce
 from sparring.errors import NonFiniteGradientError
-from sparring.exchange.device_push import DevicePushRequest
 from sparring.exchange.messages import OwnedGradients, PushRequest
 from sparring.exchange.options import WireDtype
 from sparring.kernels.cpu import HOST
@@ -226,23 +224,13 @@ def _pushed(
     by_rows: Set[str],
 ) -> list[OwnedGradients]:
     empty, entries = kernels.arrays.empty, [state.tables.entries[name] for name in names]
-    parts = []
+    requests = []
     for name, entry in zip(names, entries, strict=True):
         table, found = entry.config, summed.get(name)
         if found is None:
             none = empty((0, table.dim), table.computing_dtype.name)
             found = SummedByKey(empty((0,), "int64"), none)
-        parts.append((table, found.keys, found.gradients))
-    if kernels is not HOST:
-        exchange = state.exchange.on_device(kernels)
-        pushed = exchange.push_all([DevicePushRequest(*part) for part in parts], error=error)
-        return [OwnedGradients(e.keys, e.gradients, kernels, error=e.error) for e in pushed]
-    make = state.resources.make_accumulator
-    return state.exchange.push_all(
-        [
-            # A storage that was not opened yet might have rows.
-            PushRequest(*part, partial(make, part[0]), entry.storage if name in by_rows else None)
-            for name, entry, part in zip(names, entries, parts, strict=True)
-        ],
-        error=error,
-    )
+        # A storage that was not opened yet might have rows.
+        storage = entry.storage if name in by_rows else None
+        requests.append(PushRequest(table, found.keys, found.gradients, storage=storage))
+    return state.exchange.push_all(requests, kernels=kernels, error=error)

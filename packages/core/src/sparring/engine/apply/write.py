@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.kernels import DeviceArray, KernelSet, NumEvicted, Rounding
+from sparring.contracts.kernel_set import KernelSet, NumEvicted
+from sparring.contracts.kernels import DeviceArray, Rounding
 from sparring.contracts.updates import MethodChoice
 from sparring.engine.apply.gather import Gathered, TableUpdate
 from sparring.engine.state import EngineState
