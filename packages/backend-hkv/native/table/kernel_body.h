@@ -281,7 +281,9 @@ SPARRING_HKV_INLINE void find_rows(const IndexView& index, const RowVisitor& vis
     uint32_t number;
     compare_keys(index, block, i, number);
     const char* row = number == kNoRow ? nullptr : visitor.rows.at(number) + visitor.begin;
-    if (row != nullptr) prefetch_bytes(row, visitor.end - visitor.begin);
+    if (row != nullptr && visitor.end != visitor.begin) {
+      prefetch_bytes(row, visitor.end - visitor.begin);
+    }
     rows[i] = row;
   }
 }
@@ -324,24 +326,25 @@ static void gather(const RowOutput& output, const uint32_t* numbers, int64_t n) 
   copy_rows_for<false>(output.end - output.begin)(output, numbers, n, 0);
 }
 
-static void scatter(const RowInput& input, const uint32_t* numbers, int64_t n) {
+static void scatter(const RowInput& input, int64_t n) {
   const uint64_t bytes = input.row_bytes;
   const uint64_t prefetched = bytes < kPrefetchBytes ? bytes : kPrefetchBytes;
   for (int64_t at = 0; at < n; at += kBlock) {
     const int size = static_cast<int>(n - at < kBlock ? n - at : kBlock);
+    char* const* const rows = input.rows + at;
     for (int i = 0; i < size; ++i) {
-      if (numbers[at + i] == kNoRow) continue;
-      const char* row = input.rows.at(numbers[at + i]);
-      for (uint64_t byte = 0; byte < prefetched; byte += 64) __builtin_prefetch(row + byte, 1, 3);
+      if (rows[i] == nullptr) continue;
+      for (uint64_t byte = 0; byte < prefetched; byte += 64) {
+        __builtin_prefetch(rows[i] + byte, 1, 3);
+      }
     }
     for (int i = 0; i < size; ++i) {
-      if (numbers[at + i] == kNoRow) continue;
+      if (rows[i] == nullptr) continue;
       const char* from = input.in + static_cast<uint64_t>(at + i) * input.stride;
-      char* row = input.rows.at(numbers[at + i]);
       if (bytes < Vector::kBytes) {
-        copy_short(row, from, bytes);
+        copy_short(rows[i], from, bytes);
       } else {
-        copy_row<false>(row, from, bytes);
+        copy_row<false>(rows[i], from, bytes);
       }
     }
   }

@@ -38,9 +38,9 @@ struct RowOutput {
 };
 
 struct RowInput {
-  ArenaView rows;
+  char* const* rows;  // (n), or NULL: none
   uint64_t row_bytes;
-  const char* in;  // (n, stride) bytes, of which the first row_bytes count
+  const char* in;     // (n, stride) bytes, of which the first row_bytes count
   uint64_t stride;
 };
 
@@ -77,8 +77,8 @@ struct Kernels {
   // Rows by number; kNoRow gives zeros.
   void (*gather)(const RowOutput& output, const uint32_t* numbers, int64_t n);
 
-  // The opposite: writes whole rows, and skips kNoRow.
-  void (*scatter)(const RowInput& input, const uint32_t* numbers, int64_t n);
+  // The opposite: writes whole rows, and skips NULL.
+  void (*scatter)(const RowInput& input, int64_t n);
 };
 
 // Those that this processor can run, the best first; the last is portable.

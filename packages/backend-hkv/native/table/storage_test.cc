@@ -24,7 +24,7 @@ void version_and_names_are_in_place() {
 
 void capabilities_follow_the_options() {
   const auto bits = [](const TableOptions& options) { return Client(options).stat().capabilities; };
-  const uint64_t reads = SPARRING_CONCURRENT_READS;
+  const uint64_t reads = SPARRING_CONCURRENT_READS | SPARRING_ROW_HANDLES;
   CHECK(bits({.row_bytes = 8}) == reads);
   CHECK(bits({.row_bytes = 8, .capacity = 9}) == (reads | SPARRING_BOUNDED));
   CHECK(bits({.row_bytes = 8, .policy = PolicyKind::kLru}) == reads);

@@ -1,7 +1,9 @@
 #include "table.h"
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
+#include <random>
 #include <shared_mutex>
 #include <string>
 
@@ -22,6 +24,25 @@ constexpr uint64_t kLargeBytes = uint64_t{64} << 20;
 using SharedLock = std::shared_lock<ReaderWriterLock>;
 using UniqueLock = std::unique_lock<ReaderWriterLock>;
 
+// Rows on their way while one block of them is shown.
+constexpr int64_t kShown = SPARRING_HKV_BLOCK;
+// More of a long row than this the processor fetches ahead by itself.
+constexpr uint64_t kMostAskedBytes = 1024;
+
+// One that no table of the process has had, and none of another library, whose numbers begin
+// elsewhere.
+uint64_t new_generation() {
+  static std::atomic<uint64_t> next = [] {
+    std::random_device random;
+    return uint64_t{random()} << 32;
+  }();
+  uint64_t generation;
+  do {
+    generation = next.fetch_add(1, std::memory_order_relaxed);
+  } while (generation == 0);
+  return generation;
+}
+
 }  // namespace
 
 Table::Contents::Contents(const TableOptions& options, const Layout& layout)
@@ -36,7 +57,10 @@ Table::Table(const TableOptions& options, const Kernels* kernels)
       layout_(make_layout(options, sizeof(Table) + sizeof(Contents))),
       kernels_(kernels),
       policy_(options.policy),
-      contents_(std::make_unique<Contents>(options, layout_)) {}
+      contents_(std::make_unique<Contents>(options, layout_)),
+      generation_(new_generation()) {}
+
+void Table::void_handles() { generation_ = new_generation(); }
 
 bool Table::is_large(uint64_t count, uint64_t row_bytes) const {
   return count * row_bytes >= kLargeBytes;
@@ -68,13 +92,49 @@ void Table::note_share(const uint8_t* found, int64_t count, bool was_mixed) cons
 
 void Table::visit(SparringVisit& call) const {
   const SharedLock lock(lock_);
-  const RowVisitor visitor{contents_->rows.view(), call.columns.begin, call.columns.end, call.show,
-                           call.context};
-  const int32_t answer = kernels_->visit(contents_->index.view(), visitor, call.keys, call.count);
+  int32_t answer;
+  if (call.handles != nullptr && call.generation == generation_) {
+    answer = show_handles(call);
+  } else {
+    const RowVisitor visitor{contents_->rows.view(), call.columns.begin, call.columns.end,
+                             call.show, call.context};
+    answer = kernels_->visit(contents_->index.view(), visitor, call.keys, call.count);
+  }
+  call.generation = generation_;
   if (answer != 0) {
     throw StatusError(SPARRING_INTERNAL,
                       "the visitor of the rows returned " + std::to_string(answer));
   }
+}
+
+// A block is shown while the next one is on its way.
+int32_t Table::show_handles(const SparringVisit& call) const {
+  const uint64_t bytes = call.columns.end - call.columns.begin;
+  const void* rows[2][kShown];
+  int64_t asked = 0;
+  const auto ask = [&](const void** block) __attribute__((always_inline)) {
+    const int64_t end = std::min(asked + kShown, call.count);
+    for (; asked < end; ++asked) {
+      const auto* row = static_cast<const char*>(call.handles[asked]);
+      if (row != nullptr) {
+        row += call.columns.begin;
+        for (uint64_t byte = 0; byte < bytes && byte < kMostAskedBytes; byte += 64) {
+          __builtin_prefetch(row + byte, 0, 3);
+        }
+        if (reinterpret_cast<uintptr_t>(row) % 64 != 0) __builtin_prefetch(row + bytes - 1, 0, 3);
+      }
+      *block++ = row;
+    }
+  };
+  ask(rows[0]);
+  int side = 0;
+  for (int64_t at = 0; at < call.count; at += kShown, side ^= 1) {
+    ask(rows[side ^ 1]);
+    const int64_t size = std::min(kShown, call.count - at);
+    const int32_t answer = call.show(call.context, at, size, rows[side]);
+    if (answer != 0) return answer;
+  }
+  return 0;
 }
 
 void Table::scan(SparringScan& call) const {
@@ -107,7 +167,7 @@ void Table::scan(SparringScan& call) const {
 
 void Table::stat(SparringStat& call) const {
   const SharedLock lock(lock_);
-  call.capabilities = SPARRING_CONCURRENT_READS;
+  call.capabilities = SPARRING_CONCURRENT_READS | SPARRING_ROW_HANDLES;
   if (layout_.is_bounded) call.capabilities |= SPARRING_BOUNDED;
   if (evicts()) call.capabilities |= SPARRING_EVICTS;
   if (options_.policy == PolicyKind::kCustom) call.capabilities |= SPARRING_SCORES_GIVEN;
@@ -140,10 +200,12 @@ void Table::erase(SparringErase& call) {
     }
   }
   call.erased = erased;
+  if (erased > 0) void_handles();
 }
 
 void Table::clear() {
   const UniqueLock lock(lock_);
+  void_handles();
   contents_ = std::make_unique<Contents>(options_, layout_);
 }
 
@@ -207,6 +269,7 @@ void Table::evict(SparringEvict& call) {
   std::vector<Rank> leaving;
   leaving.reserve(std::min(left, kRound));
   call.evicted = 0;
+  if (left > 0) void_handles();
   while (left > 0) {
     first_to_leave(index, leaving);
     leaving.resize(std::min<uint64_t>(left, leaving.size()));

@@ -29,6 +29,7 @@ namespace sparring::hkv {
 
 class Table {
  public:
+  static constexpr bool kKeepsHandles = true;
   static constexpr const char* kOutOfMemory =
       "the system has no more memory for this table; the table is unchanged";
 
@@ -41,7 +42,7 @@ class Table {
   bool evicts() const { return layout_.is_bounded && keeps_scores(); }
 
   void find(SparringFind& call) const;
-  // Runs `show` under the readers' lock.
+  // Runs `show` under the readers' lock. A handle is the address of a row.
   void visit(SparringVisit& call) const;
   void scan(SparringScan& call) const;
   void stat(SparringStat& call) const;
@@ -73,14 +74,20 @@ class Table {
                      const uint64_t* scores, int64_t count,
                      const std::vector<int64_t>* skipped) const;
 
+  int32_t show_handles(const SparringVisit& call) const;
+  // Handles given before are void: a row leaves.
+  void void_handles();
+
   // What upsert and update have in common, in the order of these. Rows and scores
   // of known keys are written on all threads.
   struct Located {
-    std::vector<uint32_t> numbers;  // (n) row of each key, or kNoRow
-    std::vector<int64_t> missing;   // positions of kNoRow, ascending
+    std::vector<char*> rows;       // (n) row of each key, or NULL
+    std::vector<int64_t> missing;  // positions of NULL, ascending
   };
-  template <class Call>
-  Located locate(const Call& call) const;
+  Located locate(const SparringExecutor* executor, const int64_t* keys, int64_t count) const;
+  // Looks only for the keys without a handle, where handles are valid.
+  Located locate(const SparringUpdate& call) const;
+  static void note_missing(Located& located);
   // All of located.missing find room, or nothing happens.
   template <class Call>
   void insert_missing(const Call& call, Located& located);
@@ -109,6 +116,7 @@ class Table {
   mutable std::atomic<bool> is_mixed_{false};  // see RowOutput
   Policy policy_;
   std::unique_ptr<Contents> contents_;
+  uint64_t generation_;
 };
 
 }  // namespace sparring::hkv

@@ -34,7 +34,7 @@ SPARRING_HKV_INLINE void prefetch_scores(const Bucket* bucket) {
 void Table::upsert(SparringUpsert& call) {
   const std::unique_lock<ReaderWriterLock> lock(lock_);
   check_scores(call.scores);
-  Located located = locate(call);
+  Located located = locate(call.call.executor, call.keys, call.count);
   if (evicts()) {
     upsert_evicting(call, located);
   } else {
@@ -42,30 +42,69 @@ void Table::upsert(SparringUpsert& call) {
   }
 }
 
-template <class Call>
-Table::Located Table::locate(const Call& call) const {
+Table::Located Table::locate(const SparringExecutor* executor, const int64_t* keys,
+                             int64_t count) const {
   Located located;
-  located.numbers.resize(static_cast<size_t>(call.count));
-  uint32_t* const numbers = located.numbers.data();
+  located.rows.resize(static_cast<size_t>(count));
+  char** const rows = located.rows.data();
   const IndexView index = contents_->index.view();
-  border::parallel_for(call.call.executor, call.count, kGrain, [&](int64_t begin, int64_t end) {
-    kernels_->locate(index, call.keys + begin, end - begin, numbers + begin, nullptr);
+  const ArenaView all = contents_->rows.view();
+  border::parallel_for(executor, count, kGrain, [&](int64_t begin, int64_t end) {
+    constexpr int64_t kBlock = 1024;
+    uint32_t numbers[kBlock];
+    for (int64_t at = begin; at < end; at += kBlock) {
+      const int64_t size = std::min(kBlock, end - at);
+      kernels_->locate(index, keys + at, size, numbers, nullptr);
+      for (int64_t i = 0; i < size; ++i) {
+        rows[at + i] = numbers[i] == kNoRow ? nullptr : all.at(numbers[i]);
+      }
+    }
   });
-  const auto num_missing = std::count(numbers, numbers + call.count, kNoRow);
-  located.missing.reserve(static_cast<size_t>(num_missing));
-  for (int64_t i = 0; i < call.count; ++i) {
-    if (numbers[i] == kNoRow) located.missing.push_back(i);
-  }
+  note_missing(located);
   return located;
 }
 
+Table::Located Table::locate(const SparringUpdate& call) const {
+  if (call.handles == nullptr || call.generation != generation_) {
+    return locate(call.call.executor, call.keys, call.count);
+  }
+  Located located;
+  // The address of a row that this table may write to.
+  auto* const handles = const_cast<char* const*>(reinterpret_cast<const char* const*>(call.handles));
+  located.rows.assign(handles, handles + call.count);
+  note_missing(located);
+  if (located.missing.empty()) return located;
+  // Without a row when the handles were given, which may have one by now.
+  std::vector<int64_t> keys;
+  keys.reserve(located.missing.size());
+  for (const int64_t i : located.missing) keys.push_back(call.keys[i]);
+  const Located now =
+      locate(call.call.executor, keys.data(), static_cast<int64_t>(keys.size()));
+  for (size_t i = 0; i < keys.size(); ++i) {
+    located.rows[static_cast<size_t>(located.missing[i])] = now.rows[i];
+  }
+  std::vector<int64_t> missing;
+  missing.reserve(now.missing.size());
+  for (const int64_t i : now.missing) missing.push_back(located.missing[static_cast<size_t>(i)]);
+  located.missing = std::move(missing);
+  return located;
+}
+
+void Table::note_missing(Located& located) {
+  const auto num_missing = std::count(located.rows.begin(), located.rows.end(), nullptr);
+  located.missing.reserve(static_cast<size_t>(num_missing));
+  for (size_t i = 0; num_missing > 0 && i < located.rows.size(); ++i) {
+    if (located.rows[i] == nullptr) located.missing.push_back(static_cast<int64_t>(i));
+  }
+}
+
 void Table::write_rows(const SparringUpsert& call, const Located& located) const {
-  const RowInput whole{contents_->rows.view(), options_.row_bytes,
-                       static_cast<const char*>(call.rows), call.row_stride};
+  const uint64_t bytes = options_.row_bytes;
+  const auto* const from = static_cast<const char*>(call.rows);
   border::parallel_for(call.call.executor, call.count, kGrain, [&](int64_t begin, int64_t end) {
-    RowInput part = whole;
-    part.in += static_cast<uint64_t>(begin) * whole.stride;
-    kernels_->scatter(part, located.numbers.data() + begin, end - begin);
+    kernels_->scatter({located.rows.data() + begin, bytes,
+                       from + static_cast<uint64_t>(begin) * call.row_stride, call.row_stride},
+                      end - begin);
   });
 }
 
@@ -106,13 +145,13 @@ void Table::insert_missing(const Call& call, Located& located) {
       const uint64_t* given = call.scores == nullptr ? nullptr : call.scores + i;
       // A caller that breaks its promise of unique keys must not break the table.
       if (const Place twin = index.locate(key, hash); twin.bucket != nullptr) {
-        located.numbers[static_cast<size_t>(i)] = twin.bucket->row(twin.slot);
+        located.rows[static_cast<size_t>(i)] = rows.at(twin.bucket->row(twin.slot));
         continue;
       }
       // The number is taken only when nothing can fail any more.
       const Place place = index.insert(key, hash, kNoRow, policy_.initial(given));
       place.bucket->row(place.slot) = rows.allocate();
-      located.numbers[static_cast<size_t>(i)] = place.bucket->row(place.slot);
+      located.rows[static_cast<size_t>(i)] = rows.at(place.bucket->row(place.slot));
     }
   } catch (const std::bad_alloc&) {
     while (done > 0) {
@@ -173,6 +212,7 @@ void Table::insert_or_evict(int64_t key, const char* row, const uint64_t* given,
     return;
   }
   const uint32_t number = place.bucket->row(place.slot);
+  void_handles();
   evicted.add(leaving.key, rows.at(number), leaving.score);
   if (place.bucket == index.home(hash)) {
     index.replace(place, key, hash, score);
@@ -237,7 +277,6 @@ void Table::update_growing(SparringUpdate& call, Located& located) {
 }
 
 void Table::change_rows(const SparringUpdate& call, const Located& located) const {
-  const ArenaView rows = contents_->rows.view();
   const uint64_t bytes = std::min<uint64_t>(options_.row_bytes, 1024);
   const std::vector<int64_t>& missing = located.missing;
   const SparringExecutor* const executor = call.call.executor;
@@ -253,11 +292,10 @@ void Table::change_rows(const SparringUpdate& call, const Located& located) cons
     const auto fill = [&](int side) __attribute__((always_inline)) {
       int64_t size = 0;
       for (; at < end && size < kChangeBlock; ++at) {
-        const uint32_t number = located.numbers[static_cast<size_t>(at)];
+        char* const row = located.rows[static_cast<size_t>(at)];
         const bool is_fresh = next_new != last_new && *next_new == at;
         next_new += is_fresh;
-        if (number == kNoRow) continue;
-        char* const row = rows.at(number);
+        if (row == nullptr) continue;
         for (uint64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(row + byte, 1, 3);
         __builtin_prefetch(row + bytes - 1, 1, 3);
         positions[side][size] = at;

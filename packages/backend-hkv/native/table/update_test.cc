@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <random>
 #include <set>
 #include <vector>
@@ -243,6 +244,153 @@ void an_update_evicts_as_an_upsert_does() {
   }
 }
 
+// Handles of keys, as a visit gives them.
+struct Handles {
+  std::vector<const void*> rows{};
+  uint64_t generation = 0;
+
+  static int32_t show(void* context, int64_t, int64_t count, const void* const* rows) {
+    auto& self = *static_cast<Handles*>(context);
+    self.rows.insert(self.rows.end(), rows, rows + count);
+    return 0;
+  }
+
+  static Handles of(Client& client, const Keys& keys) {
+    Handles handles;
+    auto arguments = client.arguments<SparringVisit>();
+    arguments.count = static_cast<int64_t>(keys.size());
+    arguments.keys = keys.data();
+    arguments.show = &Handles::show;
+    arguments.context = &handles;
+    CHECK(client.call(client.get()->visit, arguments) == SPARRING_OK);
+    handles.generation = arguments.generation;
+    return handles;
+  }
+};
+
+// What a visit by handles shows, of bytes 4 and on.
+std::vector<Bytes> shown_by(Client& client, const Keys& keys, const Handles& handles) {
+  Shown shown{&client, &keys};
+  auto arguments = client.arguments<SparringVisit>();
+  arguments.count = static_cast<int64_t>(keys.size());
+  arguments.keys = keys.data();
+  arguments.columns = {4, kRowBytes};
+  arguments.show = &Shown::show;
+  arguments.context = &shown;
+  arguments.handles = handles.rows.data();
+  arguments.generation = handles.generation;
+  CHECK(client.call(client.get()->visit, arguments) == SPARRING_OK);
+  return shown.rows;
+}
+
+std::vector<Bytes> shown_without(Client& client, const Keys& keys) {
+  Shown shown{&client, &keys};
+  CHECK(visit(client, keys, shown) == SPARRING_OK);
+  return shown.rows;
+}
+
+void handles_save_the_look_until_a_row_leaves() {
+  const Keys keys = {5, 100, -1, 7, 5};
+  const auto make = [&] {
+    auto client = std::make_unique<Client>(
+        TableOptions{.row_bytes = kRowBytes, .capacity = 120, .policy = PolicyKind::kLru});
+    CHECK(client->upsert({5, 7, -1, 8}, 1) == SPARRING_OK);
+    return client;
+  };
+  {
+    auto client = make();
+    const Handles handles = Handles::of(*client, keys);
+    CHECK(handles.generation != 0);
+    CHECK(handles.rows[0] == handles.rows[4] && handles.rows[1] == nullptr && handles.rows[3]);
+    CHECK(shown_by(*client, keys, handles) == shown_without(*client, keys));
+    // What was shown is what the handles say: another key's are not looked for.
+    CHECK(shown_by(*client, {7}, {{handles.rows[0]}, handles.generation})[0] ==
+          shown_without(*client, {5})[0]);
+    // Writes to rows that stay, and new rows, leave handles as they are.
+    CHECK(client->upsert({5, 900}, 2) == SPARRING_OK);
+    CHECK(Handles::of(*client, keys).generation == handles.generation);
+    CHECK(shown_by(*client, keys, handles) == shown_without(*client, keys));
+  }
+  using Leave = void (*)(Client&);
+  const Leave leavers[] = {
+      [](Client& client) { CHECK(client.erase({5}) == 1); },
+      [](Client& client) {
+        SparringPlain arguments = client.arguments<SparringPlain>();
+        CHECK(client.call(client.get()->clear, arguments) == SPARRING_OK);
+      },
+      [](Client& client) {
+        auto arguments = client.arguments<SparringEvict>();
+        arguments.wanted = 2;
+        CHECK(client.call(client.get()->evict, arguments) == SPARRING_OK);
+      },
+      [](Client& client) {
+        Keys many;
+        for (int64_t key = 1000; key < 1400; ++key) many.push_back(key);
+        CHECK(client.upsert(many, 3) == SPARRING_OK);
+      },
+  };
+  for (const Leave leave : leavers) {
+    auto client = make();
+    const Handles handles = Handles::of(*client, keys);
+    leave(*client);
+    CHECK(Handles::of(*client, keys).generation != handles.generation);
+    CHECK(shown_by(*client, keys, handles) == shown_without(*client, keys));
+  }
+  auto one = make();
+  auto another = make();
+  CHECK(Handles::of(*one, keys).generation != Handles::of(*another, keys).generation);
+}
+
+SparringStatus update_by(Client& client, const Keys& keys, Changer& changer,
+                         const Handles& handles, int64_t& inserted) {
+  std::vector<std::atomic<int>> visits(keys.size());
+  changer.keys = &keys;
+  changer.visits = &visits;
+  auto arguments = client.arguments<SparringUpdate>();
+  arguments.count = static_cast<int64_t>(keys.size());
+  arguments.keys = keys.data();
+  arguments.admit = &Changer::admit;
+  arguments.change = &Changer::change;
+  arguments.context = &changer;
+  arguments.handles = handles.rows.data();
+  arguments.generation = handles.generation;
+  const SparringStatus status = client.call(client.get()->update, arguments);
+  inserted = arguments.inserted;
+  return status;
+}
+
+void an_update_by_handles_is_that_without() {
+  for (const int64_t capacity : {int64_t{-1}, int64_t{500}}) {
+    const auto policy = capacity < 0 ? PolicyKind::kNone : PolicyKind::kLru;
+    const TableOptions options{.row_bytes = kRowBytes, .capacity = capacity, .policy = policy};
+    Client plain(options);
+    Client handled(options);
+    std::mt19937_64 random(17);
+    Keys waiting;
+    Handles early;  // looked for a round before: others may have been inserted, or have left
+    for (int round = 0; round < 60; ++round) {
+      const Keys next = distinct_keys(random, 1 + random() % 200, 900);
+      Handles of_next = Handles::of(handled, next);
+      if (!waiting.empty()) {
+        Changer changer{.admits_odd_only = round % 3 == 0};
+        Changer same{.admits_odd_only = round % 3 == 0};
+        int64_t inserted = -1;
+        int64_t expected = -1;
+        CHECK(update_by(handled, waiting, changer, early, inserted) == SPARRING_OK);
+        CHECK(update(plain, waiting, same, expected) == SPARRING_OK);
+        CHECK(inserted == expected && changer.num_new == same.num_new);
+        CHECK(handled.scan() == plain.scan());
+      }
+      if (round % 7 == 6) {
+        const Keys gone = distinct_keys(random, 20, 900);
+        CHECK(plain.erase(gone) == handled.erase(gone));
+      }
+      waiting = next;
+      early = std::move(of_next);
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -253,5 +401,7 @@ int main() {
        an_update_changes_known_rows_and_inserts_admitted_ones},
       {"an update that fails changes nothing", an_update_that_fails_changes_nothing},
       {"an update evicts as an upsert does", an_update_evicts_as_an_upsert_does},
+      {"handles save the look until a row leaves", handles_save_the_look_until_a_row_leaves},
+      {"an update by handles is that without", an_update_by_handles_is_that_without},
   });
 }

@@ -1,5 +1,5 @@
 /*
- * The storage ABI of sparring, version 1.1: the whole native contract between
+ * The storage ABI of sparring, version 1.2: the whole native contract between
  * the engine and a storage backend, in one C file.
  *
  * PURPOSE
@@ -25,7 +25,8 @@
  *     `set_option` runs at a time, and the engine sees to that; where `stat` reports
  *     SPARRING_CONCURRENT_READS the backend must allow readers concurrent with that
  *     one writer, otherwise the engine keeps readers away too.
- *   - No callback may keep a pointer that it was passed after it returns.
+ *   - No callback may keep a pointer that it was passed after it returns; the
+ *     exception are row handles, see SparringVisit.
  *   - A callback may be called on any thread, and may spread its work over
  *     `call->executor`. It must never call Python unless it takes the GIL.
  *
@@ -66,7 +67,7 @@ extern "C" {
 #endif
 
 #define SPARRING_STORAGE_ABI_MAJOR 1u
-#define SPARRING_STORAGE_ABI_MINOR 1u
+#define SPARRING_STORAGE_ABI_MINOR 2u
 #define SPARRING_STORAGE_CAPSULE "sparring.storage"
 
 /* ---- status ----------------------------------------------------------- */
@@ -228,6 +229,15 @@ typedef struct SparringScan {
  * read. A backend does well to have these bytes on their way into the near
  * cache. `show` must not call the storage; a nonzero return ends the visit with
  * SPARRING_INTERNAL. `call.executor` is not used: the caller divides the work.
+ *
+ * Row handles, since 1.2, of storages that report SPARRING_ROW_HANDLES: with
+ * `columns.begin` 0, rows[i] is the handle of the row, and may be kept. A later
+ * visit or update that passes it back with its key, and the `generation` that this
+ * visit set, need not look for the key again. The storage draws a new generation,
+ * which no storage of the process has had, whenever a row leaves or moves; handles of
+ * another generation are ignored, so passing old ones is slow and never wrong. A
+ * handle may be dereferenced by the storage alone. Columns may be empty (begin ==
+ * end) where handles are all that is wanted.
  */
 typedef struct SparringVisit {
   SparringCall call;
@@ -236,6 +246,11 @@ typedef struct SparringVisit {
   SparringColumns columns;
   int32_t (*show)(void* context, int64_t begin, int64_t count, const void* const* rows);
   void* context;
+  /* 1.2 */
+  const void* const* handles; /* (n) of the keys, or NULL: none are known. A NULL
+                                 among them: the key had no row                    */
+  uint64_t generation;        /* in: of `handles`; out: of the rows shown, if the
+                                 storage keeps handles                             */
 } SparringVisit;
 
 /*
@@ -268,6 +283,10 @@ typedef struct SparringUpdate {
   void* context;
   SparringEvictionSink evicted;
   int64_t inserted; /* out: new rows, those that left at once included */
+  /* 1.2 */
+  const void* const* handles; /* (n) as of SparringVisit, or NULL. A NULL among them:
+                                 the key is looked for, as it may have a row by now */
+  uint64_t generation;        /* of `handles`                                       */
 } SparringUpdate;
 
 /* Capability bits. */
@@ -276,7 +295,8 @@ enum {
   SPARRING_PERSISTENT = 1u << 1,       /* rows outlive the process            */
   SPARRING_BOUNDED = 1u << 2,          /* `capacity` limits the rows          */
   SPARRING_EVICTS = 1u << 3,           /* a full storage evicts               */
-  SPARRING_SCORES_GIVEN = 1u << 4      /* the caller's scores are honoured    */
+  SPARRING_SCORES_GIVEN = 1u << 4,     /* the caller's scores are honoured    */
+  SPARRING_ROW_HANDLES = 1u << 5       /* since 1.2; see SparringVisit        */
 };
 
 typedef struct SparringStat {

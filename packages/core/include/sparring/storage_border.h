@@ -23,6 +23,9 @@
 //   void check_device(const SparringCall&) const
 //                    refuses the devices that the table does not serve. Without
 //                    it all but the CPU are refused.
+//   static constexpr bool kKeepsHandles = true
+//                    visits may have empty columns, for row handles; `stat` then
+//                    reports SPARRING_ROW_HANDLES.
 //   static constexpr const char* kOutOfMemory
 //                    the message for a std::bad_alloc, if it can say more than
 //                    that there is no memory: whether the table was changed.
@@ -45,6 +48,7 @@
 
 #include <atomic>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -160,7 +164,10 @@ inline void check_given(bool is_given, const char* name) {
   if (!is_given) refuse(std::string(name) + " must not be NULL");
 }
 
-inline void check_columns(const SparringColumns& columns, uint64_t row_bytes) {
+// `may_be_empty`: [0, 0) is allowed, too.
+inline void check_columns(const SparringColumns& columns, uint64_t row_bytes,
+                          bool may_be_empty = false) {
+  if (may_be_empty && columns.begin == 0 && columns.end == 0) return;
   if (columns.begin >= columns.end || columns.end > row_bytes) {
     refuse("columns must be a non-empty range of bytes within [0, " + std::to_string(row_bytes) +
            "); found [" + std::to_string(columns.begin) + ", " + std::to_string(columns.end) +
@@ -230,6 +237,15 @@ concept IsTable =
       table.stat(stat);
       table.clear();
     };
+
+// Bytes of the arguments in the first revision that had them: a caller that was built with an older
+// header passes fewer than sizeof.
+template <class Arguments>
+inline constexpr size_t kFirstBytes = sizeof(Arguments);
+template <>
+inline constexpr size_t kFirstBytes<SparringVisit> = offsetof(SparringVisit, handles);
+template <>
+inline constexpr size_t kFirstBytes<SparringUpdate> = offsetof(SparringUpdate, handles);
 
 // The function pointers: `self` is a Table.
 template <IsTable Table>
@@ -315,7 +331,7 @@ struct Callbacks {
   static SparringStatus visit(void* self, SparringVisit* arguments) noexcept {
     return run(self, *arguments, [](Table& table, SparringVisit& call) {
       check_count(call.count);
-      check_columns(call.columns, table.row_bytes());
+      check_columns(call.columns, table.row_bytes(), keeps_handles());
       check_array(call.keys, call.count, "keys");
       check_given(call.show != nullptr, "show");
       table.visit(call);
@@ -332,8 +348,32 @@ struct Callbacks {
   }
 
  private:
+  static constexpr bool keeps_handles() {
+    if constexpr (requires { Table::kKeepsHandles; }) {
+      return Table::kKeepsHandles;
+    } else {
+      return false;
+    }
+  }
+
+  // Members that an older caller does not know are zero for the table, and stay out of its memory.
   template <class Arguments, class Body>
   static SparringStatus run(void* self, Arguments& arguments, const Body& body) noexcept {
+    const uint64_t bytes = arguments.call.struct_bytes;
+    if (bytes >= sizeof(Arguments) || bytes < kFirstBytes<Arguments>) {
+      return run_whole(self, arguments, body);
+    }
+    Arguments whole{};
+    std::memcpy(static_cast<void*>(&whole), &arguments, bytes);
+    whole.call.struct_bytes = sizeof(Arguments);
+    const SparringStatus status = run_whole(self, whole, body);
+    whole.call.struct_bytes = bytes;
+    std::memcpy(static_cast<void*>(&arguments), &whole, bytes);
+    return status;
+  }
+
+  template <class Arguments, class Body>
+  static SparringStatus run_whole(void* self, Arguments& arguments, const Body& body) noexcept {
     return guard(arguments.call, out_of_memory(), [&] {
       check(arguments.call.struct_bytes >= sizeof(Arguments),
             "struct_bytes must cover the arguments of 1.0", arguments.call.struct_bytes);

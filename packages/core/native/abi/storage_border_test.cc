@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <new>
@@ -317,6 +318,38 @@ void exceptions_of_a_loop_reach_who_started_it() {
   CHECK(num_done == 1'000);
 }
 
+// A table of this revision, called by a program that was built with the header of 1.1.
+struct Handling : Least {
+  static constexpr bool kKeepsHandles = true;
+  void visit(SparringVisit& call) {
+    called();
+    CHECK(call.handles == nullptr && call.generation == 0);
+    call.generation = 7;
+  }
+};
+
+void an_older_caller_is_served_and_its_memory_left_alone() {
+  Made<Handling> made;
+  auto visit = arguments_on<SparringVisit>(1);
+  visit.show = [](void*, int64_t, int64_t, const void* const*) { return int32_t{0}; };
+  const void* const none = nullptr;
+  // What follows the older struct, in the memory of its caller.
+  visit.handles = &none;
+  visit.generation = 3;
+  visit.call.struct_bytes = offsetof(SparringVisit, handles);
+  CHECK(made.storage->visit(made.storage->self, &visit) == SPARRING_OK);
+  CHECK(made.table->num_calls == 1);
+  CHECK(visit.handles == &none && visit.generation == 3);
+  CHECK(visit.call.struct_bytes == offsetof(SparringVisit, handles));
+
+  visit.handles = nullptr;
+  visit.generation = 0;
+  visit.call.struct_bytes = sizeof(SparringVisit);
+  CHECK(made.storage->visit(made.storage->self, &visit) == SPARRING_OK && visit.generation == 7);
+  visit.call.struct_bytes = offsetof(SparringVisit, handles) - 8;
+  CHECK(made.call(made.storage->visit, visit).first == SPARRING_INVALID_ARGUMENT);
+}
+
 }  // namespace
 }  // namespace sparring::border
 
@@ -338,5 +371,7 @@ int main() {
       {"broken arguments are refused by name", broken_arguments_are_refused_by_name},
       {"loops cover everything once on lent threads", loops_cover_everything_once_on_lent_threads},
       {"exceptions of a loop reach who started it", exceptions_of_a_loop_reach_who_started_it},
+      {"an older caller is served, and its memory left alone",
+       an_older_caller_is_served_and_its_memory_left_alone},
   });
 }

@@ -65,7 +65,9 @@ StorageHandle::StorageHandle(SparringStorage* storage) : storage_(storage) {
     throw StorageError(SPARRING_INTERNAL,
                        "the storage lacks a callback that version 1.0 requires");
   }
-  row_bytes_ = stat().row_bytes;
+  const SparringStat found = stat();
+  row_bytes_ = found.row_bytes;
+  keeps_handles_ = (found.capabilities & SPARRING_ROW_HANDLES) != 0 && offers_visit();
 }
 
 template <typename Callback>

@@ -67,6 +67,8 @@ class StorageHandle {
   bool offers_visit() const;
   bool offers_update() const;
   uint64_t row_bytes() const { return row_bytes_; }
+  // Whether visits give row handles; see SparringVisit.
+  bool keeps_handles() const { return keeps_handles_; }
 
  private:
   // REQUIRES: `member` is within the bytes of the struct, or NULL is meant.
@@ -79,6 +81,7 @@ class StorageHandle {
 
   SparringStorage* storage_;
   uint64_t row_bytes_ = 0;
+  bool keeps_handles_ = false;
 };
 
 }  // namespace sparring::abi

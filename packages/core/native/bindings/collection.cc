@@ -12,8 +12,10 @@
 #include "bindings/arrays.h"
 #include "bindings/gil.h"
 #include "collection/lookup.h"
+#include "collection/plan.h"
 #include "collection/published.h"
 #include "execution/pool.h"
+#include "execution/senders.h"
 #include "kernels/dedup.h"
 #include "kernels/parallel.h"
 #include "kernels/simd.h"
@@ -25,6 +27,7 @@ namespace {
 
 using collection::FeatureIds;
 using collection::FeatureLookup;
+using collection::KnownRows;
 using execution::process_executor;
 
 bool is_mean(const std::string& pooling) {
@@ -50,6 +53,147 @@ double largest_of(const PyGradientSources::Part<T>& part) {
   }
   return largest;
 }
+
+// One embedding for each bag of each feature, side by side. `known`: of each feature, or empty.
+template <class T>
+py::array pooled(const std::vector<FeatureIds<T>>& inputs, const std::vector<KnownRows>& known,
+                 const std::vector<int64_t>& columns, int64_t num_bags, int64_t width) {
+  py::array_t<T> out({num_bags, width});
+  std::vector<FeatureLookup<T>> lookups;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    lookups.push_back({inputs[i], out.mutable_data() + columns[i], width,
+                       known.empty() ? KnownRows{} : known[i]});
+  }
+  const GilRelease release;
+  collection::look_up(process_executor(), lookups);
+  return out;
+}
+
+// One embedding for each id of each feature. `known`: of each feature, or empty.
+template <class T>
+py::list gathered(const std::vector<FeatureIds<T>>& inputs, const std::vector<KnownRows>& known) {
+  py::list outputs;
+  std::vector<FeatureLookup<T>> lookups;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const int64_t dim = inputs[i].table->layout.dim;
+    py::array_t<T> out({inputs[i].count, dim});
+    lookups.push_back(
+        {inputs[i], out.mutable_data(), dim, known.empty() ? KnownRows{} : known[i]});
+    outputs.append(std::move(out));
+  }
+  const GilRelease release;
+  collection::look_up(process_executor(), lookups);
+  return outputs;
+}
+
+// A batch of training: the plan of each table, from the lookup to the gradients.
+class PyBatchPlan {
+ public:
+  template <class T>
+  struct Table {
+    SharedView view;
+    std::vector<size_t> features;                    // that look up in it
+    std::shared_ptr<const collection::TablePlan<T>> plan;  // or NULL: its storage keeps no handles
+  };
+  template <class T>
+  struct Part {
+    std::vector<FeatureIds<T>> inputs;
+    std::vector<int64_t> columns;
+    int64_t num_bags;  // of each feature, or kAny where ids are not pooled
+    int64_t width;
+    std::vector<Table<T>> tables;
+  };
+
+  // `finds_rows`: looks for the rows of the batch, which `pool` or `gather` reads.
+  template <class T>
+  PyBatchPlan(Part<T> part, py::object owners, bool finds_rows) : owners_(std::move(owners)) {
+    if (finds_rows) {
+      const GilRelease release;
+      auto plan = [&](int64_t place) { make(part, part.tables[static_cast<size_t>(place)]); };
+      execution::sync_wait(
+          execution::schedule(execution::executor_scheduler(process_executor())) |
+          execution::bulk(static_cast<int64_t>(part.tables.size()), plan));
+    }
+    part_ = std::move(part);
+  }
+
+  py::array pool() const {
+    return std::visit(
+        [](const auto& part) {
+          return pooled(part.inputs, known_rows(part), part.columns, part.num_bags, part.width);
+        },
+        part_);
+  }
+
+  py::list gather() const {
+    return std::visit([](const auto& part) { return gathered(part.inputs, known_rows(part)); },
+                      part_);
+  }
+
+  // Of what `pool` gave: one gradient; of what `gather` gave: one for each feature.
+  PyGradientSources gradients(const std::vector<py::array>& given) const {
+    return std::visit([&](const auto& part) { return sources_of(part, given); }, part_);
+  }
+
+ private:
+  template <class T>
+  static void make(const Part<T>& part, Table<T>& table) {
+    const abi::StorageHandle* const storage = table.view->view().storage;
+    if (storage == nullptr || !storage->keeps_handles()) return;
+    std::vector<FeatureIds<T>> inputs;
+    for (const size_t feature : table.features) inputs.push_back(part.inputs[feature]);
+    auto plan = collection::make_plan(process_executor(), std::move(inputs), true);
+    collection::find_handles(process_executor(), plan);
+    table.plan = std::make_shared<const collection::TablePlan<T>>(std::move(plan));
+  }
+
+  template <class T>
+  static std::vector<KnownRows> known_rows(const Part<T>& part) {
+    std::vector<KnownRows> known(part.inputs.size());
+    for (const Table<T>& table : part.tables) {
+      if (!table.plan || !table.plan->handles) continue;
+      const uint32_t* inverse = table.plan->inverse.get();
+      for (const size_t feature : table.features) {
+        known[feature] = {inverse, table.plan->handles.get(), table.plan->generation};
+        inverse += collection::num_ids(part.inputs[feature]);
+      }
+    }
+    return known;
+  }
+
+  template <class T>
+  PyGradientSources sources_of(const Part<T>& part, const std::vector<py::array>& given) const {
+    const bool is_pooled = part.num_bags != kAny;
+    const size_t num_wanted = is_pooled ? 1 : part.inputs.size();
+    if (given.size() != num_wanted) {
+      refuse(std::to_string(num_wanted) + " gradients were asked for, found " +
+             std::to_string(given.size()));
+    }
+    PyGradientSources::Part<T> sources;
+    std::vector<SharedView> views(part.inputs.size());
+    for (const Table<T>& table : part.tables) {
+      for (const size_t feature : table.features) views[feature] = table.view;
+      sources.plans.push_back({table.view, table.plan});
+    }
+    const T* from = is_pooled ? input<T>(given[0], "gradient", {part.num_bags, part.width}) : nullptr;
+    if (is_pooled) sources.spans = {{from, part.num_bags * part.width}};
+    for (size_t i = 0; i < part.inputs.size(); ++i) {
+      const FeatureIds<T>& ids = part.inputs[i];
+      const int64_t dim = ids.table->layout.dim;
+      if (!is_pooled) {
+        const T* its = input<T>(given[i], "gradient", {ids.count, dim});
+        sources.features.push_back({views[i], {ids, its, dim}});
+        sources.spans.push_back({its, ids.count * dim});
+      } else {
+        sources.features.push_back({views[i], {ids, from + part.columns[i], part.width}});
+      }
+    }
+    return {std::move(sources), py::make_tuple(owners_, given)};
+  }
+
+  std::variant<Part<float>, Part<double>> part_;
+  py::object owners_;
+};
 
 // Features that look up in tables, side by side in one output.
 class PyCollection {
@@ -89,23 +233,26 @@ class PyCollection {
                        : pool_as<float>(ids, offsets, places, num_bags, weights);
   }
 
-  PyGradientSources bag_gradients(const py::array& ids, const py::array& offsets,
-                                  const std::vector<int64_t>& places, int64_t num_bags,
-                                  const py::object& weights, const py::array& gradient) const {
-    return is_double()
-               ? bag_gradients_as<double>(ids, offsets, places, num_bags, weights, gradient)
-               : bag_gradients_as<float>(ids, offsets, places, num_bags, weights, gradient);
+  PyBatchPlan plan_bags(const py::array& ids, const py::array& offsets,
+                        const std::vector<int64_t>& places, int64_t num_bags,
+                        const py::object& weights, bool finds_rows) const {
+    py::object owners = py::make_tuple(ids, offsets, weights);
+    if (is_double()) {
+      return make_plan(pooled_ids<double>(ids, offsets, places, num_bags, weights), num_bags,
+                       std::move(owners), finds_rows);
+    }
+    return make_plan(pooled_ids<float>(ids, offsets, places, num_bags, weights), num_bags,
+                     std::move(owners), finds_rows);
   }
 
   py::list gather(const py::array& ids, const std::vector<std::pair<int64_t, int64_t>>& spans) const {
     return is_double() ? gather_as<double>(ids, spans) : gather_as<float>(ids, spans);
   }
 
-  PyGradientSources id_gradients(const py::array& ids,
-                                 const std::vector<std::pair<int64_t, int64_t>>& spans,
-                                 const std::vector<py::array>& gradients) const {
-    return is_double() ? id_gradients_as<double>(ids, spans, gradients)
-                       : id_gradients_as<float>(ids, spans, gradients);
+  PyBatchPlan plan_ids(const py::array& ids, const std::vector<std::pair<int64_t, int64_t>>& spans,
+                       bool finds_rows) const {
+    if (is_double()) return make_plan(single_ids<double>(ids, spans), kAny, ids, finds_rows);
+    return make_plan(single_ids<float>(ids, spans), kAny, ids, finds_rows);
   }
 
  private:
@@ -116,6 +263,22 @@ class PyCollection {
   };
 
   bool is_double() const { return features_.front().table->is_double(); }
+
+  // `num_bags`: of each feature, or kAny where ids are not pooled.
+  template <class T>
+  PyBatchPlan make_plan(std::vector<FeatureIds<T>> inputs, int64_t num_bags, py::object owners,
+                        bool finds_rows) const {
+    PyBatchPlan::Part<T> part{std::move(inputs), {}, num_bags, width_, {}};
+    for (size_t i = 0; i < features_.size(); ++i) {
+      part.columns.push_back(features_[i].column);
+      const SharedView& view = features_[i].table;
+      const auto is_its = [&](const auto& each) { return each.view == view; };
+      auto at = std::find_if(part.tables.begin(), part.tables.end(), is_its);
+      if (at == part.tables.end()) at = part.tables.insert(at, {view, {}, nullptr});
+      at->features.push_back(i);
+    }
+    return PyBatchPlan(std::move(part), std::move(owners), finds_rows);
+  }
 
   template <class T>
   std::vector<FeatureIds<T>> pooled_ids(const py::array& ids, const py::array& offsets,
@@ -174,65 +337,16 @@ class PyCollection {
   py::array pool_as(const py::array& ids, const py::array& offsets,
                     const std::vector<int64_t>& places, int64_t num_bags,
                     const py::object& weights) const {
-    const auto inputs = pooled_ids<T>(ids, offsets, places, num_bags, weights);
-    py::array_t<T> out({num_bags, width_});
-    std::vector<FeatureLookup<T>> lookups;
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      lookups.push_back({inputs[i], out.mutable_data() + features_[i].column, width_});
-    }
-    const GilRelease release;
-    collection::look_up(process_executor(), lookups);
-    return out;
-  }
-
-  template <class T>
-  PyGradientSources bag_gradients_as(const py::array& ids, const py::array& offsets,
-                                     const std::vector<int64_t>& places, int64_t num_bags,
-                                     const py::object& weights, const py::array& gradient) const {
-    const auto inputs = pooled_ids<T>(ids, offsets, places, num_bags, weights);
-    const T* from = input<T>(gradient, "gradient", {num_bags, width_});
-    PyGradientSources::Part<T> part;
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      part.features.push_back(
-          {features_[i].table, {inputs[i], from + features_[i].column, width_}});
-    }
-    part.spans = {{from, num_bags * width_}};
-    return {std::move(part), py::make_tuple(ids, offsets, weights, gradient)};
+    std::vector<int64_t> columns;
+    for (const Feature& each : features_) columns.push_back(each.column);
+    return pooled<T>(pooled_ids<T>(ids, offsets, places, num_bags, weights), {}, columns, num_bags,
+                     width_);
   }
 
   template <class T>
   py::list gather_as(const py::array& ids,
                      const std::vector<std::pair<int64_t, int64_t>>& spans) const {
-    const auto inputs = single_ids<T>(ids, spans);
-    py::list outputs;
-    std::vector<FeatureLookup<T>> lookups;
-    for (const FeatureIds<T>& each : inputs) {
-      py::array_t<T> out({each.count, each.table->layout.dim});
-      lookups.push_back({each, out.mutable_data(), each.table->layout.dim});
-      outputs.append(std::move(out));
-    }
-    const GilRelease release;
-    collection::look_up(process_executor(), lookups);
-    return outputs;
-  }
-
-  template <class T>
-  PyGradientSources id_gradients_as(const py::array& ids,
-                                    const std::vector<std::pair<int64_t, int64_t>>& spans,
-                                    const std::vector<py::array>& gradients) const {
-    const auto inputs = single_ids<T>(ids, spans);
-    if (gradients.size() != inputs.size()) refuse("one gradient for each feature is asked for");
-    PyGradientSources::Part<T> part;
-    py::list owners;
-    owners.append(ids);
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      const int64_t dim = inputs[i].table->layout.dim;
-      const T* from = input<T>(gradients[i], "gradient", {inputs[i].count, dim});
-      part.features.push_back({features_[i].table, {inputs[i], from, dim}});
-      part.spans.push_back({from, inputs[i].count * dim});
-      owners.append(gradients[i]);
-    }
-    return {std::move(part), std::move(owners)};
+    return gathered<T>(single_ids<T>(ids, spans), {});
   }
 
   std::vector<Feature> features_;
@@ -295,10 +409,12 @@ py::tuple summed_as(const PyGradientSources& sources, const PyTableView* table) 
   collection::GroupedGradients<T> grouped;
   {
     const GilRelease release;
-    grouped = collection::group(process_executor(), gradients);
+    auto plan = plan_of<T>(sources, table);
+    grouped = plan ? collection::lay_out(process_executor(), std::move(plan), gradients)
+                   : collection::group(process_executor(), gradients);
   }
-  py::array_t<int64_t> keys(grouped.num_keys, grouped.keys.get());
-  py::array_t<T> sums({grouped.num_keys, dim});
+  py::array_t<int64_t> keys(grouped.plan->num_keys, grouped.plan->keys.get());
+  py::array_t<T> sums({grouped.plan->num_keys, dim});
   T* out = sums.mutable_data();
   {
     const GilRelease release;
@@ -396,10 +512,15 @@ void bind_collection(py::module_& module) {
       .def("pool", &PyCollection::pool, py::arg("ids"), py::arg("offsets"), py::arg("places"),
            py::arg("num_bags"), py::arg("weights") = py::none())
       .def("gather", &PyCollection::gather, py::arg("ids"), py::arg("spans"))
-      .def("bag_gradients", &PyCollection::bag_gradients, py::arg("ids"), py::arg("offsets"),
-           py::arg("places"), py::arg("num_bags"), py::arg("weights"), py::arg("gradient"))
-      .def("id_gradients", &PyCollection::id_gradients, py::arg("ids"), py::arg("spans"),
-           py::arg("gradients"));
+      .def("plan_bags", &PyCollection::plan_bags, py::arg("ids"), py::arg("offsets"),
+           py::arg("places"), py::arg("num_bags"), py::arg("weights") = py::none(),
+           py::arg("finds_rows") = true)
+      .def("plan_ids", &PyCollection::plan_ids, py::arg("ids"), py::arg("spans"),
+           py::arg("finds_rows") = true);
+  py::class_<PyBatchPlan>(module, "BatchPlan")
+      .def("pool", &PyBatchPlan::pool)
+      .def("gather", &PyBatchPlan::gather)
+      .def("gradients", &PyBatchPlan::gradients, py::arg("gradients"));
   py::class_<PyPublication>(module, "Publication")
       .def(py::init<>())
       .def_property_readonly("number", &PyPublication::number)

@@ -57,8 +57,14 @@ class PyGradientSources {
     collection::FeatureGradient<T> gradient;
   };
   template <class T>
+  struct Plan {
+    SharedView table;
+    std::shared_ptr<const collection::TablePlan<T>> plan;  // or NULL: none was made
+  };
+  template <class T>
   struct Part {
     std::vector<Feature<T>> features;
+    std::vector<Plan<T>> plans;  // of the batch
     // Contiguous memory in which all gradients lie: address and elements.
     std::vector<std::pair<const T*, int64_t>> spans;
   };
@@ -89,6 +95,16 @@ void append_gradients(const PyGradientSources& sources, const PyTableView* table
   for (const auto& feature : std::get<PyGradientSources::Part<T>>(sources.parts()).features) {
     if (feature.table.get() == table) to.push_back(feature.gradient);
   }
+}
+
+// The plan of a batch for a table, or NULL.
+template <class T>
+std::shared_ptr<const collection::TablePlan<T>> plan_of(const PyGradientSources& sources,
+                                                        const PyTableView* table) {
+  for (const auto& each : std::get<PyGradientSources::Part<T>>(sources.parts()).plans) {
+    if (each.table.get() == table) return each.plan;
+  }
+  return nullptr;
 }
 
 }  // namespace sparring::bindings

@@ -138,9 +138,9 @@ class PyFusedStep {
     int64_t count = 0;
     each_table([&](const auto& group, size_t table, size_t at) {
       if (at != place) return;
-      const auto& grouped = group.step->grouped(table);
-      from = grouped.keys.get();
-      count = grouped.num_keys;
+      const auto& plan = group.step->plan(table);
+      from = plan.keys.get();
+      count = plan.num_keys;
     });
     return py::array_t<int64_t>(static_cast<py::ssize_t>(count), from);
   }
@@ -219,8 +219,9 @@ class PyFusedStep {
     for (size_t place = 0; place < parts_.size(); ++place) {
       const TablePart& part = parts_[place];
       if (part.table->is_double() != std::is_same_v<T, double>) continue;
-      collection::FusedUpdate<T> update{&part.table->view(), {},   0, part.spec, nullptr,
-                                        part.filter.get(),   step_};
+      collection::FusedUpdate<T> update{&part.table->view(), {},      nullptr,          0,
+                                        part.spec,           nullptr, part.filter.get(), step_};
+      if (part.sources.size() == 1) update.plan = plan_of<T>(*part.sources[0], part.table.get());
       update.spec.rounding_seed =
           kernels::rounding_seed_for(part.table->view().initializer.philox_key);
       double largest = 0;

@@ -50,6 +50,7 @@ class Changer {
   Changer(const FusedUpdate<T>& update, const GroupedGradients<T>& grouped)
       : update_(update),
         grouped_(grouped),
+        keys_(grouped.plan->keys.get()),
         prepared_(update.spec),
         loops_(kernels::row_kernels<T>()),
         dim_(update.table->layout.dim) {}
@@ -60,7 +61,7 @@ class Changer {
     try {
       std::vector<int64_t> keys(static_cast<size_t>(count));
       for (int64_t i = 0; i < count; ++i) {
-        keys[static_cast<size_t>(i)] = self.grouped_.keys[static_cast<size_t>(positions[i])];
+        keys[static_cast<size_t>(i)] = self.keys_[positions[i]];
       }
       self.decision = decide(self.update_, std::move(keys));
       std::copy_n(self.decision.is_admitted.data(), count, is_admitted);
@@ -100,10 +101,10 @@ class Changer {
     for (int64_t at = 0; at < count; at += block) {
       const int64_t part = std::min(block, count - at);
       for (int64_t i = 0; i < part; ++i) {
-        keys[i] = grouped_.keys[static_cast<size_t>(positions[at + i])];
+        keys[i] = keys_[positions[at + i]];
       }
       make_new(keys, rows + at, is_new + at, part, gradients);
-      loops_.sum_by_key({grouped_.sources.get(), grouped_.scales.get(), grouped_.starts.get(),
+      loops_.sum_by_key({grouped_.sources.get(), grouped_.plan->scales.get(), grouped_.plan->starts.get(),
                          positions + at, gradients, part, dim_});
       kernels::update_rows(prepared_, {keys, rows + at, gradients, part});
     }
@@ -143,6 +144,7 @@ class Changer {
 
   const FusedUpdate<T>& update_;
   const GroupedGradients<T>& grouped_;
+  const int64_t* const keys_;
   const kernels::PreparedUpdate prepared_;
   const kernels::RowKernels<T>& loops_;
   const int64_t dim_;
@@ -152,11 +154,14 @@ template <class T>
 TableOutcome apply_to(const FusedUpdate<T>& update, const GroupedGradients<T>& grouped,
                       Decision& decision) {
   TableOutcome outcome;
-  if (grouped.num_keys == 0) return outcome;
+  const TablePlan<T>& plan = *grouped.plan;
+  if (plan.num_keys == 0) return outcome;
   Changer<T> changer(update, grouped);
   SparringUpdate call{};
-  call.count = grouped.num_keys;
-  call.keys = grouped.keys.get();
+  call.count = plan.num_keys;
+  call.keys = plan.keys.get();
+  call.handles = plan.handles.get();
+  call.generation = plan.generation;
   call.admit = update.filter != nullptr ? &Changer<T>::admit : nullptr;
   call.change = &Changer<T>::change;
   call.context = &changer;
@@ -164,7 +169,7 @@ TableOutcome apply_to(const FusedUpdate<T>& update, const GroupedGradients<T>& g
   outcome.num_inserted = call.inserted;
   decision = std::move(changer.decision);
   outcome.num_refused = decision.num_refused();
-  outcome.num_updated = grouped.num_keys - outcome.num_refused;
+  outcome.num_updated = plan.num_keys - outcome.num_refused;
   return outcome;
 }
 
@@ -176,16 +181,18 @@ FusedStep<T>::FusedStep(const SparringExecutor* executor, std::vector<FusedUpdat
   sync_wait(schedule(executor_scheduler(executor_)) |
             bulk(static_cast<int64_t>(updates_.size()), [&](int64_t place) {
               const auto i = static_cast<size_t>(place);
-              grouped_[i] = group(executor_, updates_[i].gradients);
+              FusedUpdate<T>& update = updates_[i];
+              grouped_[i] = update.plan ? lay_out(executor_, update.plan, update.gradients)
+                                        : group(executor_, update.gradients);
             }));
 }
 
 template <class T>
 bool FusedStep<T>::is_certainly_finite(size_t table) const {
-  const GroupedGradients<T>& grouped = grouped_[table];
+  const TablePlan<T>& plan = *grouped_[table].plan;
   const double bound = static_cast<double>(updates_[table].largest_gradient) *
-                       static_cast<double>(grouped.largest_scale) *
-                       static_cast<double>(std::max<int64_t>(1, grouped.most_sources));
+                       static_cast<double>(plan.largest_scale) *
+                       static_cast<double>(std::max<int64_t>(1, plan.most_sources));
   // NaN is not below anything. Half of the range is far more than rounding can add.
   return bound < static_cast<double>(std::numeric_limits<T>::max()) / 2;
 }
@@ -195,9 +202,9 @@ int64_t FusedStep<T>::count_new(size_t table) const {
   struct Missing {
     const int64_t* keys;
     std::vector<int64_t> found;
-  } missing{grouped_[table].keys.get(), {}};
+  } missing{grouped_[table].plan->keys.get(), {}};
   SparringVisit visit{};
-  visit.count = grouped_[table].num_keys;
+  visit.count = grouped_[table].plan->num_keys;
   visit.keys = missing.keys;
   // One element: some storages cut rows at whole elements only.
   const kernels::RowType type = updates_[table].table->layout.type;

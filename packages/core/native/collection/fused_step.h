@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <vector>
 
 #include "abi/storage_handle.h"
@@ -21,6 +22,7 @@ template <class T>
 struct FusedUpdate {
   const TableView* table;  // its storage is not NULL
   std::vector<FeatureGradient<T>> gradients;
+  std::shared_ptr<const TablePlan<T>> plan;  // of the batch of `gradients`, or NULL
   // The largest |element| of all gradients, NaN if any is NaN.
   T largest_gradient;
   kernels::UpdateSpec spec;
@@ -49,7 +51,7 @@ class FusedStep {
   bool is_certainly_finite(size_t table) const;
 
   // The keys that have a gradient, (u).
-  const GroupedGradients<T>& grouped(size_t table) const { return grouped_[table]; }
+  const TablePlan<T>& plan(size_t table) const { return *grouped_[table].plan; }
 
   // Keys without a row that will have one. Throws StorageError, std::bad_alloc.
   int64_t count_new(size_t table) const;

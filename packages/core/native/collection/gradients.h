@@ -1,13 +1,8 @@
-// Gradients of bags, grouped by the keys they are for.
+// Gradients of bags, by the keys they are for.
 //
-//   ids   7 3 | 3 9 |      keys    7   3   9
-//   bags   b0 |  b1 |      starts  0   1   3   4
-//                          sources b0  b0  b1  b1        pointers into the gradient
-//
-// Threads share the work by the hashes of ids: each deals with the keys of its own
-// part, in the order in which they come in the batch, so that gradients are read
-// nearly in order; the parts lie one after the other. With one thread all keys are
-// in the order of the batch.
+//   plan     keys    7   3   9
+//            starts  0   1   3   4
+//   sources  b0  b0  b1  b1        pointers into the gradient
 //
 // Nothing is added up here: the visitor of a key sums its sources, in the order in
 // which the ids came, while its row is at hand.
@@ -18,7 +13,7 @@
 #include <memory>
 #include <vector>
 
-#include "collection/lookup.h"
+#include "collection/plan.h"
 
 namespace sparring::collection {
 
@@ -32,20 +27,28 @@ struct FeatureGradient {
 
 template <class T>
 struct GroupedGradients {
-  int64_t num_keys = 0;                  // u
-  std::unique_ptr<int64_t[]> keys;       // (u)
-  std::unique_ptr<int64_t[]> starts;     // (u + 1)
-  std::unique_ptr<const T*[]> sources;   // (n) by key
-  std::unique_ptr<T[]> scales;           // (n) by key, or NULL: all one
-  T largest_scale = 1;                   // of |scales|
-  int64_t most_sources = 0;              // of one key
+  std::shared_ptr<const TablePlan<T>> plan;
+  std::unique_ptr<const T*[]> sources;  // (n) by key
 };
 
-// All of `features` look up in one table. Throws std::bad_alloc.
+// The sources of a plan. `gradients`: of its features, in their order. Throws std::bad_alloc.
+template <class T>
+GroupedGradients<T> lay_out(const SparringExecutor* executor,
+                            std::shared_ptr<const TablePlan<T>> plan,
+                            const std::vector<FeatureGradient<T>>& gradients);
+
+// The same where no plan was made before. All of `gradients` look up in one table. Throws
+// std::bad_alloc.
 template <class T>
 GroupedGradients<T> group(const SparringExecutor* executor,
-                          const std::vector<FeatureGradient<T>>& features);
+                          const std::vector<FeatureGradient<T>>& gradients);
 
+extern template GroupedGradients<float> lay_out(const SparringExecutor*,
+                                                std::shared_ptr<const TablePlan<float>>,
+                                                const std::vector<FeatureGradient<float>>&);
+extern template GroupedGradients<double> lay_out(const SparringExecutor*,
+                                                 std::shared_ptr<const TablePlan<double>>,
+                                                 const std::vector<FeatureGradient<double>>&);
 extern template GroupedGradients<float> group(const SparringExecutor*,
                                               const std::vector<FeatureGradient<float>>&);
 extern template GroupedGradients<double> group(const SparringExecutor*,

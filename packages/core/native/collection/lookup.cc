@@ -170,6 +170,15 @@ void read(const FeatureLookup<T>& feature, const Piece& piece) {
       visit.columns = {0, static_cast<uint64_t>(layout.dim * kernels::element_bytes(layout.type))};
       visit.show = &Reader<T>::show;
       visit.context = &reader;
+      std::unique_ptr<const void*[]> handles;
+      if (feature.known.inverse != nullptr) {
+        handles = std::make_unique_for_overwrite<const void*[]>(static_cast<size_t>(count));
+        const uint32_t* const inverse =
+            feature.known.inverse + (first - Reader<T>::first_id(input, 0));
+        for (int64_t i = 0; i < count; ++i) handles[i] = feature.known.handles[inverse[i]];
+        visit.handles = handles.get();
+        visit.generation = feature.known.generation;
+      }
       input.table->storage->visit(visit);
     }
   }

@@ -2,8 +2,9 @@
 //
 //   ids of a feature ──visit──► rows where they lie ──sum, mean──► out[bag, column …]
 //
-// No id is deduplicated and no row is copied: a row that is met twice comes from the
-// cache the second time. An id without a row reads as its initial value. All
+// No row is copied: a row that is met twice comes from the cache the second time. Ids are
+// looked for one by one, as evaluation does that looks at them once; in training, by the
+// handles of a plan. An id without a row reads as its initial value. All
 // features share the threads: the work is cut into pieces of some thousand ids,
 // whatever tables they are for.
 #ifndef SPARRING_COLLECTION_LOOKUP_H_
@@ -29,10 +30,28 @@ struct FeatureIds {
 };
 
 template <class T>
+int64_t first_id(const FeatureIds<T>& input) {
+  return input.offsets != nullptr ? input.offsets[0] : 0;
+}
+
+template <class T>
+int64_t num_ids(const FeatureIds<T>& input) {
+  return input.offsets != nullptr ? input.offsets[input.count] - input.offsets[0] : input.count;
+}
+
+// Where the rows of a feature's ids are; see plan.h.
+struct KnownRows {
+  const uint32_t* inverse;     // from the feature's first id on, or NULL: to be looked for
+  const void* const* handles;  // by inverse
+  uint64_t generation;
+};
+
+template <class T>
 struct FeatureLookup {
   FeatureIds<T> input;
   T* out;          // out[i * stride], i in [0, count): (dim) elements are written
   int64_t stride;  // elements
+  KnownRows known{};
 };
 
 // REQUIRES: offsets within the batch; outputs do not overlap. Throws StorageError,

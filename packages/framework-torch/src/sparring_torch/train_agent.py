@@ -199,21 +199,19 @@ class TrainAgent(TableGroup):
             collection = self._collection = self.container.collection(self._features)
         weights = None if bags.weights is None else bags.numpy_weights(self._dtype)
         places = bags.places
-        if prefetched is None:
+        if not is_registered:
             out = collection.pool(bags.ids, bags.offsets, places, bags.num_bags, weights)
+            return torch.from_numpy(out)
+        batch = collection.plan_bags(
+            bags.ids, bags.offsets, places, bags.num_bags, weights, finds_rows=prefetched is None
+        )
+        if prefetched is None:
+            out = batch.pool()
         else:
             with torch.no_grad():
                 out = pooled(plan, bags, _still(prefetched)).numpy()
-        if not is_registered:
-            return torch.from_numpy(out)
-
-        def sources(gradients: Sequence[npt.NDArray[Any]]) -> Any:
-            return collection.bag_gradients(
-                bags.ids, bags.offsets, places, bags.num_bags, weights, gradients[0]
-            )
-
-        batch = DirectBatch(self._resources, self.table_names, sources)
-        return with_gradient(batch, [out])[0]
+        held = DirectBatch(self._resources, self.table_names, batch.gradients)
+        return with_gradient(held, [out])[0]
 
     def gather(self, ids: Ids, *, is_training: bool) -> Sequence[Tensor]:
         """One embedding for each id: ``(ids of the feature, dim)`` of each feature."""
@@ -229,18 +227,15 @@ class TrainAgent(TableGroup):
         collection = self._collection
         if collection is None:
             collection = self._collection = self.container.collection(self._features)
+        if not is_registered:
+            return [torch.from_numpy(each) for each in collection.gather(ids.ids, ids.spans)]
+        batch = collection.plan_ids(ids.ids, ids.spans, finds_rows=prefetched is None)
         if prefetched is None:
-            outputs = collection.gather(ids.ids, ids.spans)
+            outputs = batch.gather()
         else:
             outputs = [each.numpy() for each in gathered(plan, _still(prefetched))]
-        if not is_registered:
-            return [torch.from_numpy(each) for each in outputs]
-
-        def sources(gradients: Sequence[npt.NDArray[Any]]) -> Any:
-            return collection.id_gradients(ids.ids, ids.spans, gradients)
-
-        batch = DirectBatch(self._resources, self.table_names, sources)
-        return with_gradient(batch, outputs)
+        held = DirectBatch(self._resources, self.table_names, batch.gradients)
+        return with_gradient(held, outputs)
 
     # -- prefetched lookups
 

@@ -24,7 +24,7 @@ from sparring.exchange.options import WireDtype
 from sparring.kernels.cpu import HOST
 
 __all__ = [
-    "BatchPlan",
+    "PlannedLookup",
     "Lookup",
     "completed",
     "completed_lookups",
@@ -38,7 +38,7 @@ __all__ = [
 
 
 @dataclass(slots=True)
-class BatchPlan:
+class PlannedLookup:
     """What is known of one table's ids in a batch."""
 
     entry: TableEntry
@@ -95,7 +95,7 @@ def look_up(
     """
     state.check_open()
     found, why_not = readable(state, requests, refusal, kernels)
-    plans: list[BatchPlan] = []
+    plans: list[PlannedLookup] = []
     if why_not is None:
         try:
             plans = plan_lookups(found, kernels)
@@ -105,7 +105,7 @@ def look_up(
             why_not = error
     if why_not is not None:
         nothing = np.empty(0, np.int64)
-        plans = [BatchPlan(entry, nothing, nothing) for entry, _ in found]
+        plans = [PlannedLookup(entry, nothing, nothing) for entry, _ in found]
     with state.span("look up"), own_refusal_first(why_not):
         pulled = state.exchange.pull_all(
             [each.pull() for each in plans],
@@ -148,17 +148,17 @@ def readable(
 
 def plan_lookups(
     requests: Sequence[tuple[TableEntry, DeviceArray]], kernels: KernelSet = HOST
-) -> list[BatchPlan]:
+) -> list[PlannedLookup]:
     """Deduplicates the ids of each table. Waits for a device once a table."""
     plans = []
     for entry, ids in requests:
         found = kernels.dedup(ids)
-        plans.append(BatchPlan(entry, found.keys, found.inverse))
+        plans.append(PlannedLookup(entry, found.keys, found.inverse))
     return plans
 
 
 def completed_lookups(
-    plans: Sequence[BatchPlan], pulled: Sequence[Pulled], kernels: KernelSet = HOST
+    plans: Sequence[PlannedLookup], pulled: Sequence[Pulled], kernels: KernelSet = HOST
 ) -> list[Lookup]:
     """Lookups of the rows that were pulled, with initial values where there was none."""
     return [

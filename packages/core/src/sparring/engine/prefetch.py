@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from sparring import _native
 from sparring.contracts.kernels import DeviceArray
 from sparring.engine.lookup import (
-    BatchPlan,
     Lookup,
+    PlannedLookup,
     completed,
     completed_lookups,
     look_up,
@@ -55,7 +55,7 @@ class Prefetch:
         self._num_loads = state.loads.num_begun
         self._storages = [entry.storage for entry, _ in found]
         self._record = PullRecord()
-        self._plans: list[BatchPlan] = []
+        self._plans: list[PlannedLookup] = []
         self._lookups: list[Lookup] = []
         self._has_ended = False
         self._running = state.prefetches.begin([table for table, _ in requests], self._pull)

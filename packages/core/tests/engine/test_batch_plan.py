@@ -1,0 +1,204 @@
+"""Batch plans: rows found in the forward pass are changed by the step, whatever happened between."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from sparring.contracts.table import TableConfig
+from sparring.contracts.updates import MethodChoice
+from sparring.engine.container import StepContainer
+from sparring.engine.storage_choice import StorageChoice
+from sparring.updates.resolve import hyper_from, resolve_method
+
+TABLE = TableConfig("t", 3)
+METHOD = resolve_method("adagrad")
+CHOICE = {"t": MethodChoice(METHOD, hyper_from(METHOD, {"lr": 0.1}), 1)}
+Ids = npt.NDArray[np.int64]
+
+
+def made(options: dict[str, Any]) -> StepContainer:
+    container = StepContainer()
+    container.declare(TABLE, StorageChoice("hkv", options))
+    container.set_state("t", np.zeros(3, np.float32), "adagrad")
+    container.storage("t")
+    return container
+
+
+def gradients_of(ids: Ids) -> npt.NDArray[np.float32]:
+    return np.outer(ids % 5 - 2.0, [1.0, 0.5, -2.0]).astype(np.float32)
+
+
+class ByPlan:
+    """Looks up by plans, whose handles the update uses."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.container = made(options)
+        self._collection = self.container.collection([("t", "sum")])
+        self._waiting: deque[tuple[Any, Ids]] = deque()
+
+    def forward(self, ids: Ids) -> npt.NDArray[Any]:
+        plan = self._collection.plan_ids(ids, [(0, len(ids))])
+        self._waiting.append((plan, ids))
+        (rows,) = plan.gather()
+        found: npt.NDArray[Any] = rows
+        return found
+
+    def step(self) -> None:
+        plan, ids = self._waiting.popleft()
+        shadow_id = self.container.resources.register_direct(["t"])
+        self.container.resources.hold(shadow_id, plan.gradients([gradients_of(ids)]))
+        self.container.apply_methods(CHOICE)
+
+
+class ByShadow:
+    """The same through shadows: keys are looked for again in each step."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.container = made(options)
+        self._waiting: deque[Ids] = deque()
+
+    def forward(self, ids: Ids) -> npt.NDArray[Any]:
+        self._waiting.append(ids)
+        found = self.container.lookup("t", ids, is_registered=False)
+        return found.rows[found.inverse]
+
+    def step(self) -> None:
+        ids = self._waiting.popleft()
+        keys, inverse = np.unique(ids, return_inverse=True)
+        found = self.container.lookup("t", ids, is_registered=True)
+        assert found.shadow_id is not None
+        sums = np.zeros((len(keys), 3), np.float32)
+        np.add.at(sums, inverse, gradients_of(ids))
+        at = {int(key): place for place, key in enumerate(keys)}
+        self.container.resources.accumulate(
+            found.shadow_id, sums[[at[int(key)] for key in found.keys]]
+        )
+        self.container.apply_methods(CHOICE)
+
+
+IDS = st.lists(st.integers(0, 40), min_size=1, max_size=60).map(
+    lambda ids: np.array(ids, np.int64) * 7 - 50
+)
+
+
+class PipelinedSteps(RuleBasedStateMachine):
+    """Forward passes run ahead of steps, on a tiny table from which rows leave."""
+
+    options: ClassVar[dict[str, Any]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_plan = ByPlan(self.options)
+        self.by_shadow = ByShadow(self.options)
+        self.num_waiting = 0
+
+    @precondition(lambda self: self.num_waiting < 3)
+    @rule(ids=IDS)
+    def forward(self, ids: Ids) -> None:
+        found = self.by_plan.forward(ids)
+        assert found.tobytes() == self.by_shadow.forward(ids).tobytes()
+        self.num_waiting += 1
+
+    @precondition(lambda self: self.num_waiting > 0)
+    @rule()
+    def step(self) -> None:
+        self.by_plan.step()
+        self.by_shadow.step()
+        self.num_waiting -= 1
+
+    @rule(ids=IDS)
+    def erase(self, ids: Ids) -> None:
+        for each in (self.by_plan, self.by_shadow):
+            each.container.storage("t").erase(np.unique(ids))
+
+    @rule(ids=IDS)
+    def upsert(self, ids: Ids) -> None:
+        keys = np.unique(ids)
+        for each in (self.by_plan, self.by_shadow):
+            rows = np.repeat(keys[:, None], 6, 1).astype(np.float32)
+            each.container.storage("t").upsert(keys, np.abs(rows))
+
+    @rule()
+    def clear(self) -> None:
+        for each in (self.by_plan, self.by_shadow):
+            each.container.storage("t").clear()
+
+    @invariant()
+    def tables_are_equal(self) -> None:
+        assert rows_of(self.by_plan.container) == rows_of(self.by_shadow.container)
+
+    def teardown(self) -> None:
+        for each in (self.by_plan, self.by_shadow):
+            each.container.close()
+
+
+def rows_of(container: StepContainer) -> dict[int, bytes]:
+    return {
+        int(key): row.tobytes()
+        for chunk in container.storage("t").scan()
+        for key, row in zip(chunk.keys, chunk.rows, strict=True)
+    }
+
+
+class GrowingSteps(PipelinedSteps):
+    options: ClassVar = {}
+
+
+class BoundedSteps(PipelinedSteps):
+    options: ClassVar = {"capacity": 24, "policy": "lru"}
+
+
+TestGrowing = GrowingSteps.TestCase
+TestBounded = BoundedSteps.TestCase
+for _case in (TestGrowing, TestBounded):
+    _case.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize("num_ids", [3, 20_000])
+def test_bags_of_a_plan_are_those_of_a_lookup(num_ids: int) -> None:
+    container = made({})
+    container.storage("t").upsert(np.arange(500), np.ones((500, 6), np.float32))
+    random = np.random.default_rng(num_ids)
+    ids = random.integers(0, 1000, 2 * num_ids)
+    offsets = np.sort(np.concatenate([[0, num_ids], random.integers(0, num_ids, 99)]))
+    offsets = np.concatenate([offsets, num_ids + offsets[1:]])
+    weights = random.random(2 * num_ids, np.float32)
+    collection = container.collection([("t", "sum"), ("t", "mean")])
+    for scales in (None, weights):
+        expected = collection.pool(ids, offsets, (0, 1), 100, scales)
+        plan = collection.plan_bags(ids, offsets, (0, 1), 100, scales)
+        assert plan.pool().tobytes() == expected.tobytes()
+
+
+def test_sums_of_gradients_are_those_without_a_plan() -> None:
+    summed = []
+    for finds_rows in (True, False):
+        container = made({})
+        random = np.random.default_rng(3)
+        ids = random.integers(0, 300, 900)
+        offsets = np.arange(0, 901, 3)
+        collection = container.collection([("t", "mean"), ("t", "sum")])
+        plan = collection.plan_bags(ids, offsets, (0, 1), 150, finds_rows=finds_rows)
+        gradient = random.standard_normal((150, 6)).astype(np.float32)
+        shadow_id = container.resources.register_direct(["t"])
+        container.resources.hold(shadow_id, plan.gradients([gradient]))
+        taken = container.resources.take_step(are_summed=True)["t"]
+        summed.append((taken.keys.tobytes(), taken.gradients.tobytes()))
+    assert summed[0] == summed[1]
+
+
+def test_a_plan_takes_one_gradient_of_its_shape() -> None:
+    collection = made({}).collection([("t", "sum")])
+    plan = collection.plan_bags(np.arange(4), np.array([0, 2, 4]), (0,), 2)
+    with pytest.raises(Exception, match="1 gradients were asked for, found 2"):
+        plan.gradients([np.zeros((2, 3), np.float32)] * 2)
+    with pytest.raises(Exception, match="gradient"):
+        plan.gradients([np.zeros((3, 3), np.float32)])
