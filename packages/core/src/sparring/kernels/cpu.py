@@ -55,10 +55,9 @@ class CpuKernels(KernelSet):
     def find_into(
         self, storage: Storage, keys: DeviceArray, rows: DeviceArray, found: DeviceArray
     ) -> None:
-        to = _shared(rows, "rows")
+        to, flags = _shared(rows, "rows"), _shared(found, "found").view(np.bool_)
         if len(to):
-            columns = Columns(0, to.shape[1])
-            storage.find_into(_shared(keys, "keys"), columns, to, _shared(found, "found"))
+            storage.find_into(_shared(keys, "keys"), Columns(0, to.shape[1]), to, flags)
 
     def upsert_storage(
         self, storage: Storage, keys: DeviceArray, rows: DeviceArray, *, keeps_evicted: bool = False
