@@ -18,7 +18,7 @@ from benchmarks.threads import torch_threads
 __all__ = ["Batch", "Dense", "batch_of", "features_of", "measure"]
 
 NUM_TABLES, DIM, NUM_ROWS, NUM_SAMPLES, NUM_INTEGERS = 26, 16, 100_000, 8_192, 13
-THREADS, NUM_BATCHES, LR, EPS, BAR = 2, 8, 0.02, 1e-8, 2.0
+THREADS, NUM_BATCHES, LR, EPS, BAR = 2, 8, 0.02, 1e-8, 1.1
 TOLERANCE = 1e-4
 Batch = tuple[Tensor, Tensor, Tensor]
 """Ids of all features one after the other, integers, labels."""

@@ -28,24 +28,36 @@ class OurBags:
     Args:
         dense: ``(num_rows, dim)``: the embeddings; row i becomes key i.
         optimizer: as `sparring_torch.Optimizer` takes it.
+        dtype: of the table's embeddings.
     """
 
     def __init__(
-        self, dense: npt.NDArray[np.float32], optimizer: Any, **hyperparameters: Any
+        self,
+        dense: npt.NDArray[np.float32],
+        optimizer: Any,
+        *,
+        dtype: str = "float32",
+        **hyperparameters: Any,
     ) -> None:
         dim = dense.shape[1]
-        config = EmbeddingBagConfig(name="t", embedding_dim=dim, feature_names=["f"])
+        config = EmbeddingBagConfig(
+            name="t", embedding_dim=dim, feature_names=["f"], data_type=dtype
+        )
         self.module = EmbeddingBagCollection([config])
         self.optimizer = Optimizer(self.module, optimizer, **hyperparameters)
         container = self.optimizer.container
         storage = container.storage("t")
-        state = container.entry("t").initial_state
+        table, state = container.entry("t").config, container.entry("t").initial_state
         assert state is not None
         for begin in range(0, len(dense), _FILL_ROWS):
             keys = np.arange(begin, min(begin + _FILL_ROWS, len(dense)))
-            rows = np.empty((len(keys), dim + len(state)), np.float32)
-            rows[:, :dim] = dense[keys]
-            rows[:, dim:] = state
+            rows = np.zeros((len(keys), table.width), table.numpy_dtype)
+            embeddings = torch.from_numpy(dense[keys])
+            if table.is_16_bit:
+                embeddings = embeddings.to(getattr(torch, dtype)).view(torch.int16)
+            shown = table.embeddings(rows)
+            shown[...] = embeddings.numpy().view(shown.dtype)
+            table.state(rows)[...] = state
             storage.upsert(keys, rows)
 
     def pooled(self, batch: Batch) -> Tensor:

@@ -401,6 +401,13 @@ PyGradientSources key_gradients(const SharedView& table, const py::array& keys,
                             : key_gradients_as<float>(table, keys, gradients);
 }
 
+void check_row_bytes(const py::array& rows, const collection::KeyRows& keys) {
+  const auto found = static_cast<uint64_t>(rows.shape(1) * rows.itemsize());
+  if (found == keys.storage->row_bytes()) return;
+  refuse("rows of " + std::to_string(keys.storage->row_bytes()) + " bytes were asked for, found " +
+         std::to_string(found));
+}
+
 template <class T>
 py::tuple summed_as(const PyGradientSources& sources, const PyTableView* table) {
   std::vector<collection::FeatureGradient<T>> gradients;
@@ -487,6 +494,54 @@ py::tuple PyGradientSources::summed(const SharedView& table) const {
   return is_double() ? summed_as<double>(*this, table.get()) : summed_as<float>(*this, table.get());
 }
 
+template <class T>
+std::unique_ptr<PyRowHandles> row_handles_as(const PyGradientSources& sources,
+                                             const SharedView& table) {
+  auto plan = plan_of<T>(sources, table.get());
+  if (!plan || !plan->handles) return nullptr;
+  return std::make_unique<PyRowHandles>(table, std::move(plan));
+}
+
+std::unique_ptr<PyRowHandles> PyGradientSources::row_handles(const SharedView& table) const {
+  return is_double() ? row_handles_as<double>(*this, table) : row_handles_as<float>(*this, table);
+}
+
+const collection::KeyRows& PyRowHandles::rows() const {
+  if (table_->view().storage != rows_.storage) {
+    refuse("the table has another storage than when its rows were looked up");
+  }
+  return rows_;
+}
+
+void PyRowHandles::find(py::array& rows, py::array& found) const {
+  const collection::KeyRows& keys = this->rows();
+  check_layout(rows, "rows", {keys.count, kAny}, true);
+  check_layout(found, "found", {keys.count}, true);
+  check_row_bytes(rows, keys);
+  auto* const to = static_cast<std::byte*>(rows.mutable_data());
+  auto* const is_there = static_cast<uint8_t*>(found.mutable_data());
+  const GilRelease release;
+  collection::copy_rows(process_executor(), keys, to, is_there);
+}
+
+py::tuple PyRowHandles::upsert(const py::array& rows) const {
+  const collection::KeyRows& keys = this->rows();
+  check_layout(rows, "rows", {keys.count, kAny}, false);
+  check_row_bytes(rows, keys);
+  const auto* const from = static_cast<const std::byte*>(rows.data());
+  abi::EvictedRows left;
+  {
+    const GilRelease release;
+    left = collection::put_rows(keys, from);
+  }
+  const auto count = static_cast<py::ssize_t>(left.keys.size());
+  const auto bytes = static_cast<py::ssize_t>(keys.storage->row_bytes());
+  return py::make_tuple(
+      py::array_t<int64_t>(count, left.keys.data()),
+      py::array_t<uint8_t>({count, bytes}, reinterpret_cast<const uint8_t*>(left.rows.data())),
+      py::array_t<uint64_t>(count, left.scores.data()));
+}
+
 }  // namespace sparring::bindings
 
 void bind_collection(py::module_& module) {
@@ -500,8 +555,12 @@ void bind_collection(py::module_& module) {
       .def("begin_load", &PyTableView::begin_load)
       .def("end_load", &PyTableView::end_load, py::arg("is_whole"))
       .def_property_readonly("is_cut_short", &PyTableView::is_cut_short);
+  py::class_<PyRowHandles>(module, "RowHandles")
+      .def("find", &PyRowHandles::find, py::arg("rows"), py::arg("found"))
+      .def("upsert", &PyRowHandles::upsert, py::arg("rows"));
   py::class_<PyGradientSources>(module, "GradientSources")
       .def("summed", &PyGradientSources::summed, py::arg("table"))
+      .def("row_handles", &PyGradientSources::row_handles, py::arg("table"))
       .def_property_readonly("is_finite", [](const PyGradientSources& self) {
         const GilRelease release;
         return std::isfinite(self.largest_gradient());

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "collection/gradients.h"
+#include "collection/row_copies.h"
 #include "collection/table_view.h"
 
 namespace sparring::bindings {
@@ -48,6 +49,29 @@ class PyTableView {
 
 using SharedView = std::shared_ptr<PyTableView>;
 
+// Where the rows of a batch's keys are, for updates that take copies of them.
+class PyRowHandles {
+ public:
+  template <class T>
+  PyRowHandles(SharedView table, std::shared_ptr<const collection::TablePlan<T>> plan)
+      : table_(std::move(table)),
+        rows_{table_->view().storage, plan->num_keys, plan->keys.get(), plan->handles.get(),
+              plan->generation},
+        owner_(std::move(plan)) {}
+
+  // Copies rows (u, row_bytes) out, zeros where a key has none; found (u).
+  void find(pybind11::array& rows, pybind11::array& found) const;
+  // Puts rows (u, row_bytes) back. Returns what left: keys (n), rows (n, row_bytes) uint8, scores (n).
+  pybind11::tuple upsert(const pybind11::array& rows) const;
+
+ private:
+  const collection::KeyRows& rows() const;
+
+  SharedView table_;
+  collection::KeyRows rows_;
+  std::shared_ptr<const void> owner_;
+};
+
 // Gradients on their way to tables, and the arrays that they lie in.
 class PyGradientSources {
  public:
@@ -81,6 +105,9 @@ class PyGradientSources {
 
   // keys (u) and the sums of their gradients (u, dim), of one table.
   pybind11::tuple summed(const SharedView& table) const;
+
+  // Of the keys of `summed`, in their order; NULL where the storage keeps no handles.
+  std::unique_ptr<PyRowHandles> row_handles(const SharedView& table) const;
 
  private:
   Parts parts_;
