@@ -39,7 +39,7 @@ __all__ = [
 
 @dataclass(slots=True)
 class PlannedLookup:
-    """What is known of one table's ids in a batch."""
+    """The distinct ids of one table in a batch."""
 
     entry: TableEntry
     keys: DeviceArray
