@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
+from sparring.contracts.kernel_set import KernelSet
 from sparring.exchange.link import Link, MessageKind
 from sparring.exchange.messages import (
     Codec,
@@ -49,6 +50,7 @@ class SequentialExchange(RingExchange):
         routed: Routed,
         served_counts: Counts,
         record: PullRecord | None,
+        kernels: KernelSet,
     ) -> list[Pulled]:
         link = self.session.link
         rank = link.collective.rank
@@ -74,9 +76,7 @@ class SequentialExchange(RingExchange):
             replies.append(message)
         results = [
             Pulled(
-                np.empty(
-                    (len(each.keys), each.columns.end - each.columns.begin), each.table.numpy_dtype
-                ),
+                np.empty((len(each.keys), each.width), each.table.numpy_dtype),
                 np.empty(len(each.keys), np.bool_),
             )
             for each in requests
@@ -109,6 +109,7 @@ class SequentialExchange(RingExchange):
         codecs: Sequence[Codec],
         routed: Routed,
         coming: Counts,
+        kernels: KernelSet,
     ) -> list[OwnedGradients]:
         link = self.session.link
         rank, world_size = link.collective.rank, link.collective.world_size
@@ -142,7 +143,8 @@ collective carries no second one."""
 
 def _own_places(routed: Routed, table: int, rank: int) -> npt.NDArray[np.int64]:
     offsets = routed.offsets[table]
-    return routed.orders[table][int(offsets[rank]) : int(offsets[rank + 1])]
+    places: Counts = routed.orders[table][offsets[rank] : offsets[rank + 1]]
+    return places
 
 
 def _all_to_all(link: Link, kind: MessageKind, parts: list[Bytes]) -> list[Bytes]:

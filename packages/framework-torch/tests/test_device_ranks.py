@@ -16,7 +16,10 @@ from torch import Tensor
 from sparring import TieredStorage
 from sparring.adapter import ExchangeOptions, StepContainer
 from sparring.contracts import Collective
+from sparring.exchange.pull import RingPull
+from sparring.exchange.push import RingPush
 from sparring.exchange.ring import RingExchange
+from sparring.kernels.cpu import HOST
 from sparring.storage.tiered.tier import Tier
 from sparring_hkv.backend import HkvStorage
 from sparring_testing.devices import why_unavailable
@@ -226,8 +229,8 @@ def _nothing_visits_the_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     with monkeypatch.context() as patched:
         for kind, name in (
-            (RingExchange, "pull_all"),
-            (RingExchange, "push_all"),
+            (RingPull, "run"),
+            (RingPush, "run"),
             (HkvStorage, "_find_impl"),
             (HkvStorage, "_upsert_impl"),
             (TieredStorage, "_find_impl"),
@@ -358,7 +361,8 @@ def test_tables_on_a_device_and_on_the_cpu_take_a_step_each_its_own_way(
     push_all = RingExchange.push_all
 
     def seen(self: Any, requests: Any, **named: Any) -> Any:
-        pushed.add(tuple(each.table.name for each in requests))
+        if named.get("kernels", HOST) is HOST:
+            pushed.add(tuple(each.table.name for each in requests))
         return push_all(self, requests, **named)
 
     monkeypatch.setattr(RingExchange, "push_all", seen)

@@ -190,7 +190,7 @@ def test_sums_of_gradients_are_those_without_a_plan() -> None:
         gradient = random.standard_normal((150, 6)).astype(np.float32)
         shadow_id = container.resources.register_direct(["t"])
         container.resources.hold(shadow_id, plan.gradients([gradient]))
-        taken = container.resources.take("t")
+        taken = container.resources.take_step(are_summed=True)["t"]
         summed.append((taken.keys.tobytes(), taken.gradients.tobytes()))
     assert summed[0] == summed[1]
 

@@ -11,8 +11,7 @@ import pytest
 from sparring.contracts.collective import Collective
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
-from sparring.engine.apply import function as by_function
-from sparring.engine.apply import methods as by_methods
+from sparring.engine.apply import gradients
 from sparring.engine.container import StepContainer
 from sparring.errors import DeviceMemoryError, SparringError
 from sparring.updates.resolve import hyper_from, resolve_method
@@ -39,14 +38,13 @@ def test_a_rank_whose_gradients_cannot_be_added_up_tells_all(
 ) -> None:
     method = resolve_method("sgd")
     choice = MethodChoice(method, hyper_from(method, {"lr": 1.0}), 1)
-    module, name = (by_methods, "summed_gradients") if is_fused else (by_function, "_in_arrays")
-    add_up = getattr(module, name)
+    add_up = gradients.own_gradients
     failures = [DeviceMemoryError("the device is full")]
 
-    def fail(container: StepContainer, *arguments: Any) -> Any:
-        if failures and container.collective.rank == BROKEN % world_size:
+    def fail(state: Any, *arguments: Any) -> Any:
+        if failures and state.collective.rank == BROKEN % world_size:
             raise failures.pop()
-        return add_up(container, *arguments)
+        return add_up(state, *arguments)
 
     def train(made: StepContainer) -> None:
         found = made.lookup("item", KEYS)
@@ -70,7 +68,7 @@ def test_a_rank_whose_gradients_cannot_be_added_up_tells_all(
         assert made.counters.steps == 1
         return caught.value, seconds
 
-    monkeypatch.setattr(module, name, fail)
+    monkeypatch.setattr(gradients, "own_gradients", fail)
     for rank, (error, seconds) in enumerate(run_ranks(world_size, body, deadline=SECONDS)):
         assert type(error) is DeviceMemoryError
         assert "the device is full" in str(error)

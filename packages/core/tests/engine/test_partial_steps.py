@@ -12,9 +12,7 @@ from sparring.contracts.admission import Frequency
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
 from sparring.engine.apply import function as by_function
-from sparring.engine.apply.device_function import GatheredOnDevice
-from sparring.engine.apply.device_owned_gradients import OwnedOnDevice
-from sparring.engine.apply.gather import TableUpdate
+from sparring.engine.apply.gather import Gathered, TableUpdate, gather_rows
 from sparring.engine.container import StepContainer
 from sparring.errors import PartialStepError, StorageIOError
 from sparring.kernels.cpu import CpuKernels
@@ -92,11 +90,10 @@ def test_tables_that_took_a_step_that_failed_are_named(apply: Apply, failure: Ex
 def test_a_table_on_a_device_of_which_no_key_was_admitted_has_not_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    refused = GatheredOnDevice(CpuKernels(), None, None)
-    owned = OwnedOnDevice(CpuKernels(), np.empty(0, np.int64), np.empty((0, 2), np.float32))
-    monkeypatch.setattr(by_function, "kernels_of_step", lambda *_: {"refused": CpuKernels()})
-    monkeypatch.setattr(by_function, "owned_on_device", lambda *_: {"refused": owned})
-    monkeypatch.setattr(by_function, "gather_on_device", lambda *_: {"refused": refused})
+    def gather(*arguments: Any) -> dict[str, Gathered]:
+        return {"refused": Gathered(CpuKernels(), None, None), **gather_rows(*arguments)}
+
+    monkeypatch.setattr(by_function, "gather_rows", gather)
     with pytest.raises(PartialStepError) as caught:
         by_rows(container("third", StorageIOError("the disk is full")))
     assert caught.value.written == ("first", "second")

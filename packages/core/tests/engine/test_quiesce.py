@@ -33,7 +33,7 @@ class Busy:
         self.prefetches = SimpleNamespace(unfinished=[running])
         self.flushes = SimpleNamespace(task=1, join=self._at(4))
         self.saves = SimpleNamespace(running=1, join=self._at(5), wait_for_room=self._at(8))
-        self.events = SimpleNamespace(check=self._at(6))
+        self.events = SimpleNamespace(first_failed=1, check=self._at(6))
         self.tables = SimpleNamespace(entries={"films": SimpleNamespace(written_back=storage)})
 
     def _pulled(self) -> bool:

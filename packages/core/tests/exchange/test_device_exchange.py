@@ -13,7 +13,8 @@ import pytest
 from sparring.collective.local import LocalCollective, LocalGroup
 from sparring.collective.nccl import NcclCollective
 from sparring.contracts.collective import Collective, Work
-from sparring.contracts.kernels import ArraySource, KernelSet
+from sparring.contracts.kernel_set import KernelSet
+from sparring.contracts.kernels import ArraySource
 from sparring.contracts.results import Columns
 from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.storage import Storage
@@ -25,9 +26,6 @@ from sparring.errors import (
     PeerFailure,
     UnsupportedError,
 )
-from sparring.exchange.device_exchange import DeviceExchange
-from sparring.exchange.device_pull import DevicePullRequest
-from sparring.exchange.device_push import DevicePushRequest
 from sparring.exchange.messages import PullRequest, PushRequest
 from sparring.exchange.options import ExchangeOptions
 from sparring.exchange.ring import RingExchange
@@ -37,6 +35,7 @@ from sparring.storage.open import open_storage
 from sparring_testing.deadlines import in_time
 
 from ..collective.fake_nccl import FakeGpus, GpuArray, open_fake
+from .on_device import OnDevice, wanted
 
 _emulated = pytest.importorskip(
     "sparring_hkv._emulated",
@@ -177,11 +176,11 @@ def test_pulled_rows_are_those_of_the_host_ring(
         storages = shards(collective, shard_map, "emulated")
         keys = [keys_of(collective.rank, world_size, place) for place in range(2)]
         with RingExchange(collective, shard_map, options) as exchange:
-            device = exchange.on_device(device_kernels())
-            assert device is exchange.on_device(device_kernels())
-            assert device.is_direct == (way != STAGED)
+            device = OnDevice(exchange, device_kernels())
+            assert device.stager is exchange.stager(device_kernels())
+            assert device.stager.is_direct == (way != STAGED)
             requests = [
-                DevicePullRequest(storage, table, _gpu_array(each), columns)
+                wanted(storage, table, _gpu_array(each), columns)
                 for storage, table, each, columns in zip(
                     storages, TABLES, keys, (None, 5), strict=True
                 )
@@ -238,9 +237,9 @@ def test_pushed_gradients_add_up_to_the_bits_of_the_host_ring(
             ]
 
     def on_device(exchange: RingExchange, keys: list[Any], gradients: list[Any]) -> Any:
-        return exchange.on_device(device_kernels()).push_all(
+        return OnDevice(exchange, device_kernels()).push_all(
             [
-                DevicePushRequest(table, _gpu_array(one), _gpu_array(other))
+                PushRequest(table, _gpu_array(one), _gpu_array(other))
                 for table, one, other in zip(TABLES, keys, gradients, strict=True)
             ]
         )
@@ -272,8 +271,8 @@ def test_both_ways_of_a_turn_are_one_group_of_nccl(gpus: FakeGpus) -> None:
         with RingExchange(collective, shard_map, options) as exchange:
             # Rank 1 asks for more than rank 0, and so has turns that only bring rows.
             keys = _gpu_array(np.arange(200 + 200 * collective.rank))
-            device = exchange.on_device(device_kernels())
-            device.pull_all([DevicePullRequest(storages[0], ITEM, keys)])
+            device = OnDevice(exchange, device_kernels())
+            device.pull_all([wanted(storages[0], ITEM, keys)])
 
     run_ranks(NCCL, 2, body)
     for rank in range(2):
@@ -298,17 +297,17 @@ def test_empty_batches_are_ordinary(world_size: int) -> None:
 
     def body(collective: Collective) -> None:
         with RingExchange(collective, shard_map) as exchange:
-            device = exchange.on_device(device_kernels())
-            pulled = device.pull_all([DevicePullRequest(None, ITEM, _gpu_array(nothing))])[0]
+            device = OnDevice(exchange, device_kernels())
+            pulled = device.pull_all([wanted(None, ITEM, _gpu_array(nothing))])[0]
             assert pulled.rows.shape == (0, 6)
             # Nobody has a storage yet: rows that are not there.
             keys = nothing if collective.rank else np.arange(100)
-            pulled = device.pull_all([DevicePullRequest(None, ITEM, _gpu_array(keys))])[0]
+            pulled = device.pull_all([wanted(None, ITEM, _gpu_array(keys))])[0]
             assert not np.any(pulled.rows)
             assert not np.any(pulled.found)
             gradients = np.empty((0, 6), np.float32)
             pushed = device.push_all(
-                [DevicePushRequest(ITEM, _gpu_array(nothing), _gpu_array(gradients))]
+                [PushRequest(ITEM, _gpu_array(nothing), _gpu_array(gradients))]
             )
             assert pushed[0].gradients.shape == (0, 6)
 
@@ -324,11 +323,11 @@ def test_finds_run_while_the_hop_before_travels_and_a_trace_shows_both_lanes() -
         trace = Trace(collective.rank)
         with RingExchange(collective, shard_map, ExchangeOptions(chunk_rows=4096)) as exchange:
             exchange.trace = trace
-            device = exchange.on_device(device_kernels())
+            device = OnDevice(exchange, device_kernels())
             keys = np.arange(-400 + collective.rank, 400)
-            device.pull_all([DevicePullRequest(storages[0], ITEM, _gpu_array(keys))])
+            device.pull_all([wanted(storages[0], ITEM, _gpu_array(keys))])
             gradients = np.ones((len(keys), 6), np.float32)
-            device.push_all([DevicePushRequest(ITEM, _gpu_array(keys), _gpu_array(gradients))])
+            device.push_all([PushRequest(ITEM, _gpu_array(keys), _gpu_array(gradients))])
         return trace
 
     for trace in run_ranks(SLOW, 4, body):
@@ -366,8 +365,8 @@ def test_a_silent_rank_fails_the_others_within_the_deadline(way: str) -> None:
         def body(collective: Collective) -> float:
             storages = shards(collective, shard_map, "emulated")
             with RingExchange(collective, shard_map) as exchange:
-                device = exchange.on_device(device_kernels())
-                requests = [DevicePullRequest(storages[0], ITEM, _gpu_array(np.arange(200)))]
+                device = OnDevice(exchange, device_kernels())
+                requests = [wanted(storages[0], ITEM, _gpu_array(np.arange(200)))]
                 device.pull_all(requests)
                 if collective.rank == 1:
                     time.sleep(3 * deadline)
@@ -409,8 +408,8 @@ def test_a_storage_that_fails_is_told_to_all(gpus: FakeGpus, way: str) -> None:
         if collective.rank == 1:
             kernels = _Failing(kernels, UnsupportedError("the shard is elsewhere"), "find_into")
         with RingExchange(collective, shard_map) as exchange:
-            device = exchange.on_device(kernels)
-            requests = [DevicePullRequest(storages[0], ITEM, _gpu_array(np.arange(200)))]
+            device = OnDevice(exchange, kernels)
+            requests = [wanted(storages[0], ITEM, _gpu_array(np.arange(200)))]
             with pytest.raises((PeerFailure, UnsupportedError)) as caught:
                 device.pull_all(requests)
             time.sleep(0.2)  # so that nobody's end is taken for the cause
@@ -432,11 +431,9 @@ def test_a_rank_that_loses_its_device_is_named_by_the_others(gpus: FakeGpus, way
             kernels = _Failing(kernels, DeviceError("fell off the bus"), "gather")
         begin = time.monotonic()
         with RingExchange(collective, shard_map) as exchange:
-            device = exchange.on_device(kernels)
+            device = OnDevice(exchange, kernels)
             keys = np.arange(300)
-            request = DevicePushRequest(
-                ITEM, _gpu_array(keys), _gpu_array(np.ones((300, 6), np.float32))
-            )
+            request = PushRequest(ITEM, _gpu_array(keys), _gpu_array(np.ones((300, 6), np.float32)))
             with pytest.raises((PeerFailure, DeviceError)) as caught:
                 device.push_all([request])
             with pytest.raises(PeerFailure):
@@ -456,22 +453,21 @@ def test_what_cannot_be_done_on_a_device_is_refused() -> None:
     def body(collective: Collective) -> None:
         options = ExchangeOptions(row_wire_dtype="int8", gradient_wire_dtype="bfloat16")
         with RingExchange(collective, ShardMap.balanced(2), options) as exchange:
-            device = exchange.on_device(device_kernels())
-            assert isinstance(device, DeviceExchange)
+            device = OnDevice(exchange, device_kernels())
             keys, gradients = _gpu_array(np.arange(3)), _gpu_array(np.ones((3, 6), np.float32))
             with pytest.raises(InvalidArgumentError, match=r"row_wire_dtype must be exact.*int8"):
-                device.pull_all([DevicePullRequest(None, ITEM, keys)])
+                device.pull_all([wanted(None, ITEM, keys)])
             with pytest.raises(InvalidArgumentError, match=r"gradient_wire_dtype.*bfloat16"):
-                device.push_all([DevicePushRequest(ITEM, keys, gradients)])
+                device.push_all([PushRequest(ITEM, keys, gradients)])
             replicated = TableConfig("small", 6, placement="replicated")
             with pytest.raises(UnsupportedError, match="'small' is replicated"):
-                device.push_all([DevicePushRequest(replicated, keys, gradients)])
+                device.push_all([PushRequest(replicated, keys, gradients)])
             with pytest.raises(UnsupportedError, match="have no streams"):
-                exchange.on_device(make_plugin_manager().kernels("cpu").factory(ARRAYS))
+                OnDevice(exchange, make_plugin_manager().kernels("cpu").factory(ARRAYS))
             stuck: Any = device_kernels()
             stuck.device = "cuda:0"
             with pytest.raises(InvalidArgumentError, match="cuda:0 cannot change streams"):
-                exchange.on_device(stuck)
+                OnDevice(exchange, stuck)
 
     run_ranks(DIRECT, 2, body)
 
@@ -480,13 +476,13 @@ def test_ranks_that_pull_on_the_device_and_on_the_host_refuse_each_other() -> No
     def body(collective: Collective) -> None:
         with RingExchange(collective, ShardMap.balanced(2)) as exchange:
             keys = np.arange(3)
-            device = exchange.on_device(device_kernels())
+            device = OnDevice(exchange, device_kernels())
 
             def pull() -> None:
                 if collective.rank:
                     exchange.pull(None, ITEM, keys, Columns(0, 6))
                 else:
-                    device.pull_all([DevicePullRequest(None, ITEM, _gpu_array(keys))])
+                    device.pull_all([wanted(None, ITEM, _gpu_array(keys))])
 
             with pytest.raises(InvalidArgumentError, match="on a device"):
                 pull()

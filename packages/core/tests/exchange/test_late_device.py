@@ -17,8 +17,6 @@ from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
 from sparring.engine.resource_manager import ResourceManager
-from sparring.exchange.device_pull import DevicePullRequest
-from sparring.exchange.device_push import DevicePushRequest
 from sparring.exchange.messages import PullRequest, PushRequest
 from sparring.exchange.options import ExchangeOptions
 from sparring.exchange.ring import RingExchange
@@ -26,6 +24,7 @@ from sparring.kernels import functions as kernels
 from sparring.storage.open import open_storage
 
 from ..runtime.late_device import LateDevice, LateKernels
+from .on_device import OnDevice, wanted
 
 TABLES = (TableConfig("item", 6, "float32"), TableConfig("user", 2, "float64"))
 OPTIONS = ExchangeOptions(chunk_rows=64, chunks_in_flight=2)
@@ -122,11 +121,11 @@ def test_streams_are_ordered_by_events(world_size: int, is_direct: bool) -> None
 
         storages = shards(rank, shard_map)
         with RingExchange(collective, shard_map, OPTIONS) as exchange:
-            ring = exchange.on_device(late)
-            assert ring.is_direct == is_direct
+            ring = OnDevice(exchange, late)
+            assert ring.stager.is_direct == is_direct
             pulled = ring.pull_all(
                 [
-                    DevicePullRequest(storage, table, made(keys_of(rank, place)))
+                    wanted(storage, table, made(keys_of(rank, place)))
                     for place, (storage, table) in enumerate(zip(storages, TABLES, strict=True))
                 ]
             )
@@ -136,9 +135,7 @@ def test_streams_are_ordered_by_events(world_size: int, is_direct: bool) -> None
             ]
             pushed = ring.push_all(
                 [
-                    DevicePushRequest(
-                        table, made(keys_of(rank, place)), made(gradients_of(rank, place))
-                    )
+                    PushRequest(table, made(keys_of(rank, place)), made(gradients_of(rank, place)))
                     for place, table in enumerate(TABLES)
                 ]
             )

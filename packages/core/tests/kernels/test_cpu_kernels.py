@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from sparring.contracts.hyperparameters import HyperParameters
-from sparring.contracts.kernels import ArraySource, KernelSet
+from sparring.contracts.kernel_set import KernelSet
+from sparring.contracts.kernels import ArraySource
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice, UpdateMethod
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.kernels import functions as kernels
 from sparring.plugins.registry import make_plugin_manager
+from sparring.storage.open import open_storage
 from sparring.updates.builtin import BUILTIN_METHODS
 
 ARRAYS = ArraySource(empty=np.empty, stream=lambda: 0)
@@ -103,3 +105,13 @@ def test_every_operation_of_sparring_kernels_is_in_the_contract() -> None:
         if name.islower() and name not in ("initial_rows", "initializer_spec", "rounding_seed")
     } - {"set_simd_level", "simd_level"}
     assert operations <= set(KernelSet.__abstractmethods__)
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.uint8])
+def test_rows_are_found_into_arrays_that_are_there(cpu: KernelSet, dtype: Any) -> None:
+    with open_storage("memory", TableConfig("t", 2)) as storage:
+        storage.upsert([7], np.ones((1, 2), np.float32))
+        rows, found = np.empty((2, 2), np.float32), np.full(2, 1, dtype)
+        cpu.find_into(storage, np.array([5, 7]), rows, found)
+    assert found.tolist() == [0, 1]
+    assert rows.tolist() == [[0, 0], [1, 1]]

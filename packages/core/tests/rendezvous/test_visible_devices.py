@@ -7,7 +7,7 @@ import pytest
 from sparring.collective.local import LocalGroup
 from sparring.contracts.descriptors import KernelsDescriptor
 from sparring.contracts.hookspecs import hookimpl
-from sparring.contracts.kernels import KernelSet
+from sparring.contracts.kernel_set import KernelSet
 from sparring.contracts.rendezvous import Membership
 from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.table import TableConfig

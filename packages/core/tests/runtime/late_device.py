@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from sparring.contracts.kernels import ArraySource, Dedup, KernelSet, Route
+from sparring.contracts.kernel_set import KernelSet
+from sparring.contracts.kernels import ArraySource, Dedup, Route
 from sparring.kernels.cpu import CpuKernels
 from sparring.runtime.streams import Streams
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ from sparring.errors import InvalidArgumentError
 __all__ = ["Bags", "DirectBatch", "Ids", "with_gradient"]
 
 Index = npt.NDArray[np.int64]
+
+_version_of = attrgetter("_version")
 
 
 @dataclass(slots=True)
@@ -77,18 +80,18 @@ class DirectBatch:
 
     def hold(self, gradients: Sequence[Tensor]) -> None:
         """Hands the gradients of the outputs to the step."""
-        kept = [gradient.contiguous() for gradient in gradients]
+        kept = list(map(Tensor.contiguous, gradients))
         # They are not copied, so they must not be written to before the step.
-        versions = [gradient._version for gradient in kept]
+        versions = list(map(_version_of, kept))
 
         def check() -> None:
-            if versions != [gradient._version for gradient in kept]:
+            if versions != list(map(_version_of, kept)):
                 raise InvalidArgumentError(
                     "the gradient of looked-up embeddings was changed in place between backward "
                     "and step; change a clone of it, or register a hook on the output"
                 )
 
-        sources = self._make_sources([gradient.numpy() for gradient in kept])
+        sources = self._make_sources(list(map(Tensor.numpy, kept)))
         self._resources.hold(self._shadow_id, sources, check)
 
     def __del__(self) -> None:

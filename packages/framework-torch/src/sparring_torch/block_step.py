@@ -33,15 +33,11 @@ def step_in_blocks(
         block_bytes: the most for one block of each table, but a row at least; None takes each
             table whole.
     """
-    sizes = [
-        shadow.num_rows if block_bytes is None else max(1, block_bytes // shadow.row_bytes)
-        for shadow in shadows
-    ]
-    num_blocks = max(
-        (-(-shadow.num_rows // size) for shadow, size in zip(shadows, sizes, strict=True) if size),
-        default=0,
-    )
-    num_blocks = max(num_blocks, min(1, len(shadows)))
+    sizes, num_blocks = list[int](), min(1, len(shadows))
+    for shadow in shadows:
+        size = shadow.num_rows if block_bytes is None else max(1, block_bytes // shadow.row_bytes)
+        num_blocks = max(num_blocks, -(-shadow.num_rows // max(1, size)))
+        sizes.append(size)
     before = [dict(group) for group in param_groups] if num_blocks > 1 else []
     for number in range(num_blocks):
         if number > 0:

@@ -18,7 +18,7 @@ import torch
 
 from sparring.errors import DeviceMemoryError
 
-__all__ = ["memory_checked", "memory_errors", "release_unused_memory"]
+__all__ = ["memory_checked", "memory_error", "memory_errors", "release_unused_memory"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -44,7 +44,7 @@ def memory_checked(
             return function(*arguments, **named)
         except torch.OutOfMemoryError as error:
             asked = None if num_bytes is None else num_bytes(*arguments, **named)
-            raise _memory_error(device, error, asked) from error
+            raise memory_error(device, error, asked) from error
 
     return checked
 
@@ -55,7 +55,7 @@ def memory_errors(device: torch.device) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise _memory_error(device, error, None) from error
+        raise memory_error(device, error) from error
 
 
 def release_unused_memory(device: torch.device) -> bool:
@@ -74,9 +74,14 @@ def _kept_bytes(device: torch.device) -> int:
     return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def _memory_error(
-    device: torch.device, error: torch.OutOfMemoryError, asked_bytes: int | None
+def memory_error(
+    device: torch.device, error: torch.OutOfMemoryError, asked_bytes: int | None = None
 ) -> DeviceMemoryError:
+    """The error for want of memory that torch found.
+
+    Args:
+        asked_bytes: as was asked for; None: torch's message says how many.
+    """
     asked = _asked_bytes(error) if asked_bytes is None else asked_bytes
     free = _free_bytes(device)
     return DeviceMemoryError(

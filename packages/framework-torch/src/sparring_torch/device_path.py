@@ -6,7 +6,7 @@
 
 Where rows lie on several ranks they come first, from device to device, and are pooled then:
 
-    ids ──► looked_up_on_device ──► rows (u, dim) ──► KernelSet.pool ──► bags
+    ids ──► look_up ────────────► rows (u, dim) ──► KernelSet.pool ──► bags
 
 Everything runs on the current stream of the caller, or in its order, and forward waits for nothing on
 one rank. `emulated` stands for a GPU whose memory is the host's: tensors of the CPU, for tests.
@@ -26,12 +26,12 @@ from torch.autograd.function import once_differentiable
 from sparring.adapter import (
     BagGradients,
     DeviceGradients,
-    DeviceLookup,
+    Lookup,
     ResourceManager,
     StepContainer,
-    looked_up_on_device,
+    look_up,
     pulls_on_device,
-    told_on_device,
+    reporting,
 )
 from sparring.contracts import Dedup, KernelSet
 from sparring.errors import InvalidArgumentError
@@ -91,10 +91,10 @@ class DevicePath:
             is_registered = is_training and torch.is_grad_enabled()
             if pulls_on_device(container.state, tables):
                 requests = [(table, None) for table in tables]
-                looked_up_on_device(
+                look_up(
                     container.state,
-                    self.kernels,
                     requests,
+                    kernels=self.kernels,
                     is_training=is_registered,
                     refusal=error,
                 )
@@ -119,7 +119,7 @@ class DevicePath:
             for group in groups:
                 self._prepare(container, group)
         sources = self._sources(container, groups, is_registered)
-        with told_on_device(container.state, self.kernels, tables):
+        with reporting(container.state, self.kernels, tables):
             if not is_registered:
                 return [source.pooled(group) for source, group in zip(sources, groups, strict=True)]
             batch = _Batch(self, container, groups, sources)
@@ -137,8 +137,8 @@ class DevicePath:
             container.check_readable(tables)
             return [_Stored(self, container, group.table) for group in groups]
         requests = [(group.table, group.ids) for group in groups]
-        lookups = looked_up_on_device(
-            container.state, self.kernels, requests, is_training=is_registered
+        lookups = look_up(
+            container.state, requests, kernels=self.kernels, is_training=is_registered
         )
         return [_Pulled(self.kernels, each) for each in lookups]
 
@@ -179,9 +179,9 @@ class _Stored:
 class _Pulled:
     """Rows that came from their owners."""
 
-    def __init__(self, kernels: KernelSet, lookup: DeviceLookup) -> None:
+    def __init__(self, kernels: KernelSet, lookup: Lookup) -> None:
         self._kernels, self._rows = kernels, lookup.rows
-        self.found: Dedup | None = lookup.found
+        self.found: Dedup | None = Dedup(lookup.keys, lookup.inverse)
 
     def pooled(self, group: DeviceGroup) -> Tensor:
         """As `_Stored.pooled`."""

@@ -42,7 +42,7 @@ class FeatureRouter:
         weights = batch.weights() if is_weighted else None
         values = batch.values()
         if values.dtype is torch.int64:
-            ids = ids_from(values, "the batch").numpy()
+            ids = values.detach().cpu().contiguous().numpy()
         else:
             # Ids that are not exact are named with their feature.
             ids = torch.cat(

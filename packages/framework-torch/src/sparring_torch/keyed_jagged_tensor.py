@@ -79,7 +79,7 @@ class KeyedJaggedTensor(JaggedParts):
                 shape=tuple(checked.shape),
             )
         self._keys = names
-        self._index_per_key = {name: index for index, name in enumerate(names)}
+        self._index_per_key = dict(zip(names, range(len(names)), strict=True))
         if len(self._index_per_key) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise InvalidArgumentError(
@@ -88,7 +88,7 @@ class KeyedJaggedTensor(JaggedParts):
                 feature=twice,
             )
         self._values = checked
-        self._weights = check_weights(weights, checked)
+        self._weights = None if weights is None else check_weights(weights, checked)
         self._lengths = lengths_of(
             checked.shape[0], lengths, offsets, num_keys=len(names), device=checked.device
         )

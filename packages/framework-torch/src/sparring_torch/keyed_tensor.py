@@ -74,7 +74,7 @@ class KeyedTensor:
         self._keys, self._length_per_key = keys, lengths
         self._values, self._key_dim = values, key_dim
         self._offsets = list(accumulate(lengths, initial=0))
-        self._index_per_key = {name: index for index, name in enumerate(keys)}
+        self._index_per_key = dict(zip(keys, range(len(keys)), strict=True))
 
     @staticmethod
     def from_tensor_list(

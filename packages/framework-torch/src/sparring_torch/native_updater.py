@@ -15,7 +15,7 @@ from sparring.contracts import MethodChoice, Storage
 from sparring.errors import InvalidArgumentError
 from sparring_torch.block_step import BLOCK_BYTES, step_in_blocks
 from sparring_torch.device_kernels import tensor_device
-from sparring_torch.device_memory import memory_errors
+from sparring_torch.device_memory import memory_error
 from sparring_torch.known_optimizers import (
     FusedForm,
     KnownOptimizer,
@@ -124,7 +124,7 @@ class NativeUpdater:
             self._route = route
 
     def _update(self, updates: Sequence[TableUpdate]) -> None:
-        loaded = []
+        loaded, on_device = [], None
         for update in updates:
             shadow = self._shadows.get(update.table.name)
             if shadow is None:
@@ -135,16 +135,18 @@ class NativeUpdater:
                 )
             shadow.load(update.rows, update.gradients)
             loaded.append(shadow)
+            if shadow.is_on_device and on_device is None:
+                on_device = shadow.parameter.device
         try:
+            step_in_blocks(
+                partial(self._native_step, self._native),
+                loaded,
+                self.param_groups,
+                self._block_bytes if on_device is None else None,
+            )
+        except torch.OutOfMemoryError as error:
             # Tensors that the optimizer makes on the way are made on the device of the rows.
-            on_device = [each.parameter.device for each in loaded if each.is_on_device]
-            with memory_errors(on_device[0] if on_device else torch.device("cpu")):
-                step_in_blocks(
-                    partial(self._native_step, self._native),
-                    loaded,
-                    self.param_groups,
-                    None if on_device else self._block_bytes,
-                )
+            raise memory_error(on_device or torch.device("cpu"), error) from error
         finally:
             for shadow in loaded:
                 shadow.unload()

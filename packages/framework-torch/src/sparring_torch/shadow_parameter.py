@@ -42,7 +42,10 @@ class ShadowParameter:
         "_rows",
         "_shown",
         "_state",
+        "is_on_device",
+        "num_rows",
         "parameter",
+        "row_bytes",
     )
 
     def __init__(
@@ -58,6 +61,12 @@ class ShadowParameter:
         device = device or torch.device("cpu")
         self._empty = torch.empty(0, dim, dtype=dtype, device=device)
         self._rows = self._gradients = self._empty
+        self.num_rows = 0
+        """u of this step."""
+        self.row_bytes = 0
+        """Of a row with its gradient."""
+        self.is_on_device = False
+        """Whether the rows of this step are on a GPU, where blocks would only cost launches."""
         self._shown: tuple[Tensor, ...] = ()
         self._before: dict[str, Any] = {}
         self._state: MutableMapping[str, Any] = {}
@@ -71,27 +80,16 @@ class ShadowParameter:
     def load(self, rows: Any, gradients: Any) -> None:
         """Takes the rows ``(u, width)`` and gradients ``(u, dim)`` of a step: arrays of NumPy, or
         tensors of a device."""
-        self._rows, self._gradients = map(_as_tensor, (rows, gradients))
-
-    @property
-    def is_on_device(self) -> bool:
-        """Whether the rows of this step lie on a GPU, where blocks would only cost launches."""
-        return self._rows.is_cuda
+        if not isinstance(rows, Tensor):
+            rows, gradients = torch.from_numpy(rows), torch.from_numpy(gradients)
+        self._rows, self._gradients = rows, gradients
+        self.num_rows, self.is_on_device = len(rows), rows.is_cuda
+        self.row_bytes = (rows.shape[1] + self._dim) * rows.element_size()
 
     @property
     def takes_blocks(self) -> bool:
         """As `RowState.takes_blocks`."""
         return self._layout.takes_blocks
-
-    @property
-    def num_rows(self) -> int:
-        """u of this step."""
-        return len(self._rows)
-
-    @property
-    def row_bytes(self) -> int:
-        """Of a row with its gradient."""
-        return (self._rows.shape[1] + self._dim) * self._rows.element_size()
 
     def show(self, begin: int, end: int) -> None:
         """Lays the rows ``[begin, end)`` before the optimizer.
@@ -172,7 +170,3 @@ class ShadowParameter:
                 ).clone()
             else:
                 self._state[name] = value.clone() if isinstance(value, Tensor) else value
-
-
-def _as_tensor(array: Any) -> Tensor:
-    return array if isinstance(array, Tensor) else torch.from_numpy(array)

@@ -96,6 +96,7 @@ class TrainAgent(TableGroup):
 
     def _on_joined(self, declarations: Sequence[TableDeclaration]) -> None:
         self._collection = None
+        self._resources = self.container.resources
         devices = {each.device for each in declarations}
         (device,) = devices if len(devices) == 1 else ("cpu",)
         self._path = None if device == "cpu" else DevicePath(device)
@@ -136,7 +137,7 @@ class TrainAgent(TableGroup):
         Raises:
             InvalidArgumentError: the tables lie on a device, and the ids on another.
         """
-        container = self.container
+        container = self._container or self.container
         path = self._path
         if path is None:
             return None
@@ -195,8 +196,10 @@ class TrainAgent(TableGroup):
             return pooled(plan, bags, self._shadows(plan, prefetched, is_training))
         assert self._dtype is not None
         self._check_readable(prefetched)
-        collection = self._native_collection()
-        weights = bags.numpy_weights(self._dtype)
+        collection = self._collection
+        if collection is None:
+            collection = self._collection = self.container.collection(self._features)
+        weights = None if bags.weights is None else bags.numpy_weights(self._dtype)
         places = bags.places
         if not is_registered:
             out = collection.pool(bags.ids, bags.offsets, places, bags.num_bags, weights)
@@ -209,7 +212,8 @@ class TrainAgent(TableGroup):
         else:
             with torch.no_grad():
                 out = pooled(plan, bags, _still(prefetched)).numpy()
-        return with_gradient(self._direct_batch(batch), [out])[0]
+        held = DirectBatch(self._resources, self.table_names, batch.gradients)
+        return with_gradient(held, [out])[0]
 
     def gather(self, ids: Ids, *, is_training: bool) -> Sequence[Tensor]:
         """One embedding for each id: ``(ids of the feature, dim)`` of each feature."""
@@ -222,7 +226,9 @@ class TrainAgent(TableGroup):
         if not is_direct:
             return gathered(plan, self._shadows(plan, prefetched, is_training))
         self._check_readable(prefetched)
-        collection = self._native_collection()
+        collection = self._collection
+        if collection is None:
+            collection = self._collection = self.container.collection(self._features)
         if not is_registered:
             return [torch.from_numpy(each) for each in collection.gather(ids.ids, ids.spans)]
         batch = collection.plan_ids(ids.ids, ids.spans, finds_rows=prefetched is None)
@@ -230,7 +236,8 @@ class TrainAgent(TableGroup):
             outputs = batch.gather()
         else:
             outputs = [each.numpy() for each in gathered(plan, _still(prefetched))]
-        return with_gradient(self._direct_batch(batch), outputs)
+        held = DirectBatch(self._resources, self.table_names, batch.gradients)
+        return with_gradient(held, outputs)
 
     # -- prefetched lookups
 
@@ -258,11 +265,12 @@ class TrainAgent(TableGroup):
         return prefetched
 
     def _check_readable(self, prefetched: Prefetched | None) -> None:
+        container = self._container or self.container
         if prefetched is None:
-            self.container.check_readable(self.table_names)
+            container.check_readable(self.table_names)
         else:
             # Nothing is read, so a concurrent lookup may go on.
-            self.container.check_open()
+            container.check_open()
 
     def _shadows(
         self, plan: Plan, prefetched: Prefetched | None, is_training: bool
@@ -276,15 +284,8 @@ class TrainAgent(TableGroup):
 
     @property
     def _is_direct(self) -> bool:
-        return self._dtype is not None and self.container.reads_directly(self.table_names)
-
-    def _native_collection(self) -> Any:
-        if self._collection is None:
-            self._collection = self.container.collection(self._features)
-        return self._collection
-
-    def _direct_batch(self, batch: Any) -> DirectBatch:
-        return DirectBatch(self.container.resources, self.table_names, batch.gradients)
+        container = self._container or self.container
+        return self._dtype is not None and container.reads_directly(self.table_names)
 
     def lookup(self, table: str, ids: npt.NDArray[np.int64], *, is_training: bool) -> Shadow:
         """Ids to a shadow; see `lookup_all`."""

@@ -41,14 +41,8 @@ if TYPE_CHECKING:
     from sparring.engine.apply.gather import TableUpdate
     from sparring.engine.container import StepContainer
     from sparring.engine.device_gradients import BagGradients, DeviceGradients
-    from sparring.engine.device_lookup import (
-        DeviceLookup,
-        looked_up_on_device,
-        pulls_on_device,
-        told_on_device,
-    )
     from sparring.engine.job_bootstrap import AUTO, join_job
-    from sparring.engine.lookup import Lookup
+    from sparring.engine.lookup import Lookup, look_up, pulls_on_device, reporting
     from sparring.engine.optimizer_state import TableState, give_states, method_state
     from sparring.engine.prefetch import Prefetch
     from sparring.engine.resource_manager import ResourceManager
@@ -92,11 +86,8 @@ __getattr__ = names_from(
         "sparring.contracts.checkpoint": "SaveOptions State",
         "sparring.engine.container": "StepContainer",
         "sparring.engine.device_gradients": "BagGradients DeviceGradients",
-        "sparring.engine.device_lookup": (
-            "DeviceLookup looked_up_on_device pulls_on_device told_on_device"
-        ),
         "sparring.engine.job_bootstrap": "AUTO join_job",
-        "sparring.engine.lookup": "Lookup",
+        "sparring.engine.lookup": "Lookup look_up pulls_on_device reporting",
         "sparring.engine.optimizer_state": "TableState give_states method_state",
         "sparring.engine.prefetch": "Prefetch",
         "sparring.engine.resource_manager": "ResourceManager",
@@ -120,7 +111,7 @@ __getattr__ = names_from(
 # Packed: one name a line would hide the rest of this file.
 # fmt: off
 __all__ = [
-    "AUTO", "BagGradients", "Coordinator", "DeviceGradients", "DeviceLookup", "EnvironmentOptions",
+    "AUTO", "BagGradients", "Coordinator", "DeviceGradients", "EnvironmentOptions",
     "ExchangeOptions", "Failure", "Inquiry", "Lookup", "NOTICE_TAG", "NO_RANK", "NcclCollective",
     "Notice", "NoticeKind", "PluginManager", "Prefetch", "Publication", "ResourceManager",
     "SaveOptions", "Snapshot", "SnapshotWriter", "State", "StepContainer", "StorageChoice",
@@ -128,10 +119,10 @@ __all__ = [
     "TableUpdate", "borrow_threads", "check_factors", "check_offsets", "declared",
     "dot_product_dim", "dot_product_pairs", "empty_notice", "gather", "give_back_threads",
     "give_states", "given_storages", "hyper_from", "hypers_by_table", "join_job",
-    "joined_container", "keras_method", "key_gradients", "looked_up_on_device", "lookups",
+    "joined_container", "keras_method", "key_gradients", "look_up", "lookups",
     "make_plugin_manager", "membership_from", "method_state", "non_finite_policy", "open_cuda",
     "open_nccl", "open_place", "open_snapshot", "pool", "pool_backward", "pool_weight_gradient",
-    "pulls_on_device", "resolve_method", "rounds_alike", "segment_sum", "shared_settings",
-    "storage_device", "suggestion", "told_on_device", "why_nccl_is_unavailable"
+    "pulls_on_device", "reporting", "resolve_method", "rounds_alike", "segment_sum",
+    "shared_settings", "storage_device", "suggestion", "why_nccl_is_unavailable"
 ]
 # fmt: on

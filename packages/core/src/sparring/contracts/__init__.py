@@ -52,17 +52,15 @@ if TYPE_CHECKING:
         Xavier,
         Zeros,
     )
+    from sparring.contracts.kernel_set import KernelSet, NumEvicted, StorageChange
     from sparring.contracts.kernels import (
         ArraySource,
         Dedup,
         DeviceArray,
         Indices,
-        KernelSet,
-        NumEvicted,
         Pooling,
         Rounding,
         Route,
-        StorageChange,
     )
     from sparring.contracts.options import ByteCount, NoOptions, Options, WholeNumber
     from sparring.contracts.rendezvous import Membership, Rendezvous
@@ -117,9 +115,9 @@ __getattr__ = names_from(
         "sparring.contracts.initializers": (
             "Constant Initializer Normal TruncatedNormal Uniform Xavier Zeros"
         ),
+        "sparring.contracts.kernel_set": "KernelSet NumEvicted StorageChange",
         "sparring.contracts.kernels": (
-            "ArraySource Dedup DeviceArray Indices KernelSet NumEvicted Pooling Rounding "
-            "Route StorageChange"
+            "ArraySource Dedup DeviceArray Indices Pooling Rounding Route"
         ),
         "sparring.contracts.options": "ByteCount NoOptions Options WholeNumber",
         "sparring.contracts.rendezvous": "Membership Rendezvous",

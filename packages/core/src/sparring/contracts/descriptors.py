@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import typer
 
     from sparring.contracts.collective import Collective
-    from sparring.contracts.kernels import ArraySource, KernelSet
+    from sparring.contracts.kernel_set import KernelSet
+    from sparring.contracts.kernels import ArraySource
     from sparring.contracts.rendezvous import Membership, Rendezvous
     from sparring.contracts.shard_map import Shard
     from sparring.contracts.storage import Storage

@@ -391,6 +391,11 @@ class Storage(Closable):
 
 def interrupted_load(storage: Storage) -> str | None:
     """The source of a load that has not ended: rows may be missing. None: there is none."""
+    state = storage._state
+    if state.closed:
+        raise closed_error(storage.table.name)
+    if LOAD_NOTE in state.notes:  # as in every step but the first
+        return state.notes[LOAD_NOTE]
     return read_note(storage, LOAD_NOTE)
 
 

@@ -85,6 +85,21 @@ class TableConfig:
     admission: AdmissionLike = None
     placement: str = "sharded"
 
+    numpy_dtype: np.dtype[Any] = field(init=False, repr=False, compare=False)
+    """The dtype of embeddings, and of arrays of rows; little-endian."""
+    computing_dtype: np.dtype[Any] = field(init=False, repr=False, compare=False)
+    """The dtype of state, of gradients and of what a lookup returns."""
+    is_replicated: bool = field(init=False, repr=False, compare=False)
+    """Whether every rank keeps all rows."""
+    is_16_bit: bool = field(init=False, repr=False, compare=False)
+    """Whether embeddings have 16 bits an element, fewer than the computing dtype."""
+    state_begin: int = field(init=False, repr=False, compare=False)
+    """Where state begins in a row, in bytes; the end of the row where there is none."""
+    row_bytes: int = field(init=False, repr=False, compare=False)
+    """Bytes of a whole row: embedding, gap and state."""
+    width: int = field(init=False, repr=False, compare=False)
+    """Elements of the table's dtype in a whole row, the state counted as if it were such."""
+
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.match(self.name):
             raise InvalidArgumentError(
@@ -113,49 +128,27 @@ class TableConfig:
         _check_range(initializer, self.dim, dtype, self.name)
         object.__setattr__(self, "initializer", initializer)
         object.__setattr__(self, "admission", admission_from(self.admission))
+        self._derive()
 
-    @property
-    def numpy_dtype(self) -> np.dtype[Any]:
-        """The dtype of embeddings, and of arrays of rows; little-endian."""
-        if self.dtype == "bfloat16":
-            # Here, because few tables need it. NumPy itself has no bfloat16.
-            import ml_dtypes
-
-            bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-            return bfloat16
-        return np.dtype(self.dtype)
-
-    @property
-    def is_replicated(self) -> bool:
-        """Whether every rank keeps all rows."""
-        return self.placement == "replicated"
-
-    @property
-    def is_16_bit(self) -> bool:
-        """Whether embeddings have 16 bits an element, fewer than the computing dtype."""
-        return self.dtype in _DTYPES_OF_16_BITS
-
-    @property
-    def computing_dtype(self) -> np.dtype[Any]:
-        """The dtype of state, of gradients and of what a lookup returns."""
-        return np.dtype(np.float64 if self.dtype == "float64" else np.float32)
-
-    @property
-    def state_begin(self) -> int:
-        """Where state begins in a row, in bytes; the end of the row where there is none."""
-        end = self.dim * (2 if self.is_16_bit else self.computing_dtype.itemsize)
-        unit = self.computing_dtype.itemsize if self.state_width else 1
-        return -(-end // unit) * unit
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a whole row: embedding, gap and state."""
-        return self.state_begin + self.state_width * self.computing_dtype.itemsize
-
-    @property
-    def width(self) -> int:
-        """Elements of the table's dtype in a whole row, the state counted as if it were such."""
-        return self.row_bytes // (2 if self.is_16_bit else self.computing_dtype.itemsize)
+    def _derive(self) -> None:
+        """Computes, once, what every step asks for."""
+        is_16_bit = self.dtype in _DTYPES_OF_16_BITS
+        computing = np.dtype(np.float64 if self.dtype == "float64" else np.float32)
+        itemsize = 2 if is_16_bit else computing.itemsize
+        unit = computing.itemsize if self.state_width else 1
+        state_begin = -(-self.dim * itemsize // unit) * unit
+        row_bytes = state_begin + self.state_width * computing.itemsize
+        derived = {
+            "numpy_dtype": _numpy_dtype(self.dtype),
+            "computing_dtype": computing,
+            "is_replicated": self.placement == "replicated",
+            "is_16_bit": is_16_bit,
+            "state_begin": state_begin,
+            "row_bytes": row_bytes,
+            "width": row_bytes // itemsize,
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     def embeddings(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The embeddings in an array of rows.
@@ -243,6 +236,16 @@ class TableConfig:
         """
         methods = {self.state_method.casefold(), other.state_method.casefold()} - {""}
         return self.state_width != other.state_width or len(methods) > 1
+
+
+def _numpy_dtype(dtype: str) -> np.dtype[Any]:
+    if dtype == "bfloat16":
+        # Here, because few tables need it. NumPy itself has no bfloat16.
+        import ml_dtypes
+
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
+    return np.dtype(dtype)
 
 
 def _dtype_name(dtype: Any) -> str:

@@ -29,7 +29,7 @@ from sparring.collective.coordinator import Coordinator
 from sparring.collective.local import LocalGroup
 from sparring.contracts.checkpoint import Loaded, Retention, Saved, SaveOptions, State
 from sparring.contracts.collective import Collective, Reduction
-from sparring.contracts.kernels import KernelSet
+from sparring.contracts.kernel_set import KernelSet
 from sparring.contracts.rendezvous import Rendezvous
 from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
@@ -400,13 +400,15 @@ class StepContainer:
         `ClosedError` if the container, or the storage of a table, was closed, `BackgroundError` if
         a load in the background failed, and `InterruptedLoadError` if a table holds a part of a
         snapshot. Reads via other ranks are refused there, on all of them."""
-        self.check_open()
+        state = self.state
+        state.check_open()
         if not self.reads_directly(tables):
-            quiesce(self.state, Purpose.MEET)
+            quiesce(state, Purpose.MEET)
             return
-        quiesce(self.state, Purpose.READ)
+        quiesce(state, Purpose.READ)
         for table in tables:
-            self.state.tables.check_readable(self.entry(table))
+            entry = state.tables.entries.get(table) or state.tables.entry(table)
+            state.tables.check_readable(entry)
 
     def reads_directly(self, tables: Iterable[str]) -> bool:
         """Whether batches may be pooled straight from `tables`: all rows are on this rank."""
@@ -431,7 +433,7 @@ class StepContainer:
         quiesce(self.state, Purpose.MEET)
         entries = [self.entry(table) for table in tables]
         if self.collective.world_size > 1:
-            self.exchange.on_device(kernels)
+            self.exchange.stager(kernels)
         for entry in entries:
             entry.kernels = kernels
 
@@ -476,8 +478,8 @@ class StepContainer:
                 `StorageIOError`. Of a table that failed, each key has its old or its new row. The
                 gradients are dropped.
         """
-        self.check_open()
-        with self.span("apply"):
+        self.state.check_open()
+        with self.state.span("apply"):
             apply_update(self.state, update)
 
     def apply_methods(self, choices: Mapping[str, MethodChoice]) -> list[str]:
@@ -497,8 +499,8 @@ class StepContainer:
                 width than its method wants. No row has changed.
             NonFiniteGradientError, CapacityError, PartialStepError: as `apply`.
         """
-        self.check_open()
-        with self.span("apply"):
+        self.state.check_open()
+        with self.state.span("apply"):
             return apply_methods(self.state, choices)
 
     def discard(self) -> None:

@@ -1,26 +1,26 @@
-"""Gradients that stay on a device until a step takes them."""
+"""Gradients as they wait for a step: by key, or on a device as they came."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparring.contracts.kernels import Dedup, DeviceArray, KernelSet, Pooling
+from sparring.contracts.kernel_set import KernelSet
+from sparring.contracts.kernels import Dedup, DeviceArray, Pooling
 from sparring.contracts.results import Keys, Rows
 
-__all__ = ["BagGradients", "DeviceGradients"]
+__all__ = ["BagGradients", "DeviceGradients", "SummedByKey"]
 
 
 _MOST_WAITING = 8
 """Batches of a step that wait as they came. Beyond it they are added up by key."""
 
 
-@dataclass(frozen=True, slots=True)
-class SummedByKey:
-    """The gradient of each key, on the device."""
+class SummedByKey(NamedTuple):
+    """The gradient of each key."""
 
     keys: DeviceArray
     """``(u,)``"""

@@ -86,7 +86,7 @@ def describe_wire_format(state: EngineState) -> dict[str, str]:
         if kernels.device not in devices:
             devices.append(kernels.device)
         kind, number = kernels.device.partition(":")[0], devices.index(kernels.device)
-        is_direct = state.exchange.on_device(kernels).is_direct
+        is_direct = state.exchange.stager(kernels).is_direct
         how = "as they are" if is_direct else "via pinned memory"
         # Tables of one device travel together, so which ones these are must be alike too.
         which = "" if number == 0 else f", device {number + 1} of this rank"

@@ -7,63 +7,122 @@ ids (n) ──► dedup ──► keys (u) ──► pulled from their owners �
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from sparring import _native
-from sparring.contracts.results import Keys, Rows
+from sparring.contracts.kernel_set import KernelSet
+from sparring.contracts.kernels import DeviceArray
 from sparring.engine.state import EngineState, Purpose, try_quiesce
 from sparring.engine.tables import TableEntry
 from sparring.errors import InvalidArgumentError, PeerFailure
 from sparring.exchange.messages import Pulled, PullRequest
-from sparring.kernels.mixed_precision import computing_embeddings
+from sparring.exchange.options import WireDtype
+from sparring.kernels.cpu import HOST
 
-__all__ = ["Ids", "Lookup", "Plan", "completed", "look_up", "own_refusal_first", "readable"]
+__all__ = [
+    "PlannedLookup",
+    "Lookup",
+    "completed",
+    "completed_lookups",
+    "look_up",
+    "own_refusal_first",
+    "plan_lookups",
+    "pulls_on_device",
+    "readable",
+    "reporting",
+]
 
-Ids = npt.NDArray[np.int64]
+
+@dataclass(slots=True)
+class PlannedLookup:
+    """The distinct ids of one table in a batch."""
+
+    entry: TableEntry
+    keys: DeviceArray
+    """``(u,)`` in order of first occurrence."""
+    inverse: DeviceArray
+    """``(n,)``: the key of each id."""
+
+    def pull(self) -> PullRequest:
+        """The embeddings that are wanted."""
+        return PullRequest(self.entry.storage, self.entry.config, self.keys, self.entry.embedding)
 
 
 @dataclass(slots=True)
 class Lookup:
-    """Ids turned into the rows of a shadow."""
+    """Ids turned into the rows of a shadow; arrays are those of the kernels that looked up."""
 
-    keys: Keys
+    keys: DeviceArray
     """``(u,)`` in order of first occurrence."""
-    inverse: Ids
+    inverse: DeviceArray
     """``(n,)``: the row of each id."""
-    rows: Rows
+    rows: DeviceArray
     """``(u, dim)`` of the computing dtype: the caller's own; storages hold other memory."""
-    shadow_id: int | None
+    shadow_id: int | None = None
     """Under which to hand in a gradient; None where nothing was registered."""
 
 
 def look_up(
     state: EngineState,
-    requests: Sequence[tuple[str, Ids]],
+    requests: Sequence[tuple[str, DeviceArray]],
     *,
+    kernels: KernelSet = HOST,
     is_training: bool,
     refusal: Exception | None = None,
 ) -> list[Lookup]:
     """As `StepContainer.lookup_all`; nothing is registered.
 
+    On a device the host learns how many keys there are, and how many of them each rank owns, and
+    waits for that.
+
     Args:
+        requests: table and ids ``(n,)`` int64; the same tables in the same order on all ranks.
+        kernels: of the device that holds ids and tables; rows stay there.
         is_training: gradients will come.
-        refusal: why this rank cannot, for all ranks to raise.
+        refusal: why this rank cannot, for all ranks to raise; its ids are not looked at.
+
+    Raises:
+        Exception: `refusal`, or in its place another rank's, naming that rank.
+        UnknownTableError: a table was not declared.
+        BackgroundError: the last load in the background failed.
+        InterruptedLoadError, InvalidArgumentError: as `StepContainer.lookup_all`, on any rank.
+        PeerFailure: a rank is gone, silent, elsewhere, or could not read its rows.
+        DeviceMemoryError: a device has no memory for keys or rows, on any rank.
     """
-    found, why_not = readable(state, requests, refusal)
-    plan = Plan(found)
+    state.check_open()
+    found, why_not = readable(state, requests, refusal, kernels)
+    plans: list[PlannedLookup] = []
+    if why_not is None:
+        try:
+            plans = plan_lookups(found, kernels)
+        except Exception as error:
+            if state.collective.world_size == 1:
+                raise
+            why_not = error
+    if why_not is not None:
+        nothing = np.empty(0, np.int64)
+        plans = [PlannedLookup(entry, nothing, nothing) for entry, _ in found]
     with state.span("look up"), own_refusal_first(why_not):
-        pulled = state.exchange.pull_all(plan.pulls, is_training=is_training, error=why_not)
-    return plan.lookups(pulled)
+        pulled = state.exchange.pull_all(
+            [each.pull() for each in plans],
+            kernels=kernels,
+            is_training=is_training,
+            error=why_not,
+        )
+    with reporting(state, kernels, [table for table, _ in requests]):
+        return completed_lookups(plans, pulled, kernels)
 
 
 def readable(
-    state: EngineState, requests: Sequence[tuple[str, Ids]], refusal: Exception | None
-) -> tuple[list[tuple[TableEntry, Ids]], Exception | None]:
+    state: EngineState,
+    requests: Sequence[tuple[str, DeviceArray]],
+    refusal: Exception | None,
+    kernels: KernelSet = HOST,
+) -> tuple[list[tuple[TableEntry, DeviceArray]], Exception | None]:
     """The tables of a lookup, ready to be read, and why this rank cannot, for others to be told.
 
     Raises:
@@ -75,7 +134,8 @@ def readable(
     if why_not is None:
         try:
             for entry, ids in entries:
-                _check_ids(entry.config.name, ids)
+                if kernels is HOST:
+                    _check_ids(entry.config.name, ids)
                 state.tables.check_readable(entry)
         except Exception as error:
             why_not = error
@@ -86,33 +146,53 @@ def readable(
     return [(entry, np.empty(0, np.int64)) for entry, _ in entries], why_not
 
 
-class Plan:
-    """Deduplicated ids of several tables, and the rows that are to be pulled for them."""
-
-    def __init__(self, requests: Sequence[tuple[TableEntry, Ids]]) -> None:
-        self.entries = [entry for entry, _ in requests]
-        self.inverses: list[Ids] = []
-        self.pulls: list[PullRequest] = []
-        for entry, ids in requests:
-            keys, inverse = _native.dedup(ids)
-            self.inverses.append(inverse)
-            self.pulls.append(PullRequest(entry.storage, entry.config, keys, entry.embedding))
-
-    def lookups(self, pulled: Sequence[Pulled]) -> list[Lookup]:
-        """Lookups of the rows that were pulled, with initial values where there was none."""
-        result = []
-        for entry, pull, inverse, found in zip(
-            self.entries, self.pulls, self.inverses, pulled, strict=True
-        ):
-            rows = completed(entry, pull.keys, found.rows, found.found)
-            result.append(Lookup(pull.keys, inverse, rows, None))
-        return result
+def plan_lookups(
+    requests: Sequence[tuple[TableEntry, DeviceArray]], kernels: KernelSet = HOST
+) -> list[PlannedLookup]:
+    """Deduplicates the ids of each table. Waits for a device once a table."""
+    plans = []
+    for entry, ids in requests:
+        found = kernels.dedup(ids)
+        plans.append(PlannedLookup(entry, found.keys, found.inverse))
+    return plans
 
 
-def completed(entry: TableEntry, keys: Keys, rows: Rows, found: npt.NDArray[np.bool_]) -> Rows:
+def completed_lookups(
+    plans: Sequence[PlannedLookup], pulled: Sequence[Pulled], kernels: KernelSet = HOST
+) -> list[Lookup]:
+    """Lookups of the rows that were pulled, with initial values where there was none."""
+    return [
+        Lookup(plan.keys, plan.inverse, completed(plan.entry, plan.keys, each, kernels))
+        for plan, each in zip(plans, pulled, strict=True)
+    ]
+
+
+def completed(
+    entry: TableEntry, keys: DeviceArray, pulled: Pulled, kernels: KernelSet = HOST
+) -> DeviceArray:
     """Puts initial values where there was no row; returns rows of the computing dtype."""
-    _native.initialize(rows, keys, found, entry.initializer, None)
-    return computing_embeddings(entry.config, rows)
+    if len(keys):
+        found = kernels.arrays.view(pulled.found, "bool")
+        kernels.initialize(pulled.rows, keys, found, entry.config)
+    return kernels.decode(pulled.rows) if entry.config.is_16_bit else pulled.rows
+
+
+def pulls_on_device(state: EngineState, tables: Iterable[str]) -> bool:
+    """Whether rows of these tables come from their owners to this rank's device without a visit to
+    the host; the same on all ranks."""
+    return state.exchange.options.row_wire_dtype is WireDtype.EXACT and all(
+        state.tables.entry(table).kernels is not None for table in tables
+    )
+
+
+def reporting(
+    state: EngineState, kernels: KernelSet, tables: Sequence[str]
+) -> AbstractContextManager[None]:
+    """Surrounds work on rows that came from other ranks to a device: where it fails, they are told."""
+    if kernels is HOST or state.collective.world_size == 1:
+        return nullcontext()
+    configs = [state.tables.entry(table).config for table in tables]
+    return state.exchange.report_failure(kernels, configs)
 
 
 @contextmanager

@@ -16,18 +16,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sparring import _native
+from sparring.contracts.kernels import DeviceArray
 from sparring.engine.lookup import (
-    Ids,
     Lookup,
-    Plan,
+    PlannedLookup,
     completed,
+    completed_lookups,
     look_up,
     own_refusal_first,
+    plan_lookups,
     readable,
 )
 from sparring.engine.state import EngineState, Purpose, join_prefetch, quiesce
 from sparring.errors import InvalidArgumentError
-from sparring.exchange.messages import PullRequest
+from sparring.exchange.messages import Pulled
 from sparring.exchange.refresh import PullRecord
 
 __all__ = ["Prefetch"]
@@ -41,7 +43,10 @@ class Prefetch:
     """
 
     def __init__(
-        self, state: EngineState, requests: Sequence[tuple[str, Ids]], refusal: Exception | None
+        self,
+        state: EngineState,
+        requests: Sequence[tuple[str, DeviceArray]],
+        refusal: Exception | None,
     ) -> None:
         found, self._refusal = readable(state, requests, refusal)
         self._state = state
@@ -50,7 +55,7 @@ class Prefetch:
         self._num_loads = state.loads.num_begun
         self._storages = [entry.storage for entry, _ in found]
         self._record = PullRecord()
-        self._plan: Plan | None = None
+        self._plans: list[PlannedLookup] = []
         self._lookups: list[Lookup] = []
         self._has_ended = False
         self._running = state.prefetches.begin([table for table, _ in requests], self._pull)
@@ -59,12 +64,14 @@ class Prefetch:
         """On the prefetch thread."""
         state = self._state
         with state.span("prefetch"):
-            self._plan = Plan(self._requests)
+            self._plans = plan_lookups(self._requests)
             with own_refusal_first(self._refusal):
                 pulled = state.exchange.pull_all(
-                    self._plan.pulls, record=self._record, error=self._refusal
+                    [each.pull() for each in self._plans],
+                    record=self._record,
+                    error=self._refusal,
                 )
-            self._lookups = self._plan.lookups(pulled)
+            self._lookups = completed_lookups(self._plans, pulled)
 
     @property
     def is_done(self) -> bool:
@@ -90,13 +97,12 @@ class Prefetch:
         state.prefetches.end(self._running)
         if error is not None:
             raise error
-        assert self._plan is not None
         if state.loads.num_begun != self._num_loads:
             # A load has replaced all rows since, and may have failed.
             again = [(entry.config.name, ids) for entry, ids in self._requests]
             self._lookups = look_up(state, again, is_training=False)
         elif self._must_refresh():
-            self._refresh(self._plan)
+            self._refresh()
         counters = state.prefetches.counters
         counters.lookups += 1
         counters.rows += sum(len(each.keys) for each in self._lookups)
@@ -120,18 +126,16 @@ class Prefetch:
             return self._state.counters.steps != self._step
         return any(each.are_all or each.parts for each in changed.values())
 
-    def _refresh(self, plan: Plan) -> None:
+    def _refresh(self) -> None:
         state = self._state
         quiesce(state, Purpose.MEET)
-        pulls = [
-            PullRequest(entry.storage, entry.config, pull.keys, pull.columns)
-            for entry, pull in zip(plan.entries, plan.pulls, strict=True)
-        ]
-        changed = [self._running.changed[entry.config.name] for entry in plan.entries]
+        plans = self._plans
+        pulls = [each.pull() for each in plans]
+        changed = [self._running.changed[each.entry.config.name] for each in plans]
         with state.span("refresh"):
             refreshed = state.exchange.refresh_all(pulls, self._record, changed)
-            for entry, lookup, each in zip(plan.entries, self._lookups, refreshed, strict=True):
+            for plan, lookup, each in zip(plans, self._lookups, refreshed, strict=True):
                 keys = lookup.keys[each.places]
-                rows = completed(entry, keys, each.rows, each.found)
+                rows = completed(plan.entry, keys, Pulled(each.rows, each.found))
                 _native.place_rows(rows, each.places, lookup.rows)
                 state.prefetches.counters.rows_refreshed += len(keys)

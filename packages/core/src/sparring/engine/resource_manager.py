@@ -14,8 +14,7 @@ was held is added up too. So a step of many micro-batches costs memory for its d
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -26,10 +25,10 @@ import numpy.typing as npt
 from sparring import _native
 from sparring.contracts.results import Keys, Rows
 from sparring.contracts.table import TableConfig
-from sparring.engine.device_gradients import DeviceGradients
+from sparring.engine.device_gradients import DeviceGradients, SummedByKey
 from sparring.errors import InvalidArgumentError, UnknownTableError
 
-__all__ = ["Accumulated", "BatchInput", "DirectInput", "ResourceManager"]
+__all__ = ["BatchInput", "DirectInput", "ResourceManager"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +53,6 @@ class DirectInput:
 class _Held:
     sources: Any
     check: Callable[[], None] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Accumulated:
-    """The sum of a table's gradients since the last step."""
-
-    keys: Keys
-    """``(u,)`` in order of first occurrence."""
-    gradients: Rows
-    """``(u, dim)``"""
 
 
 class ResourceManager:
@@ -163,7 +152,7 @@ class ResourceManager:
         Raises:
             InvalidArgumentError: unknown batch; nothing is taken.
         """
-        batch_input = self.batch_input(shadow_id)
+        batch_input = self._batch_inputs.get(shadow_id) or self.batch_input(shadow_id)
         assert isinstance(batch_input, DirectInput)
         held = _Held(sources, check)
         with self._lock:
@@ -178,45 +167,48 @@ class ResourceManager:
                 else:
                     self._held[table] = held
 
-    def take(self, table: str) -> Accumulated:
-        """Takes the sum of a table's gradients, which starts from zero again."""
-        with self._lock:
-            accumulator = self._accumulator(table)
-            held = self._held.pop(table, None)
-            if held is not None and not accumulator.size:
-                return Accumulated(*self._summed(table, held))
-            if held is not None:
-                self._add_up(table, held)
-            return Accumulated(*accumulator.take())
+    def take_step(self, *, are_summed: bool) -> dict[str, Any]:
+        """Takes the gradients of all tables, which start from zero again.
 
-    def take_sources(self, table: str) -> Any | None:
-        """A table's gradients for a fused update, not yet added up if they need not be.
+        Batch inputs of the step are forgotten.
+
+        Args:
+            are_summed: add up by key those in host memory. Otherwise they are left to a fused update,
+                not yet added up if they need not be.
 
         Returns:
-            Native `GradientSources`, or None where there is no gradient.
+            Table → `SummedByKey` or native `GradientSources`; `DeviceGradients` where all of a
+            table's are on a device. Tables without gradients are left out.
         """
+        taken: dict[str, Any] = {}
         with self._lock:
-            accumulator = self._accumulator(table)
-            if not accumulator.size:
+            for table, accumulator in self._accumulators.items():
                 held = self._held.pop(table, None)
-                if held is not None and held.check is not None:
-                    held.check()
-                return None if held is None else held.sources
-            self._add_held(table)
-            return _native.key_gradients(self._views[table], *accumulator.take())
-
-    def are_on_device(self, table: str) -> bool:
-        """Whether a table has gradients, and all of them are on a device."""
-        with self._lock:
-            held = self._held.get(table)
-            is_held = held is not None and isinstance(held.sources, DeviceGradients)
-            return is_held and not self._accumulator(table).size
+                if held is not None and not accumulator.size:
+                    if held.check is not None:
+                        held.check()
+                    taken[table] = held.sources
+                    if are_summed and not isinstance(held.sources, DeviceGradients):
+                        taken[table] = SummedByKey(*held.sources.summed(self._views[table]))
+                    continue
+                if held is not None:
+                    self._add_up(table, held)
+                if accumulator.size:
+                    keys, gradients = accumulator.take()
+                    taken[table] = (
+                        SummedByKey(keys, gradients)
+                        if are_summed
+                        else _native.key_gradients(self._views[table], keys, gradients)
+                    )
+            self._batch_inputs.clear()
+        return taken
 
     def drop(self, table: str) -> None:
         """Forgets a table's gradients. Forward passes under way stay valid."""
         with self._lock:
             self._held.pop(table, None)
-            self._accumulator(table).clear()
+            accumulator = self._accumulators.get(table)
+            (self._accumulator(table) if accumulator is None else accumulator).clear()
 
     def num_accumulated(self, table: str) -> int:
         """Distinct keys of `table` that have a gradient waiting."""
@@ -232,14 +224,6 @@ class ResourceManager:
             self._held.clear()
             for accumulator in self._accumulators.values():
                 accumulator.clear()
-
-    @contextmanager
-    def ending_step(self) -> Iterator[None]:
-        """Takes gradients in the block, and forgets the shadows that they came from."""
-        try:
-            yield
-        finally:
-            self._batch_inputs.clear()
 
     @property
     def num_batch_inputs(self) -> int:

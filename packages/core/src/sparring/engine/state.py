@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -92,18 +93,19 @@ class EngineState:
 
     def check_open(self) -> None:
         """Raises `ClosedError` if the container was closed, or this is a process forked since."""
-        self.process.check()
-        if self.is_closed:
+        if self.is_closed or os.getpid() != self.process.made_in:
+            self.process.check()
             raise ClosedError("this StepContainer is closed; make another")
 
     def span(self, name: str) -> AbstractContextManager[None]:
         """Traces the block."""
-        trace = self.exchange.trace
+        trace = self.exchange.session.link.trace
         return nullcontext() if trace is None else trace.span(name, step=self.counters.steps)
 
     def end_step(self) -> None:
         """Counts a step that was applied."""
-        self.set_steps(self.counters.steps + 1)
+        self.counters.steps += 1
+        self.exchange.session.step = self.counters.steps
         for call in self.after_step:
             call()
 
@@ -192,7 +194,8 @@ def try_quiesce(
     Raises:
         SparringError: a prefetch failed, and there are other ranks, which go on no further.
     """
-    state.process.check()
+    if os.getpid() != state.process.made_in:
+        state.process.check()
     if state.loads.task is not None:
         state.loads.join()
     if purpose.frees_exchange and state.prefetches.unfinished:
@@ -207,15 +210,21 @@ def try_quiesce(
         if purpose.joins_save and state.saves.running is not None:
             state.saves.join(save_seconds)
         if purpose.writes:
-            state.events.check()
-            for entry in state.tables.entries.values():
-                if entry.written_back is not None:
-                    entry.written_back.wait_for_room()
-            if state.saves.running is not None:
-                state.saves.wait_for_room()
+            _make_room(state)
     except Exception as error:
         return error
     return None
+
+
+def _make_room(state: EngineState) -> None:
+    """Steps 6 to 8."""
+    if state.events.first_failed is not None:
+        state.events.check()
+    for entry in state.tables.entries.values():
+        if entry.written_back is not None:
+            entry.written_back.wait_for_room()
+    if state.saves.running is not None:
+        state.saves.wait_for_room()
 
 
 def join_prefetch(state: EngineState, running: RunningPrefetch) -> BaseException | None:

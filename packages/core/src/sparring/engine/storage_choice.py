@@ -116,7 +116,7 @@ def check_given(storage: Storage, table: TableConfig) -> None:
     differing = [
         f"{each.name} {getattr(found, each.name)!r}, not {getattr(table, each.name)!r}"
         for each in fields(table)
-        if getattr(found, each.name) != getattr(table, each.name)
+        if each.compare and getattr(found, each.name) != getattr(table, each.name)
     ]
     raise InvalidArgumentError(
         f"table {table.name!r}: the storage given was opened for a table of "

@@ -125,6 +125,7 @@ class TableGroup:
         self, declarations: Sequence[TableDeclaration], container: StepContainer | None = None
     ) -> None:
         self.declarations = list(declarations)
+        self.table_names = [each.table.name for each in self.declarations]
         self.is_container_given = container is not None
         self._container: StepContainer | None = None
         if container is not None:
@@ -141,10 +142,6 @@ class TableGroup:
     @property
     def has_container(self) -> bool:
         return self._container is not None
-
-    @property
-    def table_names(self) -> list[str]:
-        return [each.table.name for each in self.declarations]
 
     @property
     def holds_rows(self) -> bool:

@@ -13,7 +13,7 @@ import xxhash
 from sparring import _native
 from sparring.contracts.admission import admission_from
 from sparring.contracts.collective import Collective
-from sparring.contracts.kernels import KernelSet
+from sparring.contracts.kernel_set import KernelSet
 from sparring.contracts.rendezvous import Rendezvous
 from sparring.contracts.results import Columns, Evicted, Keys
 from sparring.contracts.shard_map import KeyOwners, Shard
@@ -136,8 +136,8 @@ class Tables:
 
     def storage(self, table: str) -> Storage:
         """As `StepContainer.storage`."""
-        entry = self.entry(table)
-        opened = self.open(entry)
+        entry = self.entries.get(table) or self.entry(table)
+        opened = self.open(entry) if entry.storage is None else entry.storage
         entry.check_whole()
         return opened
 
@@ -175,7 +175,8 @@ class Tables:
         Raises:
             InterruptedLoadError, InvalidArgumentError: as `TableEntry.check_whole`.
         """
-        self.probe_existing_rows(entry)
+        if entry.storage is None and not entry.was_probed:
+            self.probe_existing_rows(entry)
         entry.check_whole()
 
     def open_storage(self, choice: StorageChoice, config: TableConfig) -> Storage:
@@ -224,6 +225,7 @@ class TableEntry:
         "initial_state",
         "initializer",
         "kernels",
+        "may_refuse",
         "num_not_admitted",
         "part",
         "storage",
@@ -260,6 +262,8 @@ class TableEntry:
         self.whole = Columns(0, config.width)
         self.write_log = WriteLog(config.name, owners)
         self.background = background
+        self.may_refuse = False
+        """Whether a write may find no room."""
         self.written_back: SupportsBackground | None = None
         """The storage, where it writes in the background."""
         self.hold(storage)
@@ -410,6 +414,9 @@ class TableEntry:
             self.storage.watcher = None
             self.write_log.clearing()
         self.storage = storage
+        self.may_refuse = (
+            storage is not None and not storage.capabilities.evicts and storage.capacity is not None
+        )
         self.written_back = storage if isinstance(storage, SupportsBackground) else None
         if self.written_back is not None:
             self.written_back.use_background(self.background)

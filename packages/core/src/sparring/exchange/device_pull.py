@@ -22,58 +22,21 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sparring.contracts.kernels import DeviceArray
-from sparring.contracts.storage import Storage
-from sparring.contracts.table import TableConfig
 from sparring.errors import PeerFailure
 from sparring.exchange.device_stager import DeviceStager, StagedArrays
 from sparring.exchange.link import MessageKind
+from sparring.exchange.messages import FAILED, Pulled, PullRequest, storage_failed
 from sparring.exchange.routing import (
     Counts,
-    DeviceRouted,
     HopTransfers,
+    Routed,
     hop_transfers,
     whole_stream,
 )
 from sparring.runtime.streams import StreamTask
 from sparring.runtime.threads import InlineExecutor
 
-__all__ = ["DevicePull", "DevicePullRequest", "DevicePulled"]
-
-_FAILED = 2
-"""Stands in place of the found flag where the owner's storage failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class DevicePullRequest:
-    """Embeddings of one table that are wanted.
-
-    Args:
-        storage: this rank's shard, which takes arrays of the device; None where it holds no rows
-            yet.
-        table: name, dtype and dim.
-        keys: ``(u,)`` int64 on the device, unique.
-        num_columns: how many columns of each row, from the first; None: the embedding.
-    """
-
-    storage: Storage | None
-    table: TableConfig
-    keys: DeviceArray
-    num_columns: int | None = None
-
-    @property
-    def width(self) -> int:
-        """Columns of each row that travel."""
-        return self.table.dim if self.num_columns is None else self.num_columns
-
-
-@dataclass(frozen=True, slots=True)
-class DevicePulled:
-    """Rows of the owners, in the order of the requested keys."""
-
-    rows: DeviceArray
-    """``(u, width)`` of the table's dtype; zeros where `found` is 0."""
-    found: DeviceArray
-    """``(u,)`` uint8, 1 or 0."""
+__all__ = ["DevicePull"]
 
 
 @dataclass(slots=True)
@@ -107,12 +70,12 @@ class DevicePull:
     """
 
     stager: DeviceStager
-    requests: Sequence[DevicePullRequest]
-    routed: DeviceRouted
+    requests: Sequence[PullRequest]
+    routed: Routed
     served_counts: Counts
     chunk_rows: int
     chunks_in_flight: int
-    _sorted: list[DevicePulled] = field(default_factory=list)
+    _sorted: list[Pulled] = field(default_factory=list)
     _asked: dict[int, list[DeviceArray]] = field(default_factory=dict)
     _travelling: deque[_Travelling] = field(default_factory=deque)
     _keys: list[StagedArrays] = field(default_factory=list)
@@ -120,7 +83,7 @@ class DevicePull:
     was_reported: bool = False
     """Whether other ranks got failure flags in place of rows, so that they know that `run` raises."""
 
-    def run(self) -> list[DevicePulled]:
+    def run(self) -> list[Pulled]:
         """Returns the rows in the order of each request's keys, for work that is put on the caller's
         stream from now on.
 
@@ -133,8 +96,8 @@ class DevicePull:
         results = []
         for request in self.requests:
             shape = (len(request.keys), request.width)
-            results.append(DevicePulled(*self._empty(shape[0], shape[1], request.table.dtype)))
-            self._sorted.append(DevicePulled(*self._empty(shape[0], shape[1], request.table.dtype)))
+            results.append(Pulled(*self._empty(shape[0], shape[1], request.table.dtype)))
+            self._sorted.append(Pulled(*self._empty(shape[0], shape[1], request.table.dtype)))
         rank, world_size = self._rank, self.stager.link.collective.world_size
         asked = [(rank + hop) % world_size for hop in range(1, world_size)]
         served = [(rank - hop) % world_size for hop in range(1, world_size)]
@@ -240,7 +203,7 @@ class DevicePull:
         except BaseException as error:
             # The others still need this rank, so it goes on to the end.
             self._error = self._error or error
-            found[...] = _FAILED
+            found[...] = FAILED
 
     def _go_round(self, transfers: Iterator[HopTransfers]) -> None:
         executor = InlineExecutor()
@@ -336,15 +299,8 @@ class DevicePull:
             if not len(self.requests[place].keys):
                 continue
             found = np.asarray(self.stager.kernels.arrays.to_host(result.found))
-            refused = np.flatnonzero(found == _FAILED)
+            refused = np.flatnonzero(found == FAILED)
             if len(refused):
                 offsets = np.array(self.routed.offsets[place])
                 owner = int(np.searchsorted(offsets, refused[0], side="right")) - 1
-                raise PeerFailure(
-                    f"rank {owner} could not read the rows it was asked for: its storage failed, "
-                    "and the error it raised says why; mend that, then restart all ranks from the "
-                    "last snapshot",
-                    rank=owner,
-                    operation="find",
-                    is_certain=True,
-                )
+                raise storage_failed(owner)

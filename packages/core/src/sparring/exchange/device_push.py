@@ -21,41 +21,14 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from sparring.contracts.kernels import DeviceArray
-from sparring.contracts.table import TableConfig
 from sparring.exchange.device_stager import DeviceStager, StagedArrays
 from sparring.exchange.link import MessageKind
-from sparring.exchange.routing import Chunk, Counts, DeviceRouted, HopTransfers, hop_transfers
+from sparring.exchange.messages import OwnedGradients, PushRequest
+from sparring.exchange.routing import Chunk, Counts, HopTransfers, Routed, hop_transfers
 from sparring.runtime.streams import StreamTask
 from sparring.runtime.threads import Job, SerialExecutor
 
-__all__ = ["DevicePush", "DevicePushRequest", "DevicePushed"]
-
-
-@dataclass(frozen=True, slots=True)
-class DevicePushRequest:
-    """Gradients of one table that go to their owners.
-
-    Args:
-        table: name, dtype and dim.
-        keys: ``(u,)`` int64 on the device, unique on this rank.
-        gradients: ``(u, dim)`` of the table's computing dtype, on the device.
-    """
-
-    table: TableConfig
-    keys: DeviceArray
-    gradients: DeviceArray
-
-
-@dataclass(frozen=True, slots=True)
-class DevicePushed:
-    """The gradients that all ranks pushed to this one, added up by key, on the device."""
-
-    keys: DeviceArray
-    """``(u,)`` int64"""
-    gradients: DeviceArray
-    """``(u, dim)``"""
-    error: BaseException | None = None
-    """Why this rank cannot apply the step, if the failure came too late to tell the other ranks."""
+__all__ = ["DevicePush"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +72,8 @@ class DevicePush:
 
     stager: DeviceStager
     executor: SerialExecutor
-    requests: Sequence[DevicePushRequest]
-    routed: DeviceRouted
+    requests: Sequence[PushRequest]
+    routed: Routed
     coming_counts: Counts
     chunk_rows: int
     chunks_in_flight: int
@@ -109,7 +82,7 @@ class DevicePush:
     _hops: dict[int, _Hop] = field(default_factory=dict)
     _jobs: list[Job] = field(default_factory=list)
 
-    def run(self) -> list[DevicePushed]:
+    def run(self) -> list[OwnedGradients]:
         """Returns the sums for each request, keys in the order in which they first came, for work that
         is put on the caller's stream from now on. If they could not be taken, all have the `error`.
 
@@ -159,7 +132,8 @@ class DevicePush:
                 take()
             except Exception as found:
                 error = found
-        return [DevicePushed(each.keys, each.gradients, error) for each in self._sums]
+        kernels = self.stager.kernels
+        return [OwnedGradients(e.keys, e.gradients, kernels, error=error) for e in self._sums]
 
     def _room(self, counts: Counts) -> list[_GradientsByKey]:
         arrays = self.stager.kernels.arrays

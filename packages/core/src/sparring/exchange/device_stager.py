@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.kernels import DeviceArray, KernelSet
+from sparring.contracts.kernel_set import KernelSet
+from sparring.contracts.kernels import DeviceArray
 from sparring.errors import InvalidArgumentError
 from sparring.exchange.link import Buffers, Link, MessageKind, Transfer
 from sparring.exchange.messages import padded
@@ -45,13 +46,14 @@ class DeviceStager(Closable):
     Args:
         kernels: of the device.
         link: sends and receives.
+        owners: ``(4096,)``: the rank of each partition.
 
     Raises:
         UnsupportedError: the kernels have no streams.
         InvalidArgumentError: their arrays cannot be put on another stream than the caller's.
     """
 
-    def __init__(self, kernels: KernelSet, link: Link) -> None:
+    def __init__(self, kernels: KernelSet, link: Link, owners: npt.NDArray[np.int32]) -> None:
         self.kernels = kernels
         self.link = link
         self.streams = kernels.streams()
@@ -62,6 +64,8 @@ class DeviceStager(Closable):
         """The stream that finds rows, and gathers gradients, for other ranks."""
         self.placing = self._open_stream()
         """The stream that places received rows, or adds up received gradients."""
+        self.owners = kernels.arrays.from_host(owners.astype(np.int32))
+        """The rank of each partition, on the device."""
         self._buffers = Buffers(make=self.streams.pinned)
         if kind == "cuda":
             self._check_using()

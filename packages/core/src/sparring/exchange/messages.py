@@ -22,6 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
+from sparring.contracts.kernel_set import KernelSet
+from sparring.contracts.kernels import DeviceArray
 from sparring.contracts.results import Columns, Keys, Rows
 from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
@@ -29,8 +31,11 @@ from sparring.errors import PeerFailure
 from sparring.exchange.options import WireDtype
 from sparring.exchange.routing import Chunk, Routed
 from sparring.kernels import functions as kernels
+from sparring.kernels.admission_filters import Decision
+from sparring.kernels.cpu import HOST
 
 __all__ = [
+    "FAILED",
     "KEY_BYTES",
     "Codec",
     "OwnedGradients",
@@ -43,6 +48,7 @@ __all__ = [
     "pack_gradients",
     "padded",
     "place_reply",
+    "storage_failed",
     "write_failure",
     "reply_bytes",
 ]
@@ -58,7 +64,7 @@ _BITS = {
 
 Bytes = npt.NDArray[np.uint8]
 
-_FAILED = 2
+FAILED = 2
 """Stands in place of the found flag where the owner's storage failed."""
 
 
@@ -157,21 +163,26 @@ class PullRequest:
     Args:
         storage: this rank's shard, or None where it holds no rows yet.
         table: name and dtype.
-        keys: ``(u,)`` unique.
-        columns: the part of each row that is wanted.
+        keys: ``(u,)`` int64, unique.
+        columns: the part of each row that is wanted; of rows on a device it begins with the first.
     """
 
     storage: Storage | None
     table: TableConfig
-    keys: Keys
+    keys: DeviceArray
     columns: Columns
+
+    @property
+    def width(self) -> int:
+        """Columns of each row that travel."""
+        return self.columns.end - self.columns.begin
 
     def codec(self, wire_dtype: WireDtype) -> Codec:
         """The rows on the wire. State travels unchanged: only embeddings are numbers of the dtype."""
         is_embedding = self.columns.end <= self.table.dim
         return Codec(
             self.table.numpy_dtype,
-            self.columns.end - self.columns.begin,
+            self.width,
             wire_dtype if is_embedding else WireDtype.EXACT,
         )
 
@@ -180,9 +191,10 @@ class PullRequest:
 class Pulled:
     """Rows of the owners, in the order of the requested keys."""
 
-    rows: Rows
-    """``(u, width of columns)`` of the table's dtype; zeros where `found` is False."""
-    found: npt.NDArray[np.bool_]
+    rows: DeviceArray
+    """``(u, width of columns)`` of the table's dtype; zeros where `found` is 0."""
+    found: DeviceArray
+    """``(u,)`` bool in host memory, uint8 on a device: 1 or 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,16 +205,22 @@ class PushRequest:
         table: name and dtype.
         keys: ``(u,)`` unique on this rank.
         gradients: ``(u, dim)`` of the table's computing dtype.
-        make_accumulator: makes an empty accumulator for one exchange.
+        make_accumulator: makes an empty accumulator for one exchange; None: core's own.
         storage: this rank's shard, whose rows are prefetched while gradients travel; None: they
-            are not wanted.
+            are not wanted. Gradients on a device travel without.
     """
 
     table: TableConfig
-    keys: Keys
-    gradients: Rows
-    make_accumulator: Callable[[], Any]
+    keys: DeviceArray
+    gradients: DeviceArray
+    make_accumulator: Callable[[], Any] | None = None
     storage: Storage | None = None
+
+    def accumulator(self) -> Any:
+        """An empty native accumulator of these gradients."""
+        if self.make_accumulator is not None:
+            return self.make_accumulator()
+        return _native.GradientAccumulator(self.table.dim, self.table.computing_dtype.name)
 
     def codec(self, wire_dtype: WireDtype) -> Codec:
         return Codec(self.table.computing_dtype, self.table.dim, wire_dtype)
@@ -212,12 +230,18 @@ class PushRequest:
 class OwnedGradients:
     """The gradients that all ranks pushed to this one, or to all replicas, added up by key."""
 
-    keys: Keys
-    gradients: Rows
+    keys: DeviceArray
+    """``(u,)`` int64"""
+    gradients: DeviceArray
+    """``(u, dim)`` of the computing dtype"""
+    kernels: KernelSet = HOST
+    """Of the device of these arrays."""
     found: Pulled | None = None
     """Whole rows of these keys, if they were prefetched."""
     error: BaseException | None = None
     """Why this rank cannot apply the step, if the failure came too late to tell the other ranks."""
+    decision: Decision | None = None
+    """Of an admission filter that the engine has asked already, about all keys without a row."""
 
 
 def reply_bytes(chunk: Chunk, codecs: Sequence[Codec]) -> int:
@@ -232,7 +256,7 @@ def find_rows(
     columns: Columns,
     out: Rows | None = None,
 ) -> Pulled:
-    """Rows of this rank's own shard, in `out` where that is given."""
+    """Rows of this rank's own shard in host memory, in `out` where that is given."""
     shape = (len(keys), columns.end - columns.begin)
     rows = np.empty(shape, table.numpy_dtype) if out is None else out
     if storage is None:
@@ -275,7 +299,18 @@ def find_into(
 
 def write_failure(message: Bytes) -> None:
     """Writes the message that reports that a storage failed."""
-    message[...] = _FAILED
+    message[...] = FAILED
+
+
+def storage_failed(owner: int) -> PeerFailure:
+    """The error of a rank that got failure flags in place of rows."""
+    return PeerFailure(
+        f"rank {owner} could not read the rows it was asked for: its storage failed, and the error "
+        "it raised says why; mend that, then restart all ranks from the last snapshot",
+        rank=owner,
+        operation="find",
+        is_certain=True,
+    )
 
 
 def place_reply(
@@ -296,15 +331,8 @@ def place_reply(
         codec, result = codecs[part.table], results[part.table]
         end = at + part.count * codec.row_bytes
         flags = message[end : end + part.count]
-        if flags[0] == _FAILED:
-            raise PeerFailure(
-                f"rank {owner} could not read the rows it was asked for: its storage failed, and "
-                "the error it raised says why; mend that, then restart all ranks from the last "
-                "snapshot",
-                rank=owner,
-                operation="find",
-                is_certain=True,
-            )
+        if flags[0] == FAILED:
+            raise storage_failed(owner)
         places = routed.places(owner, part)
         _native.place_rows(codec.decode(message[at:end], part.count), places, result.rows)
         result.found[places] = flags.view(np.bool_)

@@ -54,7 +54,7 @@ class Sums:
     accumulators: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.accumulators = [request.make_accumulator() for request in self.requests]
+        self.accumulators = [request.accumulator() for request in self.requests]
 
     def add_message(self, message: Bytes, chunk: Chunk) -> None:
         """Adds the gradients of another rank's message."""
@@ -71,7 +71,7 @@ class Sums:
         """Adds this rank's gradients of keys that it owns itself; they are not rounded."""
         for table, request in enumerate(self.requests):
             offsets = routed.offsets[table]
-            mine = routed.orders[table][int(offsets[rank]) : int(offsets[rank + 1])]
+            mine = routed.orders[table][offsets[rank] : offsets[rank + 1]]
             if len(mine):
                 gradients: Rows = _native.gather(request.gradients, mine)
                 self.accumulators[table].add(request.keys[mine], gradients)
@@ -388,9 +388,5 @@ def push_to_replicas(
 def _to_one_owner(requests: Sequence[PushRequest]) -> Routed:
     """All keys as one stream."""
     sizes = [len(each.keys) for each in requests]
-    return Routed(
-        [np.arange(size) for size in sizes],
-        [np.array([0, size]) for size in sizes],
-        np.array([sizes]),
-        [np.concatenate([each.keys for each in requests])],
-    )
+    orders, offsets = [np.arange(size) for size in sizes], [[0, size] for size in sizes]
+    return Routed(orders, offsets, [each.keys for each in requests], 1)

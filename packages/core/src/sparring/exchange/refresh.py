@@ -256,7 +256,7 @@ def _own_places(
 ) -> npt.NDArray[np.int64]:
     offsets = routed.offsets[table]
     # Of this rank's own keys of all tables, which its stream holds one table after the other.
-    mine = routed.orders[table][int(offsets[rank]) : int(offsets[rank + 1])]
+    mine: npt.NDArray[np.int64] = routed.orders[table][offsets[rank] : offsets[rank + 1]]
     begin = int(routed.counts[rank, :table].sum())
     keys = routed.streams[rank][begin : begin + len(mine)]
     return mine[changed.places_in(keys)]
@@ -265,5 +265,5 @@ def _own_places(
 def _compact(counts: Counts) -> Routed:
     """Places of each owner's rows in arrays that hold nothing else."""
     orders = [np.arange(total) for total in counts.sum(axis=0).tolist()]
-    offsets = [np.concatenate([[0], np.cumsum(column)]) for column in counts.T]
-    return Routed(orders, offsets, counts, [])
+    offsets = [[0, *np.cumsum(column).tolist()] for column in counts.T]
+    return Routed(orders, offsets, orders, len(counts))

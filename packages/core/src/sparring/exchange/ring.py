@@ -4,24 +4,39 @@ At hop h, rank r asks rank r+h and serves rank r-h: every hop is a permutation o
 two ranks send to one. Hop 0 is a rank's own shard and touches no wire; in a world of one it is all
 there is. Empty hops are ordinary: a rank without keys for a table still takes part in each.
 
+Arrays are those of the kernels of a call: NumPy's, or a device's, which stay there. Routing, agreement
+and failures are the same for both; what differs is who finds and adds (`RingPull` and `RingPush` on an
+executor, `DevicePull` and `DevicePush` on streams), as a decision record explains
+(``docs/decisions/one-path.md``).
+
 ``docs/explanation/ring-exchange.md`` draws it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from sparring.contracts.collective import Collective
-from sparring.contracts.kernels import KernelSet
+from sparring.contracts.kernel_set import KernelSet
+from sparring.contracts.kernels import DeviceArray
 from sparring.contracts.results import Columns, Keys, Rows
 from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
-from sparring.exchange.device_exchange import DeviceExchange
+from sparring.errors import (
+    DeviceError,
+    InvalidArgumentError,
+    PeerFailure,
+    SparringError,
+    UnsupportedError,
+)
+from sparring.exchange.device_pull import DevicePull
+from sparring.exchange.device_push import DevicePush
+from sparring.exchange.device_stager import DeviceStager
 from sparring.exchange.headers import Phase, Settings
 from sparring.exchange.link import Buffers
 from sparring.exchange.messages import (
@@ -36,8 +51,9 @@ from sparring.exchange.options import ExchangeOptions, WireDtype
 from sparring.exchange.pull import RingPull
 from sparring.exchange.push import RingPush, push_to_replicas
 from sparring.exchange.refresh import ChangedKeys, PullRecord, Refreshed, refresh, refresh_own
-from sparring.exchange.routing import Routed, route
+from sparring.exchange.routing import Counts, Routed, route
 from sparring.exchange.session import ExchangeSession
+from sparring.kernels.cpu import HOST
 from sparring.runtime.lifecycle import Closable
 from sparring.runtime.threads import InlineExecutor, SerialExecutor, Threads
 from sparring.runtime.trace import Trace
@@ -46,6 +62,14 @@ __all__ = ["RingExchange"]
 
 _FEW_ROWS = 4096
 """Finding or adding up so many rows takes less time than handing them to another thread."""
+
+
+class _RoutedKeys(NamedTuple):
+    """Keys by owner; or nothing, and why."""
+
+    routed: Routed
+    counts: Counts
+    error: BaseException | None
 
 
 class RingExchange(Closable):
@@ -79,7 +103,8 @@ class RingExchange(Closable):
         self._world_size = collective.world_size
         self._buffers = Buffers()
         self._find_thread = Threads("sparring-find")
-        self._on_devices: dict[str, DeviceExchange] = {}
+        self._add_thread = Threads("sparring-device")
+        self._stagers: dict[str, DeviceStager] = {}
 
     @property
     def trace(self) -> Trace | None:
@@ -100,6 +125,7 @@ class RingExchange(Closable):
         self,
         requests: Sequence[PullRequest],
         *,
+        kernels: KernelSet = HOST,
         is_training: bool = True,
         record: PullRecord | None = None,
         error: BaseException | None = None,
@@ -108,51 +134,64 @@ class RingExchange(Closable):
 
         Args:
             requests: one for each table, in the same order on all ranks.
+            kernels: of the device that holds keys and tables, on all ranks; rows stay there.
             is_training: gradients will come. A rank that only reads has ended its training.
-            record: filled with the state that `refresh_all` needs; None: no refresh will follow.
+            record: filled with the state that `refresh_all` needs; None: no refresh will follow, as
+                of rows on a device.
             error: why this rank cannot take part. Then no rank pulls rows from others.
 
         Raises:
             BaseException: `error`, or in its place another rank's, naming that rank.
             PeerFailure: a rank is gone, silent, elsewhere, or could not read its rows.
             InvalidArgumentError: ranks were set up differently, or pull other tables.
+            DeviceError, DeadlineError: the device failed; other ranks are told.
         """
-        is_own = [self.session.is_local(each.table) for each in requests]
+        tables = [each.table for each in requests]
+        is_own = list(map(self.session.is_local, tables))
         if any(is_own):
             others = [each for each, own in zip(requests, is_own, strict=True) if not own]
             if not others and error is not None:
                 raise error
             pulled = iter(
-                self.pull_all(others, is_training=is_training, record=record, error=error)
+                self.pull_all(
+                    others, kernels=kernels, is_training=is_training, record=record, error=error
+                )
                 if others
                 else ()
             )
-            return [
-                find_rows(each.storage, each.table, each.keys, each.columns)
-                if own
-                else next(pulled)
-                for each, own in zip(requests, is_own, strict=True)
-            ]
-        names = [f"{each.table.name}[{each.columns.begin}:{each.columns.end}]" for each in requests]
+            with self.report_failure(kernels, [each.table for each in others]):
+                return [
+                    self._find_own(each, kernels) if own else next(pulled)
+                    for each, own in zip(requests, is_own, strict=True)
+                ]
+        codecs = self._codecs(requests, kernels, self.options.row_wire_dtype, "row_wire_dtype")
+        names = [
+            _named(f"{each.table.name}[{each.columns.begin}:{each.columns.end}]", kernels)
+            for each in requests
+        ]
         phase = Phase.LOOKUP if is_training else Phase.READ
-        wire_dtype = self.options.row_wire_dtype
-        assert isinstance(wire_dtype, WireDtype)
-        codecs = [each.codec(wire_dtype) for each in requests]
-        with self.session.guard("pull", [each.table.name for each in requests]):
-            routed = route([each.keys for each in requests], self.session.owners, self._world_size)
-            counts = self.session.agree(phase, routed.counts, names, error)
+        with self.session.guard("pull", [each.name for each in tables]):
+            mine = self._route(kernels, [each.keys for each in requests], error)
+            counts = self.session.agree(phase, mine.counts, names, mine.error)
             if record is not None:
-                record.begin(routed, counts)
-            return self._pull_sharded(requests, codecs, routed, counts, record)
+                record.begin(mine.routed, counts)
+            return self._pull_sharded(requests, codecs, mine.routed, counts, record, kernels)
 
     def _pull_sharded(
         self,
         requests: Sequence[PullRequest],
         codecs: Sequence[Codec],
         routed: Routed,
-        served_counts: npt.NDArray[np.int64],
+        served_counts: Counts,
         record: PullRecord | None,
+        kernels: KernelSet,
     ) -> list[Pulled]:
+        chunk_rows, in_flight = self.session.chunk_rows(codecs), self.options.chunks_in_flight
+        if kernels is not HOST:
+            stager = self.stager(kernels)
+            pull = DevicePull(stager, requests, routed, served_counts, chunk_rows, in_flight)
+            with self._report_own_failure(pull):
+                return pull.run()
         num_rows = int(served_counts.sum()) + len(routed.streams[self._rank])
         return RingPull(
             self.session.link,
@@ -161,8 +200,8 @@ class RingExchange(Closable):
             codecs,
             routed,
             served_counts,
-            self.session.chunk_rows(codecs),
-            self.options.chunks_in_flight,
+            chunk_rows,
+            in_flight,
             self._buffers,
             record,
         ).run()
@@ -226,45 +265,62 @@ class RingExchange(Closable):
         return self.push_all([PushRequest(table, keys, gradients, make_accumulator)])[0]
 
     def push_all(
-        self, requests: Sequence[PushRequest], *, error: BaseException | None = None
+        self,
+        requests: Sequence[PushRequest],
+        *,
+        kernels: KernelSet = HOST,
+        error: BaseException | None = None,
     ) -> list[OwnedGradients]:
         """Gradients to their owners, added up by key: this rank's first, then those of the rank
         before it, and so on around the ring.
 
         Args:
             requests: one for each table, in the same order on all ranks.
+            kernels: of the device that holds keys and gradients, on all ranks; sums stay there.
             error: why this rank cannot apply the step. Then no rank pushes.
 
         Raises:
             BaseException: `error`, or in its place another rank's, naming that rank.
             PeerFailure: a rank is gone, silent or elsewhere.
             InvalidArgumentError: ranks were set up differently, or push other tables.
+            UnsupportedError: a table is replicated, and its gradients are on a device.
+            DeviceError, DeadlineError: the device failed before messages were through; other ranks
+                are told. A later failure is the `error` of the results.
         """
         if self._world_size == 1:
             if error is not None:
                 raise error
-            return [OwnedGradients(each.keys, each.gradients) for each in requests]
-        wire_dtype = self.options.gradient_wire_dtype
-        assert isinstance(wire_dtype, WireDtype)
-        names = [each.table.name for each in requests]
+            return [OwnedGradients(each.keys, each.gradients, kernels) for each in requests]
         is_replicated = np.array([each.table.is_replicated for each in requests], np.bool_)
         replicated = [each for each in requests if each.table.is_replicated]
         sharded = [each for each in requests if not each.table.is_replicated]
-        with self.session.guard("push", names):
-            routed = route([each.keys for each in sharded], self.session.owners, self._world_size)
+        if replicated and kernels is not HOST:
+            raise UnsupportedError(
+                f"table {replicated[0].table.name!r} is replicated: its gradients go to all ranks "
+                "through host memory; push them as arrays of NumPy"
+            )
+        wire_dtype, option = self.options.gradient_wire_dtype, "gradient_wire_dtype"
+        codecs = self._codecs(sharded, kernels, wire_dtype, option)
+        names = [_named(each.table.name, kernels) for each in requests]
+        with self.session.guard("push", [each.table.name for each in requests]):
+            mine = self._route(kernels, [each.keys for each in sharded], error)
             counts = np.empty((self._world_size, len(requests)), np.int64)
-            counts[:, ~is_replicated] = routed.counts
+            counts[:, ~is_replicated] = mine.counts
             counts[:, is_replicated] = [len(each.keys) for each in replicated]
-            coming = self.session.agree(Phase.PUSH, counts, names, error)
-            codecs = [each.codec(wire_dtype) for each in sharded]
-            owned = iter(self._push_sharded(sharded, codecs, routed, coming[:, ~is_replicated]))
+            coming = self.session.agree(Phase.PUSH, counts, names, mine.error)
+            sums = self._push_sharded(
+                sharded, codecs, mine.routed, coming[:, ~is_replicated], kernels
+            )
+            owned = iter(sums)
             everywhere = iter(
                 push_to_replicas(
                     self.session.link,
                     replicated,
-                    [each.codec(wire_dtype) for each in replicated],
+                    self._codecs(replicated, kernels, wire_dtype, option),
                     coming[:, is_replicated],
                 )
+                if replicated
+                else sums[:0]
             )
         return [next(everywhere if each.table.is_replicated else owned) for each in requests]
 
@@ -273,8 +329,16 @@ class RingExchange(Closable):
         requests: Sequence[PushRequest],
         codecs: Sequence[Codec],
         routed: Routed,
-        coming: npt.NDArray[np.int64],
+        coming: Counts,
+        kernels: KernelSet,
     ) -> list[OwnedGradients]:
+        chunk_rows, in_flight = self.session.chunk_rows(codecs), self.options.chunks_in_flight
+        if kernels is not HOST:
+            executor = SerialExecutor(self._add_thread)
+            stager = self.stager(kernels)
+            push = DevicePush(stager, executor, requests, routed, coming, chunk_rows, in_flight)
+            with self._report_own_failure():
+                return push.run()
         num_rows = int(coming.sum()) + len(routed.streams[self._rank])
         return RingPush(
             self.session.link,
@@ -284,21 +348,96 @@ class RingExchange(Closable):
             codecs,
             routed,
             coming,
-            self.session.chunk_rows(codecs),
-            self.options.chunks_in_flight,
+            chunk_rows,
+            in_flight,
             self._buffers,
         ).run()
 
-    def on_device(self, kernels: KernelSet) -> DeviceExchange:
-        """The exchange for arrays of a device, which stay there. Closed with this one.
+    def stager(self, kernels: KernelSet) -> DeviceStager:
+        """The streams and messages of a device; made once, and closed with this exchange.
 
         Raises:
             UnsupportedError: the kernels have no streams.
         """
-        found = self._on_devices.get(kernels.device)
+        found = self._stagers.get(kernels.device)
         if found is None:
-            found = self._on_devices[kernels.device] = DeviceExchange(self.session, kernels)
+            found = DeviceStager(kernels, self.session.link, self.session.owners)
+            self._stagers[kernels.device] = found
         return found
+
+    def _codecs(
+        self,
+        requests: Sequence[PullRequest] | Sequence[PushRequest],
+        kernels: KernelSet,
+        wire_dtype: WireDtype | str,
+        option: str,
+    ) -> list[Codec]:
+        assert isinstance(wire_dtype, WireDtype)
+        if kernels is not HOST and wire_dtype is not WireDtype.EXACT:
+            raise InvalidArgumentError(
+                f"{option} must be exact for tables on a device, found {wire_dtype.value}: "
+                "numbers are narrowed on the CPU only; leave the option out, or keep the tables there"
+            )
+        return [each.codec(wire_dtype) for each in requests]
+
+    def _route(
+        self, kernels: KernelSet, keys: Sequence[DeviceArray], error: BaseException | None
+    ) -> _RoutedKeys:
+        """Routes keys, before an exchange begins. An error is for all ranks to raise."""
+        if error is None:
+            try:
+                owners = self.session.owners if kernels is HOST else self.stager(kernels).owners
+                routed = route(kernels, keys, owners, self._world_size)
+                return _RoutedKeys(routed, routed.counts, None)
+            except SparringError as found:
+                error = found
+            except Exception as found:
+                # As one of ours, all ranks raise it and may go on.
+                error = DeviceError(
+                    f"keys could not be routed on {kernels.device}: {type(found).__name__}: {found}. "
+                    "Nothing was exchanged, and no row has changed"
+                )
+                error.__cause__ = found
+        nothing = Routed([], [], [], self._world_size)
+        return _RoutedKeys(nothing, np.zeros((self._world_size, len(keys)), np.int64), error)
+
+    def _find_own(self, request: PullRequest, kernels: KernelSet) -> Pulled:
+        """Finds rows of a table that this rank holds whole."""
+        storage, keys = request.storage, request.keys
+        if kernels is HOST:
+            return find_rows(storage, request.table, keys, request.columns)
+        rows = kernels.arrays.empty((len(keys), request.width), request.table.dtype)
+        found = kernels.arrays.empty((len(keys),), "uint8")
+        if storage is None:
+            rows[...] = 0
+            found[...] = 0
+        elif len(keys):
+            storage._check_open()
+            kernels.find_into(storage, keys, rows, found)
+        return Pulled(rows, found)
+
+    @contextmanager
+    def report_failure(self, kernels: KernelSet, tables: Sequence[TableConfig]) -> Iterator[None]:
+        """Tells the other ranks if the block fails, which works on rows of a device that were pulled
+        from them: they go on, and would wait for this rank at the next exchange."""
+        try:
+            yield
+        except Exception as error:
+            if kernels is not HOST and not all(map(self.session.is_local, tables)):
+                self.session.give_up(error)
+            raise
+
+    @contextmanager
+    def _report_own_failure(self, pull: DevicePull | None = None) -> Iterator[None]:
+        """Tells the other ranks if the block fails, unless they know."""
+        try:
+            yield
+        except PeerFailure:
+            raise  # `guard` tells them
+        except BaseException as error:
+            if pull is None or not pull.was_reported:
+                self.session.give_up(error)
+            raise
 
     def commit(self, num_rows: Sequence[int], error: BaseException | None = None) -> list[int]:
         """Returns when all ranks are ready to write the step; all ranks call it.
@@ -337,8 +476,9 @@ class RingExchange(Closable):
         """Ends, and joins the thread. A second call does nothing."""
         self.end()
         self._find_thread.close()
-        while self._on_devices:
-            self._on_devices.popitem()[1].close()
+        self._add_thread.close()
+        while self._stagers:
+            self._stagers.popitem()[1].close()
 
     def _executor(self, storages: Sequence[Storage | None], num_rows: int) -> SerialExecutor:
         """Runs finds on the pool, unless a storage may wait or needs the GIL, or the rows are too few to
@@ -346,3 +486,8 @@ class RingExchange(Closable):
         if all(each is None or each.capabilities.native for each in storages):
             return InlineExecutor() if num_rows <= _FEW_ROWS else SerialExecutor(None)
         return SerialExecutor(self._find_thread)
+
+
+def _named(table: str, kernels: KernelSet) -> str:
+    """Text that ranks compare: all of them must hold a table on the same kind of place."""
+    return table if kernels is HOST else f"{table} on a device"

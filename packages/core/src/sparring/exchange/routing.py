@@ -15,21 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from sparring import _native
-from sparring.contracts.kernels import DeviceArray, KernelSet
+from sparring.contracts.kernels import ArrayKernels, DeviceArray
 from sparring.contracts.results import Keys
 
 __all__ = [
     "Chunk",
-    "DeviceRouted",
     "HopTransfers",
     "TableSlice",
     "hop_transfers",
-    "route_on_device",
     "Routed",
     "ChunkTransfer",
     "chunks_of",
@@ -130,89 +128,66 @@ def chunk_transfers(
             yield ChunkTransfer(hop, peer, chunk)
 
 
-@dataclass(slots=True)
 class Routed:
-    """Keys grouped by owner."""
-
-    orders: list[npt.NDArray[np.int64]]
-    """Of each table ``(u,)``: its keys in the order of their owners."""
-    offsets: list[npt.NDArray[np.int64]]
-    """Of each table ``(world_size + 1,)``: where the keys of each owner begin."""
-    counts: Counts
-    """``(world_size, tables)``: keys of each table at each owner."""
-    streams: list[Keys]
-    """The keys for each owner."""
-
-    def places(self, owner: int, part: TableSlice) -> npt.NDArray[np.int64]:
-        """Places of a slice's keys among the keys of its table."""
-        first = int(self.offsets[part.table][owner])
-        return self.orders[part.table][first + part.begin : first + part.end]
-
-
-def route(keys: Sequence[Keys], owners: npt.NDArray[np.int32], world_size: int) -> Routed:
-    """Groups the keys of each table by owner.
+    """Keys of several tables grouped by owner, in the memory of their kernels.
 
     Args:
-        keys: of each table ``(u,)``, unique.
-        owners: ``(4096,)``, the rank of each partition.
+        orders: of each table ``(u,)``: places of its keys in the order of their owners.
+        offsets: of each table, world_size + 1 numbers: where the keys of each owner begin.
+        keys: of each table ``(u,)``: its keys in the order of their owners.
+        world_size: the number of owners.
     """
-    orders, offsets = [], []
-    for each in keys:
-        order, offset = _native.route(each, owners, world_size)
-        orders.append(order)
-        offsets.append(offset)
-    counts = (
-        np.stack([np.diff(each) for each in offsets], axis=1)
-        if offsets
-        else (np.empty((world_size, 0), np.int64))
-    )
-    grouped = [each[order] for each, order in zip(keys, orders, strict=True)]
-    streams = [
-        np.concatenate(
-            [
-                np.empty(0, np.int64),
-                *(
-                    each[at[owner] : at[owner + 1]]
-                    for each, at in zip(grouped, offsets, strict=True)
-                ),
+
+    def __init__(
+        self,
+        orders: list[DeviceArray],
+        offsets: list[list[int]],
+        keys: list[DeviceArray],
+        world_size: int,
+    ) -> None:
+        self.orders, self.offsets, self.keys = orders, offsets, keys
+        self.counts: Counts = np.empty((world_size, len(keys)), np.int64)
+        """``(world_size, tables)``: keys of each table at each owner."""
+        for table, each in enumerate(offsets):
+            self.counts[:, table] = np.diff(each)
+
+    @cached_property
+    def streams(self) -> list[Keys]:
+        """The keys for each owner, of all tables, in host memory."""
+        nothing, streams = np.empty(0, np.int64), []
+        for owner in range(len(self.counts)):
+            parts = [
+                keys[at[owner] : at[owner + 1]]
+                for keys, at in zip(self.keys, self.offsets, strict=True)
             ]
-        )
-        for owner in range(world_size)
-    ]
-    return Routed(orders, offsets, counts, streams)
-
-
-@dataclass(slots=True)
-class DeviceRouted:
-    """Keys of several tables in the order of their owners."""
-
-    orders: list[DeviceArray]
-    """Of each table ``(u,)`` int64: places of its keys in the order of their owners."""
-    offsets: list[list[int]]
-    """Of each table, world_size + 1 numbers: where the keys of each owner begin."""
-    keys: list[DeviceArray]
-    """Of each table ``(u,)``: its keys in the order of their owners."""
-    counts: Counts
-    """``(world_size, tables)``: keys of each table at each owner."""
+            streams.append(np.concatenate([nothing, *parts]))
+        return streams
 
     def range_of(self, owner: int, part: TableSlice) -> slice:
         """The range of a slice's keys among the sorted keys of its table."""
         first = self.offsets[part.table][owner]
         return slice(first + part.begin, first + part.end)
 
+    def places(self, owner: int, part: TableSlice) -> DeviceArray:
+        """Places of a slice's keys among the keys of its table."""
+        return self.orders[part.table][self.range_of(owner, part)]
 
-def route_on_device(
-    kernels: KernelSet, keys: Sequence[DeviceArray], owners: DeviceArray, world_size: int
-) -> DeviceRouted:
-    """Groups the keys of each table by owner. Waits for the device once a table, for the counts."""
+
+def route(
+    kernels: ArrayKernels, keys: Sequence[DeviceArray], owners: DeviceArray, world_size: int
+) -> Routed:
+    """Groups the keys of each table by owner. Waits for a device once a table, for the counts.
+
+    Args:
+        kernels: of the device of keys and owners.
+        keys: of each table ``(u,)``, unique.
+        owners: ``(4096,)`` int32, the rank of each partition.
+    """
+    take, to_host = kernels.arrays.take, kernels.arrays.to_host
     routes = [kernels.route(each, owners, world_size) for each in keys]
-    take = kernels.arrays.take
     grouped = [take(each, route.order) for each, route in zip(keys, routes, strict=True)]
-    offsets = [np.asarray(kernels.arrays.to_host(route.offsets)) for route in routes]
-    counts = np.stack([np.diff(each) for each in offsets], axis=1).astype(np.int64)
-    return DeviceRouted(
-        [route.order for route in routes], [each.tolist() for each in offsets], grouped, counts
-    )
+    offsets = [np.asarray(to_host(route.offsets)).tolist() for route in routes]
+    return Routed([route.order for route in routes], offsets, grouped, world_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,17 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparring.contracts.kernels import (
-    ArraySource,
-    Dedup,
-    DeviceArray,
-    KernelSet,
-    NumEvicted,
-    Pooling,
-    Rounding,
-    Route,
-    StorageChange,
-)
+from sparring import _native
+from sparring.contracts.kernel_set import KernelSet, NumEvicted, StorageChange, StoredRows
+from sparring.contracts.kernels import ArraySource, Dedup, DeviceArray, Pooling, Rounding, Route
 from sparring.contracts.results import Columns
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.kernels import functions as kernels
@@ -29,11 +21,12 @@ from sparring.kernels import functions as kernels
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from sparring._native import InitializerSpec
     from sparring.contracts.storage import Storage
     from sparring.contracts.table import TableConfig
     from sparring.contracts.updates import MethodChoice
 
-__all__ = ["CpuKernels"]
+__all__ = ["HOST", "CpuKernels"]
 
 _CPU = 1
 """DLPack's code."""
@@ -45,15 +38,35 @@ class CpuKernels(KernelSet):
     device = "cpu"
 
     def __init__(self, arrays: ArraySource | None = None) -> None:
-        self.arrays = ArraySource(empty=np.empty, stream=lambda: 0) if arrays is None else arrays
+        self.arrays = ArraySource(empty=_empty, stream=lambda: 0) if arrays is None else arrays
+        # Of tables that were seen last, by name.
+        self._initializers: dict[str, tuple[TableConfig, InitializerSpec]] = {}
 
-    def _find_into_impl(
+    def find_storage(
+        self, storage: Storage, keys: DeviceArray, num_columns: int | None = None
+    ) -> StoredRows:
+        table, keys = storage.table, _shared(keys, "keys")
+        count = table.width if num_columns is None else num_columns
+        rows, found = np.empty((len(keys), count), table.numpy_dtype), np.empty(len(keys), np.bool_)
+        if len(keys):
+            storage.find_into(keys, Columns(0, count), rows, found)
+        return StoredRows(rows, found)
+
+    def find_into(
         self, storage: Storage, keys: DeviceArray, rows: DeviceArray, found: DeviceArray
     ) -> None:
-        to = _shared(rows, "rows")
-        result = storage.find(_shared(keys, "keys"), Columns(0, to.shape[1]))
-        to[...] = result.rows
-        _shared(found, "found")[...] = result.found
+        to, flags = _shared(rows, "rows"), _shared(found, "found").view(np.bool_)
+        if len(to):
+            storage.find_into(_shared(keys, "keys"), Columns(0, to.shape[1]), to, flags)
+
+    def upsert_storage(
+        self, storage: Storage, keys: DeviceArray, rows: DeviceArray, *, keeps_evicted: bool = False
+    ) -> NumEvicted:
+        evicted = storage.upsert_from(_shared(keys, "keys"), _shared(rows, "rows"))
+        return NumEvicted(len(evicted.keys), evicted if keeps_evicted else None)
+
+    _find_into_impl = find_into
+    _upsert_storage_impl = upsert_storage
 
     def dedup(self, ids: DeviceArray) -> Dedup:
         return kernels.dedup(_shared(ids, "ids"))
@@ -62,7 +75,7 @@ class CpuKernels(KernelSet):
         return kernels.partition(_shared(keys, "keys"))
 
     def route(self, keys: DeviceArray, owners: DeviceArray, world_size: int) -> Route:
-        return kernels.route(_shared(keys, "keys"), _shared(owners, "owners"), world_size)
+        return Route(*_native.route(_shared(keys, "keys"), _shared(owners, "owners"), world_size))
 
     def gather(
         self, rows: DeviceArray, inverse: DeviceArray, out: DeviceArray | None = None
@@ -138,11 +151,14 @@ class CpuKernels(KernelSet):
         table: TableConfig,
         state: DeviceArray | None = None,
     ) -> None:
-        kernels.initialize(
+        known = self._initializers.get(table.name)
+        if known is None or known[0] is not table:
+            known = self._initializers[table.name] = table, kernels.initializer_spec(table)
+        _native.initialize(
             _shared(rows, "rows"),
             _shared(keys, "keys"),
             _shared(found, "found"),
-            kernels.initializer_spec(table),
+            known[1],
             None if state is None else _shared(state, "state"),
         )
 
@@ -155,7 +171,7 @@ class CpuKernels(KernelSet):
         kernels.encode(_shared(values, "values"), _shared(out, "out"), rounding)
 
     def is_finite(self, values: DeviceArray) -> bool:
-        return kernels.is_finite(_shared(values, "values"))
+        return _native.is_finite(_shared(values, "values"))
 
     def finite_rows(self, values: DeviceArray) -> DeviceArray:
         return kernels.finite_rows(_shared(values, "values"))
@@ -168,7 +184,6 @@ class CpuKernels(KernelSet):
         rows: DeviceArray,
         gradients: DeviceArray,
     ) -> None:
-        from sparring import _native
         from sparring.updates.builtin import NativeMethod
 
         if not isinstance(choice.method, NativeMethod):
@@ -195,8 +210,8 @@ class CpuKernels(KernelSet):
             rows = np.zeros((len(dedup.keys), table.dim), table.numpy_dtype)
             found = np.zeros(len(dedup.keys), np.bool_)
         else:
-            result = storage.find(dedup.keys, Columns(0, table.dim))
-            rows, found = result.rows, result.found
+            stored = self.find_storage(storage, dedup.keys, table.dim)
+            rows, found = stored.rows, stored.found
         self.initialize(rows, dedup.keys, found, table)
         if table.is_16_bit:
             rows = self.decode(rows)
@@ -215,22 +230,24 @@ class CpuKernels(KernelSet):
     ) -> StorageChange:
         table = storage.table
         known, sums = _shared(keys, "keys"), _shared(gradients, "gradients")
-        result = storage.find(known)
-        rows, found = result.rows, result.found
+        stored = self.find_storage(storage, known)
+        rows, found = stored.rows, stored.found
         if admit is not None and not found.all():
             is_kept = found.copy()
             is_kept[~found] = admit(known[~found])
             known, sums, rows, found = (each[is_kept] for each in (known, sums, rows, found))
         self.initialize(rows, known, found, table, initial_state)
         self.update(table, choice, known, rows, sums)
-        evicted = self._upsert_storage_impl(storage, known, rows, keeps_evicted=keeps_evicted)
+        evicted = self.upsert_storage(storage, known, rows, keeps_evicted=keeps_evicted)
         return StorageChange(len(found) - int(np.count_nonzero(found)), evicted)
 
-    def _upsert_storage_impl(
-        self, storage: Storage, keys: DeviceArray, rows: DeviceArray, *, keeps_evicted: bool
-    ) -> NumEvicted:
-        evicted = storage.upsert(_shared(keys, "keys"), _shared(rows, "rows"))
-        return NumEvicted(len(evicted), evicted if keeps_evicted else None)
+
+def _empty(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        return np.empty(shape, ml_dtypes.bfloat16)
+    return np.empty(shape, dtype)
 
 
 def _not_of_core(choice: MethodChoice) -> UnsupportedError:
@@ -253,3 +270,7 @@ def _shared(array: DeviceArray, name: str) -> npt.NDArray[Any]:
             "manager for the kernels of its device"
         )
     return np.from_dlpack(array)
+
+
+HOST = CpuKernels()
+"""For arrays of NumPy: the engine's own, where tables are in host memory."""

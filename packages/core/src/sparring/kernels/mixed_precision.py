@@ -5,25 +5,20 @@ Float32 and float64 rows are computed with as they are: nothing here copies them
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from sparring.contracts.kernels import Rounding
-from sparring.contracts.results import Rows
+from sparring.contracts.kernel_set import KernelSet
+from sparring.contracts.kernels import DeviceArray, Rounding
 from sparring.contracts.table import TableConfig
-from sparring.kernels import functions as kernels
 
-__all__ = ["computing_embeddings", "computing_rows", "stored_rows"]
-
-
-def computing_embeddings(table: TableConfig, embeddings: Rows) -> Rows:
-    """``(n, dim)`` of the computing dtype from ``(n, dim)`` of the table's."""
-    return kernels.decode(embeddings) if table.is_16_bit else embeddings
+__all__ = ["computing_rows", "stored_rows"]
 
 
-def computing_rows(table: TableConfig, rows: Rows) -> Rows:
-    """Embedding and state side by side, without a gap.
+def computing_rows(kernels: KernelSet, table: TableConfig, rows: DeviceArray) -> DeviceArray:
+    """Embedding and state next to each other, without a gap.
 
     Args:
+        kernels: of the device of the rows.
         rows: ``(n, width)`` of the table's dtype.
 
     Returns:
@@ -31,16 +26,21 @@ def computing_rows(table: TableConfig, rows: Rows) -> Rows:
     """
     if not table.is_16_bit:
         return rows
-    computing = np.empty((len(rows), table.dim + table.state_width), table.computing_dtype)
-    computing[:, : table.dim] = kernels.decode(table.embeddings(rows))
-    computing[:, table.dim :] = table.state(rows)
+    shape = (len(rows), table.dim + table.state_width)
+    computing = kernels.arrays.empty(shape, table.computing_dtype.name)
+    computing[:, : table.dim] = kernels.decode(rows[:, : table.dim])
+    if table.state_width:
+        computing[:, table.dim :] = _state_of(kernels, table, rows)
     return computing
 
 
-def stored_rows(table: TableConfig, rows: Rows, rounding: Rounding) -> Rows:
+def stored_rows(
+    kernels: KernelSet, table: TableConfig, rows: DeviceArray, rounding: Rounding
+) -> DeviceArray:
     """Rows of `computing_rows` for a storage: embeddings rounded stochastically.
 
     Args:
+        kernels: of the device of the rows.
         rows: ``(n, dim + state_width)`` of the computing dtype.
         rounding: of the table, for the keys of the rows.
 
@@ -49,8 +49,18 @@ def stored_rows(table: TableConfig, rows: Rows, rounding: Rounding) -> Rows:
     """
     if not table.is_16_bit:
         return rows
+    arrays = kernels.arrays
     # Zeros, so that the gap of equal rows is equal.
-    stored = np.zeros((len(rows), table.width), table.numpy_dtype)
-    kernels.encode(rows[:, : table.dim], table.embeddings(stored), rounding)
-    table.state(stored)[...] = rows[:, table.dim :]
+    stored: Any = arrays.empty((len(rows), table.width), table.dtype)
+    stored[:] = 0
+    embeddings: Any = arrays.empty((len(rows), table.dim), table.computing_dtype.name)
+    embeddings[:] = rows[:, : table.dim]
+    kernels.encode(embeddings, stored[:, : table.dim], rounding)
+    if table.state_width:
+        _state_of(kernels, table, stored)[:] = rows[:, table.dim :]
     return stored
+
+
+def _state_of(kernels: KernelSet, table: TableConfig, rows: DeviceArray) -> DeviceArray:
+    # Elements of a 16-bit table have two bytes.
+    return kernels.arrays.view(rows[:, table.state_begin // 2 :], table.computing_dtype.name)

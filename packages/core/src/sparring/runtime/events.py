@@ -81,7 +81,7 @@ class EventLoop(Closable):
         self._changed = threading.Condition()  # guards all that follows
         self._is_closed = False
         self._outstanding: dict[Task[Any], tuple[float, Future[Any] | None]] = {}
-        self._first_failed: Task[Any] | None = None
+        self.first_failed: Task[Any] | None = None
         self._num_unreported = 0
         _event_loops.add(self)
 
@@ -154,7 +154,7 @@ class EventLoop(Closable):
         """
         self._process.check()
         with self._changed:
-            failed, self._first_failed = self._first_failed, None
+            failed, self.first_failed = self.first_failed, None
             num_failed, self._num_unreported = self._num_unreported, 0
         if failed is None:
             return
@@ -298,7 +298,7 @@ class EventLoop(Closable):
         with self._changed:
             self.num_failed += error is not None
             if error is not None and report_failure:
-                self._first_failed = self._first_failed or task
+                self.first_failed = self.first_failed or task
                 self._num_unreported += 1
             task.finish(result, error)
             self._leave(task)

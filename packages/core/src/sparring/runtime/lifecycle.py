@@ -49,20 +49,21 @@ class ProcessGuard:
         what: the object, for the message.
     """
 
-    __slots__ = ("_process", "_what")
+    __slots__ = ("_what", "made_in")
 
     def __init__(self, what: str) -> None:
-        self._process = os.getpid()
+        self.made_in = os.getpid()
+        """The process that made the object."""
         self._what = what
 
     @property
     def is_own(self) -> bool:
         """Whether this is the process that made the object."""
-        return os.getpid() == self._process
+        return os.getpid() == self.made_in
 
     def check(self) -> None:
         """Raises `ClosedError` in any other process than the one that made the object."""
-        check_process(self._process, self._what)
+        check_process(self.made_in, self._what)
 
 
 def check_process(made_in: int, what: str) -> None:

@@ -91,6 +91,7 @@ class NativeStorage(Storage):
             )
         self.capabilities = capabilities or _derive(stat["capabilities"], self._handle)
         self._itemsize = table.numpy_dtype.itemsize
+        self._none_evicted: Evicted | None = None
         # A struct that offers `visit` has its rows in memory; a device's are shown as copies.
         self._is_in_memory = (
             self.capabilities.native
@@ -214,7 +215,10 @@ class NativeStorage(Storage):
 
     def _evicted(self, parts: _Evicted | None) -> Evicted:
         if parts is None:
-            return self._nothing_evicted()
+            # Of all calls, as most evict nothing.
+            if self._none_evicted is None:
+                self._none_evicted = self._nothing_evicted()
+            return self._none_evicted
         keys, rows, scores = parts
         return Evicted(keys, rows.view(self.table.numpy_dtype), scores)
 

@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+
+import numpy as np
 
 from sparring.contracts.storage import Storage
 from sparring.engine.memory_budget import check_memory
 from sparring.engine.state import EngineState
 from sparring.errors import CapacityError, DeviceError, PartialStepError
+from sparring.exchange.messages import OwnedGradients
+from sparring.kernels.admission_filters import decide_unseen
 
-__all__ = ["Commit", "agreed", "check_room", "check_rooms", "committing", "may_refuse"]
+__all__ = [
+    "Commit",
+    "agreed",
+    "check_method_rooms",
+    "check_room",
+    "committing",
+]
 
 
 @dataclass(slots=True)
@@ -39,6 +48,9 @@ def committing(state: EngineState) -> Iterator[Commit]:
             raise
         refusal = error
     names = list(state.tables.entries)
+    if state.collective.world_size == 1:
+        commit.touched = list(filter(commit.num_rows.get, names))
+        return
     totals = state.exchange.commit([commit.num_rows.get(name, 0) for name in names], refusal)
     commit.touched = [name for name, total in zip(names, totals, strict=True) if total]
 
@@ -68,18 +80,42 @@ def agreed(state: EngineState) -> Iterator[None]:
         ) from error
 
 
-def check_rooms(state: EngineState, waiting: Mapping[str, Any], step: Any) -> None:
-    """`check_room` of every table that a fused step will change."""
-    for place, name in enumerate(waiting):
+def check_method_rooms(state: EngineState, owned: Mapping[str, OwnedGradients]) -> None:
+    """`check_room` of every table that `KernelSet.update_storage` will change.
+
+    The update of a single table on a single rank changes nothing where it raises, so nothing need
+    be asked.
+    """
+    if len(state.tables.entries) == 1 and state.collective.world_size == 1:
+        return
+    for name, each in owned.items():
         storage = state.tables.storage(name)
-        if may_refuse(storage):
-            check_room(storage, step.count_new(place))
+        if not state.tables.entries[name].may_refuse:
+            continue
+        # Asking waits for the device.
+        capacity, num_keys = storage.capacity, len(each.keys)
+        assert capacity is not None
+        if storage.size + num_keys > capacity:
+            check_room(storage, _num_new(state, name, each))
+
+
+def _num_new(state: EngineState, name: str, owned: OwnedGradients) -> int:
+    """Rows that an update will make."""
+    kernels, entry = owned.kernels, state.tables.entries[name]
+    to_host = kernels.arrays.to_host
+    found = to_host(kernels.find_storage(state.tables.storage(name), owned.keys, 1).found)
+    is_found = np.asarray(found).astype(np.bool_)
+    num_new = int(np.count_nonzero(~is_found))
+    if entry.admission_filter is not None and num_new:
+        keys = np.ascontiguousarray(to_host(owned.keys))
+        step = state.counters.steps + 1
+        owned.decision = decide_unseen(entry.admission_filter, keys, is_found, step)
+        num_new -= owned.decision.num_refused
+    return num_new
 
 
 def check_room(storage: Storage, num_new: int) -> None:
     """Refuses a step before its first write where a later write would find no room."""
-    if not may_refuse(storage):
-        return
     size, capacity = storage.size, storage.capacity
     assert capacity is not None
     if size + num_new > capacity:
@@ -90,8 +126,3 @@ def check_room(storage: Storage, num_new: int) -> None:
             table=storage.table.name,
             capacity=capacity,
         )
-
-
-def may_refuse(storage: Storage) -> bool:
-    """Whether a write may find no room."""
-    return not storage.capabilities.evicts and storage.capacity is not None

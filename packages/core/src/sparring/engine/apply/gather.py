@@ -1,4 +1,7 @@
-"""The rows that a step will change, in arrays: found or made, and admitted."""
+"""The rows that a step will change, in arrays: found or made, and admitted.
+
+keys ──► find ──► admit ──► new rows made ──► rows (u, width) and gradients (u, dim)
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sparring import _native
+from sparring.contracts.kernel_set import KernelSet
 from sparring.contracts.results import Keys, Rows
 from sparring.contracts.table import TableConfig
 from sparring.engine.apply.commit import check_room
@@ -17,7 +20,7 @@ from sparring.exchange.messages import OwnedGradients
 from sparring.kernels.admission_filters import Decision, decide_unseen
 from sparring.kernels.mixed_precision import computing_rows
 
-__all__ = ["Gathered", "TableUpdate", "Update", "gather_rows"]
+__all__ = ["Gathered", "TableUpdate", "Update", "gather_rows", "no_update"]
 
 
 @dataclass(slots=True)
@@ -45,44 +48,72 @@ class Update(Protocol):
     def __call__(self, updates: Sequence[TableUpdate], /) -> None: ...
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Gathered:
-    """Updates of a step, and the admissions that are counted once it was written."""
+    """The rows that a step will change of one table, and what is counted once it has."""
 
-    updates: list[TableUpdate]
-    decisions: dict[str, Decision]
+    kernels: KernelSet
+    update: TableUpdate | None
+    """None where no key was admitted."""
+    decision: Decision | None
 
 
 def gather_rows(
     state: EngineState, owned: Mapping[str, OwnedGradients], steps: Mapping[str, int]
-) -> Gathered:
-    """The rows that gradients will change, in arrays.
+) -> dict[str, Gathered]:
+    """The rows that gradients will change, by table.
 
     Args:
         owned: table → its gradients, some in each.
         steps: table → the step that is given to its `TableUpdate`.
+
+    Raises:
+        CapacityError: there is no room for new ones.
+        DeviceMemoryError, DeviceError: the device has no memory for a copy of them, or failed.
     """
-    gathered = Gathered([], {})
+    gathered = {}
     for name, each in owned.items():
-        entry = state.tables.entries[name]
-        storage = state.tables.storage(name)
-        keys, gradients = each.keys, each.gradients
-        if each.found is not None:
-            rows, found = each.found.rows, each.found.found
-        else:
-            rows = np.empty((len(keys), entry.config.width), entry.config.numpy_dtype)
-            found = np.empty(len(keys), np.bool_)
-            storage.find_into(keys, entry.whole, rows, found)
-        if entry.admission_filter is not None and not found.all():
-            decision = decide_unseen(entry.admission_filter, keys, found, state.counters.steps + 1)
-            gathered.decisions[name] = decision
-            keys, gradients = keys[decision.is_kept], gradients[decision.is_kept]
-            rows, found = rows[decision.is_kept], found[decision.is_kept]
-        if not len(keys):
-            continue
-        check_room(storage, int(len(found) - np.count_nonzero(found)))
-        _native.initialize(rows, keys, found, entry.initializer, entry.initial_state)
-        if entry.config.is_16_bit:
-            rows = computing_rows(entry.config, rows)
-        gathered.updates.append(TableUpdate(entry.config, keys, rows, gradients, steps[name]))
+        gathered[name] = _gathered(state, name, each, steps[name])
     return gathered
+
+
+def no_update(kernels: KernelSet, table: TableConfig, step: int) -> TableUpdate:
+    """Of a table of which other ranks alone change rows."""
+    empty, dtype = kernels.arrays.empty, table.computing_dtype.name
+    keys, rows = empty((0,), "int64"), empty((0, table.dim + table.state_width), dtype)
+    return TableUpdate(table, keys, rows, empty((0, table.dim), dtype), step)
+
+
+def _gathered(state: EngineState, name: str, owned: OwnedGradients, step: int) -> Gathered:
+    entry, storage = state.tables.entries[name], state.tables.storage(name)
+    kernels, keys, gradients = owned.kernels, owned.keys, owned.gradients
+    arrays = kernels.arrays
+    stored = owned.found or kernels.find_storage(storage, keys)
+    rows, found = stored.rows, stored.found
+    decision = None
+    if entry.admission_filter is not None or entry.may_refuse:
+        # Which keys are new must be known here, which waits for a device.
+        is_found = np.asarray(arrays.to_host(found)).astype(np.bool_, copy=False)
+        if entry.admission_filter is not None and not is_found.all():
+            decision = decide_unseen(
+                entry.admission_filter,
+                np.ascontiguousarray(arrays.to_host(keys)),
+                is_found,
+                state.counters.steps + 1,
+            )
+            kept = arrays.from_host(np.flatnonzero(decision.is_kept))
+            keys, gradients, rows, found = (
+                arrays.take(each, kept) for each in (keys, gradients, rows, found)
+            )
+            is_found = is_found[decision.is_kept]
+        if entry.may_refuse:
+            check_room(storage, len(is_found) - int(np.count_nonzero(is_found)))
+    if not len(keys):
+        return Gathered(kernels, None, decision)
+    initial = entry.initial_state
+    if initial is not None:
+        initial = arrays.from_host(initial) if len(initial) else None
+    kernels.initialize(rows, keys, found, entry.config, initial)
+    if entry.config.is_16_bit:
+        rows = computing_rows(kernels, entry.config, rows)
+    return Gathered(kernels, TableUpdate(entry.config, keys, rows, gradients, step), decision)

@@ -7,30 +7,20 @@ from typing import Any
 
 from sparring import _native
 from sparring.contracts.updates import MethodChoice, UpdateRows
-from sparring.engine.apply.commit import agreed, check_rooms, committing
-from sparring.engine.apply.device_methods import check_rooms_on_device, write_methods_on_device
-from sparring.engine.apply.device_owned_gradients import (
-    OwnedOnDevice,
-    average,
-    check_owned_on_device,
-    owned_on_device,
-)
+from sparring.engine.apply.commit import agreed, check_method_rooms, check_room, committing
 from sparring.engine.apply.gather import Gathered, TableUpdate, gather_rows
-from sparring.engine.apply.owned_gradients import (
+from sparring.engine.apply.gradients import (
     check_owned,
     kernels_of_step,
-    own_gradients,
     owned_gradients,
-    summed_gradients,
     taken_gradients,
 )
-from sparring.engine.apply.write import write_fused, write_rows
+from sparring.engine.apply.write import write_fused, write_methods, write_rows
 from sparring.engine.device_gradients import DeviceGradients
 from sparring.engine.memory_budget import check_memory
-from sparring.engine.resource_manager import Accumulated
 from sparring.engine.state import EngineState
 from sparring.errors import InvalidArgumentError
-from sparring.exchange.messages import OwnedGradients
+from sparring.kernels.cpu import HOST
 from sparring.updates.builtin import NativeMethod, clip_gradients
 
 __all__ = ["apply_methods"]
@@ -38,118 +28,84 @@ __all__ = ["apply_methods"]
 
 def apply_methods(state: EngineState, choices: Mapping[str, MethodChoice]) -> list[str]:
     """As `StepContainer.apply_methods`."""
-    with state.resources.ending_step():
-        sources, refusal = taken_gradients(state, state.resources.take_sources)
-    waiting = {name: each for name, each in sources.items() if each is not None}
+    taken, refusal = taken_gradients(state, are_summed=False)
     try:
-        _check_choices(waiting, choices)
+        _check_choices(taken, choices)
     except InvalidArgumentError as error:
         refusal = refusal or error
-    are_native = not any(isinstance(each, DeviceGradients) for each in waiting.values())
     step = None
-    if state.collective.world_size == 1 and refusal is None and are_native:
-        step = _straight(state, waiting, choices)
+    if state.collective.world_size == 1 and refusal is None:
+        step = _straight(state, taken, choices)
     if step is None:
-        return _apply_owned(state, sources, choices, refusal)
-    check_rooms(state, waiting, step)
+        return _apply_owned(state, taken, choices, refusal)
+    _check_rooms(state, taken, step)
     if state.memory_bytes is not None:
         check_memory(state, state.memory_bytes)
-    touched = write_fused(state, step, list(waiting))
+    touched = write_fused(state, step, list(taken))
     state.end_step()
     return touched
 
 
 def _straight(
-    state: EngineState, waiting: Mapping[str, Any], choices: Mapping[str, MethodChoice]
+    state: EngineState, taken: Mapping[str, Any], choices: Mapping[str, MethodChoice]
 ) -> Any | None:
     """A fused step over gradients as they came; None where they must be looked at first."""
-    if not _is_fused(waiting, choices):
-        return None
-    step = _fused(state, waiting, choices)
+    for name, each in taken.items():
+        if not isinstance(choices[name].method, NativeMethod) or isinstance(each, DeviceGradients):
+            return None
+    step = _fused(state, taken, choices)
     return None if step.may_be_nonfinite() else step
 
 
 def _apply_owned(
     state: EngineState,
-    sources: Mapping[str, Any],
+    taken: Mapping[str, Any],
     choices: Mapping[str, MethodChoice],
     refusal: BaseException | None,
 ) -> list[str]:
-    """Through gradients in arrays: they may come from other ranks, or be skipped."""
-    found = kernels_of_step(state, sources)
-    kernels = {name: each for name, each in found.items() if _is_fused([name], choices)}
-    there = owned_on_device(state, sources, kernels, refusal) if kernels else {}
-    tables = [name for name in state.tables.entries if name not in kernels]
-    taken: dict[str, Accumulated] = {}
-    if refusal is None:
-        taken, refusal = own_gradients(
-            state,
-            lambda: {name: summed_gradients(state, name, sources[name]) for name in tables},
-        )
+    """Through gradients in arrays: they may come from other ranks, or be skipped.
+
+    Rows on a device change there in place, a table at a time; those of the host in one fused visit
+    of all tables, or, where a method is written in Python, in arrays.
+    """
+    entries = state.tables.entries
+    kernels = kernels_of_step(
+        state, taken, on_host={name for name in entries if not _is_fused([name], choices)}
+    )
+    tables = [name for name, each in kernels.items() if each is HOST]
     by_rows = set() if _is_fused(tables, choices) else set(tables)
     if state.collective.world_size > 1:
         # A storage that is reached via Python finds rows no faster fused; by rows, they are
         # found while gradients travel.
         by_rows |= {name for name in tables if not _is_native(state, name)}
-    owned = owned_gradients(state, tables, taken, refusal, by_rows)
-    if by_rows:
-        return _apply_by_rows(state, owned, there, choices)
-    step = None
+    owned = owned_gradients(state, taken, refusal, kernels, by_rows)
+    there = {name: each for name, each in owned.items() if each.kernels is not HOST}
+    here = {name: each for name, each in owned.items() if each.kernels is HOST}
+    step, gathered = None, dict[str, Gathered]()
     with committing(state) as commit:
-        check_owned(owned)
-        _check_there(state, there, choices)
-        waiting = {
-            name: _native.key_gradients(state.tables.entries[name].view, each.keys, each.gradients)
-            for name, each in owned.items()
-        }
-        _check_choices(waiting, choices)
-        step = _fused(state, waiting, choices)
-        check_rooms(state, waiting, step)
-        commit.num_rows = _counts(owned, there)
-    assert step is not None
-    changed = write_methods_on_device(state, there, choices, after=list(waiting)) if there else []
-    write_fused(state, step, list(waiting), before=changed)
-    state.end_step()
-    return commit.touched
-
-
-def _check_there(
-    state: EngineState,
-    there: Mapping[str, OwnedOnDevice],
-    choices: Mapping[str, MethodChoice],
-) -> None:
-    """Averages gradients that are on devices; refuses a step that their rows cannot take."""
-    if not there:
-        return
-    check_owned_on_device(there)
-    _check_choices(there, choices)
-    average(state, there)
-    check_rooms_on_device(state, there)
-
-
-def _counts(*owned: Mapping[str, OwnedGradients | OwnedOnDevice]) -> dict[str, int]:
-    return {name: len(each.keys) for some in owned for name, each in some.items()}
-
-
-def _apply_by_rows(
-    state: EngineState,
-    owned: Mapping[str, OwnedGradients],
-    there: Mapping[str, OwnedOnDevice],
-    choices: Mapping[str, MethodChoice],
-) -> list[str]:
-    gathered = Gathered([], {})
-    with committing(state) as commit:
-        check_owned(owned)
-        _check_there(state, there, choices)
+        check_owned(state, owned)
         _check_choices(owned, choices)
-        steps = {name: choices[name].step for name in owned}
-        gathered = gather_rows(state, owned, steps)
-        commit.num_rows = _counts(owned, there)
-    with agreed(state):
-        for update in gathered.updates:
-            _update_rows(update, choices[update.table.name])
-    changed = write_methods_on_device(state, there, choices, after=list(owned)) if there else []
-    write_rows(state, gathered, before=changed)
+        check_method_rooms(state, there)
+        if by_rows:
+            gathered = gather_rows(state, here, {name: choices[name].step for name in here})
+        else:
+            waiting = {
+                name: _native.key_gradients(entries[name].view, each.keys, each.gradients)
+                for name, each in here.items()
+            }
+            step = _fused(state, waiting, choices)
+            _check_rooms(state, waiting, step)
+        commit.num_rows = {name: len(each.keys) for name, each in owned.items()}
+    if by_rows:
+        with agreed(state):
+            for name, each in gathered.items():
+                if each.update is not None:
+                    _update_rows(each.update, choices[name])
+    changed = write_methods(state, there, choices, after=list(here))
+    if step is None:
+        write_rows(state, gathered, before=changed)
+    else:
+        write_fused(state, step, list(here), before=changed)
     state.end_step()
     return commit.touched
 
@@ -188,6 +144,13 @@ def _fused(
         spec = choice.method.spec(entry.config.dtype, entry.config.dim, choice.hyper, choice.step)
         parts.append((entry.view, spec, entry.initial_state, entry.admission_filter, [sources]))
     return _native.FusedStep(parts, state.counters.steps + 1)
+
+
+def _check_rooms(state: EngineState, waiting: Iterable[str], step: Any) -> None:
+    """`check_room` of every table that a fused step will change."""
+    for place, name in enumerate(waiting):
+        if state.tables.entries[name].may_refuse:
+            check_room(state.tables.storage(name), step.count_new(place))
 
 
 def _check_choices(waiting: Mapping[str, Any], choices: Mapping[str, MethodChoice]) -> None:

@@ -2,60 +2,184 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
-from sparring.contracts.kernels import Rounding
-from sparring.engine.apply.gather import Gathered
+import numpy as np
+import numpy.typing as npt
+
+from sparring.contracts.kernel_set import KernelSet, NumEvicted
+from sparring.contracts.kernels import DeviceArray, Rounding
+from sparring.contracts.updates import MethodChoice
+from sparring.engine.apply.gather import Gathered, TableUpdate
 from sparring.engine.state import EngineState
 from sparring.errors import PartialStepError
+from sparring.exchange.messages import OwnedGradients
+from sparring.kernels.admission_filters import Decision
 from sparring.kernels.mixed_precision import stored_rows
 from sparring.storage.update import fused_evicted
 
-__all__ = ["count_refused", "raise_interrupted", "write_fused", "write_rows"]
+__all__ = ["write_fused", "write_methods", "write_rows"]
 
 
-def write_rows(state: EngineState, gathered: Gathered, before: Sequence[str] = ()) -> None:
+def write_rows(
+    state: EngineState, gathered: Mapping[str, Gathered], before: Sequence[str] = ()
+) -> None:
     """Upserts rows that were computed in arrays, a table at a time.
 
     Args:
+        gathered: rows by table.
         before: the tables that the step has changed already.
+
+    Raises:
+        Exception: what a storage raised; no row has changed.
+        PartialStepError: it did when other tables had changed already.
     """
-    names = [update.table.name for update in gathered.updates]
-    for place, update in enumerate(gathered.updates):
-        entry = state.tables.entries[update.table.name]
-        rows = update.rows
-        if update.table.is_16_bit:
-            rounding = Rounding(update.keys, entry.initializer.rounding_seed, update.step)
-            rows = stored_rows(update.table, rows, rounding)
+    written: list[str] = []
+    for name, each in gathered.items():
+        if each.update is not None:
+            try:
+                _upsert(state, name, each.kernels, each.update)
+            except Exception as error:
+                state.prefetches.note(name, None)
+                names = [each for each, some in gathered.items() if some.update is not None]
+                untouched = names[len(written) + 1 :]
+                _raise_interrupted(state, error, [*before, *written], [name], untouched)
+            written.append(name)
+        if each.decision is not None:
+            each.decision.record()
+            _count_refused(state, name, each.decision.num_refused)
+
+
+def _upsert(state: EngineState, name: str, kernels: KernelSet, update: TableUpdate) -> None:
+    entry, rows = state.tables.entries[name], update.rows
+    if update.table.is_16_bit:
+        rounding = Rounding(update.keys, entry.initializer.rounding_seed, update.step)
+        rows = stored_rows(kernels, update.table, rows, rounding)
+    assert entry.storage is not None
+    upsert = partial(kernels.upsert_storage, entry.storage, update.keys, rows)
+    _write(state, name, kernels, update.keys, upsert)
+    state.counters.rows_updated += len(update.keys)
+
+
+def write_methods(
+    state: EngineState,
+    owned: Mapping[str, OwnedGradients],
+    choices: Mapping[str, MethodChoice],
+    after: Sequence[str] = (),
+) -> list[str]:
+    """Changes rows in place by update methods of core, a table at a time.
+
+    Args:
+        owned: gradients by table.
+        choices: the method of each of them.
+        after: the tables that the step changes after these.
+
+    Returns:
+        The tables that have changed: not those of which a filter admitted no key.
+
+    Raises:
+        DeviceMemoryError, DeviceError: the device failed or was full; no row has changed.
+        PartialStepError: it did when other tables had changed already.
+    """
+    names, changed = list(owned), list[str]()
+    for place, (name, each) in enumerate(owned.items()):
         try:
-            with entry.write_log.writing(update.keys) as write:
-                evicted = state.tables.open(entry).upsert_from(update.keys, rows)
-                write.note_evicted(evicted)
+            num_changed = _update(state, name, each, choices[name])
         except Exception as error:
-            state.prefetches.note(update.table.name, None)
-            _record(state, gathered, names[:place])
-            raise_interrupted(
-                state,
-                error,
-                [*before, *names[:place]],
-                names[place : place + 1],
-                names[place + 1 :],
-            )
+            state.prefetches.note(name, None)
+            _raise_interrupted(state, error, changed, [name], [*names[place + 1 :], *after])
+        state.counters.rows_updated += num_changed
+        if num_changed:
+            changed.append(name)
+    return changed
+
+
+def _update(state: EngineState, name: str, owned: OwnedGradients, choice: MethodChoice) -> int:
+    """Returns how many rows have changed."""
+    entry = state.tables.entries[name]
+    asked = None
+    if entry.admission_filter is not None:
+        asked = _Asked(entry.admission_filter, state.counters.steps + 1, owned.decision)
+
+    def update(keeps_evicted: bool) -> NumEvicted:
+        return owned.kernels.update_storage(
+            state.tables.storage(name),
+            choice,
+            owned.keys,
+            owned.gradients,
+            entry.initial_state,
+            admit=asked,
+            keeps_evicted=keeps_evicted,
+        ).evicted
+
+    with state.span("update"):
+        _write(state, name, owned.kernels, owned.keys, update)
+    if asked is None:
+        return len(owned.keys)
+    num_refused = asked.record()
+    _count_refused(state, name, num_refused)
+    return len(owned.keys) - num_refused
+
+
+@dataclass(slots=True)
+class _Asked:
+    """Question to an admission filter, and its answer."""
+
+    admission_filter: Any
+    step: int
+    decision: Decision | None
+    """Its earlier answer about all keys that have no row; it is asked once."""
+    answered: tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]] | None = None
+    """Keys, and which of them were admitted."""
+
+    def __call__(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        is_admitted: npt.NDArray[np.bool_]
+        if self.decision is None:
+            is_admitted = self.admission_filter.decide(keys, self.step)
+        else:
+            order = np.argsort(self.decision.unseen)
+            places = np.searchsorted(self.decision.unseen, keys, sorter=order)
+            is_admitted = self.decision.is_admitted[order[places]]
+        self.answered = keys, is_admitted
+        return is_admitted
+
+    def record(self) -> int:
+        """Counts the keys, now that the step was applied. Returns how many were refused."""
+        if self.answered is None:
+            return 0
+        self.admission_filter.record(*self.answered)
+        return int(np.count_nonzero(~self.answered[1]))
+
+
+def _write(
+    state: EngineState,
+    name: str,
+    kernels: KernelSet,
+    keys: DeviceArray,
+    change: Callable[..., NumEvicted],
+) -> None:
+    """Writes rows of `keys`, and lets saves and prefetches know of it.
+
+    Args:
+        change: ``change(keeps_evicted=…)`` writes them; rows that leave are kept in host memory where
+            they are wanted there.
+    """
+    log, prefetches = state.tables.entries[name].write_log, state.prefetches
+    if log.is_active or prefetches.unfinished:
+        on_host = np.ascontiguousarray(kernels.arrays.to_host(keys))
+        with log.writing(on_host) as write:
+            evicted = change(keeps_evicted=log.is_active)
+            if evicted.rows is not None:
+                write.note_evicted(evicted.rows)
         # What was evicted reads as its initial value again.
-        if state.prefetches.unfinished:
-            state.prefetches.note(update.table.name, None if len(evicted) else update.keys)
-        state.counters.rows_evicted += len(evicted)
-        state.counters.rows_updated += len(update.keys)
-    _record(state, gathered, list(gathered.decisions))
-
-
-def _record(state: EngineState, gathered: Gathered, names: Sequence[str]) -> None:
-    for name, decision in gathered.decisions.items():
-        if name in names:
-            decision.record()
-            count_refused(state, name, decision.num_refused)
+        prefetches.note(name, None if evicted.count else on_host)
+    else:
+        evicted = change(keeps_evicted=False)
+    state.counters.rows_evicted += evicted.count
 
 
 def write_fused(
@@ -81,13 +205,13 @@ def write_fused(
             state.prefetches.note(name, None if evicted else step.keys(place))
         state.counters.rows_updated += updated
         state.counters.rows_evicted += evicted
-        count_refused(state, name, refused)
+        _count_refused(state, name, refused)
         if updated:
             written.append(name)
         if updated or refused:
             touched.append(name)
     if failure is not None:
-        raise_interrupted(state, failure, [*before, *written], failed)
+        _raise_interrupted(state, failure, [*before, *written], failed)
     return touched
 
 
@@ -111,13 +235,13 @@ def _applied_fused(state: EngineState, step: Any, names: Sequence[str]) -> Excep
     return None
 
 
-def count_refused(state: EngineState, name: str, num_refused: int) -> None:
+def _count_refused(state: EngineState, name: str, num_refused: int) -> None:
     """Counts gradients that an admission filter dropped."""
     state.tables.entries[name].num_not_admitted += num_refused
     state.counters.gradients_not_admitted += num_refused
 
 
-def raise_interrupted(
+def _raise_interrupted(
     state: EngineState,
     error: Exception,
     written: Sequence[str],

@@ -10,7 +10,7 @@
     upsert  keys, to the host ──► the first tier's own upsert ──► evicted rows: into the write buffer
 
 Rows of the first tier never leave the device. Each call waits for it: the host has to know which
-rows come from below. `sparring.contracts.kernels.KernelSet` calls this.
+rows come from below. `sparring.contracts.kernel_set.KernelSet` calls this.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.kernels import DeviceArray, KernelSet, NumEvicted, StorageChange, StoredRows
+from sparring.contracts.kernel_set import NumEvicted, StorageChange, StorageKernels, StoredRows
+from sparring.contracts.kernels import DeviceArray
 from sparring.contracts.results import Columns, Evicted, Keys
 from sparring.contracts.storage import Storage
 from sparring.storage.tiered.demotion import Demotion
@@ -53,7 +54,7 @@ class DeviceFirstTier:
         self._stack = stack
         self._demotion = demotion
 
-    def find(self, kernels: KernelSet, keys: DeviceArray, num_columns: int) -> StoredRows:
+    def find(self, kernels: StorageKernels, keys: DeviceArray, num_columns: int) -> StoredRows:
         """`KernelSet.find_storage`."""
         self._stack.check_open()
         with self._stack.lock.reading():
@@ -61,7 +62,7 @@ class DeviceFirstTier:
 
     def pool(
         self,
-        kernels: KernelSet,
+        kernels: StorageKernels,
         ids: DeviceArray,
         offsets: DeviceArray,
         *,
@@ -80,7 +81,7 @@ class DeviceFirstTier:
 
     def update(
         self,
-        kernels: KernelSet,
+        kernels: StorageKernels,
         choice: MethodChoice,
         keys: DeviceArray,
         gradients: DeviceArray,
@@ -117,7 +118,7 @@ class DeviceFirstTier:
         left = self._ended(access, on_host, change.num_new, change.evicted, seconds)
         return StorageChange(change.num_new, left)
 
-    def upsert(self, kernels: KernelSet, keys: DeviceArray, rows: DeviceArray) -> NumEvicted:
+    def upsert(self, kernels: StorageKernels, keys: DeviceArray, rows: DeviceArray) -> NumEvicted:
         """`KernelSet.upsert_storage`."""
         stack = self._stack
         access = NativeFirstTier(stack, self._demotion)
@@ -137,7 +138,7 @@ class DeviceFirstTier:
         return self._stack.first.storage
 
     def _brought_up(
-        self, kernels: KernelSet, access: NativeFirstTier, keys: DeviceArray, on_host: Keys
+        self, kernels: StorageKernels, access: NativeFirstTier, keys: DeviceArray, on_host: Keys
     ) -> bool:
         """Whether all rows that exist are in the first tier now."""
         probed = kernels.find_storage(self._first, keys, 1)
@@ -146,7 +147,7 @@ class DeviceFirstTier:
 
     def _changed_copies(
         self,
-        kernels: KernelSet,
+        kernels: StorageKernels,
         choice: MethodChoice,
         keys: DeviceArray,
         gradients: DeviceArray,
@@ -173,7 +174,7 @@ class DeviceFirstTier:
         return StorageChange(int(np.count_nonzero(~is_found)), evicted)
 
     def _found(
-        self, kernels: KernelSet, keys: DeviceArray, num_columns: int, *, promotes: bool
+        self, kernels: StorageKernels, keys: DeviceArray, num_columns: int, *, promotes: bool
     ) -> _Found:
         """The first columns of rows, from any tier; the lock is held."""
         stack, arrays = self._stack, kernels.arrays
@@ -225,9 +226,9 @@ class DeviceFirstTier:
         return NumEvicted(len(gone[0]), Evicted(gone[0], rows, gone[2]))
 
 
-def _flags(kernels: KernelSet, found: DeviceArray) -> npt.NDArray[np.bool_]:
+def _flags(kernels: StorageKernels, found: DeviceArray) -> npt.NDArray[np.bool_]:
     return np.asarray(kernels.arrays.to_host(found)).astype(np.bool_)
 
 
-def _on_host(kernels: KernelSet, keys: DeviceArray) -> Keys:
+def _on_host(kernels: StorageKernels, keys: DeviceArray) -> Keys:
     return np.ascontiguousarray(kernels.arrays.to_host(keys))

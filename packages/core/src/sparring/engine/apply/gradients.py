@@ -1,0 +1,236 @@
+"""The gradients of a step: taken on this rank, added up by key, and brought to their owners.
+
+    taken ──► summed by key ──► finite? ──► pushed to the owners of the keys ──► `OwnedGradients`
+
+Arrays are those of the kernels that take the table's step: of a device, or NumPy's with the kernels
+of the CPU, `HOST`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparring.contracts.collective import Reduction
+from sparring.contracts.kernel_set import KernelSet
+from sparring.engine.device_gradients import DeviceGradients, SummedByKey
+from sparring.engine.state import EngineState, NonFinite, Purpose, try_quiesce
+from sparring.errors import NonFiniteGradientError
+from sparring.exchange.messages import OwnedGradients, PushRequest
+from sparring.exchange.options import WireDtype
+from sparring.kernels.cpu import HOST
+
+__all__ = ["check_owned", "kernels_of_step", "own_gradients", "owned_gradients", "taken_gradients"]
+
+
+def taken_gradients(
+    state: EngineState, *, are_summed: bool
+) -> tuple[dict[str, Any], BaseException | None]:
+    """Gradients accumulated of each table, and why the step cannot be applied, if it cannot.
+
+    Args:
+        are_summed: as of `ResourceManager.take_step`.
+    """
+    why_not = try_quiesce(state, Purpose.WRITE)
+    if why_not is None:
+        try:
+            return state.resources.take_step(are_summed=are_summed), None
+        except Exception as error:
+            why_not = error
+    state.resources.discard()
+    if state.collective.world_size == 1:
+        raise why_not
+    return {}, why_not
+
+
+def kernels_of_step(
+    state: EngineState, taken: Mapping[str, Any], on_host: Set[str] = frozenset()
+) -> dict[str, KernelSet]:
+    """The kernels that take each table's step: those of tables on devices first, then `HOST`.
+
+    On one rank the gradients decide. On several, all ranks must go the same way, also those whose
+    batch is empty: what all of them have alike decides. A table stays on a device where
+
+    - a framework said so (`StepContainer.keep_on_device`), on all ranks: that is among the settings that
+      ranks compare at each exchange;
+    - gradients are not narrowed to travel;
+    - its gradients have one owner: those of a replicated table go to all ranks via host memory.
+
+    Args:
+        taken: table → its gradients, where it has any. On several ranks they decide nothing.
+        on_host: tables that the host takes wherever they are; the same on all ranks.
+    """
+    kernels: dict[str, KernelSet] = {}
+    if state.collective.world_size == 1:
+        for name, each in taken.items():
+            if isinstance(each, DeviceGradients) and _takes_arrays(state, name, each.kernels):
+                kernels[name] = each.kernels
+    elif state.exchange.options.gradient_wire_dtype is WireDtype.EXACT:
+        for entry in state.tables.entries.values():
+            if entry.kernels is not None and not entry.config.is_replicated:
+                kernels[entry.config.name] = entry.kernels
+    for name in on_host:
+        kernels.pop(name, None)
+    for name in state.tables.entries:
+        kernels.setdefault(name, HOST)
+    return kernels
+
+
+def _takes_arrays(state: EngineState, name: str, kernels: KernelSet) -> bool:
+    devices = {kernels.device, kernels.device.removesuffix(":0")}
+    return bool(devices & set(state.tables.storage(name).capabilities.devices))
+
+
+def owned_gradients(
+    state: EngineState,
+    taken: Mapping[str, Any],
+    why_not: BaseException | None,
+    kernels: Mapping[str, KernelSet],
+    by_rows: Set[str],
+) -> dict[str, OwnedGradients]:
+    """The finite gradients of all ranks for the keys of this one, by table; none without keys.
+
+    They are sums over all ranks; `check_owned` makes means of them, where these are wanted.
+
+    Args:
+        taken: table → what was accumulated on this rank; nothing where it cannot apply the step.
+        why_not: why it cannot.
+        kernels: of all tables; the same on all ranks.
+        by_rows: the tables whose rows are wanted in arrays.
+
+    Raises:
+        BaseException: `why_not`, or in its place another rank's, naming that rank.
+        NonFiniteGradientError: there are such gradients, on any rank, and the policy is to raise.
+        PeerFailure: a rank is gone, silent or elsewhere.
+    """
+    own, owned = _Own({}, 0), dict[str, OwnedGradients]()
+    if why_not is None:
+        try:
+            own = own_gradients(state, taken, kernels)
+        except Exception as error:
+            why_not = error
+    state.counters.rows_skipped_non_finite += own.num_skipped
+    if state.collective.world_size == 1:
+        if why_not is not None:
+            raise why_not
+        for name, mine in own.summed.items():
+            owned[name] = OwnedGradients(mine.keys, mine.gradients, kernels[name])
+        return owned
+    for works, names in _by_device(kernels):
+        with state.span("push"):
+            pushed = _pushed(state, works, names, own.summed, why_not, by_rows)
+        for name, each in zip(names, pushed, strict=True):
+            if len(each.keys) or each.error is not None:
+                owned[name] = each
+    return owned
+
+
+def check_owned(state: EngineState, owned: Mapping[str, OwnedGradients]) -> None:
+    """Raises what the owner of some keys met with while it added up their gradients; then makes means
+    over ranks of sums, if the container wants these."""
+    for each in owned.values():
+        if each.error is not None:
+            raise each.error
+    world_size = state.collective.world_size
+    if state.reduction is not Reduction.MEAN or world_size == 1:
+        return
+    for each in owned.values():
+        gradients: Any = each.gradients
+        dtype = str(gradients.dtype).rsplit(".", 1)[-1]
+        # By an array: PyTorch multiplies by the reciprocal of a plain number, which has other bits.
+        gradients /= each.kernels.arrays.from_host(np.array([world_size], dtype))
+
+
+class _Own(NamedTuple):
+    """This rank's own gradients without those of rows that hold NaN or infinity."""
+
+    summed: dict[str, SummedByKey]
+    num_skipped: int
+
+
+def own_gradients(
+    state: EngineState, taken: Mapping[str, Any], kernels: Mapping[str, KernelSet]
+) -> _Own:
+    """This rank's gradients by key; before anything is rounded to travel."""
+    summed, num_skipped = dict[str, SummedByKey](), 0
+    for name, works in kernels.items():
+        found = taken.get(name)
+        if found is None:
+            continue
+        if works is not HOST or not isinstance(found, SummedByKey):
+            found = _summed(state, name, found, works)
+        if not works.is_finite(found.gradients):
+            found, skipped = _finite_only(state, name, works, found)
+            num_skipped += skipped
+        if len(found.keys):
+            summed[name] = found
+    return _Own(summed, num_skipped)
+
+
+def _summed(state: EngineState, name: str, taken: Any, kernels: KernelSet) -> SummedByKey:
+    """Gradients that were accumulated, added up by key."""
+    if isinstance(taken, DeviceGradients) and kernels is not HOST:
+        return taken.by_key()
+    summed: SummedByKey = taken
+    if not isinstance(taken, SummedByKey):
+        summed = SummedByKey(*taken.summed(state.tables.entries[name].view))
+    if kernels is HOST:
+        return summed
+    # Of a table that other modules look up via the host.
+    from_host = kernels.arrays.from_host
+    return SummedByKey(from_host(summed.keys), from_host(summed.gradients))
+
+
+def _finite_only(
+    state: EngineState, name: str, kernels: KernelSet, found: SummedByKey
+) -> tuple[SummedByKey, int]:
+    arrays = kernels.arrays
+    is_good = np.asarray(arrays.to_host(kernels.finite_rows(found.gradients))).astype(np.bool_)
+    num_bad = int(np.count_nonzero(~is_good))
+    if state.non_finite is NonFinite.RAISE:
+        step, key = state.counters.steps, int(arrays.to_host(found.keys)[np.argmin(is_good)])
+        raise NonFiniteGradientError(
+            f"step {step}: the gradients of table {name!r} hold NaN or infinity for "
+            f"{num_bad} of {len(is_good)} keys, key {key} among them; no "
+            "row was changed. Lower the learning rate, clip gradients, or choose "
+            "non_finite_gradients='skip' (in a configuration training.non_finite_gradients=skip)",
+            table=name,
+            key=key,
+            step=step,
+        )
+    kept = arrays.from_host(np.flatnonzero(is_good))
+    return SummedByKey(arrays.take(found.keys, kept), arrays.take(found.gradients, kept)), num_bad
+
+
+def _by_device(kernels: Mapping[str, KernelSet]) -> list[tuple[KernelSet, list[str]]]:
+    """The tables of one device together, in the order of declaration; the host's last.
+
+    Without any table the host's, for ranks to agree that there is nothing.
+    """
+    groups: dict[str, tuple[KernelSet, list[str]]] = {}
+    for name, each in kernels.items():
+        groups.setdefault(each.device, (each, []))[1].append(name)
+    return list(groups.values()) or [(HOST, [])]
+
+
+def _pushed(
+    state: EngineState,
+    kernels: KernelSet,
+    names: Sequence[str],
+    summed: Mapping[str, SummedByKey],
+    error: BaseException | None,
+    by_rows: Set[str],
+) -> list[OwnedGradients]:
+    empty, entries = kernels.arrays.empty, [state.tables.entries[name] for name in names]
+    requests = []
+    for name, entry in zip(names, entries, strict=True):
+        table, found = entry.config, summed.get(name)
+        if found is None:
+            none = empty((0, table.dim), table.computing_dtype.name)
+            found = SummedByKey(empty((0,), "int64"), none)
+        # A storage that was not opened yet might have rows.
+        storage = entry.storage if name in by_rows else None
+        requests.append(PushRequest(table, found.keys, found.gradients, storage=storage))
+    return state.exchange.push_all(requests, kernels=kernels, error=error)

@@ -1,0 +1,35 @@
+"""The ring over arrays of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sparring.contracts.kernel_set import KernelSet
+from sparring.contracts.results import Columns
+from sparring.contracts.storage import Storage
+from sparring.contracts.table import TableConfig
+from sparring.exchange.messages import OwnedGradients, Pulled, PullRequest, PushRequest
+from sparring.exchange.ring import RingExchange
+
+
+class OnDevice:
+    """Pulls and pushes with the kernels of a device."""
+
+    def __init__(self, exchange: RingExchange, kernels: KernelSet) -> None:
+        self._exchange, self._kernels = exchange, kernels
+        self.stager = exchange.stager(kernels)
+
+    def pull_all(self, requests: Sequence[PullRequest], **named: Any) -> list[Pulled]:
+        return self._exchange.pull_all(requests, kernels=self._kernels, **named)
+
+    def push_all(self, requests: Sequence[PushRequest]) -> list[OwnedGradients]:
+        return self._exchange.push_all(requests, kernels=self._kernels)
+
+
+def wanted(
+    storage: Storage | None, table: TableConfig, keys: Any, num_columns: int | None = None
+) -> PullRequest:
+    """The first columns of rows; None: their embeddings."""
+    columns = Columns(0, table.dim if num_columns is None else num_columns)
+    return PullRequest(storage, table, keys, columns)
