@@ -1,7 +1,7 @@
 #include "collection/row_copies.h"
 
-#include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "execution/senders.h"
 #include "kernels/parallel.h"
@@ -13,27 +13,35 @@ using execution::executor_scheduler;
 using execution::schedule;
 using execution::sync_wait;
 
+namespace {
+
+// Copies rows out, to places in the order of the keys.
+struct Copier {
+  std::byte* rows;
+  uint8_t* found;
+  size_t row_bytes;
+  const int64_t* places = nullptr;  // of the keys visited, or NULL: as they are
+
+  static int32_t show(void* context, int64_t begin, int64_t count, const void* const* shown) {
+    const auto& self = *static_cast<const Copier*>(context);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t place = self.places == nullptr ? begin + i : self.places[begin + i];
+      std::byte* const to = self.rows + static_cast<size_t>(place) * self.row_bytes;
+      self.found[place] = shown[i] != nullptr;
+      if (shown[i] != nullptr) {
+        std::memcpy(to, shown[i], self.row_bytes);
+      } else {
+        std::memset(to, 0, self.row_bytes);
+      }
+    }
+    return 0;
+  }
+};
+
+}  // namespace
+
 void copy_rows(const SparringExecutor* executor, const KeyRows& keys, std::byte* rows,
                uint8_t* found) {
-  struct Copier {
-    std::byte* rows;
-    uint8_t* found;
-    size_t row_bytes;
-
-    static int32_t show(void* context, int64_t begin, int64_t count, const void* const* shown) {
-      const auto& self = *static_cast<const Copier*>(context);
-      std::byte* to = self.rows + static_cast<size_t>(begin) * self.row_bytes;
-      for (int64_t i = 0; i < count; ++i, to += self.row_bytes) {
-        self.found[begin + i] = shown[i] != nullptr;
-        if (shown[i] != nullptr) {
-          std::memcpy(to, shown[i], self.row_bytes);
-        } else {
-          std::memset(to, 0, self.row_bytes);
-        }
-      }
-      return 0;
-    }
-  };
   const auto row_bytes = static_cast<size_t>(keys.storage->row_bytes());
   auto copy = [&](int64_t begin, int64_t end) {
     Copier copier{rows + static_cast<size_t>(begin) * row_bytes, found + begin, row_bytes};
@@ -45,6 +53,20 @@ void copy_rows(const SparringExecutor* executor, const KeyRows& keys, std::byte*
     visit.context = &copier;
     visit.handles = keys.handles + begin;
     visit.generation = keys.generation;
+    keys.storage->visit(visit);
+    // Without a row when the plan was made; they may have one by now.
+    std::vector<int64_t> places;
+    std::vector<int64_t> missing;
+    for (int64_t i = 0; i < end - begin; ++i) {
+      if (copier.found[i] != 0) continue;
+      places.push_back(i);
+      missing.push_back(visit.keys[i]);
+    }
+    if (missing.empty()) return;
+    copier.places = places.data();
+    visit.count = static_cast<int64_t>(missing.size());
+    visit.keys = missing.data();
+    visit.handles = nullptr;
     keys.storage->visit(visit);
   };
   sync_wait(schedule(executor_scheduler(executor)) |

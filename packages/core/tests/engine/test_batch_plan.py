@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
+from sparring.engine.apply.gather import TableUpdate
 from sparring.engine.container import StepContainer
 from sparring.engine.storage_choice import StorageChoice
 from sparring.updates.resolve import hyper_from, resolve_method
@@ -30,6 +32,19 @@ def made(options: dict[str, Any]) -> StepContainer:
     container.set_state("t", np.zeros(3, np.float32), "adagrad")
     container.storage("t")
     return container
+
+
+def descend(updates: Sequence[TableUpdate]) -> None:
+    for each in updates:
+        each.rows[:, :3] -= 0.1 * each.gradients
+        each.rows[:, 3:] += 1
+
+
+def apply(container: StepContainer, *, by_rows: bool) -> None:
+    if by_rows:
+        container.apply(descend)
+    else:
+        container.apply_methods(CHOICE)
 
 
 def gradients_of(ids: Ids) -> npt.NDArray[np.float32]:
@@ -51,11 +66,11 @@ class ByPlan:
         found: npt.NDArray[Any] = rows
         return found
 
-    def step(self) -> None:
+    def step(self, *, by_rows: bool = False) -> None:
         plan, ids = self._waiting.popleft()
         shadow_id = self.container.resources.register_direct(["t"])
         self.container.resources.hold(shadow_id, plan.gradients([gradients_of(ids)]))
-        self.container.apply_methods(CHOICE)
+        apply(self.container, by_rows=by_rows)
 
 
 class ByShadow:
@@ -70,7 +85,7 @@ class ByShadow:
         found = self.container.lookup("t", ids, is_registered=False)
         return found.rows[found.inverse]
 
-    def step(self) -> None:
+    def step(self, *, by_rows: bool = False) -> None:
         ids = self._waiting.popleft()
         keys, inverse = np.unique(ids, return_inverse=True)
         found = self.container.lookup("t", ids, is_registered=True)
@@ -81,7 +96,7 @@ class ByShadow:
         self.container.resources.accumulate(
             found.shadow_id, sums[[at[int(key)] for key in found.keys]]
         )
-        self.container.apply_methods(CHOICE)
+        apply(self.container, by_rows=by_rows)
 
 
 IDS = st.lists(st.integers(0, 40), min_size=1, max_size=60).map(
@@ -108,10 +123,10 @@ class PipelinedSteps(RuleBasedStateMachine):
         self.num_waiting += 1
 
     @precondition(lambda self: self.num_waiting > 0)
-    @rule()
-    def step(self) -> None:
-        self.by_plan.step()
-        self.by_shadow.step()
+    @rule(by_rows=st.booleans())
+    def step(self, by_rows: bool) -> None:
+        self.by_plan.step(by_rows=by_rows)
+        self.by_shadow.step(by_rows=by_rows)
         self.num_waiting -= 1
 
     @rule(ids=IDS)
@@ -160,6 +175,26 @@ TestGrowing = GrowingSteps.TestCase
 TestBounded = BoundedSteps.TestCase
 for _case in (TestGrowing, TestBounded):
     _case.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+def test_a_step_by_rows_finds_and_writes_them_by_handles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    by_plan, by_shadow = ByPlan({}), ByShadow({})
+    ids = np.array([4, 9, 4, -3])
+    for each in (by_plan, by_shadow):
+        for _ in range(2):  # new keys, then known ones
+            each.forward(ids)
+            each.step(by_rows=True)
+    with monkeypatch.context() as patched:
+        storage = by_plan.container.storage("t")
+        for name in ("find_into", "upsert_from", "_find_impl", "_upsert_impl"):
+            patched.setattr(type(storage), name, None)
+        by_plan.forward(ids)
+        by_plan.step(by_rows=True)
+    by_shadow.forward(ids)
+    by_shadow.step(by_rows=True)
+    assert rows_of(by_plan.container) == rows_of(by_shadow.container)
 
 
 @pytest.mark.parametrize("num_ids", [3, 20_000])

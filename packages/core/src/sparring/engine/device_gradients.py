@@ -28,6 +28,8 @@ class SummedByKey(NamedTuple):
     """``(u, dim)``"""
     take: Callable[[], None] | None = None
     """Called before the arrays are used: the current stream then waits for their maker."""
+    row_handles: Any = None
+    """Native `RowHandles` of the keys, if the plan of their batch has them."""
 
 
 @dataclass(frozen=True, slots=True)

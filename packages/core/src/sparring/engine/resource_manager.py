@@ -189,7 +189,9 @@ class ResourceManager:
                         held.check()
                     taken[table] = held.sources
                     if are_summed and not isinstance(held.sources, DeviceGradients):
-                        taken[table] = SummedByKey(*held.sources.summed(self._views[table]))
+                        view = self._views[table]
+                        handles = held.sources.row_handles(view)
+                        taken[table] = SummedByKey(*held.sources.summed(view), row_handles=handles)
                     continue
                 if held is not None:
                     self._add_up(table, held)

@@ -238,6 +238,8 @@ class OwnedGradients:
     """Of the device of these arrays."""
     found: Pulled | None = None
     """Whole rows of these keys, if they were prefetched."""
+    row_handles: Any = None
+    """Native `RowHandles` of these keys, if the plan of their batch has them."""
     error: BaseException | None = None
     """Why this rank cannot apply the step, if the failure came too late to tell the other ranks."""
     decision: Decision | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -56,6 +56,8 @@ class Gathered:
     update: TableUpdate | None
     """None where no key was admitted."""
     decision: Decision | None
+    row_handles: Any = None
+    """Native `RowHandles` of the keys of `update`, if they are known."""
 
 
 def gather_rows(
@@ -88,8 +90,14 @@ def _gathered(state: EngineState, name: str, owned: OwnedGradients, step: int) -
     entry, storage = state.tables.entries[name], state.tables.storage(name)
     kernels, keys, gradients = owned.kernels, owned.keys, owned.gradients
     arrays = kernels.arrays
-    stored = owned.found or kernels.find_storage(storage, keys)
-    rows, found = stored.rows, stored.found
+    row_handles = owned.row_handles
+    if row_handles is None:
+        stored = owned.found or kernels.find_storage(storage, keys)
+        rows, found = stored.rows, stored.found
+    else:
+        rows = np.empty((len(keys), entry.config.width), entry.config.numpy_dtype)
+        found = np.empty(len(keys), np.bool_)
+        row_handles.find(rows, found)
     decision = None
     if entry.admission_filter is not None or entry.may_refuse:
         # Which keys are new must be known here, which waits for a device.
@@ -101,7 +109,7 @@ def _gathered(state: EngineState, name: str, owned: OwnedGradients, step: int) -
                 is_found,
                 state.counters.steps + 1,
             )
-            kept = arrays.from_host(np.flatnonzero(decision.is_kept))
+            kept, row_handles = arrays.from_host(np.flatnonzero(decision.is_kept)), None
             keys, gradients, rows, found = (
                 arrays.take(each, kept) for each in (keys, gradients, rows, found)
             )
@@ -116,4 +124,5 @@ def _gathered(state: EngineState, name: str, owned: OwnedGradients, step: int) -
     kernels.initialize(rows, keys, found, entry.config, initial)
     if entry.config.is_16_bit:
         rows = computing_rows(kernels, entry.config, rows)
-    return Gathered(kernels, TableUpdate(entry.config, keys, rows, gradients, step), decision)
+    update = TableUpdate(entry.config, keys, rows, gradients, step)
+    return Gathered(kernels, update, decision, row_handles)

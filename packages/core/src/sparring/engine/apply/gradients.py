@@ -116,7 +116,9 @@ def owned_gradients(
         if why_not is not None:
             raise why_not
         for name, mine in own.summed.items():
-            owned[name] = OwnedGradients(mine.keys, mine.gradients, kernels[name])
+            owned[name] = OwnedGradients(
+                mine.keys, mine.gradients, kernels[name], row_handles=mine.row_handles
+            )
         return owned
     for works, names in _by_device(kernels):
         with state.span("push"):
@@ -175,7 +177,8 @@ def _summed(state: EngineState, name: str, taken: Any, kernels: KernelSet) -> Su
         return taken.by_key()
     summed: SummedByKey = taken
     if not isinstance(taken, SummedByKey):
-        summed = SummedByKey(*taken.summed(state.tables.entries[name].view))
+        view = state.tables.entries[name].view
+        summed = SummedByKey(*taken.summed(view), row_handles=taken.row_handles(view))
     if kernels is HOST:
         return summed
     # Of a table that other modules look up via the host.

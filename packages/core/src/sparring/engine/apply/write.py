@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from sparring.contracts.kernel_set import KernelSet, NumEvicted
 from sparring.contracts.kernels import DeviceArray, Rounding
+from sparring.contracts.results import Evicted, Rows
+from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
 from sparring.engine.apply.gather import Gathered, TableUpdate
 from sparring.engine.state import EngineState
@@ -42,7 +44,7 @@ def write_rows(
     for name, each in gathered.items():
         if each.update is not None:
             try:
-                _upsert(state, name, each.kernels, each.update)
+                _upsert(state, name, each, each.update)
             except Exception as error:
                 state.prefetches.note(name, None)
                 names = [each for each, some in gathered.items() if some.update is not None]
@@ -54,15 +56,26 @@ def write_rows(
             _count_refused(state, name, each.decision.num_refused)
 
 
-def _upsert(state: EngineState, name: str, kernels: KernelSet, update: TableUpdate) -> None:
-    entry, rows = state.tables.entries[name], update.rows
+def _upsert(state: EngineState, name: str, gathered: Gathered, update: TableUpdate) -> None:
+    entry, kernels, rows = state.tables.entries[name], gathered.kernels, update.rows
     if update.table.is_16_bit:
         rounding = Rounding(update.keys, entry.initializer.rounding_seed, update.step)
         rows = stored_rows(kernels, update.table, rows, rounding)
     assert entry.storage is not None
-    upsert = partial(kernels.upsert_storage, entry.storage, update.keys, rows)
+    if gathered.row_handles is None:
+        upsert = partial(kernels.upsert_storage, entry.storage, update.keys, rows)
+    else:
+        upsert = partial(_upsert_by_handles, gathered.row_handles, update.table, rows)
     _write(state, name, kernels, update.keys, upsert)
     state.counters.rows_updated += len(update.keys)
+
+
+def _upsert_by_handles(
+    row_handles: Any, table: TableConfig, rows: Rows, *, keeps_evicted: bool = False
+) -> NumEvicted:
+    keys, left, scores = row_handles.upsert(rows)
+    evicted = Evicted(keys, left.view(table.numpy_dtype), scores) if keeps_evicted else None
+    return NumEvicted(len(keys), evicted)
 
 
 def write_methods(
