@@ -141,6 +141,43 @@ def test_a_forked_child_computes() -> None:
     )
 
 
+def test_a_fork_after_steps_over_two_tables_keeps_its_pool() -> None:
+    # Fewer tables than threads: the loops of each table are inside a loop over tables.
+    before, after = num_threads_after(
+        """
+        import sparring
+        from sparring import _native
+        from sparring_torch import (
+            EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, Optimizer
+        )
+        torch.set_num_threads(4)
+        sparring.configure_pool(4)
+
+        def count_in_child():
+            child = os.fork()
+            if not child:
+                print(_native.pool_num_threads(), flush=True)
+                os._exit(0)
+            os.waitpid(child, 0)
+
+        names = ["a", "b"]
+        bags = EmbeddingBagCollection(
+            [EmbeddingBagConfig(name=n, embedding_dim=8, feature_names=[n]) for n in names]
+        )
+        optimizer = Optimizer(bags, "adagrad", lr=0.1)
+        count_in_child()
+        for _ in range(20):
+            values = torch.randint(0, 50_000, (80_000,))
+            lengths = torch.full((40_000,), 2)
+            batch = KeyedJaggedTensor(keys=names, values=values, lengths=lengths)
+            bags(batch).values().sum().backward()
+            optimizer.step()
+        count_in_child()
+        """
+    )
+    assert before == after == 4
+
+
 def test_the_address_zero_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="address"):
         borrow_threads(0, 0)

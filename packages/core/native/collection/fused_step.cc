@@ -202,24 +202,37 @@ int64_t FusedStep<T>::count_new(size_t table) const {
   struct Missing {
     const int64_t* keys;
     std::vector<int64_t> found;
-  } missing{grouped_[table].plan->keys.get(), {}};
-  SparringVisit visit{};
-  visit.count = grouped_[table].plan->num_keys;
-  visit.keys = missing.keys;
-  // One element: some storages cut rows at whole elements only.
-  const kernels::RowType type = updates_[table].table->layout.type;
-  visit.columns = {0, static_cast<uint64_t>(kernels::element_bytes(type))};
-  visit.context = &missing;
-  visit.show = [](void* context, int64_t begin, int64_t count, const void* const* rows) -> int32_t {
-    auto& self = *static_cast<Missing*>(context);
-    for (int64_t i = 0; i < count; ++i) {
-      if (rows[i] == nullptr) self.found.push_back(self.keys[begin + i]);
-    }
-    return 0;
   };
-  missing.found.reserve(static_cast<size_t>(visit.count));  // so that `show` does not throw
-  if (visit.count > 0) updates_[table].table->storage->visit(visit);
-  return decide(updates_[table], std::move(missing.found)).num_admitted();
+  const TablePlan<T>& plan = *grouped_[table].plan;
+  const auto missing_of = [&](const int64_t* keys, int64_t count, const void* const* handles) {
+    Missing missing{keys, {}};
+    if (count == 0) return missing.found;
+    SparringVisit visit{};
+    visit.count = count;
+    visit.keys = keys;
+    // One element: some storages cut rows at whole elements only.
+    const kernels::RowType type = updates_[table].table->layout.type;
+    visit.columns = {0, static_cast<uint64_t>(kernels::element_bytes(type))};
+    visit.context = &missing;
+    visit.show = [](void* context, int64_t begin, int64_t shown,
+                    const void* const* rows) -> int32_t {
+      auto& self = *static_cast<Missing*>(context);
+      for (int64_t i = 0; i < shown; ++i) {
+        if (rows[i] == nullptr) self.found.push_back(self.keys[begin + i]);
+      }
+      return 0;
+    };
+    visit.handles = handles;
+    visit.generation = plan.generation;
+    missing.found.reserve(static_cast<size_t>(count));  // so that `show` does not throw
+    updates_[table].table->storage->visit(visit);
+    return missing.found;
+  };
+  std::vector<int64_t> missing =
+      missing_of(plan.keys.get(), plan.num_keys, plan.handles.get());
+  // Without a row when the plan was made; they may have one by now.
+  if (plan.handles) missing = missing_of(missing.data(), static_cast<int64_t>(missing.size()), nullptr);
+  return decide(updates_[table], std::move(missing)).num_admitted();
 }
 
 template <class T>

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <string>
 
+#include "abi/storage_handle.h"
 #include "execution/senders.h"
+#include "kernels/dedup.h"
 #include "kernels/key_index.h"
 #include "kernels/parallel.h"
 #include "kernels/scratch.h"
@@ -181,6 +184,16 @@ class Part {
   T largest_scale_ = 1;
 };
 
+
+// They are numbered in 32 bits.
+void check_numbered(const char* what, int64_t count) {
+  if (count <= kernels::kMostIds) return;
+  throw abi::StorageError(SPARRING_INVALID_ARGUMENT,
+                          "at most " + std::to_string(kernels::kMostIds) + " " + what +
+                              " of one table in one batch, found " + std::to_string(count) +
+                              "; split the batch");
+}
+
 }  // namespace
 
 template <class T>
@@ -189,11 +202,15 @@ TablePlan<T> make_plan(const SparringExecutor* executor, std::vector<FeatureIds<
   TablePlan<T> plan;
   plan.features = std::move(features);
   int64_t count = 0;
+  int64_t num_slots = 0;
   bool is_scaled = false;
   for (const FeatureIds<T>& input : plan.features) {
     count += num_ids(input);
+    num_slots += input.count;
     is_scaled |= has_scales(input);
   }
+  check_numbered("ids", count);
+  check_numbered("bags", num_slots);
   const auto size = static_cast<size_t>(count);
   const int64_t* ids = nullptr;
   std::unique_ptr<int64_t[]> joined;

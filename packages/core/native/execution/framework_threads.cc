@@ -9,8 +9,14 @@ namespace {
 
 std::atomic<bool> is_forked{false};
 thread_local FrameworkThreads of_thread{};
+thread_local bool is_inside = false;
 
 }  // namespace
+
+FrameworkLoopScope::FrameworkLoopScope() : was_inside_(is_inside) { is_inside = true; }
+FrameworkLoopScope::~FrameworkLoopScope() { is_inside = was_inside_; }
+
+bool is_framework_thread() { return is_inside && of_thread.parallel_for == nullptr; }
 
 void borrow(const FrameworkThreads& threads) {
   Pool::process();  // whose handlers of forks call `forget_borrowed_after_fork`
@@ -20,7 +26,8 @@ void borrow(const FrameworkThreads& threads) {
 void give_back() { of_thread = {}; }
 
 const FrameworkThreads* borrowed(int wanted) {
-  if (of_thread.parallel_for == nullptr) return nullptr;
+  // A framework runs a loop inside its own loop on the caller alone.
+  if (of_thread.parallel_for == nullptr || is_inside) return nullptr;
   uint32_t offered = 0;
   const bool is_known = of_thread.num_threads(&offered) == 0;
   return is_known && offered >= static_cast<uint32_t>(wanted) ? &of_thread : nullptr;

@@ -8,6 +8,11 @@
 //   Threads that call `borrow`. Loops of all others stay on the pool, those of its own workers and of
 //   prefetches among them: OpenMP would start as many threads again for each of them.
 //
+// NESTING
+//   Inside a loop on a framework's threads, a loop of the caller may use the pool. One of a
+//   framework's own thread runs on that thread alone: oneTBB would stay attached to it, and the
+//   thread lives as long as the process, which a fork does not survive.
+//
 // FORK
 //   A forked child has no OpenMP workers, and a loop on them hangs. There all loops stay on the pool.
 #pragma once
@@ -34,6 +39,21 @@ void borrow(const FrameworkThreads& threads);
 
 // Loops of the calling thread stay on the pool from now on.
 void give_back();
+
+// Marks the calling thread as one that runs ranges of a loop on a framework's threads.
+class FrameworkLoopScope {
+ public:
+  FrameworkLoopScope();
+  ~FrameworkLoopScope();
+  FrameworkLoopScope(const FrameworkLoopScope&) = delete;
+  FrameworkLoopScope& operator=(const FrameworkLoopScope&) = delete;
+
+ private:
+  const bool was_inside_;
+};
+
+// Whether the calling thread is a framework's own, in the middle of such a loop.
+bool is_framework_thread();
 
 // Threads for a loop of the calling thread that wants `wanted` of them; null: the pool's.
 const FrameworkThreads* borrowed(int wanted);

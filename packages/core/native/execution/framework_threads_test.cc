@@ -2,6 +2,7 @@
 #include "execution/framework_threads.h"
 
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <set>
 #include <stdexcept>
@@ -22,24 +23,28 @@ namespace {
 std::atomic<uint32_t> num_offered{4};
 std::atomic<int> num_loops{0};
 thread_local bool is_of_framework = false;
+thread_local bool is_inside_region = false;
 
 int32_t loop_on_new_threads(int64_t begin, int64_t end, int64_t grain,
                             void (*body)(int64_t, int64_t, void*), void* context) {
   CHECK(begin == 0 && grain == 1 && end <= num_offered);
   ++num_loops;
-  if (is_of_framework) {
+  // As torch does inside a loop of its own.
+  if (is_inside_region) {
     body(begin, end, context);
     return 0;
   }
+  is_inside_region = true;
   std::vector<std::thread> threads;
   for (int64_t i = 1; i < end; ++i) {
     threads.emplace_back([=] {
-      is_of_framework = true;
+      is_of_framework = is_inside_region = true;
       body(i, i + 1, context);
     });
   }
   body(0, 1, context);
   for (std::thread& each : threads) each.join();
+  is_inside_region = false;
   return 0;
 }
 
@@ -112,12 +117,40 @@ void ranges_run_on_the_caller_and_the_framework() {
 }
 
 void loops_nest() {
+  for (const int64_t num_outer : {int64_t{2}, int64_t{3}, int64_t{64}}) {
+    const Borrowed four(4);
+    std::atomic<int64_t> sum{0};
+    std::mutex mutex;
+    std::set<std::thread::id> threads;
+    parallel_for(num_outer, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        parallel_for(64, 1, [&](int64_t first, int64_t last) {
+          sum += last - first;
+          if (num_outer >= 4) return;
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          const std::lock_guard lock(mutex);
+          threads.insert(std::this_thread::get_id());
+        });
+      }
+    });
+    CHECK(sum == 64 * num_outer);
+    // Fewer outer ranges than threads leave some to the inner loops.
+    if (num_outer < 4) CHECK(threads.size() > static_cast<size_t>(num_outer));
+    CHECK(Pool::process().num_computing() == 0);
+  }
+}
+
+void a_loop_of_a_thread_of_the_framework_stays_on_it() {
   const Borrowed two(2);
-  std::atomic<int64_t> sum{0};
-  parallel_for(16, 1, [&](int64_t, int64_t) {
-    parallel_for(1000, 1, [&](int64_t begin, int64_t end) { sum += end - begin; });
+  std::atomic<int> num_elsewhere{0};
+  parallel_for(64, 1, [&](int64_t, int64_t) {
+    if (!is_of_framework) return;
+    const auto here = std::this_thread::get_id();
+    parallel_for(1000, 1, [&](int64_t, int64_t) {
+      if (std::this_thread::get_id() != here) ++num_elsewhere;
+    });
   });
-  CHECK(sum % 1000 == 0 && sum > 0);
+  CHECK(num_elsewhere == 0);
 }
 
 void an_exception_arrives_once_all_ranges_have_ended() {
@@ -150,8 +183,8 @@ void a_framework_with_too_few_threads_is_not_used() {
   num_offered = 3;
   check_each_index_once(1000, 1);
   CHECK(num_loops == 0);
-  check_each_index_once(30, 10);  // three ranges
-  CHECK(num_loops == 1);
+  check_each_index_once(30, 10);  // three ranges: fewer than the pool's threads
+  CHECK(num_loops == 0);
 }
 
 void other_threads_stay_on_the_pool() {
@@ -199,6 +232,8 @@ int main() {
       {"every index is visited once", every_index_is_visited_once},
       {"ranges run on the caller and the framework", ranges_run_on_the_caller_and_the_framework},
       {"loops nest", loops_nest},
+      {"a loop of a thread of the framework stays on it",
+       a_loop_of_a_thread_of_the_framework_stays_on_it},
       {"an exception arrives once all ranges have ended",
        an_exception_arrives_once_all_ranges_have_ended},
       {"a framework that fails leaves the loop to its caller",

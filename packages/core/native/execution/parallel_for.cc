@@ -64,6 +64,7 @@ class Loop {
     threads.parallel_for(
         0, wanted, 1,
         [](int64_t, int64_t, void* context) {
+          const FrameworkLoopScope inside;
           const ComputingScope computing(Pool::process().num_computing());
           while (static_cast<Loop*>(context)->run_one()) {
           }
@@ -132,7 +133,7 @@ void parallel_for(int64_t count, int64_t grain,
   grain = std::max<int64_t>(grain, 1);
   Pool& pool = Pool::process();
   const int num_threads = pool.num_threads();
-  if (count <= grain || num_threads == 1) return body(context, 0, count);
+  if (count <= grain || num_threads == 1 || is_framework_thread()) return body(context, 0, count);
 
   const ComputingScope computing(pool.num_computing());
   const int num_free = num_threads - pool.num_computing().load(std::memory_order_relaxed);
@@ -141,7 +142,11 @@ void parallel_for(int64_t count, int64_t grain,
   if (num_helpers <= 0) return body(context, 0, count);
 
   const int64_t range_length = (count + num_ranges - 1) / num_ranges;
-  if (const FrameworkThreads* threads = borrowed(num_helpers + 1)) {
+  // A loop with fewer ranges than there are threads is over tables, each of which has loops of its
+  // own: these find a framework free.
+  const FrameworkThreads* const threads =
+      num_ranges >= num_threads ? borrowed(num_helpers + 1) : nullptr;
+  if (threads != nullptr) {
     Loop loop(count, range_length, body, context);
     loop.run_on(*threads, num_helpers + 1);
     return loop.run_as_caller();  // all of it, where the framework failed
