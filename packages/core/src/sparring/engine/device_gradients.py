@@ -28,6 +28,8 @@ class SummedByKey(NamedTuple):
     """``(u, dim)``"""
     take: Callable[[], None] | None = None
     """Called before the arrays are used: the current stream then waits for their maker."""
+    num_bad: DeviceArray | None = None
+    """``(1,)`` int64: 0 if these, and those of other tables, are finite; None: it was looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,13 @@ class DeviceGradients:
         if not isinstance(other, DeviceGradients) or other.kernels.device != self.kernels.device:
             return None
         return DeviceGradients(self.kernels, [*self.batches, *other.batches])
+
+    @property
+    def only_bags(self) -> BagGradients | None:
+        """The only batch, where its ids are not deduplicated: it can be summed with other tables'."""
+        first = self.batches[0]
+        is_alone = len(self.batches) == 1 and isinstance(first, BagGradients)
+        return first if is_alone and first.known is None else None
 
     @property
     def is_long(self) -> bool:
