@@ -181,14 +181,17 @@ def test_new_keys_are_admitted_table_by_table(device: Any) -> None:
     )
     assert [each.num_new for each in changes] == [5, 10]
     more = np.arange(100, 110)
+    done: list[Any] = []
     with pytest.raises(KeyError, match="not known"):
         device.update_tables(
             [
                 StorageUpdate(storages[1], choice, more, ones.copy(), STATE),
                 StorageUpdate(storages[0], choice, more, ones.copy(), STATE, fails),
-            ]
+            ],
+            changes=done,
         )
     # The one before it has changed; that one has not.
+    assert [each.num_new for each in done] == [10]
     assert [storage.size for storage in storages] == [5, 20]
     assert storages[1].find(more).found.all()
 

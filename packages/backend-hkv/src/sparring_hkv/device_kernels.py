@@ -86,7 +86,7 @@ class DeviceKernels(KernelSet):
             ids: ``(n,)`` int64 of each table.
         """
         offsets = [0, *itertools.accumulate(_length(each, "ids") for each in ids)]
-        joined = self.arrays.concatenate(ids)
+        joined = self._joined(ids)
         keys = self.arrays.empty((offsets[-1],), "int64")
         inverse = self.arrays.empty((offsets[-1],), "int64")
         key_offsets = self._native.dedup_tables(

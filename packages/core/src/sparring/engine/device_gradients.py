@@ -70,8 +70,9 @@ class DeviceGradients:
     def only_bags(self) -> BagGradients | None:
         """The only batch, where its ids are not deduplicated: it can be summed with other tables'."""
         first = self.batches[0]
-        is_alone = len(self.batches) == 1 and isinstance(first, BagGradients)
-        return first if is_alone and first.known is None else None
+        if len(self.batches) > 1 or not isinstance(first, BagGradients) or first.known is not None:
+            return None
+        return first
 
     @property
     def is_long(self) -> bool:

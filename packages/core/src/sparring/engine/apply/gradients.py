@@ -178,24 +178,19 @@ def own_gradients(
     together = _summed_together(taken, kernels)
     looks_later = looks_later and len(together) == len(taken)
     summed, num_skipped = dict[str, SummedByKey](), 0
-    is_known_finite = dict[int, bool]()
+    looked_at: dict[int, bool] = {}  # whether each `num_bad` is 0
     for name, works in kernels.items():
         if name not in taken:
             continue
-        found = together.get(name)
-        if found is None:
-            found = taken[name]
-            if works is not HOST or not isinstance(found, SummedByKey):
-                found = _summed(state, name, found, works)
+        found = together.get(name) or _summed(state, name, taken[name], works)
         bad = found.num_bad
-        if bad is not None and not looks_later:
-            if id(bad) not in is_known_finite:
-                is_known_finite[id(bad)] = not works.arrays.to_host(bad)[0]
+        if bad is None or not looks_later:
+            if bad is not None and id(bad) not in looked_at:
+                looked_at[id(bad)] = not works.arrays.to_host(bad)[0]
             found = found._replace(num_bad=None)
-        is_settled = bad is not None and (looks_later or is_known_finite[id(bad)])
-        if not is_settled and not works.is_finite(found.gradients):
-            found, skipped = _finite_only(state, name, works, found)
-            num_skipped += skipped
+            if not looked_at.get(id(bad)) and not works.is_finite(found.gradients):
+                found, skipped = _finite_only(state, name, works, found)
+                num_skipped += skipped
         if len(found.keys):
             summed[name] = found
     return _Own(summed, num_skipped)
