@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +29,7 @@ from sparring.contracts import (
     TableSums,
 )
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_hkv.devices import open_device
+from sparring_hkv.devices import ModuleWithin, open_device
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -54,7 +52,7 @@ class DeviceKernels(KernelSet):
 
     def __init__(self, kind: str, arrays: ArraySource) -> None:
         opened = open_device(kind, arrays.index)
-        self._native: Any = _Within(opened.native, arrays.here)
+        self._native: Any = ModuleWithin(opened.native, arrays.here)
         self._handle: Any = opened.handle
         if arrays.release_unused is not None:
             # Of the device, so tables on it profit too.
@@ -443,28 +441,6 @@ class DedupOfTables:
     def of(self, table: int) -> slice:
         """The places of a table's keys."""
         return slice(self.key_offsets[table], self.key_offsets[table + 1])
-
-
-class _Within:
-    """A native module whose functions are called within a context of the caller's framework."""
-
-    def __init__(self, native: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._native = native
-        self._context = context
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._native, name)
-        if isinstance(found, type) or self._context is nullcontext:
-            made = found
-        else:
-
-            @functools.wraps(found)
-            def made(*arguments: Any, **named: Any) -> Any:
-                with self._context():
-                    return found(*arguments, **named)
-
-        setattr(self, name, made)
-        return made
 
 
 def _evicted(table: TableConfig, count: int, arrays: Any) -> NumEvicted:
