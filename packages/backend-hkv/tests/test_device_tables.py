@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from sparring import BUILTIN_METHODS, make_plugin_manager
-from sparring.contracts import ArraySource, MethodChoice, TableConfig
+from sparring.contracts import ArraySource, MethodChoice, StorageLookup, StorageUpdate, TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring_hkv.backend import HkvStorage
-from sparring_hkv.device_kernels import TableLookup, TableUpdate
 from sparring_hkv.devices import open_device
 from sparring_hkv.options import HkvOptions
 
@@ -74,7 +73,7 @@ def step_together(device: Any, storages: Any, ids: Any, step: int) -> Any:
     offsets = [offsets_of(own) for own in ids]
     bags = device.pool_tables(
         [
-            TableLookup(storage, storage.table, own, each)
+            StorageLookup(storage, storage.table, own, each)
             for storage, own, each in zip(storages, ids, offsets, strict=True)
         ]
     )
@@ -89,7 +88,7 @@ def step_together(device: Any, storages: Any, ids: Any, step: int) -> Any:
     choice = MethodChoice(METHOD, HYPER, step)
     changes = device.update_tables(
         [
-            TableUpdate(storage, choice, found.keys[found.of(i)], sums[found.of(i)].copy(), STATE)
+            StorageUpdate(storage, choice, found.keys[found.of(i)], sums[found.of(i)].copy(), STATE)
             for i, storage in enumerate(storages)
         ],
         num_bad,
@@ -157,7 +156,7 @@ def test_sums_that_are_not_finite_change_no_table(device: Any) -> None:
             assert (num_bad[0] == 0) == is_finite
     num_bad[0] = 1
     ones = np.ones((10, DIM), np.float32)
-    updates = [TableUpdate(storage, choice, keys, ones.copy(), STATE) for storage in storages]
+    updates = [StorageUpdate(storage, choice, keys, ones.copy(), STATE) for storage in storages]
     assert device.update_tables(updates, num_bad) is None
     assert [storage.size for storage in storages] == [0, 0, 0]
     changes = device.update_tables(updates, np.zeros(1, np.int64))
@@ -176,20 +175,23 @@ def test_new_keys_are_admitted_table_by_table(device: Any) -> None:
 
     changes = device.update_tables(
         [
-            TableUpdate(storage, choice, keys, ones.copy(), STATE, admit)
+            StorageUpdate(storage, choice, keys, ones.copy(), STATE, admit)
             for storage, admit in zip(storages, (even, None), strict=True)
         ]
     )
     assert [each.num_new for each in changes] == [5, 10]
     more = np.arange(100, 110)
+    done: list[Any] = []
     with pytest.raises(KeyError, match="not known"):
         device.update_tables(
             [
-                TableUpdate(storages[1], choice, more, ones.copy(), STATE),
-                TableUpdate(storages[0], choice, more, ones.copy(), STATE, fails),
-            ]
+                StorageUpdate(storages[1], choice, more, ones.copy(), STATE),
+                StorageUpdate(storages[0], choice, more, ones.copy(), STATE, fails),
+            ],
+            changes=done,
         )
     # The one before it has changed; that one has not.
+    assert [each.num_new for each in done] == [10]
     assert [storage.size for storage in storages] == [5, 20]
     assert storages[1].find(more).found.all()
 
@@ -197,13 +199,13 @@ def test_new_keys_are_admitted_table_by_table(device: Any) -> None:
 def test_a_table_occurs_once_in_an_update_and_often_in_a_lookup(device: Any) -> None:
     (storage,), keys = opened(1), np.arange(3)
     choice = MethodChoice(METHOD, HYPER, 1)
-    update = TableUpdate(storage, choice, keys, np.ones((3, DIM), np.float32), STATE)
+    update = StorageUpdate(storage, choice, keys, np.ones((3, DIM), np.float32), STATE)
     with pytest.raises(InvalidArgumentError, match="named twice"):
         device.update_tables([update, update])
     device.update_tables([update])
-    lookup = TableLookup(storage, storage.table, keys, np.arange(4))
+    lookup = StorageLookup(storage, storage.table, keys, np.arange(4))
     first, second, none = device.pool_tables(
-        [lookup, lookup, TableLookup(None, storage.table, keys, np.arange(4))]
+        [lookup, lookup, StorageLookup(None, storage.table, keys, np.arange(4))]
     )
     assert first.tobytes() == second.tobytes() != none.tobytes()
     assert device.update_tables([]) == []

@@ -138,7 +138,7 @@ def test_a_step_that_fails_between_there_and_here_says_how_far_it_came(
 
     before = read(module), read(other)
     kernels = type(kernel_set_for("emulated"))
-    monkeypatch.setattr(kernels, "update_storage", fail)
+    monkeypatch.setattr(kernels, "update_tables", fail)
     monkeypatch.setattr(kernels, "upsert_storage", fail)
     with pytest.raises(StorageIOError, match="the disk is gone"):
         step()

@@ -372,9 +372,10 @@ py::tuple update_storage(DeviceHandle& handle, uint64_t stream_address, const py
 }
 
 // As update_storage for each tuple of its arguments from `capsule` on, in one set of launches, with
-// one wait. `num_bad`: (1) int64, device; where it is not 0, nothing changes and None is returned.
-py::object update_storages(DeviceHandle& handle, uint64_t stream_address, const py::list& updates,
-                           const py::object& num_bad) {
+// one wait. `num_bad`: (1) int64, device; where it is not 0, nothing changes and false is returned.
+// `results` gets those of the storages that have changed, also where it throws.
+bool update_storages(DeviceHandle& handle, uint64_t stream_address, const py::list& updates,
+                     const py::object& num_bad, py::list results) {
   const auto stream = reinterpret_cast<Stream>(stream_address);
   std::vector<std::unique_ptr<Update>> works;
   std::vector<TableUpdate> calls;
@@ -395,16 +396,22 @@ py::object update_storages(DeviceHandle& handle, uint64_t stream_address, const 
   }
   bool is_done = false;
   size_t num_done = 0;
-  run_together(
-      [&] {
-        for (const auto& work : works) work->take_memory();
-        is_done = update_all(handle.read_back(), calls, refused, &num_done);
-      },
-      [&] { return first_thrown(works); });
-  if (!is_done) return py::none();
-  py::list results;
-  for (const auto& work : works) results.append(work->result());
-  return results;
+  const auto add_results = [&] {
+    for (size_t i = 0; i < num_done; ++i) results.append(works[i]->result());
+  };
+  try {
+    run_together(
+        [&] {
+          for (const auto& work : works) work->take_memory();
+          is_done = update_all(handle.read_back(), calls, refused, &num_done);
+        },
+        [&] { return first_thrown(works); });
+  } catch (...) {
+    add_results();
+    throw;
+  }
+  add_results();
+  return is_done;
 }
 
 }  // namespace

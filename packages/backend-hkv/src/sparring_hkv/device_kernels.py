@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sparring import Streams, capsule_of, initializer_spec, rounding_seed
 from sparring.contracts import (
@@ -23,17 +23,20 @@ from sparring.contracts import (
     Rounding,
     Route,
     StorageChange,
+    StorageLookup,
+    StorageUpdate,
+    TableBags,
+    TableSums,
 )
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_hkv.devices import open_device
+from sparring_hkv.devices import ModuleWithin, open_device
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     from sparring.contracts import MethodChoice, Storage, TableConfig
 
-__all__ = ["DedupOfTables", "DeviceKernels", "TableLookup", "TableUpdate"]
+__all__ = ["DedupOfTables", "DeviceKernels"]
 
 
 class DeviceKernels(KernelSet):
@@ -49,7 +52,7 @@ class DeviceKernels(KernelSet):
 
     def __init__(self, kind: str, arrays: ArraySource) -> None:
         opened = open_device(kind, arrays.index)
-        self._native: Any = _Within(opened.native, arrays.here)
+        self._native: Any = ModuleWithin(opened.native, arrays.here)
         self._handle: Any = opened.handle
         if arrays.release_unused is not None:
             # Of the device, so tables on it profit too.
@@ -81,7 +84,7 @@ class DeviceKernels(KernelSet):
             ids: ``(n,)`` int64 of each table.
         """
         offsets = [0, *itertools.accumulate(_length(each, "ids") for each in ids)]
-        joined = self.arrays.concatenate(ids)
+        joined = self._joined(ids)
         keys = self.arrays.empty((offsets[-1],), "int64")
         inverse = self.arrays.empty((offsets[-1],), "int64")
         key_offsets = self._native.dedup_tables(
@@ -226,12 +229,53 @@ class DeviceKernels(KernelSet):
         step = self._update_step(table, choice)
         self._native.update(self._handle, self._stream(), step, keys, rows, gradients)
 
-    def pool_tables(self, lookups: Sequence[TableLookup]) -> list[DeviceArray]:
-        """`pool_storage` of several lookups in one set of launches, without a wait.
+    def sum_tables(self, bags: Sequence[TableBags]) -> TableSums:
+        # Tables of one dim, dtype and pooling behind one another: they share the sums.
+        bags, places = list(bags), sorted(range(len(bags)), key=lambda place: _shape(bags[place]))
+        found = self.dedup_tables([bags[place].ids for place in places])
+        num_bad = self.arrays.empty((1,), "int64")
+        num_bad[:] = 0
+        keys, gradients = [None] * len(bags), [None] * len(bags)
+        first = 0
+        for _, run in itertools.groupby([bags[place] for place in places], key=_shape):
+            alike = list(run)
+            end = first + len(alike)
+            first_key = found.key_offsets[first]
+            inverse = found.inverse[found.offsets[first] : found.offsets[end]]
+            sums = self.pool_backward(
+                self._joined([each.gradient for each in alike]),
+                inverse - first_key if first_key else inverse,
+                self._joined_offsets([each.offsets for each in alike], found.offsets[first:end]),
+                found.key_offsets[end] - first_key,
+                mode=alike[0].mode,
+                weights=None
+                if alike[0].weights is None
+                else self._joined([each.weights for each in alike]),
+                num_bad=num_bad,
+            )
+            for number in range(first, end):
+                own = found.of(number)
+                keys[places[number]] = found.keys[own]
+                gradients[places[number]] = sums[own.start - first_key : own.stop - first_key]
+            first = end
+        return TableSums(keys, gradients, num_bad)
 
-        Raises:
-            InvalidArgumentError, UnsupportedError, DeviceError, DeviceMemoryError: as `pool_storage`.
-        """
+    def _joined(self, arrays: Sequence[DeviceArray]) -> DeviceArray:
+        return arrays[0] if len(arrays) == 1 else self.arrays.concatenate(arrays)
+
+    def _joined_offsets(self, offsets: Sequence[DeviceArray], begins: Sequence[int]) -> DeviceArray:
+        """Offsets of bags whose ids come behind one another, from 0."""
+        if len(offsets) == 1:
+            return offsets[0]
+        joined = self.arrays.concatenate([offsets[0], *(each[1:] for each in offsets[1:])])
+        lengths = [len(offsets[0]), *(len(each) - 1 for each in offsets[1:])]
+        shifts = np.repeat(np.array(begins, np.int64) - begins[0], lengths)
+        return joined + self.arrays.from_host(shifts)
+
+    def _pool_tables_impl(self, lookups: Sequence[StorageLookup]) -> list[DeviceArray]:
+        # One set of launches, without a wait.
+        if not all(each.storage is None or _is_own(each.storage) for each in lookups):
+            return super()._pool_tables_impl(lookups)
         given, results = [], []
         for each in lookups:
             shape = (_length(each.offsets, "offsets") - 1, each.table.dim)
@@ -243,18 +287,15 @@ class DeviceKernels(KernelSet):
         self._native.pool_storages(self._handle, self._stream(), given)
         return results
 
-    def update_tables(
-        self, updates: Sequence[TableUpdate], num_bad: DeviceArray | None = None
-    ) -> list[StorageChange] | None:
-        """`update_storage` of several storages in one set of launches, with one wait.
-
-        Args:
-            updates: one for each storage.
-            num_bad: ``(1,)`` int64; where it is not 0, nothing changes.
-
-        Returns:
-            None where `num_bad` is not 0. Where one storage fails, those before it have changed.
-        """
+    def _update_tables_impl(
+        self,
+        updates: Sequence[StorageUpdate],
+        num_bad: DeviceArray | None,
+        changes: list[StorageChange],
+    ) -> bool:
+        # One set of launches, with one wait.
+        if not all(_is_own(each.storage) for each in updates):
+            return super()._update_tables_impl(updates, num_bad, changes)
         given = [
             (
                 self._capsule(each.storage),
@@ -269,13 +310,16 @@ class DeviceKernels(KernelSet):
             )
             for each in updates
         ]
-        found = self._native.update_storages(self._handle, self._stream(), given, num_bad)
-        if found is None:
-            return None
-        return [
-            StorageChange(int(num_new), _evicted(each.storage.table, num_evicted, evicted))
-            for each, (num_new, num_evicted, evicted) in zip(updates, found, strict=True)
-        ]
+        results: list[Any] = []
+        try:
+            is_done = self._native.update_storages(
+                self._handle, self._stream(), given, num_bad, results
+            )
+        finally:
+            for each, (num_new, num_evicted, evicted) in zip(updates, results, strict=False):
+                left = _evicted(each.storage.table, num_evicted, evicted)
+                changes.append(StorageChange(int(num_new), left))
+        return bool(is_done)
 
     def _pool_storage_impl(
         self,
@@ -399,58 +443,23 @@ class DedupOfTables:
         return slice(self.key_offsets[table], self.key_offsets[table + 1])
 
 
-@dataclass(frozen=True, slots=True)
-class TableLookup:
-    """Arguments of `pool_storage`."""
-
-    storage: Storage | None
-    table: TableConfig
-    ids: DeviceArray
-    offsets: DeviceArray
-    mode: Pooling = "sum"
-    weights: DeviceArray | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TableUpdate:
-    """Arguments of `update_storage`."""
-
-    storage: Storage
-    choice: MethodChoice
-    keys: DeviceArray
-    gradients: DeviceArray
-    initial_state: npt.NDArray[Any] | None = None
-    admit: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None = None
-    keeps_evicted: bool = False
-
-
-class _Within:
-    """A native module whose functions are called within a context of the caller's framework."""
-
-    def __init__(self, native: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._native = native
-        self._context = context
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._native, name)
-        if isinstance(found, type) or self._context is nullcontext:
-            made = found
-        else:
-
-            @functools.wraps(found)
-            def made(*arguments: Any, **named: Any) -> Any:
-                with self._context():
-                    return found(*arguments, **named)
-
-        setattr(self, name, made)
-        return made
-
-
 def _evicted(table: TableConfig, count: int, arrays: Any) -> NumEvicted:
     if arrays is None:
         return NumEvicted(int(count), None)
     keys, rows, scores = arrays
     return NumEvicted(int(count), Evicted(keys, rows.view(table.numpy_dtype), scores))
+
+
+def _is_own(storage: Storage) -> bool:
+    from sparring_hkv.backend import HkvStorage
+
+    return isinstance(storage, HkvStorage)
+
+
+def _shape(bags: TableBags) -> tuple[str, int, str, bool]:
+    """Bags that have it in common are summed together."""
+    gradient = bags.gradient
+    return _dtype(gradient), _width(gradient, "gradient"), bags.mode, bags.weights is not None
 
 
 def _length(array: DeviceArray, name: str) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
@@ -11,7 +14,7 @@ from typing import Any
 from sparring import inspect_gpus
 from sparring.errors import DeviceError
 
-__all__ = ["OpenDevice", "num_gpus", "open_device", "why_cuda_is_unavailable"]
+__all__ = ["ModuleWithin", "OpenDevice", "num_gpus", "open_device", "why_cuda_is_unavailable"]
 
 _MODULES = {"cuda": "sparring_hkv._cuda", "emulated": "sparring_hkv._emulated"}
 
@@ -48,6 +51,28 @@ def open_device(kind: str, index: int = 0) -> OpenDevice:
             handle = native.Device(index)
             found = _opened[kind, index] = OpenDevice(handle.name, native, handle)
         return found
+
+
+class ModuleWithin:
+    """A native module whose functions are called within a context of the caller's framework."""
+
+    def __init__(self, native: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._native = native
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._native, name)
+        if isinstance(found, type) or self._context is nullcontext:
+            made = found
+        else:
+
+            @functools.wraps(found)
+            def made(*arguments: Any, **named: Any) -> Any:
+                with self._context():
+                    return found(*arguments, **named)
+
+        setattr(self, name, made)
+        return made
 
 
 def why_cuda_is_unavailable() -> str | None:

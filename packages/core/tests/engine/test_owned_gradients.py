@@ -41,10 +41,10 @@ def test_a_rank_whose_gradients_cannot_be_added_up_tells_all(
     add_up = gradients.own_gradients
     failures = [DeviceMemoryError("the device is full")]
 
-    def fail(state: Any, *arguments: Any) -> Any:
+    def fail(state: Any, *arguments: Any, **named: Any) -> Any:
         if failures and state.collective.rank == BROKEN % world_size:
             raise failures.pop()
-        return add_up(state, *arguments)
+        return add_up(state, *arguments, **named)
 
     def train(made: StepContainer) -> None:
         found = made.lookup("item", KEYS)

@@ -33,7 +33,7 @@ from sparring.adapter import (
     pulls_on_device,
     reporting,
 )
-from sparring.contracts import Dedup, KernelSet
+from sparring.contracts import Dedup, KernelSet, StorageLookup
 from sparring.errors import InvalidArgumentError
 from sparring_torch.device_groups import DeviceGroup, each_alone
 from sparring_torch.device_kernels import kernel_set_for, tensor_device
@@ -121,12 +121,24 @@ class DevicePath:
         sources = self._sources(container, groups, is_registered)
         with reporting(container.state, self.kernels, tables):
             if not is_registered:
-                return [source.pooled(group) for source, group in zip(sources, groups, strict=True)]
+                return self.pooled(sources, groups)
             batch = _Batch(self, container, groups, sources)
             outputs: tuple[Tensor, ...] = _Output.apply(  # type: ignore[no-untyped-call]
                 _ANCHOR, batch, *(group.weights for group in groups)
             )
             return list(outputs)
+
+    def pooled(
+        self, sources: Sequence[_Stored | _Pulled], groups: Sequence[DeviceGroup]
+    ) -> list[Tensor]:
+        """As `pool`, of sources that are all of a kind; stored ones go through one set of launches."""
+        lookups, bags = list[StorageLookup](), list[Tensor]()
+        for source, group in zip(sources, groups, strict=True):
+            if isinstance(source, _Stored):
+                lookups.append(source.lookup(group))
+            else:
+                bags.append(source.pooled(group))
+        return bags or self.kernels.pool_tables(lookups)
 
     def _sources(
         self, container: StepContainer, groups: Sequence[DeviceGroup], is_registered: bool
@@ -160,20 +172,19 @@ class _Stored:
         self.found: Dedup | None = None
         """The ids deduplicated; None: not yet deduplicated."""
 
-    def pooled(self, group: DeviceGroup) -> Tensor:
-        """One embedding for each bag: ``(bags, dim)``."""
-        return self._pool(group.ids, group.offsets, group.mode, _still(group.weights))
+    def lookup(self, group: DeviceGroup) -> StorageLookup:
+        """Lookup of one embedding for each bag."""
+        mode: Any = group.mode
+        entry, weights = self._entry, _still(group.weights)
+        return StorageLookup(entry.storage, entry.config, group.ids, group.offsets, mode, weights)
 
     def rows(self, group: DeviceGroup) -> tuple[Tensor, Tensor]:
         """Some embeddings ``(m, dim)``, and which of them each id has ``(n,)``."""
         each = each_alone(group.ids)
-        return self._pool(group.ids, each, "sum", None), each[:-1]
-
-    def _pool(self, ids: Tensor, offsets: Tensor, mode: Any, weights: Tensor | None) -> Tensor:
-        bags: Tensor = self._kernels.pool_storage(
-            self._entry.storage, self._entry.config, ids, offsets, mode=mode, weights=weights
+        rows: Tensor = self._kernels.pool_storage(
+            self._entry.storage, self._entry.config, group.ids, each
         )
-        return bags
+        return rows, each[:-1]
 
 
 class _Pulled:
@@ -184,7 +195,7 @@ class _Pulled:
         self.found: Dedup | None = Dedup(lookup.keys, lookup.inverse)
 
     def pooled(self, group: DeviceGroup) -> Tensor:
-        """As `_Stored.pooled`."""
+        """One embedding for each bag: ``(bags, dim)``."""
         rows, inverse = self.rows(group)
         mode: Any = group.mode
         bags: Tensor = self._kernels.pool(
@@ -268,10 +279,14 @@ class _Output(torch.autograd.Function):
         ctx: Any, _anchor: Tensor, batch: _Batch, *_weights: Tensor | None
     ) -> tuple[Tensor, ...]:
         ctx.batch = batch
+        wanted = ctx.needs_input_grad[2:]
+        parts = list(zip(batch.sources, batch.groups, strict=True))
+        plain = [part for part, is_wanted in zip(parts, wanted, strict=True) if not is_wanted]
+        pooled = iter(batch.path.pooled([each for each, _ in plain], [each for _, each in plain]))
         outputs, saved = [], []
-        for place, (source, group) in enumerate(zip(batch.sources, batch.groups, strict=True)):
-            if not ctx.needs_input_grad[2 + place]:
-                outputs.append(source.pooled(group))
+        for (source, group), is_wanted in zip(parts, wanted, strict=True):
+            if not is_wanted:
+                outputs.append(next(pooled))
                 saved += [torch.empty(0), torch.empty(0)]
                 continue
             # The gradient of the weights needs the rows again.

@@ -52,7 +52,15 @@ if TYPE_CHECKING:
         Xavier,
         Zeros,
     )
-    from sparring.contracts.kernel_set import KernelSet, NumEvicted, StorageChange
+    from sparring.contracts.kernel_set import (
+        KernelSet,
+        NumEvicted,
+        StorageChange,
+        StorageLookup,
+        StorageUpdate,
+        TableBags,
+        TableSums,
+    )
     from sparring.contracts.kernels import (
         ArraySource,
         Dedup,
@@ -115,7 +123,9 @@ __getattr__ = names_from(
         "sparring.contracts.initializers": (
             "Constant Initializer Normal TruncatedNormal Uniform Xavier Zeros"
         ),
-        "sparring.contracts.kernel_set": "KernelSet NumEvicted StorageChange",
+        "sparring.contracts.kernel_set": (
+            "KernelSet NumEvicted StorageChange TableBags StorageLookup TableSums StorageUpdate"
+        ),
         "sparring.contracts.kernels": (
             "ArraySource Dedup DeviceArray Indices Pooling Rounding Route"
         ),
@@ -142,15 +152,17 @@ __all__ = [
     "API_VERSION", "Admission", "AdmissionLike", "Array", "ArraySource", "Background", "Bloom",
     "ByteCount", "CONVERT_HELP", "Capabilities", "Collective", "CollectiveDescriptor", "Columns",
     "CommandDescriptor", "Constant", "DTYPES", "Dedup", "Descriptor", "DeviceArray", "Evicted",
-    "FindResult", "FrameworkDescriptor", "Frequency", "HyperParameters", "Indices", "Initializer",
-    "InnerStorage", "KernelSet", "KernelsDescriptor", "Keys", "Membership", "MethodChoice",
-    "NUM_PARTITIONS", "NUM_TAGS", "NoOptions", "Normal", "NumEvicted", "OptionProblem", "Options",
-    "Pooling", "Probability", "Reduction", "Rendezvous", "RendezvousDescriptor", "Rounding",
-    "Route", "Rows", "SECRET_GIVEN", "ScanChunk", "Scores", "SecretFound", "Shard", "ShardMap",
-    "Storage", "StorageChange", "StorageDescriptor", "SupportsBackground", "SupportsCapsule",
-    "SupportsCopy", "SupportsFirstTier", "SupportsNotes", "SupportsRestore", "TableConfig",
-    "TruncatedNormal", "Uniform", "UpdateMethod", "UpdateMethodDescriptor", "UpdateRows",
-    "Watcher", "WholeNumber", "Work", "WorkContext", "Xavier", "Zeros", "admission_from",
-    "hookimpl", "hookspec", "may_show_secret", "new_header", "passwords_in", "secrets_in"
+    "FindResult", "FrameworkDescriptor", "Frequency", "HyperParameters", "Indices",
+    "Initializer", "InnerStorage", "KernelSet", "KernelsDescriptor", "Keys", "Membership",
+    "MethodChoice", "NUM_PARTITIONS", "NUM_TAGS", "NoOptions", "Normal", "NumEvicted",
+    "OptionProblem", "Options", "Pooling", "Probability", "Reduction", "Rendezvous",
+    "RendezvousDescriptor", "Rounding", "Route", "Rows", "SECRET_GIVEN", "ScanChunk", "Scores",
+    "SecretFound", "Shard", "ShardMap", "Storage", "StorageChange", "StorageDescriptor",
+    "StorageLookup", "StorageUpdate", "SupportsBackground", "SupportsCapsule", "SupportsCopy",
+    "SupportsFirstTier", "SupportsNotes", "SupportsRestore", "TableBags", "TableConfig",
+    "TableSums", "TruncatedNormal", "Uniform", "UpdateMethod", "UpdateMethodDescriptor",
+    "UpdateRows", "Watcher", "WholeNumber", "Work", "WorkContext", "Xavier", "Zeros",
+    "admission_from", "hookimpl", "hookspec", "may_show_secret", "new_header", "passwords_in",
+    "secrets_in"
 ]
 # fmt: on

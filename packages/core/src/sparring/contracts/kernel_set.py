@@ -6,8 +6,9 @@ A stack of storages whose first tier is on the device is reached by `DeviceFirst
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -34,6 +35,10 @@ __all__ = [
     "StorageKernels",
     "StoredRows",
     "SupportsDeviceFirstTier",
+    "TableBags",
+    "StorageLookup",
+    "TableSums",
+    "StorageUpdate",
 ]
 
 
@@ -65,8 +70,64 @@ class StorageChange:
     evicted: NumEvicted
 
 
+@dataclass(frozen=True, slots=True)
+class StorageLookup:
+    """Arguments of `pool_storage`."""
+
+    storage: Storage | None
+    table: TableConfig
+    ids: DeviceArray
+    offsets: DeviceArray
+    mode: Pooling = "sum"
+    weights: DeviceArray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableBags:
+    """Bags of ids of one table, and the gradient of each bag."""
+
+    ids: DeviceArray
+    """``(n,)``"""
+    offsets: DeviceArray
+    """``(b + 1,)``, from 0 to n."""
+    gradient: DeviceArray
+    """``(b, dim)`` of the computing dtype"""
+    mode: Pooling = "sum"
+    weights: DeviceArray | None = None
+    """``(n,)``"""
+
+
+@dataclass(frozen=True, slots=True)
+class TableSums:
+    """The gradient of each key of several tables."""
+
+    keys: Sequence[DeviceArray]
+    """``(u,)`` of each table, in the order in which they first occur."""
+    gradients: Sequence[DeviceArray]
+    """``(u, dim)`` of each table."""
+    num_bad: DeviceArray | None
+    """``(1,)`` int64: 0 if all of them are finite; None: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class StorageUpdate:
+    """Arguments of `update_storage`."""
+
+    storage: Storage
+    choice: MethodChoice
+    keys: DeviceArray
+    gradients: DeviceArray
+    initial_state: npt.NDArray[Any] | None = None
+    admit: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None = None
+    keeps_evicted: bool = False
+
+
 class StorageKernels(ArrayKernels):
-    """The operations of one device on storages; a stack's need those on arrays too."""
+    """The operations of one device on storages; a stack's need those on arrays too.
+
+    `pool_tables`, `sum_tables` and `update_tables` go table by table, unless a set overrides
+    `_pool_tables_impl`, `sum_tables` and `_update_tables_impl` to take all tables together.
+    """
 
     def pool_storage(
         self,
@@ -115,6 +176,127 @@ class StorageKernels(ArrayKernels):
         weights: DeviceArray | None,
     ) -> DeviceArray:
         """`pool_storage` of a storage that is no stack."""
+
+    def pool_tables(self, lookups: Sequence[StorageLookup]) -> list[DeviceArray]:
+        """`pool_storage` of several lookups; a table may occur several times."""
+        pooled: list[DeviceArray] = []
+        for is_stack, run in groupby(lookups, key=_is_of_stack):
+            if is_stack:
+                pooled += [
+                    self.pool_storage(
+                        each.storage,
+                        each.table,
+                        each.ids,
+                        each.offsets,
+                        mode=each.mode,
+                        weights=each.weights,
+                    )
+                    for each in run
+                ]
+            else:
+                pooled += self._pool_tables_impl(list(run))
+        return pooled
+
+    def _pool_tables_impl(self, lookups: Sequence[StorageLookup]) -> list[DeviceArray]:
+        """`pool_tables` of storages that are no stacks."""
+        return [
+            self._pool_storage_impl(
+                each.storage,
+                each.table,
+                each.ids,
+                each.offsets,
+                mode=each.mode,
+                weights=each.weights,
+            )
+            for each in lookups
+        ]
+
+    def sum_tables(self, bags: Sequence[TableBags]) -> TableSums:
+        """Adds up gradients by key: `dedup` and `pool_backward` of several tables.
+
+        Waits for the device, which has to say how many keys there are.
+        """
+        keys, gradients = [], []
+        for each in bags:
+            found = self.dedup(each.ids)
+            keys.append(found.keys)
+            gradients.append(
+                self.pool_backward(
+                    each.gradient,
+                    found.inverse,
+                    each.offsets,
+                    len(found.keys),
+                    mode=each.mode,
+                    weights=each.weights,
+                )
+            )
+        return TableSums(keys, gradients, None)
+
+    def update_tables(
+        self,
+        updates: Sequence[StorageUpdate],
+        num_bad: DeviceArray | None = None,
+        changes: list[StorageChange] | None = None,
+    ) -> list[StorageChange] | None:
+        """`update_storage` of several storages, in this order.
+
+        Args:
+            updates: one for each storage.
+            num_bad: ``(1,)`` int64; where it is not 0, nothing changes.
+            changes: gets the change of each storage that has changed, also where it raises: that of
+                ``updates[len(changes)]`` then has not, nor have those behind it.
+
+        Returns:
+            `changes`, or a new list; None where `num_bad` is not 0.
+
+        Raises:
+            Exception: as `update_storage`.
+        """
+        changes = [] if changes is None else changes
+        for is_stack, run in groupby(updates, key=_is_of_stack):
+            if not is_stack:
+                is_done = self._update_tables_impl(list(run), num_bad, changes)
+            else:
+                is_done = num_bad is None or not self.arrays.to_host(num_bad)[0]
+                for each in run if is_done else ():
+                    changes.append(
+                        self.update_storage(
+                            each.storage,
+                            each.choice,
+                            each.keys,
+                            each.gradients,
+                            each.initial_state,
+                            admit=each.admit,
+                            keeps_evicted=each.keeps_evicted,
+                        )
+                    )
+            if not is_done:
+                return None
+            num_bad = None
+        return changes
+
+    def _update_tables_impl(
+        self,
+        updates: Sequence[StorageUpdate],
+        num_bad: DeviceArray | None,
+        changes: list[StorageChange],
+    ) -> bool:
+        """`update_tables` of storages that are no stacks; returns whether `num_bad` is 0."""
+        if num_bad is not None and self.arrays.to_host(num_bad)[0]:
+            return False
+        for each in updates:
+            changes.append(
+                self._update_storage_impl(
+                    each.storage,
+                    each.choice,
+                    each.keys,
+                    each.gradients,
+                    each.initial_state,
+                    admit=each.admit,
+                    keeps_evicted=each.keeps_evicted,
+                )
+            )
+        return True
 
     def update_storage(
         self,
@@ -293,6 +475,10 @@ class SupportsDeviceFirstTier(Protocol):
 
     def device_first_tier_access(self) -> DeviceFirstTierAccess | None:
         """Returns the operations on it; None where its first tier is not on a device."""
+
+
+def _is_of_stack(each: StorageLookup | StorageUpdate) -> bool:
+    return each.storage is not None and _stack_of(each.storage) is not None
 
 
 def _stack_of(storage: Storage) -> DeviceFirstTierAccess | None:

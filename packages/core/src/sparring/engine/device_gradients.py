@@ -30,6 +30,8 @@ class SummedByKey(NamedTuple):
     """Called before the arrays are used: the current stream then waits for their maker."""
     row_handles: Any = None
     """Native `RowHandles` of the keys, if the plan of their batch has them."""
+    num_bad: DeviceArray | None = None
+    """``(1,)`` int64: 0 if these, and those of other tables, are finite; None: it was looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,14 @@ class DeviceGradients:
         if not isinstance(other, DeviceGradients) or other.kernels.device != self.kernels.device:
             return None
         return DeviceGradients(self.kernels, [*self.batches, *other.batches])
+
+    @property
+    def only_bags(self) -> BagGradients | None:
+        """The only batch, where its ids are not deduplicated: it can be summed with other tables'."""
+        first = self.batches[0]
+        if len(self.batches) > 1 or not isinstance(first, BagGradients) or first.known is not None:
+            return None
+        return first
 
     @property
     def is_long(self) -> bool:

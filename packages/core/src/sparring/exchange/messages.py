@@ -244,6 +244,8 @@ class OwnedGradients:
     """Why this rank cannot apply the step, if the failure came too late to tell the other ranks."""
     decision: Decision | None = None
     """Of an admission filter that the engine has asked already, about all keys without a row."""
+    num_bad: DeviceArray | None = None
+    """As of `SummedByKey`; on one rank only."""
 
 
 def reply_bytes(chunk: Chunk, codecs: Sequence[Codec]) -> int:

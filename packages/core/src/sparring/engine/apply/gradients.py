@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparring.contracts.collective import Reduction
-from sparring.contracts.kernel_set import KernelSet
+from sparring.contracts.kernel_set import KernelSet, TableBags
 from sparring.engine.device_gradients import DeviceGradients, SummedByKey
 from sparring.engine.state import EngineState, NonFinite, Purpose, try_quiesce
 from sparring.errors import NonFiniteGradientError
@@ -22,7 +22,14 @@ from sparring.exchange.messages import OwnedGradients, PushRequest
 from sparring.exchange.options import WireDtype
 from sparring.kernels.cpu import HOST
 
-__all__ = ["check_owned", "kernels_of_step", "own_gradients", "owned_gradients", "taken_gradients"]
+__all__ = [
+    "by_device",
+    "check_owned",
+    "kernels_of_step",
+    "own_gradients",
+    "owned_gradients",
+    "taken_gradients",
+]
 
 
 def taken_gradients(
@@ -89,6 +96,8 @@ def owned_gradients(
     why_not: BaseException | None,
     kernels: Mapping[str, KernelSet],
     by_rows: Set[str],
+    *,
+    looks_later: bool = False,
 ) -> dict[str, OwnedGradients]:
     """The finite gradients of all ranks for the keys of this one, by table; none without keys.
 
@@ -99,6 +108,7 @@ def owned_gradients(
         why_not: why it cannot.
         kernels: of all tables; the same on all ranks.
         by_rows: the tables whose rows are wanted in arrays.
+        looks_later: as of `own_gradients`.
 
     Raises:
         BaseException: `why_not`, or in its place another rank's, naming that rank.
@@ -108,7 +118,7 @@ def owned_gradients(
     own, owned = _Own({}, 0), dict[str, OwnedGradients]()
     if why_not is None:
         try:
-            own = own_gradients(state, taken, kernels)
+            own = own_gradients(state, taken, kernels, looks_later=looks_later)
         except Exception as error:
             why_not = error
     state.counters.rows_skipped_non_finite += own.num_skipped
@@ -117,10 +127,14 @@ def owned_gradients(
             raise why_not
         for name, mine in own.summed.items():
             owned[name] = OwnedGradients(
-                mine.keys, mine.gradients, kernels[name], row_handles=mine.row_handles
+                mine.keys,
+                mine.gradients,
+                kernels[name],
+                row_handles=mine.row_handles,
+                num_bad=mine.num_bad,
             )
         return owned
-    for works, names in _by_device(kernels):
+    for works, names in by_device(kernels):
         with state.span("push"):
             pushed = _pushed(state, works, names, own.summed, why_not, by_rows)
         for name, each in zip(names, pushed, strict=True):
@@ -153,22 +167,65 @@ class _Own(NamedTuple):
 
 
 def own_gradients(
-    state: EngineState, taken: Mapping[str, Any], kernels: Mapping[str, KernelSet]
+    state: EngineState,
+    taken: Mapping[str, Any],
+    kernels: Mapping[str, KernelSet],
+    *,
+    looks_later: bool = False,
 ) -> _Own:
-    """This rank's gradients by key; before anything is rounded to travel."""
+    """This rank's gradients by key; before anything is rounded to travel.
+
+    Args:
+        looks_later: who takes the gradients looks at `SummedByKey.num_bad`, where there is one, which
+            saves a wait here.
+    """
+    together = _summed_together(taken, kernels)
+    looks_later = looks_later and len(together) == len(taken)
     summed, num_skipped = dict[str, SummedByKey](), 0
+    looked_at: dict[int, bool] = {}  # whether each `num_bad` is 0
     for name, works in kernels.items():
-        found = taken.get(name)
-        if found is None:
+        if name not in taken:
             continue
-        if works is not HOST or not isinstance(found, SummedByKey):
-            found = _summed(state, name, found, works)
-        if not works.is_finite(found.gradients):
-            found, skipped = _finite_only(state, name, works, found)
-            num_skipped += skipped
+        found = together.get(name) or _summed(state, name, taken[name], works)
+        bad = found.num_bad
+        if bad is None or not looks_later:
+            if bad is not None and id(bad) not in looked_at:
+                looked_at[id(bad)] = not works.arrays.to_host(bad)[0]
+            found = found._replace(num_bad=None)
+            if not looked_at.get(id(bad)) and not works.is_finite(found.gradients):
+                found, skipped = _finite_only(state, name, works, found)
+                num_skipped += skipped
         if len(found.keys):
             summed[name] = found
     return _Own(summed, num_skipped)
+
+
+def _summed_together(
+    taken: Mapping[str, Any], kernels: Mapping[str, KernelSet]
+) -> dict[str, SummedByKey]:
+    """The gradients that one call adds up for all tables of a device: those of one batch each."""
+    summed = dict[str, SummedByKey]()
+    for works, names in by_device(kernels):
+        bags = {}
+        for name in names:
+            found = taken.get(name)
+            only = found.only_bags if isinstance(found, DeviceGradients) else None
+            if only is not None and works is not HOST:
+                bags[name] = only
+        if not bags:
+            continue
+        for each in bags.values():
+            if each.take is not None:
+                each.take()
+        sums = works.sum_tables(
+            [
+                TableBags(each.ids, each.offsets, each.gradient, each.mode, each.weights)
+                for each in bags.values()
+            ]
+        )
+        for name, keys, gradients in zip(bags, sums.keys, sums.gradients, strict=True):
+            summed[name] = SummedByKey(keys, gradients, num_bad=sums.num_bad)
+    return summed
 
 
 def _summed(state: EngineState, name: str, taken: Any, kernels: KernelSet) -> SummedByKey:
@@ -207,7 +264,7 @@ def _finite_only(
     return SummedByKey(arrays.take(found.keys, kept), arrays.take(found.gradients, kept)), num_bad
 
 
-def _by_device(kernels: Mapping[str, KernelSet]) -> list[tuple[KernelSet, list[str]]]:
+def by_device(kernels: Mapping[str, KernelSet]) -> list[tuple[KernelSet, list[str]]]:
     """The tables of one device together, in the order of declaration; the host's last.
 
     Without any table the host's, for ranks to agree that there is nothing.

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sparring import _native
+from sparring.contracts.kernel_set import KernelSet
 from sparring.contracts.updates import MethodChoice, UpdateRows
 from sparring.engine.apply.commit import agreed, check_method_rooms, check_room, committing
 from sparring.engine.apply.gather import Gathered, TableUpdate, gather_rows
@@ -62,11 +63,16 @@ def _apply_owned(
     taken: Mapping[str, Any],
     choices: Mapping[str, MethodChoice],
     refusal: BaseException | None,
+    *,
+    looks_later: bool = True,
 ) -> list[str]:
     """Through gradients in arrays: they may come from other ranks, or be skipped.
 
-    Rows on a device change there in place, a table at a time; those of the host in one fused visit
-    of all tables, or, where a method is written in Python, in arrays.
+    Rows on a device change there in place, those of all its tables together; those of the host in
+    one fused visit of all tables, or, where a method is written in Python, in arrays.
+
+    Args:
+        looks_later: whether gradients are finite may be looked at by the update itself.
     """
     entries = state.tables.entries
     kernels = kernels_of_step(
@@ -78,7 +84,8 @@ def _apply_owned(
         # A storage that is reached via Python finds rows no faster fused; by rows, they are
         # found while gradients travel.
         by_rows |= {name for name in tables if not _is_native(state, name)}
-    owned = owned_gradients(state, taken, refusal, kernels, by_rows)
+    looks_later = looks_later and _may_look_later(state, kernels)
+    owned = owned_gradients(state, taken, refusal, kernels, by_rows, looks_later=looks_later)
     there = {name: each for name, each in owned.items() if each.kernels is not HOST}
     here = {name: each for name, each in owned.items() if each.kernels is HOST}
     step, gathered = None, dict[str, Gathered]()
@@ -102,12 +109,26 @@ def _apply_owned(
                 if each.update is not None:
                     _update_rows(each.update, choices[name])
     changed = write_methods(state, there, choices, after=list(here))
+    if changed is None:  # gradients are not finite: which, and what then?
+        return _apply_owned(state, taken, choices, refusal, looks_later=False)
     if step is None:
         write_rows(state, gathered, before=changed)
     else:
         write_fused(state, step, list(here), before=changed)
     state.end_step()
     return commit.touched
+
+
+def _may_look_later(state: EngineState, kernels: Mapping[str, KernelSet]) -> bool:
+    """Whether nothing before the write depends on it, and no table is written before the look."""
+    return (
+        state.collective.world_size == 1
+        and state.memory_bytes is None
+        and len({each.device for each in kernels.values() if each is not HOST}) == 1
+        and not any(
+            entry.may_refuse or entry.write_log.is_active for entry in state.tables.entries.values()
+        )
+    )
 
 
 def _update_rows(update: TableUpdate, choice: MethodChoice) -> None:

@@ -11,12 +11,13 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.kernel_set import KernelSet, NumEvicted
+from sparring.contracts.kernel_set import KernelSet, NumEvicted, StorageChange, StorageUpdate
 from sparring.contracts.kernels import DeviceArray, Rounding
 from sparring.contracts.results import Evicted, Rows
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
 from sparring.engine.apply.gather import Gathered, TableUpdate
+from sparring.engine.apply.gradients import by_device
 from sparring.engine.state import EngineState
 from sparring.errors import PartialStepError
 from sparring.exchange.messages import OwnedGradients
@@ -83,8 +84,8 @@ def write_methods(
     owned: Mapping[str, OwnedGradients],
     choices: Mapping[str, MethodChoice],
     after: Sequence[str] = (),
-) -> list[str]:
-    """Changes rows in place by update methods of core, a table at a time.
+) -> list[str] | None:
+    """Changes rows in place by update methods of core: those of all tables of a device together.
 
     Args:
         owned: gradients by table.
@@ -92,50 +93,97 @@ def write_methods(
         after: the tables that the step changes after these.
 
     Returns:
-        The tables that have changed: not those of which a filter admitted no key.
+        The tables that have changed: not those of which a filter admitted no key. None where
+        gradients whose `num_bad` was not looked at are not finite: then nothing has changed.
 
     Raises:
         DeviceMemoryError, DeviceError: the device failed or was full; no row has changed.
         PartialStepError: it did when other tables had changed already.
     """
-    names, changed = list(owned), list[str]()
-    for place, (name, each) in enumerate(owned.items()):
-        try:
-            num_changed = _update(state, name, each, choices[name])
-        except Exception as error:
-            state.prefetches.note(name, None)
-            _raise_interrupted(state, error, changed, [name], [*names[place + 1 :], *after])
-        state.counters.rows_updated += num_changed
-        if num_changed:
-            changed.append(name)
+    todo, changed = list(owned), list[str]()
+    for _, names in by_device({name: each.kernels for name, each in owned.items()}):
+        asked = {name: _asked(state, name, owned[name]) for name in names}
+        changes = list[StorageChange]()
+        is_finite, failure = _updated(state, owned, choices, asked, changes)
+        if not is_finite:
+            return None
+        for name, change in zip(names, changes, strict=False):
+            todo.remove(name)
+            state.counters.rows_evicted += change.evicted.count
+            num_changed, question = len(owned[name].keys), asked[name]
+            if question is not None:
+                num_refused = question.record()
+                _count_refused(state, name, num_refused)
+                num_changed -= num_refused
+            state.counters.rows_updated += num_changed
+            if num_changed:
+                changed.append(name)
+        if failure is not None:
+            failed = names[len(changes)]
+            todo.remove(failed)
+            state.prefetches.note(failed, None)
+            _raise_interrupted(state, failure, changed, [failed], [*todo, *after])
     return changed
 
 
-def _update(state: EngineState, name: str, owned: OwnedGradients, choice: MethodChoice) -> int:
-    """Returns how many rows have changed."""
-    entry = state.tables.entries[name]
-    asked = None
-    if entry.admission_filter is not None:
-        asked = _Asked(entry.admission_filter, state.counters.steps + 1, owned.decision)
+def _updated(
+    state: EngineState,
+    owned: Mapping[str, OwnedGradients],
+    choices: Mapping[str, MethodChoice],
+    asked: Mapping[str, _Asked | None],
+    changes: list[StorageChange],
+) -> tuple[bool, Exception | None]:
+    """Updates the tables of `asked`, which are of one device, and lets saves and prefetches know of it.
 
-    def update(keeps_evicted: bool) -> NumEvicted:
-        return owned.kernels.update_storage(
-            state.tables.storage(name),
-            choice,
-            owned.keys,
-            owned.gradients,
-            entry.initial_state,
-            admit=asked,
-            keeps_evicted=keeps_evicted,
-        ).evicted
+    Args:
+        changes: gets those of the tables that have changed.
 
-    with state.span("update"):
-        _write(state, name, owned.kernels, owned.keys, update)
-    if asked is None:
-        return len(owned.keys)
-    num_refused = asked.record()
-    _count_refused(state, name, num_refused)
-    return len(owned.keys) - num_refused
+    Returns:
+        Whether gradients were finite, and what went wrong.
+    """
+    updates, keys = list[StorageUpdate](), dict[str, npt.NDArray[np.int64]]()
+    is_finite, failure = True, None
+    with ExitStack() as logged, state.span("update"):
+        writes = dict[str, Any]()
+        for name, question in asked.items():
+            entry, each = state.tables.entries[name], owned[name]
+            log = entry.write_log
+            if log.is_active or state.prefetches.unfinished:
+                keys[name] = np.ascontiguousarray(each.kernels.arrays.to_host(each.keys))
+            if log.is_active:
+                writes[name] = logged.enter_context(log.writing(keys[name]))
+            updates.append(
+                StorageUpdate(
+                    state.tables.storage(name),
+                    choices[name],
+                    each.keys,
+                    each.gradients,
+                    entry.initial_state,
+                    question,
+                    log.is_active,
+                )
+            )
+        if updates:
+            kernels, num_bad = each.kernels, each.num_bad
+            try:
+                is_finite = kernels.update_tables(updates, num_bad, changes) is not None
+            except Exception as error:
+                failure = error
+        for name, change in zip(asked, changes, strict=False):
+            if name in writes and change.evicted.rows is not None:
+                writes[name].note_evicted(change.evicted.rows)
+    for name, change in zip(asked, changes, strict=False):
+        if name in keys:
+            # What was evicted reads as its initial value again.
+            state.prefetches.note(name, None if change.evicted.count else keys[name])
+    return is_finite, failure
+
+
+def _asked(state: EngineState, name: str, owned: OwnedGradients) -> _Asked | None:
+    admission_filter = state.tables.entries[name].admission_filter
+    if admission_filter is None:
+        return None
+    return _Asked(admission_filter, state.counters.steps + 1, owned.decision)
 
 
 @dataclass(slots=True)
