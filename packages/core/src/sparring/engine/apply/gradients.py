@@ -235,7 +235,8 @@ def _summed(state: EngineState, name: str, taken: Any, kernels: KernelSet) -> Su
     summed: SummedByKey = taken
     if not isinstance(taken, SummedByKey):
         view = state.tables.entries[name].view
-        summed = SummedByKey(*taken.summed(view), row_handles=taken.row_handles(view))
+        handles = None if isinstance(taken, DeviceGradients) else taken.row_handles(view)
+        summed = SummedByKey(*taken.summed(view), row_handles=handles)
     if kernels is HOST:
         return summed
     # Of a table that other modules look up via the host.
