@@ -273,6 +273,21 @@ def test_a_group_that_changes_takes_the_route_of_its_values() -> None:
         assert optimizer.routes["table"].startswith(route)
 
 
+@pytest.mark.parametrize("native", [SGD, Adam, torch.optim.NAdam])
+def test_making_an_optimizer_runs_no_hooks(native: Native) -> None:
+    calls = []
+    hooks = [
+        register(lambda *_: calls.append(1))
+        for register in (register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
+    ]
+    try:
+        made(native, {"lr": 0.01})
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert not calls
+
+
 def test_what_torch_refuses_is_refused_with_fused_too() -> None:
     with pytest.raises(InvalidArgumentError, match="cannot be `True` together"):
         made(Adam, {"fused": True, "foreach": True})

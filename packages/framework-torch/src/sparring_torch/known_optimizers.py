@@ -22,7 +22,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from sparring.adapter import hyper_from, resolve_method, rounds_alike
 from sparring.contracts import HyperParameters, UpdateMethod
 from sparring.errors import InvalidArgumentError
-from sparring_torch.block_step import step_in_blocks
+from sparring_torch.block_step import step_in_blocks, unhooked_step
 from sparring_torch.row_state import RowState
 from sparring_torch.shadow_parameter import ShadowParameter
 
@@ -193,7 +193,7 @@ def _check_rounding(
     def step(rows: npt.NDArray[Any], gradients: npt.NDArray[Any], _: int) -> npt.NDArray[Any]:
         on_device = torch.from_numpy(rows).to(device)
         shadow.load(on_device, torch.from_numpy(gradients).to(device))
-        step_in_blocks(optimizer.step, [shadow], optimizer.param_groups, None)
+        step_in_blocks(unhooked_step(optimizer), [shadow], optimizer.param_groups, None)
         shadow.unload()
         return on_device.cpu().numpy()
 
