@@ -273,6 +273,32 @@ def test_a_group_that_changes_takes_the_route_of_its_values() -> None:
         assert optimizer.routes["table"].startswith(route)
 
 
+@pytest.mark.parametrize("native", [SGD, Adagrad, Adam, AdamW, type("MyAdam", (Adam,), {})])
+def test_fused_kernels_of_torch_stay_off(native: Native) -> None:
+    """They expect rows without gaps: rows of tables would become NaN."""
+
+    def trained(ask: Callable[[Optimizer], object]) -> npt.NDArray[Any]:
+        embedding, optimizer = made(native, {"lr": 0.01})
+        ask(optimizer)
+        optimizer.register_step_post_hook(lambda *_: None)
+        for step in range(3):
+            backward(embedding, step)
+            optimizer.step()
+        assert optimizer.routes["table"].startswith("shadow: ")
+        assert optimizer.param_groups[0]["fused"] is None
+        return rows_of(optimizer)
+
+    def load(optimizer: Optimizer) -> None:
+        saved = optimizer.state_dict()
+        saved["param_groups"][0]["fused"] = True
+        optimizer.load_state_dict(saved)
+
+    expected = trained(lambda _: None)
+    assert np.isfinite(expected).all()
+    assert np.array_equal(trained(load), expected)
+    assert np.array_equal(trained(lambda each: each.param_groups[0].update(fused=True)), expected)
+
+
 @pytest.mark.parametrize("native", [SGD, Adam, torch.optim.NAdam])
 def test_making_an_optimizer_runs_no_hooks(native: Native) -> None:
     calls = []

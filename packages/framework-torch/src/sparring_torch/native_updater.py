@@ -71,6 +71,8 @@ class NativeUpdater:
         self._native = native(self.parameters, **hyperparameters)
         # The hooks of `Optimizer` run already.
         self._native_step = unhooked_step(self._native)
+        # The probe stepped rows with this value: with True, rows of tables may become NaN.
+        self._fused = self._native.defaults.get("fused")
         self.name = native.__name__
         self.defaults = self._native.defaults
         self.param_groups = self._native.param_groups
@@ -136,6 +138,9 @@ class NativeUpdater:
             loaded.append(shadow)
             if shadow.is_on_device and on_device is None:
                 on_device = shadow.parameter.device
+        for group in self.param_groups:
+            if "fused" in group:
+                group["fused"] = self._fused
         try:
             step_in_blocks(
                 self._native_step,
