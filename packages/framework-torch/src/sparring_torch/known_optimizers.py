@@ -105,13 +105,17 @@ class KnownOptimizer:
     Args:
         native: its class.
         defaults: its hyper-parameters, as it has them.
+        num_states: how many elements of state the rows have for each one of the embedding.
     """
 
-    def __init__(self, native: type[Optimizer], defaults: Mapping[str, Any]) -> None:
+    def __init__(
+        self, native: type[Optimizer], defaults: Mapping[str, Any], num_states: int
+    ) -> None:
         known = _KNOWN.get(native)
         if known is None:
             raise UnknownFormError(f"no update method is known for {native.__name__}")
         self._known = known
+        self._num_states = num_states
         self._names = sorted(defaults)
         unknown = set(defaults) - {*known.taken, *known.required, *known.others, *_IRRELEVANT}
         if unknown:
@@ -147,6 +151,8 @@ class KnownOptimizer:
         method = self._methods.get(name)
         if method is None:
             method = self._methods[name] = resolve_method(name)
+        if method.state_width(_DIM) != self._num_states * _DIM:
+            raise UnknownFormError(f"rows were made without the state of update method {name!r}")
         return FusedForm(method, hyper_from(method, given))
 
 
@@ -166,7 +172,8 @@ def known_optimizer(
         with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.device("cpu"):
             parameter = torch.nn.Parameter(torch.zeros(1))
             defaults = native([parameter], **hyperparameters).defaults
-            known = KnownOptimizer(native, defaults)
+            num_states = max(len(layout.names) for layout in layouts.values())
+            known = KnownOptimizer(native, defaults, num_states)
             form = known.form_of(defaults)
             if isinstance(form, str):
                 # A scheduler may bring it into the range of the method.
