@@ -317,6 +317,36 @@ def test_fused_kernels_of_torch_stay_off(native: Native) -> None:
     assert np.array_equal(trained(lambda each: each.param_groups[0].update(fused=True)), expected)
 
 
+def test_tensors_of_betas_that_change_in_place_are_seen() -> None:
+    found = []
+    for route in ("auto", "shadow"):
+        embedding, optimizer = made(Adam, {"lr": 0.01}, update=route)
+        betas = (torch.tensor(0.9), torch.tensor(0.999))
+        optimizer.param_groups[0]["betas"] = betas
+        for step in range(3):
+            backward(embedding, step)
+            optimizer.step()
+            betas[0].fill_(0.3)
+        found.append(rows_of(optimizer))
+        if route == "auto":
+            assert optimizer.routes["table"] == "shadow: betas has a tensor"
+    assert np.array_equal(*found)
+
+
+def test_a_list_of_betas_that_changes_is_seen() -> None:
+    found = []
+    for route in ("auto", "shadow"):
+        embedding, optimizer = made(Adam, {"lr": 0.01}, update=route)
+        betas = optimizer.param_groups[0]["betas"] = [0.9, 0.999]
+        for step in range(3):
+            backward(embedding, step)
+            optimizer.step()
+            betas[0] = 0.3
+        found.append(rows_of(optimizer))
+    assert optimizer.routes["table"].startswith("shadow")
+    np.testing.assert_allclose(*found, rtol=2e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("native", [SGD, Adam, torch.optim.NAdam])
 def test_making_an_optimizer_runs_no_hooks(native: Native) -> None:
     calls = []

@@ -29,6 +29,8 @@ from sparring_torch.shadow_parameter import ShadowParameter
 __all__ = ["FusedForm", "KnownOptimizer", "known_optimizer", "without_fused"]
 
 _DIM = 11
+# Values of hyper-parameters that cannot change in place.
+_NUMBERS = (bool, int, float, str, type(None), np.generic)
 
 
 class UnknownFormError(Exception):
@@ -125,11 +127,19 @@ class KnownOptimizer:
 
     def form_of(self, group: Mapping[str, Any]) -> FusedForm | str:
         """The method for a param_group as it is now; or why there is none."""
-        values = tuple(map(group.get, self._names))
-        for name, value in zip(self._names, values, strict=True):
-            if isinstance(value, torch.Tensor):
-                # Torch computes with it in its own precision.
-                return f"{name} is a tensor"
+        found = []
+        for name in self._names:
+            value = group.get(name)
+            parts = value if isinstance(value, (tuple, list)) else (value,)
+            for part in parts:
+                if not isinstance(part, _NUMBERS):
+                    # Torch computes with a tensor in the tensor's precision, and a change in place
+                    # would go unseen here.
+                    is_tensor = isinstance(part, torch.Tensor)
+                    kind = "tensor" if is_tensor else type(part).__name__
+                    return f"{name} {'has' if parts is value else 'is'} a {kind}"
+            found.append(tuple(parts))
+        values = tuple(found)
         if self._last is None or self._last[0] != values:
             try:
                 self._last = values, self._form_of(group)
