@@ -1,4 +1,4 @@
-"""The ``hkv`` table: lookup beside `torch.index_select` and beside the time of the cache lines that
+"""The ``hkv`` table: lookup compared with `torch.index_select` and with the time of the cache lines that
 it touches, pauses while it grows, and its memory."""
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _lookup() -> list[Figure]:
 
 def _lines() -> list[Figure]:
     """A lookup against the lines that it touches, each at the time that a line of a dense array
-    takes in the same run, with the cores alone and beside a process that copies memory."""
+    takes in the same run, with the cores alone and while a process copies memory."""
     generator = np.random.default_rng(2)
     dense = generator.random((LOOKUP_ROWS, DIM), dtype=np.float32)
     storages = {
@@ -140,11 +140,7 @@ def _lines() -> list[Figure]:
                 figures.append(
                     Figure(
                         what=f"lookup in a {kind} table, on {threads} of {THREADS} cores"
-                        + (
-                            ", beside a process that copies memory"
-                            if neighbour is _streaming
-                            else ""
-                        ),
+                        + (", while a process copies memory" if neighbour is _streaming else ""),
                         value=f"{found:.2f} x the time of the lines touched",
                         bar=f"<= {BAR_LINES} x",
                         is_reached=found <= BAR_LINES,

@@ -33,7 +33,7 @@ CHAIN = 200
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """Overhead of an op, and steps: native Adagrad, the update method, and by way of a shadow."""
+    """Overhead of an op, and steps: native Adagrad, the update method, and gradients through a shadow."""
     if importlib.util.find_spec("tensorflow") is None:
         detail = "TensorFlow is not installed here; run nox -s benchmarks_tensorflow"
         return [Figure(what="TensorFlow adapter", value="not run", detail=detail)]
@@ -177,7 +177,7 @@ def _steps(rows: int, rounds: int) -> list[Figure]:
             )
         ),
         Figure(
-            what="the same step, gradients by way of a shadow",
+            what="the same step, gradients through a shadow",
             value=f"{timings['shadow'].median * 1e3:.1f} ms",
             detail=f"by the op's own gradient {timings['fused'].median * 1e3:.1f} ms",
         ),
@@ -197,7 +197,7 @@ def _memory(rows: int, rounds: int) -> Figure:
     return Figure(
         what="memory that a step takes at its peak, by the op's own gradient",
         value=f"{peaks['fused']:.1f} MB",
-        detail=f"by way of a shadow {peaks['shadow']:.1f} MB, Keras's Adagrad as written "
+        detail=f"through a shadow {peaks['shadow']:.1f} MB, Keras's Adagrad as written "
         f"{peaks['native']:.1f} MB, keras.layers.Embedding {peaks['keras']:.1f} MB",
     )
 

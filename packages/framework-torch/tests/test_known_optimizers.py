@@ -273,6 +273,95 @@ def test_a_group_that_changes_takes_the_route_of_its_values() -> None:
         assert optimizer.routes["table"].startswith(route)
 
 
+@pytest.mark.parametrize(("first", "then"), [(0.9, 0.0), (0.0, 0.9)])
+def test_a_momentum_that_appears_or_vanishes_takes_the_shadow(first: float, then: float) -> None:
+    """Rows keep the state for which they were made."""
+    found = []
+    for route in ("auto", "shadow"):
+        embedding, optimizer = made(SGD, {"lr": 0.1, "momentum": first}, update=route)
+        for step, momentum in enumerate((first, then, then, first)):
+            optimizer.param_groups[0]["momentum"] = momentum
+            backward(embedding, step)
+            optimizer.step()
+            method = "momentum" if momentum else "sgd"
+            if route == "auto":
+                reason = f"shadow: rows were made without the state of update method '{method}'"
+                assert optimizer.routes["table"] == (method if momentum == first else reason)
+        found.append(rows_of(optimizer))
+    assert np.array_equal(*found)
+
+
+@pytest.mark.parametrize("native", [SGD, Adagrad, Adam, AdamW, type("MyAdam", (Adam,), {})])
+def test_fused_kernels_of_torch_stay_off(native: Native) -> None:
+    """They expect rows without gaps: rows of tables would become NaN."""
+
+    def trained(ask: Callable[[Optimizer], object]) -> npt.NDArray[Any]:
+        embedding, optimizer = made(native, {"lr": 0.01})
+        ask(optimizer)
+        optimizer.register_step_post_hook(lambda *_: None)
+        for step in range(3):
+            backward(embedding, step)
+            optimizer.step()
+        assert optimizer.routes["table"].startswith("shadow: ")
+        assert optimizer.param_groups[0]["fused"] is None
+        return rows_of(optimizer)
+
+    def load(optimizer: Optimizer) -> None:
+        saved = optimizer.state_dict()
+        saved["param_groups"][0]["fused"] = True
+        optimizer.load_state_dict(saved)
+
+    expected = trained(lambda _: None)
+    assert np.isfinite(expected).all()
+    assert np.array_equal(trained(load), expected)
+    assert np.array_equal(trained(lambda each: each.param_groups[0].update(fused=True)), expected)
+
+
+def test_tensors_of_betas_that_change_in_place_are_seen() -> None:
+    found = []
+    for route in ("auto", "shadow"):
+        embedding, optimizer = made(Adam, {"lr": 0.01}, update=route)
+        betas = (torch.tensor(0.9), torch.tensor(0.999))
+        optimizer.param_groups[0]["betas"] = betas
+        for step in range(3):
+            backward(embedding, step)
+            optimizer.step()
+            betas[0].fill_(0.3)
+        found.append(rows_of(optimizer))
+        if route == "auto":
+            assert optimizer.routes["table"] == "shadow: betas has a tensor"
+    assert np.array_equal(*found)
+
+
+def test_a_list_of_betas_that_changes_is_seen() -> None:
+    found = []
+    for route in ("auto", "shadow"):
+        embedding, optimizer = made(Adam, {"lr": 0.01}, update=route)
+        betas = optimizer.param_groups[0]["betas"] = [0.9, 0.999]
+        for step in range(3):
+            backward(embedding, step)
+            optimizer.step()
+            betas[0] = 0.3
+        found.append(rows_of(optimizer))
+    assert optimizer.routes["table"].startswith("shadow")
+    np.testing.assert_allclose(*found, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("native", [SGD, Adam, torch.optim.NAdam])
+def test_making_an_optimizer_runs_no_hooks(native: Native) -> None:
+    calls = []
+    hooks = [
+        register(lambda *_: calls.append(1))
+        for register in (register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
+    ]
+    try:
+        made(native, {"lr": 0.01})
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert not calls
+
+
 def test_what_torch_refuses_is_refused_with_fused_too() -> None:
     with pytest.raises(InvalidArgumentError, match="cannot be `True` together"):
         made(Adam, {"fused": True, "foreach": True})

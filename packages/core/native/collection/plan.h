@@ -11,7 +11,7 @@
 //
 // Threads share the work by the hashes of ids: each deals with the keys of its own
 // part, in the order in which they come in the batch, so that gradients are read
-// nearly in order; the parts lie one after the other. With one thread all keys are
+// nearly in order; the parts are stored one after another. With one thread all keys are
 // in the order of the batch.
 #ifndef SPARRING_COLLECTION_PLAN_H_
 #define SPARRING_COLLECTION_PLAN_H_

@@ -8,11 +8,14 @@ is, and the result is the same, because the optimizer works row by row.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
+
+from torch.optim import Optimizer
 
 from sparring_torch.shadow_parameter import ShadowParameter
 
-__all__ = ["BLOCK_BYTES", "step_in_blocks"]
+__all__ = ["BLOCK_BYTES", "step_in_blocks", "unhooked_step"]
 
 BLOCK_BYTES = 8 << 20
 """Of rows with their gradients: with an optimizer's temporaries they fit in a core's cache."""
@@ -48,3 +51,12 @@ def step_in_blocks(
         step()
         for shadow in shadows:
             shadow.store()
+
+
+def unhooked_step(optimizer: Optimizer) -> Callable[[], object]:
+    """The optimizer's own step, without what torch wraps around it for hooks and profiling.
+
+    Hooks are of the step that a user takes, and that is of `sparring_torch.Optimizer`.
+    """
+    step: Any = type(optimizer).step
+    return partial(step.__wrapped__ if getattr(step, "hooked", False) else step, optimizer)

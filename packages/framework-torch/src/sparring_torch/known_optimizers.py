@@ -22,13 +22,15 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from sparring.adapter import hyper_from, resolve_method, rounds_alike
 from sparring.contracts import HyperParameters, UpdateMethod
 from sparring.errors import InvalidArgumentError
-from sparring_torch.block_step import step_in_blocks
+from sparring_torch.block_step import step_in_blocks, unhooked_step
 from sparring_torch.row_state import RowState
 from sparring_torch.shadow_parameter import ShadowParameter
 
 __all__ = ["FusedForm", "KnownOptimizer", "known_optimizer", "without_fused"]
 
 _DIM = 11
+# Values of hyper-parameters that cannot change in place.
+_NUMBERS = (bool, int, float, str, type(None), np.generic)
 
 
 class UnknownFormError(Exception):
@@ -105,13 +107,17 @@ class KnownOptimizer:
     Args:
         native: its class.
         defaults: its hyper-parameters, as it has them.
+        num_states: how many elements of state the rows have for each one of the embedding.
     """
 
-    def __init__(self, native: type[Optimizer], defaults: Mapping[str, Any]) -> None:
+    def __init__(
+        self, native: type[Optimizer], defaults: Mapping[str, Any], num_states: int
+    ) -> None:
         known = _KNOWN.get(native)
         if known is None:
             raise UnknownFormError(f"no update method is known for {native.__name__}")
         self._known = known
+        self._num_states = num_states
         self._names = sorted(defaults)
         unknown = set(defaults) - {*known.taken, *known.required, *known.others, *_IRRELEVANT}
         if unknown:
@@ -121,11 +127,19 @@ class KnownOptimizer:
 
     def form_of(self, group: Mapping[str, Any]) -> FusedForm | str:
         """The method for a param_group as it is now; or why there is none."""
-        values = tuple(map(group.get, self._names))
-        for name, value in zip(self._names, values, strict=True):
-            if isinstance(value, torch.Tensor):
-                # Torch computes with it in its own precision.
-                return f"{name} is a tensor"
+        found = []
+        for name in self._names:
+            value = group.get(name)
+            parts = value if isinstance(value, (tuple, list)) else (value,)
+            for part in parts:
+                if not isinstance(part, _NUMBERS):
+                    # Torch computes with a tensor in the tensor's precision, and a change in place
+                    # would go unseen here.
+                    is_tensor = isinstance(part, torch.Tensor)
+                    kind = "tensor" if is_tensor else type(part).__name__
+                    return f"{name} {'has' if parts is value else 'is'} a {kind}"
+            found.append(tuple(parts))
+        values = tuple(found)
         if self._last is None or self._last[0] != values:
             try:
                 self._last = values, self._form_of(group)
@@ -147,6 +161,8 @@ class KnownOptimizer:
         method = self._methods.get(name)
         if method is None:
             method = self._methods[name] = resolve_method(name)
+        if method.state_width(_DIM) != self._num_states * _DIM:
+            raise UnknownFormError(f"rows were made without the state of update method {name!r}")
         return FusedForm(method, hyper_from(method, given))
 
 
@@ -166,7 +182,8 @@ def known_optimizer(
         with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.device("cpu"):
             parameter = torch.nn.Parameter(torch.zeros(1))
             defaults = native([parameter], **hyperparameters).defaults
-            known = KnownOptimizer(native, defaults)
+            num_states = max(len(layout.names) for layout in layouts.values())
+            known = KnownOptimizer(native, defaults, num_states)
             form = known.form_of(defaults)
             if isinstance(form, str):
                 # A scheduler may bring it into the range of the method.
@@ -193,7 +210,7 @@ def _check_rounding(
     def step(rows: npt.NDArray[Any], gradients: npt.NDArray[Any], _: int) -> npt.NDArray[Any]:
         on_device = torch.from_numpy(rows).to(device)
         shadow.load(on_device, torch.from_numpy(gradients).to(device))
-        step_in_blocks(optimizer.step, [shadow], optimizer.param_groups, None)
+        step_in_blocks(unhooked_step(optimizer), [shadow], optimizer.param_groups, None)
         shadow.unload()
         return on_device.cpu().numpy()
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 from sparring.adapter import StepContainer, TableState, TableUpdate, give_states, storage_device
 from sparring.contracts import MethodChoice, Storage
 from sparring.errors import InvalidArgumentError
-from sparring_torch.block_step import BLOCK_BYTES, step_in_blocks
+from sparring_torch.block_step import BLOCK_BYTES, step_in_blocks, unhooked_step
 from sparring_torch.device_kernels import tensor_device
 from sparring_torch.device_memory import memory_error
 from sparring_torch.known_optimizers import (
@@ -70,8 +69,10 @@ class NativeUpdater:
         self._shadows = _make_shadows(container, tables, native, layouts, given)
         self.parameters = [shadow.parameter for shadow in self._shadows.values()]
         self._native = native(self.parameters, **hyperparameters)
-        # The step without the hooks around it: those of `Optimizer` run already.
-        self._native_step = _unhooked(native)
+        # The hooks of `Optimizer` run already.
+        self._native_step = unhooked_step(self._native)
+        # The probe stepped rows with this value: with True, rows of tables may become NaN.
+        self._fused = self._native.defaults.get("fused")
         self.name = native.__name__
         self.defaults = self._native.defaults
         self.param_groups = self._native.param_groups
@@ -137,9 +138,12 @@ class NativeUpdater:
             loaded.append(shadow)
             if shadow.is_on_device and on_device is None:
                 on_device = shadow.parameter.device
+        for group in self.param_groups:
+            if "fused" in group:
+                group["fused"] = self._fused
         try:
             step_in_blocks(
-                partial(self._native_step, self._native),
+                self._native_step,
                 loaded,
                 self.param_groups,
                 self._block_bytes if on_device is None else None,
@@ -216,9 +220,3 @@ def _make_shadows(
         shadows[name] = ShadowParameter(table.dim, dtype, layouts[kind], device)
     give_states(container.state, states, given, native.__name__)
     return shadows
-
-
-def _unhooked(native: type[torch.optim.Optimizer]) -> Callable[..., Any]:
-    """The optimizer's own step, without what torch wraps around it for hooks and profiling."""
-    step: Any = native.step
-    return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[no-any-return]

@@ -246,15 +246,19 @@ class Optimizer(torch.optim.Optimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what `state_dict` gave.
+        """Takes over what `state_dict` gave; ``fused`` stays as it is.
 
         Raises:
             InvalidArgumentError: it is of another native optimizer, or of other tables; nothing
                 is changed.
         """
         self._check_state_dict(state_dict)
+        own = {"params"}
+        if isinstance(self._updater, NativeUpdater):
+            # Torch's fused kernels, if they were used there, take rows to lie without gaps.
+            own.add("fused")
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            group.update({name: value for name, value in saved.items() if name != "params"})
+            group.update({name: value for name, value in saved.items() if name not in own})
         self._updater.set_scalars(state_dict["state"])
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:

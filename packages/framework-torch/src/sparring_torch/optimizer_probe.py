@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_torch.block_step import step_in_blocks
+from sparring_torch.block_step import step_in_blocks, unhooked_step
 from sparring_torch.row_state import RowState
 from sparring_torch.shadow_parameter import ShadowParameter
 
@@ -111,7 +111,7 @@ def _found_state(
     optimizer.state[parameter] = state
     parameter.grad = torch.zeros_like(parameter)
     with _refusal(native):
-        optimizer.step()
+        unhooked_step(optimizer)()
     names, initial, scalars = [], [], {}
     for name, value in optimizer.state[parameter].items():
         is_tensor = isinstance(value, Tensor)
@@ -155,9 +155,10 @@ class _Trial:
         """The rows as an ordinary parameter."""
         parameter = torch.nn.Parameter(self._start.clone())
         optimizer = self._native([parameter], **self._hyperparameters)
+        step = unhooked_step(optimizer)
         for gradient in self._gradients:
             parameter.grad = gradient.clone()
-            optimizer.step()
+            step()
         return parameter.detach()
 
     def takes_blocks(self, layout: RowState) -> bool:
@@ -178,10 +179,11 @@ class _Trial:
         shadow = ShadowParameter(_DIM, self._dtype, layout, self._device)
         optimizer = self._native([shadow.parameter], **self._hyperparameters)
         shadow.adopt(optimizer.state)
+        step = unhooked_step(optimizer)
         for gradient in self._gradients[:, part]:
             shadow.load(rows, gradient.clone())
             block_bytes = None if num_block_rows is None else num_block_rows * shadow.row_bytes
-            step_in_blocks(optimizer.step, [shadow], optimizer.param_groups, block_bytes)
+            step_in_blocks(step, [shadow], optimizer.param_groups, block_bytes)
             shadow.unload()
         return rows[:, :_DIM]
 
