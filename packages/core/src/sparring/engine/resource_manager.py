@@ -191,7 +191,8 @@ class ResourceManager:
                     if are_summed and not isinstance(held.sources, DeviceGradients):
                         view = self._views[table]
                         handles = held.sources.row_handles(view)
-                        taken[table] = SummedByKey(*held.sources.summed(view), row_handles=handles)
+                        keys, gradients = held.sources.summed(view)
+                        taken[table] = SummedByKey(keys, gradients, row_handles=handles)
                     continue
                 if held is not None:
                     self._add_up(table, held)

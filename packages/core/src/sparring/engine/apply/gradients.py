@@ -236,7 +236,8 @@ def _summed(state: EngineState, name: str, taken: Any, kernels: KernelSet) -> Su
     if not isinstance(taken, SummedByKey):
         view = state.tables.entries[name].view
         handles = None if isinstance(taken, DeviceGradients) else taken.row_handles(view)
-        summed = SummedByKey(*taken.summed(view), row_handles=handles)
+        keys, gradients = taken.summed(view)
+        summed = SummedByKey(keys, gradients, row_handles=handles)
     if kernels is HOST:
         return summed
     # Of a table that other modules look up via the host.
