@@ -1,7 +1,7 @@
 // One step of the fused update methods over many tables.
 //
-// First everything that can be refused: gradients are grouped by key, and room is
-// looked for. Then every table's rows change in place, each visited once: its
+// First everything that can be refused: gradients are laid out by key, as the plan of
+// their batch has them or a plan that is made now, and room is looked for. Then every table's rows change in place, each visited once: its
 // gradient is summed, it is made if it is new, and the method changes it.
 #ifndef SPARRING_COLLECTION_FUSED_STEP_H_
 #define SPARRING_COLLECTION_FUSED_STEP_H_
