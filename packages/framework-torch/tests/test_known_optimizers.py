@@ -1,4 +1,7 @@
-"""Optimizers of torch that run as update methods give the rows that their own code gives."""
+"""Optimizers of torch that run as update methods give the rows that their own code gives.
+
+Long because every optimizer is tried in each of these ways.
+"""
 
 from __future__ import annotations
 

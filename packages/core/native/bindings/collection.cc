@@ -1,5 +1,6 @@
 // sparring._native.TableView, Collection and GradientSources: lookups of whole batches,
-// and the gradients of these.
+// and the gradients of these. Long because collections, plans and sources are checked by the same
+// functions and made for both computing types.
 #include "bindings/collection.h"
 
 #include <pybind11/stl.h>
@@ -506,9 +507,17 @@ std::unique_ptr<PyRowHandles> PyGradientSources::row_handles(const SharedView& t
   return is_double() ? row_handles_as<double>(*this, table) : row_handles_as<float>(*this, table);
 }
 
+py::tuple evicted_arrays(const abi::EvictedRows& evicted, int64_t row_bytes) {
+  const auto count = static_cast<py::ssize_t>(evicted.keys.size());
+  return py::make_tuple(py::array_t<int64_t>(count, evicted.keys.data()),
+                        py::array_t<uint8_t>({count, static_cast<py::ssize_t>(row_bytes)},
+                                             reinterpret_cast<const uint8_t*>(evicted.rows.data())),
+                        py::array_t<uint64_t>(count, evicted.scores.data()));
+}
+
 const collection::KeyRows& PyRowHandles::rows() const {
   if (table_->view().storage != rows_.storage) {
-    refuse("the table has another storage than when its rows were looked up");
+    refuse("rows were looked up in a storage that the table no longer has; run forward again");
   }
   return rows_;
 }
@@ -534,12 +543,7 @@ py::tuple PyRowHandles::upsert(const py::array& rows) const {
     const GilRelease release;
     left = collection::put_rows(keys, from);
   }
-  const auto count = static_cast<py::ssize_t>(left.keys.size());
-  const auto bytes = static_cast<py::ssize_t>(keys.storage->row_bytes());
-  return py::make_tuple(
-      py::array_t<int64_t>(count, left.keys.data()),
-      py::array_t<uint8_t>({count, bytes}, reinterpret_cast<const uint8_t*>(left.rows.data())),
-      py::array_t<uint64_t>(count, left.scores.data()));
+  return evicted_arrays(left, static_cast<int64_t>(keys.storage->row_bytes()));
 }
 
 }  // namespace sparring::bindings

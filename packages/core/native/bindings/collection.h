@@ -49,6 +49,9 @@ class PyTableView {
 
 using SharedView = std::shared_ptr<PyTableView>;
 
+// What left a table to make room: keys (n), rows (n, row_bytes) uint8, scores (n).
+pybind11::tuple evicted_arrays(const abi::EvictedRows& evicted, int64_t row_bytes);
+
 // Where the rows of a batch's keys are, for updates that take copies of them.
 class PyRowHandles {
  public:
@@ -61,7 +64,7 @@ class PyRowHandles {
 
   // Copies rows (u, row_bytes) out, zeros where a key has none; found (u).
   void find(pybind11::array& rows, pybind11::array& found) const;
-  // Puts rows (u, row_bytes) back. Returns what left: keys (n), rows (n, row_bytes) uint8, scores (n).
+  // Puts rows (u, row_bytes) back. Returns what left, as `evicted_arrays`.
   pybind11::tuple upsert(const pybind11::array& rows) const;
 
  private:

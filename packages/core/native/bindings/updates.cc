@@ -164,13 +164,8 @@ class PyFusedStep {
   // REQUIRES: apply() was called.
   py::tuple evicted(size_t place) const {
     if (place >= outcomes_.size()) refuse("no step was applied to a table at this place");
-    const abi::EvictedRows& left = outcomes_[place].evicted;
-    const auto count = static_cast<py::ssize_t>(left.keys.size());
-    const auto bytes = static_cast<py::ssize_t>(parts_[place].table->view().layout.row_bytes);
-    return py::make_tuple(
-        py::array_t<int64_t>(count, left.keys.data()),
-        py::array_t<uint8_t>({count, bytes}, reinterpret_cast<const uint8_t*>(left.rows.data())),
-        py::array_t<uint64_t>(count, left.scores.data()));
+    return evicted_arrays(outcomes_[place].evicted,
+                          parts_[place].table->view().layout.row_bytes);
   }
 
   // (rows updated, inserted, refused, evicted) of each table, None of one that failed.

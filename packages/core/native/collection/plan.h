@@ -7,7 +7,7 @@
 //                            handles   of the row of each key, or NULL: no row
 //
 // The forward pass reads rows by `inverse` and `handles`; the update sums the gradients of a
-// key by `starts` and `slots`, and changes its row by its handle. No key is looked for twice.
+// key by `starts` and `slots`, and changes its row by its handle. Only a key that had no row is looked for again.
 //
 // Threads share the work by the hashes of ids: each deals with the keys of its own
 // part, in the order in which they come in the batch, so that gradients are read

@@ -18,6 +18,7 @@ from sparring.contracts.updates import MethodChoice
 from sparring.engine.apply.gather import TableUpdate
 from sparring.engine.container import StepContainer
 from sparring.engine.storage_choice import StorageChoice
+from sparring.errors import InvalidArgumentError
 from sparring.updates.resolve import hyper_from, resolve_method
 
 TABLE = TableConfig("t", 3)
@@ -233,7 +234,7 @@ def test_sums_of_gradients_are_those_without_a_plan() -> None:
 def test_a_plan_takes_one_gradient_of_its_shape() -> None:
     collection = made({}).collection([("t", "sum")])
     plan = collection.plan_bags(np.arange(4), np.array([0, 2, 4]), (0,), 2)
-    with pytest.raises(Exception, match="1 gradients were asked for, found 2"):
+    with pytest.raises(InvalidArgumentError, match="1 gradients were asked for, found 2"):
         plan.gradients([np.zeros((2, 3), np.float32)] * 2)
-    with pytest.raises(Exception, match="gradient"):
+    with pytest.raises(InvalidArgumentError, match="gradient"):
         plan.gradients([np.zeros((3, 3), np.float32)])

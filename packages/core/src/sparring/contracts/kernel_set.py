@@ -33,12 +33,12 @@ __all__ = [
     "NumEvicted",
     "StorageChange",
     "StorageKernels",
+    "StorageLookup",
+    "StorageUpdate",
     "StoredRows",
     "SupportsDeviceFirstTier",
     "TableBags",
-    "StorageLookup",
     "TableSums",
-    "StorageUpdate",
 ]
 
 

@@ -1,4 +1,7 @@
-"""The tables of one rank: declarations, storages once opened, and logs of writes to them."""
+"""The tables of one rank: declarations, storages once opened, and logs of writes to them.
+
+Long because declaring a table, opening its storage and logging writes keep one entry in order.
+"""
 
 from __future__ import annotations
 
