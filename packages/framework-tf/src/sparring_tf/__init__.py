@@ -15,6 +15,7 @@ from sparring_tf.registration import register_with_tensorflow
 if TYPE_CHECKING:
     from sparring_tf.anchors import trained_table
     from sparring_tf.dense_ranks import broadcast
+    from sparring_tf.early_stopping import EarlyStopping
     from sparring_tf.embedding import Embedding
     from sparring_tf.embedding_bag import EmbeddingBag
     from sparring_tf.embedding_collection import EmbeddingCollection
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Dlrm",
+    "EarlyStopping",
     "Embedding",
     "EmbeddingBag",
     "EmbeddingCollection",
@@ -49,6 +51,7 @@ __all__ = [
 
 _HOMES = {
     "Dlrm": "models",
+    "EarlyStopping": "early_stopping",
     "Embedding": "embedding",
     "EmbeddingBag": "embedding_bag",
     "EmbeddingCollection": "embedding_collection",
