@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sparring_tf.early_stopping import EarlyStopping
     from sparring_tf.embedding import Embedding
     from sparring_tf.embedding_bag import EmbeddingBag
-    from sparring_tf.embedding_collection import EmbeddingCollection
+    from sparring_tf.embedding_collection import DistributedEmbedding, EmbeddingCollection
     from sparring_tf.exchanged_lookup import own_errors
     from sparring_tf.loss_scaling import LossScaleOptimizer
     from sparring_tf.model_files import save_model
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "DistributedEmbedding",
     "Dlrm",
     "EarlyStopping",
     "Embedding",
@@ -50,6 +51,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "DistributedEmbedding": "embedding_collection",
     "Dlrm": "models",
     "EarlyStopping": "early_stopping",
     "Embedding": "embedding",
