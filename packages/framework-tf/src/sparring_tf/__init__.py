@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sparring_tf.exchanged_lookup import own_errors
     from sparring_tf.loss_scaling import LossScaleOptimizer
     from sparring_tf.model_files import save_model
-    from sparring_tf.models import Dlrm, MatrixFactorization
+    from sparring_tf.models import DLRM, DeepFM, MatrixFactorization, TwoTower
     from sparring_tf.optimizer import Optimizer
     from sparring_tf.saved_state import gather_state, restore_state
     from sparring_tf.table_configs import FeatureConfig, TableConfig
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "DLRM",
+    "DeepFM",
     "DistributedEmbedding",
-    "Dlrm",
     "EarlyStopping",
     "Embedding",
     "EmbeddingBag",
@@ -41,6 +42,7 @@ __all__ = [
     "MatrixFactorization",
     "Optimizer",
     "TableConfig",
+    "TwoTower",
     "__version__",
     "broadcast",
     "gather_state",
@@ -51,8 +53,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "DLRM": "models",
+    "DeepFM": "models",
     "DistributedEmbedding": "embedding_collection",
-    "Dlrm": "models",
     "EarlyStopping": "early_stopping",
     "Embedding": "embedding",
     "EmbeddingBag": "embedding_bag",
@@ -62,6 +65,7 @@ _HOMES = {
     "MatrixFactorization": "models",
     "Optimizer": "optimizer",
     "TableConfig": "table_configs",
+    "TwoTower": "models",
     "broadcast": "dense_ranks",
     "gather_state": "saved_state",
     "own_errors": "exchanged_lookup",

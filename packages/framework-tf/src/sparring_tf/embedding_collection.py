@@ -74,6 +74,11 @@ class EmbeddingCollection(TableLayer):
         pooled_features = [[(table_of[name], "sum") for name in group] for group in self._groups]
         self._hold(TableAgent(declared, pooled_features, container))
 
+    @property
+    def feature_configs(self) -> dict[str, FeatureConfig]:
+        """Name in the batch → its configuration."""
+        return dict(self._features)
+
     def call(
         self,
         inputs: Mapping[str, Any],

@@ -6,7 +6,7 @@ from dataclasses import InitVar, dataclass
 from typing import Any
 
 import sparring
-from sparring.adapter import StorageLike, TableDeclaration, declared
+from sparring.adapter import StorageLike, TableDeclaration, declared, shared_settings
 from sparring.contracts import AdmissionLike, Initializer
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_tf.keras_names import initializer_from
@@ -59,6 +59,17 @@ class TableConfig:
     optimizer: InitVar[Any] = None
     max_ids_per_partition: InitVar[int | None] = None
     max_unique_ids_per_partition: InitVar[int | None] = None
+
+    @classmethod
+    def of(cls, table: sparring.TableConfig, combiner: str | None = "sum") -> TableConfig:
+        """A table that was declared for any framework."""
+        return cls(
+            name=table.name,
+            embedding_dim=table.dim,
+            combiner=combiner,
+            dtype=table.dtype,
+            **shared_settings(table),
+        )
 
     def __post_init__(self, optimizer: Any, *_: Any) -> None:
         if optimizer is not None:
