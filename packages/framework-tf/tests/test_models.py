@@ -27,6 +27,7 @@ from sparring_tf import (
     TwoTower,
     gather_state,
     restore_state,
+    trained_table,
 )
 
 NUMBERS = np.linspace(-1, 1, 24, dtype=np.float32).reshape(8, 3)
@@ -107,38 +108,25 @@ def test_a_model_computes_what_the_one_of_pytorch_does(kind: str) -> None:
         "DeepFM": lambda: theirs.DeepFM(3, collection, 5, 6),
         "TwoTower": lambda: theirs.TwoTower(collection, [5, 4]),
     }[kind]()
-    linear = [each for each in other.modules() if isinstance(each, torch.nn.Linear)]
-    dense = [
-        each
-        for each in ours._flatten_layers(include_self=False)
-        if isinstance(each, keras.layers.Dense)
-    ]
-    for from_, to in zip(dense, linear, strict=True):
-        with torch.no_grad():
-            to.weight.copy_(torch.from_numpy(from_.kernel.numpy().T.copy()))
+    values = [each.detach().numpy() for each in other.parameters() if each.numel()]
+    dense = [each for each in ours.trainable_variables if trained_table(each) is None]
+    for variable, value in zip(dense, values, strict=True):
+        variable.assign(value.T)
     ids = torch.from_numpy(np.concatenate(list(IDS.values())))
     features = KeyedJaggedTensor(list(IDS), ids, lengths=torch.ones(16, dtype=torch.int64))
+    given = (features,) if kind == "TwoTower" else (torch.from_numpy(NUMBERS), features)
     with torch.no_grad():
-        given = (features,) if kind == "TwoTower" else (torch.from_numpy(NUMBERS), features)
-        for found, bias_free in zip(
-            tf.nest.flatten(ours(inputs_of(ours))), tf.nest.flatten(_without_bias(other)(*given)),
-            strict=True,
-        ):
-            np.testing.assert_allclose(found, bias_free, atol=1e-6)
-
-
-def _without_bias(module: Any) -> Any:
-    """Keras's layers begin without."""
-    for name, parameter in module.named_parameters():
-        if name.endswith("bias"):
-            parameter.zero_()
-    return module
+        expected = tf.nest.flatten(other(*given))
+    for found, each in zip(tf.nest.flatten(ours(inputs_of(ours))), expected, strict=True):
+        np.testing.assert_allclose(found, each, atol=1e-6)
 
 
 def test_tables_that_do_not_go_together_are_refused() -> None:
-    for make in (lambda: DLRM(tables(dims=(4, 5)), 3, [5, 4], [1]), lambda: DeepFM(3, tables(dims=(4, 5)), 5, 6)):
-        with pytest.raises(InvalidArgumentError, match=r"one embedding_dim, found \[4, 5\]"):
-            make()
+    unequal = tables(dims=(4, 5))
+    with pytest.raises(InvalidArgumentError, match=r"one embedding_dim, found \[4, 5\]"):
+        DLRM(unequal, 3, [5, 4], [1])
+    with pytest.raises(InvalidArgumentError, match=r"one embedding_dim, found \[4, 5\]"):
+        DeepFM(3, unequal, 5, 6)
     with pytest.raises(InvalidArgumentError, match="must end in 4"):
         DLRM(tables(), 3, [5], [1])
     with pytest.raises(InvalidArgumentError, match="two features"):
