@@ -74,7 +74,7 @@ def test_weights_of_the_best_epoch_over_later_rows_are_refused_in_every_call() -
         model(IDS)
     with pytest.raises(tf.errors.InvalidArgumentError, match=REFUSED):
         model.predict(IDS, verbose=0)
-    with pytest.raises(InvalidArgumentError, match="sparring_tf.EarlyStopping"):
+    with pytest.raises(InvalidArgumentError, match=r"sparring_tf\.EarlyStopping"):
         model.fit(IDS, TARGETS, verbose=0)
 
 
@@ -107,14 +107,14 @@ def test_a_file_of_that_epoch_ends_the_refusal(tmp_path: Path) -> None:
     assert np.array_equal(model.predict(IDS, verbose=0), expected)
 
 
-@pytest.mark.parametrize("copied", [list, copy.deepcopy, lambda w: pickle.loads(pickle.dumps(w))])  # noqa: S301 - its own
+@pytest.mark.parametrize("copied", [list, copy.deepcopy, lambda w: pickle.loads(pickle.dumps(w))])
 def test_newer_weights_end_the_refusal_and_copies_keep_the_version(copied: Any) -> None:
     model = model_of()
     initial = copied(model.get_weights())
     model.fit(IDS, TARGETS, verbose=0)
     current, expected = copied(model.get_weights()), model.predict(IDS, verbose=0)
     model.set_weights(initial)
-    with pytest.raises(InvalidArgumentError, match="of step 0, .* of step 1"):
+    with pytest.raises(InvalidArgumentError, match=r"of step 0, .* of step 1"):
         model(IDS)
     model.set_weights(current)
     assert np.array_equal(model.predict(IDS, verbose=0), expected)

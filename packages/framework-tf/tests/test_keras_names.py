@@ -74,6 +74,7 @@ def test_two_names_of_one_thing_are_refused(options: dict[str, Any], message: st
         ("embeddings_regularizer", "l2", "activity_regularizer"),
         ("embeddings_constraint", "non_neg", "nothing"),
         ("embeddings_initializer", keras.initializers.HeNormal(), "sparring.Normal"),
+        ("embeddings_initializer", "he_normal", "sparring.Normal"),
     ],
 )
 def test_other_options_of_keras_are_answered(option: str, value: Any, word: str) -> None:
@@ -83,7 +84,7 @@ def test_other_options_of_keras_are_answered(option: str, value: Any, word: str)
 
 
 def test_initializers_of_keras_make_rows() -> None:
-    named = [("zeros", 0.0), (keras.initializers.Constant(3.0), 3.0)]
+    named = [("zeros", 0.0), ("ones", 1.0), (keras.initializers.Constant(3.0), 3.0)]
     for given, expected in named:
         assert np.all(Embedding(4, embeddings_initializer=given)(tf.constant([1])) == expected)
     drawn = Embedding(4, initializer=keras.initializers.RandomNormal(stddev=2.0))

@@ -49,7 +49,8 @@ class Embedding(TableLayer):
 
     Raises:
         InvalidArgumentError: a number out of range, an unknown dtype or initializer.
-        UnsupportedError: an option of Keras's layer that has no meaning here; it is made in the scope of a strategy of `tf.distribute`.
+        UnsupportedError: an option of Keras's layer has no meaning here; it is made in the scope of a
+            strategy of `tf.distribute`.
     """
 
     def __init__(  # noqa: PLR0913 - keras.layers.Embedding is made by keywords too

@@ -212,7 +212,7 @@ class DistributedEmbedding(EmbeddingCollection):
         self,
         feature_configs: Mapping[str, FeatureConfig],
         *,
-        table_stacking: Any = "auto",  # noqa: ARG002 - has no meaning
+        table_stacking: Any = "auto",
         **options: Any,
     ) -> None:
         super().__init__(feature_configs, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import keras
@@ -25,6 +25,13 @@ _WORDS = {
     "sparse": "nothing: gradients of rows are always sparse",
     "quantization_config": "table_dtype='float16' or 'bfloat16'",
 }
+
+
+_OF_KERAS_ALONE = frozenset(
+    {"ones", "random_normal", "random_uniform", "orthogonal", "lecun_normal", "lecun_uniform"}
+    | {"he_normal", "he_uniform", "glorot_normal", "glorot_uniform", "variance_scaling"}
+)
+"""Names of initializers that this package has no own of."""
 
 
 def dims_from(
@@ -112,13 +119,15 @@ def initializer_from(given: Any, table: str) -> Initializer | str | dict[str, An
         UnsupportedError: Keras's looks at more than one row.
     """
     if given == "uniform":
-        # Keras's name and range; without parameters it is ours, too.
+        # Keras's name and range, which are the default here.
         return None
+    if isinstance(given, str) and given in _OF_KERAS_ALONE:
+        given = keras.initializers.get(given)
     if isinstance(given, Mapping) and "class_name" in given:
         given = keras.initializers.deserialize(dict(given))
     if not isinstance(given, keras.initializers.Initializer):
         return given  # type: ignore[no-any-return]
-    kinds = {
+    kinds: dict[str, Callable[[dict[str, Any]], Initializer]] = {
         "Zeros": lambda _: sparring.Constant(0.0),
         "Ones": lambda _: sparring.Constant(1.0),
         "Constant": lambda own: sparring.Constant(own["value"]),

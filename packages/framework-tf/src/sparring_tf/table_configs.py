@@ -74,8 +74,8 @@ class TableConfig:
     def __post_init__(self, optimizer: Any, *_: Any) -> None:
         if optimizer is not None:
             raise UnsupportedError(
-                f"TableConfig of table {self.name!r} has no optimizer; write sparring_tf.Optimizer(model, "
-                f"'adagrad', tables={{{self.name!r}: {{'lr': …}}}}) for hyper-parameters of its own",
+                f"TableConfig of table {self.name!r} has no optimizer; give its hyper-parameters to "
+                f"sparring_tf.Optimizer(model, 'adagrad', tables={{{self.name!r}: {{'lr': …}}}})",
                 table=self.name,
             )
         object.__setattr__(self, "initializer", initializer_from(self.initializer, self.name))

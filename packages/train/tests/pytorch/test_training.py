@@ -168,7 +168,9 @@ def test_a_snapshot_alone_predicts_as_the_trained_model(
     snapshot = latest_snapshot(snapshots["url"])
     assert snapshot is not None
     with StepContainer() as container:
-        task = (RatingTask if is_rating else ClickTask)(RunConfig.model_validate(written), container)
+        task = (RatingTask if is_rating else ClickTask)(
+            RunConfig.model_validate(written), container
+        )
         for value in task.model.state_dict().values():
             value.zero_()
         state = container.load(snapshot.url).states["torch"]
