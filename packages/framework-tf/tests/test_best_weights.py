@@ -65,7 +65,9 @@ def fit_past_the_best(model: Any, stopping: Any, record: Recorder) -> int:
     return best
 
 
-def test_weights_of_the_best_epoch_over_later_rows_are_refused_in_every_call() -> None:
+def test_weights_of_the_best_epoch_over_later_rows_are_refused_in_every_call(
+    tmp_path: Path,
+) -> None:
     model, record = model_of(), Recorder()
     stopping = keras.callbacks.EarlyStopping(patience=9, restore_best_weights=True)
     model.predict(IDS, verbose=0)  # traced before
@@ -76,6 +78,10 @@ def test_weights_of_the_best_epoch_over_later_rows_are_refused_in_every_call() -
         model.predict(IDS, verbose=0)
     with pytest.raises(InvalidArgumentError, match=r"sparring_tf\.EarlyStopping"):
         model.fit(IDS, TARGETS, verbose=0)
+    with pytest.raises(InvalidArgumentError, match=REFUSED):
+        model.save_weights(tmp_path / "mixed.weights.h5")
+    with pytest.raises(InvalidArgumentError, match=REFUSED):
+        tf.train.Checkpoint(model=model).write(str(tmp_path / "mixed"))
 
 
 def test_our_callback_brings_back_the_best_epoch_bit_for_bit() -> None:

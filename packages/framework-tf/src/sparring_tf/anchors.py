@@ -139,6 +139,7 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
         """The rows, or where they lie from now on."""
         trained = self.sparring_table
         container, table = trained.agent.container, trained.name
+        trained.agent.check_versions()
         check_ranks(container, table, "checkpoint", "save a snapshot: container.save(url)")
         if saved_rows.num_row_bytes(container, table) <= saved_rows.MOST_BYTES:
             return gather_rows(container, table)

@@ -81,7 +81,9 @@ class TableLayer(keras.layers.Layer):
         Raises:
             UnsupportedError: they are on several ranks, or are too many and Keras writes to no file
                 that they could be stored next to.
+            InvalidArgumentError: the dense weights are of an older step.
         """
+        self.agent.check_versions()
         for i, table in enumerate(self.agent.table_names):
             save_rows(self.agent.container, table, store, i)
 
