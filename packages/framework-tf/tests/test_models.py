@@ -89,8 +89,8 @@ def test_a_trained_model_is_saved_and_loaded_whole(kind: str, tmp_path: Path) ->
 def test_a_model_computes_as_that_of_torch(kind: str) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("sparring_torch")
-    from sparring_torch import models as theirs
     from sparring_torch import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+    from sparring_torch import models as theirs
 
     collection = EmbeddingBagCollection(
         [
