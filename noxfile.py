@@ -202,10 +202,15 @@ AT_LENGTH = {
     "SPARRING_FAILURE_TRIALS": "20",
     "SPARRING_KIT_LARGE_BYTES": str(1 << 30),
     "SPARRING_KIT_EXAMPLES": "40",
+    "SPARRING_KIT_ROWS": "1000000",
     "SPARRING_OPERATIONS": "1000",
 }
 # Those of `tests`, where a plain pytest tries more.
-IN_SHORT = {"SPARRING_KIT_EXAMPLES": "10", "SPARRING_OPERATIONS": "100"}
+IN_SHORT = {
+    "SPARRING_KIT_EXAMPLES": "10",
+    "SPARRING_KIT_ROWS": "200000",
+    "SPARRING_OPERATIONS": "100",
+}
 
 
 @nox.session
