@@ -81,7 +81,7 @@ class StorageLookup:
     storage: Storage | None
     """Takes arrays of this device (`Capabilities.devices`); None: no id has a row."""
     table: TableConfig
-    """What the rows are."""
+    """Declaration of the rows."""
     ids: DeviceArray
     """``(n,)``, with repeats."""
     offsets: DeviceArray
