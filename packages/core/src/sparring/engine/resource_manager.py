@@ -201,7 +201,9 @@ class ResourceManager:
                     taken[table] = (
                         SummedByKey(keys, gradients)
                         if are_summed
-                        else _native.key_gradients(self._views[table], keys, gradients)
+                        else _native.key_gradients(
+                            self._views[table], keys, gradients, are_distinct=True
+                        )
                     )
             self._batch_inputs.clear()
         return taken
