@@ -13,7 +13,7 @@ from sparring_torch.batch_lookup import Ids
 from sparring_torch.device_groups import DeviceGroup, each_alone
 from sparring_torch.device_memory import memory_errors
 from sparring_torch.device_path import DevicePath
-from sparring_torch.ids import flat_ids, ids_in_place, tensor_of, whole_ids
+from sparring_torch.ids import flat_ids, ids_in_place, is_flat, tensor_of, whole_ids
 from sparring_torch.single_table import SingleTable, answering_torch
 from sparring_torch.table_configs import EmbeddingConfig, declaration, storage_on
 from sparring_torch.table_names import free_table_name
@@ -116,8 +116,9 @@ class Embedding(SingleTable):
                 self.agent.refuse(error, is_training=self.training)
             return self.forward(ids)
         embeddings = self.forward(flat_ids(given))
-        if given.layout is torch.jagged and given.lengths() is None and given.dim() == 2:
-            return torch.nested.nested_tensor_from_jagged(embeddings, given.offsets())
+        if is_flat(given):
+            jagged: Any = given
+            return torch.nested.nested_tensor_from_jagged(embeddings, jagged.offsets())
         components = given.unbind()
         parts = torch.split(embeddings, [each.numel() for each in components])
         shaped = [

@@ -139,29 +139,23 @@ class EmbeddingBag(SingleTable):
         self, given: Any, offsets: Any, weights: Any
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """A nested tensor, an array or lists as tensors that `forward` takes."""
-        what = f"ids of table {self.name!r}"
-        if isinstance(given, (list, tuple)) and any(isinstance(each, (list, tuple)) for each in given):
-            if len({len(each) for each in given}) > 1:
-                parts = [tensor_of(each, what) for each in given]
-                if weights is not None:
-                    parts_of = [tensor_of(each, "per_sample_weights") for each in weights]
-                    weights = torch.nested.as_nested_tensor(parts_of, layout=torch.jagged)
-                given = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
-        ids = tensor_of(given, what)
-        weights = None if weights is None else tensor_of(weights, "per_sample_weights")
-        if not ids.is_nested:
-            return ids, None if offsets is None else tensor_of(offsets, "offsets"), weights
-        self._check_no_offsets(ids, offsets)
-        lengths = [each.numel() for each in ids.unbind()]
+        ids, lengths = _parts(given, f"ids of table {self.name!r}")
+        if lengths is None:
+            starts = None if offsets is None else tensor_of(offsets, "offsets")
+            return ids, starts, None if weights is None else tensor_of(weights, "weights")
+        if offsets is not None:
+            raise InvalidArgumentError(
+                f"table {self.name!r}: an input of {len(lengths)} bags takes no offsets; leave them out"
+            )
         if weights is not None:
-            if not weights.is_nested or [each.numel() for each in weights.unbind()] != lengths:
+            weights, found = _parts(weights, f"per_sample_weights of table {self.name!r}")
+            if found != lengths:
                 raise InvalidArgumentError(
-                    f"table {self.name!r}: per_sample_weights must have the bags of the input, of "
-                    f"lengths {lengths[:8]}"
+                    f"table {self.name!r}: per_sample_weights must be in bags as the input is, of "
+                    f"lengths {lengths[:8]}, found {'none' if found is None else found[:8]}"
                 )
-            weights = flat_ids(weights)
         ends = lengths_to_offsets(torch.tensor(lengths, dtype=torch.int64))
-        return flat_ids(ids), ends if self.include_last_offset else ends[:-1], weights
+        return ids, ends if self.include_last_offset else ends[:-1], weights
 
     def _group(self, values: Tensor, offsets: Tensor | None, weights: Tensor | None) -> DeviceGroup:
         """Bags that `forward` looks up, on the device."""
@@ -255,9 +249,8 @@ class EmbeddingBag(SingleTable):
 
     def _check_no_offsets(self, values: Tensor, offsets: Tensor | None) -> None:
         if offsets is not None:
-            shape = "nested bags" if values.is_nested else f"shape {tuple(values.shape)}"
             raise InvalidArgumentError(
-                f"table {self.name!r}: an input of {shape} has its bags in "
+                f"table {self.name!r}: an input of shape {tuple(values.shape)} has its bags in "
                 "its rows and takes no offsets; leave them out"
             )
 
@@ -292,6 +285,18 @@ class EmbeddingBag(SingleTable):
 
     def extra_repr(self) -> str:
         return f"{self.embedding_dim}, mode={self.mode!r}, name={self.name!r}"
+
+
+def _parts(given: Any, what: str) -> tuple[Tensor, list[int] | None]:
+    """Flat values and the length of each bag of a nested tensor, or of lists of different lengths; None
+    of what is a tensor already, or can be one."""
+    if isinstance(given, (list, tuple)) and len({np.size(each) for each in given}) > 1:
+        parts = [tensor_of(each, what).reshape(-1) for each in given]
+        return torch.cat(parts), [len(each) for each in parts]
+    values = tensor_of(given, what)
+    if not values.is_nested:
+        return values, None
+    return flat_ids(values), [each.numel() for each in values.unbind()]
 
 
 def _with_end(starts: Tensor, count: int) -> npt.NDArray[np.int64]:

@@ -8,13 +8,14 @@ on, float32 cannot hold every whole number, so 16,777,216 may have been 16,777,2
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparring.errors import InvalidArgumentError
 
-__all__ = ["flat_ids", "ids_from", "ids_in_place", "tensor_of", "whole_ids"]
+__all__ = ["flat_ids", "ids_from", "ids_in_place", "is_flat", "tensor_of", "whole_ids"]
 
 _FIRST_INEXACT = {
     torch.float64: 2**53,
@@ -45,9 +46,14 @@ def tensor_of(values: object, what: str) -> Tensor:
     return made if made.numel() else made.to(torch.int64)
 
 
+def is_flat(nested: Any) -> bool:
+    """Whether the components of a nested tensor are bags, stored one after the other."""
+    return nested.layout is torch.jagged and nested.lengths() is None and nested.dim() == 2
+
+
 def flat_ids(nested: Tensor) -> Tensor:
     """All ids of a nested tensor ``(n,)``, component after component."""
-    if nested.layout is torch.jagged and nested.lengths() is None and nested.dim() == 2:
+    if is_flat(nested):
         return nested.values()
     parts = [each.reshape(-1) for each in nested.unbind()]
     return torch.cat(parts) if parts else torch.empty(0, dtype=nested.dtype, device=nested.device)

@@ -93,9 +93,7 @@ def say_bound(table: str, num_embeddings: int) -> None:
     )
 
 
-def check_backend(
-    storage: StorageChoice | Storage, container: StepContainer | None
-) -> None:
+def check_backend(storage: StorageChoice | Storage, container: StepContainer | None) -> None:
     """Refuses a storage that no plugin offers, when a module is made.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy.typing as npt
 import torch
@@ -17,6 +17,7 @@ from sparring_torch.train_agent import TableModule
 __all__ = ["SingleTable", "answering_torch"]
 
 Init = TypeVar("Init", bound=Callable[..., None])
+Table = TypeVar("Table", bound="SingleTable")
 
 _ONLY_IN_TORCH = {
     "sparse": "leave it out: only rows that a batch looked up get gradients, and "
@@ -65,11 +66,11 @@ class SingleTable(TableModule):
 
     @classmethod
     def from_pretrained(
-        cls,
+        cls: type[Table],
         weights: Tensor | npt.NDArray[Any],
         ids: Tensor | npt.NDArray[Any] | Sequence[int] | None = None,
         **options: Any,
-    ) -> Self:
+    ) -> Table:
         """A module whose table begins with these embeddings.
 
         They are written when the module joins a container, by `Optimizer`, `DistributedModelParallel`
@@ -99,7 +100,8 @@ class SingleTable(TableModule):
                 shape=tuple(places.shape),
             )
         options.setdefault("dtype", given.dtype)
-        module = cls(given.shape[1], **options)
+        make: Any = cls
+        module: Table = make(given.shape[1], **options)
         if module.padding_idx is not None:
             is_kept = places.cpu() != module.padding_idx
             places, given = places[is_kept], given[is_kept]

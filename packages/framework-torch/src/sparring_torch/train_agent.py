@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,8 +40,8 @@ from sparring_torch.device_kernels import current_gpu, kernel_set_for
 from sparring_torch.device_path import DevicePath
 from sparring_torch.ids import ids_from, tensor_of
 from sparring_torch.intra_op_threads import borrow_intra_op_threads
-from sparring_torch.keyed_tensor import KeyedTensor
 from sparring_torch.jagged_tensor import JaggedTensor
+from sparring_torch.keyed_tensor import KeyedTensor
 from sparring_torch.shadow_pooling import Plan, Shadow, gathered, plan_bags, plan_ids, pooled
 
 __all__ = [
@@ -168,7 +168,7 @@ class TrainAgent(TableGroup):
             InvalidArgumentError: the tables lie on a device, and the ids on another.
         """
         container = self._container or self.container
-        if torch.jit.is_tracing():
+        if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
             misuse.refuse_tracing(self.table_names)
         if is_training and not self._may_train and torch.is_grad_enabled():
             self._check_training(container)
@@ -448,8 +448,8 @@ class TableModule(nn.Module):
     _output_dtype: torch.dtype | None = None
     """As the module was told by `half`, `to` and the like; None: that in which tables compute."""
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         before = self._output_dtype
         if before is None:
             declared = [each.table.computing_dtype for each in self.agent.declarations]
