@@ -73,6 +73,7 @@ def test_two_names_of_one_thing_are_refused(options: dict[str, Any], message: st
     [
         ("embeddings_regularizer", "l2", "activity_regularizer"),
         ("embeddings_constraint", "non_neg", "nothing"),
+        ("weights", [np.zeros((2, 4))], r"container\.assign"),
         ("embeddings_initializer", keras.initializers.HeNormal(), "sparring.Normal"),
         ("embeddings_initializer", "he_normal", "sparring.Normal"),
     ],

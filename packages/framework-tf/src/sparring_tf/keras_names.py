@@ -20,7 +20,7 @@ _WORDS = {
         "weight_decay of the optimizer"
     ),
     "embeddings_constraint": "nothing: rows that a batch did not look up are not visited",
-    "weights": "nothing, and write rows to the container's storage before training",
+    "weights": "optimizer.container.assign(layer.name, ids, matrix) once the Optimizer is made",
     "lora_rank": "nothing: rows come into being one by one, and have no low-rank form",
     "sparse": "nothing: gradients of rows are always sparse",
     "quantization_config": "table_dtype='float16' or 'bfloat16'",
@@ -31,7 +31,7 @@ _OF_KERAS_ALONE = frozenset(
     {"ones", "random_normal", "random_uniform", "orthogonal", "lecun_normal", "lecun_uniform"}
     | {"he_normal", "he_uniform", "glorot_normal", "glorot_uniform", "variance_scaling"}
 )
-"""Names of initializers that this package has no own of."""
+"""Initializer names that only Keras has."""
 
 
 def dims_from(
@@ -108,7 +108,8 @@ def refuse_options(options: MutableMapping[str, Any], layer: str) -> None:
     """
     options.pop("input_length", None)
     for name, word in _WORDS.items():
-        if options.pop(name, None) not in (None, False):
+        given = options.pop(name, None)
+        if given is not None and given is not False:
             raise UnsupportedError(f"sparring_tf.{layer} has no {name}; write {word}")
 
 
