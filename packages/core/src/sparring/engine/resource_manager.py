@@ -222,6 +222,11 @@ class ResourceManager:
             self._add_held(table)
             return int(accumulator.size)
 
+    def has_gradient(self, table: str) -> bool:
+        """Whether a gradient of `table` waits for a step."""
+        with self._lock:
+            return table in self._held or self._accumulator(table).size > 0
+
     def discard(self) -> None:
         """Drops all batch inputs and all gradients: the step never was."""
         with self._lock:
