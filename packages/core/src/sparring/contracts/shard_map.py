@@ -132,7 +132,8 @@ class KeyOwners:
         self._check(
             keys,
             "write",
-            "no row was changed. Write each key on the rank that owns it: "
+            "no row was changed. Call container.assign(table, keys, embeddings) on all ranks, which "
+            "brings each row to its owner; or write each key on the rank that owns it: "
             "container.rendezvous.shard_map().owners[sparring.kernels.functions.partition(keys)]",
         )
 
