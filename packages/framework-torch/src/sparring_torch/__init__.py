@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sparring_torch.combined_optimizer import CombinedOptimizer
     from sparring_torch.distributed_model_parallel import DistributedModelParallel
     from sparring_torch.embedding import Embedding
     from sparring_torch.embedding_bag import EmbeddingBag
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CombinedOptimizer",
     "DataType",
     "DistributedModelParallel",
     "Dlrm",
@@ -64,6 +66,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CombinedOptimizer": "combined_optimizer",
     "DataType": "table_configs",
     "DistributedModelParallel": "distributed_model_parallel",
     "Dlrm": "models",
