@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sparring_torch.keyed_tensor import KeyedTensor
     from sparring_torch.models import Dlrm, MatrixFactorization
     from sparring_torch.optimizer import Optimizer
+    from sparring_torch.rows_in_state import without_rows
     from sparring_torch.saved_state import (
         gather_random_state,
         gather_state,
@@ -63,6 +64,7 @@ __all__ = [
     "restore_random_state",
     "restore_state",
     "tables_device",
+    "without_rows",
 ]
 
 _HOMES = {
@@ -89,6 +91,7 @@ _HOMES = {
     "restore_random_state": "saved_state",
     "restore_state": "saved_state",
     "tables_device": "train_agent",
+    "without_rows": "rows_in_state",
 }
 
 
