@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sparring_torch.keyed_tensor import KeyedTensor
     from sparring_torch.models import Dlrm, MatrixFactorization
     from sparring_torch.optimizer import Optimizer
+    from sparring_torch.row_copies import shared_rows
     from sparring_torch.rows_in_state import without_rows
     from sparring_torch.saved_state import (
         gather_random_state,
@@ -63,6 +64,7 @@ __all__ = [
     "gather_state",
     "restore_random_state",
     "restore_state",
+    "shared_rows",
     "tables_device",
     "without_rows",
 ]
@@ -90,6 +92,7 @@ _HOMES = {
     "gather_state": "saved_state",
     "restore_random_state": "saved_state",
     "restore_state": "saved_state",
+    "shared_rows": "row_copies",
     "tables_device": "train_agent",
     "without_rows": "rows_in_state",
 }

@@ -34,6 +34,7 @@ __all__ = [
     "RowsTensor",
     "gather_table",
     "give_state",
+    "has_same_rows",
     "pack",
     "restore_table",
     "unpack",
@@ -206,6 +207,20 @@ def gather_table(
     if entry.admission_filter is not None:
         arrays["admission"] = [np.frombuffer(entry.admission_filter.save(), np.uint8)]
     return PackedTable(described, arrays)
+
+
+def has_same_rows(container: StepContainer, table: str, saved: PackedTable) -> bool:
+    """Whether a table on this rank has the rows that `gather_table` gave, with their state."""
+    now = gather_table(container, table).arrays
+    keys, rows = np.concatenate(now["keys"]), np.concatenate(now["rows"])
+    if len(keys) != saved.num_rows or rows.size != saved.array("rows").size:
+        return False
+    theirs = saved.array("keys")
+    order, their_order = np.argsort(keys), np.argsort(theirs)
+    their_rows = saved.array("rows").reshape(rows.shape)[their_order]
+    return np.array_equal(keys[order], theirs[their_order]) and np.array_equal(
+        rows[order], their_rows
+    )
 
 
 def give_state(container: StepContainer, table: str, saved: PackedTable) -> None:

@@ -25,6 +25,7 @@ from sparring_torch.packed_rows import (
     RowsTensor,
     gather_table,
     give_state,
+    has_same_rows,
     pack,
     restore_table,
     unpack,
@@ -247,13 +248,21 @@ class RowsInState(nn.Module):
         for name, number in elsewhere.items():
             if not call.has_loaded(container, name):
                 entries.append(_entry_elsewhere(call, name, number, place))
-        for found, wanted in entries:
+        for found, given in entries:
+            is_shared = self._live_agent is not agent
+            wanted = _without_known_rows(container, given, found) if is_shared else given
             if wanted:
                 _load(container, wanted, found, call)
 
+    @property
+    def _live_agent(self) -> TableGroup:
+        """That of the original, of a copy in `shared_rows`."""
+        live: TableGroup = getattr(self.agent, "original", self.agent)
+        return live
+
     def _container_for(self, call: _LoadCall, elsewhere: Mapping[str, int]) -> StepContainer:
         """Modules that live nowhere yet are brought together, as an `Optimizer` would."""
-        agent = self.agent
+        agent = self._live_agent
         known = None if call.joined is None else call.joined()
         own = set(agent.table_names) - set(elsewhere)
         if known is not None and not agent.has_container and own.isdisjoint(known.tables):
@@ -261,6 +270,30 @@ class RowsInState(nn.Module):
         if known is None:
             call.joined = weakref.ref(agent.container)
         return agent.container
+
+
+def _without_known_rows(
+    container: StepContainer, tables: Mapping[str, PackedTable], header: Mapping[str, Any]
+) -> dict[str, PackedTable]:
+    """Those that a copy in `shared_rows` may load: its rows are those of a model that may train.
+
+    Raises:
+        InvalidArgumentError: that model has other rows.
+    """
+    named = header["snapshot"]
+    is_known = named is not None and container.saves.newest == (named["url"], header["step"])
+    unknown = {}
+    for name, saved in tables.items():
+        if not container.num_rows(name):
+            unknown[name] = saved
+        elif not is_known and (named is not None or not has_same_rows(container, name, saved)):
+            raise InvalidArgumentError(
+                f"this copy shares the rows of table {name!r} with another model (shared_rows()), and "
+                "the state_dict has others; load the state of that model first, or load it in `with "
+                "sparring_torch.without_rows():`",
+                table=name,
+            )
+    return unknown
 
 
 def _entry_elsewhere(

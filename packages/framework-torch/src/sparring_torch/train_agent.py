@@ -28,7 +28,6 @@ from sparring.adapter import (
     ResourceManager,
     StepContainer,
     TableDeclaration,
-    TableGroup,
     pulls_on_device,
 )
 from sparring.errors import InvalidArgumentError
@@ -37,6 +36,7 @@ from sparring_torch.device_groups import DeviceGroup
 from sparring_torch.device_kernels import current_gpu, kernel_set_for
 from sparring_torch.device_path import DevicePath
 from sparring_torch.intra_op_threads import borrow_intra_op_threads
+from sparring_torch.row_copies import CopiedTables
 from sparring_torch.rows_in_state import RowsInState
 from sparring_torch.shadow_pooling import Plan, Shadow, gathered, plan_bags, plan_ids, pooled
 
@@ -62,7 +62,7 @@ class Prefetched:
     """One for each request of the plan; not registered."""
 
 
-class TrainAgent(TableGroup):
+class TrainAgent(CopiedTables):
     """The tables of a module, and the container that they live in.
 
     Args:
