@@ -263,6 +263,10 @@ def test_ranks_name_a_snapshot(tmp_path: Path) -> None:
         container = StepContainer(collective=collective, rendezvous=ThreadRendezvous(2))
         model = Model(container)
         optimizer = optimizer_of(model)
+        # To load into it; it says that it has no rows.
+        before = model.state_dict()
+        with pytest.raises(UnsupportedError, match=r"of 2 ranks before their first step"):
+            model.load_state_dict(before)
         train(model, optimizer, 0, 3)
         with pytest.raises(UnsupportedError, match=r"users are on 2 ranks.*step 3 instead"):
             model.state_dict()

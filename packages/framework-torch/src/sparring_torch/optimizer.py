@@ -264,7 +264,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise UnsupportedError(
-            "an Optimizer of rows is not copied or pickled, as it belongs to the tables of its model; make "
+            "an Optimizer of rows is not copied or pickled, as it belongs to its model; make "
             "another for the copy of the model, and give it load_state_dict(optimizer.state_dict())"
         )
 

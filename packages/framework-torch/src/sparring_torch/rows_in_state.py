@@ -194,6 +194,7 @@ class RowsInState(nn.Module):
             "format": 1,
             "number": len(before),
             "step": container.counters.steps,
+            "world_size": container.collective.world_size,
             "elsewhere": elsewhere,
             "snapshot": self._snapshot(container, mine),
         }
@@ -209,6 +210,9 @@ class RowsInState(nn.Module):
         world_size = container.collective.world_size
         num_bytes = sum(num_row_bytes(container, name) for name in tables)
         if world_size == 1 and num_bytes <= MOST_BYTES:
+            return None
+        if not num_bytes and not container.counters.steps:
+            # `torch.distributed.checkpoint` asks a model for its state to load into it.
             return None
         container.saves.join()
         newest, step = container.saves.newest, container.counters.steps
@@ -322,7 +326,8 @@ def _load(
 ) -> None:
     """Loads some tables of one entry."""
     named, step = header["snapshot"], int(header["step"])
-    _check_ranks(container, tables, are_inside=named is None)
+    if named is None:
+        _check_ranks(container, tables, int(header["world_size"]))
     container.quiesce()
     if named is not None:
         _load_snapshot(container, tables, named, call)
@@ -336,15 +341,21 @@ def _load(
 
 
 def _check_ranks(
-    container: StepContainer, tables: Mapping[str, PackedTable], *, are_inside: bool
+    container: StepContainer, tables: Mapping[str, PackedTable], saved_by: int
 ) -> None:
-    world_size = container.collective.world_size
-    if world_size > 1 and are_inside:
+    """Refuses rows inside a state unless one rank saved them, and one rank loads them."""
+    names, world_size = ", ".join(tables), container.collective.world_size
+    if saved_by > 1:
         raise UnsupportedError(
-            f"this state_dict has the rows of tables {', '.join(tables)} of one rank, and there are "
-            f"{world_size}: load it in one process, call container.save(url) there, and "
-            "container.load(url) on all ranks; ordinary weights load in `with "
-            "sparring_torch.without_rows():`"
+            f"this state_dict was taken of {saved_by} ranks before their first step, and has no rows of "
+            f"tables {names}; nothing was loaded of them. Load one that names a snapshot, or ordinary "
+            "weights alone in `with sparring_torch.without_rows():`"
+        )
+    if world_size > 1:
+        raise UnsupportedError(
+            f"this state_dict has the rows of tables {names} of one rank, and there are {world_size}: "
+            "load it in one process, call container.save(url) there, and container.load(url) on all "
+            "ranks; ordinary weights load in `with sparring_torch.without_rows():`"
         )
 
 
