@@ -79,7 +79,7 @@ WITHOUT_NVCC = "SPARRING_WITHOUT_NVCC"
 # Programs that tests start, and the package of Debian and Ubuntu that brings each.
 TEST_PROGRAMS = {"openssl": "openssl", "redis-server": "redis-server", "fiu-run": "fiu-utils"}
 
-# Lightning, which tests of the PyTorch adapter train with: 8 MB, without the HTTP client that it asks for.
+# Lightning, for tests of the PyTorch adapter: 8 MB, without the HTTP client that it asks for.
 LIGHTNING = ("lightning==2.6.6", "lightning-utilities", "torchmetrics", "pyyaml", "tqdm")
 
 # The peers that benchmarks compare with, in the only versions that go with this torch.
