@@ -70,6 +70,15 @@ def test_training_goes_on_as_if_it_had_not_stopped(native: str, is_loaded_first:
     assert rows_of(other) == rows_of(model)
 
 
+def test_a_loaded_model_is_not_trained_without_an_optimizer() -> None:
+    model, other = Model(), Model()
+    train(model, optimizer_of(model), 0, 2)
+    other.load_state_dict(model.state_dict())
+    other(torch.arange(3)).backward()
+    with pytest.raises(InvalidArgumentError, match="no optimizer takes them"):
+        other(torch.arange(3))
+
+
 def test_rows_replace_those_that_were_there() -> None:
     model, other = Model(), Model()
     one, two = optimizer_of(model), optimizer_of(other)
@@ -232,6 +241,11 @@ def test_many_rows_name_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(saved["model"]["users._extra_state"]) < 1000
     rows, expected = rows_of(model), train(model, optimizer, 3, 5)
     with pytest.raises(UnsupportedError, match="the newest is of step 3: call"):
+        model.state_dict()
+    container.save(str(tmp_path / "five"))
+    model.state_dict()
+    container.assign("items", [1], [[1.0, 2.0, 3.0]])  # rows that no snapshot has
+    with pytest.raises(UnsupportedError, match="there is none: call"):
         model.state_dict()
 
     for is_loaded_first in (True, False):

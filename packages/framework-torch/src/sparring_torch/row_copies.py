@@ -71,7 +71,8 @@ class CopiedTables(TableGroup):
     def __getstate__(self) -> dict[str, Any]:
         own = {"_collection", "_prefetched", "_path", "_resources", "_container"}
         state = {name: value for name, value in self.__dict__.items() if name not in own}
-        state["is_container_given"] = False
+        state["is_container_given"] = state["has_optimizer"] = state["_may_train"] = False
+        state["_first_step"] = None
         for each in self.declarations:
             if isinstance(each.storage, Storage):
                 _refuse(each.table.name, "was given an open storage")
