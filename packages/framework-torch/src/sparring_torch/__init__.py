@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sparring_torch.collate import collate_jagged
+    from sparring_torch.combined_optimizer import CombinedOptimizer
     from sparring_torch.distributed_model_parallel import DistributedModelParallel
     from sparring_torch.embedding import Embedding
     from sparring_torch.embedding_bag import EmbeddingBag
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from sparring_torch.keyed_tensor import KeyedTensor
     from sparring_torch.models import Dlrm, MatrixFactorization
     from sparring_torch.optimizer import Optimizer
+    from sparring_torch.row_copies import shared_rows
+    from sparring_torch.rows_in_state import without_rows
     from sparring_torch.saved_state import (
         gather_random_state,
         gather_state,
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CombinedOptimizer",
     "DataType",
     "DistributedModelParallel",
     "Dlrm",
@@ -62,10 +66,13 @@ __all__ = [
     "gather_state",
     "restore_random_state",
     "restore_state",
+    "shared_rows",
     "tables_device",
+    "without_rows",
 ]
 
 _HOMES = {
+    "CombinedOptimizer": "combined_optimizer",
     "DataType": "table_configs",
     "DistributedModelParallel": "distributed_model_parallel",
     "Dlrm": "models",
@@ -88,7 +95,9 @@ _HOMES = {
     "gather_state": "saved_state",
     "restore_random_state": "saved_state",
     "restore_state": "saved_state",
+    "shared_rows": "row_copies",
     "tables_device": "train_agent",
+    "without_rows": "rows_in_state",
 }
 
 

@@ -28,7 +28,6 @@ from sparring.adapter import (
     ResourceManager,
     StepContainer,
     TableDeclaration,
-    TableGroup,
     pulls_on_device,
     suggestion,
 )
@@ -42,6 +41,8 @@ from sparring_torch.ids import ids_from, tensor_of
 from sparring_torch.intra_op_threads import borrow_intra_op_threads
 from sparring_torch.jagged_tensor import JaggedTensor
 from sparring_torch.keyed_tensor import KeyedTensor
+from sparring_torch.row_copies import CopiedTables
+from sparring_torch.rows_in_state import RowsInState
 from sparring_torch.shadow_pooling import Plan, Shadow, gathered, plan_bags, plan_ids, pooled
 
 __all__ = [
@@ -67,7 +68,7 @@ class Prefetched:
     """One for each request of the plan; not registered."""
 
 
-class TrainAgent(TableGroup):
+class TrainAgent(CopiedTables):
     """The tables of a module, and the container that they live in.
 
     Args:
@@ -95,6 +96,7 @@ class TrainAgent(TableGroup):
         self._may_train = False
         self.awaits_state = False
         """Whether an `Optimizer` is being made: rows that are brought in wait for their state."""
+        self._first_step: int | None = None
         self.has_optimizer = False
         """Whether an optimizer takes the gradients of the tables."""
         for each in declarations:
@@ -189,7 +191,10 @@ class TrainAgent(TableGroup):
         try:
             if not self.is_container_given:
                 misuse.check_ranks(self.table_names, container)
-            self._may_train = self.has_optimizer or container.counters.steps > 0
+            step = container.counters.steps
+            if self._first_step is None:
+                self._first_step = step  # a model that was loaded has taken steps
+            self._may_train = self.has_optimizer or step > self._first_step
             if not self._may_train:
                 misuse.check_gradients_are_taken(self.table_names, container)
         except Exception as error:
@@ -404,7 +409,7 @@ def untraced(forward: Forward) -> Forward:
     return marked
 
 
-class TableModule(nn.Module):
+class TableModule(RowsInState):
     """The base of modules that look up in tables."""
 
     agent: TrainAgent
