@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sparring_torch.jagged_tensor import JaggedTensor
     from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
     from sparring_torch.keyed_tensor import KeyedTensor
-    from sparring_torch.models import Dlrm, MatrixFactorization
+    from sparring_torch.models import DLRM, DeepFM, MatrixFactorization, TwoTower
     from sparring_torch.optimizer import Optimizer
     from sparring_torch.saved_state import (
         gather_random_state,
@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "DLRM",
     "DataType",
+    "DeepFM",
     "DistributedModelParallel",
-    "Dlrm",
     "Embedding",
     "EmbeddingBag",
     "EmbeddingBagCollection",
@@ -55,6 +56,7 @@ __all__ = [
     "PoolingType",
     "TrainAgent",
     "TrainPipeline",
+    "TwoTower",
     "__version__",
     "gather_random_state",
     "gather_state",
@@ -64,9 +66,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "DLRM": "models",
     "DataType": "table_configs",
+    "DeepFM": "models",
     "DistributedModelParallel": "distributed_model_parallel",
-    "Dlrm": "models",
     "Embedding": "embedding",
     "EmbeddingBag": "embedding_bag",
     "EmbeddingBagCollection": "embedding_bag_collection",
@@ -81,6 +84,7 @@ _HOMES = {
     "PoolingType": "table_configs",
     "TrainAgent": "train_agent",
     "TrainPipeline": "train_pipeline",
+    "TwoTower": "models",
     "gather_random_state": "saved_state",
     "gather_state": "saved_state",
     "restore_random_state": "saved_state",
