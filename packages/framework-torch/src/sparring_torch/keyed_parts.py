@@ -1,0 +1,86 @@
+"""Parts of a `KeyedJaggedTensor`: how many bags its features have, and whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sparring.errors import InvalidArgumentError
+
+__all__ = ["check_strides", "inverse_of", "joined", "shared_stride"]
+
+
+def shared_stride(num_keys: int, num_bags: int, given: int | None) -> int:
+    """Bags of each feature, where all have as many.
+
+    Raises:
+        InvalidArgumentError: they do not share out.
+    """
+    if num_keys == 0:
+        if num_bags:
+            raise InvalidArgumentError(
+                f"a KeyedJaggedTensor without features has no bags, found {num_bags}; name the "
+                "features in keys",
+                num_bags=num_bags,
+            )
+        return given or 0
+    if num_bags % num_keys or (given is not None and given * num_keys != num_bags):
+        wanted = f"{given} for each" if given is not None else "as many for each"
+        raise InvalidArgumentError(
+            f"{num_bags} bags do not share out to {num_keys} features, {wanted}; give one length "
+            "for each feature and example",
+            num_bags=num_bags,
+            num_keys=num_keys,
+            stride=given,
+        )
+    return num_bags // num_keys
+
+
+def check_strides(names: Sequence[str], strides: Sequence[int], num_bags: int) -> None:
+    """Checks the number of bags of each feature.
+
+    Raises:
+        InvalidArgumentError: not one number for each feature, or not all bags.
+    """
+    if len(strides) != len(names) or sum(strides) != num_bags or min(strides, default=0) < 0:
+        raise InvalidArgumentError(
+            f"stride_per_key_per_rank must have one list for each of {len(names)} features, which "
+            f"add up to the {num_bags} bags; found {list(strides)}",
+            num_bags=num_bags,
+        )
+
+
+def inverse_of(names: Sequence[str], keys: Sequence[str], indices: Tensor) -> Tensor:
+    """Inverse indices ``(features, examples)`` in the order of the features.
+
+    Raises:
+        InvalidArgumentError: a feature has none, or another shape.
+    """
+    rows = {name: row for row, name in enumerate(keys)}
+    missing = [name for name in names if name not in rows]
+    if indices.dim() != 2 or len(indices) != len(rows) or missing:
+        raise InvalidArgumentError(
+            f"inverse_indices must be names and (names, examples), for all features; found "
+            f"{list(keys)} and shape {tuple(indices.shape)} for features {list(names)}"
+        )
+    order = [rows[name] for name in names]
+    return indices if order == list(range(len(indices))) else indices[order]
+
+
+def joined(parts: Sequence[Tensor | None], what: str) -> Tensor | None:
+    """One tensor of what several parts have; None where none of them has it.
+
+    Raises:
+        InvalidArgumentError: some have it and others do not.
+    """
+    given = [each for each in parts if each is not None]
+    if not given:
+        return None
+    if len(given) != len(parts):
+        raise InvalidArgumentError(
+            f"all parts must have {what} or none, found {what} on {len(given)} of {len(parts)}; "
+            "give them to the others too"
+        )
+    return torch.cat(given)
