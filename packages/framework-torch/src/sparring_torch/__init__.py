@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sparring_torch.combined_optimizer import CombinedOptimizer
     from sparring_torch.distributed_model_parallel import DistributedModelParallel
     from sparring_torch.embedding import Embedding
     from sparring_torch.embedding_bag import EmbeddingBag
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from sparring_torch.keyed_tensor import KeyedTensor
     from sparring_torch.models import DLRM, DeepFM, MatrixFactorization, TwoTower
     from sparring_torch.optimizer import Optimizer
+    from sparring_torch.rows_in_state import without_rows
     from sparring_torch.saved_state import (
         gather_random_state,
         gather_state,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CombinedOptimizer",
     "DLRM",
     "DataType",
     "DeepFM",
@@ -63,9 +66,11 @@ __all__ = [
     "restore_random_state",
     "restore_state",
     "tables_device",
+    "without_rows",
 ]
 
 _HOMES = {
+    "CombinedOptimizer": "combined_optimizer",
     "DLRM": "models",
     "DataType": "table_configs",
     "DeepFM": "models",
@@ -90,6 +95,7 @@ _HOMES = {
     "restore_random_state": "saved_state",
     "restore_state": "saved_state",
     "tables_device": "train_agent",
+    "without_rows": "rows_in_state",
 }
 
 

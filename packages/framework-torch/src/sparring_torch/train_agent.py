@@ -37,6 +37,7 @@ from sparring_torch.device_groups import DeviceGroup
 from sparring_torch.device_kernels import current_gpu, kernel_set_for
 from sparring_torch.device_path import DevicePath
 from sparring_torch.intra_op_threads import borrow_intra_op_threads
+from sparring_torch.rows_in_state import RowsInState
 from sparring_torch.shadow_pooling import Plan, Shadow, gathered, plan_bags, plan_ids, pooled
 
 __all__ = [
@@ -354,7 +355,7 @@ def untraced(forward: Forward) -> Forward:
     return marked
 
 
-class TableModule(nn.Module):
+class TableModule(RowsInState):
     """The base of modules that look up in tables."""
 
     agent: TrainAgent
