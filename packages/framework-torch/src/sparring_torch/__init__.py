@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sparring_torch.keyed_tensor import KeyedTensor
     from sparring_torch.models import Dlrm, MatrixFactorization
     from sparring_torch.optimizer import Optimizer
+    from sparring_torch.row_gradients import dense_parameters
     from sparring_torch.saved_state import (
         gather_random_state,
         gather_state,
@@ -56,6 +57,7 @@ __all__ = [
     "TrainAgent",
     "TrainPipeline",
     "__version__",
+    "dense_parameters",
     "gather_random_state",
     "gather_state",
     "restore_random_state",
@@ -81,6 +83,7 @@ _HOMES = {
     "PoolingType": "table_configs",
     "TrainAgent": "train_agent",
     "TrainPipeline": "train_pipeline",
+    "dense_parameters": "row_gradients",
     "gather_random_state": "saved_state",
     "gather_state": "saved_state",
     "restore_random_state": "saved_state",
