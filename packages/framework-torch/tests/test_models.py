@@ -24,6 +24,7 @@ from sparring_torch.models import (
     TwoTowerTrainTask,
 )
 from sparring_torch.optimizer import Optimizer
+from sparring_torch.row_gradients import dense_parameters
 from sparring_torch.table_configs import EmbeddingBagConfig
 
 KEYS = ["f1", "f3", "f2"]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sparring_torch.keyed_tensor import KeyedTensor
     from sparring_torch.models import DLRM, DeepFM, MatrixFactorization, TwoTower
     from sparring_torch.optimizer import Optimizer
+    from sparring_torch.row_gradients import dense_parameters
     from sparring_torch.rows_in_state import without_rows
     from sparring_torch.saved_state import (
         gather_random_state,
@@ -61,6 +62,7 @@ __all__ = [
     "TrainPipeline",
     "TwoTower",
     "__version__",
+    "dense_parameters",
     "gather_random_state",
     "gather_state",
     "restore_random_state",
@@ -90,6 +92,7 @@ _HOMES = {
     "TrainAgent": "train_agent",
     "TrainPipeline": "train_pipeline",
     "TwoTower": "models",
+    "dense_parameters": "row_gradients",
     "gather_random_state": "saved_state",
     "gather_state": "saved_state",
     "restore_random_state": "saved_state",

@@ -87,15 +87,15 @@ class Embedding(TableModule):
         Raises:
             InvalidArgumentError: a value is no id.
         """
-        path = self.agent.path_for(input, is_training=self.training)
+        path = self.agent.path_for(input, is_training=self.is_training)
         if path is not None:
             with memory_errors(path.device):
                 return self._on_device(path, input)
         try:
             ids, kept = self._kept(input)
         except Exception as error:
-            self.agent.refuse(error, is_training=self.training)
-        (embeddings,) = self.agent.gather(ids, is_training=self.training)
+            self.agent.refuse(error, is_training=self.is_training)
+        (embeddings,) = self.agent.gather(ids, is_training=self.is_training)
         if kept is not None:
             padded = embeddings.new_zeros(input.numel(), self.embedding_dim)
             embeddings = padded.index_copy(0, kept, embeddings)
@@ -104,13 +104,13 @@ class Embedding(TableModule):
 
     def _on_device(self, path: DevicePath, values: Tensor) -> Tensor:
         kept = None
-        with self.agent.refusing(path, is_training=self.training):
+        with self.agent.refusing(path, is_training=self.is_training):
             ids = ids_in_place(values, f"table {self.name!r}").reshape(-1)
             if self.padding_idx is not None:
                 kept = (ids != self.padding_idx).nonzero().squeeze(1)
                 ids = ids[kept]
             group = DeviceGroup(self.name, "sum", [0], ids.contiguous(), each_alone(ids))
-        (embeddings,) = self.agent.pool_on(path, [group], is_training=self.training)
+        (embeddings,) = self.agent.pool_on(path, [group], is_training=self.is_training)
         if kept is not None:
             padded = embeddings.new_zeros(values.numel(), self.embedding_dim)
             embeddings = padded.index_copy(0, kept, embeddings)

@@ -113,17 +113,17 @@ class EmbeddingBag(TableModule):
             InvalidArgumentError: input and offsets do not fit, weights of another shape or in
                 mode ``mean``, or a value is no id.
         """
-        path = self.agent.path_for(input, is_training=self.training)
+        path = self.agent.path_for(input, is_training=self.is_training)
         if path is not None:
             with memory_errors(path.device):
-                with self.agent.refusing(path, is_training=self.training):
+                with self.agent.refusing(path, is_training=self.is_training):
                     group = self._group(input, offsets, per_sample_weights)
-                return self.agent.pool_on(path, [group], is_training=self.training)[0]
+                return self.agent.pool_on(path, [group], is_training=self.is_training)[0]
         try:
             bags = self.wanted(input, offsets, per_sample_weights)
         except Exception as error:
-            self.agent.refuse(error, is_training=self.training)
-        pooled = self.agent.pool(bags, is_training=self.training)
+            self.agent.refuse(error, is_training=self.is_training)
+        pooled = self.agent.pool(bags, is_training=self.is_training)
         return pooled if input.device.type == "cpu" else pooled.to(input.device)
 
     def _group(self, values: Tensor, offsets: Tensor | None, weights: Tensor | None) -> DeviceGroup:

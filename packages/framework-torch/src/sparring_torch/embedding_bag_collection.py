@@ -104,21 +104,21 @@ class EmbeddingBagCollection(TableModule):
                 inverse = features.inverse_indices()[1][places]
                 features = features.evened()
         except Exception as error:
-            self.agent.refuse(error, is_training=self.training)
-        path = self.agent.path_for(features.values(), is_training=self.training)
+            self.agent.refuse(error, is_training=self.is_training)
+        path = self.agent.path_for(features.values(), is_training=self.is_training)
         if path is not None:
             with memory_errors(path.device):
-                with self.agent.refusing(path, is_training=self.training):
+                with self.agent.refusing(path, is_training=self.is_training):
                     weights = features.weights() if self._is_weighted else None
                     groups = bag_groups(self.agent.features, features, places, weights)
-                outputs = self.agent.pool_on(path, groups, is_training=self.training)
+                outputs = self.agent.pool_on(path, groups, is_training=self.is_training)
                 parts = parts_of_features(groups, outputs, [features.stride()] * len(places))
                 return self._keyed(torch.cat(parts, dim=1), inverse)
         try:
             bags = self.wanted(features)
         except Exception as error:
-            self.agent.refuse(error, is_training=self.training)
-        values = self.agent.pool(bags, is_training=self.training)
+            self.agent.refuse(error, is_training=self.is_training)
+        values = self.agent.pool(bags, is_training=self.is_training)
         if features.device().type != "cpu":
             values = values.to(features.device())
         return self._keyed(values, inverse)

@@ -37,6 +37,7 @@ from sparring_torch.device_groups import DeviceGroup
 from sparring_torch.device_kernels import current_gpu, kernel_set_for
 from sparring_torch.device_path import DevicePath
 from sparring_torch.intra_op_threads import borrow_intra_op_threads
+from sparring_torch.row_gradients import Anchor
 from sparring_torch.rows_in_state import RowsInState
 from sparring_torch.shadow_pooling import Plan, Shadow, gathered, plan_bags, plan_ids, pooled
 
@@ -46,6 +47,7 @@ __all__ = [
     "TableModule",
     "TrainAgent",
     "agents_of",
+    "table_modules",
     "tables_device",
     "untraced",
 ]
@@ -356,9 +358,34 @@ def untraced(forward: Forward) -> Forward:
 
 
 class TableModule(RowsInState):
-    """The base of modules that look up in tables."""
+    """The base of modules that look up in tables.
+
+    Its one parameter, `anchor`, stands for the rows: it has no elements, and is not in `state_dict`. See
+    `sparring_torch.row_gradients`.
+    """
 
     agent: TrainAgent
+    anchor: Anchor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.anchor = Anchor()
+
+    @property
+    def is_training(self) -> bool:
+        """Whether rows are trained: not in evaluation, nor after ``requires_grad_(False)``."""
+        anchor = self._parameters["anchor"]
+        return self.training and anchor is not None and anchor.requires_grad
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        del destination[prefix + "anchor"]
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, *rest: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)
+        missing[:] = [key for key in missing if key != prefix + "anchor"]
 
     def wanted(self, *arguments: Any, **named: Any) -> Bags | Ids:
         """Bags or ids that `forward` looks up for these arguments.
@@ -379,17 +406,24 @@ def agents_of(modules: nn.Module | Iterable[nn.Module]) -> list[TrainAgent]:
     Raises:
         InvalidArgumentError: something else than modules, or no table in any of them.
     """
+    return list({id(each.agent): each.agent for each in table_modules(modules)}.values())
+
+
+def table_modules(modules: nn.Module | Iterable[nn.Module]) -> list[TableModule]:
+    """The modules with tables in some modules and their parts, in their order.
+
+    Raises:
+        InvalidArgumentError: as `agents_of`.
+    """
     roots: list[Any] = [modules] if isinstance(modules, nn.Module) else list(modules)
-    found: dict[int, TrainAgent] = {}
+    found: dict[int, TableModule] = {}
     for root in roots:
         if not isinstance(root, nn.Module):
             raise InvalidArgumentError(
                 f"Optimizer takes modules that hold tables, found {type(root).__name__}; give "
                 "ordinary parameters to an optimizer of torch.optim"
             )
-        for module in root.modules():
-            if isinstance(module, TableModule):
-                found.setdefault(id(module.agent), module.agent)
+        found |= {id(each): each for each in root.modules() if isinstance(each, TableModule)}
     if not found:
         raise InvalidArgumentError(
             f"none of the {len(roots)} modules given holds a table; give modules that contain an "
