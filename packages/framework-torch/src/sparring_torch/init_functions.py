@@ -40,12 +40,14 @@ def initializer_of(function: Callable[..., Any], table: str) -> Initializer:
     if isinstance(function, partial) and not function.args:
         inner, given = function.func, function.keywords
     make = _MAKERS.get(inner)
-    names = inspect.signature(inner).parameters if make is not None else {}
-    if make is not None and given.keys() <= names.keys():
+    if make is not None:
         defaults = {
-            name: each.default for name, each in names.items() if each.default is not each.empty
+            name: each.default
+            for name, each in inspect.signature(inner).parameters.items()
+            if name not in ("tensor", "generator")
         }
-        found = make(**{**defaults, **given})
+        is_known = given.keys() <= defaults.keys()
+        found = make(**{**defaults, **given}) if is_known else None
         if found is not None:
             return found
     raise InvalidArgumentError(
@@ -58,16 +60,20 @@ def initializer_of(function: Callable[..., Any], table: str) -> Initializer:
     )
 
 
-def _truncated(mean: float, std: float, a: float, b: float, **_: Any) -> Initializer | None:
+def _constant(val: Any) -> Initializer | None:
+    return None if val is inspect.Parameter.empty else Constant(val)
+
+
+def _truncated(mean: float, std: float, a: float, b: float) -> Initializer | None:
     is_at_two = abs(a - (mean - 2 * std)) <= 1e-9 and abs(b - (mean + 2 * std)) <= 1e-9
     return TruncatedNormal(mean, std) if is_at_two else None
 
 
 _MAKERS: dict[Any, Callable[..., Initializer | None]] = {
-    init.zeros_: lambda **_: Zeros(),
-    init.ones_: lambda **_: Constant(1.0),
-    init.constant_: lambda val=0.0, **_: Constant(val),
-    init.uniform_: lambda a, b, **_: Uniform(a, b),
-    init.normal_: lambda mean, std, **_: Normal(mean, std),
+    init.zeros_: Zeros,
+    init.ones_: lambda: Constant(1.0),
+    init.constant_: _constant,
+    init.uniform_: lambda a, b: Uniform(a, b),
+    init.normal_: lambda mean, std: Normal(mean, std),
     init.trunc_normal_: _truncated,
 }

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -66,6 +67,9 @@ class Anchor(_Norm):
     Optimizers of torch and gradient scalers that were given it do not see its gradient: that is
     for the `sparring_torch.Optimizer` of the module.
     """
+
+    owner: weakref.ref[nn.Module] | None = None
+    """The module; a copy has none."""
 
     @property  # type: ignore[override]
     def grad(self) -> Tensor | None:

@@ -12,6 +12,7 @@ drives `StepContainer.apply`. No other code need know that there are steps.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -370,6 +371,7 @@ class TableModule(RowsInState):
     def __init__(self) -> None:
         super().__init__()
         self.anchor = Anchor()
+        self.anchor.owner = weakref.ref(self)
 
     @property
     def is_training(self) -> bool:
