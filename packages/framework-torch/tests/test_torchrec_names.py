@@ -1,4 +1,4 @@
-"""`sparring_torch.torchrec`: what TorchRec's programs import does what they expect, or says what to write."""
+"""`sparring_torch.torchrec`: names of TorchRec that work as there, or say what to write."""
 
 from __future__ import annotations
 

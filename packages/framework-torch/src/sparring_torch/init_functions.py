@@ -47,7 +47,7 @@ def initializer_of(function: Callable[..., Any], table: str) -> Initializer:
             if name not in ("tensor", "generator")
         }
         is_known = given.keys() <= defaults.keys()
-        found = make(**{**defaults, **given}) if is_known else None
+        found = make(*{**defaults, **given}.values()) if is_known else None
         if found is not None:
             return found
     raise InvalidArgumentError(
@@ -73,7 +73,7 @@ _MAKERS: dict[Any, Callable[..., Initializer | None]] = {
     init.zeros_: Zeros,
     init.ones_: lambda: Constant(1.0),
     init.constant_: _constant,
-    init.uniform_: lambda a, b: Uniform(a, b),
-    init.normal_: lambda mean, std: Normal(mean, std),
+    init.uniform_: Uniform,
+    init.normal_: Normal,
     init.trunc_normal_: _truncated,
 }
