@@ -9,6 +9,7 @@ from torch import Tensor
 from sparring import open_storage
 from sparring.adapter import StorageChoice
 from sparring.contracts import TableConfig
+from sparring.contracts.admission import Frequency
 from sparring.errors import InvalidArgumentError, PluginError
 from sparring.kernels.functions import initial_rows
 from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
@@ -182,6 +183,14 @@ def test_an_open_storage_must_have_room_for_the_state() -> None:
     ebc(KeyedJaggedTensor(["user"], [1], lengths=[1])).values().sum().backward()
     optimizer.step()
     assert with_state.size == 1
+
+
+def test_a_config_keeps_the_settings_of_a_table() -> None:
+    table = TableConfig(
+        "users", 4, "float64", "zeros", seed=3, placement="replicated", admission=Frequency(3)
+    )
+    collection = EmbeddingBagCollection([EmbeddingBagConfig.of(table)], storage="memory")
+    assert [each.table for each in collection.agent.declarations] == [table]
 
 
 def test_num_embeddings_bounds_the_storage(place: Any) -> None:

@@ -131,7 +131,9 @@ class EmbeddingBagCollection(TableModule):
             inverse: ``(outputs, examples)``: which bag is that of an example; None: its own.
         """
         if inverse is not None:
-            parts = zip(values.split(self._dims, dim=1), inverse.to(values.device), strict=True)
+            parts = zip(
+                torch.split(values, self._dims, dim=1), inverse.to(values.device), strict=True
+            )
             values = torch.cat([part.index_select(0, bags) for part, bags in parts], dim=1)
         return KeyedTensor._trusted(self._names, self._dims, values)
 

@@ -312,7 +312,7 @@ class KeyedJaggedTensor(JaggedParts):
             return self
         stride = max(self._strides, default=0)
         lengths = self._lengths.new_zeros(len(self._keys), stride)
-        for row, own in zip(lengths, self._lengths.split(self._strides), strict=True):
+        for row, own in zip(lengths, torch.split(self._lengths, self._strides), strict=True):
             row[: len(own)] = own
         return KeyedJaggedTensor._trusted(
             self._keys,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sparring.adapter import StorageLike, TableDeclaration, declared
+from sparring.adapter import StorageLike, TableDeclaration, declared, shared_settings
 from sparring.contracts import AdmissionLike, Initializer, TableConfig, Uniform
 from sparring.errors import InvalidArgumentError
 from sparring_torch.device_kernels import storage_device
@@ -115,6 +115,16 @@ class EmbeddingBagConfig(EmbeddingConfig):
 
     pooling: PoolingType = PoolingType.SUM
 
+    @staticmethod
+    def of(table: TableConfig) -> EmbeddingBagConfig:
+        """A table as the engine declares it, for one feature of its name."""
+        return EmbeddingBagConfig(
+            name=table.name,
+            embedding_dim=table.dim,
+            data_type=table.dtype,
+            **shared_settings(table),
+        )
+
 
 def declaration(config: EmbeddingConfig, storage: StorageLike) -> TableDeclaration:
     """Table declaration of a configuration.
@@ -171,9 +181,7 @@ def storage_on(device: torch.device | str | None, storage: StorageLike) -> Stora
     Raises:
         InvalidArgumentError: no such device, or a storage with options of its own.
     """
-    if device is not None and torch.device(device).type == "meta":
-        device = None
-    where = storage_device(device)
+    where = storage_device(None if str(device) == "meta" else device)
     if where == "cpu":
         return storage
     if storage != "hkv":

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from sparring import StepContainer
-from sparring.adapter import shared_settings
 from sparring_torch import (
     DLRM,
     EmbeddingBagCollection,
@@ -51,15 +50,7 @@ class ClickTask:
 
     def __init__(self, config: RunConfig, container: StepContainer) -> None:
         self.source = ClickSource(config)
-        tables = [
-            EmbeddingBagConfig(
-                name=table.name,
-                embedding_dim=table.dim,
-                data_type=table.dtype,
-                **shared_settings(table),
-            )
-            for table in self.source.tables
-        ]
+        tables = [EmbeddingBagConfig.of(table) for table in self.source.tables]
         sizes = self.source.model
         self.model = DLRM(
             EmbeddingBagCollection(tables, storage=self.source.storage, container=container),
