@@ -48,7 +48,9 @@ class Batch:
 class SparseArch(nn.Module):
     """Pooled embeddings of all features: a `KeyedJaggedTensor` → ``(b, f, dim)``."""
 
-    def __init__(self, embedding_bag_collection: EmbeddingBagCollection, model: str) -> None:
+    def __init__(
+        self, embedding_bag_collection: EmbeddingBagCollection, model: str = "SparseArch"
+    ) -> None:
         super().__init__()
         self.num_features, self.dim = one_dim(embedding_bag_collection, model)
         self.embedding_bag_collection = embedding_bag_collection
