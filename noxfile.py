@@ -79,6 +79,9 @@ WITHOUT_NVCC = "SPARRING_WITHOUT_NVCC"
 # Programs that tests start, and the package of Debian and Ubuntu that brings each.
 TEST_PROGRAMS = {"openssl": "openssl", "redis-server": "redis-server", "fiu-run": "fiu-utils"}
 
+# Lightning, for tests of the PyTorch adapter: 8 MB, without the HTTP client that it asks for.
+LIGHTNING = ("lightning==2.6.6", "lightning-utilities", "torchmetrics", "pyyaml", "tqdm")
+
 # The peers that benchmarks compare with, in the only versions that go with this torch.
 TORCH_PEERS = ("fbgemm-gpu-cpu==1.8.0", "torchrec==1.8.0")
 # Without what torchrec asks for itself: fbgemm-gpu, which would lie over fbgemm-gpu-cpu.
@@ -202,10 +205,15 @@ AT_LENGTH = {
     "SPARRING_FAILURE_TRIALS": "20",
     "SPARRING_KIT_LARGE_BYTES": str(1 << 30),
     "SPARRING_KIT_EXAMPLES": "40",
+    "SPARRING_KIT_ROWS": "1000000",
     "SPARRING_OPERATIONS": "1000",
 }
 # Those of `tests`, where a plain pytest tries more.
-IN_SHORT = {"SPARRING_KIT_EXAMPLES": "10", "SPARRING_OPERATIONS": "100"}
+IN_SHORT = {
+    "SPARRING_KIT_EXAMPLES": "10",
+    "SPARRING_KIT_ROWS": "200000",
+    "SPARRING_OPERATIONS": "100",
+}
 
 
 @nox.session
@@ -233,6 +241,7 @@ def tests_long(session: nox.Session) -> None:
 def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
     """Runs all tests but TensorFlow's, or those chosen after ``--``. Returns the folder of the wheels."""
     session.install(TORCH, "pytest-xdist", silent=True)
+    session.install("--no-deps", *LIGHTNING, silent=True)
     family = system_packages(session, *FAMILY)
     packages = (*family, "_template")
     wheels = Path(session.virtualenv.location) / "wheels"
@@ -438,7 +447,7 @@ def cached() -> dict[str, str]:
 
 # A test that hangs fails. The longest takes a minute under a sanitizer, and several times as long on a
 # machine with other work; at length, ten times that.
-CTEST_OPTIONS = ("--output-on-failure", "--no-tests=error", "--timeout", "900")
+CTEST_OPTIONS = ("--output-on-failure", "--no-tests=error", "--timeout", "900", "--parallel", "2")
 
 
 def run_cxx_tests(

@@ -27,70 +27,15 @@ from sparring.errors import (
 )
 from sparring_testing.thread_rendezvous import ThreadRendezvous
 from sparring_torch import (
-    CombinedOptimizer,
     Embedding,
     EmbeddingBag,
-    Optimizer,
     gather_state,
     restore_state,
     rows_in_state,
     without_rows,
 )
 
-Natives = dict[str, tuple[Any, dict[str, Any]]]
-NATIVES: Natives = {
-    "Adam": (torch.optim.Adam, {"lr": 0.05}),
-    "rowwise_adagrad": ("rowwise_adagrad", {"lr": 0.1}),
-    "shadow": (torch.optim.Adagrad, {"lr": 0.1, "update": "shadow"}),
-}
-
-
-class Model(nn.Module):
-    """Three modules, two of which share a table once an optimizer has brought them together."""
-
-    def __init__(self, container: StepContainer | None = None, **options: Any) -> None:
-        super().__init__()
-        options = {"storage": "memory", "container": container} | options
-        self.users = Embedding(4, name="users", dtype=torch.bfloat16, **options)
-        self.items = Embedding(3, name="items", **options)
-        self.seen = EmbeddingBag(3, name="items", mode="sum", **options)
-        torch.manual_seed(1)
-        self.top = nn.Linear(4 + 3 + 3, 1)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        parts = [self.users(ids), self.items(ids + 1), self.seen(torch.stack([ids, -ids], 1))]
-        out: torch.Tensor = self.top(torch.cat(parts, 1))
-        return out.square().mean()
-
-
-def optimizer_of(model: nn.Module, native: str = "Adam") -> CombinedOptimizer:
-    method, options = NATIVES[native]
-    dense = torch.optim.Adam(model.top.parameters(), lr=0.01)  # type: ignore[union-attr]
-    return CombinedOptimizer([Optimizer(model, method, **options), dense])
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, begin: int, end: int) -> list[float]:
-    losses = []
-    for step in range(begin, end):
-        optimizer.zero_grad()
-        loss = model(torch.arange(step, step + 5) * 3)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-def rows_of(model: Model) -> dict[str, dict[int, bytes]]:
-    """All rows with their state."""
-    found = {}
-    for name, module in (("users", model.users), ("items", model.items)):
-        container = module.agent.container
-        found[name] = {
-            key: row.tobytes()
-            for chunk in (container.storage(name).scan() if container.num_rows(name) else ())
-            for key, row in zip(chunk.keys.tolist(), chunk.rows, strict=True)
-        }
-    return found
+from .saved_models import NATIVES, Model, optimizer_of, rows_of, train
 
 
 def through_file(state: Any) -> Any:
@@ -123,6 +68,15 @@ def test_training_goes_on_as_if_it_had_not_stopped(native: str, is_loaded_first:
     resumed.load_state_dict(saved["optimizer"])
     assert train(other, resumed, 4, 8) == expected
     assert rows_of(other) == rows_of(model)
+
+
+def test_a_loaded_model_is_not_trained_without_an_optimizer() -> None:
+    model, other = Model(), Model()
+    train(model, optimizer_of(model), 0, 2)
+    other.load_state_dict(model.state_dict())
+    other(torch.arange(3)).backward()
+    with pytest.raises(InvalidArgumentError, match="no optimizer takes them"):
+        other(torch.arange(3))
 
 
 def test_rows_replace_those_that_were_there() -> None:
@@ -288,6 +242,11 @@ def test_many_rows_name_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     rows, expected = rows_of(model), train(model, optimizer, 3, 5)
     with pytest.raises(UnsupportedError, match="the newest is of step 3: call"):
         model.state_dict()
+    container.save(str(tmp_path / "five"))
+    model.state_dict()
+    container.assign("items", [1], [[1.0, 2.0, 3.0]])  # rows that no snapshot has
+    with pytest.raises(UnsupportedError, match="there is none: call"):
+        model.state_dict()
 
     for is_loaded_first in (True, False):
         other = Model()
@@ -318,6 +277,10 @@ def test_ranks_name_a_snapshot(tmp_path: Path) -> None:
         container = StepContainer(collective=collective, rendezvous=ThreadRendezvous(2))
         model = Model(container)
         optimizer = optimizer_of(model)
+        # To load into it; it says that it has no rows.
+        before = model.state_dict()
+        with pytest.raises(UnsupportedError, match=r"of 2 ranks before their first step"):
+            model.load_state_dict(before)
         train(model, optimizer, 0, 3)
         with pytest.raises(UnsupportedError, match=r"users are on 2 ranks.*step 3 instead"):
             model.state_dict()

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sparring_torch.collate import collate_jagged
     from sparring_torch.combined_optimizer import CombinedOptimizer
     from sparring_torch.distributed_model_parallel import DistributedModelParallel
     from sparring_torch.embedding import Embedding
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from sparring_torch.keyed_tensor import KeyedTensor
     from sparring_torch.models import DLRM, DeepFM, MatrixFactorization, TwoTower
     from sparring_torch.optimizer import Optimizer
+    from sparring_torch.row_copies import shared_rows
     from sparring_torch.row_gradients import dense_parameters
     from sparring_torch.rows_in_state import without_rows
     from sparring_torch.saved_state import (
@@ -62,11 +64,13 @@ __all__ = [
     "TrainPipeline",
     "TwoTower",
     "__version__",
+    "collate_jagged",
     "dense_parameters",
     "gather_random_state",
     "gather_state",
     "restore_random_state",
     "restore_state",
+    "shared_rows",
     "tables_device",
     "without_rows",
 ]
@@ -92,11 +96,13 @@ _HOMES = {
     "TrainAgent": "train_agent",
     "TrainPipeline": "train_pipeline",
     "TwoTower": "models",
+    "collate_jagged": "collate",
     "dense_parameters": "row_gradients",
     "gather_random_state": "saved_state",
     "gather_state": "saved_state",
     "restore_random_state": "saved_state",
     "restore_state": "saved_state",
+    "shared_rows": "row_copies",
     "tables_device": "train_agent",
     "without_rows": "rows_in_state",
 }

@@ -159,8 +159,8 @@ class CombinedOptimizer(torch.optim.Optimizer):
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise UnsupportedError(
-            "a CombinedOptimizer is not pickled or copied, as its rows are not in it; save its "
-            "state_dict() together with the model's, or make another for the copy of the model"
+            "a CombinedOptimizer is not copied or pickled, as it belongs to its model; make another for "
+            "the copy of the model, and give it load_state_dict(optimizer.state_dict())"
         )
 
     def __repr__(self) -> str:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparring import restore
+from sparring import begin_load, end_load, restore
 from sparring.adapter import StepContainer, TableDescription
 from sparring.contracts import TableConfig
 from sparring.errors import CapacityError, DataError, InvalidArgumentError
@@ -34,6 +34,7 @@ __all__ = [
     "RowsTensor",
     "gather_table",
     "give_state",
+    "has_same_rows",
     "pack",
     "restore_table",
     "unpack",
@@ -164,6 +165,8 @@ def _table(described: dict[str, Any], data: npt.NDArray[np.uint8]) -> PackedTabl
         if len(array) != num_bytes:
             raise ValueError("it ends early")
         arrays[name] = [array.view(_DTYPES.get(name, computing))]
+    if len(arrays["state"][0]) != described["state_width"]:
+        raise ValueError("the state of a new row is not whole")
     return PackedTable(described, arrays)
 
 
@@ -196,7 +199,9 @@ def gather_table(
         **known.extra,
     }
     initial = entry.initial_state
-    arrays: dict[str, list[npt.NDArray[Any]]] = {} if initial is None else {"state": [initial]}
+    if initial is None:  # no optimizer has said so: there is no state, or that of an open storage
+        initial = np.zeros(config.state_width, config.computing_dtype)
+    arrays: dict[str, list[npt.NDArray[Any]]] = {"state": [initial]}
     if not are_rows_here:
         return PackedTable(described, arrays)
     chunks = list(container.storage(table).scan()) if container.num_rows(table) else []
@@ -206,6 +211,20 @@ def gather_table(
     if entry.admission_filter is not None:
         arrays["admission"] = [np.frombuffer(entry.admission_filter.save(), np.uint8)]
     return PackedTable(described, arrays)
+
+
+def has_same_rows(container: StepContainer, table: str, saved: PackedTable) -> bool:
+    """Whether a table on this rank has the rows that `gather_table` gave, with their state."""
+    now = gather_table(container, table).arrays
+    keys, rows = np.concatenate(now["keys"]), np.concatenate(now["rows"])
+    if len(keys) != saved.num_rows or rows.size != saved.array("rows").size:
+        return False
+    theirs = saved.array("keys")
+    order, their_order = np.argsort(keys), np.argsort(theirs)
+    their_rows = saved.array("rows").reshape(rows.shape)[their_order]
+    return np.array_equal(keys[order], theirs[their_order]) and np.array_equal(
+        rows[order], their_rows
+    )
 
 
 def give_state(container: StepContainer, table: str, saved: PackedTable) -> None:
@@ -254,22 +273,21 @@ def restore_table(container: StepContainer, table: str, saved: PackedTable) -> N
             table=table,
         )
     give_state(container, table, saved)
-    storage = container.storage(table)
+    entry = container.entry(table)
+    storage = container.state.tables.open(entry)  # a load mends one that holds a part
     if not storage.capabilities.evicts and len(keys) > (storage.capacity or len(keys)):
         raise CapacityError(
             f"table {table!r}: {len(keys):,} rows were saved, and its storage holds up to "
             f"{storage.capacity:,}; give it a larger num_embeddings",
             table=table,
         )
-    entry = container.entry(table)
     if entry.admission_filter is not None:
         entry.forget_admission()
         if "admission" in saved.arrays:
             entry.admission_filter.load(saved.array("admission").tobytes())
-    storage.clear()
-    rows = (
-        saved.array("rows").reshape(len(keys), -1)
-        if len(keys)
-        else np.empty((0, config.row_bytes), "u1")
-    )
+    if container.prefetches.unfinished:
+        container.prefetches.note(table, None)  # their rows are read again
+    begin_load(storage, "a state_dict or a copy")
+    rows = saved.array("rows").reshape(len(keys), config.row_bytes)
     restore(storage, keys, rows.view(config.numpy_dtype), saved.array("scores"))
+    end_load(storage)

@@ -25,6 +25,7 @@ from sparring_torch.packed_rows import (
     RowsTensor,
     gather_table,
     give_state,
+    has_same_rows,
     pack,
     restore_table,
     unpack,
@@ -193,6 +194,7 @@ class RowsInState(nn.Module):
             "format": 1,
             "number": len(before),
             "step": container.counters.steps,
+            "world_size": container.collective.world_size,
             "elsewhere": elsewhere,
             "snapshot": self._snapshot(container, mine),
         }
@@ -208,6 +210,9 @@ class RowsInState(nn.Module):
         world_size = container.collective.world_size
         num_bytes = sum(num_row_bytes(container, name) for name in tables)
         if world_size == 1 and num_bytes <= MOST_BYTES:
+            return None
+        if not num_bytes and not container.counters.steps:
+            # `torch.distributed.checkpoint` asks a model for its state to load into it.
             return None
         container.saves.join()
         newest, step = container.saves.newest, container.counters.steps
@@ -247,13 +252,21 @@ class RowsInState(nn.Module):
         for name, number in elsewhere.items():
             if not call.has_loaded(container, name):
                 entries.append(_entry_elsewhere(call, name, number, place))
-        for found, wanted in entries:
+        for found, given in entries:
+            is_shared = self._live_agent is not agent
+            wanted = _without_known_rows(container, given, found) if is_shared else given
             if wanted:
                 _load(container, wanted, found, call)
 
+    @property
+    def _live_agent(self) -> TableGroup:
+        """That of the original, of a copy in `shared_rows`."""
+        live: TableGroup = getattr(self.agent, "original", self.agent)
+        return live
+
     def _container_for(self, call: _LoadCall, elsewhere: Mapping[str, int]) -> StepContainer:
         """Modules that live nowhere yet are brought together, as an `Optimizer` would."""
-        agent = self.agent
+        agent = self._live_agent
         known = None if call.joined is None else call.joined()
         own = set(agent.table_names) - set(elsewhere)
         if known is not None and not agent.has_container and own.isdisjoint(known.tables):
@@ -261,6 +274,30 @@ class RowsInState(nn.Module):
         if known is None:
             call.joined = weakref.ref(agent.container)
         return agent.container
+
+
+def _without_known_rows(
+    container: StepContainer, tables: Mapping[str, PackedTable], header: Mapping[str, Any]
+) -> dict[str, PackedTable]:
+    """Those that a copy in `shared_rows` may load: its rows are those of a model that may train.
+
+    Raises:
+        InvalidArgumentError: that model has other rows.
+    """
+    named = header["snapshot"]
+    is_known = named is not None and container.saves.newest == (named["url"], header["step"])
+    unknown = {}
+    for name, saved in tables.items():
+        if not container.num_rows(name):
+            unknown[name] = saved
+        elif not is_known and (named is not None or not has_same_rows(container, name, saved)):
+            raise InvalidArgumentError(
+                f"this copy shares the rows of table {name!r} with another model (shared_rows()), and "
+                "the state_dict has others; load the state of that model first, or load it in `with "
+                "sparring_torch.without_rows():`",
+                table=name,
+            )
+    return unknown
 
 
 def _entry_elsewhere(
@@ -289,7 +326,8 @@ def _load(
 ) -> None:
     """Loads some tables of one entry."""
     named, step = header["snapshot"], int(header["step"])
-    _check_ranks(container, tables, are_inside=named is None)
+    if named is None:
+        _check_ranks(container, tables, int(header["world_size"]))
     container.quiesce()
     if named is not None:
         _load_snapshot(container, tables, named, call)
@@ -303,15 +341,21 @@ def _load(
 
 
 def _check_ranks(
-    container: StepContainer, tables: Mapping[str, PackedTable], *, are_inside: bool
+    container: StepContainer, tables: Mapping[str, PackedTable], saved_by: int
 ) -> None:
-    world_size = container.collective.world_size
-    if world_size > 1 and are_inside:
+    """Refuses rows inside a state unless one rank saved them, and one rank loads them."""
+    names, world_size = ", ".join(tables), container.collective.world_size
+    if saved_by > 1:
         raise UnsupportedError(
-            f"this state_dict has the rows of tables {', '.join(tables)} of one rank, and there are "
-            f"{world_size}: load it in one process, call container.save(url) there, and "
-            "container.load(url) on all ranks; ordinary weights load in `with "
-            "sparring_torch.without_rows():`"
+            f"this state_dict was taken of {saved_by} ranks before their first step, and has no rows of "
+            f"tables {names}; nothing was loaded of them. Load one that names a snapshot, or ordinary "
+            "weights alone in `with sparring_torch.without_rows():`"
+        )
+    if world_size > 1:
+        raise UnsupportedError(
+            f"this state_dict has the rows of tables {names} of one rank, and there are {world_size}: "
+            "load it in one process, call container.save(url) there, and container.load(url) on all "
+            "ranks; ordinary weights load in `with sparring_torch.without_rows():`"
         )
 
 
