@@ -109,29 +109,31 @@ class RowGradients:
             anchor.place = own.place = place
         self._num_seen = self._resources.num_gradients
         self._taken: dict[str, Any] = {}
-        self._norms: list[Tensor] = []
+        self._norms: list[Tensor | None] = []
         self._before: list[float] = []
 
     @property
     def are_waiting(self) -> bool:
         """Whether a gradient came since the last step."""
-        return bool(self._norms) or self._resources.num_gradients != self._num_seen
+        is_new = self._resources.num_gradients != self._num_seen
+        return is_new or any(each is not None for each in self._norms)
 
     @property
     def were_read(self) -> bool:
         """Whether a norm was, and may have been scaled since."""
         return bool(self._norms)
 
-    def norm(self, place: int, device: torch.device) -> Tensor:
+    def norm(self, place: int, device: torch.device) -> Tensor | None:
         """The norm ``(1,)`` of the gradients of an anchor's tables; the same tensor until more come.
 
-        All ranks call it.
+        None where they were dropped. All ranks call it.
         """
         if not self._norms or self._resources.num_gradients != self._num_seen:
             self._take()
-        if self._norms[place].device != device and device.type != "meta":
-            self._norms[place] = self._norms[place].to(device)
-        return self._norms[place]
+        norm = self._norms[place]
+        if norm is not None and norm.device != device and device.type != "meta":
+            norm = self._norms[place] = norm.to(device)
+        return norm
 
     def set_norm(self, place: int, value: Tensor | None) -> None:
         """Scales the gradients to another norm; None drops them."""
@@ -139,6 +141,8 @@ class RowGradients:
             self.norm(place, value.device)
             self._norms[place] = value
             return
+        if self._norms:
+            self._norms[place] = None
         for name in [name for name, own in self._place.items() if own == place]:
             self._resources.drop(name)
             self._taken.pop(name, None)
@@ -151,7 +155,7 @@ class RowGradients:
         if factor != 1.0 and self.are_waiting:
             self._take()
         factors = [
-            factor * (norm.item() / before if before else 1.0)
+            factor * (norm.item() / before if norm is not None and before else 1.0)
             for norm, before in zip(self._norms, self._before, strict=True)
         ]
         for name, each in self._taken.items():
@@ -194,8 +198,8 @@ class RowGradients:
             container.tables[name].computing_dtype == np.float64 for name in self._place
         )
         dtype = torch.float64 if is_double else torch.float32
-        self._norms = [torch.tensor([each], dtype=dtype) for each in norms]
-        self._before = [each.item() for each in self._norms]
+        made = [torch.tensor([each], dtype=dtype) for each in norms]
+        self._norms, self._before = [*made], [each.item() for each in made]
 
 
 def dense_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
