@@ -103,7 +103,7 @@ def losses(kind, backend):
         st.Optimizer(model, torch.optim.Adagrad, lr=0.1),
         torch.optim.SGD(model.parameters(), lr=0.1),
     ]
-    call = model if backend is None else torch.compile(model, backend=backend)
+    call = model if backend is None else torch.compile(model, backend=backend, fullgraph=kind is not Sequences)
     found = []
     for ids in IDS:
         for each in optimizers:

@@ -106,9 +106,7 @@ class DistributedModelParallel(nn.Module):
         if collective.world_size == 1:
             return
         if dist.is_available() and dist.is_initialized() and has_parameters:
-            anchors = [
-                name for name, each in module.named_parameters() if isinstance(each, Anchor)
-            ]
+            anchors = [name for name, each in module.named_parameters() if isinstance(each, Anchor)]
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, anchors)
             self._wrapped = DistributedDataParallel(
                 module, find_unused_parameters=find_unused_parameters

@@ -29,6 +29,7 @@ from sparring.adapter import (
     StepContainer,
     TableDeclaration,
     TableGroup,
+    dedup,
     pulls_on_device,
 )
 from sparring.errors import InvalidArgumentError
@@ -38,7 +39,18 @@ from sparring_torch.device_kernels import current_gpu, kernel_set_for
 from sparring_torch.device_path import DevicePath
 from sparring_torch.intra_op_threads import borrow_intra_op_threads
 from sparring_torch.row_gradients import Anchor
-from sparring_torch.shadow_pooling import Plan, Shadow, gathered, plan_bags, plan_ids, pooled
+from sparring_torch.lookup_ops import anchor_of, call_site, register_module
+from sparring_torch.shadow_pooling import (
+    Plan,
+    Shadow,
+    bag_gradients,
+    gathered,
+    id_gradients,
+    plan_bags,
+    plan_ids,
+    pooled,
+    weight_gradients,
+)
 
 __all__ = [
     "Prefetched",
@@ -83,6 +95,7 @@ class TrainAgent(TableGroup):
     ) -> None:
         self._features = list(features)
         computing = {each.table.computing_dtype for each in declarations}
+        self.output_dtype = torch.float64 if np.float64 in computing else torch.float32
         self._dtype = computing.pop() if len(computing) == 1 else None
         self._collection: Any = None
         self._prefetched: deque[Prefetched] = deque()
@@ -241,6 +254,51 @@ class TrainAgent(TableGroup):
         held = DirectBatch(self._resources, self.table_names, batch.gradients)
         return with_gradient(held, outputs)
 
+    # -- lookups that operators of torch made
+
+    def take_gradient(self, wanted: Bags | Ids, parts: Sequence[Tensor]) -> None:
+        """Takes the gradients of what `pool` or `gather` gave without registering it.
+
+        Args:
+            wanted: what was looked up.
+            parts: of each feature, ``(num_bags, dim)`` or ``(ids of the feature, dim)``.
+        """
+        if self._is_direct:
+            collection = self._collection
+            if collection is None:
+                collection = self._collection = self.container.collection(self._features)
+            if isinstance(wanted, Bags):
+                assert self._dtype is not None
+                weights = wanted.numpy_weights(self._dtype)
+                bags = wanted.ids, wanted.offsets, wanted.places, wanted.num_bags, weights
+                batch = collection.plan_bags(*bags, finds_rows=False)
+                parts = [torch.cat(list(parts), dim=1)]
+            else:
+                batch = collection.plan_ids(wanted.ids, wanted.spans, finds_rows=False)
+            DirectBatch(self._resources, self.table_names, batch.gradients).hold(parts)
+            return
+        plan = self.plan(wanted)
+        found = [dedup(ids) for _, ids in plan.requests]
+        if isinstance(wanted, Bags):
+            gradients = bag_gradients(plan, wanted, parts, found)
+        else:
+            gradients = id_gradients(plan, parts, found)
+        for (table, _), each, gradient in zip(plan.requests, found, gradients, strict=True):
+            shadow_id = self._resources.register(table, each.keys, each.inverse)
+            self._resources.accumulate(shadow_id, gradient)
+            self._resources.release(shadow_id)
+
+    def weight_gradient(self, bags: Bags, parts: Sequence[Tensor]) -> Tensor:
+        """The gradient ``(n,)`` of the weights of bags that `pool` gave; the rows are read again.
+
+        Args:
+            parts: as of `take_gradient`.
+        """
+        plan = self.plan(bags)
+        return weight_gradients(
+            plan, bags, parts, self.lookup_all(plan.requests, is_training=False)
+        )
+
     # -- prefetched lookups
 
     def plan(self, wanted: Bags | Ids) -> Plan:
@@ -356,6 +414,11 @@ def untraced(forward: Forward) -> Forward:
     return marked
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _new_call_site(name: str) -> str:
+    return call_site(name)
+
+
 class TableModule(nn.Module):
     """The base of modules that look up in tables.
 
@@ -375,6 +438,28 @@ class TableModule(nn.Module):
         """Whether rows are trained: not in evaluation, nor after ``requires_grad_(False)``."""
         anchor = self._parameters["anchor"]
         return self.training and anchor is not None and anchor.requires_grad
+
+    # -- operators of torch: see `sparring_torch.lookup_ops`
+
+    op_name: str
+
+    def register_for_ops(self) -> None:
+        """Makes the module known to operators, under the names of its tables."""
+        self.op_name = register_module(",".join(self.agent.table_names), self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "op_name" in state:
+            self.register_for_ops()  # a copy is another module
+
+    def op_anchor(self) -> Tensor:
+        """The anchor of a lookup that is traced now."""
+        is_training = self.is_training and torch.is_grad_enabled()
+        return anchor_of(self.agent.output_dtype, is_training=is_training)
+
+    def call_site(self) -> str:
+        """The name of this module for one lookup that is traced now."""
+        return _new_call_site(self.op_name)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
