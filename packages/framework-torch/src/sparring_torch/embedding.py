@@ -89,7 +89,7 @@ class Embedding(TableModule):
         """
         if torch.compiler.is_compiling():
             found: Tensor = torch.ops.sparring.lookup(
-                input, self.op_anchor(), self.call_site(), self.embedding_dim
+                input, *self.op_arguments(), self.embedding_dim
             )
             return found
         return self._eager(input)

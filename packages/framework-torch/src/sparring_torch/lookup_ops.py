@@ -8,8 +8,9 @@ The anchor is a leaf that requires a gradient, so that a compiler keeps the oper
 which hands the gradient of the embeddings to the step. Nothing else happens behind a compiler's back:
 a lookup reads only, so that it may run twice, as in activation checkpointing, or be shared.
 
-A module is found by name in the process. Each place of a program that calls it adds a number to the
-name: two backward operators must not be taken for one, although their arguments are equal.
+A module is found by name in the process. In training, each place of a program that calls it adds a
+number to the name: two backward operators must not be taken for one, although their arguments are
+equal.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from sparring.errors import InvalidArgumentError
 
-__all__ = ["LookupModule", "anchor_of", "call_site", "register_module"]
+__all__ = ["ANCHORS", "LookupModule", "call_site", "register_module"]
 
 
 class LookupModule(Protocol):
@@ -40,16 +41,11 @@ class LookupModule(Protocol):
 _modules: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _sites = count(1)
 
-_ANCHORS = {dtype: torch.zeros(1, dtype=dtype) for dtype in (torch.float32, torch.float64)}
-_TRAINED_ANCHORS = {
+ANCHORS = {
     dtype: torch.zeros(1, dtype=dtype, requires_grad=True)
     for dtype in (torch.float32, torch.float64)
 }
-
-
-def anchor_of(dtype: torch.dtype, *, is_training: bool) -> Tensor:
-    """The anchor of lookups that give embeddings of `dtype`."""
-    return (_TRAINED_ANCHORS if is_training else _ANCHORS)[dtype]
+"""The anchors of lookups in training, by the dtype of embeddings."""
 
 
 def register_module(name: str, module: LookupModule) -> str:
@@ -64,13 +60,14 @@ def register_module(name: str, module: LookupModule) -> str:
     raise AssertionError("count() does not end")
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def call_site(name: str) -> str:
-    """The name of a module as one place of a program gives it to operators."""
+    """The name of a module with a number for the place of a program that is traced now."""
     return f"{name}#{next(_sites)}"
 
 
 def _module(site: str) -> LookupModule:
-    name = site.rpartition("#")[0]
+    name = site.partition("#")[0]
     found: LookupModule | None = _modules.get(name)
     if found is None:
         raise InvalidArgumentError(

@@ -39,7 +39,7 @@ from sparring_torch.device_kernels import current_gpu, kernel_set_for
 from sparring_torch.device_path import DevicePath
 from sparring_torch.intra_op_threads import borrow_intra_op_threads
 from sparring_torch.row_gradients import Anchor
-from sparring_torch.lookup_ops import anchor_of, call_site, register_module
+from sparring_torch.lookup_ops import ANCHORS, call_site, register_module
 from sparring_torch.shadow_pooling import (
     Plan,
     Shadow,
@@ -414,11 +414,6 @@ def untraced(forward: Forward) -> Forward:
     return marked
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _new_call_site(name: str) -> str:
-    return call_site(name)
-
-
 class TableModule(nn.Module):
     """The base of modules that look up in tables.
 
@@ -452,14 +447,12 @@ class TableModule(nn.Module):
         if "op_name" in state:
             self.register_for_ops()  # a copy is another module
 
-    def op_anchor(self) -> Tensor:
-        """The anchor of a lookup that is traced now."""
-        is_training = self.is_training and torch.is_grad_enabled()
-        return anchor_of(self.agent.output_dtype, is_training=is_training)
-
-    def call_site(self) -> str:
-        """The name of this module for one lookup that is traced now."""
-        return _new_call_site(self.op_name)
+    def op_arguments(self) -> tuple[Tensor, str]:
+        """The anchor and the name of this module for one lookup that is traced now."""
+        dtype = self.agent.output_dtype
+        if self.is_training and torch.is_grad_enabled():
+            return ANCHORS[dtype], call_site(self.op_name)
+        return torch.zeros(1, dtype=dtype), self.op_name
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
