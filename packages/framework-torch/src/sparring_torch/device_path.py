@@ -286,7 +286,7 @@ class _Batch:
             self._resources.hold(shadow_id, sources, check)
 
     def __del__(self) -> None:
-        for shadow_id in self._shadow_ids.values():
+        for shadow_id in getattr(self, "_shadow_ids", {}).values():  # see `DirectBatch`
             self._resources.release(shadow_id)
 
 

@@ -442,7 +442,7 @@ def _leaves(batch: KeyedJaggedTensor) -> tuple[list[Any], list[str]]:
 
 def _named_leaves(batch: KeyedJaggedTensor) -> tuple[list[tuple[Any, Any]], list[str]]:
     leaves, keys = _leaves(batch)
-    names = map(torch.utils._pytree.MappingKey, ("values", "weights", "lengths"))
+    names: Any = map(torch.utils._pytree.MappingKey, ("values", "weights", "lengths"))
     return list(zip(names, leaves, strict=True)), keys
 
 
@@ -450,12 +450,10 @@ def _from_leaves(leaves: Iterable[Any], keys: list[str]) -> KeyedJaggedTensor:
     values, weights, lengths = leaves
     # Not always tensors: torch maps trees of them to trees of names and the like.
     num_bags = lengths.shape[0] if isinstance(lengths, Tensor) else 0
-    return KeyedJaggedTensor._trusted(
-        keys, values, weights, lengths, num_bags // max(1, len(keys))
-    )
+    return KeyedJaggedTensor._trusted(keys, values, weights, lengths, num_bags // max(1, len(keys)))
 
 
-# So that `torch.export` takes batches as inputs.
+# So that `torch.export` takes batches as inputs, and its programs are loaded with `weights_only`.
 torch.utils._pytree.register_pytree_node(
     KeyedJaggedTensor,
     _leaves,
@@ -463,3 +461,4 @@ torch.utils._pytree.register_pytree_node(
     flatten_with_keys_fn=_named_leaves,
     serialized_type_name="sparring_torch.KeyedJaggedTensor",
 )
+torch.serialization.add_safe_globals([KeyedJaggedTensor])

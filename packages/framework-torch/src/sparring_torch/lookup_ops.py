@@ -16,26 +16,15 @@ equal.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparring.errors import InvalidArgumentError
 
-__all__ = ["ANCHORS", "LookupModule", "call_site", "register_module"]
-
-
-class LookupModule(Protocol):
-    """A module that operators call: `lookup` with its own arguments, as tensors and numbers."""
-
-    def look_up(self, *arguments: Any) -> Tensor:
-        """Embeddings of these arguments; nothing is registered for a gradient."""
-
-    def take_gradient(self, gradient: Tensor, *arguments: Any) -> Tensor | None:
-        """Takes the gradient of embeddings that `look_up` gave; that of weights, if they want one."""
+__all__ = ["ANCHORS", "call_site", "register_module"]
 
 
 _modules: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
@@ -48,8 +37,8 @@ ANCHORS = {
 """The anchors of lookups in training, by the dtype of embeddings."""
 
 
-def register_module(name: str, module: LookupModule) -> str:
-    """Makes a module known to operators; returns the name by which they find it.
+def register_module(name: str, module: Any) -> str:
+    """Makes a `TableModule` known to operators; returns the name by which they find it.
 
     That is `name`, or `name` and a number, if a living module has it already.
     """
@@ -66,9 +55,9 @@ def call_site(name: str) -> str:
     return f"{name}#{next(_sites)}"
 
 
-def _module(site: str) -> LookupModule:
+def _module(site: str) -> Any:
     name = site.partition("#")[0]
-    found: LookupModule | None = _modules.get(name)
+    found = _modules.get(name)
     if found is None:
         raise InvalidArgumentError(
             f"this program looks up in {name!r}, which no module of this process has; make the "
@@ -91,12 +80,12 @@ _pooled_lookup_backward = (
 
 
 @torch.library.custom_op("sparring::lookup", mutates_args=(), schema=_lookup)
-def _look_up(ids: Tensor, anchor: Tensor, table: str, dim: int) -> Tensor:
+def _look_up(ids: Tensor, _anchor: Tensor, table: str, _dim: int) -> Tensor:
     return _module(table).look_up(ids)
 
 
 @_look_up.register_fake
-def _(ids: Tensor, anchor: Tensor, table: str, dim: int) -> Tensor:
+def _(ids: Tensor, anchor: Tensor, _table: str, dim: int) -> Tensor:
     return ids.new_empty((*ids.shape, dim), dtype=anchor.dtype)
 
 
@@ -107,78 +96,39 @@ def _take(gradient: Tensor, ids: Tensor, anchor: Tensor, table: str) -> Tensor:
 
 
 @_take.register_fake
-def _(gradient: Tensor, ids: Tensor, anchor: Tensor, table: str) -> Tensor:
+def _(_gradient: Tensor, _ids: Tensor, anchor: Tensor, _table: str) -> Tensor:
     return torch.empty_like(anchor)
 
 
 @torch.library.custom_op("sparring::pooled_lookup", mutates_args=(), schema=_pooled_lookup)
-def _look_up_pooled(
-    ids: Tensor,
-    bags: Tensor | None,
-    weights: Tensor | None,
-    anchor: Tensor,
-    table: str,
-    places: Sequence[int],
-    num_bags: int,
-    dim: int,
-) -> Tensor:
-    return _module(table).look_up(ids, bags, weights, places, num_bags)
+def _look_up_pooled(*arguments: Any) -> Tensor:
+    *batch, _anchor, table, places, num_bags, _dim = arguments
+    return _module(table).look_up(*batch, places, num_bags)
 
 
 @_look_up_pooled.register_fake
-def _(
-    ids: Tensor,
-    bags: Tensor | None,
-    weights: Tensor | None,
-    anchor: Tensor,
-    table: str,
-    places: Sequence[int],
-    num_bags: int,
-    dim: int,
-) -> Tensor:
-    return ids.new_empty((num_bags, dim), dtype=anchor.dtype)
+def _(*arguments: Any) -> Tensor:
+    ids, _bags, _weights, anchor, _table, _places, num_bags, dim = arguments
+    made: Tensor = ids.new_empty((num_bags, dim), dtype=anchor.dtype)
+    return made
 
 
 @torch.library.custom_op(
     "sparring::pooled_lookup_backward", mutates_args=(), schema=_pooled_lookup_backward
 )
-def _take_pooled(
-    gradient: Tensor,
-    ids: Tensor,
-    bags: Tensor | None,
-    weights: Tensor | None,
-    anchor: Tensor,
-    table: str,
-    places: Sequence[int],
-    num_bags: int,
-    are_weights_trained: bool,
-) -> tuple[Tensor, Tensor]:
+def _take_pooled(*arguments: Any) -> tuple[Tensor, Tensor]:
+    gradient, *batch, anchor, table, places, num_bags, are_weights_trained = arguments
+    gradient, *batch = map(_own, (gradient, *batch))
     of_weights = _module(table).take_gradient(
-        _own(gradient),
-        _own(ids),
-        _own(bags),
-        _own(weights),
-        places,
-        num_bags,
-        are_weights_trained,
+        gradient, *batch, places, num_bags, are_weights_trained
     )
     return torch.zeros_like(anchor), torch.empty(0) if of_weights is None else of_weights
 
 
 @_take_pooled.register_fake
-def _(
-    gradient: Tensor,
-    ids: Tensor,
-    bags: Tensor | None,
-    weights: Tensor | None,
-    anchor: Tensor,
-    table: str,
-    places: Sequence[int],
-    num_bags: int,
-    are_weights_trained: bool,
-) -> tuple[Tensor, Tensor]:
-    assert weights is not None or not are_weights_trained
-    of_weights: Any = torch.empty_like(weights) if are_weights_trained else torch.empty(0)
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    _gradient, _ids, _bags, weights, anchor, *_, are_weights_trained = arguments
+    of_weights = torch.empty_like(weights) if are_weights_trained else torch.empty(0)
     return torch.empty_like(anchor), of_weights
 
 
@@ -187,7 +137,7 @@ def _own(given: Any) -> Any:
     return None if given is None else given.clone(memory_format=torch.contiguous_format)
 
 
-def _set_up(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _set_up(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch names it
     ids, anchor, ctx.table, _ = inputs
     ctx.save_for_backward(ids, anchor)
 
@@ -197,7 +147,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     return None, torch.ops.sparring.lookup_backward(gradient, ids, anchor, ctx.table), None, None
 
 
-def _set_up_pooled(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _set_up_pooled(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - as above
     ids, bags, weights, anchor, ctx.table, ctx.places, ctx.num_bags, _ = inputs
     ctx.save_for_backward(ids, bags, weights, anchor)
 

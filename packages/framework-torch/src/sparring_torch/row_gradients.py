@@ -44,7 +44,7 @@ class _Norm(nn.Parameter):
         # A copy belongs to no optimizer yet.
         return type(self), (self.data, self.requires_grad)
 
-    @property  # type: ignore[override]
+    @property
     def grad(self) -> Tensor | None:
         """The norm ``(1,)``; None where no gradient came since the last step.
 
@@ -67,7 +67,7 @@ class Anchor(_Norm):
     for the `sparring_torch.Optimizer` of the module.
     """
 
-    @property  # type: ignore[override]
+    @property
     def grad(self) -> Tensor | None:
         """As `_Norm.grad`."""
         if self.gradients is None or not self.gradients.are_waiting:

@@ -38,8 +38,8 @@ from sparring_torch.device_groups import DeviceGroup
 from sparring_torch.device_kernels import current_gpu, kernel_set_for
 from sparring_torch.device_path import DevicePath
 from sparring_torch.intra_op_threads import borrow_intra_op_threads
-from sparring_torch.row_gradients import Anchor
 from sparring_torch.lookup_ops import ANCHORS, call_site, register_module
+from sparring_torch.row_gradients import Anchor
 from sparring_torch.shadow_pooling import (
     Plan,
     Shadow,
@@ -401,7 +401,8 @@ class _GradientHook:
         self._resources.accumulate(self._shadow_id, gradient.contiguous().numpy())
 
     def __del__(self) -> None:
-        self._resources.release(self._shadow_id)
+        if hasattr(self, "_shadow_id"):  # see `DirectBatch`
+            self._resources.release(self._shadow_id)
 
 
 def untraced(forward: Forward) -> Forward:
@@ -443,9 +444,17 @@ class TableModule(nn.Module):
         self.op_name = register_module(",".join(self.agent.table_names), self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         if "op_name" in state:
             self.register_for_ops()  # a copy is another module
+
+    def look_up(self, *arguments: Any) -> Tensor:
+        """Embeddings, by what an operator is given; nothing is registered for a gradient."""
+        raise NotImplementedError
+
+    def take_gradient(self, gradient: Tensor, *arguments: Any) -> Tensor | None:
+        """Takes the gradient of what `look_up` gave; returns that of weights, if it is wanted."""
+        raise NotImplementedError
 
     def op_arguments(self) -> tuple[Tensor, str]:
         """The anchor and the name of this module for one lookup that is traced now."""
