@@ -81,7 +81,8 @@ _pooled_lookup_backward = (
 
 @torch.library.custom_op("sparring::lookup", mutates_args=(), schema=_lookup)
 def _look_up(ids: Tensor, _anchor: Tensor, table: str, _dim: int) -> Tensor:
-    return _module(table).look_up(ids)
+    found: Tensor = _module(table).look_up(ids)
+    return found
 
 
 @_look_up.register_fake
@@ -103,7 +104,8 @@ def _(_gradient: Tensor, _ids: Tensor, anchor: Tensor, _table: str) -> Tensor:
 @torch.library.custom_op("sparring::pooled_lookup", mutates_args=(), schema=_pooled_lookup)
 def _look_up_pooled(*arguments: Any) -> Tensor:
     *batch, _anchor, table, places, num_bags, _dim = arguments
-    return _module(table).look_up(*batch, places, num_bags)
+    found: Tensor = _module(table).look_up(*batch, places, num_bags)
+    return found
 
 
 @_look_up_pooled.register_fake
