@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sparring_torch.collate import collate_jagged
     from sparring_torch.distributed_model_parallel import DistributedModelParallel
     from sparring_torch.embedding import Embedding
     from sparring_torch.embedding_bag import EmbeddingBag
@@ -57,6 +58,7 @@ __all__ = [
     "TrainAgent",
     "TrainPipeline",
     "__version__",
+    "collate_jagged",
     "dense_parameters",
     "gather_random_state",
     "gather_state",
@@ -83,6 +85,7 @@ _HOMES = {
     "PoolingType": "table_configs",
     "TrainAgent": "train_agent",
     "TrainPipeline": "train_pipeline",
+    "collate_jagged": "collate",
     "dense_parameters": "row_gradients",
     "gather_random_state": "saved_state",
     "gather_state": "saved_state",

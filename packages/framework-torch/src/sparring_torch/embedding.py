@@ -13,15 +13,16 @@ from sparring_torch.batch_lookup import Ids
 from sparring_torch.device_groups import DeviceGroup, each_alone
 from sparring_torch.device_memory import memory_errors
 from sparring_torch.device_path import DevicePath
-from sparring_torch.ids import ids_in_place, whole_ids
+from sparring_torch.ids import flat_ids, ids_in_place, is_flat, tensor_of, whole_ids
+from sparring_torch.single_table import SingleTable, answering_torch
 from sparring_torch.table_configs import EmbeddingConfig, declaration, storage_on
 from sparring_torch.table_names import free_table_name
-from sparring_torch.train_agent import TableModule, TrainAgent
+from sparring_torch.train_agent import TrainAgent, untraced
 
 __all__ = ["Embedding"]
 
 
-class Embedding(TableModule):
+class Embedding(SingleTable):
     """Ids of any shape to embeddings: ``(*)`` → ``(*, embedding_dim)``.
 
     Ids may be any int64, and none of them is declared beforehand. For training and evaluation
@@ -47,6 +48,7 @@ class Embedding(TableModule):
         InvalidArgumentError: a number out of range, an unknown dtype or initializer.
     """
 
+    @answering_torch
     def __init__(  # noqa: PLR0913 - torch.nn.Embedding is made by keywords too
         self,
         embedding_dim: int,
@@ -84,9 +86,13 @@ class Embedding(TableModule):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch.nn calls it so
         """Embeddings ``(*, embedding_dim)`` of ids ``(*)``, on the device of the ids.
 
+        Of a nested tensor of ids the result is one too. Arrays and lists are taken as tensors.
+
         Raises:
             InvalidArgumentError: a value is no id.
         """
+        if not isinstance(input, Tensor) or input.is_nested:
+            return self._of_other_ids(input)
         if torch.compiler.is_compiling():
             found: Tensor = torch.ops.sparring.lookup(
                 input, *self.op_arguments(), self.embedding_dim
@@ -116,7 +122,7 @@ class Embedding(TableModule):
 
     def take_gradient(self, gradient: Tensor, *arguments: Any) -> None:
         (values,) = arguments
-        path = self.agent.path_for(values, is_training=True)
+        path = self.agent.path_of_gradient(values)
         gradient = gradient.view(-1, self.embedding_dim)
         if path is not None:
             group, kept = self._group(values)
@@ -125,6 +131,26 @@ class Embedding(TableModule):
             return
         ids, kept = self._kept(values)
         self.agent.take_gradient(ids, [(gradient if kept is None else gradient[kept]).cpu()])
+
+    @untraced
+    def _of_other_ids(self, given: Any) -> Tensor:
+        if not isinstance(given, Tensor):
+            try:
+                ids = tensor_of(given, f"ids of table {self.name!r}")
+            except Exception as error:
+                self.agent.refuse(error, is_training=self.is_training)
+            return self.forward(ids)
+        embeddings = self.forward(flat_ids(given))
+        if is_flat(given):
+            jagged: Any = given
+            return torch.nested.nested_tensor_from_jagged(embeddings, jagged.offsets())
+        components = given.unbind()
+        parts = torch.split(embeddings, [each.numel() for each in components])
+        shaped = [
+            part.view(*each.shape, self.embedding_dim)
+            for part, each in zip(parts, components, strict=True)
+        ]
+        return torch.nested.as_nested_tensor(shaped, layout=given.layout)
 
     def _on_device(self, path: DevicePath, values: Tensor) -> Tensor:
         with self.agent.refusing(path, is_training=self.is_training):
@@ -146,7 +172,8 @@ class Embedding(TableModule):
 
     def wanted(self, input: Tensor) -> Ids:  # noqa: A002 - as in `forward`
         """Ids that `forward` looks up."""
-        return self._kept(input)[0]
+        given = tensor_of(input, f"ids of table {self.name!r}")
+        return self._kept(flat_ids(given) if given.is_nested else given)[0]
 
     def _kept(self, values: Tensor) -> tuple[Ids, Tensor | None]:
         """Ids to look up, and their places in `values` if some are left out."""

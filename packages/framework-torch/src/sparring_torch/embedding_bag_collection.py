@@ -141,7 +141,7 @@ class EmbeddingBagCollection(TableModule):
     def take_gradient(self, gradient: Tensor, *arguments: Any) -> Tensor | None:
         *given, are_weights_trained = arguments
         features = self._batch(*given)
-        path = self.agent.path_for(features.values(), is_training=True)
+        path = self.agent.path_of_gradient(features.values())
         parts = torch.split(gradient, self._dims, dim=1)
         if path is not None:
             places, weights = self._router.places(features), features.weights_or_none()

@@ -23,25 +23,23 @@ import torch
 from torch import Tensor
 
 from sparring.errors import InvalidArgumentError
+from sparring_torch.row_gradients import AnchoredModule
 
-__all__ = ["ANCHORS", "call_site", "register_module"]
+__all__ = ["LookupModule"]
 
 
 _modules: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _sites = count(1)
 
-ANCHORS = {
+_ANCHORS = {
     dtype: torch.zeros(1, dtype=dtype, requires_grad=True)
     for dtype in (torch.float32, torch.float64)
 }
 """The anchors of lookups in training, by the dtype of embeddings."""
 
 
-def register_module(name: str, module: Any) -> str:
-    """Makes a `TableModule` known to operators; returns the name by which they find it.
-
-    That is `name`, or `name` and a number, if a living module has it already.
-    """
+def _register(name: str, module: LookupModule) -> str:
+    """Enters a module under `name`, or `name` and a number if a living module has it already."""
     for number in count(1):
         free = name if number == 1 else f"{name}@{number}"
         if _modules.setdefault(free, module) is module:
@@ -50,14 +48,45 @@ def register_module(name: str, module: Any) -> str:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def call_site(name: str) -> str:
+def _call_site(name: str) -> str:
     """The name of a module with a number for the place of a program that is traced now."""
     return f"{name}#{next(_sites)}"
 
 
-def _module(site: str) -> Any:
-    name = site.partition("#")[0]
-    found = _modules.get(name)
+class LookupModule(AnchoredModule):
+    """A module that operators of torch find by its name in the process."""
+
+    agent: Any
+    op_name: str
+
+    def register_for_ops(self) -> None:
+        """Makes the module known to operators, under the names of its tables."""
+        self.op_name = _register(",".join(self.agent.table_names), self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if "op_name" in state:
+            self.register_for_ops()  # a copy is another module
+
+    def look_up(self, *arguments: Any) -> Tensor:
+        """Embeddings, by what an operator is given; nothing is registered for a gradient."""
+        raise NotImplementedError
+
+    def take_gradient(self, gradient: Tensor, *arguments: Any) -> Tensor | None:
+        """Takes the gradient of what `look_up` gave; returns that of weights, if it is wanted."""
+        raise NotImplementedError
+
+    def op_arguments(self) -> tuple[Tensor, str]:
+        """The anchor and the name of this module for one lookup that is traced now."""
+        dtype = self.agent.output_dtype
+        if self.is_training and torch.is_grad_enabled():
+            return _ANCHORS[dtype], _call_site(self.op_name)
+        return torch.zeros(1, dtype=dtype), self.op_name
+
+
+def _module(site: str) -> LookupModule:
+    name = site if site in _modules else site.rpartition("#")[0] or site
+    found: LookupModule | None = _modules.get(name)
     if found is None:
         raise InvalidArgumentError(
             f"this program looks up in {name!r}, which no module of this process has; make the "
@@ -81,8 +110,7 @@ _pooled_lookup_backward = (
 
 @torch.library.custom_op("sparring::lookup", mutates_args=(), schema=_lookup)
 def _look_up(ids: Tensor, _anchor: Tensor, table: str, _dim: int) -> Tensor:
-    found: Tensor = _module(table).look_up(ids)
-    return found
+    return _module(table).look_up(ids)
 
 
 @_look_up.register_fake
@@ -104,8 +132,7 @@ def _(_gradient: Tensor, _ids: Tensor, anchor: Tensor, _table: str) -> Tensor:
 @torch.library.custom_op("sparring::pooled_lookup", mutates_args=(), schema=_pooled_lookup)
 def _look_up_pooled(*arguments: Any) -> Tensor:
     *batch, _anchor, table, places, num_bags, _dim = arguments
-    found: Tensor = _module(table).look_up(*batch, places, num_bags)
-    return found
+    return _module(table).look_up(*batch, places, num_bags)
 
 
 @_look_up_pooled.register_fake

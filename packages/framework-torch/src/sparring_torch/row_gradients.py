@@ -26,7 +26,7 @@ from sparring.adapter import StepContainer, summed_gradients
 from sparring.contracts import Reduction
 from sparring.errors import UnsupportedError
 
-__all__ = ["Anchor", "RowGradients", "dense_parameters"]
+__all__ = ["Anchor", "AnchoredModule", "RowGradients", "dense_parameters"]
 
 
 class _Norm(nn.Parameter):
@@ -83,6 +83,32 @@ class Anchor(_Norm):
         if self.gradients is None or not self.gradients.are_waiting or _is_optimizer(_reader()):
             return
         self.gradients.set_norm(self.place, value)
+
+
+class AnchoredModule(nn.Module):
+    """A module with rows, for which a parameter stands: `anchor`, which is not in `state_dict`."""
+
+    anchor: Anchor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.anchor = Anchor()
+
+    @property
+    def is_training(self) -> bool:
+        """Whether rows are trained: not in evaluation, nor after ``requires_grad_(False)``."""
+        anchor = self._parameters["anchor"]
+        return self.training and anchor is not None and anchor.requires_grad
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        del destination[prefix + "anchor"]
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, *rest: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)
+        missing[:] = [key for key in missing if key != prefix + "anchor"]
 
 
 class RowGradients:

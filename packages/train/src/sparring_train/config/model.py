@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -35,6 +35,12 @@ class MatrixFactorizationModel(Section):
     def table_names(self) -> tuple[str, ...]:
         """The tables of this model."""
         return ("user", "item")
+
+    @property
+    def embedding_parts(self) -> dict[str, Any]:
+        """Table → part → where it is in a row; see `sparring.EMBEDDING_PARTS`."""
+        parts = {"bias": [0, 1], "embedding": [1, self.dim + 1]}
+        return dict.fromkeys(self.table_names, parts)
 
 
 class DlrmModel(Section):
