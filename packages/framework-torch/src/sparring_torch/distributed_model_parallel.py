@@ -107,7 +107,8 @@ class DistributedModelParallel(nn.Module):
             return
         if dist.is_available() and dist.is_initialized() and has_parameters:
             anchors = [name for name, each in module.named_parameters() if isinstance(each, Anchor)]
-            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, anchors)
+            ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+            ignore(module, anchors)
             self._wrapped = DistributedDataParallel(
                 module, find_unused_parameters=find_unused_parameters
             )

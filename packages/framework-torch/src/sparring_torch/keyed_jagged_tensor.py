@@ -14,10 +14,10 @@ from torch import Tensor
 
 from sparring.adapter import suggestion
 from sparring.errors import InvalidArgumentError
+from sparring_torch import keyed_parts
 from sparring_torch.jagged_parts import JaggedParts
 from sparring_torch.jagged_tensor import JaggedTensor, check_weights
 from sparring_torch.jaggedness import Counts, lengths_of, values_from
-from sparring_torch.keyed_parts import check_strides, inverse_of, joined, shared_stride
 
 __all__ = ["KeyedJaggedTensor"]
 
@@ -115,11 +115,13 @@ class KeyedJaggedTensor(JaggedParts):
             checked.shape[0], lengths, offsets, num_keys=num_keys, device=checked.device
         )
         self._offsets: Tensor | None = None
-        self._inverse = None if inverse_indices is None else inverse_of(names, *inverse_indices)
+        self._inverse = (
+            None if inverse_indices is None else keyed_parts.inverse_of(names, *inverse_indices)
+        )
         if self._strides is None:
-            self._stride = shared_stride(len(names), self._lengths.numel(), stride)
+            self._stride = keyed_parts.shared_stride(len(names), self._lengths.numel(), stride)
         else:
-            check_strides(names, self._strides, self._lengths.numel())
+            keyed_parts.check_strides(names, self._strides, self._lengths.numel())
             self._stride = max(self._strides, default=0)
         if self._inverse is not None:
             self._strides = self._strides or self.stride_per_key()
@@ -202,7 +204,7 @@ class KeyedJaggedTensor(JaggedParts):
         return KeyedJaggedTensor(
             list(jt_dict),
             torch.cat([part.values() for part in parts]),
-            joined([part.weights_or_none() for part in parts], "weights"),
+            keyed_parts.joined([part.weights_or_none() for part in parts], "weights"),
             torch.cat([part.lengths() for part in parts]),
             stride=next(iter(strides.values())),
         )
@@ -227,11 +229,11 @@ class KeyedJaggedTensor(JaggedParts):
             )
         keys = [name for part in kjt_list for name in part._keys]
         each = [[stride] for part in kjt_list for stride in part.stride_per_key()]
-        inverse = joined([part._inverse for part in kjt_list], "inverse_indices")
+        inverse = keyed_parts.joined([part._inverse for part in kjt_list], "inverse_indices")
         return KeyedJaggedTensor(
             keys,
             torch.cat([part.values() for part in kjt_list]),
-            joined([part.weights_or_none() for part in kjt_list], "weights"),
+            keyed_parts.joined([part.weights_or_none() for part in kjt_list], "weights"),
             torch.cat([part.lengths() for part in kjt_list]),
             stride=strides[0],
             stride_per_key_per_rank=each if is_variable else None,
@@ -259,12 +261,9 @@ class KeyedJaggedTensor(JaggedParts):
     def empty_like(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """No features, with the dtypes, the device and the stride of `kjt`."""
         weights = kjt._weights
+        weights = None if weights is None else weights[:0]
         return KeyedJaggedTensor._trusted(
-            [],
-            kjt._values[:0],
-            None if weights is None else weights[:0],
-            kjt._lengths[:0],
-            kjt._stride,
+            [], kjt._values[:0], weights, kjt._lengths[:0], kjt._stride
         )
 
     # -- parts --------------------------------------------------------------------
@@ -315,12 +314,7 @@ class KeyedJaggedTensor(JaggedParts):
         for row, own in zip(lengths, torch.split(self._lengths, self._strides), strict=True):
             row[: len(own)] = own
         return KeyedJaggedTensor._trusted(
-            self._keys,
-            self._values,
-            self._weights,
-            lengths.flatten(),
-            stride,
-            self._length_per_key,
+            self._keys, self._values, self._weights, lengths.flatten(), stride, self._length_per_key
         )
 
     def length_per_key(self) -> list[int]:
@@ -429,7 +423,7 @@ class KeyedJaggedTensor(JaggedParts):
         return KeyedJaggedTensor._trusted(
             [self._keys[index] for index in order],
             torch.cat([part._values for part in parts]),
-            joined([part._weights for part in parts], "weights"),
+            keyed_parts.joined([part._weights for part in parts], "weights"),
             torch.cat([part._lengths for part in parts]),
             self._stride,
             [self.length_per_key()[index] for index in order],
@@ -499,3 +493,6 @@ class KeyedJaggedTensor(JaggedParts):
     def __repr__(self) -> str:
         features = ",\n  ".join(f"{name!r}: {self[name]!r}" for name in self._keys)
         return f"KeyedJaggedTensor({{\n  {features}\n}}, stride={self._stride})"
+
+
+keyed_parts.register_tree(KeyedJaggedTensor)

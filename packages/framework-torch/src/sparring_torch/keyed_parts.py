@@ -1,15 +1,16 @@
-"""Parts of a `KeyedJaggedTensor`: how many bags its features have, and whose they are."""
+"""Parts of a `KeyedJaggedTensor`: bags of its features, and its tree of tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparring.errors import InvalidArgumentError
 
-__all__ = ["check_strides", "inverse_of", "joined", "shared_stride"]
+__all__ = ["check_strides", "inverse_of", "joined", "register_tree", "shared_stride"]
 
 
 def shared_stride(num_keys: int, num_bags: int, given: int | None) -> int:
@@ -84,3 +85,46 @@ def joined(parts: Sequence[Tensor | None], what: str) -> Tensor | None:
             "give them to the others too"
         )
     return torch.cat(given)
+
+
+def register_tree(batches: Any) -> None:
+    """Makes a class of batches a tree of tensors for torch.
+
+    So that `torch.export` takes batches as inputs, and its programs are loaded with `weights_only`.
+
+    Args:
+        batches: `KeyedJaggedTensor`.
+    """
+
+    def from_leaves(leaves: Iterable[Any], context: list[Any]) -> Any:
+        values, weights, lengths, inverse = leaves
+        keys, strides = context
+        # Not always tensors: torch maps trees of them to trees of names and the like.
+        stride = lengths.shape[0] // max(1, len(keys)) if isinstance(lengths, Tensor) else 0
+        if strides is not None:
+            stride = inverse.shape[1] if isinstance(inverse, Tensor) else max(strides)
+        return batches._trusted(
+            keys, values, weights, lengths, stride, strides=strides, inverse=inverse
+        )
+
+    torch.utils._pytree.register_pytree_node(
+        batches,
+        _leaves,
+        from_leaves,
+        flatten_with_keys_fn=_named_leaves,
+        serialized_type_name="sparring_torch.KeyedJaggedTensor",
+    )
+    torch.serialization.add_safe_globals([batches])
+
+
+def _leaves(batch: Any) -> tuple[list[Any], list[Any]]:
+    leaves = [batch._values, batch._weights, batch._lengths, batch._inverse]
+    return leaves, [batch._keys, batch._strides]
+
+
+def _named_leaves(batch: Any) -> tuple[list[tuple[Any, Any]], list[Any]]:
+    leaves, context = _leaves(batch)
+    names: Any = map(
+        torch.utils._pytree.MappingKey, ("values", "weights", "lengths", "inverse_indices")
+    )
+    return list(zip(names, leaves, strict=True)), context

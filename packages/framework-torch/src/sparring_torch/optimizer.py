@@ -245,7 +245,7 @@ class Optimizer(torch.optim.Optimizer):
     def clip_grad_norm_(
         self, max_norm: float, dense_parameters: Iterable[Tensor] = (), **options: Any
     ) -> Tensor:
-        """Scales the gradients of rows and of ordinary parameters, so that their norm is `max_norm` at most.
+        """Clips the gradients of rows and of ordinary parameters by one norm.
 
         As ``torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)`` for the model of this
         optimizer, which does the same. Call it after the last ``backward()`` before a step. The norm is

@@ -27,7 +27,7 @@ from sparring.adapter import StepContainer, summed_gradients
 from sparring.contracts import Reduction
 from sparring.errors import UnsupportedError
 
-__all__ = ["Anchor", "RowGradients", "dense_parameters"]
+__all__ = ["Anchor", "AnchoredModule", "RowGradients", "dense_parameters"]
 
 
 class _Norm(nn.Parameter):
@@ -45,7 +45,7 @@ class _Norm(nn.Parameter):
         # A copy belongs to no optimizer yet.
         return type(self), (self.data, self.requires_grad)
 
-    @property  # type: ignore[override]
+    @property
     def grad(self) -> Tensor | None:
         """The norm ``(1,)``; None where no gradient came since the last step.
 
@@ -71,7 +71,7 @@ class Anchor(_Norm):
     owner: weakref.ref[nn.Module] | None = None
     """The module; a copy has none."""
 
-    @property  # type: ignore[override]
+    @property
     def grad(self) -> Tensor | None:
         """As `_Norm.grad`."""
         if self.gradients is None or not self.gradients.are_waiting:
@@ -87,6 +87,33 @@ class Anchor(_Norm):
         if self.gradients is None or not self.gradients.are_waiting or _is_optimizer(_reader()):
             return
         self.gradients.set_norm(self.place, value)
+
+
+class AnchoredModule(nn.Module):
+    """A module with rows, for which a parameter stands: `anchor`, which is not in `state_dict`."""
+
+    anchor: Anchor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.anchor = Anchor()
+        self.anchor.owner = weakref.ref(self)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether rows are trained: not in evaluation, nor after ``requires_grad_(False)``."""
+        anchor = self._parameters["anchor"]
+        return self.training and anchor is not None and anchor.requires_grad
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        del destination[prefix + "anchor"]
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, *rest: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)
+        missing[:] = [key for key in missing if key != prefix + "anchor"]
 
 
 class RowGradients:
@@ -113,29 +140,31 @@ class RowGradients:
             anchor.place = own.place = place
         self._num_seen = self._resources.num_gradients
         self._taken: dict[str, Any] = {}
-        self._norms: list[Tensor] = []
+        self._norms: list[Tensor | None] = []
         self._before: list[float] = []
 
     @property
     def are_waiting(self) -> bool:
         """Whether a gradient came since the last step."""
-        return bool(self._norms) or self._resources.num_gradients != self._num_seen
+        is_new = self._resources.num_gradients != self._num_seen
+        return is_new or any(each is not None for each in self._norms)
 
     @property
     def were_read(self) -> bool:
         """Whether a norm was, and may have been scaled since."""
         return bool(self._norms)
 
-    def norm(self, place: int, device: torch.device) -> Tensor:
+    def norm(self, place: int, device: torch.device) -> Tensor | None:
         """The norm ``(1,)`` of the gradients of an anchor's tables; the same tensor until more come.
 
-        All ranks call it.
+        None where they were dropped. All ranks call it.
         """
         if not self._norms or self._resources.num_gradients != self._num_seen:
             self._take()
-        if self._norms[place].device != device and device.type != "meta":
-            self._norms[place] = self._norms[place].to(device)
-        return self._norms[place]
+        norm = self._norms[place]
+        if norm is not None and norm.device != device and device.type != "meta":
+            norm = self._norms[place] = norm.to(device)
+        return norm
 
     def set_norm(self, place: int, value: Tensor | None) -> None:
         """Scales the gradients to another norm; None drops them."""
@@ -143,6 +172,8 @@ class RowGradients:
             self.norm(place, value.device)
             self._norms[place] = value
             return
+        if self._norms:
+            self._norms[place] = None
         for name in [name for name, own in self._place.items() if own == place]:
             self._resources.drop(name)
             self._taken.pop(name, None)
@@ -155,7 +186,7 @@ class RowGradients:
         if factor != 1.0 and self.are_waiting:
             self._take()
         factors = [
-            factor * (norm.item() / before if before else 1.0)
+            factor * (norm.item() / before if norm is not None and before else 1.0)
             for norm, before in zip(self._norms, self._before, strict=True)
         ]
         for name, each in self._taken.items():
@@ -198,8 +229,8 @@ class RowGradients:
             container.tables[name].computing_dtype == np.float64 for name in self._place
         )
         dtype = torch.float64 if is_double else torch.float32
-        self._norms = [torch.tensor([each], dtype=dtype) for each in norms]
-        self._before = [each.item() for each in self._norms]
+        made = [torch.tensor([each], dtype=dtype) for each in norms]
+        self._norms, self._before = [*made], [each.item() for each in made]
 
 
 def dense_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -12,7 +12,6 @@ drives `StepContainer.apply`. No other code need know that there are steps.
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -29,6 +28,7 @@ from sparring.adapter import (
     ResourceManager,
     StepContainer,
     TableDeclaration,
+    dedup,
     pulls_on_device,
     suggestion,
 )
@@ -42,10 +42,20 @@ from sparring_torch.ids import ids_from, tensor_of
 from sparring_torch.intra_op_threads import borrow_intra_op_threads
 from sparring_torch.jagged_tensor import JaggedTensor
 from sparring_torch.keyed_tensor import KeyedTensor
+from sparring_torch.lookup_ops import LookupModule
 from sparring_torch.row_copies import CopiedTables
-from sparring_torch.row_gradients import Anchor
 from sparring_torch.rows_in_state import RowsInState
-from sparring_torch.shadow_pooling import Plan, Shadow, gathered, plan_bags, plan_ids, pooled
+from sparring_torch.shadow_pooling import (
+    Plan,
+    Shadow,
+    bag_gradients,
+    gathered,
+    id_gradients,
+    plan_bags,
+    plan_ids,
+    pooled,
+    weight_gradients,
+)
 
 __all__ = [
     "Prefetched",
@@ -91,6 +101,7 @@ class TrainAgent(CopiedTables):
     ) -> None:
         self._features = list(features)
         computing = {each.table.computing_dtype for each in declarations}
+        self.output_dtype = torch.float64 if np.dtype(np.float64) in computing else torch.float32
         self._dtype = computing.pop() if len(computing) == 1 else None
         self._collection: Any = None
         self._prefetched: deque[Prefetched] = deque()
@@ -292,6 +303,56 @@ class TrainAgent(CopiedTables):
         held = DirectBatch(self._resources, self.table_names, batch.gradients)
         return with_gradient(held, outputs)
 
+    # -- lookups that operators of torch made
+
+    def path_of_gradient(self, ids: Tensor) -> DevicePath | None:
+        """As `path_for`, where the gradient of what was looked up has come."""
+        with torch.enable_grad():  # so that it is refused where no optimizer takes it
+            return self.path_for(ids, is_training=True)
+
+    def take_gradient(self, wanted: Bags | Ids, parts: Sequence[Tensor]) -> None:
+        """Takes the gradients of what `pool` or `gather` gave without registering it.
+
+        Args:
+            wanted: what was looked up.
+            parts: of each feature, ``(num_bags, dim)`` or ``(ids of the feature, dim)``.
+        """
+        if self._is_direct:
+            collection = self._collection
+            if collection is None:
+                collection = self._collection = self.container.collection(self._features)
+            if isinstance(wanted, Bags):
+                assert self._dtype is not None
+                weights = wanted.numpy_weights(self._dtype)
+                bags = wanted.ids, wanted.offsets, wanted.places, wanted.num_bags, weights
+                batch = collection.plan_bags(*bags, finds_rows=False)
+                parts = [torch.cat(list(parts), dim=1)]
+            else:
+                batch = collection.plan_ids(wanted.ids, wanted.spans, finds_rows=False)
+            DirectBatch(self._resources, self.table_names, batch.gradients).hold(parts)
+            return
+        plan = self.plan(wanted)
+        found = [dedup(ids) for _, ids in plan.requests]
+        if isinstance(wanted, Bags):
+            gradients = bag_gradients(plan, wanted, parts, found)
+        else:
+            gradients = id_gradients(plan, parts, found)
+        for (table, _), each, gradient in zip(plan.requests, found, gradients, strict=True):
+            shadow_id = self._resources.register(table, each.keys, each.inverse)
+            self._resources.accumulate(shadow_id, gradient)
+            self._resources.release(shadow_id)
+
+    def weight_gradient(self, bags: Bags, parts: Sequence[Tensor]) -> Tensor:
+        """The gradient ``(n,)`` of the weights of bags that `pool` gave; the rows are read again.
+
+        Args:
+            parts: as of `take_gradient`.
+        """
+        plan = self.plan(bags)
+        return weight_gradients(
+            plan, bags, parts, self.lookup_all(plan.requests, is_training=False)
+        )
+
     # -- prefetched lookups
 
     def plan(self, wanted: Bags | Ids) -> Plan:
@@ -394,7 +455,8 @@ class _GradientHook:
         self._resources.accumulate(self._shadow_id, gradient.contiguous().numpy())
 
     def __del__(self) -> None:
-        self._resources.release(self._shadow_id)
+        if hasattr(self, "_shadow_id"):  # see `DirectBatch`
+            self._resources.release(self._shadow_id)
 
 
 def untraced(forward: Forward) -> Forward:
@@ -407,36 +469,10 @@ def untraced(forward: Forward) -> Forward:
     return marked
 
 
-class TableModule(RowsInState):
-    """The base of modules that look up in tables.
-
-    Its one parameter, `anchor`, stands for the rows: it has no elements, and is not in `state_dict`. See
-    `sparring_torch.row_gradients`.
-    """
+class TableModule(LookupModule, RowsInState):
+    """The base of modules that look up in tables."""
 
     agent: TrainAgent
-    anchor: Anchor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.anchor = Anchor()
-        self.anchor.owner = weakref.ref(self)
-
-    @property
-    def is_training(self) -> bool:
-        """Whether rows are trained: not in evaluation, nor after ``requires_grad_(False)``."""
-        anchor = self._parameters["anchor"]
-        return self.training and anchor is not None and anchor.requires_grad
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        del destination[prefix + "anchor"]
-
-    def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, *rest: Any
-    ) -> None:
-        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)
-        missing[:] = [key for key in missing if key != prefix + "anchor"]
 
     def wanted(self, *arguments: Any, **named: Any) -> Bags | Ids:
         """Bags or ids that `forward` looks up for these arguments.
@@ -484,10 +520,7 @@ class TableModule(RowsInState):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        before = self._output_dtype
-        if before is None:
-            declared = [each.table.computing_dtype for each in self.agent.declarations]
-            before = torch.float64 if np.dtype(np.float64) in declared else torch.float32
+        before = self._output_dtype or self.agent.output_dtype
         after = fn(torch.empty(0, dtype=before)).dtype
         if after is not before:
             if self._output_dtype is None:

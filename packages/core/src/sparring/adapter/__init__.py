@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         shared_settings,
     )
     from sparring.exchange.options import ExchangeOptions
+    from sparring.kernels.functions import dedup
     from sparring.plugins.registry import PluginManager, make_plugin_manager
     from sparring.rendezvous.environment import EnvironmentOptions, membership_from
     from sparring.runtime.suggestions import suggestion
@@ -99,6 +100,7 @@ __getattr__ = names_from(
             "non_finite_policy shared_settings"
         ),
         "sparring.exchange.options": "ExchangeOptions",
+        "sparring.kernels.functions": "dedup",
         "sparring.plugins.registry": "PluginManager make_plugin_manager",
         "sparring.rendezvous.environment": "EnvironmentOptions membership_from",
         "sparring.runtime.suggestions": "suggestion",
@@ -118,7 +120,7 @@ __all__ = [
     "Notice", "NoticeKind", "PluginManager", "Prefetch", "Publication", "ResourceManager",
     "SaveOptions", "Snapshot", "SnapshotWriter", "State", "StepContainer", "StorageChoice",
     "StorageLike", "TableDeclaration", "TableDescription", "TableGroup", "TableState",
-    "TableUpdate", "borrow_threads", "check_factors", "check_offsets", "declared",
+    "TableUpdate", "borrow_threads", "check_factors", "check_offsets", "declared", "dedup",
     "dot_product_dim", "dot_product_pairs", "empty_notice", "gather", "give_back_threads",
     "give_states", "given_storages", "hyper_from", "hypers_by_table", "join_job",
     "joined_container", "keras_method", "key_gradients", "look_up", "lookups",
