@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from sparring_torch.jagged_tensor import JaggedTensor
     from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
     from sparring_torch.keyed_tensor import KeyedTensor
-    from sparring_torch.models import Dlrm, MatrixFactorization
+    from sparring_torch.models import DLRM, DeepFM, MatrixFactorization, TwoTower
     from sparring_torch.optimizer import Optimizer
     from sparring_torch.row_copies import shared_rows
+    from sparring_torch.row_gradients import dense_parameters
     from sparring_torch.rows_in_state import without_rows
     from sparring_torch.saved_state import (
         gather_random_state,
@@ -43,9 +44,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CombinedOptimizer",
+    "DLRM",
     "DataType",
+    "DeepFM",
     "DistributedModelParallel",
-    "Dlrm",
     "Embedding",
     "EmbeddingBag",
     "EmbeddingBagCollection",
@@ -60,8 +62,10 @@ __all__ = [
     "PoolingType",
     "TrainAgent",
     "TrainPipeline",
+    "TwoTower",
     "__version__",
     "collate_jagged",
+    "dense_parameters",
     "gather_random_state",
     "gather_state",
     "restore_random_state",
@@ -73,9 +77,10 @@ __all__ = [
 
 _HOMES = {
     "CombinedOptimizer": "combined_optimizer",
+    "DLRM": "models",
     "DataType": "table_configs",
+    "DeepFM": "models",
     "DistributedModelParallel": "distributed_model_parallel",
-    "Dlrm": "models",
     "Embedding": "embedding",
     "EmbeddingBag": "embedding_bag",
     "EmbeddingBagCollection": "embedding_bag_collection",
@@ -90,7 +95,9 @@ _HOMES = {
     "PoolingType": "table_configs",
     "TrainAgent": "train_agent",
     "TrainPipeline": "train_pipeline",
+    "TwoTower": "models",
     "collate_jagged": "collate",
+    "dense_parameters": "row_gradients",
     "gather_random_state": "saved_state",
     "gather_state": "saved_state",
     "restore_random_state": "saved_state",
