@@ -7,7 +7,7 @@ from typing import Any
 
 import sparring
 from sparring.adapter import StorageLike, TableDeclaration, declared
-from sparring.contracts import AdmissionLike, Initializer
+from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
 from sparring.errors import InvalidArgumentError
 
 __all__ = ["COMBINERS", "FeatureConfig", "TableConfig", "check_combiner", "declaration"]
@@ -35,6 +35,8 @@ class TableConfig:
         seed: see `name`.
         storage: in place of the collection's.
         placement: ``sharded``: each row is on one rank; ``replicated``: every rank keeps all.
+        expire: after how long without training rows are removed, a `sparring.contracts.Expiry`
+            or ``{"after_steps": …, "after_days": …}``; None: never.
     """
 
     name: str
@@ -47,6 +49,7 @@ class TableConfig:
     seed: int = 0
     storage: StorageLike | None = None
     placement: str = "sharded"
+    expire: ExpiryLike = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +98,7 @@ def declaration(config: TableConfig, storage: StorageLike) -> TableDeclaration:
         seed=config.seed,
         admission=config.admission,
         placement=config.placement,
+        expire=config.expire,
     )
     return declared(
         table,

@@ -23,7 +23,11 @@ _OPTIMIZER = "optimizer"
 
 def described_run(config: RunConfig) -> dict[str, Any]:
     """The part of a configuration that is saved, to tell runs apart by."""
-    return config.model_dump(mode="json", include={*_EXACT, _OPTIMIZER})
+    described = config.model_dump(mode="json", include={*_EXACT, _OPTIMIZER})
+    # A run may go on with other limits, or be of a release that had none.
+    for section in (described["tables"], *described["tables"]["overrides"].values()):
+        del section["expire"]
+    return described
 
 
 def check_same_run(snapshot: Snapshot, config: RunConfig) -> list[str]:

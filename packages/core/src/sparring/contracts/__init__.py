@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         StorageDescriptor,
         UpdateMethodDescriptor,
     )
+    from sparring.contracts.expiry import Expiry, ExpiryLike, expiry_from
     from sparring.contracts.hookspecs import hookimpl, hookspec
     from sparring.contracts.hyperparameters import HyperParameters
     from sparring.contracts.initializers import (
@@ -118,6 +119,7 @@ __getattr__ = names_from(
             "FrameworkDescriptor InnerStorage KernelsDescriptor OptionProblem "
             "RendezvousDescriptor StorageDescriptor UpdateMethodDescriptor"
         ),
+        "sparring.contracts.expiry": "Expiry ExpiryLike expiry_from",
         "sparring.contracts.hookspecs": "hookimpl hookspec",
         "sparring.contracts.hyperparameters": "HyperParameters",
         "sparring.contracts.initializers": (
@@ -152,7 +154,7 @@ __all__ = [
     "API_VERSION", "Admission", "AdmissionLike", "Array", "ArraySource", "Background", "Bloom",
     "ByteCount", "CONVERT_HELP", "Capabilities", "Collective", "CollectiveDescriptor", "Columns",
     "CommandDescriptor", "Constant", "DTYPES", "Dedup", "Descriptor", "DeviceArray", "Evicted",
-    "FindResult", "FrameworkDescriptor", "Frequency", "HyperParameters", "Indices",
+    "Expiry", "ExpiryLike", "FindResult", "FrameworkDescriptor", "Frequency", "HyperParameters", "Indices",
     "Initializer", "InnerStorage", "KernelSet", "KernelsDescriptor", "Keys", "Membership",
     "MethodChoice", "NUM_PARTITIONS", "NUM_TAGS", "NoOptions", "Normal", "NumEvicted",
     "OptionProblem", "Options", "Pooling", "Probability", "Reduction", "Rendezvous",
@@ -162,7 +164,7 @@ __all__ = [
     "SupportsFirstTier", "SupportsNotes", "SupportsRestore", "TableBags", "TableConfig",
     "TableSums", "TruncatedNormal", "Uniform", "UpdateMethod", "UpdateMethodDescriptor",
     "UpdateRows", "Watcher", "WholeNumber", "Work", "WorkContext", "Xavier", "Zeros",
-    "admission_from", "hookimpl", "hookspec", "may_show_secret", "new_header", "passwords_in",
+    "admission_from", "expiry_from", "hookimpl", "hookspec", "may_show_secret", "new_header", "passwords_in",
     "secrets_in"
 ]
 # fmt: on

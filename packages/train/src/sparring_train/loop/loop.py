@@ -296,13 +296,14 @@ class _Run:
         }
 
     def _skipped(self) -> dict[str, int]:
-        if self._config.training.non_finite_gradients != "skip":
-            return {}
-        num_rows = self._container.counters.rows_skipped_non_finite
-        return {
-            **self._ranks.total({"rows_skipped_non_finite": num_rows}),
-            **self._trainer.skipped(),
-        }
+        counters = self._container.counters
+        told: dict[str, int] = {}
+        if any(table.expire is not None for table in self._container.tables.values()):
+            told |= self._ranks.total({"rows_expired": counters.rows_expired})
+        if self._config.training.non_finite_gradients == "skip":
+            skipped = {"rows_skipped_non_finite": counters.rows_skipped_non_finite}
+            told |= self._ranks.total(skipped) | self._trainer.skipped()
+        return told
 
 
 def micro_batches(batch: Batch, count: int) -> Iterator[Batch]:

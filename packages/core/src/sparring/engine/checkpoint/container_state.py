@@ -1,4 +1,4 @@
-"""State of a container in a snapshot: its counters, and those of admission filters.
+"""State of a container in a snapshot: its counters, those of admission filters, and last visits.
 
 Each rank counts the keys that it owns. Where the snapshot was made by the same ranks that own the
 same partitions, a filter takes over its own counters. Otherwise:
@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sparring.contracts.admission import Bloom, Frequency, Probability
 from sparring.contracts.checkpoint import State
@@ -33,9 +34,9 @@ from sparring.snapshot.reader import Snapshot
 
 __all__ = ["OWN_STATES", "container_states", "take_container_states"]
 
-_CONTAINER, _ADMISSION = "container", "admission"
+_CONTAINER, _ADMISSION, _VISITS = "container", "admission", "visits"
 
-OWN_STATES = (_CONTAINER, _ADMISSION)
+OWN_STATES = (_CONTAINER, _ADMISSION, _VISITS)
 """Names of state that are the container's."""
 
 
@@ -52,13 +53,30 @@ def container_states(state: EngineState) -> dict[str, State]:
         for entry in state.tables.entries.values()
         if entry.admission_filter is not None and not (entry.config.is_replicated and rank)
     }
-    return {
+    states = {
         _CONTAINER: State(
             {"counters": asdict(state.counters), "num_not_admitted": dropped},
             {"owners": state.shard_map.owners},
         ),
         _ADMISSION: State(None, filters),
     }
+    if state.tables.expiring:
+        states[_VISITS] = _visits(state)
+    return states
+
+
+def _visits(state: EngineState) -> State:
+    """Of each table the keys, the step of each one's last visit, and times of steps."""
+    times: dict[str, Any] = {}
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for entry in state.tables.expiring:
+        name, visits = entry.config.name, entry.visits
+        if visits is None or (entry.config.is_replicated and state.collective.rank):
+            continue
+        visits.merge()
+        arrays |= {f"keys.{name}": visits.keys, f"steps.{name}": visits.steps}
+        times[name] = [*visits.times, (state.counters.steps, state.clock())]
+    return State({"times": times}, arrays)
 
 
 def take_container_states(state: EngineState, snapshot: Snapshot) -> Callable[[], None]:
@@ -77,6 +95,7 @@ def take_container_states(state: EngineState, snapshot: Snapshot) -> Callable[[]
     owners = saved[0].arrays["owners"]
     is_same_job = snapshot.world_size == shards.world_size and np.array_equal(owners, shards.owners)
     _take_filters(state, snapshot, shards, is_same_job)
+    _take_visits(state, snapshot)
     values = [each.values for each in saved]
     return partial(_take_counters, state, values, is_same_job)
 
@@ -98,6 +117,24 @@ def _take_filters(
         parts = [filters[each][name].tobytes() for each in ranks if name in filters[each]]
         if parts:
             _take_filter(entry, parts, shards, rank)
+
+
+def _take_visits(state: EngineState, snapshot: Snapshot) -> None:
+    """Each rank takes over the visits of the keys that it owns."""
+    ranks = [each for each in range(snapshot.world_size) if _VISITS in snapshot.state_names(each)]
+    saved = [snapshot.state(_VISITS, rank=each) for each in ranks if state.tables.expiring]
+    for entry in state.tables.expiring:
+        name, owners = entry.config.name, entry.write_log.owners
+        found = [each.arrays for each in saved if f"keys.{name}" in each.arrays]
+        if entry.visits is None or not found:
+            continue  # rows count as visited in the next step
+        keys: Keys = np.concatenate([each[f"keys.{name}"] for each in found])
+        steps = np.concatenate([each[f"steps.{name}"] for each in found])
+        if owners is not None:
+            is_own = owners.are_own(keys)
+            keys, steps = keys[is_own], steps[is_own]
+        times = [(int(step), float(time)) for step, time in saved[0].values["times"][name]]
+        entry.visits.replace(keys, steps, times)
 
 
 def _take_filter(entry: TableEntry, parts: list[bytes], shards: ShardMap, rank: int) -> None:

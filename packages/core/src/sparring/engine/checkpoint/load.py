@@ -207,6 +207,8 @@ class Load:
         if state.prefetches.unfinished:
             state.prefetches.note(table.name, None)
         begin_storage_load(storage, snapshot.url)
+        if entry.visits is not None:
+            entry.visits.forget()
         entry.note_part()
         saved = snapshot.tables[table.name].config
         num_rows = 0
