@@ -63,7 +63,7 @@ def table_from_plain(plain: Mapping[str, Any]) -> TableConfig:
 def plain_options(table: TableConfig, storage: StorageLike) -> dict[str, Any]:
     """The settings of a layer with one table, under the names of its arguments."""
     plain = plain_table(table)
-    kept = ("vocabulary_size", "initializer", "admission", "seed", "placement")
+    kept = ("vocabulary_size", "initializer", "admission", "seed", "placement", "expire")
     return {
         **{name: plain[name] for name in kept},
         "table_dtype": table.dtype,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparring.adapter import StepContainer, StorageLike
-from sparring.contracts import AdmissionLike, Initializer
+from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
 from sparring_torch.batch_lookup import Ids
 from sparring_torch.device_groups import DeviceGroup, each_alone
 from sparring_torch.device_memory import memory_errors
@@ -39,6 +39,7 @@ class Embedding(TableModule):
         admission: which unseen ids earn a row, as in `EmbeddingConfig`; None: all.
         seed: with the name and the id it determines an initial embedding.
         placement: which ranks keep the rows, as in `EmbeddingConfig`.
+        expire: after how long without training rows are removed, as in `EmbeddingConfig`.
         storage: what keeps the rows.
         device: where they lie, as in `EmbeddingBag`.
         container: where the table lives; None leaves it to the `Optimizer`.
@@ -59,6 +60,7 @@ class Embedding(TableModule):
         admission: AdmissionLike = None,
         seed: int = 0,
         placement: str = "sharded",
+        expire: ExpiryLike = None,
         storage: StorageLike = "hkv",
         device: torch.device | str | None = None,
         container: StepContainer | None = None,
@@ -76,6 +78,7 @@ class Embedding(TableModule):
             admission=admission,
             seed=seed,
             placement=placement,
+            expire=expire,
         )
         declared = [declaration(config, storage_on(device, storage))]
         self.agent = TrainAgent(declared, [(self.name, "sum")], container)
