@@ -98,6 +98,7 @@ if TYPE_CHECKING:
         SupportsCopy,
         SupportsFirstTier,
         SupportsNotes,
+        SupportsPurge,
         SupportsRestore,
         Watcher,
     )
@@ -141,7 +142,7 @@ __getattr__ = names_from(
         "sparring.contracts.storage": "Storage",
         "sparring.contracts.storage_optional": (
             "Background SupportsBackground SupportsCapsule SupportsCopy SupportsFirstTier SupportsNotes "
-            "SupportsRestore Watcher"
+            "SupportsPurge SupportsRestore Watcher"
         ),
         "sparring.contracts.table": "CONVERT_HELP DTYPES TableConfig",
         "sparring.contracts.updates": "MethodChoice UpdateMethod UpdateRows",
@@ -161,7 +162,7 @@ __all__ = [
     "RendezvousDescriptor", "Rounding", "Route", "Rows", "SECRET_GIVEN", "ScanChunk", "Scores",
     "SecretFound", "Shard", "ShardMap", "Storage", "StorageChange", "StorageDescriptor",
     "StorageLookup", "StorageUpdate", "SupportsBackground", "SupportsCapsule", "SupportsCopy",
-    "SupportsFirstTier", "SupportsNotes", "SupportsRestore", "TableBags", "TableConfig",
+    "SupportsFirstTier", "SupportsNotes", "SupportsPurge", "SupportsRestore", "TableBags", "TableConfig",
     "TableSums", "TruncatedNormal", "Uniform", "UpdateMethod", "UpdateMethodDescriptor",
     "UpdateRows", "Watcher", "WholeNumber", "Work", "WorkContext", "Xavier", "Zeros",
     "admission_from", "expiry_from", "hookimpl", "hookspec", "may_show_secret", "new_header", "passwords_in",

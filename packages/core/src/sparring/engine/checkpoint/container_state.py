@@ -30,9 +30,10 @@ from sparring.engine.tables import TableEntry
 from sparring.errors import CorruptDataError, UnsupportedError
 from sparring.kernels.admission_filters import native_filter
 from sparring.kernels.functions import partition
+from sparring.snapshot.format.data_file import SnapshotState
 from sparring.snapshot.reader import Snapshot
 
-__all__ = ["OWN_STATES", "container_states", "take_container_states"]
+__all__ = ["OWN_STATES", "container_states", "state_without_keys", "take_container_states"]
 
 _CONTAINER, _ADMISSION, _VISITS = "container", "admission", "visits"
 
@@ -163,6 +164,7 @@ def _take_counters(state: EngineState, saved: list[dict[str, Any]], is_same_job:
 
 # docs/format/admission.md: magic, version, kind; k, forgotten, number of keys.
 _HEADER = struct.Struct("<8sII3Q")
+_FREQUENCY = 1
 
 
 def _join_filters(
@@ -199,14 +201,56 @@ def _join_filters(
 
 def _record_counts(made: Any, saved: bytes, shards: ShardMap | None, rank: int) -> None:
     """Counts each key of one saved frequency filter as often as it came."""
+    keys, counts = _saved_counts(saved)
+    if shards is not None:
+        is_mine = shards.owners[partition(keys)] == rank
+        keys, counts = keys[is_mine], counts[is_mine]
+    _record(made, keys, counts)
+
+
+def _saved_counts(saved: bytes) -> tuple[Keys, npt.NDArray[np.uint32]]:
     if len(saved) < _HEADER.size:
         raise CorruptDataError("saved counters of an admission filter end early")
     num_keys = _HEADER.unpack_from(saved)[-1]
     keys: Keys = np.frombuffer(saved, np.int64, num_keys, _HEADER.size)
-    counts = np.frombuffer(saved, np.uint32, num_keys, _HEADER.size + keys.nbytes)
-    if shards is not None:
-        is_mine = shards.owners[partition(keys)] == rank
-        keys, counts = keys[is_mine], counts[is_mine]
+    return keys, np.frombuffer(saved, np.uint32, num_keys, _HEADER.size + keys.nbytes)
+
+
+def _record(made: Any, keys: Keys, counts: npt.NDArray[np.uint32]) -> None:
     for count in range(int(counts.max(initial=0))):
         again = np.ascontiguousarray(keys[counts > count])
         made.record(again, np.zeros(len(again), np.bool_))
+
+
+def state_without_keys(
+    name: str, state: SnapshotState, table: str, keys: Keys
+) -> SnapshotState | None:
+    """State of a container as if it had never seen some keys; None: it has none of them.
+
+    Counters that many keys share, those of Bloom filters, stay as they are.
+
+    Args:
+        name: of the state.
+        state: of one rank, in a snapshot.
+        table: whose keys these are.
+    """
+    arrays = dict(state.arrays)
+    if name == _VISITS and f"keys.{table}" in arrays:
+        is_kept = ~np.isin(arrays[f"keys.{table}"], keys)
+        changed = {each: arrays[each][is_kept] for each in (f"keys.{table}", f"steps.{table}")}
+    elif name == _ADMISSION and table in arrays and _is_frequency(saved := arrays[table].tobytes()):
+        seen, counts = _saved_counts(saved)
+        is_kept = ~np.isin(seen, keys)
+        most = _HEADER.unpack_from(saved)[3]
+        made = native_filter(
+            Frequency(most, memory_bytes=max(1 << 16, 64 * len(seen))), TableConfig(table, 1)
+        )
+        _record(made, seen[is_kept], counts[is_kept])
+        changed = {table: np.frombuffer(made.save(), np.uint8)}
+    else:
+        return None
+    return None if is_kept.all() else SnapshotState(state.values, arrays | changed)
+
+
+def _is_frequency(saved: bytes) -> bool:
+    return _HEADER.unpack_from(saved)[2] == _FREQUENCY
