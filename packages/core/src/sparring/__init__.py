@@ -172,12 +172,13 @@ __all__ = [
     "TableEntry", "Task", "TierCounters", "TieredStorage", "Trace", "TruncatedNormal", "Uniform",
     "WireDtype", "Xavier", "Zeros", "__version__", "begin_load", "bytes_from_text", "capsule_of",
     "checked_options", "chunk_transfers", "chunks_of", "closest_name", "configure_pool",
-    "context_of", "conversion_command", "count_rows", "end_load", "erase_from_snapshots", "found_table", "gradient_bytes", "header_bytes",
-    "hyper_from", "initial_rows", "initializer_spec", "inspect_gpus", "interrupted_load",
-    "join_job", "latest_snapshot", "list_snapshots", "locate", "make_console", "make_plugin_manager",
-    "membership_from", "merged_chunks", "num_threads", "open_place", "open_snapshot",
-    "open_storage", "partition", "print_json", "print_warning", "read_note", "reading",
-    "reply_bytes", "resolve_method", "resolved_backends", "restore", "retain", "rounding_seed",
-    "state_without_keys", "suggestion", "update_rows", "verify_snapshot", "write_note"
+    "context_of", "conversion_command", "count_rows", "end_load", "erase_from_snapshots",
+    "found_table", "gradient_bytes", "header_bytes", "hyper_from", "initial_rows",
+    "initializer_spec", "inspect_gpus", "interrupted_load", "join_job", "latest_snapshot",
+    "list_snapshots", "locate", "make_console", "make_plugin_manager", "membership_from",
+    "merged_chunks", "num_threads", "open_place", "open_snapshot", "open_storage", "partition",
+    "print_json", "print_warning", "read_note", "reading", "reply_bytes", "resolve_method",
+    "resolved_backends", "restore", "retain", "rounding_seed", "state_without_keys", "suggestion",
+    "update_rows", "verify_snapshot", "write_note"
 ]
 # fmt: on

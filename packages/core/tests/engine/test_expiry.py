@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +133,10 @@ def test_any_number_of_ranks_removes_the_same_rows_at_the_same_step(placement: s
     ranks = run_ranks(2, body)
     for step, left in enumerate(expected):
         parts = [rank[0][step] for rank in ranks]
-        assert all(each == left for each in parts) if placement == "replicated" else (
-            sorted(sum(parts, [])) == left
+        assert (
+            all(each == left for each in parts)
+            if placement == "replicated"
+            else (sorted(chain(*parts)) == left)
         )
     counts = [rank[1] for rank in ranks]
     assert num_expired == (counts[0] if placement == "replicated" else sum(counts))
@@ -157,12 +160,10 @@ def test_a_run_that_goes_on_counts_from_its_snapshot(after: int, tmp_path: Path)
         expected = go_on(alone, 0, 24)[12:]
     run_ranks(2, before)
     parts = run_ranks(after, body)
-    assert [sorted(sum(each, [])) for each in zip(*parts, strict=True)] == expected
+    assert [sorted(chain(*each)) for each in zip(*parts, strict=True)] == expected
 
 
-def test_days_go_on_while_no_one_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_days_go_on_while_no_one_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparring.engine.visits._STEPS_BETWEEN_LOOKS", 1)
     url = str(tmp_path / "s")
     with container_of({"after_days": 2}) as made:
@@ -198,7 +199,9 @@ def test_a_delta_has_what_expired_as_erased(tmp_path: Path) -> None:
         made.save(delta, base=full, options=options)
     found = open_snapshot(delta)
     assert found.base is not None
-    erased = [part.keys.tolist() for entry in found.files("t", "erased") for part in found.segments(entry)]
+    erased = [
+        part.keys.tolist() for entry in found.files("t", "erased") for part in found.segments(entry)
+    ]
     assert erased == [[1]]
     assert count_rows(found, "t") == 1
 
@@ -212,7 +215,7 @@ def test_a_save_that_runs_has_the_rows_of_its_step(tmp_path: Path) -> None:
         assert keys_of(made) == [3]
         task.result()
     keys = [chunk.keys.tolist() for chunk in merged_chunks(open_snapshot(url), "t")]
-    assert sorted(sum(keys, [])) == [1, 2]
+    assert sorted(chain(*keys)) == [1, 2]
 
 
 def test_a_prefetch_gives_the_initial_value_of_what_expired() -> None:

@@ -339,7 +339,9 @@ def _(runs: Runs) -> None:
 @EFFECTS.of("tables.expire.after_days")
 def _(runs: Runs) -> None:
     # The clock is looked at after steps 100 and 200.
-    found = runs.ratings("data.path=once.csv", "data.batch_size=1", "tables.expire={after_days: 1.0e-9}")
+    found = runs.ratings(
+        "data.path=once.csv", "data.batch_size=1", "tables.expire={after_days: 1.0e-9}"
+    )
     assert found.rows["user"] == 216 - 100
 
 

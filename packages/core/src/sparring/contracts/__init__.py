@@ -155,17 +155,17 @@ __all__ = [
     "API_VERSION", "Admission", "AdmissionLike", "Array", "ArraySource", "Background", "Bloom",
     "ByteCount", "CONVERT_HELP", "Capabilities", "Collective", "CollectiveDescriptor", "Columns",
     "CommandDescriptor", "Constant", "DTYPES", "Dedup", "Descriptor", "DeviceArray", "Evicted",
-    "Expiry", "ExpiryLike", "FindResult", "FrameworkDescriptor", "Frequency", "HyperParameters", "Indices",
-    "Initializer", "InnerStorage", "KernelSet", "KernelsDescriptor", "Keys", "Membership",
-    "MethodChoice", "NUM_PARTITIONS", "NUM_TAGS", "NoOptions", "Normal", "NumEvicted",
+    "Expiry", "ExpiryLike", "FindResult", "FrameworkDescriptor", "Frequency", "HyperParameters",
+    "Indices", "Initializer", "InnerStorage", "KernelSet", "KernelsDescriptor", "Keys",
+    "Membership", "MethodChoice", "NUM_PARTITIONS", "NUM_TAGS", "NoOptions", "Normal", "NumEvicted",
     "OptionProblem", "Options", "Pooling", "Probability", "Reduction", "Rendezvous",
     "RendezvousDescriptor", "Rounding", "Route", "Rows", "SECRET_GIVEN", "ScanChunk", "Scores",
     "SecretFound", "Shard", "ShardMap", "Storage", "StorageChange", "StorageDescriptor",
     "StorageLookup", "StorageUpdate", "SupportsBackground", "SupportsCapsule", "SupportsCopy",
-    "SupportsFirstTier", "SupportsNotes", "SupportsPurge", "SupportsRestore", "TableBags", "TableConfig",
-    "TableSums", "TruncatedNormal", "Uniform", "UpdateMethod", "UpdateMethodDescriptor",
-    "UpdateRows", "Watcher", "WholeNumber", "Work", "WorkContext", "Xavier", "Zeros",
-    "admission_from", "expiry_from", "hookimpl", "hookspec", "may_show_secret", "new_header", "passwords_in",
-    "secrets_in"
+    "SupportsFirstTier", "SupportsNotes", "SupportsPurge", "SupportsRestore", "TableBags",
+    "TableConfig", "TableSums", "TruncatedNormal", "Uniform", "UpdateMethod",
+    "UpdateMethodDescriptor", "UpdateRows", "Watcher", "WholeNumber", "Work", "WorkContext",
+    "Xavier", "Zeros", "admission_from", "expiry_from", "hookimpl", "hookspec", "may_show_secret",
+    "new_header", "passwords_in", "secrets_in"
 ]
 # fmt: on

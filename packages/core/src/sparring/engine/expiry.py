@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from sparring.collective.coordinator import Coordinator
@@ -12,6 +13,8 @@ from sparring.engine.tables import TableEntry
 __all__ = ["note_step"]
 
 _ERASED_AT_ONCE = 65_536
+
+_log = logging.getLogger(__name__)
 
 
 def note_step(state: EngineState) -> None:
@@ -61,5 +64,7 @@ def _remove(state: EngineState, entry: TableEntry, now: float) -> None:
         state.counters.rows_expired += storage.erase(keys[begin : begin + _ERASED_AT_ONCE])
     visits.drop_pending()
     visits.is_complete = True
+    name = entry.config.name
+    _log.info("%s rows of table %r expired", f"{len(keys):,}", name, extra={"table": name})
     if state.prefetches.unfinished:
-        state.prefetches.note(entry.config.name, None)
+        state.prefetches.note(name, None)

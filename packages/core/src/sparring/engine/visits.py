@@ -24,7 +24,7 @@ __all__ = ["Visits"]
 _SECONDS_A_DAY = 86_400.0
 
 _SWEEPS = 8
-"""Sweeps within `after_steps`, at multiples of the step count: a row stays for an eighth longer at most."""
+"""Sweeps within `after_steps`: a row stays for an eighth of that longer at most."""
 
 _STEPS_BETWEEN_LOOKS = 100
 """At the clock, which ranks agree on."""

@@ -15,7 +15,14 @@ from sparring.snapshot.reader import Snapshot, locate, open_place, open_snapshot
 from sparring.snapshot.row_router import SnapshotOptions
 from sparring.snapshot.writer import SnapshotWriter
 
-__all__ = ["compact", "latest_snapshot", "list_snapshots", "retain", "rewrite", "unreadable_snapshots"]
+__all__ = [
+    "compact",
+    "latest_snapshot",
+    "list_snapshots",
+    "retain",
+    "rewrite",
+    "unreadable_snapshots",
+]
 
 _STALE_SECONDS = 86_400.0
 

@@ -36,6 +36,11 @@ class MatrixFactorizationModel(Section):
         """The tables of this model."""
         return ("user", "item")
 
+    @property
+    def row_dim(self) -> int:
+        """Elements of an embedding: one more than a vector has, the bias."""
+        return self.dim + 1
+
 
 class DlrmModel(Section):
     """Deep learning recommendation model: Naumov et al., arXiv 1906.00091 (2019)."""
@@ -59,6 +64,11 @@ class DlrmModel(Section):
         from sparring_train.data.criteo_format import COLUMNS, NUM_FEATURES
 
         return tuple(COLUMNS[-NUM_FEATURES:])
+
+    @property
+    def row_dim(self) -> int:
+        """Elements of an embedding."""
+        return self.embedding_dim
 
 
 ModelConfig = Annotated[MatrixFactorizationModel | DlrmModel, Field(discriminator="kind")]

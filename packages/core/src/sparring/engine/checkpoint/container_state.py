@@ -253,4 +253,5 @@ def state_without_keys(
 
 
 def _is_frequency(saved: bytes) -> bool:
-    return _HEADER.unpack_from(saved)[2] == _FREQUENCY
+    kind: int = _HEADER.unpack_from(saved)[2]
+    return kind == _FREQUENCY

@@ -299,6 +299,7 @@ def _warn_of_other_initial_values(saved: TableDescription, table: TableConfig) -
                 name,
                 saved.extra[name],
                 declared[name],
+                extra={"table": table.name},
             )
 
 
