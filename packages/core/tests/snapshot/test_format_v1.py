@@ -1,7 +1,8 @@
 """Snapshots of format 1, kept as they were written, are read by every release.
 
-`format_v1` was written by `python packages/core/tests/snapshot/test_format_v1.py FOLDER` of release 0.1, on two
-ranks: `full`, and over it `delta`. It is never written again: what a later release writes is another folder.
+`format_v1` was written by `python packages/core/tests/snapshot/test_format_v1.py FOLDER` of release 0.1,
+on two ranks: `full`, and over it `delta`. It is never written again: a later release that writes
+something else adds a folder.
 """
 
 from __future__ import annotations
