@@ -188,6 +188,28 @@ def test_rows_without_a_known_visit_count_as_visited_now(tmp_path: Path) -> None
             assert keys_of(later) == left
 
 
+def test_rows_that_are_saved_before_a_step_or_written_directly_expire_too(tmp_path: Path) -> None:
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    with container_of(None) as made:
+        train(made, [1])
+        made.save(first)
+    with container_of({"after_steps": 2}) as made:
+        made.load(first)
+        made.save(second)
+    with container_of({"after_steps": 2}) as made:
+        made.load(second)
+        train(made, [2])
+        made.storage("t").upsert([9], np.zeros((1, 2), np.float32))
+        made.save(str(tmp_path / "third"))
+    with container_of({"after_steps": 2}) as made:
+        made.load(str(tmp_path / "third"))
+        train(made, [2])
+        assert keys_of(made) == [1, 2, 9]
+        train(made, [2])
+        train(made, [2])
+        assert keys_of(made) == [2]
+
+
 def test_a_delta_has_what_expired_as_erased(tmp_path: Path) -> None:
     full, delta = str(tmp_path / "full"), str(tmp_path / "delta")
     options = SaveOptions(is_base=True)

@@ -57,14 +57,15 @@ def _remove(state: EngineState, entry: TableEntry, now: float) -> None:
     keys = visits.take_expired(state.counters.steps, now)
     if storage is None or not len(keys):
         return
-    visits.is_complete = False  # should it fail on the way
+    visits.is_complete, num_rows = False, 0  # should it fail on the way
     for begin in range(0, len(keys), _ERASED_AT_ONCE):
         if state.saves.running is not None:
             state.saves.wait_for_room()
-        state.counters.rows_expired += storage.erase(keys[begin : begin + _ERASED_AT_ONCE])
+        num_rows += storage.erase(keys[begin : begin + _ERASED_AT_ONCE])
+    state.counters.rows_expired += num_rows
     visits.drop_pending()
     visits.is_complete = True
     name = entry.config.name
-    _log.info("%s rows of table %r expired", f"{len(keys):,}", name, extra={"table": name})
+    _log.info("%s rows of table %r expired", f"{num_rows:,}", name, extra={"table": name})
     if state.prefetches.unfinished:
         state.prefetches.note(name, None)

@@ -74,7 +74,10 @@ def _visits(state: EngineState) -> State:
         name, visits = entry.config.name, entry.visits
         if visits is None or (entry.config.is_replicated and state.collective.rank):
             continue
+        visits.seal(state.counters.steps)  # of writes since the last step
         visits.merge()
+        if not visits.is_complete:
+            continue
         arrays |= {f"keys.{name}": visits.keys, f"steps.{name}": visits.steps}
         times[name] = [*visits.times, (state.counters.steps, state.clock())]
     return State({"times": times}, arrays)
