@@ -202,10 +202,15 @@ AT_LENGTH = {
     "SPARRING_FAILURE_TRIALS": "20",
     "SPARRING_KIT_LARGE_BYTES": str(1 << 30),
     "SPARRING_KIT_EXAMPLES": "40",
+    "SPARRING_KIT_ROWS": "1000000",
     "SPARRING_OPERATIONS": "1000",
 }
 # Those of `tests`, where a plain pytest tries more.
-IN_SHORT = {"SPARRING_KIT_EXAMPLES": "10", "SPARRING_OPERATIONS": "100"}
+IN_SHORT = {
+    "SPARRING_KIT_EXAMPLES": "10",
+    "SPARRING_KIT_ROWS": "200000",
+    "SPARRING_OPERATIONS": "100",
+}
 
 
 @nox.session
@@ -438,7 +443,7 @@ def cached() -> dict[str, str]:
 
 # A test that hangs fails. The longest takes a minute under a sanitizer, and several times as long on a
 # machine with other work; at length, ten times that.
-CTEST_OPTIONS = ("--output-on-failure", "--no-tests=error", "--timeout", "900")
+CTEST_OPTIONS = ("--output-on-failure", "--no-tests=error", "--timeout", "900", "--parallel", "2")
 
 
 def run_cxx_tests(

@@ -237,8 +237,8 @@ def test_padding_and_gradients_of_weights_stay_on_the_device() -> None:
         assert weights.grad is not None
         gradients.append(weights.grad)
     assert torch.equal(*gradients)
-    assert theirs.agent.path_for(ids, is_training=True) is None
-    assert ours.agent.path_for(ids, is_training=True) is not None
+    assert theirs.agent.path_for(ids, is_training=False) is None
+    assert ours.agent.path_for(ids, is_training=False) is not None
 
 
 TABLES = [

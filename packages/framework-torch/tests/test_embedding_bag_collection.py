@@ -191,7 +191,6 @@ def test_num_embeddings_bounds_the_storage(place: Any) -> None:
     assert ebc.agent.container.storage("users").capacity == 5
 
 
-def test_an_unknown_backend_is_found_out_by_the_optimizer() -> None:
-    ebc = EmbeddingBagCollection(tables=[USERS], storage="memry")
-    with pytest.raises(PluginError, match="memory"):
-        Optimizer(ebc, torch.optim.SGD, lr=1.0)
+def test_an_unknown_backend_is_refused_by_the_constructor() -> None:
+    with pytest.raises(PluginError, match=r"'memry' is unknown; did you mean 'memory'\?"):
+        EmbeddingBagCollection(tables=[USERS], storage="memry")

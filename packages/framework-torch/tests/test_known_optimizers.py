@@ -518,3 +518,20 @@ def test_ranks_give_the_rows_of_the_shadow_whichever_route_each_takes(
     assert found.keys() == expected.keys()
     for key, row in found.items():
         np.testing.assert_allclose(row, expected[key], rtol=1e-5, atol=1e-7)
+
+
+def test_state_by_row_that_begins_in_training_is_refused_before_a_row_changes() -> None:
+    embedding, optimizer = made(SGD, {"lr": 0.1})
+    backward(embedding, 0)
+    optimizer.step()
+    before = rows_of(optimizer)
+    optimizer.param_groups[0]["momentum"] = 0.9
+    backward(embedding, 1)
+    with pytest.raises(InvalidArgumentError, match="began to keep momentum_buffer for each row"):
+        optimizer.step()
+    assert np.array_equal(rows_of(optimizer), before)
+    optimizer.param_groups[0]["momentum"] = 0
+    optimizer.zero_grad()
+    backward(embedding, 1)
+    optimizer.step()
+    assert not np.array_equal(rows_of(optimizer), before)

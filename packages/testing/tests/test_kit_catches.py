@@ -13,10 +13,12 @@ from sparring.contracts.table import TableConfig
 from sparring.storage.memory import MemoryOptions, MemoryStorage
 from sparring_testing import machine
 from sparring_testing.lifecycle import ReopenStorage
+from sparring_testing.row_handles import RowHandleTests
 from sparring_testing.samples import MakeStorage
 from sparring_testing.storage_tests import StorageTests
 
 from .kit_breaks import BREAKS
+from .kit_breaks.row_handles import KeepsHandles
 
 pytest_plugins = ["pytester"]
 
@@ -83,6 +85,25 @@ def test_break_is_caught(pytester: pytest.Pytester, name: str) -> None:
     )
     passed, skipped, failed = result.listoutcomes()
     assert failed, f"{name} was not caught by {test}: {len(passed)} passed, {len(skipped)} skipped"
+
+
+def test_storage_whose_row_handles_are_right_passes(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_right=f"""
+        import sys
+
+        this = sys.modules[{__name__!r}]
+        right = sys.modules[{KeepsHandles.__module__!r}].KeepsHandles
+        TestRight = this.suite_of(right)
+        """
+    )
+    names = [
+        f"test_right.py::TestRight::{name}" for name in vars(RowHandleTests) if "test_" in name
+    ]
+    passed, skipped, failed = pytester.inline_run("-p", "no:cacheprovider", *names).listoutcomes()
+    assert len(passed) >= len(names)
+    assert not skipped
+    assert not failed
 
 
 def test_every_standard_test_catches_something() -> None:

@@ -32,6 +32,13 @@ class KernelError : public std::logic_error {
 
 namespace emulator {
 
+// Under ThreadSanitizer a switch from lane to lane costs as much as there are lanes: tests try less.
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kIsSlow = true;
+#else
+constexpr bool kIsSlow = false;
+#endif
+
 // How the launches of this process are run from now on.
 struct Schedule {
   // 0: lanes, warps and blocks in order of their numbers.

@@ -10,20 +10,15 @@
 
 #include "check.h"
 #include "device/emulated_device.h"
+#include "device/emulator.h"
 #include "device/launch.h"
 #include "sparring/storage_border.h"
 
 namespace {
 
-// There each switch from lane to lane costs as much as there are lanes.
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kIsSlow = true;
-#else
-constexpr bool kIsSlow = false;
-#endif
-
 using namespace sparring::hkv;
 namespace device = sparring::device;
+using device::emulator::kIsSlow;
 
 constexpr uint64_t kRowBytes = 8;
 constexpr size_t kNumTables = 4;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,6 @@ from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_hkv.devices import ModuleWithin, open_device
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from sparring.contracts import MethodChoice, Storage, TableConfig
 
 __all__ = ["DedupOfTables", "DeviceKernels"]
@@ -296,20 +294,7 @@ class DeviceKernels(KernelSet):
         # One set of launches, with one wait.
         if not all(_is_own(each.storage) for each in updates):
             return super()._update_tables_impl(updates, num_bad, changes)
-        given = [
-            (
-                self._capsule(each.storage),
-                self._update_step(each.storage.table, each.choice),
-                self._initializer(each.storage.table),
-                each.storage.table.dtype,
-                each.keys,
-                each.gradients,
-                each.initial_state,
-                each.admit,
-                each.keeps_evicted,
-            )
-            for each in updates
-        ]
+        given = list(map(self._native_update, updates))
         results: list[Any] = []
         try:
             is_done = self._native.update_storages(
@@ -321,58 +306,43 @@ class DeviceKernels(KernelSet):
                 changes.append(StorageChange(int(num_new), left))
         return bool(is_done)
 
-    def _pool_storage_impl(
-        self,
-        storage: Storage | None,
-        table: TableConfig,
-        ids: DeviceArray,
-        offsets: DeviceArray,
-        *,
-        mode: Pooling,
-        weights: DeviceArray | None,
-    ) -> DeviceArray:
-        shape = (_length(offsets, "offsets") - 1, table.dim)
+    def _pool_storage_impl(self, lookup: StorageLookup) -> DeviceArray:
+        table = lookup.table
+        shape = (_length(lookup.offsets, "offsets") - 1, table.dim)
         out = self.arrays.empty(shape, table.computing_dtype.name)
         self._native.pool_storage(
             self._handle,
             self._stream(),
-            None if storage is None else self._capsule(storage),
+            None if lookup.storage is None else self._capsule(lookup.storage),
             self._initializer(table),
             table.dtype,
-            ids,
-            offsets,
-            weights,
+            lookup.ids,
+            lookup.offsets,
+            lookup.weights,
             out,
-            _is_mean(mode),
+            _is_mean(lookup.mode),
         )
         return out
 
-    def _update_storage_impl(
-        self,
-        storage: Storage,
-        choice: MethodChoice,
-        keys: DeviceArray,
-        gradients: DeviceArray,
-        initial_state: npt.NDArray[Any] | None,
-        *,
-        admit: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None,
-        keeps_evicted: bool,
-    ) -> StorageChange:
-        table = storage.table
+    def _update_storage_impl(self, update: StorageUpdate) -> StorageChange:
         num_new, num_evicted, evicted = self._native.update_storage(
-            self._handle,
-            self._stream(),
-            self._capsule(storage),
-            self._update_step(table, choice),
+            self._handle, self._stream(), *self._native_update(update)
+        )
+        return StorageChange(int(num_new), _evicted(update.storage.table, num_evicted, evicted))
+
+    def _native_update(self, update: StorageUpdate) -> tuple[Any, ...]:
+        table = update.storage.table
+        return (
+            self._capsule(update.storage),
+            self._update_step(table, update.choice),
             self._initializer(table),
             table.dtype,
-            keys,
-            gradients,
-            initial_state,
-            admit,
-            keeps_evicted,
+            update.keys,
+            update.gradients,
+            update.initial_state,
+            update.admit,
+            update.keeps_evicted,
         )
-        return StorageChange(int(num_new), _evicted(table, num_evicted, evicted))
 
     def _upsert_storage_impl(
         self, storage: Storage, keys: DeviceArray, rows: DeviceArray, *, keeps_evicted: bool

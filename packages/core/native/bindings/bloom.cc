@@ -80,7 +80,6 @@ void bind_bloom(py::module_& module) {
       .def("add", &add, py::arg("keys").noconvert())
       .def("contains", &contains, py::arg("keys").noconvert())
       .def("clear", &BlockedBloom::clear)
-      .def("rate_at", &BlockedBloom::rate_at, py::arg("num_keys"))
       .def("save", &save)
       .def_static("load", &load, py::arg("saved"))
       .def_property_readonly("false_positive_rate", &BlockedBloom::rate)

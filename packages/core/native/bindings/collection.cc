@@ -385,21 +385,26 @@ class PyPublication {
 
 template <class T>
 PyGradientSources key_gradients_as(const SharedView& table, const py::array& keys,
-                                   const py::array& gradients) {
+                                   const py::array& gradients, bool are_distinct) {
   const auto* from = input<int64_t>(keys, "keys", {kAny});
   const int64_t dim = table->view().layout.dim;
   const T* values = input<T>(gradients, "gradients", {keys.shape(0), dim});
+  const FeatureIds<T> ids{&table->view(), from, nullptr, keys.shape(0), nullptr, false};
   PyGradientSources::Part<T> part;
-  part.features.push_back(
-      {table, {{&table->view(), from, nullptr, keys.shape(0), nullptr, false}, values, dim}});
+  part.features.push_back({table, {ids, values, dim}});
+  if (are_distinct) {
+    const GilRelease release;
+    part.plans = {{table, std::make_shared<const collection::TablePlan<T>>(
+                              collection::plan_distinct(ids))}};
+  }
   part.spans = {{values, keys.shape(0) * dim}};
   return {std::move(part), py::make_tuple(keys, gradients)};
 }
 
 PyGradientSources key_gradients(const SharedView& table, const py::array& keys,
-                                const py::array& gradients) {
-  return table->is_double() ? key_gradients_as<double>(table, keys, gradients)
-                            : key_gradients_as<float>(table, keys, gradients);
+                                const py::array& gradients, bool are_distinct) {
+  return table->is_double() ? key_gradients_as<double>(table, keys, gradients, are_distinct)
+                            : key_gradients_as<float>(table, keys, gradients, are_distinct);
 }
 
 void check_row_bytes(const py::array& rows, const collection::KeyRows& keys) {
@@ -592,5 +597,5 @@ void bind_collection(py::module_& module) {
     return py::capsule(sparring::collection::lookups(), SPARRING_LOOKUPS_CAPSULE);
   });
   module.def("key_gradients", &key_gradients, py::arg("table"), py::arg("keys"),
-             py::arg("gradients"));
+             py::arg("gradients"), py::arg("are_distinct") = false);
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <numeric>
 #include <string>
 
 #include "abi/storage_handle.h"
@@ -266,6 +267,23 @@ TablePlan<T> make_plan(const SparringExecutor* executor, std::vector<FeatureIds<
   return plan;
 }
 
+template <class T>
+TablePlan<T> plan_distinct(const FeatureIds<T>& ids) {
+  check_numbered("ids", ids.count);
+  TablePlan<T> plan;
+  const auto count = static_cast<size_t>(ids.count);
+  plan.features = {ids};
+  plan.num_keys = ids.count;
+  plan.most_sources = std::min<int64_t>(ids.count, 1);
+  plan.keys = std::make_unique_for_overwrite<int64_t[]>(count);
+  plan.starts = std::make_unique_for_overwrite<int64_t[]>(count + 1);
+  plan.slots = std::make_unique_for_overwrite<uint32_t[]>(count);
+  std::copy_n(ids.ids, count, plan.keys.get());
+  std::iota(plan.starts.get(), plan.starts.get() + count + 1, int64_t{0});
+  std::iota(plan.slots.get(), plan.slots.get() + count, uint32_t{0});
+  return plan;
+}
+
 namespace {
 
 // Keys that are looked for in one visit.
@@ -309,6 +327,8 @@ template struct TablePlan<float>;
 template struct TablePlan<double>;
 template TablePlan<float> make_plan(const SparringExecutor*, std::vector<FeatureIds<float>>, bool);
 template TablePlan<double> make_plan(const SparringExecutor*, std::vector<FeatureIds<double>>, bool);
+template TablePlan<float> plan_distinct(const FeatureIds<float>&);
+template TablePlan<double> plan_distinct(const FeatureIds<double>&);
 template void find_handles(const SparringExecutor*, TablePlan<float>&);
 template void find_handles(const SparringExecutor*, TablePlan<double>&);
 

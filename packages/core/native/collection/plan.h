@@ -47,6 +47,10 @@ template <class T>
 TablePlan<T> make_plan(const SparringExecutor* executor, std::vector<FeatureIds<T>> features,
                        bool is_looked_up);
 
+// The plan of one feature of single ids that are distinct: nothing is grouped. Throws std::bad_alloc.
+template <class T>
+TablePlan<T> plan_distinct(const FeatureIds<T>& ids);
+
 // Looks for the rows of the keys, where the storage keeps handles. Throws StorageError,
 // std::bad_alloc.
 template <class T>
@@ -58,6 +62,8 @@ extern template TablePlan<float> make_plan(const SparringExecutor*,
                                            std::vector<FeatureIds<float>>, bool);
 extern template TablePlan<double> make_plan(const SparringExecutor*,
                                             std::vector<FeatureIds<double>>, bool);
+extern template TablePlan<float> plan_distinct(const FeatureIds<float>&);
+extern template TablePlan<double> plan_distinct(const FeatureIds<double>&);
 extern template void find_handles(const SparringExecutor*, TablePlan<float>&);
 extern template void find_handles(const SparringExecutor*, TablePlan<double>&);
 

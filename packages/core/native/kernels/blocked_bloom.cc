@@ -101,11 +101,6 @@ void BlockedBloom::clear() {
   num_added_.store(0, std::memory_order_relaxed);
 }
 
-double BlockedBloom::rate_at(int64_t num_keys) const {
-  const double load = static_cast<double>(num_keys) / static_cast<double>(num_blocks_);
-  return load > 600 ? 1 : rate_of(load);
-}
-
 std::string BlockedBloom::save() const {
   SavedWriter writer(SavedKind::key_filter, static_cast<size_t>(6 * 8 + memory_bytes()));
   writer.add(kWords);

@@ -58,10 +58,6 @@ class BlockedBloom {
                 uint8_t* found) const;
   void clear();
 
-  // The rate at which keys that are not in the set are taken for members once `num_keys`
-  // distinct ones are.
-  double rate_at(int64_t num_keys) const;
-
   double rate() const { return rate_; }
   int64_t planned_keys() const { return planned_keys_; }
   int64_t num_blocks() const { return num_blocks_; }

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from sparring.collective.coordinator import Coordinator
     from sparring.collective.local import LocalGroup
     from sparring.contracts.capabilities import Capabilities
-    from sparring.contracts.checkpoint import Loaded, Retention, Saved, SaveOptions, State
+    from sparring.contracts.checkpoint import (
+        EMBEDDING_PARTS,
+        Loaded,
+        Retention,
+        Saved,
+        SaveOptions,
+        State,
+    )
     from sparring.contracts.initializers import (
         Constant,
         Initializer,
@@ -94,7 +101,7 @@ _name = names_from(
         "sparring.collective.coordinator": "Coordinator",
         "sparring.collective.local": "LocalGroup",
         "sparring.contracts.capabilities": "Capabilities",
-        "sparring.contracts.checkpoint": "Loaded Retention SaveOptions Saved State",
+        "sparring.contracts.checkpoint": "EMBEDDING_PARTS Loaded Retention SaveOptions Saved State",
         "sparring.contracts.initializers": (
             "Constant Initializer Normal TruncatedNormal Uniform Xavier Zeros"
         ),
@@ -162,23 +169,23 @@ def __getattr__(name: str) -> object:
 # fmt: off
 __all__ = [
     "AUTO", "BUILTIN_METHODS", "Capabilities", "ChunkTransfer", "Closable", "Codec", "Columns",
-    "Constant", "Coordinator", "EnvironmentOptions", "EnvironmentRendezvous", "EventLoop",
-    "Evicted", "ExchangeCounters", "ExchangeOptions", "FindResult", "Initializer", "KEY_BYTES",
-    "Link", "Loaded", "LocalGroup", "MOST_BYTES", "MOST_CHUNKS_IN_FLIGHT", "MOST_CHUNK_ROWS",
-    "MOST_FINDS", "MemoryStorage", "MessageKind", "NativeMethod", "NativeStorage", "Normal",
-    "PluginManager", "ResourceManager", "Retention", "SaveOptions", "Saved", "ScanChunk",
-    "SingleRendezvous", "Snapshot", "SnapshotWriter", "SparringError", "State", "Step",
-    "StepContainer", "Storage", "StorageChoice", "Streams", "TableConfig", "TableDescription",
-    "TableEntry", "Task", "TierCounters", "TieredStorage", "Trace", "TruncatedNormal", "Uniform",
-    "WireDtype", "Xavier", "Zeros", "__version__", "begin_load", "bytes_from_text", "capsule_of",
-    "checked_options", "chunk_transfers", "chunks_of", "closest_name", "configure_pool",
-    "context_of", "conversion_command", "count_rows", "end_load", "erase_from_snapshots",
-    "found_table", "gradient_bytes", "header_bytes", "hyper_from", "initial_rows",
-    "initializer_spec", "inspect_gpus", "interrupted_load", "join_job", "latest_snapshot",
-    "list_snapshots", "locate", "make_console", "make_plugin_manager", "membership_from",
-    "merged_chunks", "num_threads", "open_place", "open_snapshot", "open_storage", "partition",
-    "print_json", "print_warning", "read_note", "reading", "reply_bytes", "resolve_method",
-    "resolved_backends", "restore", "retain", "rounding_seed", "state_without_keys", "suggestion",
-    "update_rows", "verify_snapshot", "write_note"
+    "Constant", "Coordinator", "EMBEDDING_PARTS", "EnvironmentOptions", "EnvironmentRendezvous",
+    "EventLoop", "Evicted", "ExchangeCounters", "ExchangeOptions", "FindResult", "Initializer",
+    "KEY_BYTES", "Link", "Loaded", "LocalGroup", "MOST_BYTES", "MOST_CHUNKS_IN_FLIGHT",
+    "MOST_CHUNK_ROWS", "MOST_FINDS", "MemoryStorage", "MessageKind", "NativeMethod",
+    "NativeStorage", "Normal", "PluginManager", "ResourceManager", "Retention", "SaveOptions",
+    "Saved", "ScanChunk", "SingleRendezvous", "Snapshot", "SnapshotWriter", "SparringError",
+    "State", "Step", "StepContainer", "Storage", "StorageChoice", "Streams", "TableConfig",
+    "TableDescription", "TableEntry", "Task", "TierCounters", "TieredStorage", "Trace",
+    "TruncatedNormal", "Uniform", "WireDtype", "Xavier", "Zeros", "__version__", "begin_load",
+    "bytes_from_text", "capsule_of", "checked_options", "chunk_transfers", "chunks_of",
+    "closest_name", "configure_pool", "context_of", "conversion_command", "count_rows", "end_load",
+    "erase_from_snapshots", "found_table", "gradient_bytes", "header_bytes", "hyper_from",
+    "initial_rows", "initializer_spec", "inspect_gpus", "interrupted_load", "join_job",
+    "latest_snapshot", "list_snapshots", "locate", "make_console", "make_plugin_manager",
+    "membership_from", "merged_chunks", "num_threads", "open_place", "open_snapshot",
+    "open_storage", "partition", "print_json", "print_warning", "read_note", "reading",
+    "reply_bytes", "resolve_method", "resolved_backends", "restore", "retain", "rounding_seed",
+    "state_without_keys", "suggestion", "update_rows", "verify_snapshot", "write_note"
 ]
 # fmt: on

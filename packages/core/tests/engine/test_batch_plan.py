@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from sparring import _native
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
 from sparring.engine.apply.gather import TableUpdate
@@ -229,6 +230,27 @@ def test_sums_of_gradients_are_those_without_a_plan() -> None:
         taken = container.resources.take_step(are_summed=True)["t"]
         summed.append((taken.keys.tobytes(), taken.gradients.tobytes()))
     assert summed[0] == summed[1]
+
+
+@pytest.mark.parametrize("num_keys", [0, 1, 20_000])
+def test_distinct_keys_are_changed_in_their_order_without_a_grouping(num_keys: int) -> None:
+    random = np.random.default_rng(num_keys)
+    keys = random.permutation(2 * num_keys)[:num_keys]
+    gradients = random.standard_normal((num_keys, 3)).astype(np.float32)
+    changed = []
+    for are_distinct in (True, False):
+        container = made({})
+        entry = container.entry("t")
+        spec = METHOD.spec("float32", 3, CHOICE["t"].hyper, 1)
+        for _ in range(2):  # new rows, then known ones
+            sources = _native.key_gradients(entry.view, keys, gradients, are_distinct)
+            step = _native.FusedStep([(entry.view, spec, entry.initial_state, None, [sources])], 1)
+            ((updated, _, _, _),) = step.apply()
+        assert updated == num_keys
+        if are_distinct:
+            assert step.keys(0).tolist() == keys.tolist()
+        changed.append(rows_of(container))
+    assert changed[0] == changed[1]
 
 
 def test_a_plan_takes_one_gradient_of_its_shape() -> None:

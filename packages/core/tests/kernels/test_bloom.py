@@ -38,7 +38,6 @@ def test_false_positives_keep_to_the_rate(rate: float) -> None:
     # Four standard deviations of the sample: one wrong alarm in 30,000 other seeds.
     assert found <= rate + 4 * np.sqrt(rate / len(OTHERS))
     assert found >= rate / 2, "the filter is larger than it need be"
-    assert made.expected_rate(len(MEMBERS)) == pytest.approx(rate, rel=0.05)
 
 
 @pytest.mark.parametrize("pattern", ["ascending", "multiples of 4,096", "high bits only"])

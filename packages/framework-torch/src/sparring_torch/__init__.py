@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sparring_torch.collate import collate_jagged
     from sparring_torch.distributed_model_parallel import DistributedModelParallel
     from sparring_torch.embedding import Embedding
     from sparring_torch.embedding_bag import EmbeddingBag
@@ -56,6 +57,7 @@ __all__ = [
     "TrainAgent",
     "TrainPipeline",
     "__version__",
+    "collate_jagged",
     "gather_random_state",
     "gather_state",
     "restore_random_state",
@@ -81,6 +83,7 @@ _HOMES = {
     "PoolingType": "table_configs",
     "TrainAgent": "train_agent",
     "TrainPipeline": "train_pipeline",
+    "collate_jagged": "collate",
     "gather_random_state": "saved_state",
     "gather_state": "saved_state",
     "restore_random_state": "saved_state",

@@ -13,15 +13,16 @@ from sparring_torch.batch_lookup import Ids
 from sparring_torch.device_groups import DeviceGroup, each_alone
 from sparring_torch.device_memory import memory_errors
 from sparring_torch.device_path import DevicePath
-from sparring_torch.ids import ids_in_place, whole_ids
+from sparring_torch.ids import flat_ids, ids_in_place, is_flat, tensor_of, whole_ids
+from sparring_torch.single_table import SingleTable, answering_torch
 from sparring_torch.table_configs import EmbeddingConfig, declaration, storage_on
 from sparring_torch.table_names import free_table_name
-from sparring_torch.train_agent import TableModule, TrainAgent, untraced
+from sparring_torch.train_agent import TrainAgent, untraced
 
 __all__ = ["Embedding"]
 
 
-class Embedding(TableModule):
+class Embedding(SingleTable):
     """Ids of any shape to embeddings: ``(*)`` → ``(*, embedding_dim)``.
 
     Ids may be any int64, and none of them is declared beforehand. For training and evaluation
@@ -48,6 +49,7 @@ class Embedding(TableModule):
         InvalidArgumentError: a number out of range, an unknown dtype or initializer.
     """
 
+    @answering_torch
     def __init__(  # noqa: PLR0913 - torch.nn.Embedding is made by keywords too
         self,
         embedding_dim: int,
@@ -87,9 +89,13 @@ class Embedding(TableModule):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch.nn calls it so
         """Embeddings ``(*, embedding_dim)`` of ids ``(*)``, on the device of the ids.
 
+        Of a nested tensor of ids the result is one too. Arrays and lists are taken as tensors.
+
         Raises:
             InvalidArgumentError: a value is no id.
         """
+        if not isinstance(input, Tensor) or input.is_nested:
+            return self._of_other_ids(input)
         path = self.agent.path_for(input, is_training=self.training)
         if path is not None:
             with memory_errors(path.device):
@@ -104,6 +110,25 @@ class Embedding(TableModule):
             embeddings = padded.index_copy(0, kept, embeddings)
         embeddings = embeddings.view(*input.shape, self.embedding_dim)
         return embeddings if input.device.type == "cpu" else embeddings.to(input.device)
+
+    def _of_other_ids(self, given: Any) -> Tensor:
+        if not isinstance(given, Tensor):
+            try:
+                ids = tensor_of(given, f"ids of table {self.name!r}")
+            except Exception as error:
+                self.agent.refuse(error, is_training=self.training)
+            return self.forward(ids)
+        embeddings = self.forward(flat_ids(given))
+        if is_flat(given):
+            jagged: Any = given
+            return torch.nested.nested_tensor_from_jagged(embeddings, jagged.offsets())
+        components = given.unbind()
+        parts = torch.split(embeddings, [each.numel() for each in components])
+        shaped = [
+            part.view(*each.shape, self.embedding_dim)
+            for part, each in zip(parts, components, strict=True)
+        ]
+        return torch.nested.as_nested_tensor(shaped, layout=given.layout)
 
     def _on_device(self, path: DevicePath, values: Tensor) -> Tensor:
         kept = None
@@ -121,7 +146,8 @@ class Embedding(TableModule):
 
     def wanted(self, input: Tensor) -> Ids:  # noqa: A002 - as in `forward`
         """Ids that `forward` looks up."""
-        return self._kept(input)[0]
+        given = tensor_of(input, f"ids of table {self.name!r}")
+        return self._kept(flat_ids(given) if given.is_nested else given)[0]
 
     def _kept(self, values: Tensor) -> tuple[Ids, Tensor | None]:
         """Ids to look up, and their places in `values` if some are left out."""

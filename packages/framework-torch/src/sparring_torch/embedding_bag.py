@@ -15,16 +15,17 @@ from sparring.errors import InvalidArgumentError
 from sparring_torch.batch_lookup import Bags
 from sparring_torch.device_groups import DeviceGroup
 from sparring_torch.device_memory import memory_errors
-from sparring_torch.ids import ids_in_place, whole_ids
+from sparring_torch.ids import flat_ids, ids_in_place, tensor_of, whole_ids
 from sparring_torch.jaggedness import lengths_to_offsets, offsets_to_lengths
+from sparring_torch.single_table import SingleTable, answering_torch
 from sparring_torch.table_configs import EmbeddingConfig, declaration, storage_on
 from sparring_torch.table_names import free_table_name
-from sparring_torch.train_agent import TableModule, TrainAgent, untraced
+from sparring_torch.train_agent import TrainAgent, untraced
 
 __all__ = ["EmbeddingBag"]
 
 
-class EmbeddingBag(TableModule):
+class EmbeddingBag(SingleTable):
     """Bags of ids to one embedding each: ``(b, n)``, or ``(n,)`` with offsets, → ``(b, dim)``.
 
     Ids may be any int64, and none of them is declared beforehand. For training and evaluation
@@ -54,6 +55,7 @@ class EmbeddingBag(TableModule):
         InvalidArgumentError: a number out of range, an unknown mode, dtype or initializer.
     """
 
+    @answering_torch
     def __init__(  # noqa: PLR0913 - torch.nn.EmbeddingBag is made by keywords too
         self,
         embedding_dim: int,
@@ -107,7 +109,8 @@ class EmbeddingBag(TableModule):
         """Pooled embeddings ``(b, embedding_dim)``, on the device of the ids.
 
         Args:
-            input: ids ``(b, n)``, b bags of n ids; or ``(n,)`` with `offsets`.
+            input: ids ``(b, n)``, b bags of n ids; or ``(n,)`` with `offsets`; or a nested tensor of b
+                bags. Arrays and lists, also of lists of different lengths, are taken too.
             offsets: ``(b,)`` starts, or ``(b + 1,)`` with `include_last_offset`.
             per_sample_weights: of the shape of `input`, for mode ``sum``; they may require a
                 gradient.
@@ -116,6 +119,12 @@ class EmbeddingBag(TableModule):
             InvalidArgumentError: input and offsets do not fit, weights of another shape or in
                 mode ``mean``, or a value is no id.
         """
+        if not isinstance(input, Tensor) or input.is_nested:
+            try:
+                flat = self._flat(input, offsets, per_sample_weights)
+            except Exception as error:
+                self.agent.refuse(error, is_training=self.training)
+            return self.forward(*flat)
         path = self.agent.path_for(input, is_training=self.training)
         if path is not None:
             with memory_errors(path.device):
@@ -128,6 +137,28 @@ class EmbeddingBag(TableModule):
             self.agent.refuse(error, is_training=self.training)
         pooled = self.agent.pool(bags, is_training=self.training)
         return pooled if input.device.type == "cpu" else pooled.to(input.device)
+
+    def _flat(
+        self, given: Any, offsets: Any, weights: Any
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """A nested tensor, an array or lists as tensors that `forward` takes."""
+        ids, lengths = _parts(given, f"ids of table {self.name!r}")
+        if lengths is None:
+            starts = None if offsets is None else tensor_of(offsets, "offsets")
+            return ids, starts, None if weights is None else tensor_of(weights, "weights")
+        if offsets is not None:
+            raise InvalidArgumentError(
+                f"table {self.name!r}: an input of {len(lengths)} bags takes no offsets; leave them out"
+            )
+        if weights is not None:
+            weights, found = _parts(weights, f"per_sample_weights of table {self.name!r}")
+            if found != lengths:
+                raise InvalidArgumentError(
+                    f"table {self.name!r}: per_sample_weights must be in bags as the input is, of "
+                    f"lengths {lengths[:8]}, found {'none' if found is None else found[:8]}"
+                )
+        ends = lengths_to_offsets(torch.tensor(lengths, dtype=torch.int64))
+        return ids, ends if self.include_last_offset else ends[:-1], weights
 
     def _group(self, values: Tensor, offsets: Tensor | None, weights: Tensor | None) -> DeviceGroup:
         """Bags that `forward` looks up, on the device."""
@@ -152,6 +183,8 @@ class EmbeddingBag(TableModule):
         per_sample_weights: Tensor | None = None,
     ) -> Bags:
         """Bags that `forward` looks up."""
+        if not isinstance(input, Tensor) or input.is_nested:
+            return self.wanted(*self._flat(input, offsets, per_sample_weights))
         self._check_weights(input, per_sample_weights)
         ids = whole_ids(input, f"table {self.name!r}").reshape(-1)
         ends = self._ends(input, offsets)
@@ -255,6 +288,18 @@ class EmbeddingBag(TableModule):
 
     def extra_repr(self) -> str:
         return f"{self.embedding_dim}, mode={self.mode!r}, name={self.name!r}"
+
+
+def _parts(given: Any, what: str) -> tuple[Tensor, list[int] | None]:
+    """Flat values and the length of each bag of a nested tensor, or of lists of different lengths; None
+    of what is a tensor already, or can be one."""
+    if isinstance(given, (list, tuple)) and len({np.size(each) for each in given}) > 1:
+        parts = [tensor_of(each, what).reshape(-1) for each in given]
+        return torch.cat(parts), [len(each) for each in parts]
+    values = tensor_of(given, what)
+    if not values.is_nested:
+        return values, None
+    return flat_ids(values), [each.numel() for each in values.unbind()]
 
 
 def _with_end(starts: Tensor, count: int) -> npt.NDArray[np.int64]:

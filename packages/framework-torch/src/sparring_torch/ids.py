@@ -8,13 +8,14 @@ on, float32 cannot hold every whole number, so 16,777,216 may have been 16,777,2
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparring.errors import InvalidArgumentError
 
-__all__ = ["ids_from", "ids_in_place", "whole_ids"]
+__all__ = ["flat_ids", "ids_from", "ids_in_place", "is_flat", "tensor_of", "whole_ids"]
 
 _FIRST_INEXACT = {
     torch.float64: 2**53,
@@ -23,6 +24,39 @@ _FIRST_INEXACT = {
     torch.bfloat16: 2**8,
 }
 _WHOLE = (torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32)
+
+
+def tensor_of(values: object, what: str) -> Tensor:
+    """A tensor, or an array or lists as one.
+
+    Raises:
+        InvalidArgumentError: lists of different lengths, or none of these.
+    """
+    if isinstance(values, Tensor):
+        return values
+    try:
+        made = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidArgumentError(
+            f"{what}: a tensor, an array or lists of one length are taken, found "
+            f"{type(values).__name__} ({error}); for bags of different lengths give "
+            "torch.nested.nested_tensor(lists, layout=torch.jagged), or a KeyedJaggedTensor to a "
+            "collection",
+        ) from error
+    return made if made.numel() else made.to(torch.int64)
+
+
+def is_flat(nested: Any) -> bool:
+    """Whether the components of a nested tensor are bags, stored one after the other."""
+    return nested.layout is torch.jagged and nested.lengths() is None and nested.dim() == 2
+
+
+def flat_ids(nested: Tensor) -> Tensor:
+    """All ids of a nested tensor ``(n,)``, component after component."""
+    if is_flat(nested):
+        return nested.values()
+    parts = [each.reshape(-1) for each in nested.unbind()]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=nested.dtype, device=nested.device)
 
 
 def ids_from(values: Tensor, what: str) -> Tensor:

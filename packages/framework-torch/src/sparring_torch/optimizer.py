@@ -111,6 +111,8 @@ class Optimizer(torch.optim.Optimizer):
         self.container = joined_container(agents)
         if non_finite_gradients is not None:
             self.container.non_finite_gradients = non_finite_policy(non_finite_gradients)
+        for agent in agents:
+            agent.has_optimizer = True
         self._names = list(dict.fromkeys(name for agent in agents for name in agent.table_names))
         given = given_storages(agents)
         self._updater: NativeUpdater | FusedUpdater

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparring.errors import InvalidArgumentError
 from sparring_torch.row_state import RowState
 
 __all__ = ["ShadowParameter"]
@@ -126,12 +127,27 @@ class ShadowParameter:
         """Brings back into the rows what the optimizer put elsewhere instead of updating it."""
         if not self._shown:
             return
+        self._refuse_new_state()
         if self.parameter.data_ptr() != self._shown[0].data_ptr():
             self._shown[0].copy_(self.parameter.data)
         for place, name in enumerate(self._layout.names, 1):
             now = self._state[name]
             if now is not self._shown[place]:
                 self._shown[place].copy_(now)
+
+    def _refuse_new_state(self) -> None:
+        """Refuses state by row that the rows have no place for: the next step would have other rows."""
+        for name, value in self._state.items():
+            if name in self._layout.names or not isinstance(value, Tensor):
+                continue
+            if value.shape == self._shown[0].shape:
+                del self._state[name]
+                raise InvalidArgumentError(
+                    f"the optimizer began to keep {name} for each row, which rows that were made "
+                    "without it have no place for; give the hyper-parameter that needs it when the "
+                    "Optimizer is made, and change its value later",
+                    state=name,
+                )
 
     def unload(self) -> None:
         """Lets go of the rows."""

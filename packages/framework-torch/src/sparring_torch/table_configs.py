@@ -13,6 +13,7 @@ from sparring.adapter import StorageLike, TableDeclaration, declared
 from sparring.contracts import AdmissionLike, ExpiryLike, Initializer, TableConfig, Uniform
 from sparring.errors import InvalidArgumentError
 from sparring_torch.device_kernels import storage_device
+from sparring_torch.misuse import say_bound
 
 __all__ = [
     "DataType",
@@ -124,6 +125,8 @@ def declaration(config: EmbeddingConfig, storage: StorageLike) -> TableDeclarati
     Raises:
         InvalidArgumentError: an unknown dtype, or a number out of range.
     """
+    if config.num_embeddings is not None:
+        say_bound(config.name, config.num_embeddings)
     dtype = _DTYPE_NAMES.get(config.data_type)
     if dtype is None:
         raise InvalidArgumentError(

@@ -30,13 +30,18 @@ from sparring.adapter import (
     TableDeclaration,
     TableGroup,
     pulls_on_device,
+    suggestion,
 )
 from sparring.errors import InvalidArgumentError
+from sparring_torch import misuse
 from sparring_torch.batch_lookup import Bags, DirectBatch, Ids, with_gradient
 from sparring_torch.device_groups import DeviceGroup
 from sparring_torch.device_kernels import current_gpu, kernel_set_for
 from sparring_torch.device_path import DevicePath
+from sparring_torch.ids import ids_from, tensor_of
 from sparring_torch.intra_op_threads import borrow_intra_op_threads
+from sparring_torch.jagged_tensor import JaggedTensor
+from sparring_torch.keyed_tensor import KeyedTensor
 from sparring_torch.shadow_pooling import Plan, Shadow, gathered, plan_bags, plan_ids, pooled
 
 __all__ = [
@@ -49,6 +54,7 @@ __all__ = [
     "untraced",
 ]
 
+Index = npt.NDArray[np.int64]
 Forward = TypeVar("Forward", bound=Callable[..., Any])
 
 
@@ -85,6 +91,12 @@ class TrainAgent(TableGroup):
         self._collection: Any = None
         self._prefetched: deque[Prefetched] = deque()
         self._path: DevicePath | None = None
+        self._brought_in: list[tuple[str, Index, npt.NDArray[Any]]] = []
+        self._may_train = False
+        self.has_optimizer = False
+        """Whether an optimizer takes the gradients of the tables."""
+        for each in declarations:
+            misuse.check_backend(each.storage, container)
         for device in {each.device for each in declarations} - {"cpu"}:
             # Where there is no such device, the module's constructor raises.
             kernel_set_for(device)
@@ -102,6 +114,24 @@ class TrainAgent(TableGroup):
         self._path = None if device == "cpu" else DevicePath(device)
         if self._path is not None:
             self.container.keep_on_device(self.table_names, self._path.kernels)
+        while self._brought_in:
+            self._assign(*self._brought_in.pop(0))
+
+    def bring_in(self, table: str, ids: Index, embeddings: npt.NDArray[Any]) -> None:
+        """Rows that `table` begins with, once its container is known; all ranks give the same.
+
+        Args:
+            ids: ``(n,)``.
+            embeddings: ``(n, dim)``.
+        """
+        if self.has_container:
+            self._assign(table, ids, embeddings)
+        else:
+            self._brought_in.append((table, ids, embeddings))
+
+    def _assign(self, table: str, ids: Index, embeddings: npt.NDArray[Any]) -> None:
+        rank, size = self.container.collective.rank, self.container.collective.world_size
+        self.container.assign(table, ids[rank::size], embeddings[rank::size])
 
     # -- on a device
 
@@ -138,12 +168,27 @@ class TrainAgent(TableGroup):
             InvalidArgumentError: the tables lie on a device, and the ids on another.
         """
         container = self._container or self.container
+        if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
+            misuse.refuse_tracing(self.table_names)
+        if is_training and not self._may_train and torch.is_grad_enabled():
+            self._check_training(container)
         path = self._path
         if path is None:
             return None
         with self.refusing(path, is_training=is_training):
             path.check_place(self.table_names, "ids", ids)
         return path if self._leaves_rows(container) else None
+
+    def _check_training(self, container: StepContainer) -> None:
+        """Refuses a pass of training whose gradients, or those of the pass before, would be lost."""
+        try:
+            if not self.is_container_given:
+                misuse.check_ranks(self.table_names, container)
+            self._may_train = self.has_optimizer or container.counters.steps > 0
+            if not self._may_train:
+                misuse.check_gradients_are_taken(self.table_names, container)
+        except Exception as error:
+            self.refuse(error, is_training=True)
 
     def refusing(self, path: DevicePath, *, is_training: bool) -> AbstractContextManager[None]:
         """Raises on all ranks an error of the block, which precedes a lookup on the device."""
@@ -370,6 +415,67 @@ class TableModule(nn.Module):
     def num_rows(self) -> dict[str, int]:
         """Table name → rows held on this rank."""
         return {name: self.agent.container.num_rows(name) for name in self.agent.table_names}
+
+    def embeddings_of(self, ids: Any, table: str | None = None) -> Tensor:
+        """Embeddings ``(n, dim)`` of ids ``(n,)``, as they are now; changes nothing.
+
+        An id without a row reads as its initial value. All ranks call it, each with ids of its own.
+
+        Args:
+            ids: a tensor, an array or a list.
+            table: where to look; None: in the only table.
+
+        Raises:
+            InvalidArgumentError: a value is no id, or `table` is none of this module's.
+        """
+        names = self.agent.table_names
+        if table is None and len(names) == 1:
+            (table,) = names
+        if table not in names:
+            raise InvalidArgumentError(
+                f"embeddings_of: found table {table!r}; {suggestion(table, names)}", table=table
+            )
+        container, keys, refusal = self.agent.container, np.empty(0, np.int64), None
+        try:
+            keys = ids_from(tensor_of(ids, f"ids of table {table!r}"), f"table {table!r}").numpy()
+        except Exception as error:  # other ranks have begun their lookup
+            refusal = error
+        (found,) = container.lookup_all([(table, keys)], is_registered=False, refusal=refusal)
+        return torch.from_numpy(found.rows[found.inverse])
+
+    # -- dtype of the output
+
+    _output_dtype: torch.dtype | None = None
+    """As the module was told by `half`, `to` and the like; None: that in which tables compute."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        before = self._output_dtype
+        if before is None:
+            declared = [each.table.computing_dtype for each in self.agent.declarations]
+            before = torch.float64 if np.dtype(np.float64) in declared else torch.float32
+        after = fn(torch.empty(0, dtype=before)).dtype
+        if after is not before:
+            if self._output_dtype is None:
+                self.register_forward_hook(_output_converted)
+            self._output_dtype = after
+        return self
+
+
+def _output_converted(module: nn.Module, _: Any, output: Any) -> Any:
+    """Forward hook: embeddings in the dtype of the module; rows stay as they are stored."""
+    assert isinstance(module, TableModule)
+    dtype = module._output_dtype
+    if isinstance(output, KeyedTensor):
+        return KeyedTensor._trusted(
+            output.keys(), output.length_per_key(), output.values().to(dtype)
+        )
+    if isinstance(output, dict):
+        return {
+            name: JaggedTensor._trusted(each.values().to(dtype), None, each.lengths())
+            for name, each in output.items()
+        }
+    return output.to(dtype)
 
 
 def agents_of(modules: nn.Module | Iterable[nn.Module]) -> list[TrainAgent]:

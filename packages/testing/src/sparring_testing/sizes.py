@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
 from sparring.contracts import Storage
@@ -9,7 +11,7 @@ from sparring_testing.samples import MakeStorage, assert_holds, contents, random
 
 __all__ = ["SizeTests"]
 
-_MILLION = 1_000_000
+_MILLION = int(os.environ.get("SPARRING_KIT_ROWS", "1000000"))
 
 
 class SizeTests:

@@ -20,6 +20,7 @@ from sparring_testing.ownership import OwnershipTests
 from sparring_testing.policies import OpenBounded, PolicyTests
 from sparring_testing.reads import ReadingTests
 from sparring_testing.refusal import RefusalTests
+from sparring_testing.row_handles import RowHandleTests
 from sparring_testing.samples import MakeStorage, table_of
 from sparring_testing.scans import ScanTests
 from sparring_testing.scores import ScoreTests
@@ -52,6 +53,7 @@ class StorageTests(
     PolicyTests,
     ThreadTests,
     NativeHandleTests,
+    RowHandleTests,
     StateMachineTests,
 ):
     """Every promise of the storage contract. Inherit it, and say how to open a storage.

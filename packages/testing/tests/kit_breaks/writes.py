@@ -103,9 +103,9 @@ class TakesRowsThroughFloat32(MemoryStorage):
 
 
 @caught_by("test_call_of_a_million_rows")
-class ForgetsWhatIsBeyondHalfAMillion(MemoryStorage):
+class ForgetsWhatIsBeyondAHundredThousand(MemoryStorage):
     def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
-        return put(self, keys[:500_000], rows[:500_000])
+        return put(self, keys[:100_000], rows[:100_000])
 
 
 @caught_by("test_calls_of_one_row")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparring import (
+    EMBEDDING_PARTS,
     Coordinator,
     Loaded,
     Retention,
@@ -28,6 +29,7 @@ from sparring import (
 )
 from sparring.contracts import Collective, Reduction
 from sparring.errors import ConfigError, SnapshotDamagedError, SnapshotError
+from sparring_train.config.model import MatrixFactorizationModel
 from sparring_train.config.run import RunConfig
 from sparring_train.same_run import RUN, check_same_run, described_run
 from sparring_train.stored_rows import place_name
@@ -194,7 +196,7 @@ class RunSnapshots:
                 url,
                 blocking=is_last,
                 base=self._container.saves.base if is_delta else None,
-                states={RUN: State(self._described()), **states},
+                states={RUN: State(self._described()), **self._embedding_parts(), **states},
                 options=SaveOptions(
                     deadline_seconds=chosen.deadline_seconds,
                     retention=Retention(chosen.url, chosen.keep, tuple(self._damaged)),
@@ -209,6 +211,12 @@ class RunSnapshots:
             self._note_failure(f"save of {url}", error)
             return
         self._task = None if isinstance(saved, Saved) else saved
+
+    def _embedding_parts(self) -> dict[str, State]:
+        model = self._config.model
+        if not isinstance(model, MatrixFactorizationModel):
+            return {}
+        return {EMBEDDING_PARTS: State(model.embedding_parts)}
 
     def _described(self) -> dict[str, object]:
         # Names: folders may be moved.

@@ -16,7 +16,8 @@ pytest.importorskip("torch", reason="torch is not installed; see nox -s tests")
 pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 import torch
 
-from sparring import make_plugin_manager
+from sparring import list_snapshots, make_plugin_manager
+from sparring.cli.application import main
 from sparring.errors import (
     CapacityError,
     ConfigError,
@@ -90,6 +91,17 @@ def test_a_run_writes_the_trace_that_is_asked_for(ratings: Path, tmp_path: Path)
     names = [event["name"] for event in json.loads(path.read_text())["traceEvents"]]
     for name in ("forward", "backward", "apply", "update"):
         assert names.count(name) == 3
+
+
+def test_what_is_exported_of_a_run_has_biases_apart(ratings: Path, tmp_path: Path) -> None:
+    url, out = str(tmp_path / "saved"), tmp_path / "out"
+    run(rating_config(ratings, training={"steps": 3}, snapshots={"url": url}))
+    (snapshot,) = list_snapshots(url)
+    assert main(["export", snapshot, "--to", "npy", "--output", str(out)]) == 0
+    for table in ("user", "item"):
+        count = len(np.load(out / f"{table}.key.npy"))
+        assert np.load(out / f"{table}.embedding.npy").shape == (count, 4)
+        assert np.load(out / f"{table}.bias.npy").shape == (count,)
 
 
 def test_a_run_writes_its_counters_and_ends_with_the_final_ones(

@@ -42,8 +42,14 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
         CommandDescriptor(
             name="export",
             api_version=API_VERSION,
-            summary="Write the tables of a snapshot as Parquet files.",
+            summary="Write the tables of a snapshot as files for other programs.",
             register=_add_export,
+        ),
+        CommandDescriptor(
+            name="import",
+            api_version=API_VERSION,
+            summary="Write embeddings from elsewhere as a snapshot.",
+            register=_add_import,
         ),
         CommandDescriptor(
             name="compact",
@@ -94,6 +100,12 @@ def _add_export(app: typer.Typer) -> None:
     from sparring.cli.snapshots import add_export
 
     add_export(app)
+
+
+def _add_import(app: typer.Typer) -> None:
+    from sparring.cli.snapshots import add_import
+
+    add_import(app)
 
 
 def _add_compact(app: typer.Typer) -> None:

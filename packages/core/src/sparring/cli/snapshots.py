@@ -1,4 +1,4 @@
-"""``sparring snapshots | inspect | export | compact``: lists, checks and converts snapshots."""
+"""``sparring snapshots | inspect | export | import | compact``: lists, checks, converts snapshots."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from rich.text import Text
 
 from sparring.cli.output import make_console, print_error, print_json, print_warning
 from sparring.snapshot.chain import TableSummary, summarize
-from sparring.snapshot.export import export_parquet
+from sparring.snapshot.export import export_tables
 from sparring.snapshot.reader import Snapshot, open_snapshot
 from sparring.snapshot.retention import compact, list_snapshots, unreadable_snapshots
+from sparring.snapshot.table_import import import_table
 from sparring.snapshot.verify import VerifyReport, verify_snapshot
 
-__all__ = ["add_compact", "add_export", "add_inspect", "add_snapshots"]
+__all__ = ["add_compact", "add_export", "add_import", "add_inspect", "add_snapshots"]
 
 _URL = typer.Argument(metavar="SNAPSHOT", help="A folder, or a URL such as s3://bucket/run/step-7.")
 _JSON = typer.Option("--json", help="Print one line of JSON.")
@@ -32,6 +33,10 @@ def add_inspect(application: typer.Typer) -> None:
 
 def add_export(application: typer.Typer) -> None:
     application.command("export")(export)
+
+
+def add_import(application: typer.Typer) -> None:
+    application.command("import")(import_embeddings)
 
 
 def add_compact(application: typer.Typer) -> None:
@@ -89,15 +94,40 @@ def inspect(
 def export(
     url: Annotated[str, _URL],
     output: Annotated[Path, typer.Option(help="The folder to write to.")],
-    to: Annotated[Literal["parquet"], typer.Option(help="The format.")] = "parquet",  # noqa: ARG001
+    to: Annotated[
+        Literal["parquet", "npy", "faiss"],
+        typer.Option(help="The format: columns in Parquet, arrays of numpy, or an index of Faiss."),
+    ] = "parquet",
     state: Annotated[
         bool, typer.Option("--state", help="Write the optimizer's state too.")
     ] = False,
 ) -> None:
-    """Write the tables of a snapshot as Parquet files, in bounded memory."""
+    """Write the tables of a snapshot as files for other programs."""
     snapshot = open_snapshot(url)
-    for name, target in export_parquet(snapshot, output, with_state=state).items():
-        typer.echo(f"{name}: {target}, {_bytes(target.stat().st_size)}")
+    for name, targets in export_tables(snapshot, output, to=to, with_state=state).items():
+        for target in targets:
+            typer.echo(f"{name}: {target}, {_bytes(target.stat().st_size)}")
+
+
+def import_embeddings(
+    source: Annotated[str, typer.Argument(help="The file of embeddings.")],
+    into: Annotated[str, typer.Option(metavar="SNAPSHOT", help="The snapshot to write.")],
+    table: Annotated[str, typer.Option(help="The table's name.")],
+    kind: Annotated[
+        Literal["npy", "parquet"],
+        typer.Option(
+            "--from", help="An array (n, dim), or columns 'key' and 'embedding' of Parquet."
+        ),
+    ],
+    ids: Annotated[
+        str | None, typer.Option(help="Of npy: a file of n ids; without it they are 0 to n - 1.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Of the rows.")] = "float32",
+) -> None:
+    """Write embeddings from elsewhere as a snapshot with one table, which container.load reads."""
+    made = import_table(source, into, table, kind=kind, ids=ids, dtype=dtype)
+    rows = sum(entry.num_keys for entry in made.files(table, "rows"))
+    typer.echo(f"{made.url}: {_count(rows, 'row')} of table {table!r}, {_bytes(_own_bytes(made))}")
 
 
 def compact_chain(

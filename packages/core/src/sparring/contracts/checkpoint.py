@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sparring.errors import InvalidArgumentError
 
-__all__ = ["Loaded", "Retention", "SaveOptions", "Saved", "State", "UNDO_BYTES"]
+__all__ = ["EMBEDDING_PARTS", "Loaded", "Retention", "SaveOptions", "Saved", "State", "UNDO_BYTES"]
 
 JSON = Any
 
@@ -42,6 +42,10 @@ class Retention:
     damaged: tuple[str, ...] = ()
     """URLs of those that are known to be damaged: neither counted nor removed."""
 
+
+EMBEDDING_PARTS = "embedding_parts"
+"""Name of the state that says what parts an embedding has, for exports: values table → part →
+[begin, end], as ``{"item": {"bias": [0, 1], "embedding": [1, 33]}}``."""
 
 UNDO_BYTES = 64 << 20
 """Old rows that a save holds before steps wait for it."""

@@ -42,6 +42,10 @@ __all__ = [
 ]
 
 
+Admit = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
+"""Says which keys may have a row."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredRows:
     """Rows of a storage, or the first columns of them, on the device."""
@@ -75,11 +79,17 @@ class StorageLookup:
     """Arguments of `pool_storage`."""
 
     storage: Storage | None
+    """Takes arrays of this device (`Capabilities.devices`); None: no id has a row."""
     table: TableConfig
+    """Declaration of the rows."""
     ids: DeviceArray
+    """``(n,)``, with repeats."""
     offsets: DeviceArray
+    """``(b + 1,)``, from 0 to n."""
     mode: Pooling = "sum"
+    """As in `pool`."""
     weights: DeviceArray | None = None
+    """``(n,)`` of the table's computing dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +124,21 @@ class StorageUpdate:
     """Arguments of `update_storage`."""
 
     storage: Storage
+    """Takes arrays of this device; its rows are as wide as the method wants them."""
     choice: MethodChoice
+    """As in `update`."""
     keys: DeviceArray
+    """``(u,)``, unique."""
     gradients: DeviceArray
+    """``(u, dim)`` of the computing dtype; may be overwritten."""
     initial_state: npt.NDArray[Any] | None = None
-    admit: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None = None
+    """``(state_width,)`` of the computing dtype, in host memory: the set keeps a copy on its device,
+    and moves it there once. None: zeros."""
+    admit: Admit | None = None
+    """Asked which keys without a row may have one, with these keys and its answer in host memory,
+    which waits for the device; None: all may."""
     keeps_evicted: bool = False
+    """Whether rows that leave are copied to the host."""
 
 
 class StorageKernels(ArrayKernels):
@@ -139,19 +158,11 @@ class StorageKernels(ArrayKernels):
         mode: Pooling = "sum",
         weights: DeviceArray | None = None,
     ) -> DeviceArray:
-        """One embedding for each bag, straight from the rows of a storage.
+        """One embedding for each bag, straight from the rows of a storage; see `StorageLookup`.
 
         Nothing is deduplicated, and no row is copied but into the sums; except for a stack, where
         rows of lower tiers come from the host, which waits for the device. An id without a row has
         its initial value.
-
-        Args:
-            storage: takes arrays of this device (`Capabilities.devices`); None: no id has a row.
-            table: what the rows are.
-            ids: ``(n,)``, with repeats.
-            offsets: ``(b + 1,)``, from 0 to n.
-            mode: as in `pool`.
-            weights: ``(n,)`` of the table's computing dtype.
 
         Returns:
             ``(b, dim)`` of the computing dtype.
@@ -159,22 +170,14 @@ class StorageKernels(ArrayKernels):
         Raises:
             UnsupportedError: the storage is elsewhere.
         """
-        stack = None if storage is None else _stack_of(storage)
-        if stack is not None:
-            return stack.pool(self, ids, offsets, mode=mode, weights=weights)
-        return self._pool_storage_impl(storage, table, ids, offsets, mode=mode, weights=weights)
+        return self._pooled(StorageLookup(storage, table, ids, offsets, mode, weights))
+
+    def _pooled(self, lookup: StorageLookup) -> DeviceArray:
+        stack = None if lookup.storage is None else _stack_of(lookup.storage)
+        return self._pool_storage_impl(lookup) if stack is None else stack.pool(self, lookup)
 
     @abstractmethod
-    def _pool_storage_impl(
-        self,
-        storage: Storage | None,
-        table: TableConfig,
-        ids: DeviceArray,
-        offsets: DeviceArray,
-        *,
-        mode: Pooling,
-        weights: DeviceArray | None,
-    ) -> DeviceArray:
+    def _pool_storage_impl(self, lookup: StorageLookup) -> DeviceArray:
         """`pool_storage` of a storage that is no stack."""
 
     def pool_tables(self, lookups: Sequence[StorageLookup]) -> list[DeviceArray]:
@@ -182,34 +185,14 @@ class StorageKernels(ArrayKernels):
         pooled: list[DeviceArray] = []
         for is_stack, run in groupby(lookups, key=_is_of_stack):
             if is_stack:
-                pooled += [
-                    self.pool_storage(
-                        each.storage,
-                        each.table,
-                        each.ids,
-                        each.offsets,
-                        mode=each.mode,
-                        weights=each.weights,
-                    )
-                    for each in run
-                ]
+                pooled += map(self._pooled, run)
             else:
                 pooled += self._pool_tables_impl(list(run))
         return pooled
 
     def _pool_tables_impl(self, lookups: Sequence[StorageLookup]) -> list[DeviceArray]:
         """`pool_tables` of storages that are no stacks."""
-        return [
-            self._pool_storage_impl(
-                each.storage,
-                each.table,
-                each.ids,
-                each.offsets,
-                mode=each.mode,
-                weights=each.weights,
-            )
-            for each in lookups
-        ]
+        return list(map(self._pool_storage_impl, lookups))
 
     def sum_tables(self, bags: Sequence[TableBags]) -> TableSums:
         """Adds up gradients by key: `dedup` and `pool_backward` of several tables.
@@ -259,17 +242,7 @@ class StorageKernels(ArrayKernels):
             else:
                 is_done = num_bad is None or not self.arrays.to_host(num_bad)[0]
                 for each in run if is_done else ():
-                    changes.append(
-                        self.update_storage(
-                            each.storage,
-                            each.choice,
-                            each.keys,
-                            each.gradients,
-                            each.initial_state,
-                            admit=each.admit,
-                            keeps_evicted=each.keeps_evicted,
-                        )
-                    )
+                    changes.append(self._updated(each))
             if not is_done:
                 return None
             num_bad = None
@@ -285,17 +258,7 @@ class StorageKernels(ArrayKernels):
         if num_bad is not None and self.arrays.to_host(num_bad)[0]:
             return False
         for each in updates:
-            changes.append(
-                self._update_storage_impl(
-                    each.storage,
-                    each.choice,
-                    each.keys,
-                    each.gradients,
-                    each.initial_state,
-                    admit=each.admit,
-                    keeps_evicted=each.keeps_evicted,
-                )
-            )
+            changes.append(self._update_storage_impl(each))
         return True
 
     def update_storage(
@@ -306,53 +269,27 @@ class StorageKernels(ArrayKernels):
         gradients: DeviceArray,
         initial_state: npt.NDArray[Any] | None,
         *,
-        admit: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None = None,
+        admit: Admit | None = None,
         keeps_evicted: bool = False,
     ) -> StorageChange:
-        """Changes rows of a storage by one of core's update methods, in one visit.
+        """Changes rows of a storage by one of core's update methods, in one visit; see `StorageUpdate`.
 
         Rows that are missing are made first. Nothing is changed where it raises.
-
-        Args:
-            storage: takes arrays of this device; its rows are as wide as the method wants them.
-            choice: as in `update`.
-            keys: ``(u,)``, unique.
-            gradients: ``(u, dim)`` of the computing dtype; may be overwritten.
-            initial_state: ``(state_width,)`` of the computing dtype, in host memory: the set keeps
-                a copy on its device, and moves it there once. None: zeros.
-            admit: asked which keys without a row may have one, with these keys and its answer in
-                host memory, which waits for the device; None: all may.
-            keeps_evicted: rows that leave are copied to the host.
 
         Raises:
             UnsupportedError: the method is not one of core's, or the storage is elsewhere.
             CapacityError, DeviceMemoryError: there is no room.
         """
-        stack = _stack_of(storage)
-        if stack is not None:
-            return stack.update(self, choice, keys, gradients, initial_state, admit=admit)
-        return self._update_storage_impl(
-            storage,
-            choice,
-            keys,
-            gradients,
-            initial_state,
-            admit=admit,
-            keeps_evicted=keeps_evicted,
+        return self._updated(
+            StorageUpdate(storage, choice, keys, gradients, initial_state, admit, keeps_evicted)
         )
 
+    def _updated(self, update: StorageUpdate) -> StorageChange:
+        stack = _stack_of(update.storage)
+        return self._update_storage_impl(update) if stack is None else stack.update(self, update)
+
     @abstractmethod
-    def _update_storage_impl(
-        self,
-        storage: Storage,
-        choice: MethodChoice,
-        keys: DeviceArray,
-        gradients: DeviceArray,
-        initial_state: npt.NDArray[Any] | None,
-        *,
-        admit: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None,
-        keeps_evicted: bool,
-    ) -> StorageChange:
+    def _update_storage_impl(self, update: StorageUpdate) -> StorageChange:
         """`update_storage` of a storage that is no stack."""
 
     def find_storage(
@@ -443,27 +380,10 @@ class DeviceFirstTierAccess(Protocol):
     def find(self, kernels: StorageKernels, keys: DeviceArray, num_columns: int) -> StoredRows:
         """`KernelSet.find_storage`."""
 
-    def pool(
-        self,
-        kernels: StorageKernels,
-        ids: DeviceArray,
-        offsets: DeviceArray,
-        *,
-        mode: Pooling,
-        weights: DeviceArray | None,
-    ) -> DeviceArray:
+    def pool(self, kernels: StorageKernels, lookup: StorageLookup) -> DeviceArray:
         """`KernelSet.pool_storage`."""
 
-    def update(
-        self,
-        kernels: StorageKernels,
-        choice: MethodChoice,
-        keys: DeviceArray,
-        gradients: DeviceArray,
-        initial_state: npt.NDArray[Any] | None,
-        *,
-        admit: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None,
-    ) -> StorageChange:
+    def update(self, kernels: StorageKernels, update: StorageUpdate) -> StorageChange:
         """`KernelSet.update_storage`."""
 
     def upsert(self, kernels: StorageKernels, keys: DeviceArray, rows: DeviceArray) -> NumEvicted:

@@ -86,27 +86,6 @@ class ShardMap:
         partitions = np.arange(NUM_PARTITIONS, dtype=np.int64)
         return cls((partitions * world_size // NUM_PARTITIONS).astype(np.int32), world_size)
 
-    def resized(self, world_size: int) -> ShardMap:
-        """The map for another world size that moves as few partitions as possible.
-
-        Ranks that stay keep what they own up to their new share; only the surplus, and the
-        partitions of ranks that are gone, change hands.
-        """
-        _check_world_size(world_size)
-        owners = self.owners.copy()
-        counts = np.bincount(owners, minlength=max(world_size, self.world_size))[:world_size]
-        small, num_large = divmod(NUM_PARTITIONS, world_size)
-        shares = np.full(world_size, small)
-        # The larger shares go to those who own most, so that they give up least.
-        shares[np.argsort(-counts, kind="stable")[:num_large]] += 1
-        homeless = [np.flatnonzero(owners >= world_size)]
-        for rank in np.flatnonzero(counts > shares):
-            homeless.append(np.flatnonzero(owners == rank)[shares[rank] :])
-        missing = np.maximum(shares - counts, 0)
-        moved = np.concatenate(homeless)
-        owners[moved] = np.repeat(np.arange(world_size, dtype=np.int32), missing)
-        return ShardMap(owners, world_size)
-
     def partitions_of(self, rank: int) -> npt.NDArray[np.int64]:
         """The partitions that `rank` owns, ascending."""
         return np.flatnonzero(self.owners == rank)
@@ -153,7 +132,8 @@ class KeyOwners:
         self._check(
             keys,
             "write",
-            "no row was changed. Write each key on the rank that owns it: "
+            "no row was changed. Call container.assign(table, keys, embeddings) on all ranks, which "
+            "brings each row to its owner; or write each key on the rank that owns it: "
             "container.rendezvous.shard_map().owners[sparring.kernels.functions.partition(keys)]",
         )
 

@@ -37,6 +37,7 @@ from sparring.contracts.updates import MethodChoice
 from sparring.engine.apply.function import apply_update
 from sparring.engine.apply.gather import TableUpdate, Update
 from sparring.engine.apply.methods import apply_methods
+from sparring.engine.assign import assign
 from sparring.engine.checkpoint.flush import FlushManager
 from sparring.engine.checkpoint.load import load
 from sparring.engine.checkpoint.load_manager import LoadManager
@@ -508,6 +509,25 @@ class StepContainer:
             if self.state.tables.expiring:
                 note_step(self.state)
             return touched
+
+    def assign(self, table: str, keys: npt.ArrayLike, embeddings: npt.ArrayLike) -> None:
+        """Writes embeddings to a table, in place of those that its keys have.
+
+        The optimizer's state of these rows begins again, as that of new rows does. All ranks call it,
+        each with rows of any keys, or of none: they go to the ranks that own them. Where several
+        ranks give one key, they must give the same embedding.
+
+        Args:
+            keys: ``(n,)`` whole numbers, each once.
+            embeddings: ``(n, dim)``, converted to the table's dtype.
+
+        Raises:
+            UnknownTableError: `table` was not declared.
+            InvalidArgumentError: a wrong shape, a key that is given twice, or rows with state of an
+                optimizer that was not made yet.
+            CapacityError: the storage is full and may not evict: some rows may be written.
+        """
+        assign(self.state, table, keys, embeddings)
 
     def discard(self) -> None:
         """Drops what was looked up and accumulated since the last step."""

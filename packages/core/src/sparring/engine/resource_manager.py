@@ -201,7 +201,9 @@ class ResourceManager:
                     taken[table] = (
                         SummedByKey(keys, gradients)
                         if are_summed
-                        else _native.key_gradients(self._views[table], keys, gradients)
+                        else _native.key_gradients(
+                            self._views[table], keys, gradients, are_distinct=True
+                        )
                     )
             self._batch_inputs.clear()
         return taken
@@ -219,6 +221,11 @@ class ResourceManager:
             accumulator = self._accumulator(table)
             self._add_held(table)
             return int(accumulator.size)
+
+    def has_gradient(self, table: str) -> bool:
+        """Whether a gradient of `table` waits for a step."""
+        with self._lock:
+            return table in self._held or self._accumulator(table).size > 0
 
     def discard(self) -> None:
         """Drops all batch inputs and all gradients: the step never was."""

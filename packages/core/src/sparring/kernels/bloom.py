@@ -63,10 +63,6 @@ class BloomFilter:
         """Takes all keys out."""
         self._native.clear()
 
-    def expected_rate(self, num_keys: int) -> float:
-        """The share of other keys that are taken for members once `num_keys` are."""
-        return self._native.rate_at(num_keys)
-
     def to_bytes(self) -> bytes:
         """All of it, as ``docs/format/bloom.md`` lays it out."""
         return self._native.save()

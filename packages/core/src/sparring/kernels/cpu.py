@@ -6,13 +6,19 @@ whatever the `ArraySource` is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sparring import _native
-from sparring.contracts.kernel_set import KernelSet, NumEvicted, StorageChange, StoredRows
+from sparring.contracts.kernel_set import (
+    KernelSet,
+    NumEvicted,
+    StorageChange,
+    StorageLookup,
+    StorageUpdate,
+    StoredRows,
+)
 from sparring.contracts.kernels import ArraySource, Dedup, DeviceArray, Pooling, Rounding, Route
 from sparring.contracts.results import Columns
 from sparring.errors import InvalidArgumentError, UnsupportedError
@@ -195,50 +201,33 @@ class CpuKernels(KernelSet):
             spec, _shared(keys, "keys"), _shared(rows, "rows"), _shared(gradients, "gradients")
         )
 
-    def _pool_storage_impl(
-        self,
-        storage: Storage | None,
-        table: TableConfig,
-        ids: DeviceArray,
-        offsets: DeviceArray,
-        *,
-        mode: Pooling,
-        weights: DeviceArray | None,
-    ) -> DeviceArray:
-        dedup = self.dedup(ids)
-        if storage is None:
+    def _pool_storage_impl(self, lookup: StorageLookup) -> DeviceArray:
+        table, dedup = lookup.table, self.dedup(lookup.ids)
+        if lookup.storage is None:
             rows = np.zeros((len(dedup.keys), table.dim), table.numpy_dtype)
             found = np.zeros(len(dedup.keys), np.bool_)
         else:
-            stored = self.find_storage(storage, dedup.keys, table.dim)
+            stored = self.find_storage(lookup.storage, dedup.keys, table.dim)
             rows, found = stored.rows, stored.found
         self.initialize(rows, dedup.keys, found, table)
         if table.is_16_bit:
             rows = self.decode(rows)
-        return self.pool(rows, dedup.inverse, offsets, mode=mode, weights=weights)
+        return self.pool(
+            rows, dedup.inverse, lookup.offsets, mode=lookup.mode, weights=lookup.weights
+        )
 
-    def _update_storage_impl(
-        self,
-        storage: Storage,
-        choice: MethodChoice,
-        keys: DeviceArray,
-        gradients: DeviceArray,
-        initial_state: npt.NDArray[Any] | None,
-        *,
-        admit: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None,
-        keeps_evicted: bool,
-    ) -> StorageChange:
-        table = storage.table
-        known, sums = _shared(keys, "keys"), _shared(gradients, "gradients")
+    def _update_storage_impl(self, update: StorageUpdate) -> StorageChange:
+        storage, table = update.storage, update.storage.table
+        known, sums = _shared(update.keys, "keys"), _shared(update.gradients, "gradients")
         stored = self.find_storage(storage, known)
         rows, found = stored.rows, stored.found
-        if admit is not None and not found.all():
+        if update.admit is not None and not found.all():
             is_kept = found.copy()
-            is_kept[~found] = admit(known[~found])
+            is_kept[~found] = update.admit(known[~found])
             known, sums, rows, found = (each[is_kept] for each in (known, sums, rows, found))
-        self.initialize(rows, known, found, table, initial_state)
-        self.update(table, choice, known, rows, sums)
-        evicted = self.upsert_storage(storage, known, rows, keeps_evicted=keeps_evicted)
+        self.initialize(rows, known, found, table, update.initial_state)
+        self.update(table, update.choice, known, rows, sums)
+        evicted = self.upsert_storage(storage, known, rows, keeps_evicted=update.keeps_evicted)
         return StorageChange(len(found) - int(np.count_nonzero(found)), evicted)
 
 

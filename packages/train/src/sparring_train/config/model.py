@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -40,6 +40,12 @@ class MatrixFactorizationModel(Section):
     def row_dim(self) -> int:
         """Elements of an embedding: one more than a vector has, the bias."""
         return self.dim + 1
+
+    @property
+    def embedding_parts(self) -> dict[str, Any]:
+        """Table → part → where it is in a row; see `sparring.EMBEDDING_PARTS`."""
+        parts = {"bias": [0, 1], "embedding": [1, self.dim + 1]}
+        return dict.fromkeys(self.table_names, parts)
 
 
 class DlrmModel(Section):

@@ -97,7 +97,9 @@ def _apply_owned(
             gathered = gather_rows(state, here, {name: choices[name].step for name in here})
         else:
             waiting = {
-                name: _native.key_gradients(entries[name].view, each.keys, each.gradients)
+                name: _native.key_gradients(
+                    entries[name].view, each.keys, each.gradients, are_distinct=True
+                )
                 for name, each in here.items()
             }
             step = _fused(state, waiting, choices)

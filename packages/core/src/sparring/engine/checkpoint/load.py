@@ -262,6 +262,12 @@ def _chosen(
                 "declare them, or name the tables to load: load(url, tables=…)",
                 tables=more,
             )
+        if OWN_STATES[0] not in snapshot.state_names(0):
+            raise InvalidArgumentError(
+                f"snapshot {snapshot.url} has rows and no counters of a training, as `sparring import` "
+                f"writes it; name the tables to load: load(url, tables={sorted(known)})",
+                tables=sorted(known),
+            )
     else:
         names = list(tables)
     chosen = []

@@ -16,14 +16,19 @@ rows come from below. `sparring.contracts.kernel_set.KernelSet` calls this.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.kernel_set import NumEvicted, StorageChange, StorageKernels, StoredRows
+from sparring.contracts.kernel_set import (
+    NumEvicted,
+    StorageChange,
+    StorageKernels,
+    StorageLookup,
+    StorageUpdate,
+    StoredRows,
+)
 from sparring.contracts.kernels import DeviceArray
 from sparring.contracts.results import Columns, Evicted, Keys
 from sparring.contracts.storage import Storage
@@ -31,13 +36,7 @@ from sparring.storage.tiered.demotion import Demotion
 from sparring.storage.tiered.first_tier import NativeFirstTier
 from sparring.storage.tiered.stack import Stack
 
-if TYPE_CHECKING:
-    from sparring.contracts.kernels import Pooling
-    from sparring.contracts.updates import MethodChoice
-
 __all__ = ["DeviceFirstTier"]
-
-_Admit = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,57 +59,40 @@ class DeviceFirstTier:
         with self._stack.lock.reading():
             return self._found(kernels, keys, num_columns, promotes=True).stored
 
-    def pool(
-        self,
-        kernels: StorageKernels,
-        ids: DeviceArray,
-        offsets: DeviceArray,
-        *,
-        mode: Pooling,
-        weights: DeviceArray | None,
-    ) -> DeviceArray:
+    def pool(self, kernels: StorageKernels, lookup: StorageLookup) -> DeviceArray:
         """`KernelSet.pool_storage`. Ids are deduplicated: no row is asked for twice below."""
         table = self._stack.table
-        dedup = kernels.dedup(ids)
+        dedup = kernels.dedup(lookup.ids)
         stored = self.find(kernels, dedup.keys, table.dim)
         rows = stored.rows
         kernels.initialize(rows, dedup.keys, stored.found, table)
         if table.is_16_bit:
             rows = kernels.decode(rows)
-        return kernels.pool(rows, dedup.inverse, offsets, mode=mode, weights=weights)
+        return kernels.pool(
+            rows, dedup.inverse, lookup.offsets, mode=lookup.mode, weights=lookup.weights
+        )
 
-    def update(
-        self,
-        kernels: StorageKernels,
-        choice: MethodChoice,
-        keys: DeviceArray,
-        gradients: DeviceArray,
-        initial_state: npt.NDArray[Any] | None,
-        *,
-        admit: _Admit | None,
-    ) -> StorageChange:
+    def update(self, kernels: StorageKernels, update: StorageUpdate) -> StorageChange:
         """`KernelSet.update_storage`. Rows change in place in the first tier, or, where those of
         the batch do not fit into it together, in copies."""
         access = NativeFirstTier(self._stack, self._demotion)
-        on_host = _on_host(kernels, keys)
+        on_host = _on_host(kernels, update.keys)
         access.begin_update(on_host)
         try:
-            is_brought_up = self._brought_up(kernels, access, keys, on_host)
+            is_brought_up = self._brought_up(kernels, access, update.keys, on_host)
             start = time.perf_counter()
             if is_brought_up:
                 change = kernels.update_storage(
                     self._first,
-                    choice,
-                    keys,
-                    gradients,
-                    initial_state,
-                    admit=admit,
+                    update.choice,
+                    update.keys,
+                    update.gradients,
+                    update.initial_state,
+                    admit=update.admit,
                     keeps_evicted=True,
                 )
             else:
-                change = self._changed_copies(
-                    kernels, choice, keys, gradients, initial_state, admit
-                )
+                change = self._changed_copies(kernels, update)
         except BaseException:
             access.abort_update()
             raise
@@ -145,21 +127,14 @@ class DeviceFirstTier:
         is_found = _flags(kernels, probed.found)
         return bool(is_found.all()) or access.bring_up(on_host, on_host[~is_found])
 
-    def _changed_copies(
-        self,
-        kernels: StorageKernels,
-        choice: MethodChoice,
-        keys: DeviceArray,
-        gradients: DeviceArray,
-        initial_state: npt.NDArray[Any] | None,
-        admit: _Admit | None,
-    ) -> StorageChange:
+    def _changed_copies(self, kernels: StorageKernels, update: StorageUpdate) -> StorageChange:
         table, arrays = self._stack.table, kernels.arrays
+        keys, gradients, initial_state = update.keys, update.gradients, update.initial_state
         found = self._found(kernels, keys, table.width, promotes=False)
         rows, is_known, is_found = found.stored.rows, found.stored.found, found.is_found
-        if admit is not None and not is_found.all():
+        if update.admit is not None and not is_found.all():
             is_kept = is_found.copy()
-            is_kept[~is_found] = admit(_on_host(kernels, keys)[~is_found])
+            is_kept[~is_found] = update.admit(_on_host(kernels, keys)[~is_found])
             kept = arrays.from_host(np.flatnonzero(is_kept))
             keys, gradients, rows, is_known = (
                 arrays.take(each, kept) for each in (keys, gradients, rows, is_known)
@@ -169,7 +144,7 @@ class DeviceFirstTier:
         if initial_state is not None and len(initial_state):
             state = arrays.from_host(initial_state)
         kernels.initialize(rows, keys, is_known, table, state)
-        kernels.update(table, choice, keys, rows, gradients)
+        kernels.update(table, update.choice, keys, rows, gradients)
         evicted = kernels.upsert_storage(self._first, keys, rows, keeps_evicted=True)
         return StorageChange(int(np.count_nonzero(~is_found)), evicted)
 

@@ -1,0 +1,184 @@
+"""What would lose rows, or bake them in, without a word is refused, with the line to write."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from sparring import StepContainer, StorageChoice
+from sparring.adapter import TableUpdate
+from sparring.contracts import TableConfig
+from sparring.errors import (
+    InvalidArgumentError,
+    NonFiniteGradientError,
+    PluginError,
+    UnsupportedError,
+)
+from sparring_testing.rank_threads import run_ranks
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_torch import Embedding, EmbeddingBag, EmbeddingBagCollection, Optimizer, misuse
+from sparring_torch.table_configs import EmbeddingBagConfig
+
+IDS = torch.tensor([1, 2])
+
+
+def made(**options: Any) -> Embedding:
+    return Embedding(2, name="item", storage="memory", **options)
+
+
+def test_a_second_pass_whose_gradients_nothing_takes_is_refused() -> None:
+    module = made()
+    module(IDS).sum().backward()
+    with pytest.raises(InvalidArgumentError, match=r"'item': .* sparring_torch\.Optimizer\(model"):
+        module(IDS)
+    with torch.no_grad():
+        module(IDS)
+    module.eval()(IDS)
+    optimizer = Optimizer(module.train(), torch.optim.SGD, lr=1.0)
+    module(IDS)
+    optimizer.step()
+    assert module.num_rows() == {"item": 2}
+
+
+def test_passes_without_gradients_and_optimizers_that_come_late_are_not_refused() -> None:
+    module = made()
+    for _ in range(3):
+        module(IDS)
+    Optimizer(module, torch.optim.SGD, lr=1.0)
+    for _ in range(3):
+        module(IDS).sum().backward()
+
+
+def test_steps_driven_by_hand_are_not_refused() -> None:
+    with StepContainer() as container:
+        module = made(container=container)
+        for _ in range(3):
+            module(IDS).sum().backward()
+            container.apply(
+                lambda views: [TableUpdate(each.table, each.keys, each.rows) for each in []]
+            )
+
+
+def test_all_ranks_refuse_what_one_would_lose() -> None:
+    def body(collective: Any) -> str:
+        with StepContainer(collective=collective, rendezvous=ThreadRendezvous(2)) as container:
+            module = made(container=container)
+            out = module(IDS)
+            if collective.rank == 1:
+                out.sum().backward()
+            with pytest.raises(InvalidArgumentError) as caught:
+                module(IDS)
+            return str(caught.value)
+
+    one, other = run_ranks(2, body)
+    assert "rank 1" in one
+    assert "no optimizer takes them" in one
+    assert "no optimizer takes them" in other
+
+
+def test_ranks_of_torch_without_a_wrapper_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    module = made()
+    module.eval()(IDS)
+    with pytest.raises(
+        InvalidArgumentError, match=r"model = sparring_torch\.DistributedModelParallel\(model\)"
+    ):
+        module.train()(IDS)
+    with StepContainer() as container:
+        made(container=container)(IDS)
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_a_trace_is_refused(is_training: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(UnsupportedError, match=r"torch\.export"):
+            torch.jit.trace(made().train(is_training), IDS)
+
+
+def test_a_bound_is_said_to_be_no_range_once() -> None:
+    misuse._say_bound_once.cache_clear()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        made(num_embeddings=100)
+        EmbeddingBag(2, num_embeddings=100, storage="memory")
+    assert [str(each.message).partition(" is the most")[0] for each in said] == [
+        "table 'item': num_embeddings=100"
+    ]
+
+
+@pytest.mark.parametrize("module", [Embedding, EmbeddingBag])
+@pytest.mark.parametrize("container", [True, False])
+def test_a_storage_of_no_plugin_is_refused_by_the_constructor(module: Any, container: bool) -> None:
+    options = {"container": StepContainer()} if container else {}
+    for storage in ("memroy", {"backend": "memroy"}, StorageChoice("memroy")):
+        with pytest.raises(PluginError, match=r"'memroy' is unknown; did you mean 'memory'\?"):
+            module(2, storage=storage, **options)
+
+
+@pytest.mark.parametrize("module", [Embedding, EmbeddingBag])
+def test_torchs_arguments_are_answered(module: Any) -> None:
+    name = module.__name__
+    for given in (lambda: module(10, 4), lambda: module(10, embedding_dim=4)):
+        with pytest.raises(
+            InvalidArgumentError,
+            match=rf"write {name}\(4\), or {name}\(4, num_embeddings=10\)",
+        ):
+            given()
+    with pytest.raises(
+        InvalidArgumentError, match=r"sparse is an argument .*, found True; leave it"
+    ):
+        module(4, sparse=True)
+    with pytest.raises(InvalidArgumentError, match=rf"{name}\.from_pretrained\(weights\)"):
+        module(4, _weight=torch.ones(1, 4))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'dimm'"):
+        module(4, dimm=3)
+    assert module(num_embeddings=10, embedding_dim=4, storage="memory").embedding_dim == 4
+
+
+def test_advice_on_gradients_names_the_argument_of_the_optimizer() -> None:
+    module = made()
+    optimizer = Optimizer(module, torch.optim.SGD, lr=1.0)
+    (module(IDS) * float("nan")).sum().backward()
+    with pytest.raises(NonFiniteGradientError, match="non_finite_gradients='skip'"):
+        optimizer.step()
+    optimizer = Optimizer(module, torch.optim.SGD, lr=1.0, non_finite_gradients="skip")
+    (module(IDS) * float("nan")).sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_outputs_follow_the_dtype_of_the_model(dtype: torch.dtype) -> None:
+    bags = EmbeddingBagCollection(
+        [EmbeddingBagConfig(name="bags", embedding_dim=2)], storage="memory"
+    )
+    model = torch.nn.ModuleDict({"item": made(), "bags": bags, "top": torch.nn.Linear(2, 1)})
+    optimizer = Optimizer(model, torch.optim.SGD, lr=1.0)
+    before = model["item"](IDS)
+    assert model.to(dtype)["item"](IDS).dtype is dtype
+    model["top"](model["item"](IDS)).sum().backward()
+    optimizer.step()
+    after = model.float()["item"](IDS)
+    assert after.dtype is torch.float32
+    weight = model["top"].weight.detach().to(dtype).float()
+    torch.testing.assert_close(after, before - weight, rtol=0.02, atol=1e-3)
+    assert module_dtype(bags.to(dtype)) is dtype
+
+
+def module_dtype(bags: EmbeddingBagCollection) -> torch.dtype:
+    from sparring_torch import KeyedJaggedTensor
+
+    return bags(KeyedJaggedTensor(["bags"], [1], lengths=[1]))["bags"].dtype
+
+
+def test_tables_of_float64_follow_too() -> None:
+    module = made(dtype=torch.float64)
+    assert module(IDS).dtype is torch.float64
+    assert module.double()(IDS).dtype is torch.float64
+    assert module.float()(IDS).dtype is torch.float32
+    assert module.agent.container.tables["item"] == TableConfig("item", 2, "float64")

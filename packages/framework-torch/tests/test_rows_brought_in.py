@@ -1,0 +1,101 @@
+"""`from_pretrained` and `embeddings_of`: rows come in, and are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sparring import StepContainer
+from sparring.errors import InvalidArgumentError
+from sparring_testing.rank_threads import run_ranks
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_torch import (
+    DistributedModelParallel,
+    Embedding,
+    EmbeddingBag,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    Optimizer,
+)
+
+WEIGHTS = torch.arange(12.0).reshape(6, 2)
+
+
+@pytest.mark.parametrize("kind", [Embedding, EmbeddingBag])
+def test_a_table_begins_with_weights_and_trains_on(kind: Any) -> None:
+    theirs = getattr(torch.nn, kind.__name__).from_pretrained(WEIGHTS.clone(), freeze=False)
+    ours = kind.from_pretrained(WEIGHTS, storage="memory")
+    optimizers = [
+        Optimizer(ours, torch.optim.Adagrad, lr=0.5),
+        torch.optim.Adagrad(theirs.parameters(), lr=0.5),
+    ]
+    ids = torch.tensor([[0, 5], [3, 5]])
+    for module, optimizer in zip((ours, theirs), optimizers, strict=True):
+        torch.testing.assert_close(module(ids), theirs(ids))
+        module(ids).square().sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(ours.embeddings_of(range(6)), theirs.weight.detach())
+    assert sum(ours.num_rows().values()) == 6
+
+
+def test_ids_and_padding_of_weights() -> None:
+    module = Embedding.from_pretrained(
+        WEIGHTS.numpy(), [9, -1, 7, 2**62, 0, 3], storage="memory", padding_idx=0
+    )
+    assert module(torch.tensor([2**62, -1, 0])).tolist() == [[6, 7], [2, 3], [0, 0]]
+    assert sum(module.num_rows().values()) == 5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_the_table_has_the_dtype_of_the_weights(dtype: torch.dtype) -> None:
+    module = Embedding.from_pretrained(WEIGHTS.to(dtype), name="item", storage="memory")
+    assert torch.equal(module.embeddings_of([5]).to(dtype), WEIGHTS[5:].to(dtype))
+    assert module.agent.container.tables["item"].dtype == str(dtype).removeprefix("torch.")
+
+
+def test_weights_and_ids_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"weights must be \(n, embedding_dim\)"):
+        Embedding.from_pretrained(torch.ones(3))
+    with pytest.raises(InvalidArgumentError, match="one for each of 6 embeddings"):
+        Embedding.from_pretrained(WEIGHTS, [1, 2])
+    module = Embedding.from_pretrained(WEIGHTS, [1, 2, 3, 4, 5, 1], storage="memory")
+    with pytest.raises(InvalidArgumentError, match="key 1 is given 2 times"):
+        module(torch.tensor([1]))
+
+
+def test_rows_go_to_their_ranks_when_the_model_joins_them() -> None:
+    def body(collective: Any) -> Any:
+        with StepContainer(collective=collective, rendezvous=ThreadRendezvous(2)) as container:
+            model = torch.nn.Sequential(
+                Embedding.from_pretrained(WEIGHTS, name="item", storage="memory")
+            )
+            model = DistributedModelParallel(model, container=container)
+            Optimizer(model, "adagrad", lr=0.1)
+            found = model.module[0].embeddings_of(range(collective.rank, 6))
+            return container.num_rows("item"), found
+
+    (few, one), (rest, other) = run_ranks(2, body)
+    assert few + rest == 6
+    assert torch.equal(one, WEIGHTS)
+    assert torch.equal(other, WEIGHTS[1:])
+
+
+def test_embeddings_are_read_without_side_effects() -> None:
+    bags = EmbeddingBagCollection(
+        [EmbeddingBagConfig(name=name, embedding_dim=2) for name in ("item", "user")],
+        storage="memory",
+    )
+    Optimizer(bags, torch.optim.SGD, lr=1.0)
+    found = bags.embeddings_of(np.array([3, 3, 4]), "user")
+    assert found.shape == (3, 2)
+    assert not found.requires_grad
+    assert torch.equal(found[0], found[1])
+    assert bags.num_rows() == {"item": 0, "user": 0}
+    assert bags.embeddings_of([], "user").shape == (0, 2)
+    with pytest.raises(InvalidArgumentError, match="did you mean 'user'"):
+        bags.embeddings_of([1], "usr")
+    with pytest.raises(InvalidArgumentError, match="found table None; known: 'item', 'user'"):
+        bags.embeddings_of([1])
