@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from sparring.runtime.trace import Trace
     from sparring.snapshot.chain import count_rows, merged_chunks
     from sparring.snapshot.erase import erase_from_snapshots
+    from sparring.snapshot.export import embedding_parts
     from sparring.snapshot.format.manifest import TableDescription
     from sparring.snapshot.place.place import reading
     from sparring.snapshot.reader import Snapshot, locate, open_place, open_snapshot
@@ -140,6 +141,7 @@ _name = names_from(
         "sparring.runtime.trace": "Trace",
         "sparring.snapshot.chain": "count_rows merged_chunks",
         "sparring.snapshot.erase": "erase_from_snapshots",
+        "sparring.snapshot.export": "embedding_parts",
         "sparring.snapshot.format.manifest": "TableDescription",
         "sparring.snapshot.place.place": "reading",
         "sparring.snapshot.reader": "Snapshot locate open_place open_snapshot",
@@ -179,13 +181,14 @@ __all__ = [
     "TableDescription", "TableEntry", "Task", "TierCounters", "TieredStorage", "Trace",
     "TruncatedNormal", "Uniform", "WireDtype", "Xavier", "Zeros", "__version__", "begin_load",
     "bytes_from_text", "capsule_of", "checked_options", "chunk_transfers", "chunks_of",
-    "closest_name", "configure_pool", "context_of", "conversion_command", "count_rows", "end_load",
-    "erase_from_snapshots", "found_table", "gradient_bytes", "header_bytes", "hyper_from",
-    "initial_rows", "initializer_spec", "inspect_gpus", "interrupted_load", "join_job",
-    "latest_snapshot", "list_snapshots", "locate", "make_console", "make_plugin_manager",
-    "membership_from", "merged_chunks", "num_threads", "open_place", "open_snapshot",
-    "open_storage", "partition", "print_json", "print_warning", "read_note", "reading",
-    "reply_bytes", "resolve_method", "resolved_backends", "restore", "retain", "rounding_seed",
-    "state_without_keys", "suggestion", "update_rows", "verify_snapshot", "write_note"
+    "closest_name", "configure_pool", "context_of", "conversion_command", "count_rows",
+    "embedding_parts", "end_load", "erase_from_snapshots", "found_table", "gradient_bytes",
+    "header_bytes", "hyper_from", "initial_rows", "initializer_spec", "inspect_gpus",
+    "interrupted_load", "join_job", "latest_snapshot", "list_snapshots", "locate", "make_console",
+    "make_plugin_manager", "membership_from", "merged_chunks", "num_threads", "open_place",
+    "open_snapshot", "open_storage", "partition", "print_json", "print_warning", "read_note",
+    "reading", "reply_bytes", "resolve_method", "resolved_backends", "restore", "retain",
+    "rounding_seed", "state_without_keys", "suggestion", "update_rows", "verify_snapshot",
+    "write_note"
 ]
 # fmt: on

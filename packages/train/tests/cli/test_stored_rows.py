@@ -78,11 +78,11 @@ def test_get_shows_a_row_of_a_snapshot(run: Run) -> None:
         code, out, _ = run("get", place, "user", str(PERSON), "--json")
         found = json.loads(out)
         assert (code, found["found"], found["place"]) == (0, True, newest)
-        assert found["embedding"] == row[:4].tolist()
+        assert found["parts"] == {"embedding": row[1:4].tolist(), "bias": row[:1].tolist()}
         assert found["state"] == row[4:].tolist()
         assert (found["state_method"], found["step"]) == ("adagrad", open_snapshot(newest).step)
     code, out, _ = run("get", newest, "user", str(PERSON))
-    assert out.splitlines()[1].split()[:2] == ["embedding:", f"{row[0]:.6g}"]
+    assert out.splitlines()[1].split()[:2] == ["embedding:", f"{row[1]:.6g}"]
     code, out, _ = run("get", "runs", "user", "-5")
     assert (code, out.splitlines()[1]) == (1, "no row: it reads as its initial value")
     code, _, said = run("get", "runs", "usr", "5")
@@ -101,7 +101,9 @@ def test_erase_leaves_no_byte_of_a_person_in_snapshots_and_rocksdb(run: Run) -> 
     key = np.int64(PERSON).tobytes()
     in_rocksdb = (PERSON ^ -(2**63)).to_bytes(8, "big", signed=True)
     code, out, _ = run("get", "run.yaml", "user", str(PERSON), "--json")
-    assert (code, json.loads(out)["place"]) == (0, "rocksdb (path rows/user)")
+    found = json.loads(out)
+    assert (code, found["place"]) == (0, "rocksdb (path rows/user)")
+    assert found["parts"]["embedding"] == row_of(PERSON)[0][1:4].tolist()
     assert has_bytes("runs", key)
     assert has_bytes("rows", row)
     assert has_bytes("rows", in_rocksdb)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from sparring import (
     PluginManager,
     Snapshot,
     context_of,
+    embedding_parts,
     latest_snapshot,
     merged_chunks,
     open_snapshot,
@@ -83,7 +85,8 @@ def _in_snapshot(snapshot: Snapshot, table: str, key: int) -> dict[str, Any]:
         at = np.flatnonzero(chunk.keys == key)
         if len(at):
             score = {"score": int(chunk.scores[at[0]])} if described.has_scores else {}
-            return where | _row(described.config, chunk.rows[at]) | score
+            parts = embedding_parts(snapshot, table, described.dim)
+            return where | _row(described.config, chunk.rows[at], parts) | score
     return where
 
 
@@ -96,21 +99,23 @@ def _in_storages(
     manager: PluginManager,
 ) -> dict[str, Any]:
     run = load_config(config, overrides, plugin_manager=manager)
-    places = []
+    every = getattr(run.model, "embedding_parts", {})
+    said = every.get(table, {"embedding": [0, run.model.row_dim]})
+    parts, places = {name: slice(*each) for name, each in said.items()}, []
     for place, storage in open_run_storages(run, table, manager, ranks=ranks):
         places.append(place_name(place))
         rows = storage.find(np.array([key], np.int64))
         if rows.found[0]:
-            return {"found": True, "place": places[-1]} | _row(storage.table, rows.rows)
+            return {"found": True, "place": places[-1]} | _row(storage.table, rows.rows, parts)
     return {"found": False, "place": ", ".join(places) or f"no rows of {run.storage.backend}"}
 
 
-def _row(table: TableConfig, row: npt.NDArray[Any]) -> dict[str, Any]:
+def _row(table: TableConfig, row: npt.NDArray[Any], parts: Mapping[str, slice]) -> dict[str, Any]:
     embedding = table.embeddings(row)[0].astype(table.computing_dtype)
     return {
         "found": True,
         "dtype": table.dtype,
-        "embedding": embedding.tolist(),
+        "parts": {name: embedding[where].tolist() for name, where in parts.items()},
         "state_method": table.state_method,
         "state": table.state(row)[0].tolist(),
     }
@@ -122,7 +127,7 @@ def _print(table: str, key: int, found: dict[str, Any]) -> None:
     if not found["found"]:
         typer.echo("no row: it reads as its initial value")
         return
-    shown = {"embedding": found["embedding"]}
+    shown = dict(found["parts"])
     if found["state"]:
         shown[f"state of {found['state_method'] or 'the optimizer'}"] = found["state"]
     for name, values in shown.items():
