@@ -81,6 +81,9 @@ WITHOUT_NVCC = "SPARRING_WITHOUT_NVCC"
 # Programs that tests start, and the package of Debian and Ubuntu that brings each.
 TEST_PROGRAMS = {"openssl": "openssl", "redis-server": "redis-server", "fiu-run": "fiu-utils"}
 
+# Lightning, for tests of the PyTorch adapter: 8 MB, without the HTTP client that it asks for.
+LIGHTNING = ("lightning==2.6.6", "lightning-utilities", "torchmetrics", "pyyaml", "tqdm")
+
 # The peers that benchmarks compare with, in the only versions that go with this torch.
 TORCH_PEERS = ("fbgemm-gpu-cpu==1.8.0", "torchrec==1.8.0")
 # Without what torchrec asks for itself: fbgemm-gpu, which would lie over fbgemm-gpu-cpu.
@@ -240,6 +243,7 @@ def tests_long(session: nox.Session) -> None:
 def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
     """Runs all tests but TensorFlow's, or those chosen after ``--``. Returns the folder of the wheels."""
     session.install(TORCH, "pytest-xdist", silent=True)
+    session.install("--no-deps", *LIGHTNING, silent=True)
     family = system_packages(session, *FAMILY)
     packages = (*family, "_template")
     wheels = Path(session.virtualenv.location) / "wheels"

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from sparring.adapter import StepContainer, StorageLike
-from sparring.contracts import AdmissionLike, Initializer
+from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
 from sparring_tf.ids import checked_id, whole_ids
 from sparring_tf.keras_names import dims_from, padding_from, refuse_options
 from sparring_tf.layer_configs import plain_options
@@ -43,6 +43,7 @@ class Embedding(TableLayer):
         admission: which unseen ids earn a row, as in `TableConfig`; None: all.
         seed: with the table's name and the id it determines an initial embedding.
         placement: which ranks keep the rows, as in `TableConfig`.
+        expire: after how long without training rows are removed, as in `TableConfig`.
         storage: what keeps the rows.
         container: where the table lives; None leaves it to the `Optimizer`.
         **options: of `keras.layers.Layer`; `name` is the table's name too.
@@ -68,6 +69,7 @@ class Embedding(TableLayer):
         admission: AdmissionLike = None,
         seed: int = 0,
         placement: str = "sharded",
+        expire: ExpiryLike = None,
         storage: StorageLike = "hkv",
         container: StepContainer | None = None,
         **options: Any,
@@ -89,6 +91,7 @@ class Embedding(TableLayer):
             admission=admission,
             seed=seed,
             placement=placement,
+            expire=expire,
         )
         self._storage = storage
         self._hold(TableAgent([declaration(self.table, storage)], container=container))

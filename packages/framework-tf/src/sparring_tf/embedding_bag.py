@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from sparring.adapter import StepContainer, StorageLike
-from sparring.contracts import AdmissionLike, Initializer
+from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
 from sparring_tf.bags import bags_from
 from sparring_tf.keras_names import dims_from, refuse_options
 from sparring_tf.layer_configs import plain_options
@@ -30,12 +30,13 @@ class EmbeddingBag(TableLayer):
         output_dim: see there.
         input_dim: see there.
         combiner: ``sum``, ``mean`` or ``sqrtn``; with weights as `tf.nn.embedding_lookup_sparse`.
-        vocabulary_size: as in `Embedding`, and so are the next five.
+        vocabulary_size: as in `Embedding`, and so are the next six.
         initializer: initial embeddings.
         table_dtype: of embeddings as they are stored.
         admission: which unseen ids earn a row.
         seed: with the name and the id it determines an initial embedding.
         placement: ``sharded`` or ``replicated``.
+        expire: after how long without training rows are removed, as in `TableConfig`.
         storage: what keeps the rows.
         container: where the table lives; None leaves it to the `Optimizer`.
         **options: of `keras.layers.Layer`; `name` is the table's name too.
@@ -57,6 +58,7 @@ class EmbeddingBag(TableLayer):
         admission: AdmissionLike = None,
         seed: int = 0,
         placement: str = "sharded",
+        expire: ExpiryLike = None,
         storage: StorageLike = "hkv",
         container: StepContainer | None = None,
         **options: Any,
@@ -78,6 +80,7 @@ class EmbeddingBag(TableLayer):
             admission=admission,
             seed=seed,
             placement=placement,
+            expire=expire,
         )
         self._storage = storage
         declared = [declaration(self.table, storage)]

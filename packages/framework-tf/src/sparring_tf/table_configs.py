@@ -7,7 +7,7 @@ from typing import Any
 
 import sparring
 from sparring.adapter import StorageLike, TableDeclaration, declared, shared_settings
-from sparring.contracts import AdmissionLike, Initializer
+from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_tf.keras_names import initializer_from
 
@@ -38,6 +38,8 @@ class TableConfig:
         storage: in place of the collection's.
         placement: ``sharded``: each row is on one rank; ``replicated``: every rank keeps all.
             keras-rs's ``auto``, ``default_device`` and ``sparsecore`` mean ``sharded``.
+        expire: after how long without training rows are removed, a `sparring.contracts.Expiry`
+            or ``{"after_steps": …, "after_days": …}``; None: never.
         optimizer: keras-rs's, refused: `sparring_tf.Optimizer` has it.
         max_ids_per_partition: keras-rs's, ignored: nothing here has a fixed size.
         max_unique_ids_per_partition: likewise.
@@ -56,6 +58,7 @@ class TableConfig:
     seed: int = 0
     storage: StorageLike | None = None
     placement: str = "sharded"
+    expire: ExpiryLike = None
     optimizer: InitVar[Any] = None
     max_ids_per_partition: InitVar[int | None] = None
     max_unique_ids_per_partition: InitVar[int | None] = None
@@ -144,6 +147,7 @@ def declaration(config: TableConfig, storage: StorageLike) -> TableDeclaration:
         seed=config.seed,
         admission=config.admission,
         placement=config.placement,
+        expire=config.expire,
     )
     return declared(
         table,
