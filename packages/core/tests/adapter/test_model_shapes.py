@@ -6,6 +6,7 @@ import pytest
 
 from sparring.adapter.model_shapes import check_factors
 from sparring.contracts.admission import Frequency
+from sparring.contracts.expiry import Expiry
 from sparring.contracts.initializers import Uniform
 from sparring.contracts.table import TableConfig
 from sparring.engine.table_group import shared_settings
@@ -30,5 +31,6 @@ def test_every_adapter_takes_over_what_tables_share() -> None:
         "admission": Frequency(3),
         "seed": 7,
         "placement": "replicated",
+        "expire": Expiry(after_steps=9),
     }
     assert shared_settings(TableConfig("one", 4, **settings)) == settings  # type: ignore[arg-type]
