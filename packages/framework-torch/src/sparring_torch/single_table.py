@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -77,8 +78,8 @@ class SingleTable(TableModule):
 
         They are written when the module joins a container, by `Optimizer`, `DistributedModelParallel`
         or the first lookup; on several ranks all give the same. Into a storage that outlives the
-        process, on several ranks, write them by `StepContainer.assign` after the `Optimizer` was made. The
-        row of `padding_idx` is left out.
+        process, on several ranks, write them by `StepContainer.assign` after the `Optimizer` was
+        made. The row of `padding_idx` is left out.
 
         Args:
             weights: ``(n, embedding_dim)``; their dtype is that of the table, unless `dtype` is given.
@@ -103,7 +104,7 @@ class SingleTable(TableModule):
                 f"embeddings, found shape {tuple(places.shape)} of {places.dtype}",
                 shape=tuple(places.shape),
             )
-        if len(places.unique()) < len(places):
+        if len(np.unique(places.cpu().numpy())) < len(places):
             raise InvalidArgumentError("from_pretrained: an id is there twice; give each id once")
         options.setdefault("dtype", given.dtype)
         make: Any = cls
