@@ -104,6 +104,22 @@ def test_a_backward_pass_that_fails_leaves_the_next_one_whole() -> None:
     assert not torch.equal(bags.eval()(features).values(), before)
 
 
+def test_a_compiled_model_is_trained_in_backward() -> None:
+    rows = []
+    for is_compiled in (False, True):
+        bags = collection("user", "item")
+        torchrec.apply_optimizer_in_backward(torchrec.SGD, bags, {"lr": 0.5})
+
+        def loss(features: torchrec.KeyedJaggedTensor, bags: Any = bags) -> Tensor:
+            return bags(features).values().square().sum()
+
+        called = torch.compile(loss, backend="aot_eager") if is_compiled else loss
+        for step in range(3):
+            called(batch("user", "item", shift=step)).backward()
+        rows.append(bags.embeddings_of([0, 1, 2, 3, 4, 5], "item"))
+    assert torch.equal(*rows)
+
+
 def test_copies_and_modules_in_evaluation_are_not_trained_by_it() -> None:
     bags = collection("item")
     torchrec.apply_optimizer_in_backward(torchrec.SGD, bags, {"lr": 1.0})

@@ -19,7 +19,7 @@ from sparring_torch.jagged_tensor import JaggedTensor
 from sparring_torch.keyed_tensor import KeyedTensor
 from sparring_torch.optimizer import Optimizer
 from sparring_torch.row_gradients import Anchor
-from sparring_torch.train_agent import TableModule, table_modules
+from sparring_torch.train_agent import TableModule, table_modules, untraced
 
 __all__ = [
     "InBackwardOptimizer",
@@ -170,12 +170,14 @@ def _modules_of(params: nn.Module | Iterable[nn.Module | nn.Parameter]) -> list[
     return modules
 
 
+@untraced
 def _prepare(module: nn.Module, _: Any) -> None:
     in_backward = _OF_MODULES.get(module)
     if in_backward is not None and module.training:
         in_backward.prepare()
 
 
+@untraced  # compilers do not trace that a backward pass calls back at its end
 def _watch_output(module: nn.Module, _: Any, output: Any) -> None:
     in_backward = _OF_MODULES.get(module)
     if in_backward is None:
