@@ -23,7 +23,9 @@ class Model(nn.Module):
 
     def __init__(self, container: StepContainer | None = None, **options: Any) -> None:
         super().__init__()
-        options = {"storage": "memory", "container": container} | options
+        if "device" not in options:
+            options = {"storage": "memory"} | options
+        options["container"] = container
         self.users = Embedding(4, name="users", dtype=torch.bfloat16, **options)
         self.items = Embedding(3, name="items", **options)
         self.seen = EmbeddingBag(3, name="items", mode="sum", **options)

@@ -152,3 +152,17 @@ def test_averaged_models_average_the_dense_part() -> None:
     train(model, optimizer, 4, 5)
     with pytest.raises(InvalidArgumentError, match="the state_dict has others; load the state of"):
         averaged.load_state_dict(states[1])
+
+
+def test_tables_on_a_device_are_copied_there(device_place: Any) -> None:
+    with device_place.device:
+        model = Model(**device_place.table)
+        optimizer = optimizer_of(model)
+        train(model, optimizer, 0, 3)
+        before = rows_of(model)
+        copied, loaded = copy.deepcopy(model), Model(**device_place.table)
+        loaded.load_state_dict(model.state_dict())
+        for each in (copied, loaded):
+            assert rows_of(each) == before
+            train(each, optimizer_of(each), 3, 4)
+        assert rows_of(model) == before

@@ -87,6 +87,7 @@ def test_rows_replace_those_that_were_there() -> None:
     saved = model.state_dict()
     other(torch.arange(3)).backward()  # dropped, as its rows are gone
     other.load_state_dict(saved)
+    two.step()
     assert rows_of(other) == rows_of(model)
     # A state is a copy.
     train(model, one, 2, 3)
@@ -97,6 +98,23 @@ def test_rows_replace_those_that_were_there() -> None:
     optimizer_of(fresh)
     other.load_state_dict(fresh.state_dict())
     assert rows_of(other) == {"users": {}, "items": {}}
+
+
+@pytest.mark.parametrize("storage", ["memory", "hkv"])
+def test_a_load_between_forward_and_backward(storage: str) -> None:
+    model, other = Model(storage=storage), Model(storage=storage)
+    train(model, optimizer_of(model), 0, 2)
+    optimizer = optimizer_of(other)
+    train(other, optimizer, 0, 9)
+    loss = other.items(torch.arange(40)).sum()
+    other.load_state_dict(model.state_dict())
+    with pytest.raises(
+        InvalidArgumentError, match="dropped before this gradient came; run forward"
+    ):
+        loss.backward()
+    optimizer.step()
+    assert rows_of(other) == rows_of(model)
+    train(other, optimizer, 0, 2)
 
 
 def test_a_shared_table_travels_once() -> None:

@@ -132,13 +132,17 @@ class SharedTables:
         self._check_reads(is_training)
         return self.original.lookup_all(requests, is_training=is_training)  # type: ignore[attr-defined]
 
+    def take_gradient(self, *arguments: Any, **named: Any) -> NoReturn:
+        """Refuses the gradient of a compiled program, which has looked up without one."""
+        raise UnsupportedError(
+            f"this copy shares the rows of tables {', '.join(self.original.table_names)} with another "
+            "model (shared_rows()) and cannot train them; call eval() on it, or look up under "
+            "torch.no_grad(). A copy.deepcopy outside of shared_rows() has rows of its own"
+        )
+
     def _check_reads(self, is_training: bool) -> None:
         if is_training and torch.is_grad_enabled():
-            raise UnsupportedError(
-                f"this copy shares the rows of tables {', '.join(self.original.table_names)} with "
-                "another model (shared_rows()) and cannot train them; call eval() on it, or look up "
-                "under torch.no_grad(). A copy.deepcopy outside of shared_rows() has rows of its own"
-            )
+            self.take_gradient()
 
 
 class _ContainerMark:

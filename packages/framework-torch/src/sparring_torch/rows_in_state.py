@@ -100,7 +100,7 @@ _calls = _Calls()
 
 
 class RowsInState(nn.Module):
-    """Gives the rows of the tables of `agent` to `state_dict`, and takes them from `load_state_dict`."""
+    """Gives the rows of its tables to `state_dict`, and takes them from `load_state_dict`."""
 
     agent: TableGroup
 
@@ -237,7 +237,9 @@ class RowsInState(nn.Module):
         agent = self.agent
         place = f"tables {', '.join(agent.table_names)}"
         header, tables = unpack(state, place)
-        elsewhere: dict[str, int] = header.get("elsewhere", {})
+        if not header.keys() >= {"number", "step", "world_size", "elsewhere", "snapshot"}:
+            raise DataError(f"{place}: the saved rows are those of a copy, not of a state_dict")
+        elsewhere: dict[str, int] = header["elsewhere"]
         missing = set(agent.table_names) - set(tables) - set(elsewhere)
         if missing:
             raise InvalidArgumentError(
@@ -326,13 +328,12 @@ def _load(
 ) -> None:
     """Loads some tables of one entry."""
     named, step = header["snapshot"], int(header["step"])
-    if named is None:
-        _check_ranks(container, tables, int(header["world_size"]))
-    container.quiesce()
     if named is not None:
         _load_snapshot(container, tables, named, call)
         call.note(container, tables, step, named["url"])
         return
+    _check_ranks(container, tables, int(header["world_size"]))
+    container.quiesce()
     container.discard()
     container.saves.newest = None
     for name, saved in tables.items():
@@ -371,26 +372,26 @@ def _load_snapshot(
         "another one with container.load(url) and the ordinary weights in `with "
         "sparring_torch.without_rows():`"
     )
+    container.quiesce()
     try:
-        found = open_snapshot(url).manifest_hash
+        snapshot = open_snapshot(url)
     except SnapshotError as error:
         raise SnapshotError(
             f"this state_dict has its rows in the snapshot {url}, which cannot be read: {error}. "
             + what_to_do,
             url=url,
         ) from error
-    if found != expected:
+    if snapshot.manifest_hash != expected:
         raise SnapshotError(
             f"this state_dict has its rows in the snapshot {url} of hash {expected}, found another one "
-            f"there, of hash {found}. {what_to_do}",
+            f"there, of hash {snapshot.manifest_hash}. {what_to_do}",
             url=url,
         )
     for name, saved in tables.items():
         give_state(container, name, saved)
     names = [name for name in tables if not call.has_loaded(container, name)]
-    in_snapshot = set(open_snapshot(url).tables)
-    if in_snapshot == set(container.tables) and not call.loaded.get(container):
+    if set(snapshot.tables) == set(container.tables) and not call.loaded.get(container):
         container.load(url)  # with counters
-        call.note(container, in_snapshot, container.counters.steps, url)
+        call.note(container, snapshot.tables, container.counters.steps, url)
     elif names:
         container.load(url, tables=names)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from sparring.adapter import StorageLike, TableDeclaration, declared, shared_settings
-from sparring.contracts import AdmissionLike, Initializer, TableConfig, Uniform
+from sparring.contracts import AdmissionLike, ExpiryLike, Initializer, TableConfig, Uniform
 from sparring.errors import InvalidArgumentError
 from sparring_torch.device_kernels import storage_device
 from sparring_torch.init_functions import initializer_of
@@ -88,6 +88,8 @@ class EmbeddingConfig:
         storage: in place of the collection's.
         placement: ``sharded``: each row is on one rank; ``replicated``: every rank keeps all of
             them, and lookups touch no wire. For small tables.
+        expire: after how long without training rows are removed, a `sparring.contracts.Expiry`
+            or ``{"after_steps": …, "after_days": …}``; None: never.
     """
 
     name: str
@@ -103,6 +105,7 @@ class EmbeddingConfig:
     seed: int = 0
     storage: StorageLike | None = None
     placement: str = "sharded"
+    expire: ExpiryLike = None
 
 
 @dataclass(kw_only=True)
@@ -164,6 +167,7 @@ def declaration(config: EmbeddingConfig, storage: StorageLike) -> TableDeclarati
         seed=config.seed,
         admission=config.admission,
         placement=config.placement,
+        expire=config.expire,
     )
     return declared(
         table,

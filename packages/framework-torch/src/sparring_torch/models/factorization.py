@@ -47,7 +47,8 @@ class MatrixFactorization(nn.Module):
         check_factors(users, items)
         self.users = _embedding(users, storage, container)
         self.items = _embedding(items, storage, container)
-        self.mean = mean
+        # A buffer, so that a snapshot has it: predictions need no data that was trained on.
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float64))
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
         """Predicted ratings ``(b,)`` for ids ``(b,)`` each."""
@@ -80,6 +81,7 @@ class MatrixFactorization(nn.Module):
 
     def _predicted(self, user_rows: Tensor, item_rows: Tensor) -> Tensor:
         biases = user_rows[:, 0] + item_rows[:, 0]
+        assert isinstance(self.mean, Tensor)
         return self.mean + biases + (user_rows[:, 1:] * item_rows[:, 1:]).sum(1)
 
 
