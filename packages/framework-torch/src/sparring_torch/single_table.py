@@ -75,8 +75,9 @@ class SingleTable(TableModule):
 
         They are written when the module joins a container, by `Optimizer`, `DistributedModelParallel`
         or the first lookup; on several ranks all give the same. Into a storage that outlives the
-        process, on several ranks, write them by `StepContainer.assign` after the `Optimizer` was made. They are trained as any, unlike
-        torch's, which are frozen. The row of `padding_idx` is left out.
+        process, on several ranks, write them by `StepContainer.assign` after the `Optimizer` was
+        made. They are trained as any, unlike torch's, which are frozen. The row of `padding_idx` is
+        left out.
 
         Args:
             weights: ``(n, embedding_dim)``; their dtype is that of the table, unless `dtype` is given.
