@@ -24,6 +24,7 @@ from sparring_testing.thread_rendezvous import ThreadRendezvous
 from sparring_torch.distributed_model_parallel import DistributedModelParallel
 from sparring_torch.embedding import Embedding
 from sparring_torch.optimizer import Optimizer
+from sparring_torch.row_gradients import dense_parameters
 from sparring_torch.rows_in_state import without_rows
 
 PYTHON = Path(sys.executable)
@@ -221,7 +222,7 @@ def test_ranks_begin_with_what_rank_0_has_and_average_gradients() -> None:
             with without_rows():
                 state = {name: value.clone() for name, value in wrapped.state_dict().items()}
             wrapped(torch.arange(3 * (rank + 1))).backward()
-            return state, [each.grad for each in model.parameters()]
+            return state, [each.grad for _, each in dense_parameters(model)]
 
     with ThreadPoolExecutor(2) as threads:
         futures = [threads.submit(body, group.join(rank)) for rank in range(2)]

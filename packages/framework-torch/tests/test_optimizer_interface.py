@@ -161,7 +161,7 @@ def test_a_foreign_state_dict_is_refused() -> None:
 def test_between_steps_no_rows_are_held() -> None:
     embedding, optimizer = trained(torch.optim.Adam)
     step(embedding, optimizer)
-    (parameter,) = optimizer.param_groups[0]["params"]
-    assert parameter.numel() == 0
-    assert parameter.grad is None
+    parameter, norm = optimizer.param_groups[0]["params"]
+    assert parameter.numel() == norm.numel() == 0
+    assert parameter.grad is norm.grad is None
     assert all(torch.as_tensor(each).numel() == 1 for each in optimizer.state[parameter].values())

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sparring_torch.models import Dlrm, MatrixFactorization
     from sparring_torch.optimizer import Optimizer
     from sparring_torch.row_copies import shared_rows
+    from sparring_torch.row_gradients import dense_parameters
     from sparring_torch.rows_in_state import without_rows
     from sparring_torch.saved_state import (
         gather_random_state,
@@ -62,6 +63,7 @@ __all__ = [
     "TrainPipeline",
     "__version__",
     "collate_jagged",
+    "dense_parameters",
     "gather_random_state",
     "gather_state",
     "restore_random_state",
@@ -91,6 +93,7 @@ _HOMES = {
     "TrainAgent": "train_agent",
     "TrainPipeline": "train_pipeline",
     "collate_jagged": "collate",
+    "dense_parameters": "row_gradients",
     "gather_random_state": "saved_state",
     "gather_state": "saved_state",
     "restore_random_state": "saved_state",

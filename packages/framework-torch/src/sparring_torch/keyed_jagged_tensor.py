@@ -5,7 +5,7 @@ In its interface, which is TorchRec's, `keys` are feature names and `values` are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -434,3 +434,31 @@ def _joined_weights(weights: Sequence[Tensor | None]) -> Tensor | None:
             f"{len(weights)}; give the others weights of one"
         )
     return torch.cat(given)
+
+
+def _leaves(batch: KeyedJaggedTensor) -> tuple[list[Any], list[str]]:
+    return [batch._values, batch._weights, batch._lengths], batch._keys
+
+
+def _named_leaves(batch: KeyedJaggedTensor) -> tuple[list[tuple[Any, Any]], list[str]]:
+    leaves, keys = _leaves(batch)
+    names: Any = map(torch.utils._pytree.MappingKey, ("values", "weights", "lengths"))
+    return list(zip(names, leaves, strict=True)), keys
+
+
+def _from_leaves(leaves: Iterable[Any], keys: list[str]) -> KeyedJaggedTensor:
+    values, weights, lengths = leaves
+    # Not always tensors: torch maps trees of them to trees of names and the like.
+    num_bags = lengths.shape[0] if isinstance(lengths, Tensor) else 0
+    return KeyedJaggedTensor._trusted(keys, values, weights, lengths, num_bags // max(1, len(keys)))
+
+
+# So that `torch.export` takes batches as inputs, and its programs are loaded with `weights_only`.
+torch.utils._pytree.register_pytree_node(
+    KeyedJaggedTensor,
+    _leaves,
+    _from_leaves,
+    flatten_with_keys_fn=_named_leaves,
+    serialized_type_name="sparring_torch.KeyedJaggedTensor",
+)
+torch.serialization.add_safe_globals([KeyedJaggedTensor])

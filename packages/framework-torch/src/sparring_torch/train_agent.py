@@ -28,6 +28,7 @@ from sparring.adapter import (
     ResourceManager,
     StepContainer,
     TableDeclaration,
+    dedup,
     pulls_on_device,
     suggestion,
 )
@@ -41,9 +42,20 @@ from sparring_torch.ids import ids_from, tensor_of
 from sparring_torch.intra_op_threads import borrow_intra_op_threads
 from sparring_torch.jagged_tensor import JaggedTensor
 from sparring_torch.keyed_tensor import KeyedTensor
+from sparring_torch.lookup_ops import LookupModule
 from sparring_torch.row_copies import CopiedTables
 from sparring_torch.rows_in_state import RowsInState
-from sparring_torch.shadow_pooling import Plan, Shadow, gathered, plan_bags, plan_ids, pooled
+from sparring_torch.shadow_pooling import (
+    Plan,
+    Shadow,
+    bag_gradients,
+    gathered,
+    id_gradients,
+    plan_bags,
+    plan_ids,
+    pooled,
+    weight_gradients,
+)
 
 __all__ = [
     "Prefetched",
@@ -51,6 +63,7 @@ __all__ = [
     "TableModule",
     "TrainAgent",
     "agents_of",
+    "table_modules",
     "tables_device",
     "untraced",
 ]
@@ -88,6 +101,7 @@ class TrainAgent(CopiedTables):
     ) -> None:
         self._features = list(features)
         computing = {each.table.computing_dtype for each in declarations}
+        self.output_dtype = torch.float64 if np.dtype(np.float64) in computing else torch.float32
         self._dtype = computing.pop() if len(computing) == 1 else None
         self._collection: Any = None
         self._prefetched: deque[Prefetched] = deque()
@@ -289,6 +303,56 @@ class TrainAgent(CopiedTables):
         held = DirectBatch(self._resources, self.table_names, batch.gradients)
         return with_gradient(held, outputs)
 
+    # -- lookups that operators of torch made
+
+    def path_of_gradient(self, ids: Tensor) -> DevicePath | None:
+        """As `path_for`, where the gradient of what was looked up has come."""
+        with torch.enable_grad():  # so that it is refused where no optimizer takes it
+            return self.path_for(ids, is_training=True)
+
+    def take_gradient(self, wanted: Bags | Ids, parts: Sequence[Tensor]) -> None:
+        """Takes the gradients of what `pool` or `gather` gave without registering it.
+
+        Args:
+            wanted: what was looked up.
+            parts: of each feature, ``(num_bags, dim)`` or ``(ids of the feature, dim)``.
+        """
+        if self._is_direct:
+            collection = self._collection
+            if collection is None:
+                collection = self._collection = self.container.collection(self._features)
+            if isinstance(wanted, Bags):
+                assert self._dtype is not None
+                weights = wanted.numpy_weights(self._dtype)
+                bags = wanted.ids, wanted.offsets, wanted.places, wanted.num_bags, weights
+                batch = collection.plan_bags(*bags, finds_rows=False)
+                parts = [torch.cat(list(parts), dim=1)]
+            else:
+                batch = collection.plan_ids(wanted.ids, wanted.spans, finds_rows=False)
+            DirectBatch(self._resources, self.table_names, batch.gradients).hold(parts)
+            return
+        plan = self.plan(wanted)
+        found = [dedup(ids) for _, ids in plan.requests]
+        if isinstance(wanted, Bags):
+            gradients = bag_gradients(plan, wanted, parts, found)
+        else:
+            gradients = id_gradients(plan, parts, found)
+        for (table, _), each, gradient in zip(plan.requests, found, gradients, strict=True):
+            shadow_id = self._resources.register(table, each.keys, each.inverse)
+            self._resources.accumulate(shadow_id, gradient)
+            self._resources.release(shadow_id)
+
+    def weight_gradient(self, bags: Bags, parts: Sequence[Tensor]) -> Tensor:
+        """The gradient ``(n,)`` of the weights of bags that `pool` gave; the rows are read again.
+
+        Args:
+            parts: as of `take_gradient`.
+        """
+        plan = self.plan(bags)
+        return weight_gradients(
+            plan, bags, parts, self.lookup_all(plan.requests, is_training=False)
+        )
+
     # -- prefetched lookups
 
     def plan(self, wanted: Bags | Ids) -> Plan:
@@ -391,7 +455,8 @@ class _GradientHook:
         self._resources.accumulate(self._shadow_id, gradient.contiguous().numpy())
 
     def __del__(self) -> None:
-        self._resources.release(self._shadow_id)
+        if hasattr(self, "_shadow_id"):  # see `DirectBatch`
+            self._resources.release(self._shadow_id)
 
 
 def untraced(forward: Forward) -> Forward:
@@ -404,7 +469,7 @@ def untraced(forward: Forward) -> Forward:
     return marked
 
 
-class TableModule(RowsInState):
+class TableModule(RowsInState, LookupModule):
     """The base of modules that look up in tables."""
 
     agent: TrainAgent
@@ -455,10 +520,7 @@ class TableModule(RowsInState):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        before = self._output_dtype
-        if before is None:
-            declared = [each.table.computing_dtype for each in self.agent.declarations]
-            before = torch.float64 if np.dtype(np.float64) in declared else torch.float32
+        before = self._output_dtype or self.agent.output_dtype
         after = fn(torch.empty(0, dtype=before)).dtype
         if after is not before:
             if self._output_dtype is None:
@@ -489,17 +551,24 @@ def agents_of(modules: nn.Module | Iterable[nn.Module]) -> list[TrainAgent]:
     Raises:
         InvalidArgumentError: something else than modules, or no table in any of them.
     """
+    return list({id(each.agent): each.agent for each in table_modules(modules)}.values())
+
+
+def table_modules(modules: nn.Module | Iterable[nn.Module]) -> list[TableModule]:
+    """The modules with tables in some modules and their parts, in their order.
+
+    Raises:
+        InvalidArgumentError: as `agents_of`.
+    """
     roots: list[Any] = [modules] if isinstance(modules, nn.Module) else list(modules)
-    found: dict[int, TrainAgent] = {}
+    found: dict[int, TableModule] = {}
     for root in roots:
         if not isinstance(root, nn.Module):
             raise InvalidArgumentError(
                 f"Optimizer takes modules that hold tables, found {type(root).__name__}; give "
                 "ordinary parameters to an optimizer of torch.optim"
             )
-        for module in root.modules():
-            if isinstance(module, TableModule):
-                found.setdefault(id(module.agent), module.agent)
+        found |= {id(each): each for each in root.modules() if isinstance(each, TableModule)}
     if not found:
         raise InvalidArgumentError(
             f"none of the {len(roots)} modules given holds a table; give modules that contain an "
