@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sparring_torch.jagged_tensor import JaggedTensor
     from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
     from sparring_torch.keyed_tensor import KeyedTensor
-    from sparring_torch.models import Dlrm, MatrixFactorization
+    from sparring_torch.models import DLRM, DeepFM, MatrixFactorization, TwoTower
     from sparring_torch.optimizer import Optimizer
     from sparring_torch.row_copies import shared_rows
     from sparring_torch.row_gradients import dense_parameters
@@ -44,9 +44,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CombinedOptimizer",
+    "DLRM",
     "DataType",
+    "DeepFM",
     "DistributedModelParallel",
-    "Dlrm",
     "Embedding",
     "EmbeddingBag",
     "EmbeddingBagCollection",
@@ -61,6 +62,7 @@ __all__ = [
     "PoolingType",
     "TrainAgent",
     "TrainPipeline",
+    "TwoTower",
     "__version__",
     "collate_jagged",
     "dense_parameters",
@@ -75,9 +77,10 @@ __all__ = [
 
 _HOMES = {
     "CombinedOptimizer": "combined_optimizer",
+    "DLRM": "models",
     "DataType": "table_configs",
+    "DeepFM": "models",
     "DistributedModelParallel": "distributed_model_parallel",
-    "Dlrm": "models",
     "Embedding": "embedding",
     "EmbeddingBag": "embedding_bag",
     "EmbeddingBagCollection": "embedding_bag_collection",
@@ -92,6 +95,7 @@ _HOMES = {
     "PoolingType": "table_configs",
     "TrainAgent": "train_agent",
     "TrainPipeline": "train_pipeline",
+    "TwoTower": "models",
     "collate_jagged": "collate",
     "dense_parameters": "row_gradients",
     "gather_random_state": "saved_state",

@@ -112,11 +112,11 @@ class Optimizer(torch.optim.Optimizer):
             )
         holders = table_modules(modules)
         agents = list({id(each.agent): each.agent for each in holders}.values())
+        for agent in agents:
+            agent.awaits_state = True
         self.container = joined_container(agents)
         if non_finite_gradients is not None:
             self.container.non_finite_gradients = non_finite_policy(non_finite_gradients)
-        for agent in agents:
-            agent.has_optimizer = True
         self._names = list(dict.fromkeys(name for agent in agents for name in agent.table_names))
         given = given_storages(agents)
         self._updater: NativeUpdater | FusedUpdater
@@ -139,6 +139,9 @@ class Optimizer(torch.optim.Optimizer):
             self._updater = FusedUpdater(
                 self.container, self._names, method, hyperparameters, tables or {}, given
             )
+        for agent in agents:
+            agent.has_optimizer = True
+            agent.write_brought_in()
         self._is_made = False
         super().__init__(self._updater.parameters, {})
         self._is_made = True

@@ -209,6 +209,8 @@ class Load:
         if state.prefetches.unfinished:
             state.prefetches.note(table.name, None)
         begin_storage_load(storage, snapshot.url)
+        if entry.visits is not None:
+            entry.visits.forget()
         entry.note_part()
         saved = snapshot.tables[table.name].config
         num_rows = 0
@@ -305,6 +307,7 @@ def _warn_of_other_initial_values(saved: TableDescription, table: TableConfig) -
                 name,
                 saved.extra[name],
                 declared[name],
+                extra={"table": table.name},
             )
 
 
