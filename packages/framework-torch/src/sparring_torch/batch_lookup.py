@@ -95,7 +95,9 @@ class DirectBatch:
         self._resources.hold(self._shadow_id, sources, check)
 
     def __del__(self) -> None:
-        self._resources.release(self._shadow_id)
+        # A compiler that traces its making has one without attributes.
+        if hasattr(self, "_shadow_id"):
+            self._resources.release(self._shadow_id)
 
 
 def with_gradient(batch: DirectBatch, outputs: Sequence[npt.NDArray[Any]]) -> tuple[Tensor, ...]:

@@ -67,7 +67,7 @@ def recorded_calls(model: nn.Module, batch: Any) -> Iterator[CallsSeen]:
 
     def record(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         assert isinstance(module, TableModule)
-        if not module.training:
+        if not module.is_training:
             return
         takes = [_take(batch, each) for each in arguments]
         named_takes = {name: _take(batch, each) for name, each in named.items()}

@@ -154,6 +154,27 @@ class DevicePath:
         )
         return [_Pulled(self.kernels, each) for each in lookups]
 
+    def hold(
+        self, container: StepContainer, groups: Sequence[DeviceGroup], gradients: Sequence[Tensor]
+    ) -> None:
+        """Hands the gradients of what `pool` gave without registering it to the step."""
+        for group in groups:
+            self._prepare(container, group)
+        sources = [_Stored(self, container, group.table) for group in groups]
+        _Batch(self, container, groups, sources).hold(gradients)
+
+    def weight_gradient(
+        self, container: StepContainer, group: DeviceGroup, gradient: Tensor
+    ) -> Tensor:
+        """The gradient ``(n,)`` of the weights of a group; the rows are read again."""
+        (source,) = self._sources(container, [group], is_registered=False)
+        rows, inverse = source.rows(group)
+        mode: Any = group.mode
+        found: Tensor = self.kernels.pool_weight_gradient(
+            gradient.contiguous(), rows, inverse, group.offsets, mode=mode
+        )
+        return found
+
     def _prepare(self, container: StepContainer, group: DeviceGroup) -> None:
         weights = group.weights
         if weights is None:
@@ -265,7 +286,7 @@ class _Batch:
             self._resources.hold(shadow_id, sources, check)
 
     def __del__(self) -> None:
-        for shadow_id in self._shadow_ids.values():
+        for shadow_id in getattr(self, "_shadow_ids", {}).values():  # see `DirectBatch`
             self._resources.release(shadow_id)
 
 

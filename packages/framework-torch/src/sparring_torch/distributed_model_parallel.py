@@ -24,6 +24,7 @@ from sparring.adapter import (
 )
 from sparring.errors import InvalidArgumentError
 from sparring_torch.gradient_average import RankAveraging, broadcast
+from sparring_torch.row_gradients import Anchor, dense_parameters
 from sparring_torch.train_agent import agents_of
 
 __all__ = ["DistributedModelParallel"]
@@ -101,10 +102,13 @@ class DistributedModelParallel(nn.Module):
             agent.is_container_given = True
         self._wrapped: nn.Module = module
         collective = self.container.collective
-        has_parameters = any(each.requires_grad for each in module.parameters())
+        has_parameters = any(each.requires_grad for _, each in dense_parameters(module))
         if collective.world_size == 1:
             return
         if dist.is_available() and dist.is_initialized() and has_parameters:
+            anchors = [name for name, each in module.named_parameters() if isinstance(each, Anchor)]
+            ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+            ignore(module, anchors)
             self._wrapped = DistributedDataParallel(
                 module, find_unused_parameters=find_unused_parameters
             )

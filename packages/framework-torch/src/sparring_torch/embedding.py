@@ -84,8 +84,8 @@ class Embedding(SingleTable):
         )
         declared = [declaration(config, storage_on(device, storage))]
         self.agent = TrainAgent(declared, [(self.name, "sum")], container)
+        self.register_for_ops()
 
-    @untraced
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch.nn calls it so
         """Embeddings ``(*, embedding_dim)`` of ids ``(*)``, on the device of the ids.
 
@@ -96,27 +96,52 @@ class Embedding(SingleTable):
         """
         if not isinstance(input, Tensor) or input.is_nested:
             return self._of_other_ids(input)
-        path = self.agent.path_for(input, is_training=self.training)
+        if torch.compiler.is_compiling():
+            found: Tensor = torch.ops.sparring.lookup(
+                input, *self.op_arguments(), self.embedding_dim
+            )
+            return found
+        return self._eager(input)
+
+    def _eager(self, input: Tensor) -> Tensor:  # noqa: A002 - as in `forward`
+        path = self.agent.path_for(input, is_training=self.is_training)
         if path is not None:
             with memory_errors(path.device):
                 return self._on_device(path, input)
         try:
             ids, kept = self._kept(input)
         except Exception as error:
-            self.agent.refuse(error, is_training=self.training)
-        (embeddings,) = self.agent.gather(ids, is_training=self.training)
+            self.agent.refuse(error, is_training=self.is_training)
+        (embeddings,) = self.agent.gather(ids, is_training=self.is_training)
         if kept is not None:
             padded = embeddings.new_zeros(input.numel(), self.embedding_dim)
             embeddings = padded.index_copy(0, kept, embeddings)
         embeddings = embeddings.view(*input.shape, self.embedding_dim)
         return embeddings if input.device.type == "cpu" else embeddings.to(input.device)
 
+    def look_up(self, *arguments: Any) -> Tensor:
+        with torch.no_grad():
+            return self._eager(*arguments)
+
+    def take_gradient(self, gradient: Tensor, *arguments: Any) -> None:
+        (values,) = arguments
+        path = self.agent.path_of_gradient(values)
+        gradient = gradient.view(-1, self.embedding_dim)
+        if path is not None:
+            group, kept = self._group(values)
+            gradient = gradient if kept is None else gradient[kept]
+            path.hold(self.agent.container, [group], [gradient])
+            return
+        ids, kept = self._kept(values)
+        self.agent.take_gradient(ids, [(gradient if kept is None else gradient[kept]).cpu()])
+
+    @untraced
     def _of_other_ids(self, given: Any) -> Tensor:
         if not isinstance(given, Tensor):
             try:
                 ids = tensor_of(given, f"ids of table {self.name!r}")
             except Exception as error:
-                self.agent.refuse(error, is_training=self.training)
+                self.agent.refuse(error, is_training=self.is_training)
             return self.forward(ids)
         embeddings = self.forward(flat_ids(given))
         if is_flat(given):
@@ -131,18 +156,22 @@ class Embedding(SingleTable):
         return torch.nested.as_nested_tensor(shaped, layout=given.layout)
 
     def _on_device(self, path: DevicePath, values: Tensor) -> Tensor:
-        kept = None
-        with self.agent.refusing(path, is_training=self.training):
-            ids = ids_in_place(values, f"table {self.name!r}").reshape(-1)
-            if self.padding_idx is not None:
-                kept = (ids != self.padding_idx).nonzero().squeeze(1)
-                ids = ids[kept]
-            group = DeviceGroup(self.name, "sum", [0], ids.contiguous(), each_alone(ids))
-        (embeddings,) = self.agent.pool_on(path, [group], is_training=self.training)
+        with self.agent.refusing(path, is_training=self.is_training):
+            group, kept = self._group(values)
+        (embeddings,) = self.agent.pool_on(path, [group], is_training=self.is_training)
         if kept is not None:
             padded = embeddings.new_zeros(values.numel(), self.embedding_dim)
             embeddings = padded.index_copy(0, kept, embeddings)
         return embeddings.view(*values.shape, self.embedding_dim)
+
+    def _group(self, values: Tensor) -> tuple[DeviceGroup, Tensor | None]:
+        """As `_kept`, on the device."""
+        kept = None
+        ids = ids_in_place(values, f"table {self.name!r}").reshape(-1)
+        if self.padding_idx is not None:
+            kept = (ids != self.padding_idx).nonzero().squeeze(1)
+            ids = ids[kept]
+        return DeviceGroup(self.name, "sum", [0], ids.contiguous(), each_alone(ids)), kept
 
     def wanted(self, input: Tensor) -> Ids:  # noqa: A002 - as in `forward`
         """Ids that `forward` looks up."""

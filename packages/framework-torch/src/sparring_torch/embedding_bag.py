@@ -98,8 +98,8 @@ class EmbeddingBag(SingleTable):
         )
         declared = [declaration(config, storage_on(device, storage))]
         self.agent = TrainAgent(declared, [(self.name, mode)], container)
+        self.register_for_ops()
 
-    @untraced
     def forward(
         self,
         input: Tensor,  # noqa: A002 - torch.nn calls it so
@@ -120,23 +120,76 @@ class EmbeddingBag(SingleTable):
                 mode ``mean``, or a value is no id.
         """
         if not isinstance(input, Tensor) or input.is_nested:
-            try:
-                flat = self._flat(input, offsets, per_sample_weights)
-            except Exception as error:
-                self.agent.refuse(error, is_training=self.training)
-            return self.forward(*flat)
-        path = self.agent.path_for(input, is_training=self.training)
+            return self._of_other_ids(input, offsets, per_sample_weights)
+        if not torch.compiler.is_compiling():
+            return self._eager(input, offsets, per_sample_weights)
+        self._check_weights(input, per_sample_weights)
+        if input.dim() == 2:
+            num_bags = input.shape[0]
+        else:
+            num_bags = self._given_offsets(input, offsets).shape[0] - self.include_last_offset
+        pooled: Tensor = torch.ops.sparring.pooled_lookup(
+            input,
+            offsets,
+            per_sample_weights,
+            *self.op_arguments(),
+            [0],
+            num_bags,
+            self.embedding_dim,
+        )
+        return pooled
+
+    def _eager(
+        self,
+        input: Tensor,  # noqa: A002 - as in `forward`
+        offsets: Tensor | None,
+        per_sample_weights: Tensor | None,
+    ) -> Tensor:
+        path = self.agent.path_for(input, is_training=self.is_training)
         if path is not None:
             with memory_errors(path.device):
-                with self.agent.refusing(path, is_training=self.training):
+                with self.agent.refusing(path, is_training=self.is_training):
                     group = self._group(input, offsets, per_sample_weights)
-                return self.agent.pool_on(path, [group], is_training=self.training)[0]
+                return self.agent.pool_on(path, [group], is_training=self.is_training)[0]
         try:
             bags = self.wanted(input, offsets, per_sample_weights)
         except Exception as error:
-            self.agent.refuse(error, is_training=self.training)
-        pooled = self.agent.pool(bags, is_training=self.training)
+            self.agent.refuse(error, is_training=self.is_training)
+        pooled = self.agent.pool(bags, is_training=self.is_training)
         return pooled if input.device.type == "cpu" else pooled.to(input.device)
+
+    def look_up(self, *arguments: Any) -> Tensor:
+        ids, offsets, weights, _places, _num_bags = arguments
+        with torch.no_grad():
+            return self._eager(ids, offsets, weights)
+
+    def take_gradient(self, gradient: Tensor, *arguments: Any) -> Tensor | None:
+        ids, offsets, weights, _places, _num_bags, are_weights_trained = arguments
+        path = self.agent.path_of_gradient(ids)
+        if path is not None:
+            group = self._group(ids, offsets, weights)
+            path.hold(self.agent.container, [group], [gradient])
+        else:
+            bags = self.wanted(ids, offsets, weights)
+            self.agent.take_gradient(bags, [gradient.cpu()])
+        if not are_weights_trained:
+            return None
+        if path is not None:
+            of_kept = path.weight_gradient(self.agent.container, group, gradient)
+        else:
+            of_kept = self.agent.weight_gradient(bags, [gradient.cpu()]).to(weights.device)
+        of_kept = of_kept.to(weights.dtype)
+        if self.padding_idx is None:
+            return of_kept.view_as(weights)
+        return torch.zeros_like(weights).masked_scatter_(ids != self.padding_idx, of_kept)
+
+    @untraced
+    def _of_other_ids(self, given: Any, offsets: Any, weights: Any) -> Tensor:
+        try:
+            flat = self._flat(given, offsets, weights)
+        except Exception as error:
+            self.agent.refuse(error, is_training=self.is_training)
+        return self.forward(*flat)
 
     def _flat(
         self, given: Any, offsets: Any, weights: Any

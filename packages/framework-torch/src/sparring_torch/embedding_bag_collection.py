@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparring.adapter import StepContainer, StorageLike
-from sparring.errors import InvalidArgumentError
+from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.batch_lookup import Bags
 from sparring_torch.device_groups import bag_groups, parts_of_features
 from sparring_torch.device_memory import memory_errors
@@ -22,7 +24,7 @@ from sparring_torch.table_configs import (
     storage_on,
     table_features,
 )
-from sparring_torch.train_agent import TableModule, TrainAgent, untraced
+from sparring_torch.train_agent import TableModule, TrainAgent
 
 __all__ = ["EmbeddingBagCollection"]
 
@@ -80,6 +82,7 @@ class EmbeddingBagCollection(TableModule):
         everywhere = storage_on(device, storage)
         declared = [declaration(config, everywhere) for config in tables]
         self.agent = TrainAgent(declared, pooled, container)
+        self.register_for_ops()
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables."""
@@ -88,35 +91,109 @@ class EmbeddingBagCollection(TableModule):
     def is_weighted(self) -> bool:
         return self._is_weighted
 
-    @untraced
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Pooled embeddings ``(stride, sum of dims)``, on the device of the ids.
+        """Pooled embeddings ``(examples, sum of dims)``, on the device of the ids.
 
         Raises:
             InvalidArgumentError: features and tables do not fit, weights are missing, or a value
                 is no id.
         """
+        if not torch.compiler.is_compiling():
+            return self._eager(features)
+        places, inverse = self._router.places(features), None
+        if features.variable_stride_per_key():
+            inverse = features.inverse_indices()[1][places]
+            features = features.evened()
+        values = torch.ops.sparring.pooled_lookup(
+            features.values(),
+            features.lengths(),
+            features.weights() if self._is_weighted else None,
+            *self.op_arguments(),
+            places,
+            features.stride(),
+            sum(self._dims),
+        )
+        return self._keyed(values, inverse)
+
+    def _eager(self, features: KeyedJaggedTensor) -> KeyedTensor:
         try:
             places = self._router.places(features)
+            inverse = None
+            if features.variable_stride_per_key():
+                inverse = features.inverse_indices()[1][places]
+                features = features.evened()
         except Exception as error:
-            self.agent.refuse(error, is_training=self.training)
-        path = self.agent.path_for(features.values(), is_training=self.training)
+            self.agent.refuse(error, is_training=self.is_training)
+        path = self.agent.path_for(features.values(), is_training=self.is_training)
         if path is not None:
             with memory_errors(path.device):
-                with self.agent.refusing(path, is_training=self.training):
+                with self.agent.refusing(path, is_training=self.is_training):
                     weights = features.weights() if self._is_weighted else None
                     groups = bag_groups(self.agent.features, features, places, weights)
-                outputs = self.agent.pool_on(path, groups, is_training=self.training)
+                outputs = self.agent.pool_on(path, groups, is_training=self.is_training)
                 parts = parts_of_features(groups, outputs, [features.stride()] * len(places))
-                return KeyedTensor._trusted(self._names, self._dims, torch.cat(parts, dim=1))
+                return self._keyed(torch.cat(parts, dim=1), inverse)
         try:
             bags = self.wanted(features)
         except Exception as error:
-            self.agent.refuse(error, is_training=self.training)
-        values = self.agent.pool(bags, is_training=self.training)
+            self.agent.refuse(error, is_training=self.is_training)
+        values = self.agent.pool(bags, is_training=self.is_training)
         if features.device().type != "cpu":
             values = values.to(features.device())
+        return self._keyed(values, inverse)
+
+    def _keyed(self, values: Tensor, inverse: Tensor | None) -> KeyedTensor:
+        """Pooled embeddings of examples, from those of bags.
+
+        Args:
+            values: ``(bags of a feature, sum of dims)``.
+            inverse: ``(outputs, examples)``: which bag is that of an example; None: its own.
+        """
+        if inverse is not None:
+            parts = zip(
+                torch.split(values, self._dims, dim=1), inverse.to(values.device), strict=True
+            )
+            values = torch.cat([part.index_select(0, bags) for part, bags in parts], dim=1)
         return KeyedTensor._trusted(self._names, self._dims, values)
+
+    def look_up(self, *arguments: Any) -> Tensor:
+        with torch.no_grad():
+            return self._eager(self._batch(*arguments)).values()
+
+    def take_gradient(self, gradient: Tensor, *arguments: Any) -> Tensor | None:
+        *given, are_weights_trained = arguments
+        features = self._batch(*given)
+        path = self.agent.path_of_gradient(features.values())
+        parts = torch.split(gradient, self._dims, dim=1)
+        if path is not None:
+            places, weights = self._router.places(features), features.weights_or_none()
+            groups = bag_groups(self.agent.features, features, places, weights)
+            joined = [torch.cat([parts[each] for each in group.members]) for group in groups]
+            path.hold(self.agent.container, groups, joined)
+            if are_weights_trained:
+                raise UnsupportedError(
+                    "a compiled EmbeddingBagCollection on a device trains no weights; call it "
+                    "outside of torch.compile, or keep its tables in host memory"
+                )
+            return None
+        bags, parts = self.wanted(features), torch.split(gradient.cpu(), self._dims, dim=1)
+        self.agent.take_gradient(bags, parts)
+        if not are_weights_trained:
+            return None
+        return self.agent.weight_gradient(bags, parts).to(features.device())
+
+    def _batch(
+        self,
+        ids: Tensor,
+        lengths: Tensor,
+        weights: Tensor | None,
+        places: Sequence[int],
+        stride: int,
+    ) -> KeyedJaggedTensor:
+        """The batch, of what operators are given of it."""
+        names = dict(zip(places, self._router.names, strict=True))
+        keys = [names[place] for place in sorted(names)]
+        return KeyedJaggedTensor._trusted(keys, ids, weights, lengths, stride)
 
     def wanted(self, features: KeyedJaggedTensor) -> Bags:
         """Bags that `forward` looks up."""

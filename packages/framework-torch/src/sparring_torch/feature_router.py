@@ -26,7 +26,9 @@ class FeatureRouter:
 
     def __init__(self, features: Sequence[Sequence[str]], owner: str) -> None:
         self._features = [list(each) for each in features]
-        self._known = {name for each in self._features for name in each}
+        self.names = [name for each in self._features for name in each]
+        """Each looked-up feature, table by table."""
+        self._known = set(self.names)
         self._owner = owner
         self._planned_for: list[str] | None = None
         self._plan: list[int] = []
@@ -39,6 +41,7 @@ class FeatureRouter:
                 weights where they are needed, or holds what is no id.
         """
         places = self.places(batch)
+        batch = batch.evened()
         weights = batch.weights() if is_weighted else None
         values = batch.values()
         if values.dtype is torch.int64:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from sparring.contracts import Collective, Reduction
+from sparring_torch.row_gradients import dense_parameters
 
 __all__ = ["RankAveraging", "broadcast"]
 
@@ -31,7 +32,7 @@ class RankAveraging:
     """
 
     def __init__(self, module: nn.Module, collective: Collective, wait: Callable[[], None]) -> None:
-        self._parameters = [each for each in module.parameters() if each.requires_grad]
+        self._parameters = [each for _, each in dense_parameters(module) if each.requires_grad]
         self._collective = collective
         self._wait = wait
         self._is_queued = False
@@ -71,7 +72,8 @@ class RankAveraging:
 def broadcast(module: nn.Module, collective: Collective) -> None:
     """Gives parameters and buffers of rank 0 to all ranks."""
     with torch.no_grad():
-        for each in (*module.parameters(), *module.buffers()):
+        parameters = [each for _, each in dense_parameters(module)]
+        for each in (*parameters, *module.buffers()):
             mine = each.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
             if collective.rank > 0:
                 mine = np.empty(0, np.uint8)

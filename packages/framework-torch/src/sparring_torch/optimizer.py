@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from sparring.adapter import (
@@ -20,12 +20,13 @@ from sparring.contracts import UpdateMethod
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.fused_updater import FusedUpdater
 from sparring_torch.native_updater import NativeUpdater
-from sparring_torch.train_agent import agents_of
+from sparring_torch.row_gradients import Anchor, RowGradients
+from sparring_torch.train_agent import table_modules
 
 __all__ = ["Optimizer"]
 
 _ROWS_ARE_IN = (
-    "the storages of the tables: a snapshot of them holds embeddings and the state of each row; "
+    "the state_dict of the model, or a snapshot: embeddings and the state of each row; "
     "this state_dict holds hyper-parameters, and what the optimizer keeps for a whole table"
 )
 
@@ -60,7 +61,9 @@ class Optimizer(torch.optim.Optimizer):
         - The state of a new row is what a step with a zero gradient leaves: zeros for Adam,
           `initial_accumulator_value` for Adagrad.
         - `step` uses gradients up; it does not wait for `zero_grad` to forget them.
-        - Rows are no parameters: `clip_grad_norm_` and `weight_decay` of others do not see them.
+        - Rows are no parameters: the `weight_decay` of other optimizers does not reach them. Clipping
+          by the norm, `torch.amp.GradScaler` and `requires_grad_` do, through a parameter
+          without elements in each module with tables (`clip_grad_norm_`).
 
     Args:
         modules: a module, or several, that hold tables. All of their tables join one container,
@@ -107,12 +110,13 @@ class Optimizer(torch.optim.Optimizer):
                 f"update='shadow' is for classes of torch.optim; update method {native!r} changes rows "
                 "where they are"
             )
-        agents = agents_of(modules)
+        holders = table_modules(modules)
+        agents = list({id(each.agent): each.agent for each in holders}.values())
+        for agent in agents:
+            agent.awaits_state = True
         self.container = joined_container(agents)
         if non_finite_gradients is not None:
             self.container.non_finite_gradients = non_finite_policy(non_finite_gradients)
-        for agent in agents:
-            agent.has_optimizer = True
         self._names = list(dict.fromkeys(name for agent in agents for name in agent.table_names))
         given = given_storages(agents)
         self._updater: NativeUpdater | FusedUpdater
@@ -135,12 +139,22 @@ class Optimizer(torch.optim.Optimizer):
             self._updater = FusedUpdater(
                 self.container, self._names, method, hyperparameters, tables or {}, given
             )
+        for agent in agents:
+            agent.has_optimizer = True
+            agent.write_brought_in()
         self._is_made = False
         super().__init__(self._updater.parameters, {})
         self._is_made = True
         self.defaults = self._updater.defaults
         self.param_groups = self._updater.param_groups
         self.state = self._updater.state
+        self._row_gradients = RowGradients(
+            self.container,
+            [each.anchor for each in holders],
+            [each.agent.table_names for each in holders],
+        )
+        # Without elements, for gradient scalers: an optimizer of torch steps over them.
+        self.param_groups[0]["params"] += self._row_gradients.parameters
 
     # -- the life of a step ---------------------------------------------------------
 
@@ -166,6 +180,10 @@ class Optimizer(torch.optim.Optimizer):
             return found
         return self._step(closure)
 
+    # Gradient scalers then set `grad_scale` and `found_inf` during a step, and take it always.
+    _step_supports_amp_scaling = True
+    found_inf: Tensor | None = None
+
     step.hooked = True  # type: ignore[attr-defined]  # so that torch leaves it as it is
 
     def _step(self, closure: Callable[[], _Loss] | None) -> _Loss | None:
@@ -173,11 +191,25 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._row_gradients.were_read or self.found_inf is not None:
+            if not self._scale_gradients():
+                return loss
+        else:
+            self._row_gradients.forget()
         if isinstance(self._updater, NativeUpdater):
             self._updater.step(self._why_not_fused(closure is not None))
         else:
             self._updater.step()
         return loss
+
+    def _scale_gradients(self) -> bool:
+        """Brings the scaling of norms to the gradients of rows; False where there is no step to take."""
+        scale: Tensor | None = getattr(self, "grad_scale", None)
+        if self.found_inf is not None and float(self.found_inf):
+            self.zero_grad()
+            return False
+        self._row_gradients.give_back(1.0 if scale is None else 1.0 / float(scale))
+        return True
 
     _observed_step: Any = torch.optim.Optimizer.profile_hook_step(_step)
 
@@ -211,8 +243,29 @@ class Optimizer(torch.optim.Optimizer):
         Args:
             set_to_none: accepted for torch's sake; there is nothing else to set.
         """
-        for name in self._names:
-            self.container.resources.drop(name)
+        self._row_gradients.drop(self._names)
+
+    def clip_grad_norm_(
+        self, max_norm: float, dense_parameters: Iterable[Tensor] = (), **options: Any
+    ) -> Tensor:
+        """Clips the gradients of rows and of ordinary parameters by one norm.
+
+        As ``torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)`` for the model of this
+        optimizer, which does the same. Call it after the last ``backward()`` before a step. The norm is
+        of the gradients that the step will apply: added up by key over micro-batches, and
+        averaged over all ranks, which all call it.
+
+        Args:
+            max_norm: the largest norm that is left as it is.
+            dense_parameters: ordinary parameters; their gradients are the same on all ranks.
+            **options: of `torch.nn.utils.clip_grad_norm_`, as ``error_if_nonfinite``.
+
+        Returns:
+            The norm before.
+        """
+        own = self._row_gradients.parameters
+        others = [each for each in dense_parameters if not isinstance(each, Anchor)]
+        return torch.nn.utils.clip_grad_norm_([*own, *others], max_norm, **options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuses: the tables of an optimizer are those of its modules.
@@ -233,8 +286,9 @@ class Optimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Hyper-parameters, and the optimizer's scalars of each table: not the rows.
 
-        Embeddings and the optimizer state of each row live in the storages, where snapshots save
-        them; the entry ``rows_are_in`` says so to a reader of the file.
+        Embeddings and the optimizer state of each row are in the `state_dict` of the model, and in
+        snapshots; the entry ``rows_are_in`` says so to a reader of the file. A model that is loaded
+        without this goes on with the state of each row, and counts steps from 0.
 
         Returns:
             ``native``: the optimizer's name; ``param_groups``: as torch has them, with table
@@ -262,6 +316,12 @@ class Optimizer(torch.optim.Optimizer):
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({name: value for name, value in saved.items() if name not in own})
         self._updater.set_scalars(state_dict["state"])
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise UnsupportedError(
+            "an Optimizer of rows is not copied or pickled, as it belongs to its model; make "
+            "another for the copy of the model, and give it load_state_dict(optimizer.state_dict())"
+        )
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
         native = self._updater.name

@@ -10,16 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sparring.adapter import pool_backward, pool_weight_gradient, segment_sum
+from sparring.contracts import Dedup
 from sparring_torch.batch_lookup import Bags, Ids
 from sparring_torch.pooling import gather, pool
 
-__all__ = ["Plan", "Shadow", "gathered", "plan_bags", "plan_ids", "pooled"]
+__all__ = [
+    "Plan",
+    "Shadow",
+    "bag_gradients",
+    "gathered",
+    "id_gradients",
+    "plan_bags",
+    "plan_ids",
+    "pooled",
+    "weight_gradients",
+]
 
 Features = Sequence[tuple[str, str]]
 
@@ -76,17 +89,93 @@ def pooled(plan: Plan, bags: Bags, shadows: Sequence[Shadow]) -> Tensor:
     for ((_, mode), members), spans, shadow in zip(
         plan.groups.items(), plan.spans, shadows, strict=True
     ):
-        lengths = np.concatenate([_lengths(bags, bags.places[member]) for member in members])
-        offsets = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        weights = bags.weights
-        if weights is not None:
-            weights = torch.cat([weights[span] for span in spans]).to("cpu", shadow.rows.dtype)
+        offsets, weights = _group_bags(bags, members, spans, shadow.rows.dtype)
         result = pool(shadow.rows, shadow.inverse, offsets, weights, mode=mode)
         # Where there is no bag, torch cannot tell the last dimension by itself.
         dim = result.shape[1]
         parts.update(zip(members, result.view(len(members), bags.num_bags, dim), strict=True))
     return torch.cat([parts[member] for member in range(len(parts))], dim=1)
+
+
+def bag_gradients(
+    plan: Plan, bags: Bags, parts: Sequence[Tensor], found: Sequence[Dedup]
+) -> list[Any]:
+    """Gradients for the rows of each group, ``(u, dim)``, as `pooled` passes them back.
+
+    Args:
+        parts: the gradient of each feature's bags, ``(num_bags, dim)``.
+        found: the ids of each group deduplicated.
+    """
+    result = []
+    for ((_, mode), members), spans, each in zip(
+        plan.groups.items(), plan.spans, found, strict=True
+    ):
+        gradient = torch.cat([parts[member] for member in members])
+        offsets, weights = _group_bags(bags, members, spans, gradient.dtype)
+        result.append(
+            pool_backward(
+                gradient.numpy(),
+                each.inverse,
+                offsets,
+                len(each.keys),
+                mode,
+                None if weights is None else weights.numpy(),
+            )
+        )
+    return result
+
+
+def id_gradients(plan: Plan, parts: Sequence[Tensor], found: Sequence[Dedup]) -> list[Any]:
+    """Gradients for the rows of each group, ``(u, dim)``, as `gathered` passes them back.
+
+    Args:
+        parts: the gradient of each feature's embeddings, ``(ids of the feature, dim)``.
+        found: the ids of each group deduplicated.
+    """
+    return [
+        segment_sum(
+            torch.cat([parts[member] for member in members]).numpy(), each.inverse, len(each.keys)
+        )
+        for members, each in zip(plan.groups.values(), found, strict=True)
+    ]
+
+
+def weight_gradients(
+    plan: Plan, bags: Bags, parts: Sequence[Tensor], shadows: Sequence[Shadow]
+) -> Tensor:
+    """The gradient of the weights of bags, ``(n,)``, as `pooled` passes it back.
+
+    Args:
+        parts: as of `bag_gradients`.
+    """
+    assert bags.weights is not None
+    result = torch.zeros(len(bags.ids), dtype=shadows[0].rows.dtype)
+    for ((_, mode), members), spans, shadow in zip(
+        plan.groups.items(), plan.spans, shadows, strict=True
+    ):
+        gradient = torch.cat([parts[member] for member in members])
+        offsets, _ = _group_bags(bags, members, spans, gradient.dtype)
+        of_group = torch.from_numpy(
+            pool_weight_gradient(
+                gradient.numpy(), shadow.rows.numpy(), shadow.inverse, offsets, mode
+            )
+        )
+        sizes = [span.stop - span.start for span in spans]
+        for span, part in zip(spans, torch.split(of_group, sizes), strict=True):
+            result[span] += part  # a feature may be looked up in two tables
+    return result.to(bags.weights.dtype)
+
+
+def _group_bags(
+    bags: Bags, members: Sequence[int], spans: Sequence[slice], dtype: torch.dtype
+) -> tuple[npt.NDArray[np.int64], Tensor | None]:
+    """Offsets ``(b + 1,)`` and weights ``(n,)`` of a group."""
+    lengths = np.concatenate([_lengths(bags, bags.places[member]) for member in members])
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    if bags.weights is None:
+        return offsets, None
+    return offsets, torch.cat([bags.weights[span] for span in spans]).to("cpu", dtype)
 
 
 def gathered(plan: Plan, shadows: Sequence[Shadow]) -> list[Tensor]:

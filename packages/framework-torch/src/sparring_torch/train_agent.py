@@ -28,7 +28,7 @@ from sparring.adapter import (
     ResourceManager,
     StepContainer,
     TableDeclaration,
-    TableGroup,
+    dedup,
     pulls_on_device,
     suggestion,
 )
@@ -42,7 +42,20 @@ from sparring_torch.ids import ids_from, tensor_of
 from sparring_torch.intra_op_threads import borrow_intra_op_threads
 from sparring_torch.jagged_tensor import JaggedTensor
 from sparring_torch.keyed_tensor import KeyedTensor
-from sparring_torch.shadow_pooling import Plan, Shadow, gathered, plan_bags, plan_ids, pooled
+from sparring_torch.lookup_ops import LookupModule
+from sparring_torch.row_copies import CopiedTables
+from sparring_torch.rows_in_state import RowsInState
+from sparring_torch.shadow_pooling import (
+    Plan,
+    Shadow,
+    bag_gradients,
+    gathered,
+    id_gradients,
+    plan_bags,
+    plan_ids,
+    pooled,
+    weight_gradients,
+)
 
 __all__ = [
     "Prefetched",
@@ -50,6 +63,7 @@ __all__ = [
     "TableModule",
     "TrainAgent",
     "agents_of",
+    "table_modules",
     "tables_device",
     "untraced",
 ]
@@ -67,7 +81,7 @@ class Prefetched:
     """One for each request of the plan; not registered."""
 
 
-class TrainAgent(TableGroup):
+class TrainAgent(CopiedTables):
     """The tables of a module, and the container that they live in.
 
     Args:
@@ -87,12 +101,16 @@ class TrainAgent(TableGroup):
     ) -> None:
         self._features = list(features)
         computing = {each.table.computing_dtype for each in declarations}
+        self.output_dtype = torch.float64 if np.dtype(np.float64) in computing else torch.float32
         self._dtype = computing.pop() if len(computing) == 1 else None
         self._collection: Any = None
         self._prefetched: deque[Prefetched] = deque()
         self._path: DevicePath | None = None
         self._brought_in: list[tuple[str, Index, npt.NDArray[Any]]] = []
         self._may_train = False
+        self.awaits_state = False
+        """Whether an `Optimizer` is being made: rows that are brought in wait for their state."""
+        self._first_step: int | None = None
         self.has_optimizer = False
         """Whether an optimizer takes the gradients of the tables."""
         for each in declarations:
@@ -114,8 +132,8 @@ class TrainAgent(TableGroup):
         self._path = None if device == "cpu" else DevicePath(device)
         if self._path is not None:
             self.container.keep_on_device(self.table_names, self._path.kernels)
-        while self._brought_in:
-            self._assign(*self._brought_in.pop(0))
+        if not self.awaits_state:
+            self.write_brought_in()
 
     def bring_in(self, table: str, ids: Index, embeddings: npt.NDArray[Any]) -> None:
         """Rows that `table` begins with, once its container is known; all ranks give the same.
@@ -124,14 +142,17 @@ class TrainAgent(TableGroup):
             ids: ``(n,)``.
             embeddings: ``(n, dim)``.
         """
+        self._brought_in.append((table, ids, embeddings))
         if self.has_container:
-            self._assign(table, ids, embeddings)
-        else:
-            self._brought_in.append((table, ids, embeddings))
+            self.write_brought_in()
 
-    def _assign(self, table: str, ids: Index, embeddings: npt.NDArray[Any]) -> None:
-        rank, size = self.container.collective.rank, self.container.collective.world_size
-        self.container.assign(table, ids[rank::size], embeddings[rank::size])
+    def write_brought_in(self) -> None:
+        """Writes the rows that tables begin with, each rank a part of them."""
+        collective = self.container.collective
+        while self._brought_in:
+            table, ids, embeddings = self._brought_in.pop(0)
+            mine = slice(collective.rank, None, collective.world_size)
+            self.container.assign(table, ids[mine], embeddings[mine])
 
     # -- on a device
 
@@ -168,7 +189,7 @@ class TrainAgent(TableGroup):
             InvalidArgumentError: the tables lie on a device, and the ids on another.
         """
         container = self._container or self.container
-        if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
+        if torch._C._is_tracing():  # half the time of torch.jit.is_tracing
             misuse.refuse_tracing(self.table_names)
         if is_training and not self._may_train and torch.is_grad_enabled():
             self._check_training(container)
@@ -184,7 +205,10 @@ class TrainAgent(TableGroup):
         try:
             if not self.is_container_given:
                 misuse.check_ranks(self.table_names, container)
-            self._may_train = self.has_optimizer or container.counters.steps > 0
+            step = container.counters.steps
+            if self._first_step is None:
+                self._first_step = step  # a model that was loaded has taken steps
+            self._may_train = self.has_optimizer or step > self._first_step
             if not self._may_train:
                 misuse.check_gradients_are_taken(self.table_names, container)
         except Exception as error:
@@ -283,6 +307,56 @@ class TrainAgent(TableGroup):
             outputs = [each.numpy() for each in gathered(plan, _still(prefetched))]
         held = DirectBatch(self._resources, self.table_names, batch.gradients)
         return with_gradient(held, outputs)
+
+    # -- lookups that operators of torch made
+
+    def path_of_gradient(self, ids: Tensor) -> DevicePath | None:
+        """As `path_for`, where the gradient of what was looked up has come."""
+        with torch.enable_grad():  # so that it is refused where no optimizer takes it
+            return self.path_for(ids, is_training=True)
+
+    def take_gradient(self, wanted: Bags | Ids, parts: Sequence[Tensor]) -> None:
+        """Takes the gradients of what `pool` or `gather` gave without registering it.
+
+        Args:
+            wanted: what was looked up.
+            parts: of each feature, ``(num_bags, dim)`` or ``(ids of the feature, dim)``.
+        """
+        if self._is_direct:
+            collection = self._collection
+            if collection is None:
+                collection = self._collection = self.container.collection(self._features)
+            if isinstance(wanted, Bags):
+                assert self._dtype is not None
+                weights = wanted.numpy_weights(self._dtype)
+                bags = wanted.ids, wanted.offsets, wanted.places, wanted.num_bags, weights
+                batch = collection.plan_bags(*bags, finds_rows=False)
+                parts = [torch.cat(list(parts), dim=1)]
+            else:
+                batch = collection.plan_ids(wanted.ids, wanted.spans, finds_rows=False)
+            DirectBatch(self._resources, self.table_names, batch.gradients).hold(parts)
+            return
+        plan = self.plan(wanted)
+        found = [dedup(ids) for _, ids in plan.requests]
+        if isinstance(wanted, Bags):
+            gradients = bag_gradients(plan, wanted, parts, found)
+        else:
+            gradients = id_gradients(plan, parts, found)
+        for (table, _), each, gradient in zip(plan.requests, found, gradients, strict=True):
+            shadow_id = self._resources.register(table, each.keys, each.inverse)
+            self._resources.accumulate(shadow_id, gradient)
+            self._resources.release(shadow_id)
+
+    def weight_gradient(self, bags: Bags, parts: Sequence[Tensor]) -> Tensor:
+        """The gradient ``(n,)`` of the weights of bags that `pool` gave; the rows are read again.
+
+        Args:
+            parts: as of `take_gradient`.
+        """
+        plan = self.plan(bags)
+        return weight_gradients(
+            plan, bags, parts, self.lookup_all(plan.requests, is_training=False)
+        )
 
     # -- prefetched lookups
 
@@ -386,7 +460,8 @@ class _GradientHook:
         self._resources.accumulate(self._shadow_id, gradient.contiguous().numpy())
 
     def __del__(self) -> None:
-        self._resources.release(self._shadow_id)
+        if hasattr(self, "_shadow_id"):  # see `DirectBatch`
+            self._resources.release(self._shadow_id)
 
 
 def untraced(forward: Forward) -> Forward:
@@ -399,7 +474,7 @@ def untraced(forward: Forward) -> Forward:
     return marked
 
 
-class TableModule(nn.Module):
+class TableModule(LookupModule, RowsInState):
     """The base of modules that look up in tables."""
 
     agent: TrainAgent
@@ -450,10 +525,7 @@ class TableModule(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        before = self._output_dtype
-        if before is None:
-            declared = [each.table.computing_dtype for each in self.agent.declarations]
-            before = torch.float64 if np.dtype(np.float64) in declared else torch.float32
+        before = self._output_dtype or self.agent.output_dtype
         after = fn(torch.empty(0, dtype=before)).dtype
         if after is not before:
             if self._output_dtype is None:
@@ -484,17 +556,24 @@ def agents_of(modules: nn.Module | Iterable[nn.Module]) -> list[TrainAgent]:
     Raises:
         InvalidArgumentError: something else than modules, or no table in any of them.
     """
+    return list({id(each.agent): each.agent for each in table_modules(modules)}.values())
+
+
+def table_modules(modules: nn.Module | Iterable[nn.Module]) -> list[TableModule]:
+    """The modules with tables in some modules and their parts, in their order.
+
+    Raises:
+        InvalidArgumentError: as `agents_of`.
+    """
     roots: list[Any] = [modules] if isinstance(modules, nn.Module) else list(modules)
-    found: dict[int, TrainAgent] = {}
+    found: dict[int, TableModule] = {}
     for root in roots:
         if not isinstance(root, nn.Module):
             raise InvalidArgumentError(
                 f"Optimizer takes modules that hold tables, found {type(root).__name__}; give "
                 "ordinary parameters to an optimizer of torch.optim"
             )
-        for module in root.modules():
-            if isinstance(module, TableModule):
-                found.setdefault(id(module.agent), module.agent)
+        found |= {id(each): each for each in root.modules() if isinstance(each, TableModule)}
     if not found:
         raise InvalidArgumentError(
             f"none of the {len(roots)} modules given holds a table; give modules that contain an "

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     )
     from sparring.contracts.checkpoint import SaveOptions, State
     from sparring.engine.apply.gather import TableUpdate
+    from sparring.engine.apply.gradients import summed_gradients
     from sparring.engine.container import StepContainer
     from sparring.engine.device_gradients import BagGradients, DeviceGradients
     from sparring.engine.job_bootstrap import AUTO, join_job
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
         shared_settings,
     )
     from sparring.exchange.options import ExchangeOptions
+    from sparring.kernels.functions import dedup
     from sparring.plugins.registry import PluginManager, make_plugin_manager
     from sparring.rendezvous.environment import EnvironmentOptions, membership_from
     from sparring.runtime.suggestions import suggestion
@@ -83,6 +85,7 @@ __getattr__ = names_from(
         "sparring.collective.nccl": "NcclCollective",
         "sparring.collective.nccl_library": "open_cuda open_nccl why_nccl_is_unavailable",
         "sparring.engine.apply.gather": "TableUpdate",
+        "sparring.engine.apply.gradients": "summed_gradients",
         "sparring.contracts.checkpoint": "SaveOptions State",
         "sparring.engine.container": "StepContainer",
         "sparring.engine.device_gradients": "BagGradients DeviceGradients",
@@ -97,6 +100,7 @@ __getattr__ = names_from(
             "non_finite_policy shared_settings"
         ),
         "sparring.exchange.options": "ExchangeOptions",
+        "sparring.kernels.functions": "dedup",
         "sparring.plugins.registry": "PluginManager make_plugin_manager",
         "sparring.rendezvous.environment": "EnvironmentOptions membership_from",
         "sparring.runtime.suggestions": "suggestion",
@@ -116,13 +120,13 @@ __all__ = [
     "Notice", "NoticeKind", "PluginManager", "Prefetch", "Publication", "ResourceManager",
     "SaveOptions", "Snapshot", "SnapshotWriter", "State", "StepContainer", "StorageChoice",
     "StorageLike", "TableDeclaration", "TableDescription", "TableGroup", "TableState",
-    "TableUpdate", "borrow_threads", "check_factors", "check_offsets", "declared",
+    "TableUpdate", "borrow_threads", "check_factors", "check_offsets", "declared", "dedup",
     "dot_product_dim", "dot_product_pairs", "empty_notice", "gather", "give_back_threads",
     "give_states", "given_storages", "hyper_from", "hypers_by_table", "join_job",
     "joined_container", "keras_method", "key_gradients", "look_up", "lookups",
     "make_plugin_manager", "membership_from", "method_state", "non_finite_policy", "open_cuda",
     "open_nccl", "open_place", "open_snapshot", "pool", "pool_backward", "pool_weight_gradient",
     "pulls_on_device", "reporting", "resolve_method", "rounds_alike", "segment_sum",
-    "shared_settings", "storage_device", "suggestion", "why_nccl_is_unavailable"
+    "shared_settings", "storage_device", "suggestion", "summed_gradients", "why_nccl_is_unavailable"
 ]
 # fmt: on

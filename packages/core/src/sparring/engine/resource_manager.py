@@ -27,6 +27,7 @@ from sparring.contracts.results import Keys, Rows
 from sparring.contracts.table import TableConfig
 from sparring.engine.device_gradients import DeviceGradients, SummedByKey
 from sparring.errors import InvalidArgumentError, UnknownTableError
+from sparring.exchange.messages import OwnedGradients
 
 __all__ = ["BatchInput", "DirectInput", "ResourceManager"]
 
@@ -66,6 +67,8 @@ class ResourceManager:
         self._accumulators: dict[str, Any] = {}
         self._views: dict[str, Any] = {}
         self._held: dict[str, _Held] = {}
+        self.num_gradients = 0
+        """Gradients that came since the container was made."""
 
     def declare(self, table: TableConfig, view: Any) -> None:
         """Makes room for a table's gradients: ``(u, dim)`` of its computing dtype.
@@ -139,6 +142,7 @@ class ResourceManager:
                 shadow_id=shadow_id,
             )
         with self._lock:
+            self.num_gradients += 1
             self._accumulators[batch_input.table].add(batch_input.keys, gradient)
 
     def hold(self, shadow_id: int, sources: Any, check: Callable[[], None] | None = None) -> None:
@@ -156,21 +160,40 @@ class ResourceManager:
         assert isinstance(batch_input, DirectInput)
         held = _Held(sources, check)
         with self._lock:
+            self.num_gradients += 1
             for table in batch_input.tables:
-                waiting = self._held.get(table)
-                joined = None if waiting is None else _joined(waiting, held)
-                if joined is not None:
-                    self._held[table] = joined
-                elif waiting is not None or self._accumulators[table].size:
-                    self._add_held(table)
-                    self._add_up(table, held)
-                else:
-                    self._held[table] = held
+                self._hold(table, held)
+
+    def _hold(self, table: str, held: _Held) -> None:
+        waiting = self._held.get(table)
+        joined = None if waiting is None else _joined(waiting, held)
+        if joined is not None:
+            self._held[table] = joined
+        elif waiting is not None or self._accumulators[table].size:
+            self._add_held(table)
+            self._add_up(table, held)
+        else:
+            self._held[table] = held
+
+    def give_back(self, table: str, owned: OwnedGradients) -> None:
+        """Adds gradients that `summed_gradients` took, and that may have been scaled since."""
+        keys, gradients = owned.keys, owned.gradients
+        with self._lock:
+            if isinstance(gradients, np.ndarray):
+                self._accumulators[table].add(keys, gradients)
+                return
+            take = owned.kernels.arrays.follow([keys, gradients])
+            sources = DeviceGradients(owned.kernels, [SummedByKey(keys, gradients, take)])
+            self._hold(table, _Held(sources, None))
 
     def take_step(self, *, are_summed: bool) -> dict[str, Any]:
-        """Takes the gradients of all tables, which start from zero again.
+        """As `take`, and forgets the batch inputs of the step."""
+        taken = self.take(are_summed=are_summed)
+        self._batch_inputs.clear()
+        return taken
 
-        Batch inputs of the step are forgotten.
+    def take(self, *, are_summed: bool) -> dict[str, Any]:
+        """Takes the gradients of all tables, which start from zero again.
 
         Args:
             are_summed: add up by key those in host memory. Otherwise they are left to a fused update,
@@ -205,7 +228,6 @@ class ResourceManager:
                             self._views[table], keys, gradients, are_distinct=True
                         )
                     )
-            self._batch_inputs.clear()
         return taken
 
     def drop(self, table: str) -> None:

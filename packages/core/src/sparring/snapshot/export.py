@@ -167,7 +167,7 @@ def embedding_parts(snapshot: Snapshot, name: str, dim: int) -> dict[str, slice]
     if EMBEDDING_PARTS not in snapshot.state_names(0):
         return {"embedding": slice(0, dim)}
     values = snapshot.state(EMBEDDING_PARTS).values
-    said = values.get(name, {"embedding": [0, dim]}) if isinstance(values, dict) else None
+    said: Any = values.get(name, {"embedding": [0, dim]}) if isinstance(values, dict) else None
     try:
         parts = {str(part): slice(*map(int, said[part])) for part in said}
         are_known = "embedding" in parts and not parts.keys() & {"key", "state", "score"}

@@ -15,6 +15,7 @@ from sparring import PluginManager, State, StepContainer, num_threads
 from sparring.errors import ConfigError, NonFiniteGradientError
 from sparring_torch import (
     Optimizer,
+    dense_parameters,
     gather_random_state,
     gather_state,
     restore_random_state,
@@ -164,7 +165,7 @@ class _Trainer:
             return loss
         gradients = [
             parameter.grad
-            for parameter in self._task.model.parameters()
+            for _, parameter in dense_parameters(self._task.model)
             if parameter.grad is not None
         ]
         arrays = [each.double().cpu().numpy() for each in gradients]
@@ -177,7 +178,7 @@ class _Trainer:
         model: nn.Module = self._task.model
         gradients = {
             name: parameter.grad
-            for name, parameter in model.named_parameters()
+            for name, parameter in dense_parameters(model)
             if parameter.grad is not None
         }
         if not gradients:
@@ -240,7 +241,7 @@ def _hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def _dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer | None:
-    parameters = list(model.parameters())
+    parameters = [each for _, each in dense_parameters(model)]
     if not parameters:
         return None
     choice = config.optimizer.dense

@@ -28,6 +28,7 @@ __all__ = [
     "kernels_of_step",
     "own_gradients",
     "owned_gradients",
+    "summed_gradients",
     "taken_gradients",
 ]
 
@@ -140,6 +141,48 @@ def owned_gradients(
         for name, each in zip(names, pushed, strict=True):
             if len(each.keys) or each.error is not None:
                 owned[name] = each
+    return owned
+
+
+def summed_gradients(state: EngineState) -> dict[str, OwnedGradients]:
+    """Takes the gradients so far, added up by key over all ranks: those of this rank's own keys.
+
+    All ranks call it. Forward passes under way stay valid, NaN and infinity are among the sums, and
+    means over ranks are made by the step. Once `ResourceManager.give_back` has them again, a step moves
+    none of them.
+
+    Raises:
+        BaseException: why this rank, or another, cannot apply a step.
+        PeerFailure: a rank is gone, silent or elsewhere.
+    """
+    why_not, taken = try_quiesce(state, Purpose.WRITE), dict[str, Any]()
+    summed, owned = dict[str, SummedByKey](), dict[str, OwnedGradients]()
+    kernels = dict[str, KernelSet]()
+    try:
+        if why_not is None:
+            taken = state.resources.take(are_summed=True)
+        kernels = kernels_of_step(state, taken)
+        summed = {name: _summed(state, name, taken[name], kernels[name]) for name in taken}
+    except Exception as error:
+        why_not = error
+    try:
+        if state.collective.world_size == 1:
+            if why_not is not None:
+                raise why_not
+            for name, each in summed.items():
+                owned[name] = OwnedGradients(each.keys, each.gradients, kernels[name])
+            return owned
+        for works, names in by_device(kernels or kernels_of_step(state, {})):
+            pushed = _pushed(state, works, names, summed, why_not, by_rows=set())
+            for name, sums in zip(names, pushed, strict=True):
+                if sums.error is not None:
+                    raise sums.error
+                # Every rank has the sums of a replicated table; one of them gives them back.
+                if not state.tables.entries[name].config.is_replicated or not state.collective.rank:
+                    owned[name] = sums
+    except BaseException:
+        state.resources.discard()
+        raise
     return owned
 
 

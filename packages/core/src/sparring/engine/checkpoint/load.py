@@ -65,6 +65,7 @@ def _begin(state: EngineState, url: str, tables: Iterable[str] | None, is_base: 
         "give all ranks the same URL and tables",
     )
     state.resources.discard()
+    state.saves.newest = None
     _begin_counting(state, None)
     return Load(state, snapshot, chosen, is_whole=tables is None, is_base=is_base)
 
@@ -194,6 +195,7 @@ class Load:
         if take_counters is not None:
             take_counters()
             state.saves.history.append(snapshot.url)
+            state.saves.newest = snapshot.url, snapshot.step
         if self._is_base and self._is_whole:
             _begin_counting(state, snapshot.url)
         return Loaded(snapshot.url, snapshot.step, rows, states)

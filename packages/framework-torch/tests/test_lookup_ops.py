@@ -1,0 +1,248 @@
+"""Compiled and exported models look up, and train, as the models themselves do."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from sparring import LocalGroup
+from sparring.adapter import StepContainer
+from sparring.contracts import Collective
+from sparring.errors import InvalidArgumentError
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_torch import (
+    DistributedModelParallel,
+    Embedding,
+    EmbeddingBag,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    KeyedJaggedTensor,
+    Optimizer,
+    device_path,
+    train_agent,
+)
+from sparring_torch.batch_lookup import DirectBatch
+
+BATCHES = [torch.arange(2 * size).view(size, 2) % 5 for size in (3, 4, 2, 4)]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+class Model(nn.Module):
+    """Looks the same ids up twice in each table."""
+
+    def __init__(self, *, is_checkpointed: bool = False, device: str | None = None) -> None:
+        super().__init__()
+        where: dict[str, Any] = {"storage": "memory"} if device is None else {"device": device}
+        self.users = Embedding(4, name="users", padding_idx=3, **where)
+        self.items = EmbeddingBag(4, name="items", mode="sum", padding_idx=2, **where)
+        self.weights = nn.Parameter(torch.ones(2))
+        self.dense = nn.Linear(4, 1)
+        nn.init.constant_(self.dense.weight, 0.5)
+        nn.init.zeros_(self.dense.bias)
+        self.is_checkpointed = is_checkpointed
+
+    def logits(self, ids: Tensor) -> Tensor:
+        users = self.users(ids[:, 0]) + self.users(ids[:, 0])
+        weights = self.weights.expand(len(ids), 2)
+        items = self.items(ids, None, weights) + self.items(ids)
+        found: Tensor = self.dense(torch.sin(users * items + users))
+        return found
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if self.is_checkpointed:
+            return checkpoint(self.logits, ids, use_reentrant=False).square().mean()
+        return self.logits(ids).square().mean()
+
+
+def trained(model: nn.Module, backend: str | None, batches: list[Tensor]) -> list[Tensor]:
+    """Losses of some steps, dense weights, and rows."""
+    optimizers = [
+        Optimizer(model, torch.optim.Adagrad, lr=0.1),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+    ]
+    call: Any = model if backend is None else torch.compile(model, backend=backend, fullgraph=True)
+    found = []
+    for batch in batches:
+        loss = call(batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        for each in optimizers:
+            each.step()
+            each.zero_grad()
+        found.append(loss.detach())
+    inner: Any = model.module if isinstance(model, DistributedModelParallel) else model
+    with torch.no_grad():
+        rows = [inner.users(torch.arange(5)), inner.items(torch.arange(5)[:, None])]
+    return [*found, inner.dense.weight.detach(), inner.weights.detach(), *rows]
+
+
+def same_bits(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(map(torch.equal, one, other))
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_a_compiled_model_trains_bit_for_bit(is_checkpointed: bool) -> None:
+    def make() -> Model:
+        return Model(is_checkpointed=is_checkpointed)
+
+    expected = trained(make(), None, BATCHES)
+    assert same_bits(trained(make(), "aot_eager", BATCHES), expected)
+
+
+def test_tables_on_a_device_train_compiled() -> None:
+    expected = trained(Model(device="emulated"), None, BATCHES[:2])
+    assert same_bits(trained(Model(device="emulated"), "aot_eager", BATCHES[:2]), expected)
+
+
+def test_inductor_compiles_lookups() -> None:
+    found = []
+    for is_compiled in (False, True):
+        bags = EmbeddingBag(4, name="bags", mode="sum", storage="memory")
+        optimizer = Optimizer(bags, torch.optim.Adagrad, lr=0.5)
+        call: Any = torch.compile(bags, fullgraph=True) if is_compiled else bags
+        for ids in BATCHES[:1] * 2:
+            call(ids).relu().sum().backward()
+            optimizer.step()
+        found.append([bags.eval()(BATCHES[0])])
+    assert same_bits(*found)
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("kind", [DirectBatch, device_path._Batch, train_agent._GradientHook])
+def test_batches_that_were_never_made_are_dropped_without_a_message(kind: type[Any]) -> None:
+    del [kind.__new__(kind)][0]
+    gc.collect()
+
+
+def test_models_whose_tables_have_one_name_are_told_apart() -> None:
+    first, second = Model(), Model()
+    both = [first, copy.deepcopy(first), pickle.loads(pickle.dumps(first)), second]
+    compiled = [torch.compile(each, backend="aot_eager", fullgraph=True) for each in both]
+    optimizer = Optimizer(second, torch.optim.SGD, lr=1.0)
+    for call in compiled:
+        call(BATCHES[0])
+    compiled[-1](BATCHES[0]).backward()
+    optimizer.step()
+    assert not torch.equal(compiled[-1](BATCHES[0]), second.eval()(BATCHES[1]))
+    assert [each.users.num_rows()["users"] for each in both] == [0, 0, 0, 3]
+    assert len({each.users.op_name for each in both}) == 4
+
+
+def test_a_compiled_model_can_be_frozen_and_evaluated() -> None:
+    model = Model()
+    optimizer = Optimizer(model, torch.optim.SGD, lr=1.0)
+    call: Any = torch.compile(model.users, backend="aot_eager", fullgraph=True)
+    ids = torch.tensor([1, 7])
+    call(ids).sum().backward()
+    optimizer.step()
+    trained_rows = model.users(ids).detach()
+    model.users.requires_grad_(False)
+    assert not call(ids).requires_grad
+    model.users.requires_grad_(True).eval()
+    assert torch.equal(call(ids), trained_rows)
+    with torch.no_grad():
+        assert torch.equal(call(ids), trained_rows)
+    assert optimizer.container.resources.num_batch_inputs == 0
+
+
+def test_ranks_recompile_for_other_sizes_of_their_batches() -> None:
+    def body(collective: Collective, backend: str | None) -> list[Tensor]:
+        with StepContainer(collective=collective, rendezvous=ThreadRendezvous(2)) as container:
+            model = DistributedModelParallel(Model(), container=container)
+            mine = [batch[collective.rank :] for batch in BATCHES[:3]]
+            return trained(model, backend, mine)
+
+    found = []
+    for backend in (None, "aot_eager"):
+        group = LocalGroup(2, deadline_seconds=60)
+        with ThreadPoolExecutor(2) as threads:
+            futures = [threads.submit(body, group.join(rank), backend) for rank in range(2)]
+            found.append([each.result() for each in futures])
+    for eager, compiled in zip(*found, strict=True):
+        assert same_bits(eager, compiled)
+
+
+class Collection(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        tables = [
+            EmbeddingBagConfig(name="a", embedding_dim=2, feature_names=["x", "y"]),
+            EmbeddingBagConfig(name="b", embedding_dim=4, feature_names=["x"]),
+        ]
+        self.bags = EmbeddingBagCollection(tables, storage="memory", is_weighted=True)
+        self.dense = nn.Linear(8, 1)
+
+    def forward(self, batch: KeyedJaggedTensor) -> Tensor:
+        keyed = self.bags(batch)
+        found: Tensor = self.dense(keyed.values()) * keyed["y"].sum()
+        return found
+
+
+def batch_of(size: int, weights: Tensor) -> KeyedJaggedTensor:
+    lengths = torch.arange(2 * size) % 3
+    count = int(lengths.sum())
+    return KeyedJaggedTensor(["y", "x"], torch.arange(count) % 4, weights[:count], lengths)
+
+
+def test_weights_of_compiled_collections_get_gradients() -> None:
+    found = []
+    for is_compiled in (False, True):
+        torch.manual_seed(0)
+        model = Collection()
+        call: Any = model
+        if is_compiled:
+            call = torch.compile(model, backend="aot_eager", fullgraph=True)
+        optimizer = Optimizer(model, torch.optim.Adagrad, lr=0.5)
+        weights = torch.linspace(0.5, 2, 20).requires_grad_()
+        for size in (3, 5):
+            call(batch_of(size, weights)).sum().backward()
+            optimizer.step()
+        model.eval()
+        assert weights.grad is not None
+        found.append([weights.grad, call(batch_of(4, weights))])
+    assert same_bits(*found)
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_exported_programs_look_up_in_the_tables_of_the_process(is_strict: bool) -> None:
+    model, weights = Collection(), torch.ones(20)
+    optimizer = Optimizer(model, torch.optim.SGD, lr=1.0)
+    any_size = {0: torch.export.Dim.AUTO}
+    program = torch.export.export(
+        model.eval(),
+        (batch_of(3, weights),),
+        dynamic_shapes=([any_size, any_size, any_size],),
+        strict=is_strict,
+    )
+    stored = io.BytesIO()
+    torch.export.save(program, stored)
+    stored.seek(0)
+    call: Any = torch.export.load(stored).module()
+    model.train()
+    model(batch_of(3, weights)).sum().backward()
+    optimizer.step()
+    model.eval()
+    batch = batch_of(5, weights)
+    assert torch.equal(call(batch), model(batch))
+    (op,) = [node for node in program.graph.nodes if "sparring" in str(node.target)]
+    assert model.bags.op_name in op.args
+
+
+def test_a_program_whose_module_is_not_there_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="looks up in 'gone', which no module"):
+        torch.ops.sparring.lookup(torch.arange(2), torch.zeros(1), "gone", 4)

@@ -1,0 +1,269 @@
+"""Clipping, gradient scalers and freezing reach the rows of tables as they reach parameters."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sparring import LocalGroup
+from sparring.adapter import StepContainer
+from sparring.contracts import Collective
+from sparring.errors import NonFiniteGradientError, UnsupportedError
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_torch import (
+    DistributedModelParallel,
+    Embedding,
+    EmbeddingBag,
+    Optimizer,
+    dense_parameters,
+)
+
+IDS = torch.arange(8)
+
+
+class Model(nn.Module):
+    """Two tables and a dense layer, of torch alone or with ours."""
+
+    def __init__(self, users: nn.Module, items: nn.Module) -> None:
+        super().__init__()
+        self.users, self.items = users, items
+        self.dense = nn.Linear(8, 1)
+        nn.init.constant_(self.dense.weight, 0.5)
+        nn.init.constant_(self.dense.bias, 0.25)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found = torch.cat([self.users(ids[:, 0]), self.items(ids)], dim=1)
+        return (self.dense(found).squeeze(1) * (1 + ids[:, 0])).square().mean()
+
+
+def ours(place: dict[str, Any] | None = None, **settings: Any) -> Model:
+    where = place or {"storage": "memory"}
+    return Model(
+        Embedding(4, name="users", **where, **settings),
+        EmbeddingBag(4, name="items", mode="sum", **where),
+    )
+
+
+def of_torch(model: Model) -> Model:
+    """The same model with tables of torch, which have gradients of their own."""
+    users, items = nn.Embedding(8, 4), nn.EmbeddingBag(8, 4, mode="sum")
+    users.weight.data, items.weight.data = rows_of(model)
+    return Model(users, items)
+
+
+def rows_of(model: Model) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        if isinstance(model.users, nn.Embedding):
+            assert isinstance(model.items, nn.EmbeddingBag)
+            return model.users.weight.clone(), model.items.weight.clone()
+        return model.users(IDS), model.items(IDS[:, None])
+
+
+def agree(one: Model, other: Model) -> None:
+    for mine, theirs in zip(rows_of(one), rows_of(other), strict=True):
+        torch.testing.assert_close(mine.cpu(), theirs.cpu(), rtol=1e-5, atol=1e-6)
+
+
+BATCHES = [torch.tensor([[1, 2], [1, 3], [4, 2]]), torch.tensor([[1, 5], [6, 6], [2, 3]])]
+
+
+def clipped_by_torch(model: nn.Module, _: Optimizer) -> Tensor:
+    return torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+
+
+def clipped_by_optimizer(model: nn.Module, optimizer: Optimizer) -> Tensor:
+    return optimizer.clip_grad_norm_(0.5, model.parameters())
+
+
+@pytest.mark.parametrize("clip", [clipped_by_torch, clipped_by_optimizer])
+@pytest.mark.parametrize("native", [torch.optim.SGD, "sgd"])
+def test_rows_and_parameters_are_clipped_by_one_norm(
+    clip: Callable[[nn.Module, Optimizer], Tensor], native: Any, place: Any
+) -> None:
+    if place.name == "emulated" and native != "sgd":
+        pytest.skip("one optimizer tries the device")
+    model = ours(place.table)
+    expected = of_torch(model)
+    sparse = Optimizer(model, native, lr=0.5)
+    dense = torch.optim.SGD(model.parameters(), lr=0.5)
+    theirs = torch.optim.SGD(expected.parameters(), lr=0.5)
+    for number in range(3):
+        batches = BATCHES[: 1 + number % 2]  # the second step has two micro-batches
+        for each in batches:
+            model(each.to(place.device)).backward()
+            expected(each.to(place.device)).backward()
+        norm = clip(model, sparse)
+        their_norm = torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.5)
+        torch.testing.assert_close(norm, their_norm)
+        assert their_norm > 0.5
+        dense.step()  # sees no gradient of rows, and does not forget that they were clipped
+        dense.zero_grad()
+        sparse.step()
+        theirs.step()
+        theirs.zero_grad()
+        assert [each.grad for each in model.parameters()] == [None] * 4
+    agree(model, expected)
+
+
+def test_gradients_that_come_after_clipping_are_not_clipped() -> None:
+    model = ours()
+    expected = of_torch(model)
+    sparse = Optimizer(model, torch.optim.SGD, lr=0.5)
+    for each in (model, expected):
+        each(BATCHES[0]).backward()
+        torch.nn.utils.clip_grad_norm_(each.parameters(), 0.5)
+        each(BATCHES[1]).backward()
+    norms = [torch.nn.utils.get_total_norm(_gradients(each)) for each in (model, expected)]
+    torch.testing.assert_close(*norms)
+    sparse.step()
+    torch.optim.SGD(expected.parameters(), lr=0.5).step()
+    agree(model, expected)
+
+
+def _gradients(model: nn.Module) -> list[Tensor]:
+    return [each.grad for each in model.parameters() if each.grad is not None]
+
+
+def test_gradients_are_dropped_as_those_of_parameters() -> None:
+    model = ours()
+    sparse = Optimizer(model, torch.optim.SGD, lr=0.5)
+    model(BATCHES[0]).backward()
+    assert len(_gradients(model)) == 4
+    model.zero_grad()
+    assert _gradients(model) == []
+    sparse.step()
+    assert sparse.container.num_rows("users") == 0
+    model(BATCHES[0]).backward()
+    clipped_by_torch(model, sparse)
+    sparse.zero_grad()
+    assert len(_gradients(model)) == 2
+    sparse.step()
+    assert sparse.container.num_rows("users") == 0
+
+
+def test_other_ways_of_clipping_are_refused() -> None:
+    model = ours()
+    Optimizer(model, torch.optim.SGD, lr=0.5)
+    model(BATCHES[0]).backward()
+    with pytest.raises(UnsupportedError, match="clip_grad_value_ clips elements"):
+        torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
+    with pytest.raises(UnsupportedError, match="norm_type=inf"):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, norm_type=float("inf"))
+
+
+def test_a_table_of_two_modules_counts_once() -> None:
+    first = Embedding(2, name="shared", storage="memory")
+    second = Embedding(2, name="shared", storage="memory")
+    both = nn.ModuleList([first, second])
+    optimizer = Optimizer(both, torch.optim.SGD, lr=1.0)
+    (first(IDS[:1]) + second(IDS[:1])).sum().backward()
+    assert optimizer.clip_grad_norm_(1.0).item() == pytest.approx(8**0.5)
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+@pytest.mark.parametrize("native", [torch.optim.Adagrad, "rowwise_adagrad"])
+def test_gradient_scalers_take_the_steps_that_are_finite(native: Any, unscales: bool) -> None:
+    model, plain = ours(), ours()
+    plain.dense.load_state_dict(model.dense.state_dict())
+    sparse = Optimizer(model, native, lr=0.5)
+    dense = torch.optim.SGD(model.parameters(), lr=0.5)
+    plain_sparse = Optimizer(plain, native, lr=0.5)
+    plain_dense = torch.optim.SGD(plain.parameters(), lr=0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for number in range(3):
+        loss = model(BATCHES[number % 2])
+        scaler.scale(loss * float("inf") if number == 1 else loss).backward()
+        if unscales:
+            scaler.unscale_(dense)
+            scaler.unscale_(sparse)
+        scaler.step(dense)
+        scaler.step(sparse)
+        scaler.update()
+        dense.zero_grad()
+        if number != 1:
+            plain(BATCHES[number % 2]).backward()
+            plain_sparse.step()
+            plain_dense.step()
+            plain_dense.zero_grad()
+    assert scaler.get_scale() == 512.0
+    for mine, theirs in zip(rows_of(model), rows_of(plain), strict=True):
+        assert torch.equal(mine, theirs)  # a power of two scales without rounding
+
+
+def test_a_gradient_without_a_norm_is_refused_as_without_clipping() -> None:
+    model = ours()
+    sparse = Optimizer(model, torch.optim.SGD, lr=0.5)
+    (model(BATCHES[0]) * float("nan")).backward()
+    assert clipped_by_torch(model, sparse).isnan()
+    with pytest.raises(NonFiniteGradientError):
+        sparse.step()
+
+
+def test_frozen_modules_are_not_trained() -> None:
+    model = ours()
+    sparse = Optimizer(model, torch.optim.SGD, lr=0.5)
+    model(BATCHES[0]).backward()
+    sparse.step()
+    users, items = rows_of(model)
+    model.users.requires_grad_(False)
+    assert not model.users(IDS).requires_grad
+    loss = model(BATCHES[0])
+    assert sparse.container.resources.num_batch_inputs == 1
+    loss.backward()
+    sparse.step()
+    assert torch.equal(rows_of(model)[0], users)
+    assert not torch.equal(rows_of(model)[1], items)
+    model.requires_grad_(True)
+    model(BATCHES[0]).backward()
+    sparse.step()
+    assert not torch.equal(rows_of(model)[0], users)
+
+
+def test_anchors_are_in_no_state_and_count_nothing() -> None:
+    model = ours()
+    assert set(model.state_dict()) == {"dense.weight", "dense.bias"}
+    model.load_state_dict(model.state_dict())
+    assert [name for name, _ in dense_parameters(model)] == ["dense.weight", "dense.bias"]
+    names = ["users.anchor", "items.anchor", "dense.weight", "dense.bias"]
+    assert [name for name, _ in model.named_parameters()] == names
+    assert sum(each.numel() for each in model.parameters()) == 9
+    Optimizer(model, torch.optim.SGD, lr=0.5)
+    model(BATCHES[0]).backward()
+    anchor: Any = model.users.anchor.requires_grad_(False)
+    for each in (copy.deepcopy(anchor), pickle.loads(pickle.dumps(anchor))):
+        assert (type(each), each.requires_grad, each.grad) == (type(anchor), False, None)
+
+
+@pytest.mark.parametrize("placement", ["sharded", "replicated"])
+def test_the_norm_is_over_all_ranks(placement: str) -> None:
+    def trained(collective: Collective | None, batches: list[Tensor]) -> Any:
+        rank = 0 if collective is None else collective.rank
+        rendezvous = None if collective is None else ThreadRendezvous(2)
+        with StepContainer(collective=collective, rendezvous=rendezvous) as container:
+            model = ours(placement=placement)
+            wrapped = DistributedModelParallel(model, container=container)
+            sparse = Optimizer(wrapped, torch.optim.SGD, lr=0.5)
+            dense = torch.optim.SGD(wrapped.parameters(), lr=0.5)
+            norms = []
+            for _ in range(2):
+                wrapped(batches[rank]).backward()
+                norms.append(torch.nn.utils.clip_grad_norm_(wrapped.parameters(), 0.5))
+                for each in (dense, sparse):
+                    each.step()
+                    each.zero_grad()
+            return torch.stack(norms), *rows_of(model)
+
+    expected = trained(None, [torch.cat(BATCHES)])
+    group = LocalGroup(2, deadline_seconds=20)
+    with ThreadPoolExecutor(2) as threads:
+        futures = [threads.submit(trained, group.join(rank), BATCHES) for rank in range(2)]
+        found = [each.result() for each in futures]
+    for each in found:
+        torch.testing.assert_close(each, expected)
