@@ -112,24 +112,25 @@ class EmbeddingBagCollection(TableModule):
         return KeyedTensor._trusted(self._names, self._dims, values)
 
     def _eager(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        is_training = self.is_training
         try:
             places = self._router.places(features)
         except Exception as error:
-            self.agent.refuse(error, is_training=self.is_training)
-        path = self.agent.path_for(features.values(), is_training=self.is_training)
+            self.agent.refuse(error, is_training=is_training)
+        path = self.agent.path_for(features.values(), is_training=is_training)
         if path is not None:
             with memory_errors(path.device):
-                with self.agent.refusing(path, is_training=self.is_training):
+                with self.agent.refusing(path, is_training=is_training):
                     weights = features.weights() if self._is_weighted else None
                     groups = bag_groups(self.agent.features, features, places, weights)
-                outputs = self.agent.pool_on(path, groups, is_training=self.is_training)
+                outputs = self.agent.pool_on(path, groups, is_training=is_training)
                 parts = parts_of_features(groups, outputs, [features.stride()] * len(places))
                 return KeyedTensor._trusted(self._names, self._dims, torch.cat(parts, dim=1))
         try:
             bags = self.wanted(features)
         except Exception as error:
-            self.agent.refuse(error, is_training=self.is_training)
-        values = self.agent.pool(bags, is_training=self.is_training)
+            self.agent.refuse(error, is_training=is_training)
+        values = self.agent.pool(bags, is_training=is_training)
         if features.device().type != "cpu":
             values = values.to(features.device())
         return KeyedTensor._trusted(self._names, self._dims, values)
