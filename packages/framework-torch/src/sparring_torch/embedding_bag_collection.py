@@ -36,7 +36,7 @@ class EmbeddingBagCollection(TableModule):
     ``viewed`` and ``bought``, a batch of b examples becomes ``(b, 4 + 8 + 8)``, in which
     ``keyed["viewed"]`` is ``(b, 8)``. The two features share the rows of ``items``.
 
-    It has no parameters: rows live in storages and are trained by `sparring_torch.Optimizer`.
+    Rows are no parameters: they live in storages and are trained by `sparring_torch.Optimizer`.
     While `training` is off, or under `torch.no_grad`, it reads only; an id that was never
     trained reads as its initial value and earns no row.
 
