@@ -73,11 +73,16 @@ TEST_MODULES = {"backend-hkv": ("SPARRING_HKV_EMULATED",)}
 FIND_NVCC = PACKAGES / "backend-hkv/find_nvcc.py"
 CUDA_RELEASES = ("13.0", "13.5")
 GPU_OPTION = "SPARRING_HKV_CUDA"
+# Tests compile GPU code for one architecture, a third less work; `build` and `cuda_releases` do for all.
+TEST_ARCHITECTURE = "90"
 # Set to anything, tests do without it.
 WITHOUT_NVCC = "SPARRING_WITHOUT_NVCC"
 
 # Programs that tests start, and the package of Debian and Ubuntu that brings each.
 TEST_PROGRAMS = {"openssl": "openssl", "redis-server": "redis-server", "fiu-run": "fiu-utils"}
+
+# Lightning, for tests of the PyTorch adapter: 8 MB, without the HTTP client that it asks for.
+LIGHTNING = ("lightning==2.6.6", "lightning-utilities", "torchmetrics", "pyyaml", "tqdm")
 
 # The peers that benchmarks compare with, in the only versions that go with this torch.
 TORCH_PEERS = ("fbgemm-gpu-cpu==1.8.0", "torchrec==1.8.0")
@@ -238,6 +243,7 @@ def tests_long(session: nox.Session) -> None:
 def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
     """Runs all tests but TensorFlow's, or those chosen after ``--``. Returns the folder of the wheels."""
     session.install(TORCH, "pytest-xdist", silent=True)
+    session.install("--no-deps", *LIGHTNING, silent=True)
     family = system_packages(session, *FAMILY)
     packages = (*family, "_template")
     wheels = Path(session.virtualenv.location) / "wheels"
@@ -245,7 +251,10 @@ def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
     if not session.posargs:
         options |= set(CXX_TESTS.values())
     nvcc = find_nvcc(session)
-    build_wheels(session, wheels, *packages, extras=TEST_EXTRAS, options=options, nvcc=nvcc)
+    build_wheels(
+        session, wheels, *packages, extras=TEST_EXTRAS, options=options, nvcc=nvcc,
+        architecture=TEST_ARCHITECTURE,
+    )  # fmt: skip
     install_made(session, wheels, *packages, extras=TEST_EXTRAS)
     install_programs(session)
     if session.posargs:
@@ -347,11 +356,12 @@ def build_wheels(
     extras: Mapping[str, str] = MappingProxyType({}),
     options: Collection[str] = (),
     nvcc: str | None = None,
+    architecture: str | None = None,
 ) -> None:
     """Builds wheels of core and the packages named. Installs core's, for the others need its header.
 
     C++ tests and modules for tests, if `options` ask for them, are built with what the wheels hold,
-    so that nothing is compiled twice.
+    so that nothing is compiled twice. GPU code is for all architectures unless one is named.
     """
     settings = {
         package: [
@@ -361,6 +371,9 @@ def build_wheels(
         for package in CXX_TESTS
     }
     settings["backend-hkv"].append(gpu_setting(nvcc))
+    if architecture is not None:
+        chosen = f"--config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES={architecture}"
+        settings["backend-hkv"].append(chosen)
     install_build_tools(session)
     shutil.rmtree(folder, ignore_errors=True)
     make_wheel(session, "core", folder, *settings["core"])

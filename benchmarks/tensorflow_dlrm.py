@@ -63,12 +63,14 @@ def _ours(integers: Any, ids: Any, labels: Any, rounds: int) -> float:
     import keras
     import tensorflow as tf
 
-    from sparring.contracts import TableConfig
-    from sparring_tf.models import Dlrm
-    from sparring_tf.optimizer import Optimizer
+    from sparring_tf import DLRM, EmbeddingCollection, FeatureConfig, Optimizer, TableConfig
 
-    tables = [TableConfig(f"cat_{place}", DIM) for place in range(FEATURES)]
-    model = Dlrm(tables, bottom_mlp=[HIDDEN], top_mlp=[HIDDEN])
+    names = [f"cat_{place}" for place in range(FEATURES)]
+    tables = [TableConfig(name=name, embedding_dim=DIM, combiner="sum") for name in names]
+    collection = EmbeddingCollection(
+        {table.name: FeatureConfig(name=table.name, table=table) for table in tables}
+    )
+    model = DLRM(collection, integers[0].shape[1], [HIDDEN, DIM], [HIDDEN, 1])
     optimizer = Optimizer(model, "adagrad", learning_rate=RATE, dense=keras.optimizers.Adam())
     batches = [tuple(map(tf.constant, each)) for each in zip(integers, ids, labels, strict=True)]
     model(batches[0][:2])
@@ -78,7 +80,7 @@ def _ours(integers: Any, ids: Any, labels: Any, rounds: int) -> float:
     @tf.function
     def step(integers: Any, ids: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
-            logits = model((integers, ids), training=True)
+            logits = tf.squeeze(model((integers, ids), training=True), 1)
             loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits))
         optimizer.apply(tape.gradient(loss, variables), variables)
         return loss

@@ -24,6 +24,7 @@ from sparring.collective import coordinator
 from sparring.errors import InvalidArgumentError, SnapshotError, UnsupportedError
 from sparring_testing.thread_rendezvous import ThreadRendezvous
 from sparring_tf import saved_rows
+from sparring_tf.early_stopping import EarlyStopping
 from sparring_tf.embedding import Embedding
 from sparring_tf.model_files import save_model
 from sparring_tf.optimizer import Optimizer
@@ -56,13 +57,43 @@ def model_in(container: StepContainer, **options: Any) -> Any:
     layer = Embedding(4, name="rows", container=container, storage="memory", **options)
     model = keras.Sequential([keras.Input((), dtype="int64"), layer])
     model.compile(optimizer=Optimizer(model, keras.optimizers.Adagrad(0.5)), loss="mse")
-    rank, world_size = container.collective.rank, container.collective.world_size
-    mine = tf.constant(IDS[rank::world_size])
+    step(model, container)
+    return model
+
+
+def step(model: Any, container: StepContainer) -> None:
+    world_size = container.collective.world_size
     with tf.GradientTape() as tape:
+        mine = tf.constant(IDS[container.collective.rank :: world_size])
         loss = tf.reduce_sum(model(mine) ** 2) * world_size
     variables = model.trainable_variables
     model.optimizer.apply(tape.gradient(loss, variables), variables)
-    return model
+
+
+@pytest.mark.parametrize("bests", [(0, 0), (0, 1)])
+def test_ranks_bring_back_the_rows_of_the_best_epoch_or_all_refuse(bests: tuple[int, int]) -> None:
+    def body(container: StepContainer) -> Any:
+        model = model_in(container)
+        stopping = EarlyStopping(restore_best_weights=True, most_bytes=10_000)
+        stopping.set_model(model)
+        stopping.on_train_begin()
+        found = []
+        for epoch in range(2):
+            loss = float(epoch != bests[container.collective.rank])
+            stopping.on_epoch_end(epoch, {"val_loss": loss})
+            found.append(rows_of(container))
+            step(model, container)
+        try:
+            stopping.on_train_end()
+        except InvalidArgumentError as error:
+            return str(error)
+        return found[0], rows_of(container), container.num_rows("rows")
+
+    results = on_ranks(2, body)
+    if bests == (0, 0):
+        assert all(expected == found and count for expected, found, count in results)
+    else:
+        assert all("different epochs best" in each for each in results)
 
 
 def rows_of(container: StepContainer) -> dict[int, bytes]:

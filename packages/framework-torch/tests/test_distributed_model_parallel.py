@@ -25,6 +25,7 @@ from sparring_torch.distributed_model_parallel import DistributedModelParallel
 from sparring_torch.embedding import Embedding
 from sparring_torch.optimizer import Optimizer
 from sparring_torch.row_gradients import dense_parameters
+from sparring_torch.rows_in_state import without_rows
 
 PYTHON = Path(sys.executable)
 MPIEXEC = str(PYTHON.parent / "mpiexec") if (PYTHON.parent / "mpiexec").exists() else ""
@@ -105,7 +106,8 @@ rows = {
     }
     for name in container.tables
 }
-state = {name: value.tolist() for name, value in model.state_dict().items()}
+with st.without_rows():
+    state = {name: value.tolist() for name, value in model.state_dict().items()}
 with open(f"result-{rank}.json", "w") as file:
     json.dump({"rows": rows, "state": state}, file)
 container.close()
@@ -217,7 +219,8 @@ def test_ranks_begin_with_what_rank_0_has_and_average_gradients() -> None:
             nn.init.constant_(model.dense.weight, rank + 1.0)
             model.mark.fill_(rank + 7.0)
             wrapped = DistributedModelParallel(model, container=container)
-            state = {name: value.clone() for name, value in wrapped.state_dict().items()}
+            with without_rows():
+                state = {name: value.clone() for name, value in wrapped.state_dict().items()}
             wrapped(torch.arange(3 * (rank + 1))).backward()
             return state, [each.grad for _, each in dense_parameters(model)]
 

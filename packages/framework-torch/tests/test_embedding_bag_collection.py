@@ -9,6 +9,7 @@ from torch import Tensor
 from sparring import open_storage
 from sparring.adapter import StorageChoice
 from sparring.contracts import TableConfig
+from sparring.contracts.admission import Frequency
 from sparring.errors import InvalidArgumentError, PluginError
 from sparring.kernels.functions import initial_rows
 from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
@@ -184,6 +185,14 @@ def test_an_open_storage_must_have_room_for_the_state() -> None:
     assert with_state.size == 1
 
 
+def test_a_config_keeps_the_settings_of_a_table() -> None:
+    table = TableConfig(
+        "users", 4, "float64", "zeros", seed=3, placement="replicated", admission=Frequency(3)
+    )
+    collection = EmbeddingBagCollection([EmbeddingBagConfig.of(table)], storage="memory")
+    assert [each.table for each in collection.agent.declarations] == [table]
+
+
 def test_num_embeddings_bounds_the_storage(place: Any) -> None:
     config = EmbeddingBagConfig(name="users", embedding_dim=2, num_embeddings=5)
     ebc = EmbeddingBagCollection(tables=[config], **place.table)
@@ -194,3 +203,54 @@ def test_num_embeddings_bounds_the_storage(place: Any) -> None:
 def test_an_unknown_backend_is_refused_by_the_constructor() -> None:
     with pytest.raises(PluginError, match=r"'memry' is unknown; did you mean 'memory'\?"):
         EmbeddingBagCollection(tables=[USERS], storage="memry")
+
+
+def test_bags_that_examples_share_are_looked_up_once(place: Any) -> None:
+    tables = [
+        EmbeddingBagConfig(name="users", embedding_dim=2, feature_names=["user"]),
+        EmbeddingBagConfig(name="items", embedding_dim=3, feature_names=["viewed", "bought"]),
+    ]
+    collection = EmbeddingBagCollection(tables, **place.table)
+    optimizer = Optimizer(collection, torch.optim.SGD, lr=0.5)
+    which = torch.tensor([[0, 1, 0, 0], [0, 1, 2, 3], [3, 2, 1, 0]])
+    keys = ["viewed", "user", "bought"]
+    ids = torch.tensor([7, 8, 5, 6, 6, 9, 9, 7])
+    shared = KeyedJaggedTensor(
+        keys,
+        ids,
+        lengths=torch.tensor([2, 1, 1, 1, 1, 0, 0, 1, 0, 1]),
+        stride_per_key_per_rank=[[2], [4], [4]],
+        inverse_indices=(keys, which),
+    )
+    parts = [shared[key].to_dense() for key in keys]
+    rows = [[part[bag] for bag in own] for part, own in zip(parts, which.tolist(), strict=True)]
+    spread = [bag for row in rows for bag in row]
+    plain = KeyedJaggedTensor(
+        keys, torch.cat(spread), lengths=torch.tensor([len(bag) for bag in spread])
+    )
+    found, wanted = collection(shared), collection(plain)
+    assert found.keys() == ["user", "viewed", "bought"]
+    assert place.agree(found.values(), wanted.values())
+    scale = torch.arange(found.values().numel()).view_as(found.values()).float()
+    (found.values() * scale).sum().backward()
+    optimizer.step()
+    stepped = collection(plain).values().detach().clone()
+
+    other = EmbeddingBagCollection(tables, **place.table)
+    twin = Optimizer(other, torch.optim.SGD, lr=0.5)
+    (other(plain).values() * scale).sum().backward()
+    twin.step()
+    assert torch.allclose(stepped, other(plain).values(), atol=1e-6)
+
+
+def test_shared_bags_need_inverse_indices(place: Any) -> None:
+    table = EmbeddingBagConfig(name="users", embedding_dim=2, feature_names=["user", "friend"])
+    collection = EmbeddingBagCollection([table], **place.table)
+    batch = KeyedJaggedTensor(
+        ["user", "friend"],
+        torch.tensor([1, 2, 3]),
+        lengths=torch.tensor([1, 1, 1]),
+        stride_per_key_per_rank=[[1], [2]],
+    )
+    with pytest.raises(InvalidArgumentError, match="give inverse_indices="):
+        collection(batch)

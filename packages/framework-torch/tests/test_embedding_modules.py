@@ -43,6 +43,20 @@ def test_a_collection_gives_one_embedding_for_each_id(place: Any) -> None:
     assert out["viewed"].to_padded_dense().shape == (2, 2, DIM)
 
 
+def test_a_collection_takes_features_that_differ_in_their_number_of_bags(place: Any) -> None:
+    tables = [EmbeddingConfig(name=name, embedding_dim=DIM) for name in ("users", "items")]
+    ec = EmbeddingCollection(tables=tables, **place.table)
+    out = ec(
+        KeyedJaggedTensor(
+            ["items", "users"], [7, 8, 5], lengths=[2, 0, 1], stride_per_key_per_rank=[[2], [1]]
+        )
+    )
+    assert out["items"].lengths().tolist() == [2, 0]
+    assert out["users"].lengths().tolist() == [1]
+    torch.testing.assert_close(out["items"].values(), initial("items", [7, 8]))
+    torch.testing.assert_close(out["users"].values(), initial("users", [5]))
+
+
 def test_a_collection_trains_its_rows(place: Any) -> None:
     ec = EmbeddingCollection(
         tables=[EmbeddingConfig(name="items", embedding_dim=DIM)], **place.table

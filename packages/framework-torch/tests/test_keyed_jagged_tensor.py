@@ -138,3 +138,56 @@ def test_values_of_wrong_rank_and_repeated_names_are_refused() -> None:
         KeyedJaggedTensor.from_jt_dict(
             {"a": JaggedTensor([1], lengths=[1]), "b": JaggedTensor([1], lengths=[1, 0])}
         )
+
+
+def shared_bags(**more: object) -> KeyedJaggedTensor:
+    """Two users, of whom the first has three of the four examples."""
+    return KeyedJaggedTensor(
+        FEATURES,
+        torch.tensor([11, 12, 21, 101, 102, 201]),
+        lengths=[2, 1, 1, 0, 2, 0],
+        stride_per_key_per_rank=[[2], [4]],
+        **more,  # type: ignore[arg-type]
+    )
+
+
+INVERSE = (FEATURES, torch.tensor([[0, 0, 1, 0], [0, 1, 2, 3]]))
+
+
+def test_features_may_differ_in_their_number_of_bags() -> None:
+    kjt = shared_bags(inverse_indices=INVERSE)
+    assert kjt.variable_stride_per_key()
+    assert kjt.stride() == 4
+    assert kjt.stride_per_key() == [2, 4]
+    assert kjt.stride_per_key_per_rank() == [[2], [4]]
+    assert kjt.lengths_offset_per_key() == [0, 2, 6]
+    assert kjt.length_per_key() == [3, 3]
+    for each in (kjt, kjt.to("cpu"), KeyedJaggedTensor.concat(kjt.split([1, 1]))):
+        assert bags(each["user_features"]) == [[11, 12], [21]]
+        assert bags(each["item_features"]) == [[101], [], [102, 201], []]
+        assert each.inverse_indices()[1].tolist() == INVERSE[1].tolist()
+    swapped = kjt.permute([1, 0])
+    assert swapped.stride_per_key() == [4, 2]
+    assert swapped.inverse_indices()[1].tolist() == INVERSE[1].flip(0).tolist()
+    assert bags(swapped["user_features"]) == [[11, 12], [21]]
+
+
+def test_even_features_are_an_ordinary_batch() -> None:
+    kjt = example(stride_per_key_per_rank=torch.tensor([[2], [2]]))
+    assert not kjt.variable_stride_per_key()
+    assert kjt.stride() == 2
+    assert kjt.evened() is kjt
+    assert bags(shared_bags().evened()["user_features"]) == [[11, 12], [21], [], []]
+
+
+def test_wrong_strides_and_inverse_indices_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"one list for each of 2 features.*\[2, 1\]"):
+        example(stride_per_key_per_rank=[[2], [1]])
+    with pytest.raises(InvalidArgumentError, match="for all features"):
+        shared_bags(inverse_indices=(FEATURES[:1], torch.zeros(1, 4, dtype=torch.int64)))
+    with pytest.raises(InvalidArgumentError, match="give inverse_indices="):
+        shared_bags().inverse_indices()
+    first, _ = shared_bags(inverse_indices=INVERSE).split([1, 1])
+    _, second = shared_bags().split([1, 1])
+    with pytest.raises(InvalidArgumentError, match="inverse_indices on 1 of 2"):
+        KeyedJaggedTensor.concat([first, second])

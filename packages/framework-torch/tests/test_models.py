@@ -1,16 +1,73 @@
-"""The models of `sparring train`: their tables are what the configuration says."""
+"""The models: shapes, losses, and TorchRec's results where TorchRec is installed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 import torch
+from torch import Tensor, nn
 
 from sparring.adapter import StepContainer
 from sparring.contracts import TableConfig
+from sparring.errors import InvalidArgumentError
+from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
-from sparring_torch.models import Dlrm, MatrixFactorization
+from sparring_torch.models import (
+    DLRM,
+    Batch,
+    DeepFM,
+    DLRMTrain,
+    MatrixFactorization,
+    TwoTower,
+    TwoTowerTrainTask,
+)
+from sparring_torch.optimizer import Optimizer
+from sparring_torch.row_gradients import dense_parameters
+from sparring_torch.table_configs import EmbeddingBagConfig
+
+KEYS = ["f1", "f3", "f2"]
+VALUES = torch.tensor([1, 2, 4, 5, 4, 3, 2, 9, 1, 1])
+LENGTHS = torch.tensor([2, 1, 0, 3, 1, 3])
+NUMBERS = torch.tensor([[0.5, -1.0, 2.0], [1.5, 0.0, -0.5]])
 
 
-def test_models_keep_the_settings_of_their_tables() -> None:
+def collection(dims: tuple[int, int] = (4, 4), **settings: Any) -> EmbeddingBagCollection:
+    tables = [
+        EmbeddingBagConfig(
+            name="t1", embedding_dim=dims[0], feature_names=["f1", "f3"], initializer="xavier"
+        ),
+        EmbeddingBagConfig(
+            name="t2", embedding_dim=dims[1], feature_names=["f2"], initializer="xavier"
+        ),
+    ]
+    return EmbeddingBagCollection(tables, storage="memory", **settings)
+
+
+def features() -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(KEYS, VALUES, lengths=LENGTHS)
+
+
+def two_features() -> EmbeddingBagCollection:
+    tables = [
+        EmbeddingBagConfig(name=name, embedding_dim=4, initializer="xavier")
+        for name in ("query", "candidate")
+    ]
+    return EmbeddingBagCollection(tables, storage="memory")
+
+
+def pairs(count: int = 8) -> Batch:
+    ids = torch.arange(count)
+    kjt = KeyedJaggedTensor(
+        ["query", "candidate"],
+        torch.cat([ids, 3 * ids]),
+        lengths=torch.ones(2 * count, dtype=torch.int64),
+    )
+    return Batch(torch.zeros(count, 0), kjt, (ids % 2).float())
+
+
+def test_matrix_factorization_keeps_the_settings_of_its_tables() -> None:
     tables = [
         TableConfig(name, 4, seed=3, placement="replicated", initializer="zeros")
         for name in ("user", "item")
@@ -18,34 +75,108 @@ def test_models_keep_the_settings_of_their_tables() -> None:
     with StepContainer() as container:
         MatrixFactorization(*tables, mean=0.0, storage="memory", container=container)
         assert list(container.tables.values()) == tables
-    with StepContainer() as container:
-        Dlrm(
-            tables,
-            num_integers=2,
-            bottom_mlp=[4],
-            top_mlp=[4],
-            storage="memory",
-            container=container,
-        )
-        assert list(container.tables.values()) == tables
 
 
 def test_dlrm_reads_all_dot_products_of_pairs() -> None:
-    tables = [
-        TableConfig(name, 2, initializer={"kind": "constant", "value": 1.0})
-        for name in ("one", "two")
+    model = DLRM(collection(), 3, [4], [5, 1]).eval()
+    seen: list[Tensor] = []
+    model.over_arch.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    assert model(NUMBERS, features()).shape == (2, 1)
+    dense = model.dense_arch(NUMBERS)
+    vectors = [dense, *model.sparse_arch(features()).unbind(1)]
+    wanted = [(vectors[i] * vectors[j]).sum(1) for i in range(4) for j in range(i + 1, 4)]
+    assert torch.allclose(seen[0], torch.cat([dense, torch.stack(wanted, 1)], 1))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DLRM(collection((4, 2)), 3, [4], [1]), r"one embedding_dim, found \[2, 4\]"),
+        (lambda: DLRM(collection(), 3, [8], [1]), r"must end in 4, .* found \[8\]"),
+        (lambda: DeepFM(3, collection((4, 2)), 5, 2), "DeepFM takes products"),
+        (lambda: TwoTower(collection(), [4]), "two tables of one feature each"),
+    ],
+)
+def test_a_model_that_does_not_fit_its_tables_is_refused(
+    make: Callable[[], nn.Module], message: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("kind", ["dlrm", "two_tower"])
+def test_a_model_with_its_loss_learns(kind: str) -> None:
+    torch.manual_seed(1)
+    model: nn.Module
+    if kind == "dlrm":
+        model = DLRMTrain(DLRM(collection(), 3, [4], [8, 1]))
+        batch = Batch(NUMBERS, features(), torch.tensor([0.0, 1.0]))
+    else:
+        model = TwoTowerTrainTask(TwoTower(two_features(), [8, 8]))
+        batch = pairs()
+    optimizers = [
+        Optimizer(model, torch.optim.Adagrad, lr=0.5),
+        torch.optim.Adam(model.parameters(), lr=0.02),
     ]
-    with StepContainer() as container:
-        model = Dlrm(
-            tables, num_integers=1, bottom_mlp=[], top_mlp=[], storage="memory", container=container
+    losses = []
+    for _ in range(40):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss, (detached, logits, labels) = model(batch)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        assert not detached.requires_grad
+        assert logits.shape == labels.shape == batch.labels.shape
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_empty_batches_have_empty_results() -> None:
+    empty = KeyedJaggedTensor(KEYS, VALUES[:0], lengths=LENGTHS[:0])
+    for model in (DLRM(collection(), 3, [4], [1]), DeepFM(3, collection(), 5, 2)):
+        assert model.eval()(NUMBERS[:0], empty).shape == (0, 1)
+
+
+@pytest.mark.parametrize("kind", ["dlrm", "deepfm"])
+def test_results_are_torchrecs(kind: str) -> None:
+    torchrec = pytest.importorskip("torchrec", reason="TorchRec is a peer of benchmarks only")
+    tables = [
+        torchrec.EmbeddingBagConfig(
+            name=name, embedding_dim=4, num_embeddings=10, feature_names=names
         )
-        seen: list[torch.Tensor] = []
-        model.top.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
-        ids = KeyedJaggedTensor(
-            ["one", "two"], torch.tensor([5, 6]), lengths=torch.ones(2, dtype=torch.int64)
-        )
-        model.eval()
-        bottom = model.bottom(torch.ones(1, 1))[0].detach()
-        model(torch.ones(1, 1), ids)
-    both = bottom.sum()
-    assert torch.allclose(seen[0][0], torch.stack([*bottom, both, both, torch.tensor(2.0)]))
+        for name, names in (("t1", ["f1", "f3"]), ("t2", ["f2"]))
+    ]
+    theirs_bags = torchrec.EmbeddingBagCollection(tables=tables)
+    ours, theirs = _models(kind, torchrec, collection(), theirs_bags)
+    every_id = KeyedJaggedTensor(
+        KEYS,
+        torch.arange(10).repeat(3),
+        lengths=torch.ones(30, dtype=torch.int64),
+    )
+    rows = ours.eval().sparse_arch.embedding_bag_collection(every_id)
+    with torch.no_grad():
+        for name, key in (("t1", "f1"), ("t2", "f2")):
+            theirs_bags.embedding_bags[name].weight.copy_(rows[key])
+        dense = [each for name, each in theirs.named_parameters() if "sparse_arch" not in name]
+        for mine, other in zip([each for _, each in dense_parameters(ours)], dense, strict=True):
+            other.copy_(mine)
+        wanted = theirs(NUMBERS, torchrec.KeyedJaggedTensor(KEYS, VALUES, lengths=LENGTHS))
+        assert torch.allclose(ours(NUMBERS, features()), wanted, atol=1e-6)
+
+
+def _models(kind: str, torchrec: Any, bags: Any, theirs: Any) -> tuple[Any, Any]:
+    from torchrec.models import deepfm, dlrm
+
+    if kind == "dlrm":
+        settings = {
+            "dense_in_features": 3,
+            "dense_arch_layer_sizes": [6, 4],
+            "over_arch_layer_sizes": [5, 1],
+        }
+        return DLRM(bags, **settings), dlrm.DLRM(theirs, **settings)
+    settings = {"num_dense_features": 3, "hidden_layer_size": 6, "deep_fm_dimension": 5}
+    return (
+        DeepFM(embedding_bag_collection=bags, **settings),
+        deepfm.SimpleDeepFMNN(embedding_bag_collection=theirs, **settings),
+    )

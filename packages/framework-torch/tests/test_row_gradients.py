@@ -18,6 +18,7 @@ from sparring.contracts import Collective
 from sparring.errors import NonFiniteGradientError, UnsupportedError
 from sparring_testing.thread_rendezvous import ThreadRendezvous
 from sparring_torch import (
+    CombinedOptimizer,
     DistributedModelParallel,
     Embedding,
     EmbeddingBag,
@@ -165,6 +166,22 @@ def test_a_table_of_two_modules_counts_once() -> None:
     optimizer = Optimizer(both, torch.optim.SGD, lr=1.0)
     (first(IDS[:1]) + second(IDS[:1])).sum().backward()
     assert optimizer.clip_grad_norm_(1.0).item() == pytest.approx(8**0.5)
+
+
+def test_a_combined_optimizer_has_each_gradient_once() -> None:
+    model, plain = ours(), ours()
+    optimizer = CombinedOptimizer(
+        [
+            Optimizer(model, torch.optim.SGD, lr=0.5),
+            torch.optim.SGD(model.parameters(), lr=0.5),
+        ]
+    )
+    Optimizer(plain, torch.optim.SGD, lr=0.5)
+    for each in (model, plain):
+        each(BATCHES[0]).backward()
+    expected = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    assert torch.nn.utils.clip_grad_norm_(parameters, 0.5) == expected
 
 
 @pytest.mark.parametrize("unscales", [False, True])

@@ -61,9 +61,22 @@ def test_weights_and_ids_that_do_not_fit_are_refused() -> None:
         Embedding.from_pretrained(torch.ones(3))
     with pytest.raises(InvalidArgumentError, match="one for each of 6 embeddings"):
         Embedding.from_pretrained(WEIGHTS, [1, 2])
-    module = Embedding.from_pretrained(WEIGHTS, [1, 2, 3, 4, 5, 1], storage="memory")
-    with pytest.raises(InvalidArgumentError, match="key 1 is given 2 times"):
-        module(torch.tensor([1]))
+    with pytest.raises(InvalidArgumentError, match="an id is there twice"):
+        Embedding.from_pretrained(WEIGHTS, [1, 2, 3, 4, 5, 1], storage="memory")
+
+
+def test_a_table_on_a_device_begins_with_weights(place: Any) -> None:
+    module = Embedding.from_pretrained(WEIGHTS, **place.table)
+    Optimizer(module, "adagrad", lr=0.1)
+    assert torch.equal(module(torch.tensor([5, 0])), WEIGHTS[[5, 0]].to(place.device))
+    assert torch.equal(module.embeddings_of([5, 0]).cpu(), WEIGHTS[[5, 0]].cpu())
+
+
+def test_rows_wait_for_the_state_of_the_optimizer() -> None:
+    module = Embedding.from_pretrained(WEIGHTS, name="item", storage="memory")
+    optimizer = Optimizer(module, torch.optim.Adagrad, lr=0.1, initial_accumulator_value=0.25)
+    (chunk,) = optimizer.container.storage("item").scan()
+    assert chunk.rows[:, 2:].tolist() == [[0.25, 0.25]] * 6
 
 
 def test_rows_go_to_their_ranks_when_the_model_joins_them() -> None:

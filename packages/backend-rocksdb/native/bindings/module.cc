@@ -141,5 +141,11 @@ PYBIND11_MODULE(_native, module) {
              const py::gil_scoped_release without_gil;
              shared->checkpoint(folder);
            })
+      .def("purge",
+           [](const OpenDatabase& self, const std::string& table) {
+             const std::shared_ptr<Database> shared = self.shared();
+             const py::gil_scoped_release without_gil;
+             shared->purge(table);
+           })
       .def("close", &OpenDatabase::close);
 }

@@ -327,6 +327,20 @@ void Database::checkpoint(const std::string& folder) const {
   check(owned->CreateCheckpoint(target.string()), what);
 }
 
+void Database::purge(const std::string& table) const {
+  const std::string what = asked("purge of table " + table);
+  std::vector<rocksdb::ColumnFamilyHandle*> all;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [name, each] : families_) all.push_back(each);
+  }
+  // Together: the log, which they share, goes when none of its writes is needed any more.
+  check(db_->Flush(rocksdb::FlushOptions(), all), what);
+  rocksdb::CompactRangeOptions options;
+  options.bottommost_level_compaction = rocksdb::BottommostLevelCompaction::kForce;
+  check(db_->CompactRange(options, family(table), nullptr, nullptr), what);
+}
+
 uint64_t Database::memory_bytes(rocksdb::ColumnFamilyHandle* family) const {
   uint64_t buffers = 0;
   uint64_t readers = 0;

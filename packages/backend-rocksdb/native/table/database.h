@@ -107,6 +107,10 @@ class Database {
   // The folder appears when it is complete, or not at all.
   void checkpoint(const std::string& folder) const;
 
+  // Rewrites the files of a table, so that none has bytes of rows that were erased. The list of
+  // files, which names the first and last key of each, is rewritten when the folder is opened next.
+  void purge(const std::string& table) const;
+
   // Bytes held by caches, write buffers and indexes for `family`; what all
   // tables share is counted in parts.
   uint64_t memory_bytes(rocksdb::ColumnFamilyHandle* family) const;

@@ -60,5 +60,8 @@ class Database:
     def checkpoint(self, folder: str) -> None:
         """Copies all tables as they are now into a new folder, by hard links."""
 
+    def purge(self, table: str) -> None:
+        """Rewrites the files of a table without the bytes of erased rows."""
+
     def close(self) -> None:
         """Lets go of it; the last one to do so closes the database."""

@@ -79,6 +79,18 @@ class RocksdbStorage(NativeStorage):
         self._check_open()
         self._database.checkpoint(os.fspath(Path(path)))
 
+    def purge(self) -> None:
+        """Rewrites the files of the table, so that none has bytes of rows that were erased. The list
+        of files, which has the first and last key of each, is rewritten when the folder is opened
+        next.
+
+        Raises:
+            StorageIOError: they cannot be written.
+            ClosedError: the storage was closed.
+        """
+        self._check_open()
+        self._database.purge(self.table.name)
+
     def _write_note_impl(self, name: str, text: str | None) -> None:
         self._database.write_note(self.table.name, name, text)
 

@@ -378,6 +378,15 @@ class PyPublication {
     tables_ = shown.tables();
   }
 
+  // Lookups by the number are refused with `reason`, until something is shown again.
+  void refuse(std::string reason) {
+    {
+      const GilRelease release;
+      collection::refuse_lookups(number_, std::move(reason));
+    }
+    tables_.clear();
+  }
+
  private:
   const int64_t number_;
   std::vector<SharedView> tables_;
@@ -592,7 +601,8 @@ void bind_collection(py::module_& module) {
   py::class_<PyPublication>(module, "Publication")
       .def(py::init<>())
       .def_property_readonly("number", &PyPublication::number)
-      .def("show", &PyPublication::show, py::arg("collection"));
+      .def("show", &PyPublication::show, py::arg("collection"))
+      .def("refuse", &PyPublication::refuse, py::arg("reason"));
   module.def("lookups", [] {
     return py::capsule(sparring::collection::lookups(), SPARRING_LOOKUPS_CAPSULE);
   });

@@ -47,7 +47,8 @@ template <class T>
 TablePlan<T> make_plan(const SparringExecutor* executor, std::vector<FeatureIds<T>> features,
                        bool is_looked_up);
 
-// The plan of one feature of single ids that are distinct: nothing is grouped. Throws std::bad_alloc.
+// The plan of one feature of single ids that are distinct: nothing is grouped. Throws
+// std::bad_alloc.
 template <class T>
 TablePlan<T> plan_distinct(const FeatureIds<T>& ids);
 

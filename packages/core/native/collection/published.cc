@@ -21,6 +21,7 @@ struct Registry {
   std::shared_mutex mutex;
   std::condition_variable_any changed;  // what follows, or which rows are coming
   std::map<int64_t, Published> collections;
+  std::map<int64_t, std::string> refusals;  // of numbers that are in no collection
   int64_t next = 1;
 };
 
@@ -34,6 +35,7 @@ void after_fork_in_child() {
   new (&known.mutex) std::shared_mutex;
   new (&known.changed) std::condition_variable_any;
   new (&known.collections) std::map<int64_t, Published>;
+  new (&known.refusals) std::map<int64_t, std::string>;
 }
 
 // Never destroyed: a thread of the framework may look up while the process ends.
@@ -94,6 +96,8 @@ bool is_any(const Published& collection, Rows rows) {
 const Published& find_usable(const Registry& known, int64_t number) {
   const auto found = known.collections.find(number);
   if (found == known.collections.end()) {
+    const auto refusal = known.refusals.find(number);
+    if (refusal != known.refusals.end()) refuse(SPARRING_INVALID_ARGUMENT, refusal->second);
     refuse(SPARRING_CLOSED,
            "the tables that are looked up in are gone: the layer that held them was dropped, or "
            "made in another process; make the layer again, or load the model again");
@@ -219,6 +223,7 @@ void publish(int64_t number, Published collection) {
   Registry& known = registry();
   const std::unique_lock<std::shared_mutex> lock(known.mutex);
   known.collections.insert_or_assign(number, std::move(collection));
+  known.refusals.erase(number);
   known.changed.notify_all();
 }
 
@@ -226,6 +231,15 @@ void withdraw(int64_t number) {
   Registry& known = registry();
   const std::unique_lock<std::shared_mutex> lock(known.mutex);
   known.collections.erase(number);
+  known.refusals.erase(number);
+  known.changed.notify_all();
+}
+
+void refuse_lookups(int64_t number, std::string reason) {
+  Registry& known = registry();
+  const std::unique_lock<std::shared_mutex> lock(known.mutex);
+  known.collections.erase(number);
+  known.refusals.insert_or_assign(number, std::move(reason));
   known.changed.notify_all();
 }
 

@@ -3,6 +3,7 @@
 #define SPARRING_COLLECTION_PUBLISHED_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "collection/table_view.h"
@@ -31,6 +32,9 @@ void publish(int64_t number, Published collection);
 // Returns when no lookup uses the collection any more. A lookup in a storage that is
 // written in Python waits for the GIL: call it without.
 void withdraw(int64_t number);
+
+// Lookups by `number` are refused with `reason` until it is published again. Waits as `withdraw`.
+void refuse_lookups(int64_t number, std::string reason);
 
 // A load replaces the rows of `table`: lookups by number in it wait from now on. Returns when none is
 // under way. Call it without the GIL, as `withdraw`.

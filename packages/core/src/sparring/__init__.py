@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sparring.contracts.results import Columns, Evicted, FindResult, ScanChunk
     from sparring.contracts.storage import Storage, interrupted_load, read_note, write_note
     from sparring.contracts.table import TableConfig
+    from sparring.engine.checkpoint.container_state import state_without_keys
     from sparring.engine.container import StepContainer
     from sparring.engine.job_bootstrap import AUTO, join_job, resolved_backends
     from sparring.engine.memory_budget import MOST_BYTES, bytes_from_text
@@ -73,17 +74,19 @@ if TYPE_CHECKING:
     from sparring.runtime.suggestions import closest_name, suggestion
     from sparring.runtime.trace import Trace
     from sparring.snapshot.chain import count_rows, merged_chunks
+    from sparring.snapshot.erase import erase_from_snapshots
+    from sparring.snapshot.export import embedding_parts
     from sparring.snapshot.format.manifest import TableDescription
     from sparring.snapshot.place.place import reading
     from sparring.snapshot.reader import Snapshot, locate, open_place, open_snapshot
-    from sparring.snapshot.retention import list_snapshots, retain
+    from sparring.snapshot.retention import latest_snapshot, list_snapshots, retain
     from sparring.snapshot.verify import verify_snapshot
     from sparring.snapshot.writer import SnapshotWriter
     from sparring.storage.convert import conversion_command
     from sparring.storage.load import begin_load, end_load, restore
     from sparring.storage.memory import MemoryStorage
     from sparring.storage.native import NativeStorage, capsule_of
-    from sparring.storage.open import open_storage
+    from sparring.storage.open import found_table, open_storage
     from sparring.storage.tiered.counters import TierCounters
     from sparring.storage.tiered.tiered_storage import TieredStorage
     from sparring.storage.update import update_rows
@@ -106,6 +109,7 @@ _name = names_from(
         "sparring.contracts.results": "Columns Evicted FindResult ScanChunk",
         "sparring.contracts.storage": "Storage interrupted_load read_note write_note",
         "sparring.contracts.table": "TableConfig",
+        "sparring.engine.checkpoint.container_state": "state_without_keys",
         "sparring.engine.container": "StepContainer",
         "sparring.engine.job_bootstrap": "AUTO join_job resolved_backends",
         "sparring.engine.memory_budget": "MOST_BYTES bytes_from_text",
@@ -136,17 +140,19 @@ _name = names_from(
         "sparring.runtime.suggestions": "closest_name suggestion",
         "sparring.runtime.trace": "Trace",
         "sparring.snapshot.chain": "count_rows merged_chunks",
+        "sparring.snapshot.erase": "erase_from_snapshots",
+        "sparring.snapshot.export": "embedding_parts",
         "sparring.snapshot.format.manifest": "TableDescription",
         "sparring.snapshot.place.place": "reading",
         "sparring.snapshot.reader": "Snapshot locate open_place open_snapshot",
-        "sparring.snapshot.retention": "list_snapshots retain",
+        "sparring.snapshot.retention": "latest_snapshot list_snapshots retain",
         "sparring.snapshot.verify": "verify_snapshot",
         "sparring.snapshot.writer": "SnapshotWriter",
         "sparring.storage.convert": "conversion_command",
         "sparring.storage.load": "begin_load end_load restore",
         "sparring.storage.memory": "MemoryStorage",
         "sparring.storage.native": "NativeStorage capsule_of",
-        "sparring.storage.open": "open_storage",
+        "sparring.storage.open": "found_table open_storage",
         "sparring.storage.tiered.counters": "TierCounters",
         "sparring.storage.tiered.tiered_storage": "TieredStorage",
         "sparring.storage.update": "update_rows",
@@ -175,12 +181,14 @@ __all__ = [
     "TableDescription", "TableEntry", "Task", "TierCounters", "TieredStorage", "Trace",
     "TruncatedNormal", "Uniform", "WireDtype", "Xavier", "Zeros", "__version__", "begin_load",
     "bytes_from_text", "capsule_of", "checked_options", "chunk_transfers", "chunks_of",
-    "closest_name", "configure_pool", "context_of", "conversion_command", "count_rows", "end_load",
-    "gradient_bytes", "header_bytes", "hyper_from", "initial_rows", "initializer_spec",
-    "inspect_gpus", "interrupted_load", "join_job", "list_snapshots", "locate", "make_console",
+    "closest_name", "configure_pool", "context_of", "conversion_command", "count_rows",
+    "embedding_parts", "end_load", "erase_from_snapshots", "found_table", "gradient_bytes",
+    "header_bytes", "hyper_from", "initial_rows", "initializer_spec", "inspect_gpus",
+    "interrupted_load", "join_job", "latest_snapshot", "list_snapshots", "locate", "make_console",
     "make_plugin_manager", "membership_from", "merged_chunks", "num_threads", "open_place",
     "open_snapshot", "open_storage", "partition", "print_json", "print_warning", "read_note",
     "reading", "reply_bytes", "resolve_method", "resolved_backends", "restore", "retain",
-    "rounding_seed", "suggestion", "update_rows", "verify_snapshot", "write_note"
+    "rounding_seed", "state_without_keys", "suggestion", "update_rows", "verify_snapshot",
+    "write_note"
 ]
 # fmt: on

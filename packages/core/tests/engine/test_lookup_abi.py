@@ -103,6 +103,21 @@ def test_a_number_shows_what_it_was_shown_last(ids: Any) -> None:
     assert not np.array_equal(*found)
 
 
+def test_a_number_that_refuses_says_why_until_it_shows_rows_again(ids: Any) -> None:
+    with StepContainer() as container:
+        container.declare(TableConfig("rows", 4))
+        publication = _native.Publication()
+        for _ in range(2):
+            publication.show(container.collection([("rows", "sum")]))
+            assert gathered(publication.number, ids)[0] == 0
+            publication.refuse("rows are of step 7")
+            refused = gathered(publication.number, ids)
+            assert refused[:2] == (INVALID_ARGUMENT, "rows are of step 7")
+        number = publication.number
+        del publication
+        assert "are gone" in gathered(number, ids)[1]
+
+
 def test_what_cannot_be_looked_up_is_told(ids: Any) -> None:
     container = StepContainer()
     container.declare(TableConfig("rows", 4))

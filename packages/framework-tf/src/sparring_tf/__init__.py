@@ -15,13 +15,14 @@ from sparring_tf.registration import register_with_tensorflow
 if TYPE_CHECKING:
     from sparring_tf.anchors import trained_table
     from sparring_tf.dense_ranks import broadcast
+    from sparring_tf.early_stopping import EarlyStopping
     from sparring_tf.embedding import Embedding
     from sparring_tf.embedding_bag import EmbeddingBag
-    from sparring_tf.embedding_collection import EmbeddingCollection
+    from sparring_tf.embedding_collection import DistributedEmbedding, EmbeddingCollection
     from sparring_tf.exchanged_lookup import own_errors
     from sparring_tf.loss_scaling import LossScaleOptimizer
     from sparring_tf.model_files import save_model
-    from sparring_tf.models import Dlrm, MatrixFactorization
+    from sparring_tf.models import DLRM, DeepFM, MatrixFactorization, TwoTower
     from sparring_tf.optimizer import Optimizer
     from sparring_tf.saved_state import gather_state, restore_state
     from sparring_tf.table_configs import FeatureConfig, TableConfig
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Dlrm",
+    "DLRM",
+    "DeepFM",
+    "DistributedEmbedding",
+    "EarlyStopping",
     "Embedding",
     "EmbeddingBag",
     "EmbeddingCollection",
@@ -38,6 +42,7 @@ __all__ = [
     "MatrixFactorization",
     "Optimizer",
     "TableConfig",
+    "TwoTower",
     "__version__",
     "broadcast",
     "gather_state",
@@ -48,7 +53,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Dlrm": "models",
+    "DLRM": "models",
+    "DeepFM": "models",
+    "DistributedEmbedding": "embedding_collection",
+    "EarlyStopping": "early_stopping",
     "Embedding": "embedding",
     "EmbeddingBag": "embedding_bag",
     "EmbeddingCollection": "embedding_collection",
@@ -57,6 +65,7 @@ _HOMES = {
     "MatrixFactorization": "models",
     "Optimizer": "optimizer",
     "TableConfig": "table_configs",
+    "TwoTower": "models",
     "broadcast": "dense_ranks",
     "gather_state": "saved_state",
     "own_errors": "exchanged_lookup",

@@ -108,6 +108,18 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
             )
         return False
 
+    def numpy(self) -> Any:
+        """Called by `get_weights`: no elements, and the version of the rows."""
+        trained = self.sparring_table
+        return trained.agent.versioned(trained.name, super().numpy())
+
+    def assign(self, value: Any) -> Any:
+        """Called by `set_weights`, with what `numpy` gave: refuses rows of another version."""
+        assigned = super().assign(value)
+        if isinstance(value, np.ndarray):
+            self.sparring_table.agent.on_weights_set(self.sparring_table.name, value)
+        return assigned
+
     # TensorFlow's protocol of what a checkpoint holds.
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
@@ -127,6 +139,7 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
         """The rows, or where they lie from now on."""
         trained = self.sparring_table
         container, table = trained.agent.container, trained.name
+        trained.agent.check_versions()
         check_ranks(container, table, "checkpoint", "save a snapshot: container.save(url)")
         if saved_rows.num_row_bytes(container, table) <= saved_rows.MOST_BYTES:
             return gather_rows(container, table)
@@ -170,6 +183,7 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
         rows = TableRows(described, **arrays)
         prefix = "" if self._restored is None else self._restored.prefix
         restore_rows(trained.agent.container, trained.name, rows, partial(rows_path, prefix))
+        trained.agent.on_rows_replaced(trained.name)
         return super()._restore_from_tensors(tensors)
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:

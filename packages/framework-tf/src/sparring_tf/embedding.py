@@ -8,8 +8,9 @@ import keras
 import tensorflow as tf
 
 from sparring.adapter import StepContainer, StorageLike
-from sparring.contracts import AdmissionLike, Initializer
+from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
 from sparring_tf.ids import checked_id, whole_ids
+from sparring_tf.keras_names import dims_from, padding_from, refuse_options
 from sparring_tf.layer_configs import plain_options
 from sparring_tf.table_agent import TableAgent
 from sparring_tf.table_configs import TableConfig, declaration
@@ -28,51 +29,69 @@ class Embedding(TableLayer):
 
     Args:
         embedding_dim: elements of an embedding.
+        output_dim: Keras's name of `embedding_dim`. ``Embedding(1000, 16)`` is
+            ``Embedding(input_dim=1000, output_dim=16)``.
+        input_dim: Keras's name of `vocabulary_size`: a bound on rows, no range of ids.
+        mask_zero: as ``padding_id=0``.
         padding_id: this id reads as zeros, gets no gradient and no row; and the layer's Keras mask
             is false where it stands.
         vocabulary_size: the most rows that the storage may hold; None sets no bound.
-        initializer: what an id reads as before it was trained; None means uniform in ±0.05.
+        initializer: what an id reads as before it was trained; None means uniform in ±0.05. Keras's
+            own are taken, except those that look at the shape of a matrix.
+        embeddings_initializer: Keras's name of it.
         table_dtype: of rows, as they are stored: float32, float64, float16 or bfloat16.
         admission: which unseen ids earn a row, as in `TableConfig`; None: all.
         seed: with the table's name and the id it determines an initial embedding.
         placement: which ranks keep the rows, as in `TableConfig`.
+        expire: after how long without training rows are removed, as in `TableConfig`.
         storage: what keeps the rows.
         container: where the table lives; None leaves it to the `Optimizer`.
         **options: of `keras.layers.Layer`; `name` is the table's name too.
 
     Raises:
         InvalidArgumentError: a number out of range, an unknown dtype or initializer.
-        UnsupportedError: it is made in the scope of a strategy of `tf.distribute`.
+        UnsupportedError: an option of Keras's layer has no meaning here; it is made in the scope of a
+            strategy of `tf.distribute`.
     """
 
     def __init__(  # noqa: PLR0913 - keras.layers.Embedding is made by keywords too
         self,
-        embedding_dim: int,
+        embedding_dim: int | None = None,
+        output_dim: int | None = None,
         *,
+        input_dim: int | None = None,
+        mask_zero: bool = False,
         padding_id: int | None = None,
         vocabulary_size: int | None = None,
         initializer: Initializer | str | dict[str, Any] | None = None,
+        embeddings_initializer: Any = None,
         table_dtype: str = "float32",
         admission: AdmissionLike = None,
         seed: int = 0,
         placement: str = "sharded",
+        expire: ExpiryLike = None,
         storage: StorageLike = "hkv",
         container: StepContainer | None = None,
         **options: Any,
     ) -> None:
+        refuse_options(options, "Embedding")
         super().__init__(**options)
-        self.embedding_dim = embedding_dim
-        self.padding_id = checked_id(padding_id, f"padding_id of table {self.name!r}")
+        self.embedding_dim, vocabulary_size = dims_from(
+            embedding_dim, output_dim, input_dim, vocabulary_size
+        )
+        padding = padding_from(padding_id, mask_zero)
+        self.padding_id = checked_id(padding, f"padding_id of table {self.name!r}")
         self.table = TableConfig(
             name=self.name,
-            embedding_dim=embedding_dim,
+            embedding_dim=self.embedding_dim,
             vocabulary_size=vocabulary_size,
-            initializer=initializer,
+            initializer=embeddings_initializer if initializer is None else initializer,
             combiner=None,
             dtype=table_dtype,
             admission=admission,
             seed=seed,
             placement=placement,
+            expire=expire,
         )
         self._storage = storage
         self._hold(TableAgent([declaration(self.table, storage)], container=container))
@@ -106,7 +125,12 @@ class Embedding(TableLayer):
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         """False where the padding id stands; None without one."""
-        return None if self.padding_id is None else tf.not_equal(inputs, self.padding_id)
+        if self.padding_id is None:
+            return None
+        # While a functional model is made, Keras's own op alone takes its stand-ins for tensors.
+        is_symbolic = keras.backend.is_keras_tensor(inputs)
+        not_equal = keras.ops.not_equal if is_symbolic else tf.not_equal
+        return not_equal(inputs, self.padding_id)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         return (*input_shape, self.embedding_dim)

@@ -7,8 +7,9 @@ from typing import Any
 import keras
 
 from sparring.adapter import StepContainer, StorageLike
-from sparring.contracts import AdmissionLike, Initializer
+from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
 from sparring_tf.bags import bags_from
+from sparring_tf.keras_names import dims_from, refuse_options
 from sparring_tf.layer_configs import plain_options
 from sparring_tf.pooled_lookup import PooledFeature, pooled
 from sparring_tf.table_agent import TableAgent
@@ -25,14 +26,17 @@ class EmbeddingBag(TableLayer):
     An empty bag is zeros. For ids, rows and training see `Embedding`.
 
     Args:
-        embedding_dim: elements of an embedding.
+        embedding_dim: elements of an embedding; `output_dim` and `input_dim` as in `Embedding`.
+        output_dim: see there.
+        input_dim: see there.
         combiner: ``sum``, ``mean`` or ``sqrtn``; with weights as `tf.nn.embedding_lookup_sparse`.
-        vocabulary_size: as in `Embedding`, and so are the next five.
+        vocabulary_size: as in `Embedding`, and so are the next six.
         initializer: initial embeddings.
         table_dtype: of embeddings as they are stored.
         admission: which unseen ids earn a row.
         seed: with the name and the id it determines an initial embedding.
         placement: ``sharded`` or ``replicated``.
+        expire: after how long without training rows are removed, as in `TableConfig`.
         storage: what keeps the rows.
         container: where the table lives; None leaves it to the `Optimizer`.
         **options: of `keras.layers.Layer`; `name` is the table's name too.
@@ -43,8 +47,10 @@ class EmbeddingBag(TableLayer):
 
     def __init__(  # noqa: PLR0913 - as Embedding
         self,
-        embedding_dim: int,
+        embedding_dim: int | None = None,
+        output_dim: int | None = None,
         *,
+        input_dim: int | None = None,
         combiner: str = "mean",
         vocabulary_size: int | None = None,
         initializer: Initializer | str | dict[str, Any] | None = None,
@@ -52,17 +58,21 @@ class EmbeddingBag(TableLayer):
         admission: AdmissionLike = None,
         seed: int = 0,
         placement: str = "sharded",
+        expire: ExpiryLike = None,
         storage: StorageLike = "hkv",
         container: StepContainer | None = None,
         **options: Any,
     ) -> None:
+        refuse_options(options, "EmbeddingBag")
         super().__init__(**options)
-        self.embedding_dim = embedding_dim
+        self.embedding_dim, vocabulary_size = dims_from(
+            embedding_dim, output_dim, input_dim, vocabulary_size
+        )
         self.combiner = combiner
         check_combiner(combiner, self.name)
         self.table = TableConfig(
             name=self.name,
-            embedding_dim=embedding_dim,
+            embedding_dim=self.embedding_dim,
             vocabulary_size=vocabulary_size,
             initializer=initializer,
             combiner=combiner,
@@ -70,6 +80,7 @@ class EmbeddingBag(TableLayer):
             admission=admission,
             seed=seed,
             placement=placement,
+            expire=expire,
         )
         self._storage = storage
         declared = [declaration(self.table, storage)]

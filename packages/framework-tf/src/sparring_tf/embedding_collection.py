@@ -18,7 +18,7 @@ from sparring_tf.table_agent import TableAgent
 from sparring_tf.table_configs import FeatureConfig, TableConfig, check_combiner, declaration
 from sparring_tf.table_layer import TableLayer
 
-__all__ = ["EmbeddingCollection"]
+__all__ = ["DistributedEmbedding", "EmbeddingCollection"]
 
 
 @keras.saving.register_keras_serializable("sparring_tf")
@@ -73,6 +73,11 @@ class EmbeddingCollection(TableLayer):
         table_of = {name: feature.table.name for name, feature in self._features}
         pooled_features = [[(table_of[name], "sum") for name in group] for group in self._groups]
         self._hold(TableAgent(declared, pooled_features, container))
+
+    @property
+    def feature_configs(self) -> dict[str, FeatureConfig]:
+        """Name in the batch → its configuration."""
+        return dict(self._features)
 
     def call(
         self,
@@ -191,6 +196,26 @@ class EmbeddingCollection(TableLayer):
             for key, plain in config.pop("features").items()
         }
         return cls(features, **config)
+
+
+@keras.saving.register_keras_serializable("sparring_tf")
+class DistributedEmbedding(EmbeddingCollection):
+    """`EmbeddingCollection` as keras-rs's programs make it.
+
+    Args:
+        feature_configs: name in the batch → `FeatureConfig`.
+        table_stacking: ignored: features of one table are looked up together.
+        **options: of `EmbeddingCollection`.
+    """
+
+    def __init__(
+        self,
+        feature_configs: Mapping[str, FeatureConfig],
+        *,
+        table_stacking: Any = "auto",
+        **options: Any,
+    ) -> None:
+        super().__init__(feature_configs, **options)
 
 
 def _is_ragged(values: Any) -> bool:

@@ -48,11 +48,13 @@ def gather(
     requests: Sequence[tuple[str, Any]],
     anchors: Mapping[str, Any],
     is_training: bool,
+    check: Callable[[], None],
 ) -> list[Any]:
-    """One embedding for each id, as `TableLayer._gathered`, in one exchange."""
+    """One embedding for each id, as `TableLayer._gathered`, in one exchange; after `check`."""
     tables = [table for table, _ in requests]
 
     def look_up(*all_ids: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
+        check()
         asked = [
             (table, np.ascontiguousarray(ids.reshape(-1)))
             for table, ids in zip(tables, all_ids, strict=True)

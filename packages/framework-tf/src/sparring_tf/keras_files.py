@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 from sparring.errors import UnsupportedError
 
-__all__ = ["file_at_hand"]
+__all__ = ["check_holds_rows", "file_at_hand"]
 
 _CALLS = frozenset(
     {"load_model", "load_weights", "load_weights_only", "save_model", "save_weights"}
@@ -37,13 +39,34 @@ def file_at_hand() -> Path:
     )
 
 
+def check_holds_rows(layer: str) -> None:
+    """Refuses Keras's old ``.h5`` file of a whole model, for which layers give their weights alone.
+
+    Raises:
+        UnsupportedError: such a file is being written.
+    """
+    for name, frame in _calls():
+        if name == "save_model_to_hdf5" and ".legacy." in frame.f_globals["__name__"]:
+            raise UnsupportedError(
+                f"an .h5 file of a whole model has no room for the rows of layer {layer!r}; save it as "
+                "….keras, or its weights alone as ….weights.h5",
+                layer=layer,
+            )
+
+
 def _filepath() -> object:
     """Of the innermost call of Keras that takes one."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        frame = frame.f_back
-        module = frame.f_globals.get("__name__", "")
-        if frame.f_code.co_name in _CALLS and module.startswith("keras."):
+    for name, frame in _calls():
+        if name in _CALLS:
             given: object = frame.f_locals.get("filepath")
             return given
     return None
+
+
+def _calls() -> Iterator[tuple[str, FrameType]]:
+    """Functions of Keras that are under way, the innermost first."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_globals.get("__name__", "").startswith("keras."):
+            yield frame.f_code.co_name, frame

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparring.adapter import StorageChoice, StorageLike
-from sparring.contracts import Initializer, Storage, admission_from
+from sparring.contracts import Initializer, Storage, admission_from, expiry_from
 from sparring.errors import UnsupportedError
 from sparring_tf.table_configs import TableConfig
 
@@ -39,7 +39,7 @@ def plain_table(table: TableConfig) -> dict[str, Any]:
     initializer = table.initializer
     if isinstance(initializer, Initializer):
         initializer = initializer.as_dict()
-    admission = admission_from(table.admission)
+    admission, expiry = admission_from(table.admission), expiry_from(table.expire)
     return {
         "name": table.name,
         "embedding_dim": table.embedding_dim,
@@ -51,6 +51,7 @@ def plain_table(table: TableConfig) -> dict[str, Any]:
         "seed": table.seed,
         "storage": plain_storage(table.storage, table.name),
         "placement": table.placement,
+        "expire": None if expiry is None else expiry.as_dict(),
     }
 
 
@@ -62,7 +63,7 @@ def table_from_plain(plain: Mapping[str, Any]) -> TableConfig:
 def plain_options(table: TableConfig, storage: StorageLike) -> dict[str, Any]:
     """The settings of a layer with one table, under the names of its arguments."""
     plain = plain_table(table)
-    kept = ("vocabulary_size", "initializer", "admission", "seed", "placement")
+    kept = ("vocabulary_size", "initializer", "admission", "seed", "placement", "expire")
     return {
         **{name: plain[name] for name in kept},
         "table_dtype": table.dtype,

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from sparring.adapter import StepContainer, key_gradients
 from sparring_tf.exchanged_lookup import in_order
+from sparring_tf.row_versions import note_change
 
 __all__ = ["Updater", "RowUpdates"]
 
@@ -40,6 +41,7 @@ class RowUpdates:
         self.container, self.updater = container, updater
         self._num_parts = num_parts
         self._num_taken = 0
+        self._changing: set[str] = set()
 
     def step(
         self,
@@ -105,6 +107,7 @@ class RowUpdates:
             finally:
                 resources.release(number)
         self._num_taken += 1
+        self._changing.update(tables)
         if self._num_taken < self._num_parts:
             return 0
         self._num_taken = 0
@@ -114,7 +117,10 @@ class RowUpdates:
             # A step that is refused before the container saw it drops its gradients all the same.
             for table in self.container.tables:
                 resources.drop(table)
+            self._changing.clear()
             raise
+        note_change(self.container, self._changing)
+        self._changing.clear()
         return 1
 
 

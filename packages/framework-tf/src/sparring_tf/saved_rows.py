@@ -32,6 +32,7 @@ __all__ = [
     "described_in",
     "gather_rows",
     "num_row_bytes",
+    "replace_rows",
     "restore_rows",
 ]
 
@@ -247,6 +248,15 @@ def restore_rows(
     if snapshot is not None:
         container.load(snapshot.url, tables=[table])
         return
+    replace_rows(container, table, saved)
+
+
+def replace_rows(container: StepContainer, table: str, saved: TableRows) -> None:
+    """Replaces the rows of a table on this rank by those that `gather_rows` gave here.
+
+    Raises:
+        CapacityError: the storage has no room for them, and may not evict.
+    """
     storage = container.storage(table)
     storage.clear()
     dtype = container.tables[table].numpy_dtype

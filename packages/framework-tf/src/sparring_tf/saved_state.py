@@ -50,7 +50,7 @@ def restore_state(state: State, **parts: _Variables) -> None:
         InvalidArgumentError: the state has nothing under a name, or variables of other shapes.
             Nothing was changed.
     """
-    values = []
+    values, anchors = [], []
     for name, part in parts.items():
         if not isinstance(state.values, Mapping) or name not in state.values:
             raise InvalidArgumentError(
@@ -59,8 +59,12 @@ def restore_state(state: State, **parts: _Variables) -> None:
                 name=name,
             )
         values += _matched(state, name, _kept(part))
+        anchors += list(filter(None, map(trained_table, part.variables)))
     for variable, value in values:
         variable.assign(value)
+    for trained in anchors:
+        # Rows are loaded by `StepContainer.load`, together with this state.
+        trained.agent.on_rows_replaced(trained.name)
 
 
 def _matched(state: State, name: str, variables: list[Any]) -> list[tuple[Any, Any]]:

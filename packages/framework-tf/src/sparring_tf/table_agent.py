@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from sparring.adapter import StepContainer, TableDeclaration, TableGroup
+from sparring.errors import InvalidArgumentError
 from sparring_tf.lookup_numbers import LookupNumber
+from sparring_tf.row_versions import RowVersion, VersionedWeight, note_change, version_of
 
 __all__ = ["TableAgent"]
 
@@ -33,6 +37,9 @@ class TableAgent(TableGroup):
         self._is_shown = False
         self.has_optimizer = False
         """Whether a `sparring_tf.Optimizer` was made for these tables."""
+        self._owner = secrets.token_hex(8)
+        self._refusals: dict[str, str] = {}
+        """Table name → why its rows do not go with the dense weights."""
         self.anchors: dict[str, Any] = {}
         """Table name → the weight that stands for its rows."""
         super().__init__(declarations, container)
@@ -48,11 +55,74 @@ class TableAgent(TableGroup):
         """
         container = self.container
         container.check_readable(tables)
+        self.check_versions()
         if not self._is_shown:
-            for each in self.numbers:
-                each.publication.show(container.collection(each.features))
-            self._is_shown = True
+            self._show()
         return container.reads_directly(tables)
+
+    def _show(self) -> None:
+        for each in self.numbers:
+            each.publication.show(self.container.collection(each.features))
+        self._is_shown = True
+
+    # -- which rows go with the dense weights
+
+    def versioned(self, table: str, values: Any) -> VersionedWeight:
+        """The value of a table's anchor, with the version of its rows."""
+        return VersionedWeight.of(values, self._version(table), self._owner)
+
+    def on_weights_set(self, table: str, values: Any) -> None:
+        """Compares weights that Keras sets with the rows: older ones are refused by the next lookup.
+
+        Values of another layer's anchor leave the rows as they are, and a warning says so.
+        """
+        wanted, current = getattr(values, "version", None), self._version(table)
+        if wanted is None or getattr(values, "owner", "") != self._owner:
+            if wanted is None or wanted.number or current.number:
+                warnings.warn(
+                    f"set_weights: rows are no part of get_weights, so those of table {table!r} "
+                    "stay as they are; copy a model with its rows by model.save_weights("
+                    "'….weights.h5') and load_weights",
+                    stacklevel=4,
+                )
+            return
+        if wanted.number == current.number:
+            self.accept_rows([table])
+            return
+        since = " and have been loaded since" if wanted.step == current.step else ""
+        self._refusals[table] = (
+            f"the weights that were set are of step {wanted.step}, and the rows of table {table!r} of "
+            f"step {current.step}{since}: rows are no part of get_weights, and a model of both never "
+            "existed. Bring the rows back too: sparring_tf.EarlyStopping(…) in place of Keras's, or "
+            "model.load_weights(…) of a file that ModelCheckpoint saved then; to set dense weights "
+            "alone, assign those for which sparring_tf.trained_table is None"
+        )
+        for each in self.numbers:
+            each.publication.refuse(self._refusals[table])
+
+    def check_versions(self) -> None:
+        """Refuses lookups while the dense weights are older than the rows.
+
+        Raises:
+            InvalidArgumentError: they are.
+        """
+        if self._refusals:
+            raise InvalidArgumentError(next(iter(self._refusals.values())))
+
+    def on_rows_replaced(self, table: str) -> None:
+        """Rows were loaded, which go with the dense weights as they are."""
+        note_change(self.container, [table])
+        self.accept_rows([table])
+
+    def accept_rows(self, tables: Sequence[str]) -> None:
+        """The rows of `tables` go with the dense weights."""
+        refused = [self._refusals.pop(table, None) for table in tables]
+        if any(refused) and not self._refusals:
+            self._show()
+
+    def _version(self, table: str) -> RowVersion:
+        # Asking for a container would make one.
+        return version_of(self.container, table) if self.has_container else RowVersion()
 
     @property
     def numbers(self) -> list[LookupNumber]:

@@ -21,6 +21,7 @@ import tensorflow as tf
 from sparring.errors import UnsupportedError
 from sparring_tf import exchanged_lookup, lookup_ops
 from sparring_tf.anchors import Anchor, TrainedTable
+from sparring_tf.keras_files import check_holds_rows
 from sparring_tf.keras_rows import load_rows, save_rows
 from sparring_tf.table_agent import TableAgent
 
@@ -65,13 +66,24 @@ class TableLayer(keras.layers.Layer):
         """Table name → rows held on this rank."""
         return {name: self.agent.container.num_rows(name) for name in self.agent.table_names}
 
+    def get_config(self) -> dict[str, Any]:
+        """Configuration of a layer.
+
+        Raises:
+            UnsupportedError: Keras writes a file without rows.
+        """
+        check_holds_rows(self.name)
+        return dict(super().get_config())
+
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Called by Keras to save a model or its weights: the rows go among these.
 
         Raises:
             UnsupportedError: they are on several ranks, or are too many and Keras writes to no file
                 that they could be stored next to.
+            InvalidArgumentError: the dense weights are of an older step.
         """
+        self.agent.check_versions()
         for i, table in enumerate(self.agent.table_names):
             save_rows(self.agent.container, table, store, i)
 
@@ -87,6 +99,7 @@ class TableLayer(keras.layers.Layer):
         """
         for i, table in enumerate(self.agent.table_names):
             load_rows(self.agent.container, table, store, i)
+            self.agent.on_rows_replaced(table)
 
     @contextmanager
     def _refused_by_all(self, tables: Sequence[str], training: bool | None) -> Iterator[None]:
@@ -108,7 +121,8 @@ class TableLayer(keras.layers.Layer):
         anchors = self.anchors
         if not self.agent.is_direct([table for table, _ in requests]):
             container = self.agent.container
-            return exchanged_lookup.gather(container, requests, anchors, bool(training))
+            check = self.agent.check_versions
+            return exchanged_lookup.gather(container, requests, anchors, bool(training), check)
         found = []
         for table, ids in requests:
             anchor = anchors[table].value

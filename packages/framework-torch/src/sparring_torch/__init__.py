@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sparring_torch.collate import collate_jagged
+    from sparring_torch.combined_optimizer import CombinedOptimizer
     from sparring_torch.distributed_model_parallel import DistributedModelParallel
     from sparring_torch.embedding import Embedding
     from sparring_torch.embedding_bag import EmbeddingBag
@@ -19,9 +20,11 @@ if TYPE_CHECKING:
     from sparring_torch.jagged_tensor import JaggedTensor
     from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
     from sparring_torch.keyed_tensor import KeyedTensor
-    from sparring_torch.models import Dlrm, MatrixFactorization
+    from sparring_torch.models import DLRM, DeepFM, MatrixFactorization, TwoTower
     from sparring_torch.optimizer import Optimizer
+    from sparring_torch.row_copies import shared_rows
     from sparring_torch.row_gradients import dense_parameters
+    from sparring_torch.rows_in_state import without_rows
     from sparring_torch.saved_state import (
         gather_random_state,
         gather_state,
@@ -40,9 +43,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CombinedOptimizer",
+    "DLRM",
     "DataType",
+    "DeepFM",
     "DistributedModelParallel",
-    "Dlrm",
     "Embedding",
     "EmbeddingBag",
     "EmbeddingBagCollection",
@@ -57,6 +62,7 @@ __all__ = [
     "PoolingType",
     "TrainAgent",
     "TrainPipeline",
+    "TwoTower",
     "__version__",
     "collate_jagged",
     "dense_parameters",
@@ -64,13 +70,17 @@ __all__ = [
     "gather_state",
     "restore_random_state",
     "restore_state",
+    "shared_rows",
     "tables_device",
+    "without_rows",
 ]
 
 _HOMES = {
+    "CombinedOptimizer": "combined_optimizer",
+    "DLRM": "models",
     "DataType": "table_configs",
+    "DeepFM": "models",
     "DistributedModelParallel": "distributed_model_parallel",
-    "Dlrm": "models",
     "Embedding": "embedding",
     "EmbeddingBag": "embedding_bag",
     "EmbeddingBagCollection": "embedding_bag_collection",
@@ -85,13 +95,16 @@ _HOMES = {
     "PoolingType": "table_configs",
     "TrainAgent": "train_agent",
     "TrainPipeline": "train_pipeline",
+    "TwoTower": "models",
     "collate_jagged": "collate",
     "dense_parameters": "row_gradients",
     "gather_random_state": "saved_state",
     "gather_state": "saved_state",
     "restore_random_state": "saved_state",
     "restore_state": "saved_state",
+    "shared_rows": "row_copies",
     "tables_device": "train_agent",
+    "without_rows": "rows_in_state",
 }
 
 

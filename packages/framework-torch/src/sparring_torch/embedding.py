@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparring.adapter import StepContainer, StorageLike
-from sparring.contracts import AdmissionLike, Initializer
+from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
 from sparring_torch.batch_lookup import Ids
 from sparring_torch.device_groups import DeviceGroup, each_alone
 from sparring_torch.device_memory import memory_errors
@@ -40,6 +40,7 @@ class Embedding(SingleTable):
         admission: which unseen ids earn a row, as in `EmbeddingConfig`; None: all.
         seed: with the name and the id it determines an initial embedding.
         placement: which ranks keep the rows, as in `EmbeddingConfig`.
+        expire: after how long without training rows are removed, as in `EmbeddingConfig`.
         storage: what keeps the rows.
         device: where they lie, as in `EmbeddingBag`.
         container: where the table lives; None leaves it to the `Optimizer`.
@@ -61,6 +62,7 @@ class Embedding(SingleTable):
         admission: AdmissionLike = None,
         seed: int = 0,
         placement: str = "sharded",
+        expire: ExpiryLike = None,
         storage: StorageLike = "hkv",
         device: torch.device | str | None = None,
         container: StepContainer | None = None,
@@ -78,6 +80,7 @@ class Embedding(SingleTable):
             admission=admission,
             seed=seed,
             placement=placement,
+            expire=expire,
         )
         declared = [declaration(config, storage_on(device, storage))]
         self.agent = TrainAgent(declared, [(self.name, "sum")], container)

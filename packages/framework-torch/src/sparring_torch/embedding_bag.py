@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparring.adapter import StepContainer, StorageLike, check_offsets
-from sparring.contracts import AdmissionLike, Initializer
+from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
 from sparring.errors import InvalidArgumentError
 from sparring_torch.batch_lookup import Bags
 from sparring_torch.device_groups import DeviceGroup
@@ -44,6 +44,7 @@ class EmbeddingBag(SingleTable):
         admission: which unseen ids earn a row, as in `EmbeddingConfig`; None: all.
         seed: with the name and the id it determines an initial embedding.
         placement: which ranks keep the rows, as in `EmbeddingConfig`.
+        expire: after how long without training rows are removed, as in `EmbeddingConfig`.
         storage: what keeps the rows.
         device: where they lie. On a GPU, ids that lie there are looked up, pooled and trained
             without a copy to the host; offsets are held within their range there, not checked.
@@ -69,6 +70,7 @@ class EmbeddingBag(SingleTable):
         admission: AdmissionLike = None,
         seed: int = 0,
         placement: str = "sharded",
+        expire: ExpiryLike = None,
         storage: StorageLike = "hkv",
         device: torch.device | str | None = None,
         container: StepContainer | None = None,
@@ -92,6 +94,7 @@ class EmbeddingBag(SingleTable):
             admission=admission,
             seed=seed,
             placement=placement,
+            expire=expire,
         )
         declared = [declaration(config, storage_on(device, storage))]
         self.agent = TrainAgent(declared, [(self.name, mode)], container)

@@ -92,7 +92,7 @@ class EmbeddingBagCollection(TableModule):
         return self._is_weighted
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Pooled embeddings ``(stride, sum of dims)``, on the device of the ids.
+        """Pooled embeddings ``(examples, sum of dims)``, on the device of the ids.
 
         Raises:
             InvalidArgumentError: features and tables do not fit, weights are missing, or a value
@@ -100,21 +100,29 @@ class EmbeddingBagCollection(TableModule):
         """
         if not torch.compiler.is_compiling():
             return self._eager(features)
+        places, inverse = self._router.places(features), None
+        if features.variable_stride_per_key():
+            inverse = features.inverse_indices()[1][places]
+            features = features.evened()
         values = torch.ops.sparring.pooled_lookup(
             features.values(),
             features.lengths(),
             features.weights() if self._is_weighted else None,
             *self.op_arguments(),
-            self._router.places(features),
+            places,
             features.stride(),
             sum(self._dims),
         )
-        return KeyedTensor._trusted(self._names, self._dims, values)
+        return self._keyed(values, inverse)
 
     def _eager(self, features: KeyedJaggedTensor) -> KeyedTensor:
         is_training = self.is_training
         try:
             places = self._router.places(features)
+            inverse = None
+            if features.variable_stride_per_key():
+                inverse = features.inverse_indices()[1][places]
+                features = features.evened()
         except Exception as error:
             self.agent.refuse(error, is_training=is_training)
         path = self.agent.path_for(features.values(), is_training=is_training)
@@ -125,7 +133,7 @@ class EmbeddingBagCollection(TableModule):
                     groups = bag_groups(self.agent.features, features, places, weights)
                 outputs = self.agent.pool_on(path, groups, is_training=is_training)
                 parts = parts_of_features(groups, outputs, [features.stride()] * len(places))
-                return KeyedTensor._trusted(self._names, self._dims, torch.cat(parts, dim=1))
+                return self._keyed(torch.cat(parts, dim=1), inverse)
         try:
             bags = self.wanted(features)
         except Exception as error:
@@ -133,6 +141,20 @@ class EmbeddingBagCollection(TableModule):
         values = self.agent.pool(bags, is_training=is_training)
         if features.device().type != "cpu":
             values = values.to(features.device())
+        return self._keyed(values, inverse)
+
+    def _keyed(self, values: Tensor, inverse: Tensor | None) -> KeyedTensor:
+        """Pooled embeddings of examples, from those of bags.
+
+        Args:
+            values: ``(bags of a feature, sum of dims)``.
+            inverse: ``(outputs, examples)``: which bag is that of an example; None: its own.
+        """
+        if inverse is not None:
+            parts = zip(
+                torch.split(values, self._dims, dim=1), inverse.to(values.device), strict=True
+            )
+            values = torch.cat([part.index_select(0, bags) for part, bags in parts], dim=1)
         return KeyedTensor._trusted(self._names, self._dims, values)
 
     def look_up(self, *arguments: Any) -> Tensor:

@@ -88,12 +88,14 @@ class EmbeddingCollection(TableModule):
         is_training = self.is_training
         try:
             places = self._router.places(features)
+            strides = features.stride_per_key()
+            features = features.evened()
         except Exception as error:
             self.agent.refuse(error, is_training=is_training)
         path = self.agent.path_for(features.values(), is_training=is_training)
         if path is not None:
             with memory_errors(path.device):
-                return self._on_device(path, features, places)
+                return self._on_device(path, features, places, strides)
         try:
             bags = self._router.route(features, is_weighted=False)
         except Exception as error:
@@ -103,13 +105,17 @@ class EmbeddingCollection(TableModule):
         lengths = torch.from_numpy(bags.offsets).diff().to(device)
         result: dict[str, JaggedTensor] = {}
         for name, place, part in zip(self._names, bags.places, parts, strict=True):
-            own = lengths[place * stride : (place + 1) * stride]
+            own = lengths[place * stride : place * stride + strides[place]]
             embeddings = part if device.type == "cpu" else part.to(device)
             result[name] = JaggedTensor._trusted(embeddings, None, own)
         return result
 
     def _on_device(
-        self, path: DevicePath, features: KeyedJaggedTensor, places: list[int]
+        self,
+        path: DevicePath,
+        features: KeyedJaggedTensor,
+        places: list[int],
+        strides: list[int],
     ) -> dict[str, JaggedTensor]:
         with self.agent.refusing(path, is_training=self.is_training):
             groups = id_groups(self.agent.features, features, places)
@@ -118,7 +124,9 @@ class EmbeddingCollection(TableModule):
         parts = parts_of_features(groups, outputs, [counts[place] for place in places])
         lengths = features.lengths().to(torch.int64)
         return {
-            name: JaggedTensor._trusted(part, None, lengths[place * stride : (place + 1) * stride])
+            name: JaggedTensor._trusted(
+                part, None, lengths[place * stride : place * stride + strides[place]]
+            )
             for name, place, part in zip(self._names, places, parts, strict=True)
         }
 

@@ -41,6 +41,7 @@ class FeatureRouter:
                 weights where they are needed, or holds what is no id.
         """
         places = self.places(batch)
+        batch = batch.evened()
         weights = batch.weights() if is_weighted else None
         values = batch.values()
         if values.dtype is torch.int64:

@@ -5,7 +5,7 @@ In its interface, which is TorchRec's, `keys` are feature names and `values` are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sparring.adapter import suggestion
 from sparring.errors import InvalidArgumentError
+from sparring_torch import keyed_parts
 from sparring_torch.jagged_parts import JaggedParts
 from sparring_torch.jagged_tensor import JaggedTensor, check_weights
 from sparring_torch.jaggedness import Counts, lengths_of, values_from
@@ -40,6 +41,10 @@ class KeyedJaggedTensor(JaggedParts):
 
     `offset_per_key` is ``[0, 5, 8]``: where each feature's values start, and the end.
 
+    Where many examples share the ids of a feature, as those of one user do, each bag may be given
+    once: `stride_per_key_per_rank` says how many bags a feature has, and `inverse_indices` which of
+    them is that of each example.
+
     Args:
         keys: names of the features; each once.
         values: ``(n,)`` ids; a tensor or a list.
@@ -47,19 +52,30 @@ class KeyedJaggedTensor(JaggedParts):
         lengths: ``(features * stride,)``; a tensor or a list. Either these or `offsets`.
         offsets: the starts of all bags, with or without the end; a tensor or a list.
         stride: examples in the batch; None means the number of bags over that of features.
+        stride_per_key_per_rank: in place of `stride`: bags of each feature, one list a feature,
+            whose numbers are added up.
+        inverse_indices: features, and ``(features, examples)`` int64: which bag of a feature is
+            that of an example. Collections that pool need them if features differ in stride.
 
     Raises:
         InvalidArgumentError: wrong rank, a feature named twice, bags that do not share out evenly,
             negative lengths, lengths that do not add up, falling offsets, weights of another
-            length.
+            length, a feature without inverse indices.
     """
 
     __slots__ = (
         "_index_per_key",
+        "_inverse",
         "_keys",
         "_length_per_key",
         "_stride",
+        "_strides",
     )
+
+    _inverse: Tensor | None
+    """``(features, stride)``, in the order of the features."""
+    _strides: list[int] | None
+    """Bags of each feature; None where each has `stride`."""
 
     def __init__(
         self,
@@ -69,6 +85,8 @@ class KeyedJaggedTensor(JaggedParts):
         lengths: Counts | None = None,
         offsets: Counts | None = None,
         stride: int | None = None,
+        stride_per_key_per_rank: Sequence[Sequence[int]] | Tensor | None = None,
+        inverse_indices: tuple[Sequence[str], Tensor] | None = None,
     ) -> None:
         names = list(keys)
         checked = values_from(values, "values")
@@ -89,11 +107,27 @@ class KeyedJaggedTensor(JaggedParts):
             )
         self._values = checked
         self._weights = None if weights is None else check_weights(weights, checked)
+        self._strides = None
+        if stride_per_key_per_rank is not None:
+            self._strides = [sum(map(int, each)) for each in stride_per_key_per_rank]
+        num_keys = 1 if self._strides else len(names)
         self._lengths = lengths_of(
-            checked.shape[0], lengths, offsets, num_keys=len(names), device=checked.device
+            checked.shape[0], lengths, offsets, num_keys=num_keys, device=checked.device
         )
         self._offsets: Tensor | None = None
-        self._stride = _stride(len(names), self._lengths.numel(), stride)
+        self._inverse = (
+            None if inverse_indices is None else keyed_parts.inverse_of(names, *inverse_indices)
+        )
+        if self._strides is None:
+            self._stride = keyed_parts.shared_stride(len(names), self._lengths.numel(), stride)
+        else:
+            keyed_parts.check_strides(names, self._strides, self._lengths.numel())
+            self._stride = max(self._strides, default=0)
+        if self._inverse is not None:
+            self._strides = self._strides or self.stride_per_key()
+            self._stride = self._inverse.shape[1]
+        elif self._strides == [self._stride] * len(names):
+            self._strides = None
         self._length_per_key: list[int] | None = None
 
     @classmethod
@@ -105,6 +139,8 @@ class KeyedJaggedTensor(JaggedParts):
         lengths: Tensor,
         stride: int,
         length_per_key: list[int] | None = None,
+        strides: list[int] | None = None,
+        inverse: Tensor | None = None,
     ) -> KeyedJaggedTensor:
         """Without checks, for parts that come out of a checked tensor."""
         self = cls.__new__(cls)
@@ -112,6 +148,7 @@ class KeyedJaggedTensor(JaggedParts):
         self._index_per_key = {name: index for index, name in enumerate(keys)}
         self._lengths, self._offsets, self._stride = lengths, None, stride
         self._length_per_key = length_per_key
+        self._strides, self._inverse = strides, inverse
         return self
 
     # -- other ways to make one -------------------------------------------------
@@ -123,9 +160,13 @@ class KeyedJaggedTensor(JaggedParts):
         lengths: Counts,
         weights: Tensor | None = None,
         stride: int | None = None,
+        stride_per_key_per_rank: Sequence[Sequence[int]] | Tensor | None = None,
+        inverse_indices: tuple[Sequence[str], Tensor] | None = None,
     ) -> KeyedJaggedTensor:
         """From lengths, with everything derived computed now."""
-        return KeyedJaggedTensor(keys, values, weights, lengths, stride=stride).sync()
+        return KeyedJaggedTensor(
+            keys, values, weights, lengths, None, stride, stride_per_key_per_rank, inverse_indices
+        ).sync()
 
     @staticmethod
     def from_offsets_sync(
@@ -134,9 +175,13 @@ class KeyedJaggedTensor(JaggedParts):
         offsets: Counts,
         weights: Tensor | None = None,
         stride: int | None = None,
+        stride_per_key_per_rank: Sequence[Sequence[int]] | Tensor | None = None,
+        inverse_indices: tuple[Sequence[str], Tensor] | None = None,
     ) -> KeyedJaggedTensor:
         """From offsets, with everything derived computed now."""
-        return KeyedJaggedTensor(keys, values, weights, offsets=offsets, stride=stride).sync()
+        return KeyedJaggedTensor(
+            keys, values, weights, None, offsets, stride, stride_per_key_per_rank, inverse_indices
+        ).sync()
 
     @staticmethod
     def from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> KeyedJaggedTensor:
@@ -159,7 +204,7 @@ class KeyedJaggedTensor(JaggedParts):
         return KeyedJaggedTensor(
             list(jt_dict),
             torch.cat([part.values() for part in parts]),
-            _joined_weights([part.weights_or_none() for part in parts]),
+            keyed_parts.joined([part.weights_or_none() for part in parts], "weights"),
             torch.cat([part.lengths() for part in parts]),
             stride=next(iter(strides.values())),
         )
@@ -173,19 +218,26 @@ class KeyedJaggedTensor(JaggedParts):
         """
         if not kjt_list:
             raise InvalidArgumentError("concat needs at least one KeyedJaggedTensor, found none")
+        is_variable = any(part._strides is not None for part in kjt_list)
+        has_inverse = all(part._inverse is not None for part in kjt_list)
         strides = sorted({part.stride() for part in kjt_list})
-        if len(strides) > 1:
+        if len(strides) > 1 and (has_inverse or not is_variable):
             raise InvalidArgumentError(
                 f"concat: all must have the same stride, found {strides}; they are of different "
                 "batches",
                 strides=strides,
             )
+        keys = [name for part in kjt_list for name in part._keys]
+        each = [[stride] for part in kjt_list for stride in part.stride_per_key()]
+        inverse = keyed_parts.joined([part._inverse for part in kjt_list], "inverse_indices")
         return KeyedJaggedTensor(
-            [name for part in kjt_list for name in part._keys],
+            keys,
             torch.cat([part.values() for part in kjt_list]),
-            _joined_weights([part.weights_or_none() for part in kjt_list]),
+            keyed_parts.joined([part.weights_or_none() for part in kjt_list], "weights"),
             torch.cat([part.lengths() for part in kjt_list]),
             stride=strides[0],
+            stride_per_key_per_rank=each if is_variable else None,
+            inverse_indices=None if inverse is None else (keys, inverse),
         )
 
     @staticmethod
@@ -209,12 +261,9 @@ class KeyedJaggedTensor(JaggedParts):
     def empty_like(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """No features, with the dtypes, the device and the stride of `kjt`."""
         weights = kjt._weights
+        weights = None if weights is None else weights[:0]
         return KeyedJaggedTensor._trusted(
-            [],
-            kjt._values[:0],
-            None if weights is None else weights[:0],
-            kjt._lengths[:0],
-            kjt._stride,
+            [], kjt._values[:0], weights, kjt._lengths[:0], kjt._stride
         )
 
     # -- parts --------------------------------------------------------------------
@@ -228,12 +277,51 @@ class KeyedJaggedTensor(JaggedParts):
         return self._stride
 
     def stride_per_key(self) -> list[int]:
-        return [self._stride] * len(self._keys)
+        """Bags of each feature."""
+        return list(self._strides or [self._stride] * len(self._keys))
+
+    def stride_per_key_per_rank(self) -> list[list[int]]:
+        return [[stride] for stride in self.stride_per_key()]
+
+    def variable_stride_per_key(self) -> bool:
+        """Whether features differ in their number of bags, or share bags between examples."""
+        return self._strides is not None
+
+    def inverse_indices_or_none(self) -> tuple[list[str], Tensor] | None:
+        """Features, and ``(features, examples)``: which bag is that of an example."""
+        return None if self._inverse is None else (self._keys, self._inverse)
+
+    def inverse_indices(self) -> tuple[list[str], Tensor]:
+        """Features, and ``(features, examples)``: which bag is that of an example.
+
+        Raises:
+            InvalidArgumentError: there are none.
+        """
+        if self._inverse is None:
+            raise InvalidArgumentError(
+                f"features have {self.stride_per_key()} bags and no inverse_indices, so no one "
+                "knows which bag is that of an example; give inverse_indices=(keys, (features, "
+                "examples))"
+            )
+        return self._keys, self._inverse
+
+    def evened(self) -> KeyedJaggedTensor:
+        """The same bags, with as many for each feature: empty ones are added at the end."""
+        if self._strides is None:
+            return self
+        stride = max(self._strides, default=0)
+        lengths = self._lengths.new_zeros(len(self._keys), stride)
+        for row, own in zip(lengths, torch.split(self._lengths, self._strides), strict=True):
+            row[: len(own)] = own
+        return KeyedJaggedTensor._trusted(
+            self._keys, self._values, self._weights, lengths.flatten(), stride, self._length_per_key
+        )
 
     def length_per_key(self) -> list[int]:
         """Ids of each feature."""
         if self._length_per_key is None:
-            per_key = self._lengths.view(len(self._keys), self._stride).sum(1)
+            lengths = self.evened()._lengths
+            per_key = lengths.view(len(self._keys), -1 if len(lengths) else 0).sum(1)
             self._length_per_key = per_key.tolist()
         return self._length_per_key
 
@@ -246,7 +334,7 @@ class KeyedJaggedTensor(JaggedParts):
 
     def lengths_offset_per_key(self) -> list[int]:
         """Where each feature's lengths start, and the end."""
-        return [index * self._stride for index in range(len(self._keys) + 1)]
+        return list(accumulate(self.stride_per_key(), initial=0))
 
     def index_per_key(self) -> dict[str, int]:
         """The place of each feature in `keys`."""
@@ -335,28 +423,34 @@ class KeyedJaggedTensor(JaggedParts):
         return KeyedJaggedTensor._trusted(
             [self._keys[index] for index in order],
             torch.cat([part._values for part in parts]),
-            _joined_weights([part._weights for part in parts]),
+            keyed_parts.joined([part._weights for part in parts], "weights"),
             torch.cat([part._lengths for part in parts]),
             self._stride,
             [self.length_per_key()[index] for index in order],
+            None if self._strides is None else [self._strides[index] for index in order],
+            None if self._inverse is None else self._inverse[order],
         )
 
     def flatten_lengths(self) -> KeyedJaggedTensor:
-        """The same; lengths are always flat here."""
         return self
 
     def _part(self, begin: int, end: int) -> KeyedJaggedTensor:
         per_key = self.length_per_key()
         start = sum(per_key[:begin])
         stop = start + sum(per_key[begin:end])
-        weights = self._weights
+        weights, strides, inverse = self._weights, self._strides, self._inverse
+        bags = slice(begin * self._stride, end * self._stride)
+        if strides is not None:
+            bags = slice(sum(strides[:begin]), sum(strides[:end]))
         return KeyedJaggedTensor._trusted(
             self._keys[begin:end],
             self._values[start:stop],
             None if weights is None else weights[start:stop],
-            self._lengths[begin * self._stride : end * self._stride],
+            self._lengths[bags],
             self._stride,
             per_key[begin:end],
+            None if strides is None else strides[begin:end],
+            None if inverse is None else inverse[begin:end],
         )
 
     # -- moving -----------------------------------------------------------------------
@@ -368,33 +462,31 @@ class KeyedJaggedTensor(JaggedParts):
         dtype: torch.dtype | None = None,
     ) -> KeyedJaggedTensor:
         """The same on another device; `dtype`, if given, is for the weights."""
-        weights = self._weights
-        return KeyedJaggedTensor._trusted(
-            self._keys,
-            self._values.to(device, non_blocking=non_blocking),
-            None
-            if weights is None
-            else weights.to(device=device, dtype=dtype, non_blocking=non_blocking),
-            self._lengths.to(device, non_blocking=non_blocking),
-            self._stride,
-            self._length_per_key,
-        )
+        moved = self._mapped(lambda part: part.to(device, non_blocking=non_blocking))
+        if dtype is not None and moved._weights is not None:
+            moved._weights = moved._weights.to(dtype)
+        return moved
 
     def pin_memory(self) -> KeyedJaggedTensor:
         """The same in page-locked memory, from where a copy to a GPU need not wait."""
-        weights = self._weights
+        return self._mapped(Tensor.pin_memory)
+
+    def _mapped(self, move: Callable[[Tensor], Tensor]) -> KeyedJaggedTensor:
+        """The same with every tensor moved."""
         return KeyedJaggedTensor._trusted(
             self._keys,
-            self._values.pin_memory(),
-            None if weights is None else weights.pin_memory(),
-            self._lengths.pin_memory(),
+            move(self._values),
+            None if self._weights is None else move(self._weights),
+            move(self._lengths),
             self._stride,
             self._length_per_key,
+            self._strides,
+            None if self._inverse is None else move(self._inverse),
         )
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Keeps the memory of all parts until `stream` has done with it."""
-        for part in (self._values, self._weights, self._lengths, self._offsets):
+        for part in (self._values, self._weights, self._lengths, self._offsets, self._inverse):
             if part is not None:
                 part.record_stream(stream)
 
@@ -403,62 +495,4 @@ class KeyedJaggedTensor(JaggedParts):
         return f"KeyedJaggedTensor({{\n  {features}\n}}, stride={self._stride})"
 
 
-def _stride(num_keys: int, num_bags: int, given: int | None) -> int:
-    if num_keys == 0:
-        if num_bags:
-            raise InvalidArgumentError(
-                f"a KeyedJaggedTensor without features has no bags, found {num_bags}; name the "
-                "features in keys",
-                num_bags=num_bags,
-            )
-        return given or 0
-    if num_bags % num_keys or (given is not None and given * num_keys != num_bags):
-        wanted = f"{given} for each" if given is not None else "as many for each"
-        raise InvalidArgumentError(
-            f"{num_bags} bags do not share out to {num_keys} features, {wanted}; give one length "
-            "for each feature and example",
-            num_bags=num_bags,
-            num_keys=num_keys,
-            stride=given,
-        )
-    return num_bags // num_keys
-
-
-def _joined_weights(weights: Sequence[Tensor | None]) -> Tensor | None:
-    given = [each for each in weights if each is not None]
-    if not given:
-        return None
-    if len(given) != len(weights):
-        raise InvalidArgumentError(
-            f"all parts must have weights or none, found weights on {len(given)} of "
-            f"{len(weights)}; give the others weights of one"
-        )
-    return torch.cat(given)
-
-
-def _leaves(batch: KeyedJaggedTensor) -> tuple[list[Any], list[str]]:
-    return [batch._values, batch._weights, batch._lengths], batch._keys
-
-
-def _named_leaves(batch: KeyedJaggedTensor) -> tuple[list[tuple[Any, Any]], list[str]]:
-    leaves, keys = _leaves(batch)
-    names: Any = map(torch.utils._pytree.MappingKey, ("values", "weights", "lengths"))
-    return list(zip(names, leaves, strict=True)), keys
-
-
-def _from_leaves(leaves: Iterable[Any], keys: list[str]) -> KeyedJaggedTensor:
-    values, weights, lengths = leaves
-    # Not always tensors: torch maps trees of them to trees of names and the like.
-    num_bags = lengths.shape[0] if isinstance(lengths, Tensor) else 0
-    return KeyedJaggedTensor._trusted(keys, values, weights, lengths, num_bags // max(1, len(keys)))
-
-
-# So that `torch.export` takes batches as inputs, and its programs are loaded with `weights_only`.
-torch.utils._pytree.register_pytree_node(
-    KeyedJaggedTensor,
-    _leaves,
-    _from_leaves,
-    flatten_with_keys_fn=_named_leaves,
-    serialized_type_name="sparring_torch.KeyedJaggedTensor",
-)
-torch.serialization.add_safe_globals([KeyedJaggedTensor])
+keyed_parts.register_tree(KeyedJaggedTensor)

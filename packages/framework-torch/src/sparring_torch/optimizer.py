@@ -26,7 +26,7 @@ from sparring_torch.train_agent import table_modules
 __all__ = ["Optimizer"]
 
 _ROWS_ARE_IN = (
-    "the storages of the tables: a snapshot of them holds embeddings and the state of each row; "
+    "the state_dict of the model, or a snapshot: embeddings and the state of each row; "
     "this state_dict holds hyper-parameters, and what the optimizer keeps for a whole table"
 )
 
@@ -112,11 +112,11 @@ class Optimizer(torch.optim.Optimizer):
             )
         holders = table_modules(modules)
         agents = list({id(each.agent): each.agent for each in holders}.values())
+        for agent in agents:
+            agent.awaits_state = True
         self.container = joined_container(agents)
         if non_finite_gradients is not None:
             self.container.non_finite_gradients = non_finite_policy(non_finite_gradients)
-        for agent in agents:
-            agent.has_optimizer = True
         self._names = list(dict.fromkeys(name for agent in agents for name in agent.table_names))
         given = given_storages(agents)
         self._updater: NativeUpdater | FusedUpdater
@@ -139,6 +139,9 @@ class Optimizer(torch.optim.Optimizer):
             self._updater = FusedUpdater(
                 self.container, self._names, method, hyperparameters, tables or {}, given
             )
+        for agent in agents:
+            agent.has_optimizer = True
+            agent.write_brought_in()
         self._is_made = False
         super().__init__(self._updater.parameters, {})
         self._is_made = True
@@ -283,8 +286,9 @@ class Optimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Hyper-parameters, and the optimizer's scalars of each table: not the rows.
 
-        Embeddings and the optimizer state of each row live in the storages, where snapshots save
-        them; the entry ``rows_are_in`` says so to a reader of the file.
+        Embeddings and the optimizer state of each row are in the `state_dict` of the model, and in
+        snapshots; the entry ``rows_are_in`` says so to a reader of the file. A model that is loaded
+        without this goes on with the state of each row, and counts steps from 0.
 
         Returns:
             ``native``: the optimizer's name; ``param_groups``: as torch has them, with table
@@ -312,6 +316,12 @@ class Optimizer(torch.optim.Optimizer):
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({name: value for name, value in saved.items() if name not in own})
         self._updater.set_scalars(state_dict["state"])
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise UnsupportedError(
+            "an Optimizer of rows is not copied or pickled, as it belongs to its model; make "
+            "another for the copy of the model, and give it load_state_dict(optimizer.state_dict())"
+        )
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
         native = self._updater.name

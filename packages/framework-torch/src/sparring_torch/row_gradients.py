@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -67,6 +68,9 @@ class Anchor(_Norm):
     for the `sparring_torch.Optimizer` of the module.
     """
 
+    owner: weakref.ref[nn.Module] | None = None
+    """The module; a copy has none."""
+
     @property
     def grad(self) -> Tensor | None:
         """As `_Norm.grad`."""
@@ -93,6 +97,7 @@ class AnchoredModule(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.anchor = Anchor()
+        self.anchor.owner = weakref.ref(self)
 
     @property
     def is_training(self) -> bool:

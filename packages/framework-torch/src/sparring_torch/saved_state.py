@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sparring.adapter import State
 from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_torch.rows_in_state import without_rows
 
 __all__ = ["gather_random_state", "gather_state", "restore_random_state", "restore_state"]
 
@@ -44,7 +45,8 @@ def gather_state(**parts: _Stateful) -> State:
         UnsupportedError: a state holds something else than numbers, text and tensors.
     """
     arrays: dict[str, npt.NDArray[Any]] = {}
-    values = {name: _packed(part.state_dict(), name, arrays) for name, part in parts.items()}
+    with without_rows():
+        values = {name: _packed(part.state_dict(), name, arrays) for name, part in parts.items()}
     return State(values, arrays)
 
 
@@ -67,8 +69,9 @@ def restore_state(state: State, **parts: _Stateful) -> None:
                 name=name,
             )
         restored[name] = _unpacked(state.values[name], state.arrays)
-    for name, part in parts.items():
-        part.load_state_dict(restored[name])
+    with without_rows():
+        for name, part in parts.items():
+            part.load_state_dict(restored[name])
 
 
 def gather_random_state() -> State:

@@ -74,8 +74,10 @@ class SingleTable(TableModule):
         """A module whose table begins with these embeddings.
 
         They are written when the module joins a container, by `Optimizer`, `DistributedModelParallel`
-        or the first lookup; on several ranks all give the same. They are trained as any, unlike
-        torch's, which are frozen. The row of `padding_idx` is left out.
+        or the first lookup; on several ranks all give the same. Into a storage that outlives the
+        process, on several ranks, write them by `StepContainer.assign` after the `Optimizer` was
+        made. They are trained as any, unlike torch's, which are frozen. The row of `padding_idx` is
+        left out.
 
         Args:
             weights: ``(n, embedding_dim)``; their dtype is that of the table, unless `dtype` is given.
@@ -99,6 +101,8 @@ class SingleTable(TableModule):
                 f"embeddings, found shape {tuple(places.shape)} of {places.dtype}",
                 shape=tuple(places.shape),
             )
+        if len(places.unique()) < len(places):
+            raise InvalidArgumentError("from_pretrained: an id is there twice; give each id once")
         options.setdefault("dtype", given.dtype)
         make: Any = cls
         module: Table = make(given.shape[1], **options)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 import torch
 
-from sparring.adapter import StorageLike, TableDeclaration, declared
-from sparring.contracts import AdmissionLike, Initializer, TableConfig, Uniform
+from sparring.adapter import StorageLike, TableDeclaration, declared, shared_settings
+from sparring.contracts import AdmissionLike, ExpiryLike, Initializer, TableConfig, Uniform
 from sparring.errors import InvalidArgumentError
 from sparring_torch.device_kernels import storage_device
+from sparring_torch.init_functions import initializer_of
 from sparring_torch.misuse import say_bound
 
 __all__ = [
@@ -74,8 +75,11 @@ class EmbeddingConfig:
             float32, float64, float16 or bfloat16. Outputs are float32 for 16-bit tables, and so
             are gradients and optimizer state; updates round stochastically.
         initializer: what an id reads as before it was trained: a `sparring.Initializer`, its
-            name, or ``{"kind": name, parameter: value}``. None means uniform within
+            name, or ``{"kind": name, parameter: value}``. None means `init_fn`, or uniform within
             (`weight_init_min`, `weight_init_max`).
+        init_fn: a function of `torch.nn.init`, or `functools.partial` of one: ``zeros_``,
+            ``ones_``, ``constant_``, ``uniform_``, ``normal_``, or ``trunc_normal_`` within two
+            standard deviations.
         weight_init_min: lower bound of the default initializer.
         weight_init_max: upper bound of the default initializer.
         admission: which unseen ids earn a row, a `sparring.contracts.admission.Admission` or
@@ -84,6 +88,8 @@ class EmbeddingConfig:
         storage: in place of the collection's.
         placement: ``sharded``: each row is on one rank; ``replicated``: every rank keeps all of
             them, and lookups touch no wire. For small tables.
+        expire: after how long without training rows are removed, a `sparring.contracts.Expiry`
+            or ``{"after_steps": …, "after_days": …}``; None: never.
     """
 
     name: str
@@ -92,12 +98,14 @@ class EmbeddingConfig:
     num_embeddings: int | None = None
     data_type: DataType | torch.dtype | str = DataType.FP32
     initializer: Initializer | str | dict[str, Any] | None = None
+    init_fn: Callable[..., Any] | None = None
     weight_init_min: float = -0.05
     weight_init_max: float = 0.05
     admission: AdmissionLike = None
     seed: int = 0
     storage: StorageLike | None = None
     placement: str = "sharded"
+    expire: ExpiryLike = None
 
 
 @dataclass(kw_only=True)
@@ -110,6 +118,16 @@ class EmbeddingBagConfig(EmbeddingConfig):
     """
 
     pooling: PoolingType = PoolingType.SUM
+
+    @staticmethod
+    def of(table: TableConfig) -> EmbeddingBagConfig:
+        """A table as the engine declares it, for one feature of its name."""
+        return EmbeddingBagConfig(
+            name=table.name,
+            embedding_dim=table.dim,
+            data_type=table.dtype,
+            **shared_settings(table),
+        )
 
 
 def declaration(config: EmbeddingConfig, storage: StorageLike) -> TableDeclaration:
@@ -132,6 +150,13 @@ def declaration(config: EmbeddingConfig, storage: StorageLike) -> TableDeclarati
             table=config.name,
         )
     initializer = config.initializer
+    if config.init_fn is not None:
+        if initializer is not None:
+            raise InvalidArgumentError(
+                f"table {config.name!r} has an initializer and an init_fn; give one of the two",
+                table=config.name,
+            )
+        initializer = initializer_of(config.init_fn, config.name)
     if initializer is None:
         initializer = Uniform(config.weight_init_min, config.weight_init_max)
     table = TableConfig(
@@ -142,6 +167,7 @@ def declaration(config: EmbeddingConfig, storage: StorageLike) -> TableDeclarati
         seed=config.seed,
         admission=config.admission,
         placement=config.placement,
+        expire=config.expire,
     )
     return declared(
         table,
@@ -154,10 +180,15 @@ def declaration(config: EmbeddingConfig, storage: StorageLike) -> TableDeclarati
 def storage_on(device: torch.device | str | None, storage: StorageLike) -> StorageLike:
     """The storage of a module's tables, on the device that the module was given.
 
+    Args:
+        device: None leaves it to the storage, and so does ``meta``: no row exists before it is
+            trained, so there is nothing that has to be allocated later.
+        storage: of tables that name none of their own.
+
     Raises:
         InvalidArgumentError: no such device, or a storage with options of its own.
     """
-    where = storage_device(device)
+    where = storage_device(None if str(device) == "meta" else device)
     if where == "cpu":
         return storage
     if storage != "hkv":

@@ -6,7 +6,7 @@ import weakref
 from itertools import count
 from typing import Any
 
-__all__ = ["free_table_name"]
+__all__ = ["free_table_name", "hold_table_name"]
 
 _holders: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
@@ -23,3 +23,8 @@ def free_table_name(stem: str, holder: object) -> str:
             _holders[name] = holder
             return name
     raise AssertionError("count() does not end")
+
+
+def hold_table_name(name: str, holder: object) -> None:
+    """`name`, of a module that was copied or unpickled, is not free while `holder` lives."""
+    _holders.setdefault(name, holder)

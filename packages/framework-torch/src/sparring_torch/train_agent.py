@@ -28,7 +28,6 @@ from sparring.adapter import (
     ResourceManager,
     StepContainer,
     TableDeclaration,
-    TableGroup,
     dedup,
     pulls_on_device,
     suggestion,
@@ -44,6 +43,8 @@ from sparring_torch.intra_op_threads import borrow_intra_op_threads
 from sparring_torch.jagged_tensor import JaggedTensor
 from sparring_torch.keyed_tensor import KeyedTensor
 from sparring_torch.lookup_ops import LookupModule
+from sparring_torch.row_copies import CopiedTables
+from sparring_torch.rows_in_state import RowsInState
 from sparring_torch.shadow_pooling import (
     Plan,
     Shadow,
@@ -80,7 +81,7 @@ class Prefetched:
     """One for each request of the plan; not registered."""
 
 
-class TrainAgent(TableGroup):
+class TrainAgent(CopiedTables):
     """The tables of a module, and the container that they live in.
 
     Args:
@@ -107,6 +108,9 @@ class TrainAgent(TableGroup):
         self._path: DevicePath | None = None
         self._brought_in: list[tuple[str, Index, npt.NDArray[Any]]] = []
         self._may_train = False
+        self.awaits_state = False
+        """Whether an `Optimizer` is being made: rows that are brought in wait for their state."""
+        self._first_step: int | None = None
         self.has_optimizer = False
         """Whether an optimizer takes the gradients of the tables."""
         for each in declarations:
@@ -128,8 +132,8 @@ class TrainAgent(TableGroup):
         self._path = None if device == "cpu" else DevicePath(device)
         if self._path is not None:
             self.container.keep_on_device(self.table_names, self._path.kernels)
-        while self._brought_in:
-            self._assign(*self._brought_in.pop(0))
+        if not self.awaits_state:
+            self.write_brought_in()
 
     def bring_in(self, table: str, ids: Index, embeddings: npt.NDArray[Any]) -> None:
         """Rows that `table` begins with, once its container is known; all ranks give the same.
@@ -138,14 +142,17 @@ class TrainAgent(TableGroup):
             ids: ``(n,)``.
             embeddings: ``(n, dim)``.
         """
+        self._brought_in.append((table, ids, embeddings))
         if self.has_container:
-            self._assign(table, ids, embeddings)
-        else:
-            self._brought_in.append((table, ids, embeddings))
+            self.write_brought_in()
 
-    def _assign(self, table: str, ids: Index, embeddings: npt.NDArray[Any]) -> None:
-        rank, size = self.container.collective.rank, self.container.collective.world_size
-        self.container.assign(table, ids[rank::size], embeddings[rank::size])
+    def write_brought_in(self) -> None:
+        """Writes the rows that tables begin with, each rank a part of them."""
+        collective = self.container.collective
+        while self._brought_in:
+            table, ids, embeddings = self._brought_in.pop(0)
+            mine = slice(collective.rank, None, collective.world_size)
+            self.container.assign(table, ids[mine], embeddings[mine])
 
     # -- on a device
 
@@ -182,7 +189,7 @@ class TrainAgent(TableGroup):
             InvalidArgumentError: the tables lie on a device, and the ids on another.
         """
         container = self._container or self.container
-        if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
+        if torch._C._is_tracing():  # half the time of torch.jit.is_tracing
             misuse.refuse_tracing(self.table_names)
         if is_training and not self._may_train and torch.is_grad_enabled():
             self._check_training(container)
@@ -198,7 +205,10 @@ class TrainAgent(TableGroup):
         try:
             if not self.is_container_given:
                 misuse.check_ranks(self.table_names, container)
-            self._may_train = self.has_optimizer or container.counters.steps > 0
+            step = container.counters.steps
+            if self._first_step is None:
+                self._first_step = step  # a model that was loaded has taken steps
+            self._may_train = self.has_optimizer or step > self._first_step
             if not self._may_train:
                 misuse.check_gradients_are_taken(self.table_names, container)
         except Exception as error:
@@ -464,7 +474,7 @@ def untraced(forward: Forward) -> Forward:
     return marked
 
 
-class TableModule(LookupModule):
+class TableModule(LookupModule, RowsInState):
     """The base of modules that look up in tables."""
 
     agent: TrainAgent

@@ -31,6 +31,18 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
             summary="Show or check a configuration.",
             register=_add_config,
         ),
+        CommandDescriptor(
+            name="get",
+            api_version=API_VERSION,
+            summary="Show the row of one key.",
+            register=_add_get,
+        ),
+        CommandDescriptor(
+            name="erase",
+            api_version=API_VERSION,
+            summary="Remove ids from everything that a run has left.",
+            register=_add_erase,
+        ),
     ]
 
 
@@ -64,6 +76,18 @@ def _add_config(app: typer.Typer) -> None:
     from sparring_train.cli.config import add_config
 
     add_config(app)
+
+
+def _add_get(app: typer.Typer) -> None:
+    from sparring_train.cli.get import add_get
+
+    add_get(app)
+
+
+def _add_erase(app: typer.Typer) -> None:
+    from sparring_train.cli.erase import add_erase
+
+    add_erase(app)
 
 
 def _train_with_torch(config: RunConfig, manager: PluginManager, progress: Progress) -> TrainResult:

@@ -27,7 +27,8 @@ class TrainResult:
     """Table name → gradients that its admission filter dropped; tables with a filter only."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Counts of what was left out because it was not finite, where that is the policy:
-    ``rows_skipped_non_finite``, ``dense_steps_skipped_non_finite``."""
+    ``rows_skipped_non_finite``, ``dense_steps_skipped_non_finite``; and ``rows_expired``, where
+    rows expire."""
     tiers: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     """Table name → the counters of each of its tiers, hottest first, summed over ranks; tables in
     stacks of storages only. See ``docs/reference/metrics.md``."""

@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +21,6 @@ from sparring import (
     SaveOptions,
     Snapshot,
     State,
-    StorageChoice,
     interrupted_load,
     locate,
     open_place,
@@ -34,6 +32,7 @@ from sparring.errors import ConfigError, SnapshotDamagedError, SnapshotError
 from sparring_train.config.model import MatrixFactorizationModel
 from sparring_train.config.run import RunConfig
 from sparring_train.same_run import RUN, check_same_run, described_run
+from sparring_train.stored_rows import place_name
 
 if TYPE_CHECKING:
     from sparring import StepContainer, Task
@@ -136,7 +135,7 @@ class RunSnapshots:
             opened = [each.storage for each in container.entries() if each.storage is not None]
             if any(interrupted_load(each) is not None for each in opened):
                 return None  # the first lookup refuses them, and says which load was cut short
-            place = " over ".join(map(_place_of, container.entry(table).tiers()))
+            place = " over ".join(map(place_name, container.entry(table).tiers()))
             return f"{place} has {count:,} rows of table {table!r} already"
         return None
 
@@ -374,16 +373,6 @@ def _refuse_others(root: str) -> None:
             "in another folder (snapshots.url=…), or remove them first",
             setting="snapshots.url",
         )
-
-
-def _place_of(storage: StorageChoice) -> str:
-    """A storage as messages name it: with those options that are text, as a path or a URL."""
-    said = [
-        f"{name} {value}"
-        for name, value in storage.options.items()
-        if isinstance(value, (str, PurePath))
-    ]
-    return f"{storage.backend} ({', '.join(said)})" if said else storage.backend
 
 
 def _free_url(root: str, name: str) -> str:

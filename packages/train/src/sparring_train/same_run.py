@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from sparring import Snapshot
 from sparring.errors import ConfigError
 from sparring_train.config.run import RunConfig
+from sparring_train.config.section import Section
 
 __all__ = ["RUN", "check_same_run", "described_run"]
 
@@ -47,7 +50,9 @@ def check_same_run(snapshot: Snapshot, config: RunConfig) -> list[str]:
     saved = snapshot.state(RUN).values
     now = described_run(config)
     for name in _EXACT:
-        if name in saved and saved[name] != now[name]:
+        if name in saved and _of_today(saved[name], config, name) != _of_today(
+            now[name], config, name
+        ):
             raise ConfigError(
                 f"snapshot {snapshot.url} is of a run with {name}: {saved[name]}, this one has "
                 f"{now[name]}; resume with the configuration that the run began with, or "
@@ -57,6 +62,22 @@ def check_same_run(snapshot: Snapshot, config: RunConfig) -> list[str]:
     if _OPTIMIZER not in saved:
         return []
     return _changes(snapshot, config.framework in names, saved[_OPTIMIZER], now[_OPTIMIZER])
+
+
+def _of_today(values: Any, config: RunConfig, name: str) -> Any:
+    """Values of a section, with the defaults of keys that the release which saved them did not have, and
+    without limits that may change from run to run."""
+    section = type(getattr(config, name))
+    if not issubclass(section, Section):
+        return values
+    try:
+        today = section.model_validate(values).model_dump(mode="json")
+    except ValidationError:
+        return values  # of another kind
+    if name == "tables":
+        for each in (today, *today["overrides"].values()):
+            del each["expire"]
+    return today
 
 
 def _changes(

@@ -326,6 +326,25 @@ def _(runs: Runs) -> None:
     assert rows_of_once(runs, rarely) == 0
 
 
+@EFFECTS.of("tables.expire.after_steps", "tables.overrides.<name>.expire")
+def _(runs: Runs) -> None:
+    override = "tables.overrides={item: {expire: {after_steps: 5}}}"
+    found = runs.ratings("data.path=once.csv", "tables.expire={after_steps: 2}", override)
+    # Of 14 steps, each of other ids: 16, and 8 in the last one.
+    assert found.rows == {"user": 16 + 8, "item": 4 * 16 + 8}
+    assert found.end.skipped == {"rows_expired": 2 * 216 - 24 - 72}
+    assert "rows_expired" not in runs.ratings().end.skipped
+
+
+@EFFECTS.of("tables.expire.after_days")
+def _(runs: Runs) -> None:
+    # The clock is looked at after steps 100 and 200.
+    found = runs.ratings(
+        "data.path=once.csv", "data.batch_size=1", "tables.expire={after_days: 1.0e-9}"
+    )
+    assert found.rows["user"] == 216 - 100
+
+
 @EFFECTS.of("tables.placement", "tables.overrides.<name>.placement")
 def _(runs: Runs) -> None:
     def rows(name: str, *overrides: str) -> list[tuple[int, int]]:

@@ -4,6 +4,7 @@ is written, and any section that `test_effects` does not have.
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -98,6 +99,46 @@ def _(runs: Runs) -> None:
             assert main(["train", "run.yaml", f"training.log_interval_seconds={seconds}"]) == 0
         lines.append(told.getvalue().count("samples/s"))
     assert lines == [4, 0]
+
+
+@EFFECTS.of("logging.level", "logging.format")
+def _(runs: Runs) -> None:
+    # Of an unbounded tier a warning is logged for each table.
+    Path("run.yaml").write_text(RATINGS)
+    stack = ["storage.backend=tiered", "storage.options={tiers: [memory, memory]}"]
+
+    def told(*overrides: str) -> list[str]:
+        often = "training.log_interval_seconds=1.0e-9"
+        with redirect_stderr(StringIO()) as said, redirect_stdout(StringIO()):
+            assert main(["train", "run.yaml", *stack, often, *overrides]) == 0
+        return said.getvalue().splitlines()
+
+    assert sum("has no bound" in line for line in told("logging.level=error")) == 0
+    (first, second) = (line for line in told() if "has no bound" in line)
+    assert " warning rank 0 step 0 table user: table 'user': tiers.0" in first
+    assert " table item: " in second
+    more = told("logging={level: info}", "tables.expire={after_steps: 1}")
+    assert any(" info rank 0 step 2 table item: " in line for line in more), more
+    records = [json.loads(line) for line in told("logging={format: json}")]
+    warnings = [each for each in records if each["level"] == "warning"]
+    assert [(each["table"], each["rank"], each["step"]) for each in warnings] == [
+        ("user", 0, 0),
+        ("item", 0, 0),
+    ]
+    steps = [each for each in records if each["logger"] == "sparring_train.progress"]
+    assert [each["step"] for each in steps if "loss" in each["message"]] == [1, 2, 3, 4]
+    assert all(each["time"] and each["message"] for each in records)
+
+
+def test_what_ends_a_run_is_logged_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(RATINGS)
+    assert main(["train", "run.yaml", "logging.format=json"]) == 2
+    record = json.loads(capfd.readouterr().err.splitlines()[0])
+    assert (record["level"], record["step"]) == ("critical", 0)
+    assert "ratings.csv" in record["message"]
 
 
 # -- snapshots ----------------------------------------------------------------------------

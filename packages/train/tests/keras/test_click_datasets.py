@@ -15,9 +15,8 @@ tf = pytest.importorskip(
 import keras
 
 import sparring_tf
-from sparring.contracts import TableConfig
 from sparring.errors import DataError, InvalidArgumentError
-from sparring_tf.models import Dlrm
+from sparring_tf import DLRM, EmbeddingCollection, FeatureConfig, TableConfig
 from sparring_train.data.criteo import read_clicks
 from sparring_train.data.planted_model import PlantedModel
 from sparring_train.data.synthetic import SyntheticFiles, write_synthetic
@@ -59,8 +58,9 @@ def test_elements_have_known_shapes_and_dtypes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_a_model_is_fitted_from_a_log(tmp_path: Path, file_format: Any) -> None:
     files = written(tmp_path, file_format)
-    tables = [TableConfig(f"feature_{number}", 4) for number in range(26)]
-    model = Dlrm(tables, bottom_mlp=[8], top_mlp=[8])
+    tables = [TableConfig(name=f"feature_{number}", embedding_dim=4) for number in range(26)]
+    features = {table.name: FeatureConfig(name=table.name, table=table) for table in tables}
+    model = DLRM(EmbeddingCollection(features), 13, [8, 4], [8, 1])
     rates = {"learning_rate": 0.1, "dense": keras.optimizers.Adam(0.01)}
     model.compile(
         optimizer=sparring_tf.Optimizer(model, "adagrad", **rates),
@@ -69,7 +69,7 @@ def test_a_model_is_fitted_from_a_log(tmp_path: Path, file_format: Any) -> None:
     history = model.fit(click_dataset(files.train_path, 50), epochs=3, verbose=0)
     losses = history.history["loss"]
     assert losses[-1] < losses[0]
-    assert sum(model.embeddings.num_rows().values()) > 1000
+    assert sum(model.embedding_collection.num_rows().values()) > 1000
     assert np.isfinite(model.evaluate(click_dataset(files.test_path, 50), verbose=0))
 
 

@@ -16,9 +16,13 @@ tf = pytest.importorskip(
     "tensorflow", reason="TensorFlow is not installed; see nox -s tests_tensorflow"
 )
 
-from sparring import make_plugin_manager
+import sparring_tf
+from sparring import StepContainer, make_plugin_manager
 from sparring.errors import ConfigError, InvalidArgumentError, NonFiniteGradientError
+from sparring.snapshot.retention import latest_snapshot
 from sparring_train.config.run import RunConfig
+from sparring_train.keras.tasks import ClickTask, RatingTask
+from sparring_train.ranks import Ranks
 from sparring_train.result import SilentProgress, TrainResult
 from sparring_train.trainers import trainer_of
 
@@ -51,6 +55,37 @@ def test_clicks_are_learnt() -> None:
     assert result.steps == 12
     assert result.metrics["auc"] > 0.6
     assert len(result.rows) == 26
+
+
+@pytest.mark.parametrize("kind", ["ratings", "clicks"])
+def test_a_snapshot_alone_predicts_as_the_trained_model(kind: str, tmp_path: Path) -> None:
+    is_rating = kind == "ratings"
+    sections: dict[str, Any] = {"snapshots": {"url": str(tmp_path / "run")}}
+    if is_rating:
+        path = tmp_path / "ratings.csv"
+        lines = [f"{place % 7},{place % 11 * 10**9},{place % 5 + 0.5},0" for place in range(300)]
+        path.write_text("\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n")
+        sections |= {
+            "data": {"kind": "movielens", "path": str(path), "batch_size": 64},
+            "model": {"kind": "matrix_factorization", "dim": 4},
+        }
+    else:
+        sections["training"] = {"steps": 3}
+    result = trained(config(**sections))
+    snapshot = latest_snapshot(sections["snapshots"]["url"])
+    assert snapshot is not None
+    with StepContainer() as container:
+        run = RunConfig.model_validate(config(**sections))
+        task: Any = (RatingTask if is_rating else ClickTask)(run, container)
+        for variable in task.model.non_trainable_variables:
+            variable.assign(tf.zeros_like(variable))
+        state = container.load(snapshot.url).states["tensorflow"]
+        sparring_tf.restore_state(state, model=task.model)
+        predict = tf.function(task.predicted, input_signature=task.signature)
+        found = task.source.evaluate(
+            lambda batch: predict(*task.tensors(batch)).numpy(), Ranks(container.collective)
+        )
+    assert found == result.metrics
 
 
 def test_an_unknown_optimizer_is_named() -> None:

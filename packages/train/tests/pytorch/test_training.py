@@ -16,7 +16,8 @@ pytest.importorskip("torch", reason="torch is not installed; see nox -s tests")
 pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 import torch
 
-from sparring import list_snapshots, make_plugin_manager
+import sparring_torch
+from sparring import StepContainer, list_snapshots, make_plugin_manager
 from sparring.cli.application import main
 from sparring.errors import (
     CapacityError,
@@ -28,11 +29,15 @@ from sparring.errors import (
     StorageIOError,
 )
 from sparring.runtime import pool as execution
+from sparring.snapshot.retention import latest_snapshot
 from sparring_train.config.data import SyntheticCriteoData
 from sparring_train.config.run import RunConfig
 from sparring_train.data.planted_model import PlantedModel
 from sparring_train.data.synthetic import write_synthetic
+from sparring_train.pytorch.click_task import ClickTask
+from sparring_train.pytorch.rating_task import RatingTask
 from sparring_train.pytorch.trainer import native_optimizer, train
+from sparring_train.ranks import Ranks
 from sparring_train.result import SilentProgress, TrainResult
 
 
@@ -158,6 +163,33 @@ def click_config(**more: Any) -> dict[str, Any]:
 
 def run(config: dict[str, Any], told: Told | None = None) -> TrainResult:
     return train(RunConfig.model_validate(config), make_plugin_manager(), told or Told())
+
+
+@pytest.mark.parametrize("kind", ["ratings", "clicks"])
+def test_a_snapshot_alone_predicts_as_the_trained_model(
+    kind: str, ratings: Path, tmp_path: Path
+) -> None:
+    snapshots = {"url": str(tmp_path / "run")}
+    is_rating = kind == "ratings"
+    written = (
+        rating_config(ratings, snapshots=snapshots, training={"epochs": 2})
+        if is_rating
+        else click_config(snapshots=snapshots)
+    )
+    result = run(written)
+    snapshot = latest_snapshot(snapshots["url"])
+    assert snapshot is not None
+    with StepContainer() as container:
+        task = (RatingTask if is_rating else ClickTask)(
+            RunConfig.model_validate(written), container
+        )
+        for value in task.model.state_dict().values():
+            value.zero_()
+        state = container.load(snapshot.url).states["torch"]
+        sparring_torch.restore_state(state, model=task.model)
+        with torch.no_grad():
+            found = task.source.evaluate(task.predict, Ranks(container.collective))
+    assert found == result.metrics
 
 
 @pytest.mark.parametrize("kind", ["ratings", "clicks"])

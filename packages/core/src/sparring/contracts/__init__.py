@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         StorageDescriptor,
         UpdateMethodDescriptor,
     )
+    from sparring.contracts.expiry import Expiry, ExpiryLike, expiry_from
     from sparring.contracts.hookspecs import hookimpl, hookspec
     from sparring.contracts.hyperparameters import HyperParameters
     from sparring.contracts.initializers import (
@@ -97,6 +98,7 @@ if TYPE_CHECKING:
         SupportsCopy,
         SupportsFirstTier,
         SupportsNotes,
+        SupportsPurge,
         SupportsRestore,
         Watcher,
     )
@@ -118,6 +120,7 @@ __getattr__ = names_from(
             "FrameworkDescriptor InnerStorage KernelsDescriptor OptionProblem "
             "RendezvousDescriptor StorageDescriptor UpdateMethodDescriptor"
         ),
+        "sparring.contracts.expiry": "Expiry ExpiryLike expiry_from",
         "sparring.contracts.hookspecs": "hookimpl hookspec",
         "sparring.contracts.hyperparameters": "HyperParameters",
         "sparring.contracts.initializers": (
@@ -139,7 +142,7 @@ __getattr__ = names_from(
         "sparring.contracts.storage": "Storage",
         "sparring.contracts.storage_optional": (
             "Background SupportsBackground SupportsCapsule SupportsCopy SupportsFirstTier SupportsNotes "
-            "SupportsRestore Watcher"
+            "SupportsPurge SupportsRestore Watcher"
         ),
         "sparring.contracts.table": "CONVERT_HELP DTYPES TableConfig",
         "sparring.contracts.updates": "MethodChoice UpdateMethod UpdateRows",
@@ -152,17 +155,17 @@ __all__ = [
     "API_VERSION", "Admission", "AdmissionLike", "Array", "ArraySource", "Background", "Bloom",
     "ByteCount", "CONVERT_HELP", "Capabilities", "Collective", "CollectiveDescriptor", "Columns",
     "CommandDescriptor", "Constant", "DTYPES", "Dedup", "Descriptor", "DeviceArray", "Evicted",
-    "FindResult", "FrameworkDescriptor", "Frequency", "HyperParameters", "Indices",
-    "Initializer", "InnerStorage", "KernelSet", "KernelsDescriptor", "Keys", "Membership",
-    "MethodChoice", "NUM_PARTITIONS", "NUM_TAGS", "NoOptions", "Normal", "NumEvicted",
+    "Expiry", "ExpiryLike", "FindResult", "FrameworkDescriptor", "Frequency", "HyperParameters",
+    "Indices", "Initializer", "InnerStorage", "KernelSet", "KernelsDescriptor", "Keys",
+    "Membership", "MethodChoice", "NUM_PARTITIONS", "NUM_TAGS", "NoOptions", "Normal", "NumEvicted",
     "OptionProblem", "Options", "Pooling", "Probability", "Reduction", "Rendezvous",
     "RendezvousDescriptor", "Rounding", "Route", "Rows", "SECRET_GIVEN", "ScanChunk", "Scores",
     "SecretFound", "Shard", "ShardMap", "Storage", "StorageChange", "StorageDescriptor",
     "StorageLookup", "StorageUpdate", "SupportsBackground", "SupportsCapsule", "SupportsCopy",
-    "SupportsFirstTier", "SupportsNotes", "SupportsRestore", "TableBags", "TableConfig",
-    "TableSums", "TruncatedNormal", "Uniform", "UpdateMethod", "UpdateMethodDescriptor",
-    "UpdateRows", "Watcher", "WholeNumber", "Work", "WorkContext", "Xavier", "Zeros",
-    "admission_from", "hookimpl", "hookspec", "may_show_secret", "new_header", "passwords_in",
-    "secrets_in"
+    "SupportsFirstTier", "SupportsNotes", "SupportsPurge", "SupportsRestore", "TableBags",
+    "TableConfig", "TableSums", "TruncatedNormal", "Uniform", "UpdateMethod",
+    "UpdateMethodDescriptor", "UpdateRows", "Watcher", "WholeNumber", "Work", "WorkContext",
+    "Xavier", "Zeros", "admission_from", "expiry_from", "hookimpl", "hookspec", "may_show_secret",
+    "new_header", "passwords_in", "secrets_in"
 ]
 # fmt: on

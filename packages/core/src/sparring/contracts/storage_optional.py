@@ -7,6 +7,7 @@ get the default:
     SupportsNotes             notes are kept for as long as the storage is open
     SupportsRestore           rows of a snapshot are upserted
     SupportsCopy              `find_into`
+    SupportsPurge             files may keep bytes of erased rows until they are rewritten
     SupportsBackground        every call does its work itself
     SupportsFirstTier         native code calls the storage for each read and write
     SupportsCapsule           the storage is wrapped: native code reaches it under the GIL
@@ -34,6 +35,7 @@ __all__ = [
     "SupportsCopy",
     "SupportsFirstTier",
     "SupportsNotes",
+    "SupportsPurge",
     "SupportsRestore",
     "UNWATCHED",
     "Watcher",
@@ -68,6 +70,14 @@ class SupportsRestore(Protocol):
 
     def _restore_impl(self, keys: Keys, rows: Rows, scores: Scores) -> Evicted:
         """Upserts rows with the scores that a scan gave, whatever `Capabilities.scores` is."""
+
+
+@runtime_checkable
+class SupportsPurge(Protocol):
+    """Keeps rows in files of its own, which have bytes of erased rows until they are rewritten."""
+
+    def purge(self) -> None:
+        """Rewrites what has bytes of erased rows; it may take as long as to copy the table."""
 
 
 @runtime_checkable

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.contracts.admission import AdmissionLike, admission_from
+from sparring.contracts.expiry import ExpiryLike, expiry_from
 from sparring.contracts.initializers import Initializer, Uniform, initializer_from
 from sparring.errors import InvalidArgumentError
 
@@ -69,6 +70,8 @@ class TableConfig:
         seed: with the name and the key it determines a row's initial value.
         placement: ``sharded``: each row is on the rank that owns its key; ``replicated``: every
             rank keeps all rows, for small tables that every batch reads much of.
+        expire: after how long without a visit rows are removed, an `Expiry` or
+            ``{"after_steps": …, "after_days": …}``; None: never.
 
     Raises:
         InvalidArgumentError: any of these is out of range, or an initial value may lie beyond the
@@ -84,6 +87,7 @@ class TableConfig:
     state_method: str = ""
     admission: AdmissionLike = None
     placement: str = "sharded"
+    expire: ExpiryLike = None
 
     numpy_dtype: np.dtype[Any] = field(init=False, repr=False, compare=False)
     """The dtype of embeddings, and of arrays of rows; little-endian."""
@@ -128,6 +132,7 @@ class TableConfig:
         _check_range(initializer, self.dim, dtype, self.name)
         object.__setattr__(self, "initializer", initializer)
         object.__setattr__(self, "admission", admission_from(self.admission))
+        object.__setattr__(self, "expire", expiry_from(self.expire))
         self._derive()
 
     def _derive(self) -> None:

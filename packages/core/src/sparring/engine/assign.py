@@ -39,6 +39,7 @@ def assign(state: EngineState, table: str, keys: npt.ArrayLike, embeddings: npt.
         except Exception as failure:
             error = failure
     coordinator.agree(error)
+    state.saves.newest = None
     for own_keys, own in _routed(state, entry, coordinator, *given):
         if error is None and len(own_keys):
             try:

@@ -43,6 +43,7 @@ from sparring.engine.checkpoint.load import load
 from sparring.engine.checkpoint.load_manager import LoadManager
 from sparring.engine.checkpoint.save import save
 from sparring.engine.checkpoint.save_manager import SaveManager
+from sparring.engine.expiry import note_step
 from sparring.engine.job_fingerprint import JobFingerprint, describe_wire_format
 from sparring.engine.lookup import Lookup, look_up
 from sparring.engine.optimizer_state import check_state, drop_state, set_state
@@ -482,6 +483,8 @@ class StepContainer:
         self.state.check_open()
         with self.state.span("apply"):
             apply_update(self.state, update)
+            if self.state.tables.expiring:
+                note_step(self.state)
 
     def apply_methods(self, choices: Mapping[str, MethodChoice]) -> list[str]:
         """Applies the accumulated gradients by update methods: one step, as `apply`.
@@ -502,7 +505,10 @@ class StepContainer:
         """
         self.state.check_open()
         with self.state.span("apply"):
-            return apply_methods(self.state, choices)
+            touched = apply_methods(self.state, choices)
+            if self.state.tables.expiring:
+                note_step(self.state)
+            return touched
 
     def assign(self, table: str, keys: npt.ArrayLike, embeddings: npt.ArrayLike) -> None:
         """Writes embeddings to a table, in place of those that its keys have.

@@ -61,6 +61,7 @@ def _described(table: TableConfig) -> dict[str, Any]:
         "state_width": table.state_width,
         "state_method": table.state_method.casefold(),
         "admission": repr(table.admission),
+        "expire": repr(table.expire),
         "placement": table.placement,
     }
 

@@ -62,6 +62,8 @@ class StepCounters:
     rows_skipped_non_finite: int = 0
     gradients_not_admitted: int = 0
     """Gradients of keys that had no row and were not admitted."""
+    rows_expired: int = 0
+    """Rows that were removed because no step had visited them for long."""
 
 
 @dataclass(slots=True)
@@ -86,6 +88,8 @@ class EngineState:
     memory_bytes: int | None
     """The most memory that the tables of this rank may hold together; None: no limit."""
     counters: StepCounters = field(default_factory=StepCounters)
+    clock: Callable[[], float] = time.time
+    """Seconds, by which rows expire after days; tests replace it."""
     after_step: list[Callable[[], None]] = field(default_factory=list)
     """Called on the driving thread at the end of each step that was applied."""
     is_closed: bool = False

@@ -106,6 +106,7 @@ def shared_settings(table: TableConfig) -> dict[str, Any]:
     return {
         "initializer": table.initializer,
         "admission": table.admission,
+        "expire": table.expire,
         "seed": table.seed,
         "placement": table.placement,
     }

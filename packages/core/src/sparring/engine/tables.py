@@ -16,6 +16,7 @@ import xxhash
 from sparring import _native
 from sparring.contracts.admission import admission_from
 from sparring.contracts.collective import Collective
+from sparring.contracts.expiry import expiry_from
 from sparring.contracts.kernel_set import KernelSet
 from sparring.contracts.rendezvous import Rendezvous
 from sparring.contracts.results import Columns, Evicted, Keys
@@ -31,6 +32,7 @@ from sparring.engine.storage_choice import (
     check_given,
     check_placement,
 )
+from sparring.engine.visits import Visits
 from sparring.errors import InterruptedLoadError, InvalidArgumentError, UnknownTableError
 from sparring.kernels import functions as kernels
 from sparring.kernels.admission_filters import make_filter
@@ -70,6 +72,8 @@ class Tables:
     ) -> None:
         self.entries: dict[str, TableEntry] = {}
         """By name, in the order of declaration."""
+        self.expiring: list[TableEntry] = []
+        """Those whose rows expire."""
         self._collective = collective
         self._rendezvous = rendezvous
         self._resources = resources
@@ -114,6 +118,8 @@ class Tables:
             choice, opened = storage or StorageChoice(), None
         entry = TableEntry(table, choice, opened, self._events, self._owners_of(table))
         self.entries[table.name] = entry
+        if entry.visits is not None:
+            self.expiring.append(entry)
         self._resources.declare(table, entry.view)
 
     def _owners_of(self, config: TableConfig) -> KeyOwners | None:
@@ -233,6 +239,7 @@ class TableEntry:
         "part",
         "storage",
         "view",
+        "visits",
         "was_probed",
         "whole",
         "write_log",
@@ -263,7 +270,9 @@ class TableEntry:
         self.view = _native.TableView(config.dtype, self.initializer)
         self.embedding = Columns(0, config.dim)
         self.whole = Columns(0, config.width)
-        self.write_log = WriteLog(config.name, owners)
+        expiry = expiry_from(config.expire)
+        self.visits = None if expiry is None else Visits(expiry)
+        self.write_log = WriteLog(config.name, owners, self.visits)
         self.background = background
         self.may_refuse = False
         """Whether a write may find no room."""
@@ -437,10 +446,14 @@ snapshot is a full one."""
 
 
 class WriteLog:
-    """Undo rows for a save that runs, and the keys that changed since the last one."""
+    """Undo rows for a save that runs, the keys that changed since the last one, and visits."""
 
-    def __init__(self, table: str, owners: KeyOwners | None = None) -> None:
+    def __init__(
+        self, table: str, owners: KeyOwners | None = None, visits: Visits | None = None
+    ) -> None:
         self._table = table
+        self.visits = visits
+        """Of a table whose rows expire."""
         self.owners = owners
         """Of a table that is spread over several ranks; None: this rank keeps all its rows."""
         self.view: CopyOnWriteView | None = None
@@ -450,7 +463,7 @@ class WriteLog:
 
     @property
     def is_active(self) -> bool:
-        return self.view is not None or self.changed is not None
+        return self.view is not None or self.changed is not None or self.visits is not None
 
     def check_written(self, keys: Keys) -> None:
         """Refuses keys that another rank owns."""
@@ -459,7 +472,7 @@ class WriteLog:
 
     def writing(self, keys: Keys) -> AbstractContextManager[Write]:
         """Surrounds a write to rows of `keys`."""
-        if self.view is None and self.changed is None:
+        if not self.is_active:
             return UNWATCHED
         return _LoggedWrite(self, keys)
 
@@ -506,5 +519,7 @@ class _LoggedWrite:
         if self._view is not None:
             self._view.after_write(self._evicted)
         self._log.note_changed(self._keys)
+        if self._log.visits is not None:
+            self._log.visits.note(self._keys)
         if self._evicted is not None:
             self._log.note_changed(self._evicted.keys)

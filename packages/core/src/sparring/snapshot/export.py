@@ -21,7 +21,7 @@ from sparring.snapshot.chain import count_rows, merged_chunks
 from sparring.snapshot.format.manifest import TableDescription
 from sparring.snapshot.reader import Snapshot
 
-__all__ = ["export_tables"]
+__all__ = ["embedding_parts", "export_tables"]
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -133,7 +133,7 @@ class _Table:
         self.snapshot, self.name = snapshot, name
         self.described: TableDescription = snapshot.tables[name]
         self.has_state = with_state and self.described.state_width > 0
-        self.parts = _parts(snapshot, name, self.described.dim)
+        self.parts = embedding_parts(snapshot, name, self.described.dim)
 
     @property
     def columns(self) -> Columns:
@@ -162,12 +162,12 @@ class _Table:
         return {name: np.ascontiguousarray(column) for name, column in columns.items()}
 
 
-def _parts(snapshot: Snapshot, name: str, dim: int) -> dict[str, slice]:
+def embedding_parts(snapshot: Snapshot, name: str, dim: int) -> dict[str, slice]:
     """Where the parts of an embedding are; ``embedding`` comes first."""
     if EMBEDDING_PARTS not in snapshot.state_names(0):
         return {"embedding": slice(0, dim)}
     values = snapshot.state(EMBEDDING_PARTS).values
-    said = values.get(name, {"embedding": [0, dim]}) if isinstance(values, dict) else None
+    said: Any = values.get(name, {"embedding": [0, dim]}) if isinstance(values, dict) else None
     try:
         parts = {str(part): slice(*map(int, said[part])) for part in said}
         are_known = "embedding" in parts and not parts.keys() & {"key", "state", "score"}

@@ -28,6 +28,7 @@ from sparring.snapshot.format.manifest import (
     Base,
     FileEntry,
     Manifest,
+    NewerFormatError,
     TableDescription,
     decode_text,
 )
@@ -330,6 +331,8 @@ def _read_manifest(
         names = set(folder.names())
     try:
         manifest, found = decode_text(bytes(text), Manifest)
+    except NewerFormatError as error:
+        raise SnapshotError(f"snapshot {url}{of_delta} cannot be read: {error}", url=url) from error
     except ValueError as error:
         raise damaged(url, file_name, 0, str(error)) from error
     for entry in manifest.files:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sparring.errors import InvalidArgumentError, SnapshotError
 from sparring.snapshot.chain import merged_chunks
+from sparring.snapshot.format.data_file import SnapshotState
+from sparring.snapshot.format.manifest import JSON
 from sparring.snapshot.place.place import Place, reading, writing
 from sparring.snapshot.reader import Snapshot, locate, open_place, open_snapshot
 from sparring.snapshot.row_router import SnapshotOptions
 from sparring.snapshot.writer import SnapshotWriter
 
-__all__ = ["compact", "latest_snapshot", "list_snapshots", "retain", "unreadable_snapshots"]
+__all__ = [
+    "compact",
+    "latest_snapshot",
+    "list_snapshots",
+    "retain",
+    "rewrite",
+    "unreadable_snapshots",
+]
 
 _STALE_SECONDS = 86_400.0
 
@@ -184,6 +193,38 @@ def compact(
         SnapshotIOError: the file system failed; nothing is committed.
     """
     source = open_snapshot(url)
+
+    def write_tables(writer: SnapshotWriter) -> None:
+        for name, table in source.tables.items():
+            writer.write_table(table, merged_chunks(source, name))
+
+    return rewrite(source, into_url, write_tables, options=options)
+
+
+def rewrite(
+    source: Snapshot,
+    into_url: str | os.PathLike[str],
+    write_tables: Callable[[SnapshotWriter], None],
+    *,
+    base: str | None = None,
+    state_of: Callable[[str, int], SnapshotState] | None = None,
+    extra: Mapping[str, JSON] | None = None,
+    options: SnapshotOptions | None = None,
+) -> Snapshot:
+    """Writes a snapshot of the same step, by the same ranks, with other files of tables.
+
+    Args:
+        source: where step, ranks and state come from.
+        into_url: of the snapshot to write.
+        write_tables: writes all tables, as rank 0.
+        base: as `SnapshotWriter`.
+        state_of: name and rank → state to write; None: that of `source`.
+        extra: name → values of further state.
+        options: how its files are cut.
+
+    Raises:
+        SnapshotError: as `compact`; nothing is committed.
+    """
     token = secrets.token_hex(8)
     writers: list[SnapshotWriter] = []
     try:
@@ -193,16 +234,19 @@ def compact(
                 step=source.step,
                 rank=rank,
                 world_size=source.world_size,
+                base=base,
                 token=token,
                 options=options,
             )
             writers.append(writer)
-        for name, table in source.tables.items():
-            writers[0].write_table(table, merged_chunks(source, name))
+        write_tables(writers[0])
+        for name, values in (extra or {}).items():
+            writers[0].write_state(name, values)
         for writer in writers:
             for name in source.state_names(writer.rank):
-                state = source.state(name, writer.rank)
-                writer.write_state(name, state.values, state.arrays)
+                if name not in (extra or {}):
+                    state = (state_of or source.state)(name, writer.rank)
+                    writer.write_state(name, state.values, state.arrays)
             writer.finish()
         return writers[0].commit()
     finally:

@@ -16,7 +16,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
-__all__ = ["BarProgress", "LineProgress", "format_metrics", "make_progress"]
+from sparring_train.logs import PROGRESS
+
+__all__ = ["BarProgress", "LineProgress", "LogProgress", "format_metrics", "make_progress"]
 
 Clock = Callable[[], float]
 
@@ -24,8 +26,12 @@ _LOSS_WEIGHT = 0.05
 """How much of the shown loss is the last step's: single steps are too noisy to read."""
 
 
-def make_progress(console: Console, log_interval_seconds: float) -> BarProgress | LineProgress:
-    """A bar where `console` is a terminal; elsewhere a line in each interval."""
+def make_progress(
+    console: Console, log_interval_seconds: float, *, is_logged: bool = False
+) -> BarProgress | LineProgress:
+    """A bar where `console` is a terminal; elsewhere a line in each interval, or a log message."""
+    if is_logged:
+        return LogProgress(console, log_interval_seconds)
     if console.is_terminal and not console.is_dumb_terminal:
         return BarProgress(console)
     return LineProgress(console, log_interval_seconds)
@@ -144,3 +150,10 @@ class LineProgress:
 
     def on_end(self) -> None:
         """Every line is complete already."""
+
+
+class LogProgress(LineProgress):
+    """As `LineProgress`, in the format of the run's logs."""
+
+    def on_message(self, message: str) -> None:
+        PROGRESS.info("%s", message)

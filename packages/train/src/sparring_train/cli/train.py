@@ -72,7 +72,11 @@ def train(
     reason = framework.unavailable() if framework.unavailable is not None else None
     if reason is not None:
         raise PluginError(f"framework {framework.name!r} cannot run here: {reason}")
-    progress = make_progress(make_console(is_error=True), run_config.training.log_interval_seconds)
+    progress = make_progress(
+        make_console(is_error=True),
+        run_config.training.log_interval_seconds,
+        is_logged=run_config.logging.format == "json",
+    )
     try:
         result = trainer_of(framework.name, manager).train(run_config, manager, progress)
     finally:

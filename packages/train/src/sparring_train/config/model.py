@@ -37,6 +37,11 @@ class MatrixFactorizationModel(Section):
         return ("user", "item")
 
     @property
+    def row_dim(self) -> int:
+        """Elements of an embedding: one more than a vector has, the bias."""
+        return self.dim + 1
+
+    @property
     def embedding_parts(self) -> dict[str, Any]:
         """Table → part → where it is in a row; see `sparring.EMBEDDING_PARTS`."""
         parts = {"bias": [0, 1], "embedding": [1, self.dim + 1]}
@@ -65,6 +70,11 @@ class DlrmModel(Section):
         from sparring_train.data.criteo_format import COLUMNS, NUM_FEATURES
 
         return tuple(COLUMNS[-NUM_FEATURES:])
+
+    @property
+    def row_dim(self) -> int:
+        """Elements of an embedding."""
+        return self.embedding_dim
 
 
 ModelConfig = Annotated[MatrixFactorizationModel | DlrmModel, Field(discriminator="kind")]

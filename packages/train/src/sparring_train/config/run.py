@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from sparring import closest_name
 from sparring_train.config.data import DataConfig
 from sparring_train.config.exchange import ExchangeConfig
+from sparring_train.config.logging import LoggingConfig
 from sparring_train.config.metrics import MetricsConfig
 from sparring_train.config.model import ModelConfig
 from sparring_train.config.optimizer import OptimizerConfig
@@ -136,6 +137,9 @@ class RunConfig(Section):
     deadline_seconds: PositiveFloat = Field(
         60.0, description="The longest that one exchange with other ranks may take."
     )
+    logging: LoggingConfig = Field(
+        LoggingConfig(), description="What the run tells on standard error."
+    )
     metrics: MetricsConfig = Field(
         MetricsConfig(), description="Where and how often counters are written."
     )
@@ -144,7 +148,7 @@ class RunConfig(Section):
     def shared(self) -> dict[str, Any]:
         """Settings that all ranks must have alike, as JSON values: all but where each rank runs."""
         return self.model_dump(
-            mode="json", exclude={"collective", "rendezvous", "report", "threads"}
+            mode="json", exclude={"collective", "rendezvous", "report", "threads", "logging"}
         )
 
     @model_validator(mode="after")

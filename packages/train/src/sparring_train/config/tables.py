@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from sparring import MOST_BYTES, bytes_from_text
-from sparring.contracts import TableConfig
+from sparring.contracts import Expiry, TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring_train.config.admission import AdmissionConfig
 from sparring_train.config.initializer import InitializerConfig
-from sparring_train.config.section import Section
+from sparring_train.config.section import PositiveFloat, Section
 
 __all__ = ["TableOverride", "TablesConfig"]
 
@@ -27,6 +27,29 @@ def _number_of_bytes(value: Any) -> Any:
         raise PydanticCustomError(
             "number_of_bytes", "{words}", {"words": str(error).partition(", ")[2]}
         ) from error
+
+
+class ExpireConfig(Section):
+    """Rows that no step has trained for some time are removed: by one of the two limits. A run that
+    goes on counts from its snapshot; reads are no training.
+    """
+
+    after_steps: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="Steps without training. A row stays for an eighth longer at most. Null: any "
+        "number.",
+    )
+    after_days: PositiveFloat | None = Field(
+        None,
+        description="Days without training, by the clock of rank 0, which is looked at every 100 "
+        "steps. Null: any number.",
+    )
+
+    @model_validator(mode="after")
+    def _has_a_limit(self) -> ExpireConfig:
+        if self.after_steps is None and self.after_days is None:
+            raise ValueError("give after_steps or after_days, or both")
+        return self
 
 
 class TableOverride(Section):
@@ -44,6 +67,11 @@ class TableOverride(Section):
     )
     placement: Literal["sharded", "replicated"] | None = Field(
         None, description="Which ranks keep its rows. Null takes what all tables have."
+    )
+    expire: ExpireConfig | None = Field(
+        None,
+        description="After how long without training rows are removed. Null takes what all tables "
+        "have.",
     )
 
 
@@ -75,6 +103,11 @@ class TablesConfig(Section):
         "every rank keeps all rows, lookups touch no wire, and each rank sends its gradients to "
         "all others; for small tables. The storage of such a table must not evict.",
     )
+    expire: ExpireConfig | None = Field(
+        None,
+        description="After how long without training rows are removed; snapshots that are deltas "
+        "have them as erased. Null keeps them.",
+    )
     memory_bytes: Annotated[
         Annotated[int, Field(ge=1, le=MOST_BYTES)] | None, BeforeValidator(_number_of_bytes)
     ] = Field(
@@ -97,10 +130,12 @@ class TablesConfig(Section):
         override = self.overrides.get(wanted.name, TableOverride())
         initializer = override.initializer or self.initializer
         admission = override.admission or self.admission
+        expire = override.expire or self.expire
         return replace(
             wanted,
             dtype=self.dtype,
             initializer=initializer.initializer() if initializer else wanted.initializer,
             admission=admission.admission() if admission else None,
             placement=override.placement or self.placement,
+            expire=Expiry(**expire.model_dump()) if expire else None,
         )

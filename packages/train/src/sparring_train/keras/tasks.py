@@ -8,9 +8,16 @@ import numpy as np
 import tensorflow as tf
 
 from sparring import StepContainer
-from sparring_tf import Dlrm, MatrixFactorization
+from sparring_tf import (
+    DLRM,
+    EmbeddingCollection,
+    FeatureConfig,
+    MatrixFactorization,
+    TableConfig,
+)
 from sparring_train.config.run import RunConfig
 from sparring_train.data.batches import ClickBatch, RatingBatch
+from sparring_train.data.criteo_format import NUM_FEATURES, NUM_INTEGERS
 from sparring_train.loop.click_source import ClickSource
 from sparring_train.loop.rating_source import RatingSource
 
@@ -80,7 +87,7 @@ class RatingTask:
 
 
 class ClickTask:
-    """`Dlrm` on logs in Criteo format, real or synthetic.
+    """`DLRM` on logs in Criteo format, real or synthetic.
 
     Args:
         config: the run; `data` is of kind criteo or synthetic_criteo, `model` of kind dlrm.
@@ -89,19 +96,24 @@ class ClickTask:
 
     def __init__(self, config: RunConfig, container: StepContainer) -> None:
         self.source = ClickSource(config)
-        self.model = Dlrm(
-            self.source.tables,
-            bottom_mlp=self.source.model.bottom_mlp,
-            top_mlp=self.source.model.top_mlp,
+        tables, shape = self.source.tables, self.source.model
+        self.model = DLRM(
+            EmbeddingCollection(
+                {
+                    each.name: FeatureConfig(name=each.name, table=TableConfig.of(each))
+                    for each in tables
+                },
+                storage=self.source.storage,
+                container=container,
+            ),
+            NUM_INTEGERS,
+            [*shape.bottom_mlp, tables[0].dim],
+            [*shape.top_mlp, 1],
             seed=config.seed % 2**31,
-            storage=self.source.storage,
-            container=container,
         )
 
     @property
     def signature(self) -> list[Any]:
-        from sparring_train.data.criteo_format import NUM_FEATURES, NUM_INTEGERS
-
         return [
             tf.TensorSpec([None, NUM_INTEGERS], tf.float32),
             tf.TensorSpec([None, NUM_FEATURES], tf.int64),
@@ -113,8 +125,8 @@ class ClickTask:
         return [tf.convert_to_tensor(each) for each in (batch.dense, batch.ids, labels)]
 
     def loss(self, integers: Any, ids: Any, labels: Any) -> Any:
-        logits = self.model((integers, ids), training=True)
+        logits = tf.squeeze(self.model((integers, ids), training=True), 1)
         return tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits))
 
     def predicted(self, integers: Any, ids: Any, _: Any) -> Any:
-        return tf.sigmoid(self.model((integers, ids)))
+        return tf.sigmoid(tf.squeeze(self.model((integers, ids)), 1))

@@ -22,6 +22,7 @@ from sparring import (
 from sparring.errors import DataError, SnapshotError
 from sparring_train.config.run import RunConfig
 from sparring_train.data.batches import take
+from sparring_train.logs import logs_written
 from sparring_train.loop.model import Batch, Source, Trainer
 from sparring_train.loop.run_metrics import metrics_written
 from sparring_train.loop.run_report import RunReport
@@ -79,6 +80,7 @@ def run_training(
             config=config.shared(),
             plugin_manager=plugin_manager,
         ) as container,
+        logs_written(container, config.logging),
         _traced(container, config.report.trace_path),
     ):
         configure_pool(config.threads, sharing=job.membership.local_world_size)
@@ -296,13 +298,14 @@ class _Run:
         }
 
     def _skipped(self) -> dict[str, int]:
-        if self._config.training.non_finite_gradients != "skip":
-            return {}
-        num_rows = self._container.counters.rows_skipped_non_finite
-        return {
-            **self._ranks.total({"rows_skipped_non_finite": num_rows}),
-            **self._trainer.skipped(),
-        }
+        counters = self._container.counters
+        told: dict[str, int] = {}
+        if any(table.expire is not None for table in self._container.tables.values()):
+            told |= self._ranks.total({"rows_expired": counters.rows_expired})
+        if self._config.training.non_finite_gradients == "skip":
+            skipped = {"rows_skipped_non_finite": counters.rows_skipped_non_finite}
+            told |= {**self._ranks.total(skipped), **self._trainer.skipped()}
+        return told
 
 
 def micro_batches(batch: Batch, count: int) -> Iterator[Batch]:

@@ -56,8 +56,7 @@ class RatingSource:
         self.mean = float(split.train.ratings.mean())
         self.users, self.items = (
             config.tables.table_config(
-                # One column more than a vector has: the bias.
-                TableConfig(name, model.dim + 1, initializer=Uniform(-0.05, 0.05), seed=config.seed)
+                TableConfig(name, model.row_dim, initializer=Uniform(-0.05, 0.05), seed=config.seed)
             )
             for name in ("user", "item")
         )

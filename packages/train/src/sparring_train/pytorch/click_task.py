@@ -1,4 +1,4 @@
-"""Training on clicks: `Dlrm` on logs in Criteo format, real or synthetic."""
+"""Training on clicks: `DLRM` on logs in Criteo format, real or synthetic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from sparring import StepContainer
-from sparring_torch import Dlrm, KeyedJaggedTensor, tables_device
+from sparring_torch import (
+    DLRM,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    KeyedJaggedTensor,
+    tables_device,
+)
 from sparring_train.config.run import RunConfig
 from sparring_train.data.batches import ClickBatch
 from sparring_train.data.criteo_format import NUM_INTEGERS
@@ -44,13 +50,13 @@ class ClickTask:
 
     def __init__(self, config: RunConfig, container: StepContainer) -> None:
         self.source = ClickSource(config)
-        self.model = Dlrm(
-            self.source.tables,
-            num_integers=NUM_INTEGERS,
-            bottom_mlp=self.source.model.bottom_mlp,
-            top_mlp=self.source.model.top_mlp,
-            storage=self.source.storage,
-            container=container,
+        tables = [EmbeddingBagConfig.of(table) for table in self.source.tables]
+        sizes = self.source.model
+        self.model = DLRM(
+            EmbeddingBagCollection(tables, storage=self.source.storage, container=container),
+            dense_in_features=NUM_INTEGERS,
+            dense_arch_layer_sizes=[*sizes.bottom_mlp, sizes.embedding_dim],
+            over_arch_layer_sizes=[*sizes.top_mlp, 1],
         )
         self.device = tables_device(self.model)
         self.model.to(self.device)
@@ -70,7 +76,7 @@ class ClickTask:
 
     def loss(self, inputs: ClickInputs) -> Tensor:
         """Log loss summed over the batch, which may be empty."""
-        logits: Tensor = self.model(inputs.dense, inputs.features)
+        logits: Tensor = self.model(inputs.dense, inputs.features).squeeze(1)
         return binary_cross_entropy_with_logits(
             logits, inputs.labels.to(logits.dtype), reduction="sum"
         )
@@ -79,6 +85,6 @@ class ClickTask:
         """Probabilities of a click."""
         inputs = self.inputs(batch)
         probabilities: npt.NDArray[Any] = (
-            self.model(inputs.dense, inputs.features).sigmoid().cpu().numpy()
+            self.model(inputs.dense, inputs.features).squeeze(1).sigmoid().cpu().numpy()
         )
         return probabilities

@@ -1,4 +1,4 @@
-"""State of a container in a snapshot: its counters, and those of admission filters.
+"""State of a container in a snapshot: its counters, those of admission filters, and last visits.
 
 Each rank counts the keys that it owns. Where the snapshot was made by the same ranks that own the
 same partitions, a filter takes over its own counters. Otherwise:
@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sparring.contracts.admission import Bloom, Frequency, Probability
 from sparring.contracts.checkpoint import State
@@ -29,13 +30,14 @@ from sparring.engine.tables import TableEntry
 from sparring.errors import CorruptDataError, UnsupportedError
 from sparring.kernels.admission_filters import native_filter
 from sparring.kernels.functions import partition
+from sparring.snapshot.format.data_file import SnapshotState
 from sparring.snapshot.reader import Snapshot
 
-__all__ = ["OWN_STATES", "container_states", "take_container_states"]
+__all__ = ["OWN_STATES", "container_states", "state_without_keys", "take_container_states"]
 
-_CONTAINER, _ADMISSION = "container", "admission"
+_CONTAINER, _ADMISSION, _VISITS = "container", "admission", "visits"
 
-OWN_STATES = (_CONTAINER, _ADMISSION)
+OWN_STATES = (_CONTAINER, _ADMISSION, _VISITS)
 """Names of state that are the container's."""
 
 
@@ -52,13 +54,33 @@ def container_states(state: EngineState) -> dict[str, State]:
         for entry in state.tables.entries.values()
         if entry.admission_filter is not None and not (entry.config.is_replicated and rank)
     }
-    return {
+    states = {
         _CONTAINER: State(
             {"counters": asdict(state.counters), "num_not_admitted": dropped},
             {"owners": state.shard_map.owners},
         ),
         _ADMISSION: State(None, filters),
     }
+    if state.tables.expiring:
+        states[_VISITS] = _visits(state)
+    return states
+
+
+def _visits(state: EngineState) -> State:
+    """Of each table the keys, the step of each one's last visit, and times of steps."""
+    times: dict[str, Any] = {}
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for entry in state.tables.expiring:
+        name, visits = entry.config.name, entry.visits
+        if visits is None or (entry.config.is_replicated and state.collective.rank):
+            continue
+        visits.seal(state.counters.steps)  # of writes since the last step
+        visits.merge()
+        if not visits.is_complete:
+            continue
+        arrays |= {f"keys.{name}": visits.keys, f"steps.{name}": visits.steps}
+        times[name] = [*visits.times, (state.counters.steps, state.clock())]
+    return State({"times": times}, arrays)
 
 
 def take_container_states(state: EngineState, snapshot: Snapshot) -> Callable[[], None]:
@@ -77,6 +99,7 @@ def take_container_states(state: EngineState, snapshot: Snapshot) -> Callable[[]
     owners = saved[0].arrays["owners"]
     is_same_job = snapshot.world_size == shards.world_size and np.array_equal(owners, shards.owners)
     _take_filters(state, snapshot, shards, is_same_job)
+    _take_visits(state, snapshot)
     values = [each.values for each in saved]
     return partial(_take_counters, state, values, is_same_job)
 
@@ -98,6 +121,24 @@ def _take_filters(
         parts = [filters[each][name].tobytes() for each in ranks if name in filters[each]]
         if parts:
             _take_filter(entry, parts, shards, rank)
+
+
+def _take_visits(state: EngineState, snapshot: Snapshot) -> None:
+    """Each rank takes over the visits of the keys that it owns."""
+    ranks = [each for each in range(snapshot.world_size) if _VISITS in snapshot.state_names(each)]
+    saved = [snapshot.state(_VISITS, rank=each) for each in ranks if state.tables.expiring]
+    for entry in state.tables.expiring:
+        name, owners = entry.config.name, entry.write_log.owners
+        found = [each.arrays for each in saved if f"keys.{name}" in each.arrays]
+        if entry.visits is None or not found:
+            continue  # rows count as visited in the next step
+        keys: Keys = np.concatenate([each[f"keys.{name}"] for each in found])
+        steps = np.concatenate([each[f"steps.{name}"] for each in found])
+        if owners is not None:
+            is_own = owners.are_own(keys)
+            keys, steps = keys[is_own], steps[is_own]
+        times = [(int(step), float(time)) for step, time in saved[0].values["times"][name]]
+        entry.visits.replace(keys, steps, times)
 
 
 def _take_filter(entry: TableEntry, parts: list[bytes], shards: ShardMap, rank: int) -> None:
@@ -126,6 +167,7 @@ def _take_counters(state: EngineState, saved: list[dict[str, Any]], is_same_job:
 
 # docs/format/admission.md: magic, version, kind; k, forgotten, number of keys.
 _HEADER = struct.Struct("<8sII3Q")
+_FREQUENCY = 1
 
 
 def _join_filters(
@@ -162,14 +204,57 @@ def _join_filters(
 
 def _record_counts(made: Any, saved: bytes, shards: ShardMap | None, rank: int) -> None:
     """Counts each key of one saved frequency filter as often as it came."""
+    keys, counts = _saved_counts(saved)
+    if shards is not None:
+        is_mine = shards.owners[partition(keys)] == rank
+        keys, counts = keys[is_mine], counts[is_mine]
+    _record(made, keys, counts)
+
+
+def _saved_counts(saved: bytes) -> tuple[Keys, npt.NDArray[np.uint32]]:
     if len(saved) < _HEADER.size:
         raise CorruptDataError("saved counters of an admission filter end early")
     num_keys = _HEADER.unpack_from(saved)[-1]
     keys: Keys = np.frombuffer(saved, np.int64, num_keys, _HEADER.size)
-    counts = np.frombuffer(saved, np.uint32, num_keys, _HEADER.size + keys.nbytes)
-    if shards is not None:
-        is_mine = shards.owners[partition(keys)] == rank
-        keys, counts = keys[is_mine], counts[is_mine]
+    return keys, np.frombuffer(saved, np.uint32, num_keys, _HEADER.size + keys.nbytes)
+
+
+def _record(made: Any, keys: Keys, counts: npt.NDArray[np.uint32]) -> None:
     for count in range(int(counts.max(initial=0))):
         again = np.ascontiguousarray(keys[counts > count])
         made.record(again, np.zeros(len(again), np.bool_))
+
+
+def state_without_keys(
+    name: str, state: SnapshotState, table: str, keys: Keys
+) -> SnapshotState | None:
+    """State of a container as if it had never seen some keys; None: it has none of them.
+
+    Counters that many keys share, those of Bloom filters, stay as they are.
+
+    Args:
+        name: of the state.
+        state: of one rank, in a snapshot.
+        table: whose keys these are.
+    """
+    arrays = dict(state.arrays)
+    if name == _VISITS and f"keys.{table}" in arrays:
+        is_kept = ~np.isin(arrays[f"keys.{table}"], keys)
+        changed = {each: arrays[each][is_kept] for each in (f"keys.{table}", f"steps.{table}")}
+    elif name == _ADMISSION and table in arrays and _is_frequency(saved := arrays[table].tobytes()):
+        seen, counts = _saved_counts(saved)
+        is_kept = ~np.isin(seen, keys)
+        most = _HEADER.unpack_from(saved)[3]
+        made = native_filter(
+            Frequency(most, memory_bytes=max(1 << 16, 64 * len(seen))), TableConfig(table, 1)
+        )
+        _record(made, seen[is_kept], counts[is_kept])
+        changed = {table: np.frombuffer(made.save(), np.uint8)}
+    else:
+        return None
+    return None if is_kept.all() else SnapshotState(state.values, arrays | changed)
+
+
+def _is_frequency(saved: bytes) -> bool:
+    kind: int = _HEADER.unpack_from(saved)[2]
+    return kind == _FREQUENCY

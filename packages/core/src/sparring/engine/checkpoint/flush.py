@@ -108,6 +108,7 @@ def _flush(storages: Mapping[str, Storage]) -> SparringError | None:
             storage.flush()
         except SparringError as error:
             if first is not None:
-                _log.error("the flush of table %r failed, too: %s", name, error)
+                about = {"table": name}
+                _log.error("the flush of table %r failed, too: %s", name, error, extra=about)
             first = first or error
     return first

@@ -65,6 +65,7 @@ def _begin(state: EngineState, url: str, tables: Iterable[str] | None, is_base: 
         "give all ranks the same URL and tables",
     )
     state.resources.discard()
+    state.saves.newest = None
     _begin_counting(state, None)
     return Load(state, snapshot, chosen, is_whole=tables is None, is_base=is_base)
 
@@ -194,6 +195,7 @@ class Load:
         if take_counters is not None:
             take_counters()
             state.saves.history.append(snapshot.url)
+            state.saves.newest = snapshot.url, snapshot.step
         if self._is_base and self._is_whole:
             _begin_counting(state, snapshot.url)
         return Loaded(snapshot.url, snapshot.step, rows, states)
@@ -207,6 +209,8 @@ class Load:
         if state.prefetches.unfinished:
             state.prefetches.note(table.name, None)
         begin_storage_load(storage, snapshot.url)
+        if entry.visits is not None:
+            entry.visits.forget()
         entry.note_part()
         saved = snapshot.tables[table.name].config
         num_rows = 0
@@ -303,6 +307,7 @@ def _warn_of_other_initial_values(saved: TableDescription, table: TableConfig) -
                 name,
                 saved.extra[name],
                 declared[name],
+                extra={"table": table.name},
             )
 
 

@@ -244,6 +244,7 @@ def _run(state: EngineState, job: SnapshotJob, options: SaveOptions) -> Saved:
     except BaseException:
         _count_on(job, options)
         raise
+    state.saves.newest = saved.url, saved.step
     if options.is_base:
         state.saves.base = job.url
     return saved

@@ -232,6 +232,9 @@ class SaveManager:
         self.counters = SaveCounters()
         self.history: deque[str] = deque(maxlen=_LONGEST_HISTORY)
         """Snapshots that this rank loaded or committed, oldest first."""
+        self.newest: tuple[str, int] | None = None
+        """URL and step of the snapshot that was saved or loaded last, on every rank; None also where rows
+        have come from elsewhere since."""
         self.running: SnapshotJob | None = None
         self.task: Task[Saved] | None = None
         self.base: str | None = None

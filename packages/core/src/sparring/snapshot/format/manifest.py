@@ -21,6 +21,7 @@ import numpy as np
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from sparring._version import __version__
 from sparring.contracts.initializers import Initializer
 from sparring.contracts.table import DTYPES, TableConfig
 from sparring.errors import InvalidArgumentError
@@ -38,6 +39,7 @@ __all__ = [
     "MAX_CHAIN",
     "Manifest",
     "NUM_PARTITIONS",
+    "NewerFormatError",
     "Part",
     "SEGMENT_BYTES",
     "STATE_HEADER_BYTES",
@@ -103,6 +105,22 @@ class FileHashes:
     size_bytes: int
     whole: str
     blocks: str
+
+
+class NewerFormatError(ValueError):
+    """A manifest of a later format. From 2 on, `read_by` in it is the first release that reads it."""
+
+    def __init__(self, version: int, read_by: object) -> None:
+        release = "a later release of sparring"
+        if isinstance(read_by, str) and _RELEASE.match(read_by):
+            release = f'sparring>={read_by}: pip install "sparring>={read_by}"'
+        super().__init__(
+            f"it has format {version}, and this is sparring {__version__}, which reads format "
+            f"{VERSION}; use {release}"
+        )
+
+
+_RELEASE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9}){0,3}\Z")
 
 
 def text_hash(data: bytes) -> str:
@@ -435,6 +453,8 @@ def decode_text(text: bytes, kind: type[_Text]) -> tuple[_Text, str]:
         raise ValueError("it is no JSON object")
     plain.pop("hash", None)
     version = plain.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise NewerFormatError(version, plain.get("read_by"))
     if version != VERSION:
         raise ValueError(f"its format has version {version!r}, this reads version {VERSION}")
     try:

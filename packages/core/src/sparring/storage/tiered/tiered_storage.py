@@ -404,5 +404,6 @@ def _warn_of_unused(table: TableConfig, options: TieredOptions, tiers: Sequence[
                 table.name,
                 place,
                 options.tiers[place].backend,
+                extra={"table": table.name},
             )
             return

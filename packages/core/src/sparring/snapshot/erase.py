@@ -1,0 +1,175 @@
+"""Erasure of keys from all snapshots in a folder.
+
+A committed snapshot never changes, so each that has one of the keys, and each delta over such a one, is
+written again under another name. Only when all of these are committed are the old ones removed, the
+newest first:
+
+    step-10 ← step-20 ← step-30                   before
+    step-10 ← step-20 ← step-30    step-10.e1 ←   interrupted here, both can be loaded; run again
+    step-10.e1 ← step-20.e1 ← step-30.e1          after
+
+A new snapshot says of which one it is, by the hash of its manifest: those of an interrupted attempt are
+found again, and are not written twice.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sparring.contracts.results import Keys, ScanChunk, check_keys
+from sparring.errors import SnapshotError
+from sparring.kernels.functions import partition
+from sparring.snapshot.format.data_file import SnapshotState
+from sparring.snapshot.format.manifest import NUM_PARTITIONS
+from sparring.snapshot.place.place import writing
+from sparring.snapshot.reader import Snapshot, open_place, open_snapshot
+from sparring.snapshot.retention import list_snapshots, rewrite, unreadable_snapshots
+from sparring.snapshot.writer import SnapshotWriter
+
+__all__ = ["ERASURE", "ErasedSnapshots", "StateWithout", "erase_from_snapshots"]
+
+ERASURE = "erasure"
+"""Name of the state of a snapshot that was written in place of another."""
+
+StateWithout = Callable[[str, SnapshotState], "SnapshotState | None"]
+"""Name of state, and state → the same without the keys; None: it has none of them."""
+
+_ENDING = re.compile(r"\.e([0-9]{1,9})\Z")
+
+
+@dataclass(slots=True)
+class ErasedSnapshots:
+    """Result of an erasure."""
+
+    replaced: dict[str, str] = field(default_factory=dict)
+    """URLs of snapshots that were removed → those that were written in their place."""
+    num_rows: int = 0
+    """Rows that were left out, over all of these."""
+    clean: list[str] = field(default_factory=list)
+    """URLs of those that had none of the keys, and stay."""
+    num_dead_attempts: int = 0
+    """Staging folders that were removed."""
+
+
+def erase_from_snapshots(
+    root_url: str | os.PathLike[str], table: str, keys: Keys, state_without: StateWithout
+) -> ErasedSnapshots:
+    """Leaves keys of a table out of all snapshots in a folder, in which nothing may be saved meanwhile.
+
+    Args:
+        root_url: the folder.
+        table: its name.
+        keys: unique int64.
+        state_without: takes the keys out of state that has them.
+
+    Raises:
+        SnapshotError: a snapshot cannot be read, so what it holds cannot be known; or another attempt
+            has written next to this one. All snapshots are as they were.
+        SnapshotIOError: the file system failed. What there was can be loaded; call it again.
+    """
+    wanted = np.sort(check_keys(keys, table, unique=True))
+    place, result = open_place(root_url), ErasedSnapshots()
+    unreadable = unreadable_snapshots(root_url)
+    if unreadable:
+        url, why = next(iter(unreadable.items()))
+        raise SnapshotError(
+            f"{len(unreadable)} snapshots in {place.url} cannot be read, so keys cannot be taken out "
+            f"of them: {url} ({why}); remove them, and run it again",
+            url=url,
+        )
+    found = [open_snapshot(url) for url in list_snapshots(root_url)]
+    if found:
+        with writing(place.url, "staging folders"):
+            result.num_dead_attempts = len(place.remove_stale(0.0))
+    new: dict[str, Snapshot] = {}
+    successors = {
+        each.state(ERASURE).values["of"]: each
+        for each in found
+        if ERASURE in each.state_names(0) and not _has(each, table, wanted, state_without)
+    }
+    # A base before what is over it.
+    for old in sorted(found, key=lambda each: len(each.chain)):
+        base = None if old.base is None else new.get(old.base.name, old.base)
+        known = successors.get(old.manifest_hash)
+        if known is not None and (known.base and known.base.name) == (base and base.name):
+            new[old.name] = known
+        elif base is not old.base or _has(old, table, wanted, state_without):
+            new[old.name] = _without(old, base, table, wanted, state_without, result)
+    for old in sorted(found, key=lambda each: len(each.chain), reverse=True):
+        if old.name not in new:
+            result.clean.append(old.url)
+            continue
+        with writing(old.url, "the snapshot"):
+            place.remove(old.name)
+        result.replaced[old.url] = new[old.name].url
+    result.clean.reverse()
+    return result
+
+
+def _has(snapshot: Snapshot, table: str, keys: Keys, state_without: StateWithout) -> bool:
+    """Whether a file of its own has one of the keys."""
+    partitions = np.zeros(NUM_PARTITIONS, np.bool_)
+    partitions[partition(keys)] = True
+    for entry in snapshot.files(table):
+        if partitions[entry.partitions[0] : entry.partitions[1]].any():
+            for chunk in snapshot.segments(entry, partitions):
+                if np.isin(chunk.keys, keys).any():
+                    return True
+    return any(
+        state_without(entry.state, snapshot.state(entry.state, entry.rank)) is not None
+        for entry in snapshot.files(kind="state")
+    )
+
+
+def _without(
+    old: Snapshot,
+    base: Snapshot | None,
+    table: str,
+    keys: Keys,
+    state_without: StateWithout,
+    result: ErasedSnapshots,
+) -> Snapshot:
+    def kept(name: str, kind: str) -> Iterator[ScanChunk]:
+        for entry in old.files(name, kind):
+            for chunk in old.segments(entry):
+                if name != table:
+                    yield chunk
+                    continue
+                is_kept = ~np.isin(chunk.keys, keys)
+                result.num_rows += int(np.count_nonzero(~is_kept)) if kind == "rows" else 0
+                yield ScanChunk(
+                    chunk.keys[is_kept],
+                    chunk.rows[is_kept],
+                    chunk.scores[is_kept] if len(chunk.scores) else chunk.scores,
+                )
+
+    def write_tables(writer: SnapshotWriter) -> None:
+        for name, described in old.own_tables.items():
+            erased = (chunk.keys for chunk in kept(name, "erased"))
+            writer.write_table(described, kept(name, "rows"), erased)
+
+    def state_of(name: str, rank: int) -> SnapshotState:
+        state = old.state(name, rank)
+        return state_without(name, state) or state
+
+    return rewrite(
+        old,
+        old.place.url_of(_free_name(old)),
+        write_tables,
+        base=None if base is None else base.url,
+        state_of=state_of,
+        extra={ERASURE: {"of": old.manifest_hash}},
+    )
+
+
+def _free_name(old: Snapshot) -> str:
+    ending = _ENDING.search(old.name)
+    stem, number = (old.name[: ending.start()], int(ending[1])) if ending else (old.name, 0)
+    while old.place.exists(f"{stem}.e{number + 1}"):
+        number += 1
+    return f"{stem}.e{number + 1}"

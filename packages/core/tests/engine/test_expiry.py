@@ -1,0 +1,262 @@
+"""Rows that no step has visited for long are removed: everywhere at the same step, and from deltas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.contracts.checkpoint import SaveOptions
+from sparring.contracts.collective import Collective
+from sparring.contracts.expiry import Expiry, expiry_from
+from sparring.contracts.table import TableConfig
+from sparring.contracts.updates import MethodChoice
+from sparring.engine.container import StepContainer
+from sparring.engine.storage_choice import StorageChoice
+from sparring.errors import InvalidArgumentError
+from sparring.snapshot.chain import count_rows, merged_chunks
+from sparring.snapshot.reader import open_snapshot
+from sparring.updates.resolve import hyper_from, resolve_method
+from sparring_testing.rank_threads import run_ranks
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+
+DAY = 86_400.0
+STACK = StorageChoice(
+    "tiered",
+    {"tiers": [{"backend": "memory", "options": {"capacity": 8}}, {"backend": "memory"}]},
+)
+
+
+def container_of(
+    expire: Any,
+    collective: Collective | None = None,
+    *,
+    storage: str | StorageChoice = "memory",
+    placement: str = "sharded",
+) -> StepContainer:
+    made = StepContainer(
+        collective=collective,
+        rendezvous=None if collective is None else ThreadRendezvous(collective.world_size),
+    )
+    made.state.clock = lambda: 0.0
+    chosen = StorageChoice(storage) if isinstance(storage, str) else storage
+    for name, limits in (("t", expire), ("kept", None)):
+        table = TableConfig(name, 2, initializer="zeros", expire=limits, placement=placement)
+        made.declare(table, chosen)
+    return made
+
+
+def train(made: StepContainer, ids: Sequence[int], *, by_rows: bool = False) -> None:
+    for table in ("t", "kept"):
+        found = made.lookup(table, np.array(ids, np.int64))
+        made.resources.accumulate(found.shadow_id or 0, np.ones((len(found.keys), 2), np.float32))
+    if by_rows:
+        made.apply(lambda updates: None)
+        return
+    method = resolve_method("sgd")
+    choice = MethodChoice(method, hyper_from(method, {"lr": 1.0}), 1)
+    made.apply_methods(dict.fromkeys(made.tables, choice))
+
+
+def keys_of(made: StepContainer, table: str = "t") -> list[int]:
+    found = [chunk.keys for chunk in made.storage(table).scan()]
+    return sorted(np.concatenate([np.empty(0, np.int64), *found]).tolist())
+
+
+@pytest.mark.parametrize("by_rows", [False, True])
+@pytest.mark.parametrize("storage", ["memory", "hkv", STACK], ids=["memory", "hkv", "tiered"])
+def test_a_row_goes_after_steps_without_a_visit(storage: Any, by_rows: bool) -> None:
+    with container_of({"after_steps": 3}, storage=storage) as made:
+        for ids, left in (
+            ([1, 2], [1, 2]),
+            ([2], [1, 2]),
+            ([3], [1, 2, 3]),
+            ([3], [2, 3]),
+            ([3], [3]),
+            ([1], [1, 3]),
+        ):
+            made.lookup("t", np.array([1, 2]), is_registered=False)  # a read is no visit
+            train(made, ids, by_rows=by_rows)
+            assert keys_of(made) == left
+        assert made.counters.rows_expired == 2
+        assert keys_of(made, "kept") == [1, 2, 3]
+        # It begins again with its initial value.
+        row = made.lookup("t", np.array([2]), is_registered=False).rows
+        assert row.tolist() == [[0, 0]]
+
+
+def test_a_long_limit_is_looked_at_now_and_then() -> None:
+    with container_of({"after_steps": 16}) as made:
+        train(made, [1])
+        for step in range(2, 19):
+            train(made, [2])
+            assert (1 in keys_of(made)) == (step < 18), step
+
+
+def test_days_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparring.engine.visits._STEPS_BETWEEN_LOOKS", 1)
+    with container_of({"after_days": 2}) as made:
+        left = []
+        for day, ids in enumerate(([1, 2], [2], [3], [3], [3])):
+            made.state.clock = lambda now=day * DAY: now
+            train(made, ids)
+            left.append(keys_of(made))
+        assert left == [[1, 2], [1, 2], [2, 3], [3], [3]]
+
+
+def go_on(
+    made: StepContainer, first: int, last: int, collective: Collective | None = None
+) -> list[list[int]]:
+    """A key is trained in two steps that follow each other, once in 17."""
+    rank, world_size = (0, 1) if collective is None else (collective.rank, collective.world_size)
+    left = []
+    for step in range(first, last):
+        ids = [key for key in range(40) if (step - key) % 17 < 2]
+        train(made, ids[rank::world_size])
+        left.append(keys_of(made))
+    return left
+
+
+@pytest.mark.parametrize("placement", ["sharded", "replicated"])
+def test_any_number_of_ranks_removes_the_same_rows_at_the_same_step(placement: str) -> None:
+    def body(collective: Collective) -> tuple[list[list[int]], int]:
+        with container_of({"after_steps": 5}, collective, placement=placement) as made:
+            return go_on(made, 0, 24, collective), made.counters.rows_expired
+
+    with container_of({"after_steps": 5}) as alone:
+        expected, num_expired = go_on(alone, 0, 24), alone.counters.rows_expired
+    assert num_expired > 40
+    ranks = run_ranks(2, body)
+    for step, left in enumerate(expected):
+        parts = [rank[0][step] for rank in ranks]
+        assert (
+            all(each == left for each in parts)
+            if placement == "replicated"
+            else (sorted(chain(*parts)) == left)
+        )
+    counts = [rank[1] for rank in ranks]
+    assert num_expired == (counts[0] if placement == "replicated" else sum(counts))
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_run_that_goes_on_counts_from_its_snapshot(after: int, tmp_path: Path) -> None:
+    url = str(tmp_path / "s")
+
+    def before(collective: Collective) -> None:
+        with container_of({"after_steps": 5}, collective) as made:
+            go_on(made, 0, 12, collective)
+            made.save(url)
+
+    def body(collective: Collective) -> list[list[int]]:
+        with container_of({"after_steps": 5}, collective) as made:
+            made.load(url)
+            return go_on(made, 12, 24, collective)
+
+    with container_of({"after_steps": 5}) as alone:
+        expected = go_on(alone, 0, 24)[12:]
+    run_ranks(2, before)
+    parts = run_ranks(after, body)
+    assert [sorted(chain(*each)) for each in zip(*parts, strict=True)] == expected
+
+
+def test_days_go_on_while_no_one_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparring.engine.visits._STEPS_BETWEEN_LOOKS", 1)
+    url = str(tmp_path / "s")
+    with container_of({"after_days": 2}) as made:
+        train(made, [1])
+        made.save(url)
+    with container_of({"after_days": 2}) as later:
+        later.load(url)
+        later.state.clock = lambda: 3 * DAY
+        train(later, [2])
+        assert keys_of(later) == [2]
+
+
+def test_rows_without_a_known_visit_count_as_visited_now(tmp_path: Path) -> None:
+    url = str(tmp_path / "s")
+    with container_of(None) as made:
+        train(made, [1])
+        made.save(url)
+    with container_of({"after_steps": 2}) as later:
+        later.load(url)
+        for ids, left in (([2], [1, 2]), ([2], [1, 2]), ([2], [2])):
+            train(later, ids)
+            assert keys_of(later) == left
+
+
+def test_rows_that_are_saved_before_a_step_or_written_directly_expire_too(tmp_path: Path) -> None:
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    with container_of(None) as made:
+        train(made, [1])
+        made.save(first)
+    with container_of({"after_steps": 2}) as made:
+        made.load(first)
+        made.save(second)
+    with container_of({"after_steps": 2}) as made:
+        made.load(second)
+        train(made, [2])
+        made.storage("t").upsert([9], np.zeros((1, 2), np.float32))
+        made.save(str(tmp_path / "third"))
+    with container_of({"after_steps": 2}) as made:
+        made.load(str(tmp_path / "third"))
+        train(made, [2])
+        assert keys_of(made) == [1, 2, 9]
+        train(made, [2])
+        train(made, [2])
+        assert keys_of(made) == [2]
+
+
+def test_a_delta_has_what_expired_as_erased(tmp_path: Path) -> None:
+    full, delta = str(tmp_path / "full"), str(tmp_path / "delta")
+    options = SaveOptions(is_base=True)
+    with container_of({"after_steps": 2}) as made:
+        train(made, [1, 2])
+        made.save(full, options=options)
+        train(made, [2])
+        train(made, [2])
+        made.save(delta, base=full, options=options)
+    found = open_snapshot(delta)
+    assert found.base is not None
+    erased = [
+        part.keys.tolist() for entry in found.files("t", "erased") for part in found.segments(entry)
+    ]
+    assert erased == [[1]]
+    assert count_rows(found, "t") == 1
+
+
+def test_a_save_that_runs_has_the_rows_of_its_step(tmp_path: Path) -> None:
+    url = str(tmp_path / "s")
+    with container_of({"after_steps": 1}) as made:
+        train(made, [1, 2])
+        task = made.save(url, blocking=False)
+        train(made, [3])
+        assert keys_of(made) == [3]
+        task.result()
+    keys = [chunk.keys.tolist() for chunk in merged_chunks(open_snapshot(url), "t")]
+    assert sorted(chain(*keys)) == [1, 2]
+
+
+def test_a_prefetch_gives_the_initial_value_of_what_expired() -> None:
+    with container_of({"after_steps": 1}) as made:
+        train(made, [1])
+        ahead = made.prefetch([("t", np.array([1]))])
+        train(made, [2])
+        assert ahead.finish()[0].rows.tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"after_steps": 0}, {"after_steps": 1.5}, {"after_days": 0}, {"after": 3}, 7],
+    ids=str,
+)
+def test_what_is_no_limit_is_refused(given: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="expire"):
+        TableConfig("t", 2, expire=given)
+
+
+def test_a_mapping_is_an_expiry() -> None:
+    assert expiry_from({"after_days": 7}) == Expiry(after_days=7)

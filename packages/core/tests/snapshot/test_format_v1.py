@@ -1,0 +1,172 @@
+"""Snapshots of format 1, kept as they were written, are read by every release.
+
+`format_v1` was written by `python packages/core/tests/snapshot/test_format_v1.py FOLDER` of release 0.1,
+on two ranks: `full`, and over it `delta`. It is never written again: a later release that writes
+something else adds a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.contracts.admission import Bloom, Frequency
+from sparring.contracts.checkpoint import SaveOptions, State
+from sparring.contracts.collective import Collective, Reduction
+from sparring.contracts.table import TableConfig
+from sparring.contracts.updates import MethodChoice
+from sparring.engine.container import StepContainer
+from sparring.engine.storage_choice import StorageChoice
+from sparring.errors import SnapshotError
+from sparring.snapshot.format.manifest import text_hash
+from sparring.snapshot.reader import open_snapshot
+from sparring.snapshot.verify import verify_snapshot
+from sparring.updates.resolve import hyper_from, resolve_method
+from sparring_testing.rank_threads import run_ranks
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+
+FOLDER = Path(__file__).parent / "format_v1"
+
+ZEROS: dict[str, Any] = {"initializer": "zeros"}
+TABLES = [
+    TableConfig("plain", 3, **ZEROS),
+    TableConfig("wide", 2, "float64", **ZEROS),
+    TableConfig("half", 3, "bfloat16", **ZEROS),
+    TableConfig("counted", 2, admission=Frequency(2), **ZEROS),
+    TableConfig("bloom", 2, admission=Bloom(2, expected_keys=8), **ZEROS),
+    TableConfig("replicated", 2, placement="replicated", **ZEROS),
+    TableConfig("expiring", 2, expire={"after_steps": 3}, **ZEROS),
+]
+STEPS = ([1, 2, 3, -(2**63)], [2, 3], [3, 4, 2**63 - 1], [4, 5])
+"""The ids of each step; `full` is after two of them, `delta` after three."""
+
+Contents = dict[str, dict[str, list[list[float]]]]
+"""Table → key → embedding and state."""
+
+
+def container(collective: Collective) -> StepContainer:
+    made = StepContainer(
+        collective=collective,
+        rendezvous=ThreadRendezvous(collective.world_size),
+        reduction=Reduction.SUM,
+    )
+    made.state.clock = lambda: 0.0
+    for table in TABLES:
+        made.declare(table, StorageChoice("memory"))
+        made.set_state(table.name, np.full(1, 7, table.computing_dtype), "rowwise_adagrad")
+    return made
+
+
+def train(made: StepContainer, ids: Sequence[int]) -> None:
+    """By an optimizer with a row's state of one element, so that every row has some."""
+    mine = ids if made.collective.rank == 0 else []
+    for table in TABLES:
+        found = made.lookup(table.name, np.array(mine, np.int64))
+        if len(mine):
+            gradient = np.ones((len(found.keys), table.dim), table.computing_dtype)
+            made.resources.accumulate(found.shadow_id or 0, gradient)
+    method = resolve_method("rowwise_adagrad")
+    choice = MethodChoice(method, hyper_from(method, {"lr": 1.0}), 1)
+    made.apply_methods(dict.fromkeys(made.tables, choice))
+
+
+def write(folder: str) -> None:
+    """Writes both, and what they hold."""
+
+    def body(collective: Collective) -> list[Contents]:
+        options = SaveOptions(is_base=True)
+        states = {
+            "mine": State({"loss": float("inf")}, {"w": np.arange(6, dtype=np.float32)}),
+            "of_rank": State({"rank": collective.rank}, is_of_rank=True),
+        }
+        with container(collective) as made:
+            train(made, STEPS[0])
+            train(made, STEPS[1])
+            made.save(f"{folder}/full", options=options, states=states)
+            held = [contents(made)]
+            train(made, STEPS[2])
+            made.storage("plain").erase([2])
+            made.save(f"{folder}/delta", base=f"{folder}/full", options=options, states=states)
+            return [*held, contents(made)]
+
+    for name, parts in zip(("full", "delta"), zip(*run_ranks(2, body), strict=True), strict=True):
+        Path(folder, f"{name}.json").write_text(json.dumps(joined(parts), indent=1) + "\n")
+
+
+def contents(made: StepContainer) -> Contents:
+    return {
+        table.name: {
+            str(key): [
+                table.embeddings(row[None])[0].astype(float).tolist(),
+                table.state(row[None])[0].astype(float).tolist(),
+            ]
+            for chunk in made.storage(table.name).scan()
+            for key, row in zip(chunk.keys, chunk.rows, strict=True)
+        }
+        for table in made.tables.values()
+    }
+
+
+def joined(parts: Iterable[Contents]) -> Contents:
+    """Rows of all ranks."""
+    found: Contents = {table.name: {} for table in TABLES}
+    for part in parts:
+        for table, rows in part.items():
+            found[table] |= rows
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize(("name", "num_steps"), [("full", 2), ("delta", 3)])
+def test_a_snapshot_of_format_1_is_loaded_and_gone_on_with(
+    name: str, num_steps: int, world_size: int
+) -> None:
+    def body(collective: Collective) -> list[Contents]:
+        with container(collective) as made:
+            loaded = made.load(str(FOLDER / name))
+            assert loaded.step == num_steps
+            assert loaded.states["mine"].values == {"loss": float("inf")}
+            assert loaded.states["mine"].arrays["w"].tolist() == list(range(6))
+            held = [contents(made)]
+            for ids in STEPS[num_steps:]:
+                train(made, ids)
+            return [*held, contents(made)]
+
+    parts = run_ranks(world_size, body)
+    assert joined(each[0] for each in parts) == json.loads((FOLDER / f"{name}.json").read_text())
+    # Filters and visits were loaded too: 4 comes for the second time, and 1 has expired.
+    went_on = joined(each[1] for each in parts)
+    assert went_on["counted"].keys() == went_on["bloom"].keys() == {"2", "3", "4"}
+    assert went_on["expiring"].keys() == {"2", "3", "4", "5", str(2**63 - 1)}
+
+
+@pytest.mark.parametrize("name", ["full", "delta"])
+def test_a_snapshot_of_format_1_is_sound(name: str) -> None:
+    assert verify_snapshot(open_snapshot(str(FOLDER / name))).is_sound
+
+
+@pytest.mark.parametrize("says", ["0.7", None])
+def test_a_newer_format_is_refused_with_the_release_that_reads_it(
+    says: str | None, tmp_path: Path
+) -> None:
+    shutil.copytree(FOLDER / "full", tmp_path / "full")
+    path = tmp_path / "full" / "manifest.json"
+    fields = json.loads(path.read_text()) | {"version": 2, "what_is_new": {}}
+    del fields["hash"]
+    text = json.dumps(fields | ({"read_by": says} if says else {}), indent=1)[:-2]
+    path.write_text(f'{text},\n "hash": "{text_hash((text + ",").encode())}"\n}}\n')
+    release = "sparring>=0.7" if says else "a later release of sparring"
+    with pytest.raises(SnapshotError, match=rf"has format 2.* reads format 1.*{release}") as caught:
+        open_snapshot(str(tmp_path / "full"))
+    assert type(caught.value) is SnapshotError, "it is not damaged"
+
+
+if __name__ == "__main__":
+    write(sys.argv[1])

@@ -1,0 +1,144 @@
+"""Weights of an older epoch do not meet later rows: they are refused, or the rows come back too."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip(
+    "tensorflow", reason="TensorFlow is not installed; see nox -s tests_tensorflow"
+)
+
+import keras
+
+import sparring_tf
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_tf.embedding import Embedding
+from sparring_tf.embedding_bag import EmbeddingBag
+from sparring_tf.optimizer import Optimizer
+
+IDS = np.arange(20, dtype=np.int64) * 10**15 - 7
+TARGETS = (np.arange(20) % 3).astype(np.float32)[:, None]
+REFUSED = r"weights that were set are of step \d+, and the rows of table 'rows' of step \d+"
+
+
+def model_of(layer: Any = None, **options: Any) -> Any:
+    layer = Embedding(4, name="rows", **options) if layer is None else layer
+    model = keras.Sequential([keras.Input((), dtype="int64"), layer, keras.layers.Dense(1)])
+    sparse = keras.optimizers.Adam(0.5)
+    model.compile(optimizer=Optimizer(model, sparse), loss="mse", run_eagerly=False)
+    return model
+
+
+class Recorder(keras.callbacks.Callback):
+    """Predictions after each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Any] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.found.append(self.model(IDS).numpy())
+
+
+def fit_past_the_best(model: Any, stopping: Any, record: Recorder) -> int:
+    """Trains on targets that turn round, and returns the best epoch."""
+    changed = np.concatenate([TARGETS, -TARGETS])
+    history = model.fit(
+        np.concatenate([IDS, IDS]),
+        changed,
+        validation_data=(IDS, TARGETS),
+        batch_size=20,
+        shuffle=False,
+        epochs=4,
+        verbose=0,
+        callbacks=[record, stopping],
+    )
+    best = int(np.argmin(history.history["val_loss"]))
+    assert best < 3
+    return best
+
+
+def test_weights_of_the_best_epoch_over_later_rows_are_refused_in_every_call(
+    tmp_path: Path,
+) -> None:
+    model, record = model_of(), Recorder()
+    stopping = keras.callbacks.EarlyStopping(patience=9, restore_best_weights=True)
+    model.predict(IDS, verbose=0)  # traced before
+    fit_past_the_best(model, stopping, record)
+    with pytest.raises(InvalidArgumentError, match=REFUSED):
+        model(IDS)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=REFUSED):
+        model.predict(IDS, verbose=0)
+    with pytest.raises(InvalidArgumentError, match=r"sparring_tf\.EarlyStopping"):
+        model.fit(IDS, TARGETS, verbose=0)
+    with pytest.raises(InvalidArgumentError, match=REFUSED):
+        model.save_weights(tmp_path / "mixed.weights.h5")
+    with pytest.raises(InvalidArgumentError, match=REFUSED):
+        tf.train.Checkpoint(model=model).write(str(tmp_path / "mixed"))
+
+
+def test_our_callback_brings_back_the_best_epoch_bit_for_bit() -> None:
+    model, record = model_of(), Recorder()
+    stopping = sparring_tf.EarlyStopping(patience=9, restore_best_weights=True)
+    best = fit_past_the_best(model, stopping, record)
+    assert np.array_equal(model(IDS).numpy(), record.found[best])
+    assert np.array_equal(model.predict(IDS, verbose=0), record.found[best])
+    assert not np.array_equal(record.found[-1], record.found[best])
+    model.fit(IDS, TARGETS, verbose=0)
+
+
+def test_our_callback_says_what_to_do_with_large_tables() -> None:
+    stopping = sparring_tf.EarlyStopping(restore_best_weights=True, most_bytes=100)
+    with pytest.raises(UnsupportedError, match="ModelCheckpoint"):
+        fit_past_the_best(model_of(), stopping, Recorder())
+
+
+def test_a_file_of_that_epoch_ends_the_refusal(tmp_path: Path) -> None:
+    model = model_of(EmbeddingBag(4, name="rows"))
+    model.fit(IDS, TARGETS, verbose=0)
+    older, expected = model.get_weights(), model.predict(IDS, verbose=0)
+    model.save_weights(tmp_path / "best.weights.h5")
+    model.fit(IDS, TARGETS, verbose=0)
+    model.set_weights(older)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=REFUSED):
+        model.predict(IDS, verbose=0)
+    model.load_weights(tmp_path / "best.weights.h5")
+    assert np.array_equal(model.predict(IDS, verbose=0), expected)
+
+
+@pytest.mark.parametrize("copied", [list, copy.deepcopy, lambda w: pickle.loads(pickle.dumps(w))])
+def test_newer_weights_end_the_refusal_and_copies_keep_the_version(copied: Any) -> None:
+    model = model_of()
+    initial = copied(model.get_weights())
+    model.fit(IDS, TARGETS, verbose=0)
+    current, expected = copied(model.get_weights()), model.predict(IDS, verbose=0)
+    model.set_weights(initial)
+    with pytest.raises(InvalidArgumentError, match=r"of step 0, .* of step 1"):
+        model(IDS)
+    model.set_weights(current)
+    assert np.array_equal(model.predict(IDS, verbose=0), expected)
+
+
+def test_dense_weights_go_to_another_model_with_a_warning_once_there_are_rows() -> None:
+    model, other = model_of(), model_of()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other.set_weights(model.get_weights())
+    model.fit(IDS, TARGETS, verbose=0)
+    with pytest.warns(UserWarning, match=r"rows are no part of get_weights.*load_weights"):
+        other.set_weights(model.get_weights())
+    for ours, theirs in zip(other.get_weights(), model.get_weights(), strict=True):
+        assert np.array_equal(ours, theirs)
+    other.predict(IDS, verbose=0)
+
+
+def test_an_old_h5_file_is_refused_as_it_would_have_no_rows(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"\.keras"):
+        model_of().save(tmp_path / "model.h5")

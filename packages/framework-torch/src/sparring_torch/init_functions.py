@@ -1,0 +1,79 @@
+"""Functions of `torch.nn.init` as initializers of tables."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch.nn import init
+
+from sparring.contracts import (
+    Constant,
+    Initializer,
+    Normal,
+    TruncatedNormal,
+    Uniform,
+    Zeros,
+)
+from sparring.errors import InvalidArgumentError
+
+__all__ = ["initializer_of"]
+
+
+def initializer_of(function: Callable[..., Any], table: str) -> Initializer:
+    """The initializer that draws from the distribution of a function of `torch.nn.init`.
+
+    The numbers are others than the function's own: an initial embedding is determined by the seed,
+    the table and the id.
+
+    Args:
+        function: of `torch.nn.init`, or a `functools.partial` that gives its numbers by name.
+        table: for messages.
+
+    Raises:
+        InvalidArgumentError: another function, or a truncation that is not at two deviations.
+    """
+    given: dict[str, Any] = {}
+    inner: Any = function
+    if isinstance(function, partial) and not function.args:
+        inner, given = function.func, function.keywords
+    make = _MAKERS.get(inner)
+    if make is not None:
+        defaults = {
+            name: each.default
+            for name, each in inspect.signature(inner).parameters.items()
+            if name not in ("tensor", "generator")
+        }
+        is_known = given.keys() <= defaults.keys()
+        found = make(*{**defaults, **given}.values()) if is_known else None
+        if found is not None:
+            return found
+    raise InvalidArgumentError(
+        f"init_fn of table {table!r}: rows are made one by one, as ids come, so a function that "
+        f"fills a matrix cannot make them, found {function!r}; give initializer=Uniform(low, "
+        "high), Normal(mean, stddev), TruncatedNormal(mean, stddev), Xavier(gain), "
+        "Constant(value) or Zeros() of sparring, or functools.partial of torch.nn.init.zeros_, "
+        "ones_, constant_, uniform_, normal_ or trunc_normal_",
+        table=table,
+    )
+
+
+def _constant(val: Any) -> Initializer | None:
+    return None if val is inspect.Parameter.empty else Constant(val)
+
+
+def _truncated(mean: float, std: float, a: float, b: float) -> Initializer | None:
+    is_at_two = abs(a - (mean - 2 * std)) <= 1e-9 and abs(b - (mean + 2 * std)) <= 1e-9
+    return TruncatedNormal(mean, std) if is_at_two else None
+
+
+_MAKERS: dict[Any, Callable[..., Initializer | None]] = {
+    init.zeros_: Zeros,
+    init.ones_: lambda: Constant(1.0),
+    init.constant_: _constant,
+    init.uniform_: Uniform,
+    init.normal_: Normal,
+    init.trunc_normal_: _truncated,
+}

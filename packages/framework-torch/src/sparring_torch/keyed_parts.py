@@ -1,0 +1,130 @@
+"""Parts of a `KeyedJaggedTensor`: bags of its features, and its tree of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparring.errors import InvalidArgumentError
+
+__all__ = ["check_strides", "inverse_of", "joined", "register_tree", "shared_stride"]
+
+
+def shared_stride(num_keys: int, num_bags: int, given: int | None) -> int:
+    """Bags of each feature, where all have as many.
+
+    Raises:
+        InvalidArgumentError: they do not share out.
+    """
+    if num_keys == 0:
+        if num_bags:
+            raise InvalidArgumentError(
+                f"a KeyedJaggedTensor without features has no bags, found {num_bags}; name the "
+                "features in keys",
+                num_bags=num_bags,
+            )
+        return given or 0
+    if num_bags % num_keys or (given is not None and given * num_keys != num_bags):
+        wanted = f"{given} for each" if given is not None else "as many for each"
+        raise InvalidArgumentError(
+            f"{num_bags} bags do not share out to {num_keys} features, {wanted}; give one length "
+            "for each feature and example",
+            num_bags=num_bags,
+            num_keys=num_keys,
+            stride=given,
+        )
+    return num_bags // num_keys
+
+
+def check_strides(names: Sequence[str], strides: Sequence[int], num_bags: int) -> None:
+    """Checks the number of bags of each feature.
+
+    Raises:
+        InvalidArgumentError: not one number for each feature, or not all bags.
+    """
+    if len(strides) != len(names) or sum(strides) != num_bags or min(strides, default=0) < 0:
+        raise InvalidArgumentError(
+            f"stride_per_key_per_rank must have one list for each of {len(names)} features, which "
+            f"add up to the {num_bags} bags; found {list(strides)}",
+            num_bags=num_bags,
+        )
+
+
+def inverse_of(names: Sequence[str], keys: Sequence[str], indices: Tensor) -> Tensor:
+    """Inverse indices ``(features, examples)`` in the order of the features.
+
+    Raises:
+        InvalidArgumentError: a feature has none, or another shape.
+    """
+    rows = {name: row for row, name in enumerate(keys)}
+    missing = [name for name in names if name not in rows]
+    if indices.dim() != 2 or len(indices) != len(rows) or missing:
+        raise InvalidArgumentError(
+            f"inverse_indices must be names and (names, examples), for all features; found "
+            f"{list(keys)} and shape {tuple(indices.shape)} for features {list(names)}"
+        )
+    order = [rows[name] for name in names]
+    return indices if order == list(range(len(indices))) else indices[order]
+
+
+def joined(parts: Sequence[Tensor | None], what: str) -> Tensor | None:
+    """One tensor of what several parts have; None where none of them has it.
+
+    Raises:
+        InvalidArgumentError: some have it and others do not.
+    """
+    given = [each for each in parts if each is not None]
+    if not given:
+        return None
+    if len(given) != len(parts):
+        raise InvalidArgumentError(
+            f"all parts must have {what} or none, found {what} on {len(given)} of {len(parts)}; "
+            "give them to the others too"
+        )
+    return torch.cat(given)
+
+
+def register_tree(batches: Any) -> None:
+    """Makes a class of batches a tree of tensors for torch.
+
+    So that `torch.export` takes batches as inputs, and its programs are loaded with `weights_only`.
+
+    Args:
+        batches: `KeyedJaggedTensor`.
+    """
+
+    def from_leaves(leaves: Iterable[Any], context: list[Any]) -> Any:
+        values, weights, lengths, inverse = leaves
+        keys, strides = context
+        # Not always tensors: torch maps trees of them to trees of names and the like.
+        stride = lengths.shape[0] // max(1, len(keys)) if isinstance(lengths, Tensor) else 0
+        if strides is not None:
+            stride = inverse.shape[1] if isinstance(inverse, Tensor) else max(strides)
+        return batches._trusted(
+            keys, values, weights, lengths, stride, strides=strides, inverse=inverse
+        )
+
+    torch.utils._pytree.register_pytree_node(
+        batches,
+        _leaves,
+        from_leaves,
+        flatten_with_keys_fn=_named_leaves,
+        serialized_type_name="sparring_torch.KeyedJaggedTensor",
+    )
+    torch.serialization.add_safe_globals([batches])
+
+
+def _leaves(batch: Any) -> tuple[list[Any], list[Any]]:
+    leaves = [batch._values, batch._weights, batch._lengths, batch._inverse]
+    return leaves, [batch._keys, batch._strides]
+
+
+def _named_leaves(batch: Any) -> tuple[list[tuple[Any, Any]], list[Any]]:
+    leaves, context = _leaves(batch)
+    names: Any = map(
+        torch.utils._pytree.MappingKey, ("values", "weights", "lengths", "inverse_indices")
+    )
+    return list(zip(names, leaves, strict=True)), context

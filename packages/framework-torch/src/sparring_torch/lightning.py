@@ -1,0 +1,119 @@
+"""`SnapshotCallback`: snapshots of the rows at the steps at which Lightning writes checkpoints.
+
+A checkpoint has the rows itself where they are on one rank and take up to 1 GiB. Otherwise it names the
+snapshot of its step, which this writes before Lightning asks the model for its state.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from sparring import Retention, SaveOptions, list_snapshots, open_snapshot
+from sparring.errors import InvalidArgumentError, PluginError
+from sparring_torch.train_agent import agents_of
+
+__all__ = ["SnapshotCallback"]
+
+
+def _callback_class() -> Any:
+    """Lightning's `Callback`, by the name of the package that the program has imported."""
+    names = ["lightning.pytorch", "pytorch_lightning"]
+    for name in sorted(names, key=lambda name: name not in sys.modules):
+        try:
+            return importlib.import_module(name).Callback
+        except ModuleNotFoundError as error:
+            if error.name != name.partition(".")[0]:
+                raise
+    raise PluginError("sparring_torch.lightning needs Lightning; install it: pip install lightning")
+
+
+_Callback: Any = _callback_class()
+
+
+class SnapshotCallback(_Callback):  # type: ignore[misc]
+    """Saves a snapshot of all tables of the model, as ``url/step-000000001000``.
+
+    It does so at the end of epochs, before validation ends, and every so many steps: give it the times of
+    `ModelCheckpoint`, which saves after it. ``trainer.fit(ckpt_path=…)`` loads the snapshot that the
+    checkpoint names.
+
+    Args:
+        url: a folder, or a URL of fsspec.
+        every_n_epochs: between two snapshots at the end of an epoch; None: none there.
+        every_n_train_steps: between two snapshots within epochs; None: none there.
+        keep: how many stay, the newest; None: all. A checkpoint is of no use without its snapshot, so
+            not fewer than checkpoints that are kept.
+
+    Raises:
+        InvalidArgumentError: a number below 1; when training begins, there are snapshots of later steps.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        every_n_epochs: int | None = 1,
+        every_n_train_steps: int | None = None,
+        keep: int | None = None,
+    ) -> None:
+        super().__init__()
+        numbers = {
+            "every_n_epochs": every_n_epochs,
+            "every_n_train_steps": every_n_train_steps,
+            "keep": keep,
+        }
+        for name, number in numbers.items():
+            if number is not None and number < 1:
+                raise InvalidArgumentError(
+                    f"SnapshotCallback: {name} must be at least 1, or None; found {number}"
+                )
+        self._url = url.rstrip("/")
+        self._every_n_epochs = every_n_epochs
+        self._every_n_train_steps = every_n_train_steps
+        self._options = SaveOptions(retention=None if keep is None else Retention(url, keep))
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Refuses a folder in which another run was further."""
+        steps = _container_of(pl_module).counters.steps
+        later = [url for url in list_snapshots(self._url) if open_snapshot(url).step > steps]
+        if later:
+            raise InvalidArgumentError(
+                f"SnapshotCallback: {self._url} has {later[-1]}, and training begins at step {steps}; go "
+                "on from the checkpoint of that step (trainer.fit(ckpt_path=…)), or save in another "
+                "folder",
+                url=self._url,
+            )
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Saves every `every_n_train_steps`."""
+        every = self._every_n_train_steps
+        if every is not None and trainer.global_step % every == 0:
+            self._save(pl_module)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Saves where checkpoints are written after validation."""
+        if trainer.training and not trainer.sanity_checking:
+            self._save_at_end(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Saves every `every_n_epochs`."""
+        self._save_at_end(trainer, pl_module)
+
+    def _save_at_end(self, trainer: Any, pl_module: Any) -> None:
+        every = self._every_n_epochs
+        if every is not None and (trainer.current_epoch + 1) % every == 0:
+            self._save(pl_module)
+
+    def _save(self, pl_module: Any) -> None:
+        container = _container_of(pl_module)
+        steps, newest = container.counters.steps, container.saves.newest
+        if newest is None or newest[1] != steps:
+            container.save(f"{self._url}/step-{steps:012d}", options=self._options)
+
+
+def _container_of(pl_module: Any) -> Any:
+    return agents_of(pl_module)[0].container

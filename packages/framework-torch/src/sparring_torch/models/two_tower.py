@@ -1,0 +1,85 @@
+"""`TwoTower`: queries and candidates in one space, for retrieval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from sparring.errors import InvalidArgumentError
+from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.models.clicks import Batch
+from sparring_torch.models.layers import mlp
+from sparring_torch.table_configs import table_features
+
+__all__ = ["TwoTower", "TwoTowerTrainTask"]
+
+
+class TwoTower(nn.Module):
+    """A tower of layers over the embedding of a query, and one over that of a candidate.
+
+    ::
+
+        ids of the first table's feature  ──► (b, dim) ──► query_proj ──► (b, layer_sizes[-1])
+        ids of the second table's feature ──► (b, dim) ──► candidate_proj ──► likewise
+
+    An index of the candidates for retrieval is made of ``candidate_proj(rows)``; the rows are
+    those of a snapshot, or of ``model.ebc`` for known ids.
+
+    Args:
+        embedding_bag_collection: two tables of one feature each: queries first, then candidates.
+        layer_sizes: widths of the layers of each tower; all are activated.
+        device: where the layers are made.
+
+    Raises:
+        InvalidArgumentError: not two tables of one feature each.
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: EmbeddingBagCollection,
+        layer_sizes: Sequence[int],
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        configs = embedding_bag_collection.embedding_bag_configs()
+        features = [table_features(config) for config in configs]
+        if [len(each) for each in features] != [1, 1]:
+            raise InvalidArgumentError(
+                f"TwoTower takes two tables of one feature each, found {features}"
+            )
+        self._query, self._candidate = (each[0] for each in features)
+        self.ebc = embedding_bag_collection
+        query, candidate = ([config.embedding_dim, *layer_sizes] for config in configs)
+        self.query_proj = mlp(query, is_last_activated=True, device=device)
+        self.candidate_proj = mlp(candidate, is_last_activated=True, device=device)
+
+    def forward(self, kjt: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
+        """Vectors of queries and of candidates, each ``(b, layer_sizes[-1])``."""
+        pooled = self.ebc(kjt)
+        return self.query_proj(pooled[self._query]), self.candidate_proj(pooled[self._candidate])
+
+
+class TwoTowerTrainTask(nn.Module):
+    """A `TwoTower` with its loss, as pipelines call it.
+
+    Args:
+        two_tower: the model.
+    """
+
+    def __init__(self, two_tower: TwoTower) -> None:
+        super().__init__()
+        self.two_tower = two_tower
+
+    def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """Mean log loss of the dot products; and, detached, the loss, logits and labels ``(b,)``.
+
+        The dense features of `batch` are not used.
+        """
+        queries, candidates = self.two_tower(batch.sparse_features)
+        logits = (queries * candidates).sum(1)
+        loss = binary_cross_entropy_with_logits(logits, batch.labels.to(logits.dtype))
+        return loss, (loss.detach(), logits.detach(), batch.labels.detach())

@@ -1,0 +1,121 @@
+"""Names of TorchRec that have no counterpart of their name, and what to write in their place."""
+
+from __future__ import annotations
+
+__all__ = ["WORDS"]
+
+_PLANNING = (
+    "leave it out: a row is on the rank that its id is hashed to, so there is nothing to plan; "
+    "EmbeddingBagConfig(placement='replicated') keeps a small table on every rank"
+)
+_SHARDER = (
+    "leave sharders out: the optimizer of fused_params is given to apply_optimizer_in_backward, and "
+    "the precision of the wire to DistributedModelParallel(exchange=ExchangeOptions(…))"
+)
+_WIRE = (
+    "write DistributedModelParallel(model, exchange=ExchangeOptions(row_wire_dtype='bfloat16', "
+    "gradient_wire_dtype='bfloat16')); ExchangeOptions is in sparring and in sparring_torch.torchrec"
+)
+_DATA = (
+    "make batches of your own: any iterator of Batch(dense_features, sparse_features, labels) will do; "
+    "`sparring train` reads logs in Criteo format and MovieLens ratings by itself"
+)
+_QUANTISED = (
+    "store rows of 16 bits: EmbeddingBagConfig(data_type=DataType.FP16); for serving, a snapshot is "
+    "read as it is"
+)
+_METRICS = (
+    "take metrics of torchmetrics or torcheval on the logits and labels that a pipeline returns; "
+    "`sparring train` reports log loss and AUC by itself"
+)
+_ANY_ID = (
+    "leave it out and use the plain collection: ids may be any int64, and each has a row of its own; "
+    "capacity and eviction are options of the storage, admission is EmbeddingBagConfig(admission=…)"
+)
+_PIPELINE = "write TrainPipelineSparseDist(model, optimizer, device)"
+_METHOD = (
+    "give the name of an update method: 'lamb', 'partial_rowwise_adam', 'rowwise_adagrad' and others "
+    "of sparring.updates"
+)
+
+WORDS = {
+    "env": "leave it out: the job is found by torch.distributed or the launcher",
+    "plan": _PLANNING,
+    "sharders": _SHARDER,
+    **dict.fromkeys(
+        (
+            "EmbeddingShardingPlanner",
+            "HeteroEmbeddingShardingPlanner",
+            "ParameterConstraints",
+            "ShardingPlan",
+            "ShardingType",
+            "Topology",
+        ),
+        _PLANNING,
+    ),
+    **dict.fromkeys(
+        (
+            "EmbeddingBagCollectionSharder",
+            "EmbeddingCollectionSharder",
+            "ModuleSharder",
+            "get_default_sharders",
+        ),
+        _SHARDER,
+    ),
+    **dict.fromkeys(("CommType", "QCommsConfig", "get_qcomm_codecs_registry"), _WIRE),
+    **dict.fromkeys(
+        (
+            "DEFAULT_CAT_NAMES",
+            "DEFAULT_INT_NAMES",
+            "DEFAULT_RATINGS_COLUMN_NAMES",
+            "InMemoryBinaryCriteoIterDataPipe",
+            "RandomRecDataset",
+            "criteo_kaggle",
+            "criteo_terabyte",
+            "movielens_20m",
+            "movielens_25m",
+        ),
+        _DATA,
+    ),
+    **dict.fromkeys(
+        ("QuantEmbeddingBagCollection", "QuantEmbeddingCollection", "quantize_embeddings"),
+        _QUANTISED,
+    ),
+    **dict.fromkeys(
+        ("MetricsConfig", "RecMetricModule", "RecTaskInfo", "generate_metric_module"), _METRICS
+    ),
+    **dict.fromkeys(
+        (
+            "ManagedCollisionCollection",
+            "ManagedCollisionEmbeddingBagCollection",
+            "ManagedCollisionEmbeddingCollection",
+            "MCHManagedCollisionModule",
+        ),
+        _ANY_ID,
+    ),
+    **dict.fromkeys(
+        (
+            "PrefetchTrainPipelineSparseDist",
+            "StagedTrainPipeline",
+            "TrainPipelineBase",
+            "TrainPipelineSemiSync",
+        ),
+        _PIPELINE,
+    ),
+    **dict.fromkeys(
+        ("EmbOptimType", "LAMB", "LarsSGD", "PartialRowWiseAdam", "PartialRowWiseLAMB"), _METHOD
+    ),
+    "FeatureProcessedEmbeddingBagCollection": (
+        "call an EmbeddingBagCollection(is_weighted=True) with what PositionWeightedModuleCollection "
+        "returns"
+    ),
+    "GradientClippingOptimizer": (
+        "call torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm) before the step of a "
+        "sparring_torch.Optimizer: it clips rows and ordinary parameters by one norm"
+    ),
+    "ShardingEnv": "leave it out: the job is found by torch.distributed or the launcher",
+    "WarmupOptimizer": "take a scheduler of torch.optim.lr_scheduler, as LinearLR, on the optimizer",
+    "apply_overlapped_optimizer": "write apply_optimizer_in_backward, with the same arguments",
+    "shard": "write DistributedModelParallel(model)",
+    "shard_modules": "write DistributedModelParallel(model)",
+}

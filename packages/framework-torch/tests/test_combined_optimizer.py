@@ -1,0 +1,124 @@
+"""`CombinedOptimizer`: one optimizer for loops that know one."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from sparring.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
+from sparring_torch import CombinedOptimizer, Embedding, Optimizer
+
+IDS = torch.tensor([3, 1, 2**40])
+
+
+class Small(nn.Module):
+    def __init__(self, name: str = "items") -> None:
+        super().__init__()
+        self.items = Embedding(4, name=name, storage="memory")
+        torch.manual_seed(1)
+        self.top = nn.Linear(4, 1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.top(self.items(ids))
+        return out.square().sum()
+
+
+def parts(model: nn.Module) -> tuple[Optimizer, torch.optim.Optimizer]:
+    sparse = Optimizer(model, torch.optim.Adagrad, lr=0.1)
+    return sparse, torch.optim.Adam(model.top.parameters(), lr=0.01)  # type: ignore[union-attr]
+
+
+def rows(model: Small) -> torch.Tensor:
+    with torch.no_grad():
+        out: torch.Tensor = model.items(IDS)
+    return out
+
+
+def test_steps_and_schedules_as_the_parts_would() -> None:
+    apart, together = Small(), Small()
+    optimizers = parts(apart)
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(each, 0.5) for each in optimizers]
+    combined = CombinedOptimizer(parts(together))
+    schedule = torch.optim.lr_scheduler.ExponentialLR(combined, 0.5)
+
+    def closure() -> torch.Tensor:
+        combined.zero_grad()
+        loss = together(IDS)
+        loss.backward()
+        out: torch.Tensor = loss
+        return out
+
+    for _ in range(3):
+        for each in optimizers:
+            each.zero_grad()
+        loss = apart(IDS)
+        loss.backward()
+        for each in optimizers:
+            each.step()
+        for one in schedules:
+            one.step()
+        assert torch.equal(combined.step(closure), loss)
+        schedule.step()
+    assert [group["lr"] for group in combined.param_groups] == [0.1 / 8, 0.01 / 8]
+    assert torch.equal(rows(apart), rows(together))
+    assert torch.equal(apart.top.weight, together.top.weight)
+    # The closure kept no step from the update method.
+    assert combined.optimizers[0][1].routes == {"items": "adagrad"}  # type: ignore[attr-defined]
+
+
+def test_state_dict_goes_to_the_parts() -> None:
+    model = Small()
+    sparse, dense = parts(model)
+    combined = CombinedOptimizer([("rows", sparse), ("top", dense)])
+    model(IDS).backward()
+    combined.step()
+    saved = copy.deepcopy(combined.state_dict())
+    assert saved.keys() == {"rows", "top"}
+    assert set(combined.state) == set(sparse.state) | set(dense.state)
+    model(IDS).backward()
+    combined.step()
+    combined.load_state_dict(saved)
+    assert sparse.state_dict()["state"]["items"]["step"] == 1
+    assert {float(each["step"]) for each in dense.state.values()} == {1.0}
+    # The groups are those that the parts have now.
+    combined.param_groups[1]["lr"] = 0.5
+    assert dense.param_groups[0]["lr"] == 0.5
+    with pytest.raises(InvalidArgumentError, match=r"called rows, top; combine them under"):
+        combined.load_state_dict({"0": {}, "1": {}})
+
+
+def test_rows_refuse_a_step_before_parameters_move() -> None:
+    model = Small()
+    sparse, dense = parts(model)
+    combined = CombinedOptimizer([dense, sparse])
+    before = model.top.weight.detach().clone()
+    (model(IDS) * float("inf")).backward()
+    with pytest.raises(NonFiniteGradientError):
+        combined.step()
+    assert torch.equal(model.top.weight, before)
+
+
+def test_refusals_say_what_to_do() -> None:
+    model = Small()
+    sparse, dense = parts(model)
+    wrong: list[tuple[Any, str]] = [
+        ([], "at least one"),
+        ([sparse, model], "found Small"),
+        ([dense, dense], "given twice"),
+        ([("a", dense), ("a", sparse)], "'a' was given twice"),
+    ]
+    for given, message in wrong:
+        with pytest.raises(InvalidArgumentError, match=message):
+            CombinedOptimizer(given)
+    with pytest.raises(UnsupportedError, match="LBFGS calls its closure several times"):
+        CombinedOptimizer([sparse, torch.optim.LBFGS(model.top.parameters())])
+    combined = CombinedOptimizer([sparse, dense])
+    with pytest.raises(UnsupportedError, match="add the group to one of"):
+        combined.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    for each in (combined, sparse):
+        with pytest.raises(UnsupportedError, match=r"make another for the copy of the model"):
+            copy.deepcopy(each)

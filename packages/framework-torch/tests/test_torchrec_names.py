@@ -1,0 +1,274 @@
+"""`sparring_torch.torchrec`: names of TorchRec that work as there, or say what to write."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import init
+
+from sparring.adapter import StepContainer
+from sparring.contracts import Constant, Normal, TruncatedNormal, Uniform, Zeros
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_torch import Optimizer, torchrec
+from sparring_torch.torchrec.in_backward import in_backward_optimizers
+from sparring_torch.torchrec.names import WORDS
+
+ARGUMENTS = ("env", "plan", "sharders")
+
+
+def collection(*tables: str, **settings: Any) -> torchrec.EmbeddingBagCollection:
+    configs = [torchrec.EmbeddingBagConfig(name=name, embedding_dim=4) for name in tables]
+    return torchrec.EmbeddingBagCollection(configs, storage="memory", **settings)
+
+
+def batch(*keys: str, shift: int = 0) -> torchrec.KeyedJaggedTensor:
+    ids = torch.arange(3 * len(keys)) % 4 + shift
+    return torchrec.KeyedJaggedTensor(list(keys), ids, lengths=torch.tensor([2, 1] * len(keys)))
+
+
+class Model(nn.Module):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.bags = collection("user", "item", **settings)
+        self.dense = nn.Linear(8, 1)
+
+    def forward(self, features: torchrec.KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
+        output = self.dense(self.bags(features).values()).squeeze(1)
+        return output.square().mean() + output.sum(), output.detach()
+
+
+@pytest.mark.parametrize("name", sorted(WORDS.keys() - {*ARGUMENTS}))
+def test_a_name_without_a_counterpart_says_what_to_write(name: str) -> None:
+    assert name not in torchrec.__all__
+    with pytest.raises(UnsupportedError, match=f"^{name} of TorchRec: "):
+        getattr(importlib.import_module("sparring_torch.torchrec"), name)
+
+
+def test_an_unknown_name_is_no_name() -> None:
+    assert not hasattr(torchrec, "NoSuchName")
+    for name in torchrec.__all__:
+        assert getattr(torchrec, name) is not None
+
+
+@pytest.mark.parametrize("given", ["parameters", "module", "modules"])
+def test_rows_are_updated_in_backward_as_a_step_would(given: str) -> None:
+    torch.manual_seed(0)
+    model, other = Model(), Model()
+    other.dense.load_state_dict(model.dense.state_dict())
+    what = {
+        "parameters": model.bags.parameters(),
+        "module": model,
+        "modules": [model.bags],
+    }[given]
+    torchrec.apply_optimizer_in_backward(
+        torchrec.RowWiseAdagrad,
+        what,  # type: ignore[arg-type]
+        {"lr": 0.1},
+    )
+    optimizer = Optimizer(other, "rowwise_adagrad", lr=0.1)
+    for step in range(3):
+        features = batch("user", "item", shift=step)
+        model(features)[0].backward()
+        other(features)[0].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.eval()
+        other.eval()
+        assert torch.equal(model.bags(features).values(), other.bags(features).values())
+        model.train()
+        other.train()
+    assert model.bags.num_rows() == other.bags.num_rows() == {"user": 5, "item": 6}
+
+
+def test_a_backward_pass_that_fails_leaves_the_next_one_whole() -> None:
+    bags = collection("item")
+    torchrec.apply_optimizer_in_backward(torchrec.SGD, bags, {"lr": 1.0})
+
+    def fail(_: Tensor) -> None:
+        raise RuntimeError("in a hook")
+
+    features = batch("item")
+    before = bags.eval()(features).values().detach().clone()
+    output = bags.train()(features).values()
+    output.register_hook(fail)
+    with pytest.raises(RuntimeError, match="in a hook"):
+        output.sum().backward()
+    assert torch.equal(bags.eval()(features).values(), before)
+    bags.train()(features).values().sum().backward()
+    assert not torch.equal(bags.eval()(features).values(), before)
+
+
+def test_copies_and_modules_in_evaluation_are_not_trained_by_it() -> None:
+    bags = collection("item")
+    torchrec.apply_optimizer_in_backward(torchrec.SGD, bags, {"lr": 1.0})
+    twin = copy.deepcopy(bags)
+    assert in_backward_optimizers(twin) == []
+    (optimizer,) = in_backward_optimizers(bags)
+    assert in_backward_optimizers(bags) == [optimizer]
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (lambda model: model.parameters(), "ordinary parameters to an optimizer of torch.optim"),
+        (lambda model: [], "none of the 0 modules given holds a table"),
+        (lambda model: [model, model], None),
+    ],
+)
+def test_in_backward_takes_tables_alone(params: Any, message: str | None) -> None:
+    model = Model()
+    if message is None:
+        torchrec.apply_optimizer_in_backward(torchrec.SGD, params(model), {"lr": 1.0})
+        message = "have an optimizer in backward already"
+    with pytest.raises(InvalidArgumentError, match=message):
+        torchrec.apply_optimizer_in_backward(torchrec.SGD, params(model), {"lr": 1.0})
+
+
+def test_a_pipeline_with_rows_updated_in_backward_gives_the_bits_of_a_loop() -> None:
+    results = []
+    for is_pipelined in (False, True):
+        torch.manual_seed(0)
+        model = Model(device=torch.device("meta"))
+        torchrec.apply_optimizer_in_backward(torchrec.Adam, model.bags.parameters(), {"lr": 0.1})
+        distributed = torchrec.DistributedModelParallel(
+            module=model, device=torch.device("cpu"), sharders=[], plan=None
+        )
+        assert distributed.plan == {"user": "sharded", "item": "sharded"}
+        dense = torchrec.KeyedOptimizerWrapper(
+            dict(torchrec.in_backward_optimizer_filter(distributed.named_parameters())),
+            lambda params: torch.optim.SGD(params, lr=0.1),
+        )
+        optimizer = torchrec.CombinedOptimizer(
+            [("fused", distributed.fused_optimizer), ("dense", dense)]
+        )
+        batches = [batch("user", "item", shift=step) for step in range(4)]
+        outputs = []
+        if is_pipelined:
+            pipeline = torchrec.TrainPipelineSparseDist(distributed, optimizer, "cpu", True)
+            iterator = iter(batches)
+            outputs = [pipeline.progress(iterator) for _ in batches]
+        else:
+            for each in batches:
+                optimizer.zero_grad()
+                loss, output = distributed(each)
+                loss.backward()
+                optimizer.step()
+                outputs.append(output)
+        distributed.eval()
+        results.append([*outputs, distributed(batches[0])[1]])
+        distributed.close()
+    for mine, theirs in zip(*results, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_several_optimizers_in_backward_are_one_fused_optimizer() -> None:
+    model = nn.ModuleList([collection("user"), collection("item")])
+    for each, rate in zip(model, (0.1, 0.2), strict=True):
+        torchrec.apply_optimizer_in_backward(torchrec.SGD, each, {"lr": rate})
+    with StepContainer() as container:
+        distributed = torchrec.DistributedModelParallel(model, container=container)
+        groups = distributed.fused_optimizer.param_groups
+        assert [group["lr"] for group in groups] == [0.1, 0.2]
+
+
+def test_arguments_of_distributed_models_that_mean_nothing_here_are_refused() -> None:
+    with StepContainer() as container:
+        for name in ARGUMENTS:
+            with pytest.raises(InvalidArgumentError, match=f"{name}: leave"):
+                torchrec.DistributedModelParallel(
+                    Model(), container=container, **{name: [object()]}
+                )
+        model = Model()
+        model.dense = nn.Linear(8, 1, device="meta")
+        with pytest.raises(InvalidArgumentError, match=r"'dense.weight'.*device 'meta'"):
+            torchrec.DistributedModelParallel(model, container=container)
+        distributed = torchrec.DistributedModelParallel(Model(), container=container)
+        with pytest.raises(InvalidArgumentError, match="call apply_optimizer_in_backward before"):
+            _ = distributed.fused_optimizer
+
+
+def test_a_keyed_optimizer_saves_state_by_name() -> None:
+    model = Model()
+
+    def make() -> torchrec.KeyedOptimizerWrapper:
+        return torchrec.KeyedOptimizerWrapper(
+            dict(model.named_parameters()), lambda params: torch.optim.Adam(params, lr=0.1)
+        )
+
+    optimizer = make()
+    assert list(optimizer.params) == ["dense.weight", "dense.bias"]
+    model.dense(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    assert saved["state"].keys() == {"dense.weight", "dense.bias"}
+    other = make()
+    other.load_state_dict(saved)
+    assert torch.equal(
+        other.state[model.dense.bias]["exp_avg"], optimizer.state[model.dense.bias]["exp_avg"]
+    )
+    scheduler = torch.optim.lr_scheduler.StepLR(other, 1)
+    other.step()
+    scheduler.step()
+    assert other.param_groups[0]["lr"] == pytest.approx(0.01)
+    optimizer.zero_grad()
+    assert model.dense.bias.grad is None
+    saved["param_groups"][0]["params"] = ["dense.weight"]
+    with pytest.raises(InvalidArgumentError, match="make it for the same parameters"):
+        other.load_state_dict(saved)
+
+
+def test_places_in_a_bag_have_weights_that_are_learnt() -> None:
+    module = torchrec.PositionWeightedModuleCollection({"item": 3})
+    with torch.no_grad():
+        module.position_weights["item"].copy_(torch.tensor([1.0, 10.0, 100.0]))
+    features = torchrec.KeyedJaggedTensor(
+        ["user", "item"], torch.tensor([9, 7, 8, 7, 5]), lengths=torch.tensor([1, 0, 3, 1])
+    )
+    weighted = module(features)
+    assert weighted.weights().tolist() == [1.0, 1.0, 10.0, 100.0, 1.0]
+    collection("user", "item", is_weighted=True)(weighted).values().sum().backward()
+    assert module.position_weights["item"].grad is not None
+    alone = torchrec.PositionWeightedModule(3)(features["item"])
+    assert alone.weights().tolist() == [1.0] * 4
+    with pytest.raises(InvalidArgumentError, match="a bag of 3 ids and weights for 2 places"):
+        torchrec.PositionWeightedModule(2)(features["item"])
+
+
+@pytest.mark.parametrize(
+    ("function", "initializer"),
+    [
+        (init.zeros_, Zeros()),
+        (init.ones_, Constant(1.0)),
+        (partial(init.constant_, val=2.0), Constant(2.0)),
+        (init.uniform_, Uniform(0.0, 1.0)),
+        (partial(init.uniform_, a=-0.1, b=0.1), Uniform(-0.1, 0.1)),
+        (partial(init.normal_, std=0.5), Normal(0.0, 0.5)),
+        (init.trunc_normal_, TruncatedNormal(0.0, 1.0)),
+    ],
+)
+def test_functions_of_torch_are_initializers(function: Any, initializer: object) -> None:
+    config = torchrec.EmbeddingBagConfig(name="item", embedding_dim=4, init_fn=function)
+    (declared,) = torchrec.EmbeddingBagCollection([config]).agent.declarations
+    assert declared.table.initializer == initializer
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda rows: rows.uniform_(-1, 1),
+        init.xavier_uniform_,
+        init.constant_,
+        partial(init.uniform_, generator=torch.Generator()),
+        partial(init.trunc_normal_, std=0.1),
+    ],
+)
+def test_a_function_that_fills_a_matrix_is_refused(function: Any) -> None:
+    config = torchrec.EmbeddingBagConfig(name="item", embedding_dim=4, init_fn=function)
+    with pytest.raises(InvalidArgumentError, match=r"init_fn of table 'item': .*Uniform\(low"):
+        torchrec.EmbeddingBagCollection([config])

@@ -1,0 +1,136 @@
+"""``sparring get``: shows the row of one key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import typer
+
+from sparring import (
+    PluginManager,
+    Snapshot,
+    context_of,
+    embedding_parts,
+    latest_snapshot,
+    merged_chunks,
+    open_snapshot,
+    partition,
+    print_json,
+)
+from sparring.contracts import TableConfig
+from sparring.errors import SnapshotError
+from sparring_train.cli.train import OverridesArgument
+from sparring_train.config.loader import load_config
+from sparring_train.stored_rows import open_run_storages, place_name
+
+__all__ = ["add_get"]
+
+
+def add_get(application: typer.Typer) -> None:
+    # So that a negative key is no option.
+    application.command("get", context_settings={"ignore_unknown_options": True})(get)
+
+
+def get(
+    context: typer.Context,
+    place: Annotated[
+        str,
+        typer.Argument(
+            metavar="PLACE",
+            help="A snapshot, a folder of snapshots (the newest is taken), or the YAML file of a "
+            "run whose storage keeps rows.",
+        ),
+    ],
+    table: Annotated[str, typer.Argument(help="The table's name.")],
+    key: Annotated[int, typer.Argument(help="The id.", min=-(2**63), max=2**63 - 1)],
+    overrides: OverridesArgument = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="How many ranks the run had, if it left no snapshot.", min=1)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+) -> None:
+    """Show the embedding and the optimizer's state of one key; exit with 1 if it has no row."""
+    if place.endswith((".yaml", ".yml")):
+        manager = context_of(context).plugin_manager
+        found = _in_storages(place, overrides or [], table, key, ranks, manager)
+    else:
+        found = _in_snapshot(_snapshot_at(place), table, key)
+    if as_json:
+        print_json({"table": table, "key": key, **found})
+    else:
+        _print(table, key, found)
+    if not found["found"]:
+        raise typer.Exit(1)
+
+
+def _snapshot_at(url: str) -> Snapshot:
+    try:
+        return open_snapshot(url)
+    except SnapshotError:
+        newest = latest_snapshot(url)
+        if newest is None:
+            raise
+        return newest
+
+
+def _in_snapshot(snapshot: Snapshot, table: str, key: int) -> dict[str, Any]:
+    snapshot.check_table(table)
+    where = {"found": False, "place": snapshot.url, "step": snapshot.step}
+    described = snapshot.tables[table]
+    its_partition = int(partition(np.array([key], np.int64))[0])
+    for chunk in merged_chunks(snapshot, table, [its_partition]):
+        at = np.flatnonzero(chunk.keys == key)
+        if len(at):
+            score = {"score": int(chunk.scores[at[0]])} if described.has_scores else {}
+            parts = embedding_parts(snapshot, table, described.dim)
+            return where | _row(described.config, chunk.rows[at], parts) | score
+    return where
+
+
+def _in_storages(
+    config: str,
+    overrides: list[str],
+    table: str,
+    key: int,
+    ranks: int | None,
+    manager: PluginManager,
+) -> dict[str, Any]:
+    run = load_config(config, overrides, plugin_manager=manager)
+    every = getattr(run.model, "embedding_parts", {})
+    said = every.get(table, {"embedding": [0, run.model.row_dim]})
+    parts, places = {name: slice(*each) for name, each in said.items()}, []
+    for place, storage in open_run_storages(run, table, manager, ranks=ranks):
+        places.append(place_name(place))
+        rows = storage.find(np.array([key], np.int64))
+        if rows.found[0]:
+            return {"found": True, "place": places[-1]} | _row(storage.table, rows.rows, parts)
+    return {"found": False, "place": ", ".join(places) or f"no rows of {run.storage.backend}"}
+
+
+def _row(table: TableConfig, row: npt.NDArray[Any], parts: Mapping[str, slice]) -> dict[str, Any]:
+    embedding = table.embeddings(row)[0].astype(table.computing_dtype)
+    return {
+        "found": True,
+        "dtype": table.dtype,
+        "parts": {name: embedding[where].tolist() for name, where in parts.items()},
+        "state_method": table.state_method,
+        "state": table.state(row)[0].tolist(),
+    }
+
+
+def _print(table: str, key: int, found: dict[str, Any]) -> None:
+    step = f", step {found['step']:,}" if "step" in found else ""
+    typer.echo(f"table {table}, key {key}, in {found['place']}{step}")
+    if not found["found"]:
+        typer.echo("no row: it reads as its initial value")
+        return
+    shown = dict(found["parts"])
+    if found["state"]:
+        shown[f"state of {found['state_method'] or 'the optimizer'}"] = found["state"]
+    for name, values in shown.items():
+        typer.echo(f"{name}: {' '.join(f'{value:.6g}' for value in values)}")
+    if "score" in found:
+        typer.echo(f"score: {found['score']}")

@@ -1,0 +1,71 @@
+"""Storages that keep the rows of a run when it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from sparring import StorageChoice, found_table, latest_snapshot, open_storage
+from sparring.contracts import Storage, TableConfig
+from sparring.errors import InvalidArgumentError
+from sparring_train.config.run import RunConfig
+
+if TYPE_CHECKING:
+    from sparring import PluginManager
+
+__all__ = ["open_run_storages", "place_name"]
+
+
+def place_name(storage: StorageChoice) -> str:
+    """A storage as messages name it: with those options that are text, as a path or a URL."""
+    said = [
+        f"{name} {value}"
+        for name, value in storage.options.items()
+        if isinstance(value, (str, PurePath))
+    ]
+    return f"{storage.backend} ({', '.join(said)})" if said else storage.backend
+
+
+def open_run_storages(
+    config: RunConfig,
+    table: str,
+    manager: PluginManager,
+    *,
+    ranks: int | None = None,
+) -> Iterator[tuple[StorageChoice, Storage]]:
+    """Opens, one after the other, the places in which ranks of a run have kept rows of a table.
+
+    Places without rows, and storages that end with the run, are left out.
+
+    Args:
+        config: of the run, which has ended.
+        table: its name.
+        manager: where backends are looked up.
+        ranks: how many there were; None: as many as wrote the newest snapshot, or one.
+
+    Raises:
+        InvalidArgumentError: the run has no such table.
+        SparringError: a storage cannot be opened, as where the run goes on.
+    """
+    if table not in config.model.table_names:
+        raise InvalidArgumentError(
+            f"table {table!r}: the model of this run has {', '.join(config.model.table_names)}",
+            table=table,
+        )
+    url = config.snapshots.url
+    snapshot = None if url is None else latest_snapshot(url)
+    if snapshot is not None and table in snapshot.tables:
+        declared = replace(snapshot.tables[table].config, state_width=0, state_method="")
+    else:
+        declared = TableConfig(table, config.model.row_dim, config.tables.dtype)
+    count = ranks or (1 if snapshot is None else snapshot.world_size)
+    choice = StorageChoice(config.storage.backend, config.storage.options)
+    places = [choice.on(rank, count, table) for rank in range(count)]
+    for place in [each for at, each in enumerate(places) if each not in places[:at]]:
+        found = found_table(place.backend, declared, manager, place.options)
+        if found is None:
+            continue
+        with open_storage(place.backend, found, plugin_manager=manager, **place.options) as opened:
+            yield place, opened
