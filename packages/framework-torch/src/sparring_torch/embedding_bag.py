@@ -145,17 +145,18 @@ class EmbeddingBag(SingleTable):
         offsets: Tensor | None,
         per_sample_weights: Tensor | None,
     ) -> Tensor:
-        path = self.agent.path_for(input, is_training=self.is_training)
+        is_training = self.is_training
+        path = self.agent.path_for(input, is_training=is_training)
         if path is not None:
             with memory_errors(path.device):
-                with self.agent.refusing(path, is_training=self.is_training):
+                with self.agent.refusing(path, is_training=is_training):
                     group = self._group(input, offsets, per_sample_weights)
-                return self.agent.pool_on(path, [group], is_training=self.is_training)[0]
+                return self.agent.pool_on(path, [group], is_training=is_training)[0]
         try:
             bags = self.wanted(input, offsets, per_sample_weights)
         except Exception as error:
-            self.agent.refuse(error, is_training=self.is_training)
-        pooled = self.agent.pool(bags, is_training=self.is_training)
+            self.agent.refuse(error, is_training=is_training)
+        pooled = self.agent.pool(bags, is_training=is_training)
         return pooled if input.device.type == "cpu" else pooled.to(input.device)
 
     def look_up(self, *arguments: Any) -> Tensor:

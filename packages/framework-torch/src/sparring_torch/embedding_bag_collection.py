@@ -36,7 +36,7 @@ class EmbeddingBagCollection(TableModule):
     ``viewed`` and ``bought``, a batch of b examples becomes ``(b, 4 + 8 + 8)``, in which
     ``keyed["viewed"]`` is ``(b, 8)``. The two features share the rows of ``items``.
 
-    It has no parameters: rows live in storages and are trained by `sparring_torch.Optimizer`.
+    Rows are no parameters: they live in storages and are trained by `sparring_torch.Optimizer`.
     While `training` is off, or under `torch.no_grad`, it reads only; an id that was never
     trained reads as its initial value and earns no row.
 
@@ -116,6 +116,7 @@ class EmbeddingBagCollection(TableModule):
         return self._keyed(values, inverse)
 
     def _eager(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        is_training = self.is_training
         try:
             places = self._router.places(features)
             inverse = None
@@ -123,21 +124,21 @@ class EmbeddingBagCollection(TableModule):
                 inverse = features.inverse_indices()[1][places]
                 features = features.evened()
         except Exception as error:
-            self.agent.refuse(error, is_training=self.is_training)
-        path = self.agent.path_for(features.values(), is_training=self.is_training)
+            self.agent.refuse(error, is_training=is_training)
+        path = self.agent.path_for(features.values(), is_training=is_training)
         if path is not None:
             with memory_errors(path.device):
-                with self.agent.refusing(path, is_training=self.is_training):
+                with self.agent.refusing(path, is_training=is_training):
                     weights = features.weights() if self._is_weighted else None
                     groups = bag_groups(self.agent.features, features, places, weights)
-                outputs = self.agent.pool_on(path, groups, is_training=self.is_training)
+                outputs = self.agent.pool_on(path, groups, is_training=is_training)
                 parts = parts_of_features(groups, outputs, [features.stride()] * len(places))
                 return self._keyed(torch.cat(parts, dim=1), inverse)
         try:
             bags = self.wanted(features)
         except Exception as error:
-            self.agent.refuse(error, is_training=self.is_training)
-        values = self.agent.pool(bags, is_training=self.is_training)
+            self.agent.refuse(error, is_training=is_training)
+        values = self.agent.pool(bags, is_training=is_training)
         if features.device().type != "cpu":
             values = values.to(features.device())
         return self._keyed(values, inverse)

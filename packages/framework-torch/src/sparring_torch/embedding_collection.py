@@ -85,22 +85,23 @@ class EmbeddingCollection(TableModule):
         Raises:
             InvalidArgumentError: features and tables do not fit, or a value is no id.
         """
+        is_training = self.is_training
         try:
             places = self._router.places(features)
             strides = features.stride_per_key()
             features = features.evened()
         except Exception as error:
-            self.agent.refuse(error, is_training=self.is_training)
-        path = self.agent.path_for(features.values(), is_training=self.is_training)
+            self.agent.refuse(error, is_training=is_training)
+        path = self.agent.path_for(features.values(), is_training=is_training)
         if path is not None:
             with memory_errors(path.device):
                 return self._on_device(path, features, places, strides)
         try:
             bags = self._router.route(features, is_weighted=False)
         except Exception as error:
-            self.agent.refuse(error, is_training=self.is_training)
+            self.agent.refuse(error, is_training=is_training)
         device, stride = features.device(), features.stride()
-        parts = self.agent.gather(_ids_of(bags, len(features.keys())), is_training=self.is_training)
+        parts = self.agent.gather(_ids_of(bags, len(features.keys())), is_training=is_training)
         lengths = torch.from_numpy(bags.offsets).diff().to(device)
         result: dict[str, JaggedTensor] = {}
         for name, place, part in zip(self._names, bags.places, parts, strict=True):

@@ -145,9 +145,8 @@ class RowGradients:
 
     @property
     def are_waiting(self) -> bool:
-        """Whether a gradient came since the last step."""
-        is_new = self._resources.num_gradients != self._num_seen
-        return is_new or any(each is not None for each in self._norms)
+        """Whether a gradient came since the last step, or a norm is to be given back."""
+        return bool(self._norms) or self._resources.num_gradients != self._num_seen
 
     @property
     def were_read(self) -> bool:
@@ -251,6 +250,8 @@ def _reader() -> FrameType:
 
 def _is_optimizer(reader: FrameType) -> bool:
     """Whether it is a method of an optimizer or a gradient scaler."""
+    if reader.f_globals.get("__name__", "").startswith("torch.optim."):
+        return True  # quicker than a look at its variables
     owner = reader.f_locals.get("self")
     return isinstance(owner, (torch.optim.Optimizer, torch.amp.GradScaler))
 
