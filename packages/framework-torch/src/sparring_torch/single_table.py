@@ -101,7 +101,7 @@ class SingleTable(TableModule):
                 f"embeddings, found shape {tuple(places.shape)} of {places.dtype}",
                 shape=tuple(places.shape),
             )
-        if len(places.unique()) < len(places):
+        if len(torch.unique(places)) < len(places):
             raise InvalidArgumentError("from_pretrained: an id is there twice; give each id once")
         options.setdefault("dtype", given.dtype)
         make: Any = cls
