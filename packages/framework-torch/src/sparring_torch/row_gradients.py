@@ -208,7 +208,7 @@ class RowGradients:
         self._num_seen = self._resources.num_gradients
 
     def _take(self) -> None:
-        """Adds up all gradients so far, and computes their norms anew."""
+        """Adds up all gradients so far, and computes their norms again."""
         self.give_back()
         container = self._container
         self._taken = taken = summed_gradients(container.state)
