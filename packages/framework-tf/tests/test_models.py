@@ -88,9 +88,8 @@ def test_a_trained_model_is_saved_and_loaded_whole(kind: str, tmp_path: Path) ->
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_model_computes_as_that_of_torch(kind: str) -> None:
     torch = pytest.importorskip("torch")
-    pytest.importorskip("sparring_torch")
+    theirs = pytest.importorskip("sparring_torch.models")
     from sparring_torch import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-    from sparring_torch import models as theirs
 
     collection = EmbeddingBagCollection(
         [

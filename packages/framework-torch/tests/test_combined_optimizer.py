@@ -70,6 +70,32 @@ def test_steps_and_schedules_as_the_parts_would() -> None:
     assert combined.optimizers[0][1].routes == {"items": "adagrad"}  # type: ignore[attr-defined]
 
 
+def test_clipping_and_gradient_scalers_see_rows_and_parameters() -> None:
+    plain, scaled = Small(), Small()
+    optimizer, combined = (CombinedOptimizer(parts(each)) for each in (plain, scaled))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for _ in range(3):
+        optimizer.zero_grad()
+        plain(IDS).backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), 0.01)
+        optimizer.step()
+        combined.zero_grad()
+        scaler.scale(scaled(IDS)).backward()
+        scaler.unscale_(combined)
+        # As Lightning clips.
+        nn.utils.clip_grad_norm_([p for g in combined.param_groups for p in g["params"]], 0.01)
+        scaler.step(combined)
+        scaler.update()
+    before = rows(scaled)
+    torch.testing.assert_close(before, rows(plain))
+    torch.testing.assert_close(scaled.top.weight, plain.top.weight)
+    (scaler.scale(scaled(IDS)) * float("inf")).backward()
+    scaler.step(combined)
+    scaler.update()
+    assert torch.equal(rows(scaled), before)
+    assert scaler.get_scale() == 512.0
+
+
 def test_state_dict_goes_to_the_parts() -> None:
     model = Small()
     sparse, dense = parts(model)

@@ -191,3 +191,14 @@ def test_wrong_strides_and_inverse_indices_are_refused() -> None:
     _, second = shared_bags().split([1, 1])
     with pytest.raises(InvalidArgumentError, match="inverse_indices on 1 of 2"):
         KeyedJaggedTensor.concat([first, second])
+
+
+def test_batches_are_trees_of_tensors() -> None:
+    for kjt in (example(), shared_bags(), shared_bags(inverse_indices=INVERSE)):
+        doubled = torch.utils._pytree.tree_map_only(torch.Tensor, lambda part: part * 2, kjt)
+        assert doubled.values().tolist() == (kjt.values() * 2).tolist()
+        assert doubled.keys() == kjt.keys()
+        assert doubled.stride_per_key() == kjt.stride_per_key()
+        again = torch.utils._pytree.tree_map(lambda part: part, kjt)
+        assert repr(again) == repr(kjt)
+        assert (again.inverse_indices_or_none() is None) == (kjt.inverse_indices_or_none() is None)

@@ -195,6 +195,22 @@ class Collection(nn.Module):
         return found
 
 
+def test_bags_that_examples_share_are_looked_up_without_graph_breaks() -> None:
+    bags = EmbeddingBagCollection(
+        [EmbeddingBagConfig(name=name, embedding_dim=4) for name in ("user", "item")],
+        storage="memory",
+    ).eval()
+    batch = KeyedJaggedTensor(
+        ["item", "user"],
+        torch.tensor([11, 12, 13, 14, 1, 2, 3]),
+        lengths=torch.tensor([1, 1, 1, 1, 2, 1]),
+        stride_per_key_per_rank=[[4], [2]],
+        inverse_indices=(["item", "user"], torch.tensor([[0, 1, 2, 3], [0, 0, 1, 1]])),
+    )
+    compiled = torch.compile(lambda each: bags(each).values(), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(batch), bags(batch).values())
+
+
 def batch_of(size: int, weights: Tensor) -> KeyedJaggedTensor:
     lengths = torch.arange(2 * size) % 3
     count = int(lengths.sum())

@@ -110,6 +110,9 @@ def test_a_copy_that_shares_reads_live_rows_and_refuses_training() -> None:
     copied.train()
     with pytest.raises(UnsupportedError, match=r"shares the rows of tables users.*call eval\(\)"):
         copied(ids)
+    compiled = torch.compile(copied.users, backend="eager", fullgraph=True)
+    with pytest.raises(UnsupportedError, match=r"cannot train them"):
+        compiled(ids).sum().backward()
     with torch.no_grad():
         copied(ids)
     with pytest.raises(UnsupportedError, match="give the Optimizer the modules that train"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,23 @@ def test_a_table_begins_with_weights_and_trains_on(kind: Any) -> None:
         optimizer.step()
     torch.testing.assert_close(ours.embeddings_of(range(6)), theirs.weight.detach())
     assert sum(ours.num_rows().values()) == 6
+
+
+def test_frozen_rows_stay() -> None:
+    module = Embedding.from_pretrained(WEIGHTS, freeze=True, storage="memory")
+    model = torch.nn.Sequential(module, torch.nn.Linear(2, 1))
+    optimizer = Optimizer(model, torch.optim.SGD, lr=1.0)
+    for _ in range(2):
+        model(torch.tensor([1, 2])).sum().backward()
+        optimizer.step()
+    assert torch.equal(module.embeddings_of(range(6)), WEIGHTS)
+
+
+def test_a_copy_has_rows_that_are_not_written_yet() -> None:
+    module = Embedding.from_pretrained(WEIGHTS, storage="memory")
+    copied = copy.deepcopy(module)
+    assert torch.equal(module(torch.tensor([3])), WEIGHTS[3:4])
+    assert torch.equal(copied(torch.tensor([3])), WEIGHTS[3:4])
 
 
 def test_ids_and_padding_of_weights() -> None:

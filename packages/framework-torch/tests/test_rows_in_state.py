@@ -161,6 +161,23 @@ def test_filters_of_admission_travel() -> None:
     assert len(rows_of(model)["users"]) == 5
 
 
+def test_rows_expire_when_they_would_have() -> None:
+    model = Model(expire={"after_steps": 4})
+    optimizer = optimizer_of(model)
+    train(model, optimizer, 0, 3)
+    saved = through_file({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    other, copied = Model(expire={"after_steps": 4}), copy.deepcopy(model)
+    for each in (other, copied):
+        resumed = optimizer_of(each)
+        if each is other:
+            each.load_state_dict(saved["model"])
+        resumed.load_state_dict(copy.deepcopy(saved["optimizer"]))
+        train(each, resumed, 3, 6)
+    train(model, optimizer, 3, 6)
+    assert 0 not in rows_of(model)["users"]
+    assert rows_of(other) == rows_of(copied) == rows_of(model)
+
+
 def test_safetensors_take_it(tmp_path: Path) -> None:
     model, other = Model(), Model()
     train(model, optimizer_of(model), 0, 3)

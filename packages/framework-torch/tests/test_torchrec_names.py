@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import init
 
+from sparring import LocalGroup
 from sparring.adapter import StepContainer
-from sparring.contracts import Constant, Normal, TruncatedNormal, Uniform, Zeros
+from sparring.contracts import Collective, Constant, Normal, TruncatedNormal, Uniform, Zeros
 from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_testing.thread_rendezvous import ThreadRendezvous
 from sparring_torch import Optimizer, torchrec
 from sparring_torch.torchrec.in_backward import in_backward_optimizers
 from sparring_torch.torchrec.names import WORDS
@@ -102,6 +105,62 @@ def test_a_backward_pass_that_fails_leaves_the_next_one_whole() -> None:
     assert torch.equal(bags.eval()(features).values(), before)
     bags.train()(features).values().sum().backward()
     assert not torch.equal(bags.eval()(features).values(), before)
+
+
+def test_a_compiled_model_is_trained_in_backward() -> None:
+    rows = []
+    for is_compiled in (False, True):
+        bags = collection("user", "item")
+        torchrec.apply_optimizer_in_backward(torchrec.SGD, bags, {"lr": 0.5})
+
+        def loss(features: torchrec.KeyedJaggedTensor, bags: Any = bags) -> Tensor:
+            return bags(features).values().square().sum()
+
+        called = torch.compile(loss, backend="aot_eager") if is_compiled else loss
+        for step in range(3):
+            called(batch("user", "item", shift=step)).backward()
+        rows.append(bags.embeddings_of([0, 1, 2, 3, 4, 5], "item"))
+    assert torch.equal(*rows)
+
+
+def test_ranks_may_share_different_numbers_of_bags() -> None:
+    """Bags that examples share, on two ranks that differ in their number of them, train as bags that
+    each example has of its own."""
+
+    def body(collective: Collective, *, is_shared: bool) -> list[Tensor]:
+        users = torch.arange(collective.rank + 1) + 7
+        which = torch.arange(4) % len(users)
+        items = torch.arange(4) + 3 * collective.rank
+        bags = users if is_shared else users[which]
+        strides = [[len(bags)], [4]] if is_shared else None
+        inverse = (["user", "item"], torch.stack([which, torch.arange(4)])) if is_shared else None
+        features = torchrec.KeyedJaggedTensor(
+            ["user", "item"],
+            torch.cat([bags, items]),
+            lengths=torch.ones(len(bags) + 4, dtype=torch.int64),
+            stride_per_key_per_rank=strides,
+            inverse_indices=inverse,
+        )
+        with StepContainer(collective=collective, rendezvous=ThreadRendezvous(2)) as container:
+            model = Model()
+            for each in model.dense.parameters():
+                nn.init.constant_(each, 0.5)
+            torchrec.apply_optimizer_in_backward(torchrec.Adagrad, model.bags, {"lr": 0.1})
+            wrapped = torchrec.DistributedModelParallel(model, container=container)
+            for _ in range(3):
+                wrapped(features)[0].backward()
+            return [model.bags.embeddings_of([7, 8], "user"), model(features)[1]]
+
+    results = []
+    for is_shared in (False, True):
+        group = LocalGroup(2, deadline_seconds=20)
+        with ThreadPoolExecutor(2) as threads:
+            futures = [
+                threads.submit(body, group.join(rank), is_shared=is_shared) for rank in range(2)
+            ]
+            results.append([part for future in futures for part in future.result()])
+    for plain, shared in zip(*results, strict=True):
+        torch.testing.assert_close(shared, plain)
 
 
 def test_copies_and_modules_in_evaluation_are_not_trained_by_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -211,3 +212,15 @@ def test_a_snapshot_that_cannot_be_read_is_named_and_nothing_changes(root: Path)
     with pytest.raises(SnapshotError, match="step-4"):
         erase(root)
     assert list_snapshots(str(root)) == before[:3]
+
+
+def test_a_chain_of_two_ranks_keeps_the_state_of_both(root: Path) -> None:
+    shutil.copytree(Path(__file__).parent / "format_v1", root)
+    before = rows_of(str(root / "delta"), "half")
+    result = erase(root, "half", [3])
+    assert result.num_rows == 2
+    delta = open_snapshot(str(root / "delta.e1"))
+    assert (delta.world_size, len(delta.chain)) == (2, 2)
+    assert [delta.state("of_rank", rank).values for rank in (0, 1)] == [{"rank": 0}, {"rank": 1}]
+    assert rows_of(delta.url, "half") == {key: row for key, row in before.items() if key != 3}
+    assert 3 in rows_of(delta.url, "wide")

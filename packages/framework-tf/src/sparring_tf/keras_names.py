@@ -20,7 +20,7 @@ _WORDS = {
         "weight_decay of the optimizer"
     ),
     "embeddings_constraint": "nothing: rows that a batch did not look up are not visited",
-    "weights": "optimizer.container.assign(layer.name, ids, matrix) once the Optimizer is made",
+    "weights": "container.assign(layer.name, ids, matrix) of the Optimizer, once it is made",
     "lora_rank": "nothing: rows come into being one by one, and have no low-rank form",
     "sparse": "nothing: gradients of rows are always sparse",
     "quantization_config": "table_dtype='float16' or 'bfloat16'",

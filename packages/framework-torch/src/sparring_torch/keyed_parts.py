@@ -97,7 +97,8 @@ def register_tree(batches: Any) -> None:
     """
 
     def from_leaves(leaves: Iterable[Any], context: list[Any]) -> Any:
-        values, weights, lengths, inverse = leaves
+        values, weights, lengths, *rest = leaves
+        inverse = rest[0] if rest else None
         keys, strides = context
         # Not always tensors: torch maps trees of them to trees of names and the like.
         stride = lengths.shape[0] // max(1, len(keys)) if isinstance(lengths, Tensor) else 0
@@ -118,13 +119,14 @@ def register_tree(batches: Any) -> None:
 
 
 def _leaves(batch: Any) -> tuple[list[Any], list[Any]]:
-    leaves = [batch._values, batch._weights, batch._lengths, batch._inverse]
+    leaves = [batch._values, batch._weights, batch._lengths]
+    # Most batches have none, and who describes their shapes need not know of it.
+    leaves += [] if batch._inverse is None else [batch._inverse]
     return leaves, [batch._keys, batch._strides]
 
 
 def _named_leaves(batch: Any) -> tuple[list[tuple[Any, Any]], list[Any]]:
     leaves, context = _leaves(batch)
-    names: Any = map(
-        torch.utils._pytree.MappingKey, ("values", "weights", "lengths", "inverse_indices")
-    )
-    return list(zip(names, leaves, strict=True)), context
+    names = ("values", "weights", "lengths", "inverse_indices")
+    keys: Any = map(torch.utils._pytree.MappingKey, names[: len(leaves)])
+    return list(zip(keys, leaves, strict=True)), context

@@ -9,7 +9,8 @@
 
 A tensor of uint8, because safetensors takes nothing but tensors, and ``torch.load(weights_only=True)``
 no classes. Arrays of a table: `keys` ``(n)`` int64, `rows` ``(n, row bytes)`` uint8, `scores` ``(n)``
-uint64, `state` of a new row, `admission`: what its filter has counted.
+uint64, `state` of a new row, `admission`: what its filter has counted, `visit_keys` and `visit_steps` of
+rows that expire.
 """
 
 from __future__ import annotations
@@ -41,7 +42,14 @@ __all__ = [
 ]
 
 _LENGTH = 8
-_DTYPES = {"keys": "<i8", "rows": "<u1", "scores": "<u8", "admission": "<u1"}
+_DTYPES = {
+    "keys": "<i8",
+    "rows": "<u1",
+    "scores": "<u8",
+    "admission": "<u1",
+    "visit_keys": "<i8",
+    "visit_steps": "<i8",
+}
 """Of arrays; that of `state` is the table's computing dtype."""
 
 
@@ -210,6 +218,13 @@ def gather_table(
     arrays["scores"] = [each.scores for each in chunks]
     if entry.admission_filter is not None:
         arrays["admission"] = [np.frombuffer(entry.admission_filter.save(), np.uint8)]
+    visits, steps = entry.visits, container.counters.steps
+    if visits is not None:
+        visits.seal(steps)  # of writes since the last step
+        visits.merge()
+        if visits.is_complete:
+            arrays |= {"visit_keys": [visits.keys], "visit_steps": [visits.steps]}
+            described["visit_times"] = [*visits.times, (steps, container.state.clock())]
     return PackedTable(described, arrays)
 
 
@@ -291,3 +306,8 @@ def restore_table(container: StepContainer, table: str, saved: PackedTable) -> N
     rows = saved.array("rows").reshape(len(keys), config.row_bytes)
     restore(storage, keys, rows.view(config.numpy_dtype), saved.array("scores"))
     end_load(storage)
+    if entry.visits is not None and "visit_keys" in saved.arrays:
+        times = [(int(step), float(time)) for step, time in saved.described["visit_times"]]
+        entry.visits.replace(saved.array("visit_keys"), saved.array("visit_steps"), times)
+    elif entry.visits is not None:
+        entry.visits.forget()  # rows count as visited in the next step

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -69,6 +70,8 @@ class SingleTable(TableModule):
         cls: type[Table],
         weights: Tensor | npt.NDArray[Any],
         ids: Tensor | npt.NDArray[Any] | Sequence[int] | None = None,
+        *,
+        freeze: bool = False,
         **options: Any,
     ) -> Table:
         """A module whose table begins with these embeddings.
@@ -76,12 +79,12 @@ class SingleTable(TableModule):
         They are written when the module joins a container, by `Optimizer`, `DistributedModelParallel`
         or the first lookup; on several ranks all give the same. Into a storage that outlives the
         process, on several ranks, write them by `StepContainer.assign` after the `Optimizer` was
-        made. They are trained as any, unlike torch's, which are frozen. The row of `padding_idx` is
-        left out.
+        made. The row of `padding_idx` is left out.
 
         Args:
             weights: ``(n, embedding_dim)``; their dtype is that of the table, unless `dtype` is given.
             ids: ``(n,)``, each once; None: 0 to n - 1, as in torch.
+            freeze: rows are not trained, as after ``requires_grad_(False)``; torch's default is True.
             **options: of the module, as ``name``.
 
         Raises:
@@ -101,7 +104,7 @@ class SingleTable(TableModule):
                 f"embeddings, found shape {tuple(places.shape)} of {places.dtype}",
                 shape=tuple(places.shape),
             )
-        if len(places.unique()) < len(places):
+        if len(np.unique(places.cpu().numpy())) < len(places):
             raise InvalidArgumentError("from_pretrained: an id is there twice; give each id once")
         options.setdefault("dtype", given.dtype)
         make: Any = cls
@@ -111,5 +114,7 @@ class SingleTable(TableModule):
             places, given = places[is_kept], given[is_kept]
         if given.dtype is torch.bfloat16:  # of which numpy knows nothing
             given = given.float()
+        if freeze:
+            module.requires_grad_(False)
         module.agent.bring_in(module.name, places.cpu().numpy(), given.numpy())
         return module

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         pool_weight_gradient,
         segment_sum,
     )
-    from sparring.adapter.model_shapes import check_factors, dot_product_dim, dot_product_pairs
+    from sparring.adapter.model_shapes import check_factors
     from sparring.adapter.stand_in import rounds_alike
     from sparring.collective.coordinator import Coordinator
     from sparring.collective.nccl import NcclCollective
@@ -76,7 +76,7 @@ __getattr__ = names_from(
             "Publication borrow_threads check_offsets gather give_back_threads key_gradients "
             "lookups pool pool_backward pool_weight_gradient segment_sum"
         ),
-        "sparring.adapter.model_shapes": "check_factors dot_product_dim dot_product_pairs",
+        "sparring.adapter.model_shapes": "check_factors",
         "sparring.adapter.stand_in": "rounds_alike",
         "sparring.collective.coordinator": "Coordinator",
         "sparring.collective.notices": (
@@ -121,7 +121,7 @@ __all__ = [
     "SaveOptions", "Snapshot", "SnapshotWriter", "State", "StepContainer", "StorageChoice",
     "StorageLike", "TableDeclaration", "TableDescription", "TableGroup", "TableState",
     "TableUpdate", "borrow_threads", "check_factors", "check_offsets", "declared", "dedup",
-    "dot_product_dim", "dot_product_pairs", "empty_notice", "gather", "give_back_threads",
+    "empty_notice", "gather", "give_back_threads",
     "give_states", "given_storages", "hyper_from", "hypers_by_table", "join_job",
     "joined_container", "keras_method", "key_gradients", "look_up", "lookups",
     "make_plugin_manager", "membership_from", "method_state", "non_finite_policy", "open_cuda",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -110,6 +111,15 @@ class DLRM(nn.Module):
             is_last_activated=False,
             device=dense_device,
         )
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
+    ) -> None:
+        # Runs of sparring train that were saved before the parts had TorchRec's names.
+        for old, new in (("bottom", "dense_arch"), ("top", "over_arch")):
+            for key in [each for each in state_dict if each.startswith(f"{prefix}{old}.")]:
+                state_dict[f"{prefix}{new}{key[len(prefix + old) :]}"] = state_dict.pop(key)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
         """Logits ``(b, 1)``.

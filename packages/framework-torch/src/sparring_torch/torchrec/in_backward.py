@@ -19,7 +19,7 @@ from sparring_torch.jagged_tensor import JaggedTensor
 from sparring_torch.keyed_tensor import KeyedTensor
 from sparring_torch.optimizer import Optimizer
 from sparring_torch.row_gradients import Anchor
-from sparring_torch.train_agent import TableModule, table_modules
+from sparring_torch.train_agent import TableModule, table_modules, untraced
 
 __all__ = [
     "InBackwardOptimizer",
@@ -67,8 +67,8 @@ class _InBackward:
         self._made: InBackwardOptimizer | None = None
         self._is_queued = False
 
-    @property
-    def optimizer(self) -> InBackwardOptimizer:
+    def make(self) -> InBackwardOptimizer:
+        """The optimizer, made now if it was not."""
         if self._made is None:
             modules = [module for each in self._modules if (module := each()) is not None]
             self._made = InBackwardOptimizer(modules, self._native, **self._hyperparameters)
@@ -77,7 +77,7 @@ class _InBackward:
     def prepare(self) -> None:
         """Before a forward pass. A backward pass that failed has queued a step that never came."""
         self._is_queued = False
-        assert self.optimizer is not None
+        self.make()
 
     def queue(self, _: Tensor) -> None:
         """A backward pass has come to the output of a module."""
@@ -88,7 +88,7 @@ class _InBackward:
 
     def _step(self) -> None:
         self._is_queued = False
-        self.optimizer.step_now()
+        self.make().step_now()
 
 
 # Not an attribute of the module: a copy of a module is not trained by the optimizer of the first.
@@ -137,7 +137,7 @@ def in_backward_optimizers(module: nn.Module) -> list[InBackwardOptimizer]:
         for each in module.modules()
         if isinstance(each, TableModule) and each in _OF_MODULES
     )
-    return [each.optimizer for each in found]
+    return [each.make() for each in found]
 
 
 def in_backward_optimizer_filter(
@@ -170,12 +170,14 @@ def _modules_of(params: nn.Module | Iterable[nn.Module | nn.Parameter]) -> list[
     return modules
 
 
+@untraced
 def _prepare(module: nn.Module, _: Any) -> None:
     in_backward = _OF_MODULES.get(module)
     if in_backward is not None and module.training:
         in_backward.prepare()
 
 
+@untraced  # compilers do not trace that a backward pass calls back at its end
 def _watch_output(module: nn.Module, _: Any, output: Any) -> None:
     in_backward = _OF_MODULES.get(module)
     if in_backward is None:
