@@ -147,6 +147,11 @@ def test_gradients_are_dropped_as_those_of_parameters() -> None:
     assert len(_gradients(model)) == 2
     sparse.step()
     assert sparse.container.num_rows("users") == 0
+    model(BATCHES[0]).backward()
+    clipped_by_torch(model, sparse)
+    sparse.container.discard()  # as `load` does
+    sparse.step()
+    assert sparse.container.num_rows("users") == 0
 
 
 def test_other_ways_of_clipping_are_refused() -> None:

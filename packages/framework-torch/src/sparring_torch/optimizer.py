@@ -208,7 +208,7 @@ class Optimizer(torch.optim.Optimizer):
         if self.found_inf is not None and float(self.found_inf):
             self.zero_grad()
             return False
-        self._row_gradients.give_back(1.0 if scale is None else 1.0 / float(scale))
+        self._row_gradients.scale(1.0 if scale is None else 1.0 / float(scale))
         return True
 
     _observed_step: Any = torch.optim.Optimizer.profile_hook_step(_step)

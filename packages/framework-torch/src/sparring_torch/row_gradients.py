@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparring.adapter import StepContainer, summed_gradients
+from sparring.adapter import StepContainer, sum_gradients
 from sparring.contracts import Reduction
 from sparring.errors import UnsupportedError
 
@@ -139,7 +139,6 @@ class RowGradients:
             anchor.gradients = own.gradients = self
             anchor.place = own.place = place
         self._num_seen = self._resources.num_gradients
-        self._taken: dict[str, Any] = {}
         self._norms: list[Tensor | None] = []
         self._before: list[float] = []
 
@@ -159,7 +158,7 @@ class RowGradients:
         None where they were dropped. All ranks call it.
         """
         if not self._norms or self._resources.num_gradients != self._num_seen:
-            self._take()
+            self._sum()
         norm = self._norms[place]
         if norm is not None and norm.device != device and device.type != "meta":
             norm = self._norms[place] = norm.to(device)
@@ -175,24 +174,21 @@ class RowGradients:
             self._norms[place] = None
         for name in [name for name, own in self._place.items() if own == place]:
             self._resources.drop(name)
-            self._taken.pop(name, None)
 
-    def give_back(self, factor: float = 1.0) -> None:
-        """Leaves the gradients to the step, scaled as their norms were, and by `factor`.
+    def scale(self, factor: float = 1.0) -> None:
+        """Scales the gradients as their norms were, and by `factor`, for the step.
 
         All ranks call it with an equal factor.
         """
         if factor != 1.0 and self.are_waiting:
-            self._take()
+            self._sum()
         factors = [
             factor * (norm.item() / before if norm is not None and before else 1.0)
             for norm, before in zip(self._norms, self._before, strict=True)
         ]
-        for name, each in self._taken.items():
-            scale = factors[self._place[name]]
-            if scale != 1.0:
-                each.gradients *= scale
-            self._resources.give_back(name, each)
+        for name, each in self._resources.summed.items():
+            if name in self._place and factors and factors[self._place[name]] != 1.0:
+                each.gradients *= factors[self._place[name]]
         self.forget()
 
     def drop(self, tables: Iterable[str]) -> None:
@@ -203,16 +199,16 @@ class RowGradients:
 
     def forget(self) -> None:
         """Forgets the norms: a step takes the gradients."""
-        self._taken, self._norms, self._before = {}, [], []
+        self._norms, self._before = [], []
         self._num_seen = self._resources.num_gradients
 
-    def _take(self) -> None:
+    def _sum(self) -> None:
         """Adds up all gradients so far, and computes their norms again."""
-        self.give_back()
+        self.scale()
         container = self._container
-        self._taken = taken = summed_gradients(container.state)
+        summed = sum_gradients(container.state)
         squares = np.zeros(len(self.parameters))
-        for name, each in taken.items():
+        for name, each in summed.items():
             # A table of another module: the step says that it has no optimizer.
             if name in self._place and len(each.keys):
                 values = torch.as_tensor(each.gradients)

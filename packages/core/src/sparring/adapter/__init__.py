@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     )
     from sparring.contracts.checkpoint import SaveOptions, State
     from sparring.engine.apply.gather import TableUpdate
-    from sparring.engine.apply.gradients import summed_gradients
+    from sparring.engine.apply.gradients import sum_gradients
     from sparring.engine.container import StepContainer
     from sparring.engine.device_gradients import BagGradients, DeviceGradients
     from sparring.engine.job_bootstrap import AUTO, join_job
@@ -85,7 +85,7 @@ __getattr__ = names_from(
         "sparring.collective.nccl": "NcclCollective",
         "sparring.collective.nccl_library": "open_cuda open_nccl why_nccl_is_unavailable",
         "sparring.engine.apply.gather": "TableUpdate",
-        "sparring.engine.apply.gradients": "summed_gradients",
+        "sparring.engine.apply.gradients": "sum_gradients",
         "sparring.contracts.checkpoint": "SaveOptions State",
         "sparring.engine.container": "StepContainer",
         "sparring.engine.device_gradients": "BagGradients DeviceGradients",
@@ -127,6 +127,6 @@ __all__ = [
     "make_plugin_manager", "membership_from", "method_state", "non_finite_policy", "open_cuda",
     "open_nccl", "open_place", "open_snapshot", "pool", "pool_backward", "pool_weight_gradient",
     "pulls_on_device", "reporting", "resolve_method", "rounds_alike", "segment_sum",
-    "shared_settings", "storage_device", "suggestion", "summed_gradients", "why_nccl_is_unavailable"
+    "shared_settings", "storage_device", "suggestion", "sum_gradients", "why_nccl_is_unavailable"
 ]
 # fmt: on

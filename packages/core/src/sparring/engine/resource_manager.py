@@ -67,6 +67,9 @@ class ResourceManager:
         self._accumulators: dict[str, Any] = {}
         self._views: dict[str, Any] = {}
         self._held: dict[str, _Held] = {}
+        self.summed: dict[str, OwnedGradients] = {}
+        """Gradients that were added up over all ranks before the step, which takes them with those that
+        came since. Until then they may be scaled."""
         self.num_gradients = 0
         """Gradients that came since the container was made."""
 
@@ -175,17 +178,6 @@ class ResourceManager:
         else:
             self._held[table] = held
 
-    def give_back(self, table: str, owned: OwnedGradients) -> None:
-        """Adds gradients that `summed_gradients` took, and that may have been scaled since."""
-        keys, gradients = owned.keys, owned.gradients
-        with self._lock:
-            if isinstance(gradients, np.ndarray):
-                self._accumulators[table].add(keys, gradients)
-                return
-            take = owned.kernels.arrays.follow([keys, gradients])
-            sources = DeviceGradients(owned.kernels, [SummedByKey(keys, gradients, take)])
-            self._hold(table, _Held(sources, None))
-
     def take_step(self, *, are_summed: bool) -> dict[str, Any]:
         """As `take`, and forgets the batch inputs of the step."""
         taken = self.take(are_summed=are_summed)
@@ -205,6 +197,7 @@ class ResourceManager:
         """
         taken: dict[str, Any] = {}
         with self._lock:
+            self._add_summed()
             for table, accumulator in self._accumulators.items():
                 held = self._held.pop(table, None)
                 if held is not None and not accumulator.size:
@@ -233,6 +226,7 @@ class ResourceManager:
     def drop(self, table: str) -> None:
         """Forgets a table's gradients. Forward passes under way stay valid."""
         with self._lock:
+            self.summed.pop(table, None)
             self._held.pop(table, None)
             accumulator = self._accumulators.get(table)
             (self._accumulator(table) if accumulator is None else accumulator).clear()
@@ -241,18 +235,21 @@ class ResourceManager:
         """Distinct keys of `table` that have a gradient waiting."""
         with self._lock:
             accumulator = self._accumulator(table)
+            self._add_summed()
             self._add_held(table)
             return int(accumulator.size)
 
     def has_gradient(self, table: str) -> bool:
         """Whether a gradient of `table` waits for a step."""
         with self._lock:
-            return table in self._held or self._accumulator(table).size > 0
+            is_waiting = table in self._held or table in self.summed
+            return is_waiting or self._accumulator(table).size > 0
 
     def discard(self) -> None:
         """Drops all batch inputs and all gradients: the step never was."""
         with self._lock:
             self._batch_inputs.clear()
+            self.summed.clear()
             self._held.clear()
             for accumulator in self._accumulators.values():
                 accumulator.clear()
@@ -266,6 +263,17 @@ class ResourceManager:
     def memory_bytes(self) -> int:
         """Native memory held for gradients, in bytes."""
         return sum(int(accumulator.memory_bytes) for accumulator in self._accumulators.values())
+
+    def _add_summed(self) -> None:
+        while self.summed:
+            table, owned = self.summed.popitem()
+            keys, gradients = owned.keys, owned.gradients
+            if isinstance(gradients, np.ndarray):
+                self._accumulators[table].add(keys, gradients)
+                continue
+            take = owned.kernels.arrays.follow([keys, gradients])
+            sources = DeviceGradients(owned.kernels, [SummedByKey(keys, gradients, take)])
+            self._hold(table, _Held(sources, None))
 
     def _add_held(self, table: str) -> None:
         held = self._held.pop(table, None)

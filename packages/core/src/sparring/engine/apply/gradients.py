@@ -28,7 +28,7 @@ __all__ = [
     "kernels_of_step",
     "own_gradients",
     "owned_gradients",
-    "summed_gradients",
+    "sum_gradients",
     "taken_gradients",
 ]
 
@@ -144,19 +144,22 @@ def owned_gradients(
     return owned
 
 
-def summed_gradients(state: EngineState) -> dict[str, OwnedGradients]:
-    """Takes the gradients so far, added up by key over all ranks: those of this rank's own keys.
+def sum_gradients(state: EngineState) -> Mapping[str, OwnedGradients]:
+    """Adds the gradients so far up by key, over all ranks: each has then those of its own keys.
 
-    All ranks call it. Forward passes under way stay valid, NaN and infinity are among the sums, and
-    means over ranks are made by the step. Once `ResourceManager.give_back` has them again, a step moves
-    none of them.
+    All ranks call it. The step takes them from `ResourceManager.summed`, and moves none of them again.
+    Forward passes under way stay valid, NaN and infinity are among the sums, and means over ranks are
+    made by the step.
+
+    Returns:
+        `ResourceManager.summed`.
 
     Raises:
         BaseException: why this rank, or another, cannot apply a step.
         PeerFailure: a rank is gone, silent or elsewhere.
     """
     why_not, taken = try_quiesce(state, Purpose.WRITE), dict[str, Any]()
-    summed, owned = dict[str, SummedByKey](), dict[str, OwnedGradients]()
+    summed, owned = dict[str, SummedByKey](), state.resources.summed
     kernels = dict[str, KernelSet]()
     try:
         if why_not is None:
