@@ -75,6 +75,14 @@ def train(container: StepContainer, batches: list[tuple[int, int]]) -> None:
         container.apply_methods(choices)
 
 
+def visit(container: StepContainer, ids: list[int]) -> None:
+    """A step in which these ids of users have a gradient on this rank."""
+    found = container.lookup("user", np.array(ids, np.int64))
+    container.resources.accumulate(found.shadow_id, np.ones(found.rows.shape, np.float32))
+    method = resolve_method("adagrad")
+    container.apply_methods({"user": MethodChoice(method, hyper_from(method, {}), 1)})
+
+
 def stored(container: StepContainer, name: str) -> Rows:
     return {
         int(key): row.tobytes()
@@ -128,13 +136,8 @@ def test_what_one_kind_saved_another_loads(
     def save(collective: Collective) -> Rows:
         with opened(collective, sizes[0], {"user": KINDS[saved](sizes[0])}, **more) as container:
             train(container, [(step, collective.rank) for step in range(STEPS)])
-            # Seen once: the next time it is admitted, whoever counts it then.
-            found = container.lookup("user", np.array([777] if collective.rank == 0 else []))
-            container.resources.accumulate(
-                found.shadow_id, np.ones((len(found.keys), 4), np.float32)
-            )
-            method = resolve_method("adagrad")
-            container.apply_methods({"user": MethodChoice(method, hyper_from(method, {}), 1)})
+            # Seen once: the next time it is admitted, whichever rank counts it then.
+            visit(container, [777] if collective.rank == 0 else [])
             container.save(url)
             return stored(container, "user")
 
@@ -142,13 +145,7 @@ def test_what_one_kind_saved_another_loads(
         with opened(collective, sizes[1], {"user": KINDS[loaded](sizes[1])}, **more) as container:
             container.load(url)
             before = stored(container, "user")
-            last = collective.rank == sizes[1] - 1
-            for ids in ([777], [778]):
-                found = container.lookup("user", np.array(ids if last else []))
-                gradient = np.ones((len(found.keys), 4), np.float32)
-                container.resources.accumulate(found.shadow_id, gradient)
-            method = resolve_method("adagrad")
-            container.apply_methods({"user": MethodChoice(method, hyper_from(method, {}), 1)})
+            visit(container, [777, 778] if collective.rank == sizes[1] - 1 else [])
             return before, stored(container, "user")
 
     expected = joined(run_ranks(sizes[0], save), is_replicated=saved == "data_parallel")

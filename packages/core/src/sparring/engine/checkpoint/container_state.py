@@ -154,7 +154,9 @@ def _take_visits(state: EngineState, snapshot: Snapshot) -> None:
     saved = [snapshot.state(_VISITS, rank=each) for each in ranks if state.tables.expiring]
     for entry in state.tables.expiring:
         name, owners = entry.config.name, entry.write_log.owners
-        found = [each.arrays for each in saved if f"keys.{name}" in each.arrays]
+        # A rank that keeps no row of the table may have saved no visits of it.
+        having = [each for each in saved if f"keys.{name}" in each.arrays]
+        found = [each.arrays for each in having]
         if entry.visits is None or not found:
             continue  # rows count as visited in the next step
         keys: Keys = np.concatenate([each[f"keys.{name}"] for each in found])
@@ -162,7 +164,7 @@ def _take_visits(state: EngineState, snapshot: Snapshot) -> None:
         if owners is not None:
             is_own = owners.are_own(keys)
             keys, steps = keys[is_own], steps[is_own]
-        times = [(int(step), float(time)) for step, time in saved[0].values["times"][name]]
+        times = [(int(step), float(time)) for step, time in having[0].values["times"][name]]
         entry.visits.replace(keys, steps, times)
 
 
