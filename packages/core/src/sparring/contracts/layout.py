@@ -69,7 +69,7 @@ class Layout(ShardMap):
 
 @dataclass(frozen=True, slots=True)
 class LayoutRequest:
-    """What a sharding kind makes a layout for.
+    """Input of a sharding kind: the table, and the ranks there are.
 
     Args:
         table: as declared.
@@ -139,7 +139,7 @@ class ShardingPlan:
         object.__setattr__(self, "tables", made)
 
     def sharding_of(self, table: str) -> TableSharding | None:
-        """What the plan says of a table; None: nothing."""
+        """The part about a table; None: the plan does not name it."""
         found = self.tables.get(table)
         assert not isinstance(found, str)
         return found
