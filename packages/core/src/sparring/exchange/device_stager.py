@@ -72,7 +72,9 @@ class DeviceStager(Closable):
     def owners(self, owners: npt.NDArray[np.int32]) -> DeviceArray:
         """``(4096,)``: the rank of each partition, on the device; brought there once."""
         if id(owners) not in self._owners:
-            self._owners[id(owners)] = owners, self.kernels.arrays.from_host(owners)
+            # A copy, because some arrays of devices take no read-only memory.
+            device_owners = self.kernels.arrays.from_host(owners.copy())
+            self._owners[id(owners)] = owners, device_owners
         return self._owners[id(owners)][1]
 
     def _open_stream(self) -> Stream:
