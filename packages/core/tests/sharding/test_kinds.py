@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparring.contracts.descriptors import API_VERSION, ShardingKindDescriptor
+from sparring.contracts.hookspecs import hookimpl
 from sparring.contracts.layout import Layout, LayoutRequest, ShardingPlan, TableSharding
 from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, PluginError
+from sparring.plugins.distributions import PluginSource
 from sparring.plugins.registry import make_plugin_manager
 
 
@@ -105,3 +108,28 @@ def test_a_plan_may_not_contradict_a_declaration() -> None:
         container.declare(TableConfig("item", 2))  # once more
         assert container.tables["item"].is_replicated
         assert container.layout("item").kind == "data_parallel"
+
+
+class _Plugin:
+    @hookimpl
+    def sparring_register_sharding_kinds(self) -> list[ShardingKindDescriptor]:
+        return [
+            ShardingKindDescriptor(name="thirds", api_version=API_VERSION, factory=_thirds),
+            ShardingKindDescriptor(name="wrong", api_version=API_VERSION, factory=lambda _: None),  # type: ignore[arg-type,return-value]
+        ]
+
+
+def _thirds(request: LayoutRequest) -> Layout:
+    """Rank 0 owns one partition of three."""
+    owners = (np.arange(4096) % 3 > 0) * (request.shard_map.world_size - 1)
+    return Layout(owners, request.shard_map.world_size, "thirds")
+
+
+def test_plugins_bring_kinds() -> None:
+    manager = make_plugin_manager()
+    manager.load(PluginSource("thirds", "some-kinds", "1.0", _Plugin))
+    with StepContainer(plan={"a": "thirds", "b": "wrong"}, plugin_manager=manager) as container:
+        container.declare(TableConfig("a", 2))
+        assert container.layout("a").kind == "thirds"
+        with pytest.raises(InvalidArgumentError, match="'wrong' must return a Layout of 1 ranks"):
+            container.declare(TableConfig("b", 2))

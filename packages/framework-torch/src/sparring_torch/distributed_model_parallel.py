@@ -111,7 +111,8 @@ class DistributedModelParallel(nn.Module):
         for agent in agents:
             agent.join(self.container)
             agent.is_container_given = True
-        self.container.check_plan()
+        if plan is not None:
+            self.container.check_plan()
         self._wrapped: nn.Module = module
         collective = self.container.collective
         has_parameters = any(each.requires_grad for _, each in dense_parameters(module))

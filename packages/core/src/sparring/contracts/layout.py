@@ -5,7 +5,7 @@ Sharding kinds are generators of layouts; all that runs a step, a save or a load
     kind              owner of a partition               who keeps the row
     row_wise          that of the job's shard map        its owner
     table_wise        one rank                           that rank
-    table_row_wise    the ranks of a node, in turn       its owner
+    table_row_wise    ranks of a node, equal ranges      its owner
     data_parallel     that of the job's shard map        every rank
 
 A layout has one owner for each partition. Blocks of columns will be a second axis of `owners`; nothing

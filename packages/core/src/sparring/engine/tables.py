@@ -403,9 +403,9 @@ class TableEntry:
             raise InvalidArgumentError(
                 f"table {self.config.name!r}: its storage holds {self.storage.size} rows of "
                 f"{found}, where {self.part} should be; rows of other partitions would be missing. "
-                "Give each number of ranks a place of its own ({world_size} in the storage's "
-                "options) and bring the rows over by a snapshot: save with as many ranks as there "
-                "were, then load it (sparring train --resume)",
+                "Give each number of ranks, and each plan, a place of its own ({world_size} in the "
+                "storage's options) and bring the rows over by a snapshot: save with the ranks and the "
+                "plan that there were, then load it (sparring train --resume)",
                 table=self.config.name,
             )
         if found == self.part:
