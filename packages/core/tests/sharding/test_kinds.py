@@ -28,7 +28,8 @@ def layout(
 
 
 def owners(found: Layout) -> list[int]:
-    return np.unique(found.owners).tolist()
+    ranks: list[int] = np.unique(found.owners).tolist()
+    return ranks
 
 
 def test_each_kind_gives_partitions_to_its_ranks() -> None:
