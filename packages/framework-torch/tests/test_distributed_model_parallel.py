@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from sparring import LocalGroup
 from sparring.adapter import StepContainer
 from sparring.contracts import Collective
-from sparring.errors import InvalidArgumentError
+from sparring.errors import InvalidArgumentError, PluginError
 from sparring_testing.thread_rendezvous import ThreadRendezvous
 from sparring_torch.distributed_model_parallel import DistributedModelParallel
 from sparring_torch.embedding import Embedding
@@ -71,7 +71,8 @@ torch.manual_seed(0)
 model = Model()
 rank, world_size = 0, 1
 if "--ranks" in sys.argv:
-    model = st.DistributedModelParallel(model)  # the line
+    plan = {"user": "table_wise"} if "--plan" in sys.argv else None
+    model = st.DistributedModelParallel(model, plan=plan)  # the line
     collective = model.container.collective
     rank, world_size = collective.rank, collective.world_size
 mine = [rank] if world_size > 1 else [0, 1]
@@ -148,7 +149,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ("launcher", "options"),
     [
         pytest.param("torchrun", [], id="torchrun"),
-        pytest.param("torchrun", ["--pipeline"], id="torchrun, pipelined", marks=pytest.mark.long),
+        pytest.param(
+            "torchrun",
+            ["--pipeline", "--plan"],
+            id="torchrun, pipelined, by a plan",
+            marks=pytest.mark.long,
+        ),
         pytest.param("mpiexec", ["--pipeline"], id="mpiexec, pipelined", marks=needs_mpi),
     ],
 )
@@ -237,6 +243,21 @@ def test_ranks_begin_with_what_rank_0_has_and_average_gradients() -> None:
     assert bias.tolist() == [(3 + 6) / 2]
     torch.testing.assert_close(theirs[0], weight, rtol=0, atol=0)
     assert unused == [None, None]
+
+
+def test_a_plan_says_how_tables_are_sharded() -> None:
+    wrapped = DistributedModelParallel(Small(), plan={"small": "table_wise"})
+    assert wrapped.container.layout("small").kind == "table_wise"
+    wrapped.close()
+    with pytest.raises(InvalidArgumentError, match="did you mean 'small'"):
+        DistributedModelParallel(Small(), plan={"smal": "table_wise"})
+    with pytest.raises(PluginError, match="did you mean 'table_wise'"):
+        DistributedModelParallel(Small(), plan={"small": "table-wise"})
+    with (
+        StepContainer() as container,
+        pytest.raises(InvalidArgumentError, match="give it the plan"),
+    ):
+        DistributedModelParallel(Small(), container=container, plan={"small": "row_wise"})
 
 
 def test_tables_of_another_container_are_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from sparring.collective.nccl import NcclCollective
 from sparring.contracts.collective import Collective, Work
 from sparring.contracts.kernel_set import KernelSet
 from sparring.contracts.kernels import ArraySource
+from sparring.contracts.layout import Layout
 from sparring.contracts.results import Columns
 from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.storage import Storage
@@ -141,7 +143,19 @@ def rows_for(table: TableConfig, keys: Any) -> Any:
     return numbers[np.asarray(keys) % 2000].astype(table.numpy_dtype)
 
 
-def shards(collective: Collective, shard_map: ShardMap, device: str) -> list[Storage]:
+def layout_of(table: str, world_size: int) -> ShardMap:
+    """All rows of users are on the first rank."""
+    if table == ITEM.name:
+        return ShardMap.balanced(world_size)
+    return Layout(np.zeros(4096, np.int32), world_size, "table_wise")
+
+
+def shards(
+    collective: Collective,
+    shard_map: ShardMap,
+    device: str,
+    layouts: Callable[[str], ShardMap] | None = None,
+) -> list[Storage]:
     """This rank's shard of each table, with two thirds of all keys."""
     from sparring.kernels import functions as kernels
 
@@ -149,7 +163,8 @@ def shards(collective: Collective, shard_map: ShardMap, device: str) -> list[Sto
     stored = np.arange(-400, 400)
     for table in TABLES:
         storage = open_storage("hkv", table, device=device)
-        mine = stored[shard_map.owners[kernels.partition(stored)] == collective.rank]
+        owners = (shard_map if layouts is None else layouts(table.name)).owners
+        mine = stored[owners[kernels.partition(stored)] == collective.rank]
         storage.upsert(mine, rows_for(table, mine))
         storages.append(storage)
     return storages
@@ -170,12 +185,13 @@ def test_pulled_rows_are_those_of_the_host_ring(
     gpus: FakeGpus, way: str, world_size: int, chunk_rows: int
 ) -> None:
     shard_map = ShardMap.balanced(world_size)
+    layouts = partial(layout_of, world_size=world_size)
     options = ExchangeOptions(chunk_rows=chunk_rows, chunks_in_flight=3)
 
     def on_device(collective: Collective) -> Any:
-        storages = shards(collective, shard_map, "emulated")
+        storages = shards(collective, shard_map, "emulated", layouts)
         keys = [keys_of(collective.rank, world_size, place) for place in range(2)]
-        with RingExchange(collective, shard_map, options) as exchange:
+        with RingExchange(collective, shard_map, options, layout_of=layouts) as exchange:
             device = OnDevice(exchange, device_kernels())
             assert device.stager is exchange.stager(device_kernels())
             assert device.stager.is_direct == (way != STAGED)
@@ -193,9 +209,9 @@ def test_pulled_rows_are_those_of_the_host_ring(
             return [(np.array(each.rows), np.array(each.found)) for each in first], sent
 
     def on_host(collective: Collective) -> Any:
-        storages = shards(collective, shard_map, "cpu")
+        storages = shards(collective, shard_map, "cpu", layouts)
         keys = [keys_of(collective.rank, world_size, place) for place in range(2)]
-        with RingExchange(collective, shard_map, options) as exchange:
+        with RingExchange(collective, shard_map, options, layout_of=layouts) as exchange:
             requests = [
                 PullRequest(storage, table, each, Columns(0, end))
                 for storage, table, each, end in zip(storages, TABLES, keys, (6, 5), strict=True)
@@ -216,6 +232,7 @@ def test_pushed_gradients_add_up_to_the_bits_of_the_host_ring(
     gpus: FakeGpus, way: str, world_size: int
 ) -> None:
     shard_map = ShardMap.balanced(world_size)
+    layouts = partial(layout_of, world_size=world_size)
     options = ExchangeOptions(chunk_rows=32, chunks_in_flight=2)
 
     def gradients_of(rank: int, table: TableConfig, keys: Any) -> Any:
@@ -230,7 +247,7 @@ def test_pushed_gradients_add_up_to_the_bits_of_the_host_ring(
             gradients_of(collective.rank, table, each)
             for table, each in zip(TABLES, keys, strict=True)
         ]
-        with RingExchange(collective, shard_map, options) as exchange:
+        with RingExchange(collective, shard_map, options, layout_of=layouts) as exchange:
             return [
                 (np.array(each.keys), np.array(each.gradients))
                 for each in push(exchange, keys, gradients)

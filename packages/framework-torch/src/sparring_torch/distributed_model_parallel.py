@@ -22,6 +22,7 @@ from sparring.adapter import (
     join_job,
     make_plugin_manager,
 )
+from sparring.contracts import ShardingPlan, TableSharding
 from sparring.errors import InvalidArgumentError
 from sparring_torch.gradient_average import RankAveraging, broadcast
 from sparring_torch.row_gradients import Anchor, dense_parameters
@@ -63,15 +64,19 @@ class DistributedModelParallel(nn.Module):
         module: the model; its tables hold no rows yet, or it was made with `container`.
         container: where its tables live on this rank; None joins the job.
         exchange: how rows and gradients travel, if the job is joined.
+        plan: how tables are sharded, if the job is joined: a `sparring.contracts.ShardingPlan`, or
+            table → kind or `TableSharding`; the same on all ranks. Tables that it does not name are
+            ``row_wise``.
         deadline_seconds: the longest that one exchange may take, if the job is joined.
         find_unused_parameters: for `DistributedDataParallel`: some parameters take part in some
             batches only.
         plugin_manager: where backends are looked up; None looks through the installed plugins.
 
     Raises:
-        InvalidArgumentError: no tables in `module`; its tables live in another container; or the
-            ranks of `torch.distributed` are others than those of the launcher.
-        PluginError: a backend that no plugin offers, or that cannot run here.
+        InvalidArgumentError: no tables in `module`; its tables live in another container; the
+            ranks of `torch.distributed` are others than those of the launcher; or the plan names
+            another table or rank.
+        PluginError: a backend or sharding kind that no plugin offers, or that cannot run here.
         DeadlineError: not all ranks came.
     """
 
@@ -81,6 +86,7 @@ class DistributedModelParallel(nn.Module):
         *,
         container: StepContainer | None = None,
         exchange: ExchangeOptions | None = None,
+        plan: ShardingPlan | Mapping[str, TableSharding | str] | None = None,
         deadline_seconds: float = 60.0,
         find_unused_parameters: bool = False,
         plugin_manager: PluginManager | None = None,
@@ -95,11 +101,18 @@ class DistributedModelParallel(nn.Module):
                 f"DistributedModelParallel: the tables of this module were given {len(given)} "
                 "containers; make them with one, or with none: container=None"
             )
+        if container is not None and plan is not None:
+            raise InvalidArgumentError(
+                "DistributedModelParallel: the tables live in a container that was given, which has a "
+                "plan of its own; give it the plan: StepContainer(plan=…)"
+            )
         manager = plugin_manager or make_plugin_manager()
-        self.container = container or _joined(manager, exchange, deadline_seconds)
+        self.container = container or _joined(manager, exchange, deadline_seconds, plan)
         for agent in agents:
             agent.join(self.container)
             agent.is_container_given = True
+        if plan is not None:
+            self.container.check_plan()
         self._wrapped: nn.Module = module
         collective = self.container.collective
         has_parameters = any(each.requires_grad for _, each in dense_parameters(module))
@@ -158,7 +171,10 @@ class DistributedModelParallel(nn.Module):
 
 
 def _joined(
-    manager: PluginManager, exchange: ExchangeOptions | None, deadline_seconds: float
+    manager: PluginManager,
+    exchange: ExchangeOptions | None,
+    deadline_seconds: float,
+    plan: ShardingPlan | Mapping[str, TableSharding | str] | None,
 ) -> StepContainer:
     """A container in the job that this process was started for."""
     # Where torch.distributed is initialised, its ranks are the job's.
@@ -170,9 +186,14 @@ def _joined(
         deadline_seconds=deadline_seconds,
         plugin_manager=manager,
     )
-    return StepContainer(
-        collective=job.collective,
-        rendezvous=job.rendezvous,
-        exchange=exchange,
-        plugin_manager=manager,
-    )
+    try:
+        return StepContainer(
+            collective=job.collective,
+            rendezvous=job.rendezvous,
+            exchange=exchange,
+            plugin_manager=manager,
+            plan=plan,
+        )
+    except BaseException:
+        job.close()  # the plan was refused
+        raise

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         KernelsDescriptor,
         OptionProblem,
         RendezvousDescriptor,
+        ShardingKindDescriptor,
         StorageDescriptor,
         UpdateMethodDescriptor,
     )
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
         Rounding,
         Route,
     )
+    from sparring.contracts.layout import Layout, LayoutRequest, ShardingPlan, TableSharding
     from sparring.contracts.options import ByteCount, NoOptions, Options, WholeNumber
     from sparring.contracts.rendezvous import Membership, Rendezvous
     from sparring.contracts.results import (
@@ -118,7 +120,7 @@ __getattr__ = names_from(
         "sparring.contracts.descriptors": (
             "API_VERSION CollectiveDescriptor CommandDescriptor Descriptor "
             "FrameworkDescriptor InnerStorage KernelsDescriptor OptionProblem "
-            "RendezvousDescriptor StorageDescriptor UpdateMethodDescriptor"
+            "RendezvousDescriptor ShardingKindDescriptor StorageDescriptor UpdateMethodDescriptor"
         ),
         "sparring.contracts.expiry": "Expiry ExpiryLike expiry_from",
         "sparring.contracts.hookspecs": "hookimpl hookspec",
@@ -132,6 +134,7 @@ __getattr__ = names_from(
         "sparring.contracts.kernels": (
             "ArraySource Dedup DeviceArray Indices Pooling Rounding Route"
         ),
+        "sparring.contracts.layout": "Layout LayoutRequest ShardingPlan TableSharding",
         "sparring.contracts.options": "ByteCount NoOptions Options WholeNumber",
         "sparring.contracts.rendezvous": "Membership Rendezvous",
         "sparring.contracts.results": "Columns Evicted FindResult Keys Rows ScanChunk Scores",
@@ -156,16 +159,16 @@ __all__ = [
     "ByteCount", "CONVERT_HELP", "Capabilities", "Collective", "CollectiveDescriptor", "Columns",
     "CommandDescriptor", "Constant", "DTYPES", "Dedup", "Descriptor", "DeviceArray", "Evicted",
     "Expiry", "ExpiryLike", "FindResult", "FrameworkDescriptor", "Frequency", "HyperParameters",
-    "Indices", "Initializer", "InnerStorage", "KernelSet", "KernelsDescriptor", "Keys",
-    "Membership", "MethodChoice", "NUM_PARTITIONS", "NUM_TAGS", "NoOptions", "Normal", "NumEvicted",
-    "OptionProblem", "Options", "Pooling", "Probability", "Reduction", "Rendezvous",
-    "RendezvousDescriptor", "Rounding", "Route", "Rows", "SECRET_GIVEN", "ScanChunk", "Scores",
-    "SecretFound", "Shard", "ShardMap", "Storage", "StorageChange", "StorageDescriptor",
-    "StorageLookup", "StorageUpdate", "SupportsBackground", "SupportsCapsule", "SupportsCopy",
-    "SupportsFirstTier", "SupportsNotes", "SupportsPurge", "SupportsRestore", "TableBags",
-    "TableConfig", "TableSums", "TruncatedNormal", "Uniform", "UpdateMethod",
-    "UpdateMethodDescriptor", "UpdateRows", "Watcher", "WholeNumber", "Work", "WorkContext",
-    "Xavier", "Zeros", "admission_from", "expiry_from", "hookimpl", "hookspec", "may_show_secret",
-    "new_header", "passwords_in", "secrets_in"
+    "Indices", "Initializer", "InnerStorage", "KernelSet", "KernelsDescriptor", "Keys", "Layout",
+    "LayoutRequest", "Membership", "MethodChoice", "NUM_PARTITIONS", "NUM_TAGS", "NoOptions",
+    "Normal", "NumEvicted", "OptionProblem", "Options", "Pooling", "Probability", "Reduction",
+    "Rendezvous", "RendezvousDescriptor", "Rounding", "Route", "Rows", "SECRET_GIVEN", "ScanChunk",
+    "Scores", "SecretFound", "Shard", "ShardMap", "ShardingKindDescriptor", "ShardingPlan",
+    "Storage", "StorageChange", "StorageDescriptor", "StorageLookup", "StorageUpdate",
+    "SupportsBackground", "SupportsCapsule", "SupportsCopy", "SupportsFirstTier", "SupportsNotes",
+    "SupportsPurge", "SupportsRestore", "TableBags", "TableConfig", "TableSharding", "TableSums",
+    "TruncatedNormal", "Uniform", "UpdateMethod", "UpdateMethodDescriptor", "UpdateRows", "Watcher",
+    "WholeNumber", "Work", "WorkContext", "Xavier", "Zeros", "admission_from", "expiry_from",
+    "hookimpl", "hookspec", "may_show_secret", "new_header", "passwords_in", "secrets_in"
 ]
 # fmt: on

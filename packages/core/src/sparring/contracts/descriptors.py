@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sparring.contracts.collective import Collective
     from sparring.contracts.kernel_set import KernelSet
     from sparring.contracts.kernels import ArraySource
+    from sparring.contracts.layout import Layout, LayoutRequest
     from sparring.contracts.rendezvous import Membership, Rendezvous
     from sparring.contracts.shard_map import Shard
     from sparring.contracts.storage import Storage
@@ -35,6 +36,7 @@ __all__ = [
     "KernelsDescriptor",
     "OptionProblem",
     "RendezvousDescriptor",
+    "ShardingKindDescriptor",
     "StorageDescriptor",
     "UpdateMethodDescriptor",
 ]
@@ -145,6 +147,16 @@ class UpdateMethodDescriptor(Descriptor):
     """An update method. `options` are its hyper-parameters; `factory()` makes it."""
 
     factory: Callable[[], UpdateMethod]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardingKindDescriptor(Descriptor):
+    """A sharding kind.
+
+    `factory(request)` returns the layout of one table: the same on all ranks, from the request alone.
+    """
+
+    factory: Callable[[LayoutRequest], Layout]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from sparring.contracts.descriptors import (
     FrameworkDescriptor,
     KernelsDescriptor,
     RendezvousDescriptor,
+    ShardingKindDescriptor,
     StorageDescriptor,
     UpdateMethodDescriptor,
 )
@@ -56,6 +57,11 @@ def sparring_register_kernels() -> Sequence[KernelsDescriptor]:
 @hookspec
 def sparring_register_update_methods() -> Sequence[UpdateMethodDescriptor]:
     """Update methods that this plugin offers: how gradients change rows."""
+
+
+@hookspec
+def sparring_register_sharding_kinds() -> Sequence[ShardingKindDescriptor]:
+    """Sharding kinds that this plugin offers: which ranks own the rows of a table."""
 
 
 @hookspec

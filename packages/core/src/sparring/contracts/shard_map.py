@@ -25,7 +25,8 @@ class Shard:
         rank: whose it is.
         world_size: of how many ranks.
         partitions: ``(n,)`` int64, ascending: those whose rows it keeps. All 4,096 of a
-            replicated table, and of a table in a world of one.
+            replicated table, of one that this rank owns alone, and in a world of one; it may be
+            none.
     """
 
     rank: int
@@ -47,7 +48,7 @@ class ShardMap:
 
     Args:
         owners: ``(4096,)`` int32, the rank that owns each partition.
-        world_size: ranks; each owns between floor and ceiling of 4096 / world_size partitions.
+        world_size: ranks.
 
     Raises:
         InvalidArgumentError: owners that are no ranks of this world, or too few or many of them.
@@ -134,7 +135,7 @@ class KeyOwners:
             "write",
             "no row was changed. Call container.assign(table, keys, embeddings) on all ranks, which "
             "brings each row to its owner; or write each key on the rank that owns it: "
-            "container.rendezvous.shard_map().owners[sparring.kernels.functions.partition(keys)]",
+            "container.layout(table).owners[sparring.kernels.functions.partition(keys)]",
         )
 
     def check_saved(self, keys: npt.NDArray[np.int64]) -> None:

@@ -96,7 +96,7 @@ def _routed(
             if entry.config.is_replicated:
                 places = [slice(None)] * collective.world_size
             else:
-                owners = state.shard_map.owners[kernels.partition(own_keys)]
+                owners = entry.layout.owners[kernels.partition(own_keys)]
                 places = [owners == rank for rank in range(collective.world_size)]
             own_keys, own = (
                 np.concatenate(collective.all_to_all([each[place] for place in places]))

@@ -30,6 +30,7 @@ from sparring.collective.local import LocalGroup
 from sparring.contracts.checkpoint import Loaded, Retention, Saved, SaveOptions, State
 from sparring.contracts.collective import Collective, Reduction
 from sparring.contracts.kernel_set import KernelSet
+from sparring.contracts.layout import Layout, ShardingPlan, TableSharding
 from sparring.contracts.rendezvous import Rendezvous
 from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
@@ -111,9 +112,15 @@ class StepContainer:
         config: the run's configuration, JSON values only: ranks compare it when they begin.
         plugin_manager: where storage backends are looked up; None looks through the installed
             plugins.
+        plan: how tables are sharded: a `ShardingPlan`, or table → kind or `TableSharding`; the same
+            on all ranks, which compare the layouts. Tables that it does not name are ``row_wise``.
+
+    Raises:
+        PluginError: the plan names a sharding kind that no plugin offers.
+        InvalidArgumentError: it names a rank that the job does not have; an argument is wrong.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part of the job, by keyword
         self,
         *,
         collective: Collective | None = None,
@@ -124,6 +131,7 @@ class StepContainer:
         memory_bytes: int | None = None,
         config: Mapping[str, Any] | None = None,
         plugin_manager: PluginManager | None = None,
+        plan: ShardingPlan | Mapping[str, TableSharding | str] | None = None,
     ) -> None:
         collective = collective or LocalGroup(1).join(0)
         rendezvous = rendezvous or SingleRendezvous()
@@ -144,11 +152,19 @@ class StepContainer:
         # Others are told in time that this rank cannot go on.
         most_seconds = collective.deadline_seconds / 2 if collective.world_size > 1 else None
         self._fingerprint = JobFingerprint(config or {})
+        plan = plan if isinstance(plan, ShardingPlan) else ShardingPlan(plan or {})
+        tables = Tables(collective, rendezvous, resources, events, plugin_manager, plan)
         self.state = EngineState(
             collective=collective,
             shard_map=shards,
-            exchange=RingExchange(collective, shards, exchange, settings=self._describe_settings),
-            tables=Tables(collective, rendezvous, resources, events, plugin_manager),
+            exchange=RingExchange(
+                collective,
+                shards,
+                exchange,
+                settings=self._describe_settings,
+                layout_of=tables.layout_of,
+            ),
+            tables=tables,
             resources=resources,
             events=events,
             at_work=at_work,
@@ -200,6 +216,7 @@ class StepContainer:
         return self._fingerprint.describe(
             list(self.tables.values()),
             describe_wire_format(self.state),
+            self.state.tables.layout_of,
             reduction=self.state.reduction.value,
             non_finite_gradients=self.state.non_finite.value,
         )
@@ -232,6 +249,22 @@ class StepContainer:
     def tables(self) -> Mapping[str, TableConfig]:
         """The declared tables by name."""
         return {name: entry.config for name, entry in list(self.state.tables.entries.items())}
+
+    def layout(self, table: str) -> Layout:
+        """Which ranks own the rows of a table.
+
+        Raises:
+            UnknownTableError: `table` was not declared.
+        """
+        return self.entry(table).layout
+
+    def check_plan(self) -> None:
+        """Refuses a plan for tables that were not declared, as the first write does.
+
+        Raises:
+            InvalidArgumentError: naming the first such table.
+        """
+        self.state.tables.layouts.check_tables(list(self.tables))
 
     def set_state(self, table: str, initial_state: npt.NDArray[Any], method: str = "") -> None:
         """Sets the optimizer state that is stored behind each embedding of `table`.

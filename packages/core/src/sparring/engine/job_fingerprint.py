@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from typing import Any
 
+from sparring.contracts.layout import Layout
 from sparring.contracts.table import TableConfig
 from sparring.engine.state import EngineState
 
@@ -25,13 +26,18 @@ class JobFingerprint:
         self._described: tuple[object, Mapping[str, Any]] | None = None
 
     def describe(
-        self, tables: Sequence[TableConfig], devices: Mapping[str, str], **policies: str
+        self,
+        tables: Sequence[TableConfig],
+        devices: Mapping[str, str],
+        layout_of: Callable[[str], Layout],
+        **policies: str,
     ) -> Mapping[str, Any]:
         """The settings: the same object as last time where nothing changed.
 
         Args:
             tables: all that were declared.
             devices: of tables whose rows travel between devices, how they do.
+            layout_of: table → its layout, which never changes.
             policies: by name, how gradients of several ranks combine, and the like.
         """
         known = (tuple(tables), dict(devices), policies)
@@ -43,7 +49,10 @@ class JobFingerprint:
                     "config": self._config,
                     "tables": {
                         table.name: _described(table)
-                        | {"rows travel": devices.get(table.name, "between hosts")}
+                        | {
+                            "layout": str(layout_of(table.name)),
+                            "rows travel": devices.get(table.name, "between hosts"),
+                        }
                         for table in tables
                     },
                     **policies,
@@ -62,7 +71,6 @@ def _described(table: TableConfig) -> dict[str, Any]:
         "state_method": table.state_method.casefold(),
         "admission": repr(table.admission),
         "expire": repr(table.expire),
-        "placement": table.placement,
     }
 
 

@@ -6,6 +6,7 @@ Long because declaring a table, opening its storage and logging writes keep one 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from sparring.contracts.admission import admission_from
 from sparring.contracts.collective import Collective
 from sparring.contracts.expiry import expiry_from
 from sparring.contracts.kernel_set import KernelSet
+from sparring.contracts.layout import Layout, ShardingPlan
 from sparring.contracts.rendezvous import Rendezvous
 from sparring.contracts.results import Columns, Evicted, Keys
 from sparring.contracts.shard_map import KeyOwners, Shard
@@ -39,6 +41,7 @@ from sparring.kernels.admission_filters import make_filter
 from sparring.plugins.registry import make_plugin_manager
 from sparring.rendezvous.visible_devices import own_gpu
 from sparring.runtime.events import EventLoop
+from sparring.sharding.layouts import Layouts
 from sparring.storage.convert import conversion_command
 from sparring.storage.native import capsule_of
 from sparring.storage.open import found_table, open_storage
@@ -60,6 +63,10 @@ class Tables:
         resources: learns of each table that is declared.
         events: where storages of stacks work in the background.
         plugin_manager: where backends are looked up; None: among the installed plugins.
+        plan: how tables are sharded.
+
+    Raises:
+        PluginError, InvalidArgumentError: the plan names an unknown kind or rank.
     """
 
     def __init__(
@@ -69,6 +76,7 @@ class Tables:
         resources: ResourceManager,
         events: EventLoop,
         plugin_manager: PluginManager | None,
+        plan: ShardingPlan,
     ) -> None:
         self.entries: dict[str, TableEntry] = {}
         """By name, in the order of declaration."""
@@ -79,6 +87,7 @@ class Tables:
         self._resources = resources
         self._events = events
         self._given_plugin_manager = plugin_manager
+        self.layouts = Layouts(plan, rendezvous, lambda: self.plugin_manager)
 
     @cached_property
     def plugin_manager(self) -> PluginManager:
@@ -94,6 +103,9 @@ class Tables:
         """As `StepContainer.declare`."""
         rank, world_size = self._collective.rank, self._collective.world_size
         check_declaration(table, storage)
+        layout = self.layouts.layout(table)
+        if layout.is_replicated:
+            table = replace(table, placement="replicated")
         if isinstance(storage, StorageChoice):
             storage = storage.on(rank, world_size, table.name)
             if storage.means_own_device and self.own_device is not None:
@@ -116,17 +128,15 @@ class Tables:
             choice, opened = None, storage
         else:
             choice, opened = storage or StorageChoice(), None
-        entry = TableEntry(table, choice, opened, self._events, self._owners_of(table))
+        entry = TableEntry(table, choice, opened, self._events, layout, self._collective.rank)
         self.entries[table.name] = entry
         if entry.visits is not None:
             self.expiring.append(entry)
         self._resources.declare(table, entry.view)
 
-    def _owners_of(self, config: TableConfig) -> KeyOwners | None:
-        if config.is_replicated or self._collective.world_size == 1:
-            return None
-        owners = self._rendezvous.shard_map().owners
-        return KeyOwners(config.name, self._collective.rank, owners)
+    def layout_of(self, table: str) -> Layout:
+        """The layout of a declared table."""
+        return self.entry(table).layout
 
     def entry(self, table: str) -> TableEntry:
         """A declared table.
@@ -153,9 +163,10 @@ class Tables:
     def open(self, entry: TableEntry) -> Storage:
         """As `storage`, also where a load was cut short."""
         if entry.storage is None:
+            self.layouts.check_tables(list(self.entries))
             assert entry.choice is not None  # a storage that was given is never dropped
             entry.hold(self.open_storage(entry.choice, entry.config))
-            entry.expect_part(self._shard_of(entry.config))
+            entry.expect_part(entry.layout.shard_of(self._collective.rank))
         assert entry.storage is not None
         entry.storage._check_open()
         return entry.storage
@@ -190,13 +201,13 @@ class Tables:
 
     def open_storage(self, choice: StorageChoice, config: TableConfig) -> Storage:
         """Opens a storage for a table's rows on this rank."""
-        world_size = self._collective.world_size
+        rank, world_size = self._collective.rank, self._collective.world_size
         opened = open_storage(
             choice.backend,
             config,
             validate=False,
             plugin_manager=self.plugin_manager,
-            shard=self._shard_of(config) if world_size > 1 else None,
+            shard=self.layout_of(config.name).shard_of(rank) if world_size > 1 else None,
             **choice.options,
         )
         try:
@@ -205,11 +216,6 @@ class Tables:
             opened.close()
             raise
         return opened
-
-    def _shard_of(self, config: TableConfig) -> Shard:
-        return self._rendezvous.shard_map().shard_of(
-            self._collective.rank, is_replicated=config.is_replicated
-        )
 
 
 _PART = "part"
@@ -234,6 +240,7 @@ class TableEntry:
         "initial_state",
         "initializer",
         "kernels",
+        "layout",
         "may_refuse",
         "num_not_admitted",
         "part",
@@ -252,7 +259,8 @@ class TableEntry:
         choice: StorageChoice | None,
         storage: Storage | None,
         background: Background,
-        owners: KeyOwners | None = None,
+        layout: Layout,
+        rank: int,
     ) -> None:
         self.config = config
         self.choice = choice
@@ -272,6 +280,9 @@ class TableEntry:
         self.whole = Columns(0, config.width)
         expiry = expiry_from(config.expire)
         self.visits = None if expiry is None else Visits(expiry)
+        self.layout = layout
+        is_alone = layout.is_replicated or layout.world_size == 1
+        owners = None if is_alone else KeyOwners(config.name, rank, layout.owners)
         self.write_log = WriteLog(config.name, owners, self.visits)
         self.background = background
         self.may_refuse = False
@@ -392,9 +403,9 @@ class TableEntry:
             raise InvalidArgumentError(
                 f"table {self.config.name!r}: its storage holds {self.storage.size} rows of "
                 f"{found}, where {self.part} should be; rows of other partitions would be missing. "
-                "Give each number of ranks a place of its own ({world_size} in the storage's "
-                "options) and bring the rows over by a snapshot: save with as many ranks as there "
-                "were, then load it (sparring train --resume)",
+                "Give each number of ranks, and each plan, a place of its own ({world_size} in the "
+                "storage's options) and bring the rows over by a snapshot: save with the ranks and the "
+                "plan that there were, then load it (sparring train --resume)",
                 table=self.config.name,
             )
         if found == self.part:

@@ -46,14 +46,13 @@ class DeviceStager(Closable):
     Args:
         kernels: of the device.
         link: sends and receives.
-        owners: ``(4096,)``: the rank of each partition.
 
     Raises:
         UnsupportedError: the kernels have no streams.
         InvalidArgumentError: their arrays cannot be put on another stream than the caller's.
     """
 
-    def __init__(self, kernels: KernelSet, link: Link, owners: npt.NDArray[np.int32]) -> None:
+    def __init__(self, kernels: KernelSet, link: Link) -> None:
         self.kernels = kernels
         self.link = link
         self.streams = kernels.streams()
@@ -64,11 +63,19 @@ class DeviceStager(Closable):
         """The stream that finds rows, and gathers gradients, for other ranks."""
         self.placing = self._open_stream()
         """The stream that places received rows, or adds up received gradients."""
-        self.owners = kernels.arrays.from_host(owners.astype(np.int32))
-        """The rank of each partition, on the device."""
+        self._owners: dict[int, tuple[npt.NDArray[np.int32], DeviceArray]] = {}
+        """By the id of the array on the host, which is kept so that the id is its own."""
         self._buffers = Buffers(make=self.streams.pinned)
         if kind == "cuda":
             self._check_using()
+
+    def owners(self, owners: npt.NDArray[np.int32]) -> DeviceArray:
+        """``(4096,)``: the rank of each partition, on the device; brought there once."""
+        if id(owners) not in self._owners:
+            # A copy, because some arrays of devices take no read-only memory.
+            device_owners = self.kernels.arrays.from_host(owners.copy())
+            self._owners[id(owners)] = owners, device_owners
+        return self._owners[id(owners)][1]
 
     def _open_stream(self) -> Stream:
         made = self.kernels.arrays.open_stream

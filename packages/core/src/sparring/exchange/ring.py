@@ -81,6 +81,8 @@ class RingExchange(Closable):
         options: chunks and wire dtypes; the same on all ranks.
         settings: returns everything else that must be the same on all ranks; compared at each
             exchange.
+        layout_of: table → its layout, by name; `settings` has them. None: all tables are by the
+            shard map.
 
     Raises:
         InvalidArgumentError: `collective` has carried another exchange.
@@ -93,9 +95,10 @@ class RingExchange(Closable):
         options: ExchangeOptions | None = None,
         *,
         settings: Callable[[], Settings] = dict,
+        layout_of: Callable[[str], ShardMap] | None = None,
     ) -> None:
         self.session = ExchangeSession(
-            collective, shard_map, options or ExchangeOptions(), settings
+            collective, shard_map, options or ExchangeOptions(), settings, layout_of
         )
         self.options = self.session.options
         self.counters = self.session.counters
@@ -171,7 +174,7 @@ class RingExchange(Closable):
         ]
         phase = Phase.LOOKUP if is_training else Phase.READ
         with self.session.guard("pull", [each.name for each in tables]):
-            mine = self._route(kernels, [each.keys for each in requests], error)
+            mine = self._route(kernels, requests, error)
             counts = self.session.agree(phase, mine.counts, names, mine.error)
             if record is not None:
                 record.begin(mine.routed, counts)
@@ -303,7 +306,7 @@ class RingExchange(Closable):
         codecs = self._codecs(sharded, kernels, wire_dtype, option)
         names = [_named(each.table.name, kernels) for each in requests]
         with self.session.guard("push", [each.table.name for each in requests]):
-            mine = self._route(kernels, [each.keys for each in sharded], error)
+            mine = self._route(kernels, sharded, error)
             counts = np.empty((self._world_size, len(requests)), np.int64)
             counts[:, ~is_replicated] = mine.counts
             counts[:, is_replicated] = [len(each.keys) for each in replicated]
@@ -361,7 +364,7 @@ class RingExchange(Closable):
         """
         found = self._stagers.get(kernels.device)
         if found is None:
-            found = DeviceStager(kernels, self.session.link, self.session.owners)
+            found = DeviceStager(kernels, self.session.link)
             self._stagers[kernels.device] = found
         return found
 
@@ -381,12 +384,18 @@ class RingExchange(Closable):
         return [each.codec(wire_dtype) for each in requests]
 
     def _route(
-        self, kernels: KernelSet, keys: Sequence[DeviceArray], error: BaseException | None
+        self,
+        kernels: KernelSet,
+        requests: Sequence[PullRequest] | Sequence[PushRequest],
+        error: BaseException | None,
     ) -> _RoutedKeys:
         """Routes keys, before an exchange begins. An error is for all ranks to raise."""
         if error is None:
             try:
-                owners = self.session.owners if kernels is HOST else self.stager(kernels).owners
+                owners: list[DeviceArray] = [self.session.owners(each.table) for each in requests]
+                if kernels is not HOST:
+                    owners = [self.stager(kernels).owners(each) for each in owners]
+                keys = [each.keys for each in requests]
                 routed = route(kernels, keys, owners, self._world_size)
                 return _RoutedKeys(routed, routed.counts, None)
             except SparringError as found:
@@ -399,7 +408,7 @@ class RingExchange(Closable):
                 )
                 error.__cause__ = found
         nothing = Routed([], [], [], self._world_size)
-        return _RoutedKeys(nothing, np.zeros((self._world_size, len(keys)), np.int64), error)
+        return _RoutedKeys(nothing, np.zeros((self._world_size, len(requests)), np.int64), error)
 
     def _find_own(self, request: PullRequest, kernels: KernelSet) -> Pulled:
         """Finds rows of a table that this rank holds whole."""

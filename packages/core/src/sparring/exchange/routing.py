@@ -174,17 +174,22 @@ class Routed:
 
 
 def route(
-    kernels: ArrayKernels, keys: Sequence[DeviceArray], owners: DeviceArray, world_size: int
+    kernels: ArrayKernels,
+    keys: Sequence[DeviceArray],
+    owners: Sequence[DeviceArray],
+    world_size: int,
 ) -> Routed:
     """Groups the keys of each table by owner. Waits for a device once a table, for the counts.
 
     Args:
         kernels: of the device of keys and owners.
         keys: of each table ``(u,)``, unique.
-        owners: ``(4096,)`` int32, the rank of each partition.
+        owners: of each table ``(4096,)`` int32, the rank of each partition.
     """
     take, to_host = kernels.arrays.take, kernels.arrays.to_host
-    routes = [kernels.route(each, owners, world_size) for each in keys]
+    routes = [
+        kernels.route(each, ranks, world_size) for each, ranks in zip(keys, owners, strict=True)
+    ]
     grouped = [take(each, route.order) for each, route in zip(keys, routes, strict=True)]
     offsets = [np.asarray(to_host(route.offsets)).tolist() for route in routes]
     return Routed([route.order for route in routes], offsets, grouped, world_size)

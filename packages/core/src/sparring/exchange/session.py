@@ -48,6 +48,8 @@ class ExchangeSession:
     Args:
         collective: this rank's place in the group.
         shard_map: the owner of each partition; the same on all ranks.
+        layout_of: table → its layout, by name; None: all tables are by the shard map. `settings` has
+            the layouts, for ranks to compare.
         options: chunks and wire dtypes; the same on all ranks.
         settings: returns everything else that must be the same on all ranks; compared at each
             exchange.
@@ -62,12 +64,14 @@ class ExchangeSession:
         shard_map: ShardMap,
         options: ExchangeOptions,
         settings: Callable[[], Settings],
+        layout_of: Callable[[str], ShardMap] | None = None,
     ) -> None:
         collective.begin_exchange()
         self.collective = collective
         self.rank = collective.rank
         self.world_size = collective.world_size
-        self.owners = shard_map.owners
+        self._shard_map = shard_map
+        self._layout_of = layout_of
         self.options = options
         self.counters = ExchangeCounters()
         self.step = 0
@@ -78,7 +82,7 @@ class ExchangeSession:
         self._settings = settings
         self._chunk_rows = options.chunk_rows
         self._known: tuple[Settings, int] | None = None
-        self._map_digest = digest_of(self.owners.tolist())
+        self._map_digest = digest_of(shard_map.owners.tolist())
         self._failure: PeerFailure | None = None
         self._has_ended = False
         self._has_sent_notice = False
@@ -86,6 +90,11 @@ class ExchangeSession:
     def is_local(self, table: TableConfig) -> bool:
         """Whether all rows of a table are on this rank."""
         return self.world_size == 1 or table.is_replicated
+
+    def owners(self, table: TableConfig) -> npt.NDArray[np.int32]:
+        """``(4096,)``: the rank that owns each partition of a table."""
+        found = self._shard_map if self._layout_of is None else self._layout_of(table.name)
+        return found.owners
 
     def chunk_rows(self, codecs: Sequence[Codec]) -> int:
         """Rows of a message; measured by the first exchange, where options do not fix it."""

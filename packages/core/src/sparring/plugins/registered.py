@@ -17,6 +17,7 @@ from sparring.contracts.descriptors import (
     FrameworkDescriptor,
     KernelsDescriptor,
     RendezvousDescriptor,
+    ShardingKindDescriptor,
     StorageDescriptor,
     UpdateMethodDescriptor,
 )
@@ -30,6 +31,7 @@ KINDS: Mapping[str, type[Descriptor]] = {
     "rendezvous": RendezvousDescriptor,
     "kernels": KernelsDescriptor,
     "update_methods": UpdateMethodDescriptor,
+    "sharding_kinds": ShardingKindDescriptor,
     "framework": FrameworkDescriptor,
     "commands": CommandDescriptor,
 }

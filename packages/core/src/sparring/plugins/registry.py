@@ -23,6 +23,7 @@ from sparring.contracts.descriptors import (
     FrameworkDescriptor,
     KernelsDescriptor,
     RendezvousDescriptor,
+    ShardingKindDescriptor,
     StorageDescriptor,
     UpdateMethodDescriptor,
 )
@@ -211,6 +212,10 @@ class PluginManager:
     def update_method(self, name: str) -> UpdateMethodDescriptor:
         """The update method of that name; raises as `storage` does."""
         return self.find("update_methods", name, UpdateMethodDescriptor)
+
+    def sharding_kind(self, name: str) -> ShardingKindDescriptor:
+        """The sharding kind of that name; raises as `storage` does."""
+        return self.find("sharding_kinds", name, ShardingKindDescriptor)
 
     def framework(self, name: str) -> FrameworkDescriptor:
         """The framework adapter of that name; raises as `storage` does."""

@@ -1,7 +1,7 @@
 """State of a container in a snapshot: its counters, those of admission filters, and last visits.
 
 Each rank counts the keys that it owns. Where the snapshot was made by the same ranks that own the
-same partitions, a filter takes over its own counters. Otherwise:
+same partitions of a table, its filter takes over its own counters. Otherwise:
 
     frequency     every rank takes the counts of its keys from all filters: exact
     probability   remembers nothing
@@ -12,7 +12,7 @@ same partitions, a filter takes over its own counters. Otherwise:
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import partial
 from typing import Any
@@ -23,13 +23,11 @@ import numpy.typing as npt
 from sparring.contracts.admission import Bloom, Frequency, Probability
 from sparring.contracts.checkpoint import State
 from sparring.contracts.results import Keys
-from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.table import TableConfig
 from sparring.engine.state import EngineState
 from sparring.engine.tables import TableEntry
 from sparring.errors import CorruptDataError, UnsupportedError
 from sparring.kernels.admission_filters import native_filter
-from sparring.kernels.functions import partition
 from sparring.snapshot.format.data_file import SnapshotState
 from sparring.snapshot.reader import Snapshot
 
@@ -57,13 +55,22 @@ def container_states(state: EngineState) -> dict[str, State]:
     states = {
         _CONTAINER: State(
             {"counters": asdict(state.counters), "num_not_admitted": dropped},
-            {"owners": state.shard_map.owners},
+            {"owners": state.shard_map.owners, **_other_owners(state)},
         ),
         _ADMISSION: State(None, filters),
     }
     if state.tables.expiring:
         states[_VISITS] = _visits(state)
     return states
+
+
+def _other_owners(state: EngineState) -> dict[str, npt.NDArray[np.int32]]:
+    """Of each table that the job's shard map does not divide."""
+    return {
+        f"owners.{entry.config.name}": entry.layout.owners
+        for entry in state.tables.entries.values()
+        if not np.array_equal(entry.layout.owners, state.shard_map.owners)
+    }
 
 
 def _visits(state: EngineState) -> State:
@@ -98,29 +105,47 @@ def take_container_states(state: EngineState, snapshot: Snapshot) -> Callable[[]
     saved = [snapshot.state(_CONTAINER, rank=each) for each in range(snapshot.world_size)]
     owners = saved[0].arrays["owners"]
     is_same_job = snapshot.world_size == shards.world_size and np.array_equal(owners, shards.owners)
-    _take_filters(state, snapshot, shards, is_same_job)
+    _take_filters(state, snapshot, saved[0].arrays)
     _take_visits(state, snapshot)
     values = [each.values for each in saved]
     return partial(_take_counters, state, values, is_same_job)
 
 
 def _take_filters(
-    state: EngineState, snapshot: Snapshot, shards: ShardMap, is_same_job: bool
+    state: EngineState, snapshot: Snapshot, saved_owners: Mapping[str, npt.NDArray[Any]]
 ) -> None:
     rank = state.collective.rank
-    if not any(entry.admission_filter is not None for entry in state.tables.entries.values()):
-        return
-    wanted = [rank] if is_same_job else range(snapshot.world_size)
-    filters = {each: snapshot.state(_ADMISSION, rank=each).arrays for each in {0, *wanted}}
+    read: dict[int, Mapping[str, npt.NDArray[Any]]] = {}
     for entry in state.tables.entries.values():
         if entry.admission_filter is None:
             continue
-        # Of a replicated table all ranks count alike.
-        ranks = [0] if entry.config.is_replicated else wanted
-        name = entry.config.name
-        parts = [filters[each][name].tobytes() for each in ranks if name in filters[each]]
-        if parts:
-            _take_filter(entry, parts, shards, rank)
+        name, layout = entry.config.name, entry.layout
+        # Of a replicated table all ranks count alike, and the first one saves.
+        was_replicated = name in snapshot.tables and (
+            snapshot.tables[name].extra.get("placement") == "replicated"
+        )
+        owners = saved_owners.get(f"owners.{name}", saved_owners["owners"])
+        is_same = was_replicated == layout.is_replicated and (
+            layout.is_replicated
+            or (snapshot.world_size == layout.world_size and np.array_equal(owners, layout.owners))
+        )
+        ranks = range(snapshot.world_size)
+        if was_replicated:
+            ranks = range(1)
+        elif is_same:
+            ranks = range(rank, rank + 1)
+        for each in ranks:
+            if each not in read:
+                read[each] = snapshot.state(_ADMISSION, rank=each).arrays
+        parts = [read[each][name].tobytes() for each in ranks if name in read[each]]
+        if not parts:
+            continue
+        entry.forget_admission()
+        made: Any = entry.admission_filter
+        if is_same:
+            made.load(parts[0])
+        else:
+            _join_filters(made, entry, parts)
 
 
 def _take_visits(state: EngineState, snapshot: Snapshot) -> None:
@@ -129,7 +154,9 @@ def _take_visits(state: EngineState, snapshot: Snapshot) -> None:
     saved = [snapshot.state(_VISITS, rank=each) for each in ranks if state.tables.expiring]
     for entry in state.tables.expiring:
         name, owners = entry.config.name, entry.write_log.owners
-        found = [each.arrays for each in saved if f"keys.{name}" in each.arrays]
+        # A rank that keeps no row of the table may have saved no visits of it.
+        having = [each for each in saved if f"keys.{name}" in each.arrays]
+        found = [each.arrays for each in having]
         if entry.visits is None or not found:
             continue  # rows count as visited in the next step
         keys: Keys = np.concatenate([each[f"keys.{name}"] for each in found])
@@ -137,18 +164,8 @@ def _take_visits(state: EngineState, snapshot: Snapshot) -> None:
         if owners is not None:
             is_own = owners.are_own(keys)
             keys, steps = keys[is_own], steps[is_own]
-        times = [(int(step), float(time)) for step, time in saved[0].values["times"][name]]
+        times = [(int(step), float(time)) for step, time in having[0].values["times"][name]]
         entry.visits.replace(keys, steps, times)
-
-
-def _take_filter(entry: TableEntry, parts: list[bytes], shards: ShardMap, rank: int) -> None:
-    entry.forget_admission()
-    made = entry.admission_filter
-    assert made is not None  # a snapshot has counters of tables that have a filter only
-    if len(parts) == 1:
-        made.load(parts[0])
-        return
-    _join_filters(made, entry.config, parts, shards, rank)
 
 
 def _take_counters(state: EngineState, saved: list[dict[str, Any]], is_same_job: bool) -> None:
@@ -170,20 +187,19 @@ _HEADER = struct.Struct("<8sII3Q")
 _FREQUENCY = 1
 
 
-def _join_filters(
-    made: Any, table: TableConfig, saved: Sequence[bytes], shards: ShardMap, rank: int
-) -> None:
-    """Puts into an empty filter what the filters of all ranks had counted of this rank's keys.
+def _join_filters(made: Any, entry: TableEntry, saved: Sequence[bytes]) -> None:
+    """Puts into the empty filter of a table what other filters had counted of this rank's keys.
 
     Args:
-        made: the native filter of `table` on this rank, with nothing counted.
+        made: the native filter of the table on this rank, with nothing counted.
+        entry: the table.
         saved: what the filters of the ranks that made the snapshot have saved.
 
     Raises:
         InvalidArgumentError: one was declared otherwise.
         UnsupportedError: a filter of a kind whose counters cannot be joined.
     """
-    admission = table.admission
+    table, admission = entry.config, entry.config.admission
     if isinstance(admission, Probability):
         made.load(saved[0])
     elif isinstance(admission, Bloom):
@@ -193,22 +209,20 @@ def _join_filters(
         for each in saved:
             # By a filter of its own, which checks all of the bytes.
             native_filter(admission, table).load(each)
-            _record_counts(made, each, None if table.is_replicated else shards, rank)
+            keys, counts = _saved_counts(each)
+            owners = entry.write_log.owners
+            if owners is not None:
+                is_own = owners.are_own(keys)
+                keys, counts = keys[is_own], counts[is_own]
+            _record(made, keys, counts)
+    elif len(saved) == 1:
+        made.load(saved[0])
     else:
         raise UnsupportedError(
             f"admission of table {table.name!r}: counters of {type(admission).__name__} cannot be "
-            "divided among other ranks; load with as many ranks as saved",
+            "divided among other ranks; load with as many ranks as saved, and the same plan",
             table=table.name,
         )
-
-
-def _record_counts(made: Any, saved: bytes, shards: ShardMap | None, rank: int) -> None:
-    """Counts each key of one saved frequency filter as often as it came."""
-    keys, counts = _saved_counts(saved)
-    if shards is not None:
-        is_mine = shards.owners[partition(keys)] == rank
-        keys, counts = keys[is_mine], counts[is_mine]
-    _record(made, keys, counts)
 
 
 def _saved_counts(saved: bytes) -> tuple[Keys, npt.NDArray[np.uint32]]:

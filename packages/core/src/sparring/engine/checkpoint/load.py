@@ -214,7 +214,7 @@ class Load:
         entry.note_part()
         saved = snapshot.tables[table.name].config
         num_rows = 0
-        for chunk in merged_chunks(snapshot, table.name, self._partitions_of(table)):
+        for chunk in merged_chunks(snapshot, table.name, self._partitions_of(entry)):
             rows: Rows = chunk.rows
             if saved.width != table.width:
                 rows = np.zeros((len(chunk), table.width), table.numpy_dtype)
@@ -224,12 +224,12 @@ class Load:
             self._go_on()
         return num_rows
 
-    def _partitions_of(self, table: TableConfig) -> list[int] | None:
+    def _partitions_of(self, entry: TableEntry) -> list[int] | None:
         """Those that this rank reads; None: all."""
         collective = self._state.collective
-        if collective.world_size == 1 or table.is_replicated:
+        if collective.world_size == 1 or entry.layout.is_replicated:
             return None
-        partitions: list[int] = self._state.shard_map.partitions_of(collective.rank).tolist()
+        partitions: list[int] = entry.layout.partitions_of(collective.rank).tolist()
         return partitions
 
     def _go_on(self) -> None:

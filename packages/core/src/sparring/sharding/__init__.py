@@ -1,0 +1,1 @@
+"""Layouts of tables: sharding kinds, and the layouts of one job by its plan."""

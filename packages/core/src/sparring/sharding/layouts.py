@@ -1,0 +1,94 @@
+"""The layouts of a job's tables, by its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sparring.contracts.layout import Layout, LayoutRequest, ShardingPlan
+from sparring.contracts.rendezvous import Rendezvous
+from sparring.contracts.table import TableConfig
+from sparring.errors import InvalidArgumentError
+from sparring.plugins.registry import PluginManager
+from sparring.runtime.suggestions import suggestion
+
+__all__ = ["Layouts"]
+
+
+class Layouts:
+    """Makes the layouts of a job's tables.
+
+    Args:
+        plan: of the job; the same on all ranks.
+        rendezvous: whose ranks and shard map.
+        plugins: returns where sharding kinds are looked up; called for tables of the plan only.
+
+    Raises:
+        PluginError: the plan names a kind that no plugin offers.
+        InvalidArgumentError: it names a rank that this job does not have.
+    """
+
+    def __init__(
+        self, plan: ShardingPlan, rendezvous: Rendezvous, plugins: Callable[[], PluginManager]
+    ) -> None:
+        self.plan = plan
+        self._plugins = plugins
+        self._shard_map = rendezvous.shard_map()
+        self._ranks_per_node = rendezvous.membership().local_world_size
+        owners, world_size = self._shard_map.owners, self._shard_map.world_size
+        # One of each, however many tables.
+        self._row_wise = Layout(owners, world_size)
+        self._replicated = Layout(owners, world_size, "data_parallel", is_replicated=True)
+        for table in plan.tables:
+            sharding = plan.sharding_of(table)
+            assert sharding is not None
+            plugins().sharding_kind(sharding.kind)
+            unknown = [rank for rank in sharding.ranks if rank >= self._shard_map.world_size]
+            if unknown:
+                raise InvalidArgumentError(
+                    f"sharding plan: table {table!r} is planned for rank {unknown[0]}; this job has "
+                    f"ranks 0 to {self._shard_map.world_size - 1}. Make the plan for this number of "
+                    "ranks",
+                    table=table,
+                    rank=unknown[0],
+                )
+
+    def layout(self, table: TableConfig) -> Layout:
+        """The layout of a table: as the plan says, otherwise by its placement.
+
+        Raises:
+            InvalidArgumentError: the plan contradicts the declaration, or its kind refuses the ranks.
+        """
+        sharding = self.plan.sharding_of(table.name)
+        if sharding is None:
+            return self._replicated if table.is_replicated else self._row_wise
+        kind, shards = sharding.kind, self._shard_map
+        request = LayoutRequest(table, sharding.ranks, shards, self._ranks_per_node)
+        layout = self._plugins().sharding_kind(kind).factory(request)
+        if not isinstance(layout, Layout) or layout.world_size != shards.world_size:
+            raise InvalidArgumentError(
+                f"sharding kind {kind!r} must return a Layout of {shards.world_size} ranks "
+                f"for table {table.name!r}, found {layout!r}",
+                table=table.name,
+            )
+        if table.is_replicated and not layout.is_replicated:
+            raise InvalidArgumentError(
+                f"sharding plan: table {table.name!r} is planned {kind}, and declared with placement "
+                "'replicated', which is data_parallel; leave one of them out",
+                table=table.name,
+            )
+        return layout
+
+    def check_tables(self, declared: list[str]) -> None:
+        """Refuses a plan that names tables which are not declared.
+
+        Raises:
+            InvalidArgumentError: naming the first of them.
+        """
+        unknown = [name for name in self.plan.tables if name not in declared]
+        if unknown:
+            raise InvalidArgumentError(
+                f"sharding plan: it names table {unknown[0]!r}, which was not declared: "
+                f"{suggestion(unknown[0], declared)}. Declare all tables of the plan before the first "
+                "row is written, or correct the plan",
+                table=unknown[0],
+            )

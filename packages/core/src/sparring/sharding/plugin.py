@@ -1,0 +1,66 @@
+"""The sharding kinds of core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sparring.contracts.descriptors import API_VERSION, ShardingKindDescriptor
+from sparring.contracts.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from sparring.contracts.layout import Layout, LayoutRequest
+
+
+@hookimpl
+def sparring_register_sharding_kinds() -> Sequence[ShardingKindDescriptor]:
+    return [
+        ShardingKindDescriptor(
+            name="row_wise",
+            api_version=API_VERSION,
+            summary="Rows over all ranks.",
+            factory=_row_wise,
+        ),
+        ShardingKindDescriptor(
+            name="table_wise",
+            api_version=API_VERSION,
+            summary="All rows of a table on one rank.",
+            factory=_table_wise,
+        ),
+        ShardingKindDescriptor(
+            name="table_row_wise",
+            api_version=API_VERSION,
+            summary="Rows over the ranks of one node, or over those that the plan names.",
+            factory=_table_row_wise,
+        ),
+        ShardingKindDescriptor(
+            name="data_parallel",
+            api_version=API_VERSION,
+            summary="All rows on every rank; for small tables.",
+            factory=_data_parallel,
+        ),
+    ]
+
+
+def _row_wise(request: LayoutRequest) -> Layout:
+    from sparring.sharding.kinds import row_wise
+
+    return row_wise(request)
+
+
+def _table_wise(request: LayoutRequest) -> Layout:
+    from sparring.sharding.kinds import table_wise
+
+    return table_wise(request)
+
+
+def _table_row_wise(request: LayoutRequest) -> Layout:
+    from sparring.sharding.kinds import table_row_wise
+
+    return table_row_wise(request)
+
+
+def _data_parallel(request: LayoutRequest) -> Layout:
+    from sparring.sharding.kinds import data_parallel
+
+    return data_parallel(request)

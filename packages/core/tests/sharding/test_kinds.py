@@ -1,0 +1,136 @@
+"""Sharding kinds give each partition an owner; plans that make no sense are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.contracts.descriptors import API_VERSION, ShardingKindDescriptor
+from sparring.contracts.hookspecs import hookimpl
+from sparring.contracts.layout import Layout, LayoutRequest, ShardingPlan, TableSharding
+from sparring.contracts.shard_map import ShardMap
+from sparring.contracts.table import TableConfig
+from sparring.engine.container import StepContainer
+from sparring.engine.storage_choice import StorageChoice
+from sparring.errors import InvalidArgumentError, PluginError
+from sparring.plugins.distributions import PluginSource
+from sparring.plugins.registry import make_plugin_manager
+
+
+def layout(
+    kind: str, ranks: tuple[int, ...] = (), *, world_size: int = 4, per_node: int = 2
+) -> Layout:
+    table, shards = TableConfig("user", 4), ShardMap.balanced(world_size)
+    factory = make_plugin_manager().sharding_kind(kind).factory
+    return factory(LayoutRequest(table, ranks, shards, per_node))
+
+
+def owners(found: Layout) -> list[int]:
+    ranks: list[int] = np.unique(found.owners).tolist()
+    return ranks
+
+
+def test_each_kind_gives_partitions_to_its_ranks() -> None:
+    assert layout("row_wise") == Layout(ShardMap.balanced(4).owners, 4)
+    assert owners(layout("table_wise", (2,))) == [2]
+    assert owners(layout("table_row_wise", (0, 1, 3))) == [0, 1, 3]
+    assert layout("data_parallel").is_replicated
+    assert len(layout("data_parallel").shard_of(1).partitions) == 4096
+    assert len(layout("table_wise", (2,)).shard_of(1).partitions) == 0
+    counts = np.bincount(layout("table_row_wise", (0, 1, 3)).owners)
+    assert sorted(counts[[0, 1, 3]].tolist()) == [1365, 1365, 1366]
+
+
+def test_a_kind_without_ranks_chooses() -> None:
+    assert len(owners(layout("table_wise"))) == 1
+    assert owners(layout("table_row_wise")) in ([0, 1], [2, 3])
+    assert owners(layout("table_row_wise", world_size=3)) in ([0, 1], [2])
+    assert owners(layout("table_row_wise", (0, 1, 2, 3))) == [0, 1, 2, 3]
+
+
+def test_digests_tell_layouts_apart() -> None:
+    made = [layout("row_wise"), layout("table_wise", (1,)), layout("table_wise", (2,))]
+    made += [layout("data_parallel"), layout("row_wise", world_size=3)]
+    assert len({each.digest for each in made}) == len(made)
+    # Only where rows are counts.
+    assert layout("table_row_wise", (1,)) == layout("table_wise", (1,))
+
+
+@pytest.mark.parametrize(
+    ("plan", "error", "words"),
+    [
+        ({"user": "tabel_wise"}, PluginError, "did you mean 'table_wise'"),
+        ({"user": TableSharding("table_wise", (1,))}, InvalidArgumentError, "rank 1.*ranks 0 to 0"),
+        ({"user": 3}, InvalidArgumentError, "table 'user' needs the name of a kind"),
+    ],
+)
+def test_a_plan_is_refused_when_the_container_is_made(plan: Any, error: Any, words: str) -> None:
+    with pytest.raises(error, match=words):
+        StepContainer(plan=plan)
+
+
+@pytest.mark.parametrize("ranks", [(-1,), (1, 1), ("0",)])
+def test_ranks_of_a_plan_are_different_whole_numbers(ranks: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="different ranks from 0 on"):
+        TableSharding("table_wise", ranks)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "words"),
+    [
+        ("table_wise", (0, 1), "on one rank"),
+        ("row_wise", (1,), "all 4 ranks"),
+        ("data_parallel", (1,), "all 4 ranks"),
+    ],
+)
+def test_kinds_refuse_ranks_that_they_cannot_use(
+    kind: str, ranks: tuple[int, ...], words: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=words):
+        layout(kind, ranks)
+
+
+def test_a_plan_for_a_table_that_was_not_declared_is_refused_before_a_row_is_written() -> None:
+    with StepContainer(plan=ShardingPlan({"usr": "table_wise"})) as container:
+        container.declare(TableConfig("user", 2), StorageChoice("memory"))
+        with pytest.raises(InvalidArgumentError, match="did you mean 'user'"):
+            container.check_plan()
+        with pytest.raises(InvalidArgumentError, match="'usr', which was not declared"):
+            container.assign("user", [1], np.ones((1, 2)))
+
+
+def test_a_plan_may_not_contradict_a_declaration() -> None:
+    with StepContainer(plan={"user": "table_wise", "item": "data_parallel"}) as container:
+        with pytest.raises(InvalidArgumentError, match="leave one of them out"):
+            container.declare(TableConfig("user", 2, placement="replicated"))
+        container.declare(TableConfig("item", 2))
+        container.declare(TableConfig("item", 2))  # once more
+        assert container.tables["item"].is_replicated
+        assert container.layout("item").kind == "data_parallel"
+
+
+class _Plugin:
+    @hookimpl
+    def sparring_register_sharding_kinds(self) -> list[ShardingKindDescriptor]:
+        return [
+            ShardingKindDescriptor(name="thirds", api_version=API_VERSION, factory=_thirds),
+            ShardingKindDescriptor(name="wrong", api_version=API_VERSION, factory=lambda _: None),  # type: ignore[arg-type,return-value]
+        ]
+
+
+def _thirds(request: LayoutRequest) -> Layout:
+    """Rank 0 owns one partition of three."""
+    owners = (np.arange(4096) % 3 > 0) * (request.shard_map.world_size - 1)
+    return Layout(owners, request.shard_map.world_size, "thirds")
+
+
+def test_plugins_bring_kinds() -> None:
+    manager = make_plugin_manager()
+    manager.load(PluginSource("thirds", "some-kinds", "1.0", _Plugin))
+    with StepContainer(plan={"a": "thirds", "b": "wrong"}, plugin_manager=manager) as container:
+        container.declare(TableConfig("a", 2))
+        assert container.layout("a").kind == "thirds"
+        with pytest.raises(InvalidArgumentError, match="'wrong' must return a Layout of 1 ranks"):
+            container.declare(TableConfig("b", 2))

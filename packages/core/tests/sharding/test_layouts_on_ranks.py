@@ -1,0 +1,190 @@
+"""Tables of every kind train on ranks as in one process, bit for bit, and load what any other saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.contracts.admission import Frequency
+from sparring.contracts.collective import Collective, Reduction
+from sparring.contracts.expiry import Expiry
+from sparring.contracts.initializers import Uniform
+from sparring.contracts.layout import TableSharding
+from sparring.contracts.table import TableConfig
+from sparring.contracts.updates import MethodChoice
+from sparring.engine.container import StepContainer
+from sparring.engine.storage_choice import StorageChoice
+from sparring.errors import InvalidArgumentError
+from sparring.updates.resolve import hyper_from, resolve_method
+from sparring_testing.rank_threads import run_ranks
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+
+Rows = dict[int, bytes]
+
+KINDS: Mapping[str, Any] = {
+    "row_wise": lambda _: "row_wise",
+    "table_wise": lambda size: TableSharding("table_wise", (size - 1,)),
+    "table_row_wise": lambda size: TableSharding("table_row_wise", tuple({0, size - 1})),
+    "data_parallel": lambda _: "data_parallel",
+}
+STEPS = 6
+
+
+def opened(
+    collective: Collective | None, world_size: int, plan: Mapping[str, Any], **more: Any
+) -> StepContainer:
+    container = StepContainer(
+        collective=collective,
+        rendezvous=ThreadRendezvous(world_size) if collective else None,
+        reduction=Reduction.SUM,
+        plan=plan,
+    )
+    for name, dim in (("user", 4), ("item", 3)):
+        table = TableConfig(name, dim, initializer=Uniform(-1, 1), seed=5, **more)
+        container.declare(table, StorageChoice("memory"))
+        container.set_state(name, np.zeros(dim, np.float32), "adagrad")
+    return container
+
+
+def batch(step: int, rank: int) -> tuple[Any, Any]:
+    """Ids of a rank, and gradients of which every sum is exact in any order."""
+    random = np.random.default_rng((step, rank))
+    ids = random.integers(-20, 20, 0 if (step + rank) % 4 == 3 else 12 + rank)
+    return ids, random.integers(-64, 65, (len(ids), 4)) / np.float32(64)
+
+
+def train(container: StepContainer, batches: list[tuple[int, int]]) -> None:
+    method = resolve_method("adagrad")
+    choices = {
+        name: MethodChoice(method, hyper_from(method, {"lr": 0.125}), 1)
+        for name in container.tables
+    }
+    for step in range(STEPS):
+        given = [batch(step, rank) for at, rank in batches if at == step]
+        ids = [np.concatenate([each[::every] for each, _ in given]) for every in (1, 2)]
+        numbers = [np.concatenate([each[::every] for _, each in given]) for every in (1, 2)]
+        both = container.lookup_all([("user", ids[0]), ("item", ids[1])])
+        for found, mine in zip(both, [numbers[0], numbers[1][:, :3]], strict=True):
+            sums = np.zeros(found.rows.shape, np.float32)
+            np.add.at(sums, found.inverse, mine)
+            assert found.shadow_id is not None
+            container.resources.accumulate(found.shadow_id, sums)
+        container.apply_methods(choices)
+
+
+def visit(container: StepContainer, ids: list[int]) -> None:
+    """A step in which these ids of users have a gradient on this rank."""
+    found = container.lookup("user", np.array(ids, np.int64))
+    assert found.shadow_id is not None
+    container.resources.accumulate(found.shadow_id, np.ones(found.rows.shape, np.float32))
+    method = resolve_method("adagrad")
+    container.apply_methods({"user": MethodChoice(method, hyper_from(method, {}), 1)})
+
+
+def stored(container: StepContainer, name: str) -> Rows:
+    return {
+        int(key): row.tobytes()
+        for chunk in container.storage(name).scan()
+        for key, row in zip(chunk.keys, chunk.rows, strict=True)
+    }
+
+
+def joined(held: list[Rows], *, is_replicated: bool) -> Rows:
+    if is_replicated:
+        assert all(each == held[0] for each in held)
+        return held[0]
+    assert sum(map(len, held)) == len({key for each in held for key in each}), "a key on two ranks"
+    return {key: row for each in held for key, row in each.items()}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_all_kinds_train_the_bits_of_one_process(world_size: int) -> None:
+    work = [(step, rank) for step in range(STEPS) for rank in range(world_size)]
+    with opened(None, 1, {}) as alone:
+        train(alone, work)
+        expected = {name: stored(alone, name) for name in alone.tables}
+    assert min(map(len, expected.values())) > 20
+    for kind, plan in KINDS.items():
+
+        def body(collective: Collective, plan: Any = plan) -> dict[str, Rows]:
+            with opened(collective, world_size, {"user": plan(world_size)}) as container:
+                train(container, [each for each in work if each[1] == collective.rank])
+                return {name: stored(container, name) for name in container.tables}
+
+        held = run_ranks(world_size, body)
+        is_replicated = kind == "data_parallel"
+        assert (
+            joined([each["user"] for each in held], is_replicated=is_replicated) == expected["user"]
+        )
+        # Which the plan does not name.
+        assert joined([each["item"] for each in held], is_replicated=False) == expected["item"]
+        if kind == "table_wise":
+            assert [len(each["user"]) for each in held[:-1]] == [0] * (world_size - 1)
+
+
+@pytest.mark.parametrize("saved", KINDS)
+@pytest.mark.parametrize("loaded", KINDS)
+@pytest.mark.parametrize("sizes", [(2, 3), (3, 3)], ids=str)
+def test_what_one_kind_saved_another_loads(
+    saved: str, loaded: str, sizes: tuple[int, int], tmp_path: Path
+) -> None:
+    url = str(tmp_path / "saved")
+    more = {"admission": Frequency(2), "expire": Expiry(after_steps=50)}
+
+    def save(collective: Collective) -> Rows:
+        with opened(collective, sizes[0], {"user": KINDS[saved](sizes[0])}, **more) as container:
+            train(container, [(step, collective.rank) for step in range(STEPS)])
+            # Seen once: the next time it is admitted, whichever rank counts it then.
+            visit(container, [777] if collective.rank == 0 else [])
+            container.save(url)
+            return stored(container, "user")
+
+    def load(collective: Collective) -> tuple[Rows, Rows]:
+        with opened(collective, sizes[1], {"user": KINDS[loaded](sizes[1])}, **more) as container:
+            container.load(url)
+            before = stored(container, "user")
+            visit(container, [777, 778] if collective.rank == sizes[1] - 1 else [])
+            return before, stored(container, "user")
+
+    expected = joined(run_ranks(sizes[0], save), is_replicated=saved == "data_parallel")
+    held = run_ranks(sizes[1], load)
+    is_replicated = loaded == "data_parallel"
+    assert joined([each for each, _ in held], is_replicated=is_replicated) == expected
+    after = joined([each for _, each in held], is_replicated=is_replicated)
+    assert 777 not in expected
+    assert after.keys() - expected.keys() == {777}, "counts of admission came along, once"
+
+
+def test_rows_are_assigned_and_written_by_layout() -> None:
+    keys = np.arange(50)
+
+    def body(collective: Collective) -> Rows:
+        with opened(collective, 3, {"user": TableSharding("table_wise", (1,))}) as container:
+            container.assign(
+                "user", keys[collective.rank :: 3], np.ones((len(keys[collective.rank :: 3]), 4))
+            )
+            rows = np.zeros((1, 8), np.float32)
+            if collective.rank == 1:
+                container.storage("user").upsert([99], rows)
+            else:
+                with pytest.raises(InvalidArgumentError, match="key 99 does to rank 1"):
+                    container.storage("user").upsert([99], rows)
+            return stored(container, "user")
+
+    assert [len(each) for each in run_ranks(3, body)] == [0, 51, 0]
+
+
+def test_ranks_with_different_plans_are_refused_at_the_first_exchange() -> None:
+    def body(collective: Collective) -> str:
+        plan = {"user": TableSharding("table_wise", (collective.rank,))}
+        with opened(collective, 2, plan) as container:
+            with pytest.raises(InvalidArgumentError) as refused:
+                container.lookup("user", np.array([1]))
+            return str(refused.value)
+
+    for message in run_ranks(2, body):
+        assert 'tables.user.layout is "table_wise' in message
