@@ -1,9 +1,10 @@
 """Plans of many synthetic tables: the time that one takes, and its gap to the proven bound.
 
 ``python -m benchmarks.planning [--tables 1000] [--ranks 128] [--seed 0] [--memory-factor 1.5]
-[--without row_wise …]``. Tables have 1e3 to 5e7 rows, evenly on a logarithmic scale, dims of 16 to 256 and 1 to 50 ids a sample; ranks
-have the memory that all rows need, times the factor, and 24 GiB. Both transfers are allowed and all kinds but
-``--without``: by default row_wise, which loads all ranks alike and so would leave nothing to place.
+[--without row_wise …]``. Tables have 1e3 to 5e7 rows, evenly on a logarithmic scale, dims of 16 to 256
+and 1 to 50 ids a sample; ranks have the memory that all rows need, times the factor, and 24 GiB. Both
+transfers are allowed and all kinds but ``--without``: by default row_wise, which loads all ranks alike
+and so would leave nothing to place.
 """
 
 from __future__ import annotations
@@ -31,9 +32,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with as_file(files("sparring_plan.planning") / "calibration.yaml") as default:
         calibration = read_document(default).as_model(Calibration)
-    inputs = synthetic(
-        arguments.tables, arguments.ranks, arguments.seed, arguments.memory_factor
-    )
+    inputs = synthetic(arguments.tables, arguments.ranks, arguments.seed, arguments.memory_factor)
     kinds = sorted(set(KINDS) - set(arguments.without))
     inputs = inputs.model_copy(update={"kinds": kinds})
     begin = time.perf_counter()
@@ -57,7 +56,8 @@ def synthetic(num_tables: int, num_ranks: int, seed: int, memory_factor: float) 
         total += rows * (dim * 8 + 8) * 1.05
         features = {"ids": {"ids": float(round(10 ** random.uniform(0, 1.7)))}}
         tables[f"table_{index:04}"] = {
-            "dim": dim, "skew": float(random.uniform(0.6, 1.3)), "method": "adagrad", "rows": rows, "features": features,
+            "dim": dim, "skew": float(random.uniform(0.6, 1.3)), "method": "adagrad",
+            "rows": rows, "features": features,
         }  # fmt: skip
     within = min(RANKS_PER_NODE, num_ranks)
     topology = {

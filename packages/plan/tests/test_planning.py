@@ -18,7 +18,6 @@ from sparring_plan.planning.bound import aggregate_bound, highs, linear_bound
 from sparring_plan.planning.costs import RESOURCES, Ints, Options, Span, option_costs
 from sparring_plan.planning.document import read_document
 from sparring_plan.planning.inputs import KINDS, RUNTIME_KINDS, Calibration, PlanInputs
-from sparring_plan.planning.placement import Placement
 from sparring_plan.planning.plan import Plan
 from sparring_plan.planning.planner import make_plan
 from sparring_plan.planning.search import search
@@ -104,7 +103,11 @@ def placements_of(options: Options, option: int) -> Iterator[Ints]:
 def best_by_brute_force(options: Options) -> float | None:
     """The shortest step of all options of all tables on all sets of ranks; None if none fits."""
     choices = [
-        [(option, ranks) for option in options.of(table) for ranks in placements_of(options, option)]
+        [
+            (option, ranks)
+            for option in options.of(table)
+            for ranks in placements_of(options, option)
+        ]
         for table in range(len(options.table_names))
     ]
     each: list[list[tuple[Any, Any]]] = []
@@ -146,7 +149,8 @@ def test_bound_best_and_plan_stand_in_this_order(
             assert found is None, f"case {seed}: nothing fits"
             continue
         assert found is not None, f"case {seed}: something fits"
-        assert found.placement.fits and found.placement.is_complete
+        assert found.placement.fits
+        assert found.placement.is_complete
         assert found.bound_seconds <= best * (1 + 1e-9), f"case {seed}"
         assert best <= found.placement.seconds * (1 + 1e-9), f"case {seed}"
         ratios.append(found.placement.seconds / best)
@@ -189,7 +193,8 @@ def test_costs_are_those_by_hand(calibration: Calibration) -> None:
     )
     options = option_costs(inputs, calibration)
     costs = {
-        (options.shape_of(each).kind, options.shape_of(each).transfer): each for each in options.of(0)
+        (options.shape_of(each).kind, options.shape_of(each).transfer): each
+        for each in options.of(0)
     }
     out, back = RESOURCES.index("far_out"), RESOURCES.index("far_in")
     keys, rows, gradients = 8.0, 16 * 4 + 1.0, 8 + 16 * 4.0
@@ -207,7 +212,7 @@ def test_costs_are_those_by_hand(calibration: Calibration) -> None:
 
 
 def test_same_input_same_bytes(calibration: Calibration) -> None:
-    for seed in (3, 5):
+    for seed in (4, 6):
         texts = {make_plan(random_inputs(seed), calibration).to_yaml() for _ in range(3)}
         assert len(texts) == 1
 
@@ -240,7 +245,8 @@ def test_tables_that_do_not_fit_are_refused_with_ways_out(calibration: Calibrati
     with pytest.raises(CapacityError) as refused:
         make_plan(PlanInputs.model_validate(value), calibration)
     text = str(refused.value)
-    assert "MiB of host" in text and "missing on each of 4 ranks" in text
+    assert "MiB of host" in text
+    assert "missing on each of 4 ranks" in text
     for way in ("- rows of bfloat16 and rowwise_adagrad", "- rowwise_adagrad for all", "nodes in"):
         assert way in text
 
@@ -254,10 +260,14 @@ def test_a_plan_makes_its_round(written: Path, capsys: pytest.CaptureFixture[str
     assert read_document(first).as_model(Plan).to_yaml() == first.read_text()
     assert main(["plan", "check", str(first), str(written)]) == 0
     told = capsys.readouterr().out
-    assert "fits" in told and "the file says" not in told and "have changed" not in told
+    assert "fits" in told
+    assert "the file says" not in told
+    assert "have changed" not in told
     assert main(["plan", "explain", "films", str(first), str(written)]) == 0
     told = capsys.readouterr().out
-    assert "*" in told and "table_wise" in told and "pooled" in told
+    assert "*" in told
+    assert "table_wise" in told
+    assert "pooled" in told
     assert main(["plan", "diff", str(first), str(first)]) == 0
     assert capsys.readouterr().out.startswith("0 tables differ, 0.0 MiB move")
     # What a person edits is checked, costed and compared.
@@ -272,7 +282,8 @@ def test_a_plan_makes_its_round(written: Path, capsys: pytest.CaptureFixture[str
     assert "the file says" in capsys.readouterr().out
     assert main(["plan", "diff", str(first), str(second)]) == 0
     told = capsys.readouterr().out
-    assert "users: " in told and "-> table_wise on ranks 2" in told
+    assert "users: " in told
+    assert "-> table_wise on ranks 2" in told
 
 
 def test_moved_bytes_are_those_that_new_owners_lack(written: Path) -> None:
@@ -302,14 +313,26 @@ def test_moved_bytes_are_those_that_new_owners_lack(written: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("samples: 512", "smaples: 512", "inputs.yaml:8:1: unknown key smaples (did you mean samples?"),
-        ("{dim: 32, method: adam", "{dmi: 32, method: adam", ":12:11: unknown key tables.users.dmi"),
+        (
+            "samples: 512",
+            "smaples: 512",
+            "inputs.yaml:8:1: unknown key smaples (did you mean samples?",
+        ),
+        (
+            "{dim: 32, method: adam",
+            "{dmi: 32, method: adam",
+            ":12:11: unknown key tables.users.dmi",
+        ),
         ("host: 2 GiB", "host: 2 GX", "topology.memory.host: expected bytes"),
         ("rows: 1000000}", "rows: -5}", "tables.users.rows: input should be greater than 0"),
         (", rows: 1000000}", "}", ":12:3: tables.users: give either rows or growth"),
         ("method: adam,", "method: adamx,", "did you mean 'adam'?"),
         ("table_wise,", "table_wide,", "kinds.2: input should be"),
-        ("  nodes: 2", "  nodes: 2\n  nodes: 3", ":4:3: key 'nodes' is given twice, first in line 3"),
+        (
+            "  nodes: 2",
+            "  nodes: 2\n  nodes: 3",
+            ":4:3: key 'nodes' is given twice, first in line 3",
+        ),
         ("samples: 512", "samples: [512", "YAML: "),
         ("samples: 512", "samples: !!python/object:os.system 1", "is not allowed; remove it"),
         ("{host: 2 GiB}", "{gpu: 2 GiB}", ":5:3: no storage of the calibration default"),
@@ -346,9 +369,7 @@ def test_plans_that_do_not_fit_are_refused_by_line(
     assert told in capsys.readouterr().err
 
 
-def test_a_rank_without_room_is_named(
-    written: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rank_without_room_is_named(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = written.with_name("plan.yaml")
     assert main(["plan", "make", str(written), "--output", str(plan)]) == 0
     lines = plan.read_text().splitlines()
@@ -359,4 +380,13 @@ def test_a_rank_without_room_is_named(
     written.write_text(INPUTS.replace("host: 2 GiB", "host: 300 MiB"))
     assert main(["plan", "check", str(plan), str(written)]) == 1
     told = capsys.readouterr().err
-    assert "rank 2 lacks" in told and "of host memory; its largest shard is of users" in told
+    assert "rank 2 lacks" in told
+    assert "of host memory; its largest shard is of users" in told
+
+
+def test_the_file_of_the_page_is_planned(tmp_path: Path) -> None:
+    page = Path(__file__).parents[3] / "docs/how-to/plan-a-sharding.md"
+    path, plan = tmp_path / "inputs.yaml", tmp_path / "plan.yaml"
+    path.write_text(page.read_text().split("```yaml\n")[1].split("```")[0])
+    assert main(["plan", "make", str(path), "--output", str(plan)]) == 0
+    assert read_document(plan).as_model(Plan).tables.keys() == {"country", "film", "user"}

@@ -68,7 +68,9 @@ def explain(
     console.print(f"{table}: {read.tables[table].because}")
     shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in ("", "kind", "columns", "ranks", "transfer", "storage", "step ms", "MiB"):
-        shown.add_column(column, no_wrap=True, justify="left" if column in {"", "kind"} else "right")
+        shown.add_column(
+            column, no_wrap=True, justify="left" if column in {"", "kind"} else "right"
+        )
     for column in RESOURCES:
         shown.add_column(column, no_wrap=True, justify="right")
     for each in found:

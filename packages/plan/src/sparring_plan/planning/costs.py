@@ -56,7 +56,7 @@ class Span(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What makes an option, other than its table and storage."""
+    """An option without its table and storage."""
 
     kind: str
     span: Span
@@ -114,7 +114,7 @@ class Options:
         return range(int(self.start[table]), int(self.start[table + 1]))
 
     def shape_of(self, option: int) -> Shape:
-        return self.shapes[self.shape[option]]
+        return self.shapes[int(self.shape[option])]
 
     def total(self) -> Floats:
         """(options, resources): seconds, summed over all ranks."""
@@ -235,9 +235,7 @@ class _Part:
 class _CostModel:
     """The formulas, over arrays of tables."""
 
-    def __init__(
-        self, inputs: PlanInputs, calibration: Calibration, names: Sequence[str]
-    ) -> None:
+    def __init__(self, inputs: PlanInputs, calibration: Calibration, names: Sequence[str]) -> None:
         specs = [inputs.tables[name] for name in names]
         self._topology: Topology = inputs.topology
         self._exchange = calibration.exchange
@@ -322,9 +320,7 @@ class _CostModel:
             )
         return _Part(base, shard, memory)
 
-    def _seconds(
-        self, compute: Floats, out: Floats, back: Floats, messages: Floats
-    ) -> Floats:
+    def _seconds(self, compute: Floats, out: Floats, back: Floats, messages: Floats) -> Floats:
         """(tables, resources) of a rank's work, its bytes to and from all others, and its messages."""
         topology = self._topology
         peers = max(topology.num_ranks - 1, 1)

@@ -1,4 +1,4 @@
-"""What two plans hold differently, and the bytes that a change from one to the other moves."""
+"""Differences of two plans, and the bytes that a change from one to the other moves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TableChange:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What a rank holds of a table: shares of its rows and of its columns."""
+    """The part of a table on a rank: shares of its rows and of its columns."""
 
     rank: int
     rows: tuple[float, float]

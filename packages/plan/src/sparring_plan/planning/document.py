@@ -17,7 +17,9 @@ from sparring.errors import ConfigError
 __all__ = ["Document", "Strict", "read_document"]
 
 _MAX_BYTES = 1 << 26
-_SCALARS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "null", "str"))
+_SCALARS = frozenset(
+    f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "null", "str")
+)
 _Model = TypeVar("_Model", bound="Strict")
 _Key = tuple[str | int, ...]
 
@@ -85,7 +87,7 @@ class Document:
         return f"{self.place(path)}: {name}: {message[:1].lower()}{message[1:]}{found}"
 
     def _read(self, node: Node, path: _Key) -> Any:
-        if isinstance(node, MappingNode) and node.tag.endswith(":map"):
+        if isinstance(node, MappingNode) and str(node.tag).endswith(":map"):
             mapping: dict[str, Any] = {}
             for key_node, value_node in node.value:
                 key = str(key_node.value)
@@ -98,7 +100,7 @@ class Document:
                 mapping[key] = self._read(value_node, below)
             return mapping
         self._places.setdefault(path, (node.start_mark.line, node.start_mark.column))
-        if isinstance(node, SequenceNode) and node.tag.endswith(":seq"):
+        if isinstance(node, SequenceNode) and str(node.tag).endswith(":seq"):
             return [self._read(each, (*path, index)) for index, each in enumerate(node.value)]
         if isinstance(node, ScalarNode) and str(node.tag) in _SCALARS:
             try:

@@ -41,9 +41,6 @@ KINDS = (
 )
 """Kinds of sharding that the cost model knows."""
 
-RUNTIME_KINDS = ("data_parallel", "row_wise")
-"""Kinds that training executes; the others are planned only where `kinds` asks for them."""
-
 Kind = Literal[
     "column_wise",
     "data_parallel",
@@ -53,6 +50,10 @@ Kind = Literal[
     "table_row_wise",
     "table_wise",
 ]
+
+RUNTIME_KINDS: tuple[Kind, ...] = ("data_parallel", "row_wise")
+"""Kinds that training executes; the others are planned only where `kinds` asks for them."""
+
 Transfer = Literal["rows", "pooled"]
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -95,7 +96,7 @@ class Topology(Strict):
     far: Link = Link(gbit=10, latency_us=20)
     """Of a node, to other nodes; its ranks share it evenly."""
     message_us: float = Field(default=20, ge=0)
-    """What a message costs each of its ends."""
+    """Time that a message costs each of its ends."""
     price_per_hour: float = Field(default=0, ge=0)
     """Of a node."""
 
@@ -207,7 +208,7 @@ class ExchangeCosts(Strict):
 
 
 class Calibration(Strict):
-    """What `calibration.yaml` holds; the default file explains each entry."""
+    """Costs of storages and of the exchange; the default `calibration.yaml` explains each entry."""
 
     name: str
     storages: dict[str, StorageCosts] = Field(min_length=1)

@@ -75,7 +75,9 @@ class Plan(Strict):
 
     def refuse(self, table: str, key: str, message: str) -> ConfigError:
         """The error that names a place of the file that the plan is from."""
-        place = "" if self._document is None else self._document.place(("tables", table, key)) + ": "
+        place = (
+            "" if self._document is None else self._document.place(("tables", table, key)) + ": "
+        )
         return ConfigError(f"{place}table {table}: {message}")
 
     def to_yaml(self) -> str:

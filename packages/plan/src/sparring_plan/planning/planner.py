@@ -149,7 +149,9 @@ def placement_of(plan: Plan, options: Options) -> Placement:
         num_nodes = len(np.unique(ranks // within))
         if len(ranks) != expected or len(np.unique(ranks)) != expected:
             wanted = "all" if shape.span is Span.ALL else f"{expected} different ranks"
-            raise plan.refuse(name, "ranks", f"{shape.kind} needs {wanted} here, found {entry.ranks}")
+            raise plan.refuse(
+                name, "ranks", f"{shape.kind} needs {wanted} here, found {entry.ranks}"
+            )
         if expected and (ranks.min() < 0 or ranks.max() >= options.num_ranks):
             raise plan.refuse(name, "ranks", f"ranks are 0 to {options.num_ranks - 1}")
         whole = {Span.NODES: shape.num_places, Span.WITHIN: 1}.get(shape.span)
