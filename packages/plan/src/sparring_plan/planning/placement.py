@@ -39,6 +39,13 @@ class Placement:
     def fits(self) -> bool:
         return bool((self.memory <= self.options.capacity).all())
 
+    def copy(self) -> Placement:
+        """Another placement of the same, its loads summed again without rounding of the past."""
+        other = Placement(self.options)
+        for table in np.flatnonzero(self.option >= 0):
+            other.put(int(table), int(self.option[table]), self.ranks(int(table)))
+        return other
+
     def put(self, table: int, option: int, ranks: Ints) -> None:
         """Adds a table."""
         self._add(option, ranks, 1)

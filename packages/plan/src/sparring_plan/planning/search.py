@@ -10,11 +10,14 @@ from sparring_plan.planning.bound import Bound, aggregate_bound, linear_bound
 from sparring_plan.planning.costs import Floats, Ints, Options
 from sparring_plan.planning.exact import prove
 from sparring_plan.planning.placement import Placement, improve, place_all
+from sparring_plan.planning.rebuilding import build, rebuild_parts
 
 __all__ = ["Found", "option_prices", "search"]
 
 _TARGET_GAP = 0.02
 _ROUNDS_PER_TABLE, _FEWEST_ROUNDS = 4, 200
+_GOALS = (0.1, 0.3, 0.6)
+_REBUILDS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,10 @@ def search(options: Options) -> Found | None:
             best = placement
     if best is None:
         return None
-    best = _summed_again(best)
+    best = best.copy()
     seconds = bound.seconds
+    if _gap(best, bound) > _TARGET_GAP:
+        best = _rebuilt(options, bound, best).copy()
     if _gap(best, bound) > _TARGET_GAP:
         proof = prove(options, best, _worth_trying(options, bound, best))
         if proof is not None:
@@ -66,12 +71,17 @@ def _gap(placement: Placement, bound: Bound) -> float:
     return placement.seconds / max(bound.seconds, 1e-15) - 1
 
 
-def _summed_again(placement: Placement) -> Placement:
-    """The same plan, its loads without the rounding of many additions and subtractions."""
-    again = Placement(placement.options)
-    for table, option in enumerate(placement.option):
-        again.put(table, int(option), placement.ranks(table))
-    return again
+def _rebuilt(options: Options, bound: Bound, best: Placement) -> Placement:
+    """A placement as good as `best` or better, built for steps between the bound and that of `best`."""
+    prices = option_prices(options, bound)
+    alive = _worth_trying(options, bound, best)
+    for share in _GOALS:
+        goal = bound.seconds + (best.seconds - bound.seconds) * share
+        placement = build(options, alive, prices, goal)
+        if placement is not None:
+            improve(placement, _FEWEST_ROUNDS)
+            best = min(best, placement, key=lambda each: each.seconds)
+    return rebuild_parts(best, alive, prices, bound.seconds, _REBUILDS)
 
 
 def option_prices(options: Options, bound: Bound) -> Floats:
