@@ -14,6 +14,8 @@ __all__ = ["build", "rebuild_parts"]
 _MOST_TABLES = 32
 _IMPROVEMENTS = 20
 _OTHER_RANKS = 2
+_NEAR = 1.005
+"""Steps this near to the bound are not worth a round."""
 
 
 def build(options: Options, alive: Ints, prices: Floats, goal: float) -> Placement | None:
@@ -38,6 +40,8 @@ def rebuild_parts(
     random = np.random.default_rng(0)
     best = placement
     for _ in range(rounds):
+        if best.seconds <= bound * _NEAR:
+            break
         hottest = int(np.argmax(best.load.max(axis=1)))
         others = random.choice(best.load.shape[0], _OTHER_RANKS)
         owned = best.owns[:, [hottest, *others]].any(axis=1)

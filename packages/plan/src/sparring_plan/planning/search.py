@@ -17,7 +17,7 @@ __all__ = ["Found", "option_prices", "search"]
 _TARGET_GAP = 0.02
 _ROUNDS_PER_TABLE, _FEWEST_ROUNDS = 4, 200
 _GOALS = (0.1, 0.3, 0.6)
-_REBUILDS = 60
+_REBUILDS = 100
 
 
 @dataclass(frozen=True, slots=True)
