@@ -147,3 +147,5 @@ def test_the_mean_of_ratings_is_saved_with_the_model() -> None:
     state, model = gather_state(model=made(3.5)), made(0.0)
     restore_state(state, model=model)
     np.testing.assert_allclose(model((IDS["user"], IDS["item"])), 3.5, atol=0.2)
+    restore_state(sparring.State({"model": []}), model=model)  # from before it was saved
+    np.testing.assert_allclose(model((IDS["user"], IDS["item"])), 3.5, atol=0.2)

@@ -138,7 +138,11 @@ def test_torchs_arguments_are_answered(module: Any) -> None:
         module(4, _weight=torch.ones(1, 4))
     with pytest.raises(TypeError, match="unexpected keyword argument 'dimm'"):
         module(4, dimm=3)
-    assert module(num_embeddings=10, embedding_dim=4, storage="memory").embedding_dim == 4
+    made = module(num_embeddings=10, embedding_dim=4, storage="memory")
+    assert made.embedding_dim == 4
+    with pytest.raises(AttributeError, match=r"no weight: .* read rows by embeddings_of\(ids\)"):
+        _ = made.weight
+    assert not hasattr(made, "weights")
 
 
 def test_advice_on_gradients_names_the_argument_of_the_optimizer() -> None:

@@ -77,6 +77,19 @@ def test_matrix_factorization_keeps_the_settings_of_its_tables() -> None:
         assert list(container.tables.values()) == tables
 
 
+def test_a_state_from_before_there_was_a_mean_leaves_the_model_its_own() -> None:
+    def made(mean: float) -> MatrixFactorization:
+        tables = [TableConfig(name, 4) for name in ("user", "item")]
+        return MatrixFactorization(*tables, mean=mean, storage="memory")
+
+    state = made(2.0).state_dict()
+    model = made(3.5)
+    model.load_state_dict({name: each for name, each in state.items() if name != "mean"})
+    assert model.mean == 3.5
+    model.load_state_dict(state)
+    assert model.mean == 2.0
+
+
 def test_dlrm_reads_all_dot_products_of_pairs() -> None:
     model = DLRM(collection(), 3, [4], [5, 1]).eval()
     seen: list[Tensor] = []

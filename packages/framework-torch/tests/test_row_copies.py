@@ -124,6 +124,12 @@ def test_a_copy_that_shares_reads_live_rows_and_refuses_training() -> None:
     assert rows_of(own) != rows_of(model)
 
 
+def test_a_pickle_of_a_copy_that_shares_has_the_rows() -> None:
+    model = Model()
+    train(model, optimizer_of(model), 0, 1)
+    assert rows_of(pickled(shared(model))) == rows_of(model)
+
+
 def test_averaged_models_average_the_dense_part() -> None:
     model = Model()
     optimizer = optimizer_of(model)

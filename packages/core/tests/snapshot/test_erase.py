@@ -214,6 +214,14 @@ def test_a_snapshot_that_cannot_be_read_is_named_and_nothing_changes(root: Path)
     assert list_snapshots(str(root)) == before[:3]
 
 
+def test_a_table_that_no_snapshot_has_is_refused(root: Path) -> None:
+    a_chain(root)
+    before = list_snapshots(str(root))
+    with pytest.raises(SnapshotError, match=r"no snapshot in .* has a table 'T'; they have .*, t"):
+        erase(root, "T")
+    assert list_snapshots(str(root)) == before
+
+
 def test_a_chain_of_two_ranks_keeps_the_state_of_both(root: Path) -> None:
     shutil.copytree(Path(__file__).parent / "format_v1", root)
     before = rows_of(str(root / "delta"), "half")

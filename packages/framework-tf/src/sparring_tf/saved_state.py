@@ -70,6 +70,8 @@ def restore_state(state: State, **parts: _Variables) -> None:
 def _matched(state: State, name: str, variables: list[Any]) -> list[tuple[Any, Any]]:
     """Variables with their values to be."""
     saved = state.values[name]
+    if not saved and all(_is_constant(each) for each in variables):
+        return []  # saved before the model had them; they were given to it
     if len(saved) != len(variables):
         raise InvalidArgumentError(
             f"this state has {len(saved)} variables for {name!r}, which has {len(variables)}; make "
@@ -93,6 +95,11 @@ def _matched(state: State, name: str, variables: list[Any]) -> list[tuple[Any, A
 def _kept(part: _Variables) -> list[Any]:
     """The variables of a part that are no anchors of tables."""
     return [each for each in part.variables if trained_table(each) is None]
+
+
+def _is_constant(variable: Any) -> bool:
+    """Whether it is a number that a model was made with, as the mean of ratings."""
+    return not variable.trainable and variable.path.endswith("/mean")
 
 
 def _array(name: str, number: int) -> str:

@@ -109,7 +109,8 @@ class SharedTables:
         return copy.deepcopy(self.original, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.original.__reduce_ex__(protocol)
+        # Not as the original says: pickle demands the class of what it was given.
+        return _same, (self.original,)
 
     def join(self, container: StepContainer) -> NoReturn:
         """Refuses: an `Optimizer` would train the original twice."""
@@ -143,6 +144,10 @@ class SharedTables:
     def _check_reads(self, is_training: bool) -> None:
         if is_training and torch.is_grad_enabled():
             self.take_gradient()
+
+
+def _same(tables: CopiedTables) -> CopiedTables:
+    return tables
 
 
 class _ContainerMark:

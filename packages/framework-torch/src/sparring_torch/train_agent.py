@@ -479,6 +479,15 @@ class TableModule(LookupModule, RowsInState):
 
     agent: TrainAgent
 
+    def __getattr__(self, name: str) -> Any:
+        if name in ("weight", "embedding_bags", "embeddings"):
+            raise AttributeError(
+                f"{type(self).__name__} has no {name}: its tables are no matrices; read rows by "
+                "embeddings_of(ids), and write them by Embedding.from_pretrained or "
+                "StepContainer.assign"
+            )
+        return super().__getattr__(name)
+
     def wanted(self, *arguments: Any, **named: Any) -> Bags | Ids:
         """Bags or ids that `forward` looks up for these arguments.
 

@@ -143,9 +143,10 @@ def test_erase_leaves_no_byte_of_a_person_in_snapshots_and_rocksdb(run: Run) -> 
         (["--everywhere", "run.yaml"], "1\nx\n", "ids.txt:2: 'x' is no id"),
         (["--everywhere", "run.yaml"], f"{2**63}", "is no id"),
         ([], "1", "name where from"),
-        (["--snapshots", "runs", "--receipt", "ids.txt"], "1", "exists already"),
+        (["--snapshots", "runs"], "1", "there is no snapshot in runs"),
+        (["--everywhere", "run.yaml", "--receipt", "ids.txt"], "1", "exists already"),
     ],
-    ids=["none", "text", "too_large", "nowhere", "receipt"],
+    ids=["none", "text", "too_large", "nowhere", "empty", "receipt"],
 )
 def test_what_cannot_be_erased_is_refused(
     run: Run, arguments: list[str], text: str, said: str

@@ -68,8 +68,8 @@ def erase_from_snapshots(
         state_without: takes the keys out of state that has them.
 
     Raises:
-        SnapshotError: a snapshot cannot be read, so what it holds cannot be known; or another attempt
-            has written next to this one. All snapshots are as they were.
+        SnapshotError: a snapshot cannot be read, so what it holds cannot be known; none has the table;
+            or another attempt has written next to this one. All snapshots are as they were.
         SnapshotIOError: the file system failed. What there was can be loaded; call it again.
     """
     wanted = np.sort(check_keys(keys, table, unique=True))
@@ -84,6 +84,12 @@ def erase_from_snapshots(
         )
     found = [open_snapshot(url) for url in list_snapshots(root_url)]
     if found:
+        tables = sorted({name for each in found for name in each.tables})
+        if table not in tables:
+            raise SnapshotError(
+                f"no snapshot in {place.url} has a table {table!r}; they have {', '.join(tables)}",
+                url=place.url,
+            )
         with writing(place.url, "staging folders"):
             result.num_dead_attempts = len(place.remove_stale(0.0))
     new: dict[str, Snapshot] = {}

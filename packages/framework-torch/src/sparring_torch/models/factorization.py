@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -49,6 +51,11 @@ class MatrixFactorization(nn.Module):
         self.items = _embedding(items, storage, container)
         # A buffer, so that a snapshot has it: predictions need no data that was trained on.
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float64))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        # Until it was a buffer, states had no mean: the model's own, of the same ratings, holds.
+        state_dict.setdefault(f"{prefix}mean", self.mean)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
         """Predicted ratings ``(b,)`` for ids ``(b,)`` each."""

@@ -81,6 +81,9 @@ def erase(
         raise InvalidArgumentError(
             "erase: name where from: --everywhere run.yaml, or --snapshots FOLDER"
         )
+    for folder in snapshots or []:
+        if latest_snapshot(folder) is None:
+            raise InvalidArgumentError(f"erase: there is no snapshot in {folder}")
     began = datetime.now(timezone.utc)
     target = receipt or Path(f"erased-{table}-{began:%Y%m%dT%H%M%SZ}.json")
     if target.exists():
