@@ -334,6 +334,7 @@ def test_moved_bytes_are_those_that_new_owners_lack(written: Path) -> None:
             ":4:3: key 'nodes' is given twice, first in line 3",
         ),
         ("samples: 512", "samples: [512", "YAML: "),
+        ("samples: 512", "samples: &all [*all]", "YAML: "),
         ("samples: 512", "samples: !!python/object:os.system 1", "is not allowed; remove it"),
         ("{host: 2 GiB}", "{gpu: 2 GiB}", ":5:3: no storage of the calibration default"),
     ],

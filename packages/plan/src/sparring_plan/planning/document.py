@@ -17,6 +17,7 @@ from sparring.errors import ConfigError
 __all__ = ["Document", "Strict", "read_document"]
 
 _MAX_BYTES = 1 << 26
+_MAX_VALUES = 2_000_000
 _SCALARS = frozenset(
     f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "null", "str")
 )
@@ -36,6 +37,7 @@ class Document:
     def __init__(self, source: str, text: str) -> None:
         self.source = source
         self._places: dict[_Key, tuple[int, int]] = {(): (0, 0)}
+        self._num_values = 0
         loader = YAML(typ="safe", pure=True)
         try:
             node = loader.compose(text)
@@ -87,6 +89,9 @@ class Document:
         return f"{self.place(path)}: {name}: {message[:1].lower()}{message[1:]}{found}"
 
     def _read(self, node: Node, path: _Key) -> Any:
+        self._num_values += 1
+        if self._num_values > _MAX_VALUES:
+            self.refuse((), f"more than {_MAX_VALUES:,} values, aliases counted each time")
         if isinstance(node, MappingNode) and str(node.tag).endswith(":map"):
             mapping: dict[str, Any] = {}
             for key_node, value_node in node.value:

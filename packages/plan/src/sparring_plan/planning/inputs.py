@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from functools import cache, cached_property
 from importlib.resources import as_file, files
@@ -229,7 +230,9 @@ class PlanInputs(Strict):
 
     def digest(self, calibration: Calibration) -> str:
         """Of all that a plan depends on."""
-        text = self.model_dump_json(exclude={"calibration"}) + calibration.model_dump_json()
+        # Sorted: the order of tables in a file changes no plan.
+        held = [self.model_dump(exclude={"calibration"}), calibration.model_dump()]
+        text = json.dumps(held, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

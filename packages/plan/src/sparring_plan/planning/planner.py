@@ -165,6 +165,7 @@ def placement_of(plan: Plan, options: Options) -> Placement:
 
 def _option_of(plan: Plan, name: str, options: Options, table: int) -> int:
     entry = plan.tables[name]
+    given = entry.ranks if entry.ranks == "all" else len(entry.ranks)
     offered = [(option, options.shape_of(option)) for option in options.of(table)]
     for option, shape in offered:
         num_ranks = "all" if shape.span is Span.ALL else shape.num_shards
@@ -172,7 +173,7 @@ def _option_of(plan: Plan, name: str, options: Options, table: int) -> int:
             (shape.kind, shape.num_columns, shape.transfer)
             == (entry.kind, entry.columns, entry.transfer)
             and options.storages[options.storage[option]] == entry.storage
-            and (shape.kind != "table_row_wise" or num_ranks == len(entry.ranks))
+            and (shape.kind != "table_row_wise" or num_ranks == given)
         ):
             return option
     kinds = sorted({shape.kind for _, shape in offered})

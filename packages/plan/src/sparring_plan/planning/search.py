@@ -12,7 +12,7 @@ from sparring_plan.planning.exact import prove
 from sparring_plan.planning.placement import Placement, improve, place_all
 from sparring_plan.planning.rebuilding import build, rebuild_parts
 
-__all__ = ["Found", "option_prices", "search"]
+__all__ = ["Found", "fits", "option_prices", "search"]
 
 _TARGET_GAP = 0.02
 _ROUNDS_PER_TABLE, _FEWEST_ROUNDS = 4, 200
@@ -65,6 +65,11 @@ def search(options: Options) -> Found | None:
             best, proven = proof
             seconds = max(seconds, proven)
     return Found(best, bound, min(seconds, best.seconds))
+
+
+def fits(options: Options) -> bool:
+    """True where the options that need the least memory can be placed."""
+    return place_all(options, _smallest(options)) is not None
 
 
 def _gap(placement: Placement, bound: Bound) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from sparring_plan.planning.costs import option_costs
 from sparring_plan.planning.inputs import Calibration, PlanInputs, TableSpec
-from sparring_plan.planning.search import search
+from sparring_plan.planning.search import fits, search
 
 __all__ = ["ways_out"]
 
@@ -62,17 +62,17 @@ def _with_nodes(inputs: PlanInputs, nodes: int) -> PlanInputs:
 def _fewest_nodes(inputs: PlanInputs, calibration: Calibration) -> int | None:
     fewest = inputs.topology.nodes
     most = fewest * 2
-    while _step_seconds(_with_nodes(inputs, most), calibration) is None:
+    while not fits(option_costs(_with_nodes(inputs, most), calibration)):
         if most >= fewest * _MOST_TIMES_THE_NODES:
             return None
         most *= 2
     low = most // 2
     while most - low > 1:
         middle = (low + most) // 2
-        if _step_seconds(_with_nodes(inputs, middle), calibration) is None:
-            low = middle
-        else:
+        if fits(option_costs(_with_nodes(inputs, middle), calibration)):
             most = middle
+        else:
+            low = middle
     return most
 
 
