@@ -50,7 +50,7 @@ FAMILY = (
 )
 
 # What tests need of other distributions, by package. Those of ours are installed from this checkout.
-TEST_EXTRAS = {"core": "[parquet,mpi]", "train": "[report,metrics]"}
+TEST_EXTRAS = {"core": "[parquet,mpi]", "plan": "[highspy]", "train": "[report,metrics]"}
 
 # With what `tests` says where its wheels are, so that nothing is compiled twice.
 GIVEN_WHEELS = "--wheels="

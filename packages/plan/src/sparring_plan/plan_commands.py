@@ -1,0 +1,125 @@
+"""``sparring plan``: makes, checks, explains and compares plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from sparring import make_console
+from sparring.errors import ConfigError
+from sparring_plan.planning.costs import RESOURCES
+from sparring_plan.planning.diff import diff_plans
+from sparring_plan.planning.inputs import read_inputs
+from sparring_plan.planning.plan import Plan, TablePlan, read_plan
+from sparring_plan.planning.planner import alternatives, check_plan, make_plan
+
+__all__ = ["add_plan"]
+
+_Inputs = Annotated[Path, typer.Argument(help="The topology and the tables: a YAML file.")]
+_Plan = Annotated[Path, typer.Argument(help="A plan that `sparring plan make` has written.")]
+
+
+def add_plan(application: typer.Typer) -> None:
+    group = typer.Typer(help="Plan how tables are shared out among ranks.", no_args_is_help=True)
+    for name, command in (("make", make), ("check", check), ("explain", explain), ("diff", diff)):
+        group.command(name)(command)
+    application.add_typer(group, name="plan")
+
+
+def make(
+    inputs: _Inputs,
+    output: Annotated[
+        Path | None, typer.Option(help="The file of the plan; without it the plan is printed.")
+    ] = None,
+) -> None:
+    """Find a plan: of each table the kind of sharding, its ranks, and what that costs."""
+    plan = make_plan(*read_inputs(inputs))
+    if output is None:
+        typer.echo(plan.to_yaml(), nl=False)
+        return
+    try:
+        output.write_text(plan.to_yaml(), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{output}: cannot write the plan: {error.strerror}") from None
+    typer.echo(f"{output}: {_figures(plan)}")
+
+
+def check(plan: _Plan, inputs: _Inputs) -> None:
+    """Check that a plan fits its inputs, and say what it costs now, edits of yours included."""
+    read = read_plan(plan)
+    checked = check_plan(read, *read_inputs(inputs))
+    typer.echo(f"{plan}: fits; {_figures(checked)}")
+    if read.inputs != checked.inputs:
+        typer.echo("the inputs have changed since this plan was made")
+    if read.step_ms != checked.step_ms:
+        typer.echo(f"the file says {read.step_ms:g} ms")
+
+
+def explain(
+    table: Annotated[str, typer.Argument(help="The name of a table.")], plan: _Plan, inputs: _Inputs
+) -> None:
+    """Show each option of a table: the step of the plan with it, and what it costs a rank."""
+    read = read_plan(plan)
+    found = alternatives(read, *read_inputs(inputs), table)
+    console = make_console()
+    console.print(f"{table}: {read.tables[table].because}")
+    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in ("", "kind", "columns", "ranks", "transfer", "storage", "step ms", "MiB"):
+        shown.add_column(
+            column, no_wrap=True, justify="left" if column in {"", "kind"} else "right"
+        )
+    for column in RESOURCES:
+        shown.add_column(column, no_wrap=True, justify="right")
+    for each in found:
+        shown.add_row(
+            "*" if each.is_chosen else "",
+            each.kind,
+            str(each.columns),
+            str(each.num_shards),
+            each.transfer,
+            each.storage,
+            "no room" if each.step_ms is None else f"{each.step_ms:.4g}",
+            f"{each.bytes / 2**20:,.1f}",
+            *(f"{each.resource_ms[resource]:.3g}" for resource in RESOURCES),
+        )
+    console.print(shown)
+    console.print(
+        "*: in the plan. step ms: of the plan with this option, its other tables where they are. "
+        "MiB and the milliseconds of each resource: of the table's busiest rank."
+    )
+
+
+def diff(
+    before: Annotated[Path, typer.Argument(help="A plan.")],
+    after: Annotated[Path, typer.Argument(help="Another plan.")],
+) -> None:
+    """Show which tables two plans hold differently, and the bytes that the change moves."""
+    old, new = read_plan(before), read_plan(after)
+    changes = diff_plans(old, new)
+    for change in changes:
+        typer.echo(
+            f"{change.name}: {_place(change.before)} -> {_place(change.after)}, "
+            f"{change.moved_bytes / 2**20:,.1f} MiB move"
+        )
+    moved = sum(change.moved_bytes for change in changes)
+    typer.echo(
+        f"{len(changes)} tables differ, {moved / 2**20:,.1f} MiB move; the step: {old.step_ms:g} ms -> "
+        f"{new.step_ms:g} ms"
+    )
+
+
+def _figures(plan: Plan) -> str:
+    return (
+        f"{len(plan.tables)} tables on {plan.ranks} ranks, a step of {plan.step_ms:g} ms; no plan is "
+        f"under {plan.bound_ms:g} ms (gap {plan.gap:.2%}, by {plan.solver})"
+    )
+
+
+def _place(table: TablePlan | None) -> str:
+    if table is None:
+        return "absent"
+    ranks = "all ranks" if table.ranks == "all" else f"ranks {', '.join(map(str, table.ranks))}"
+    return f"{table.kind} on {ranks}"

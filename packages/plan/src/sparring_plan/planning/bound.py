@@ -1,0 +1,186 @@
+"""Lower bounds of the step of every plan, and choices of options that come near them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparring_plan.planning.costs import Floats, Ints, Options
+
+__all__ = ["SAFETY", "Bound", "Rows", "aggregate_bound", "as_model", "highs", "linear_bound"]
+
+_ROUNDS = 500
+_STRENGTHEN = 0.2
+"""Shards of this share of the bound or more have constraints of their own."""
+SAFETY = 1e-6
+"""Solvers keep constraints to a tolerance; the bound gives as much away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A proven bound, with the choice of options that was found on the way.
+
+    Args:
+        seconds: no plan has a shorter step.
+        choice: (tables,): an option for each.
+        prices: (resources,): how much each resource bounds the step; their sum is 1.
+        memory_prices: (memories,): seconds for a byte of a rank.
+        solver: what proved it.
+    """
+
+    seconds: float
+    choice: Ints
+    prices: Floats
+    memory_prices: Floats
+    solver: str
+
+
+def highs() -> Any | None:
+    """The module `highspy`, or None where the extra is not installed."""
+    try:
+        import highspy
+    except ImportError:
+        return None
+    return highspy
+
+
+def aggregate_bound(options: Options) -> Bound:
+    """The Lagrangian bound of the aggregate problem, by multiplicative weights, in NumPy.
+
+    The aggregate problem chooses an option for each table such that the average rank's load of each
+    resource is at most T, and the average rank's bytes fit. For any prices λ ≥ 0 of resources with
+    the sum 1 and μ ≥ 0 of memories, min over choices of λ·load + μ·(bytes − capacity) is at most T.
+    """
+    load = options.total() / options.num_ranks
+    memory = options.total_memory() / (options.num_ranks * options.capacity)
+    num_resources, num_memories = load.shape[1], memory.shape[1]
+    prices = np.full(num_resources, 1 / num_resources)
+    memory_prices = np.zeros(num_memories)
+    chosen = np.zeros(len(options))
+    best, best_prices, best_memory = 0.0, prices, memory_prices
+    choice = _cheapest(options, load.sum(axis=1))
+    scale = max(float((load[choice].sum(axis=0) + options.fixed).max()), 1e-12)
+    for round_ in range(_ROUNDS):
+        cost = load @ prices + scale * (memory @ memory_prices)
+        choice = _cheapest(options, cost)
+        value = cost[choice].sum() + options.fixed @ prices - scale * memory_prices.sum()
+        if value > best:
+            best, best_prices, best_memory = float(value), prices, memory_prices
+        if round_ >= _ROUNDS // 2:
+            chosen[choice] += 1
+        used = load[choice].sum(axis=0) + options.fixed
+        step = 2 / np.sqrt(round_ + 1)
+        weights = np.log(np.maximum(prices, 1e-12)) + step * used / max(used.max(), 1e-12)
+        weights = np.exp(weights - weights.max())
+        prices = weights / weights.sum()
+        excess = np.clip(memory[choice].sum(axis=0) - 1, -1, 1)
+        memory_prices = np.maximum(0, memory_prices + 0.2 * step * excess)
+    alone = (options.base + options.shard + options.fixed).max(axis=1)
+    smallest = np.minimum.reduceat(alone, options.start[:-1])
+    seconds = max(best * (1 - SAFETY), float(smallest.max()) * (1 - SAFETY))
+    return Bound(
+        seconds,
+        _cheapest(options, -chosen),
+        best_prices,
+        best_memory * scale / (options.capacity),
+        "numpy",
+    )
+
+
+def _cheapest(options: Options, cost: Floats) -> Ints:
+    """(tables,): of each table the option of the least cost, the first of equals."""
+    least = np.minimum.reduceat(cost, options.start[:-1])
+    places = np.where(cost <= least[options.table], np.arange(len(cost)), len(cost))
+    found: Ints = np.minimum.reduceat(places, options.start[:-1])
+    return found
+
+
+def linear_bound(options: Options, before: Bound) -> Bound | None:
+    """The bound by HiGHS: the aggregate problem, and for each large shard that its rank must bear it.
+
+    Returns None where highspy is not installed, or HiGHS proves nothing (as where nothing fits).
+    """
+    module = highs()
+    if module is None:
+        return None
+    scale = max(before.seconds, 1e-12)
+    load = options.total() / options.num_ranks / scale
+    memory = options.total_memory() / (options.num_ranks * options.capacity)
+    base, shard = options.base / scale, options.shard / scale
+    fixed = options.fixed / scale
+    count, resources = load.shape
+    tables = len(options.table_names)
+    # Columns: the options, then T, then the sums of `base` for each resource.
+    step, sums = count, count + 1 + np.arange(resources)
+    rows = Rows()
+    each = np.arange(count)
+    rows.add_many(options.table, each, np.ones(count), np.ones(tables), np.ones(tables))
+    for resource in range(resources):
+        rows.add([*each, step], [*load[:, resource], -1], -np.inf, -fixed[resource])
+        rows.add([*each, sums[resource]], [*base[:, resource], -1], 0, 0)
+    for kind in range(memory.shape[1]):
+        rows.add(each, memory[:, kind], -np.inf, 1)
+    large = np.maximum.reduceat(shard, options.start[:-1], axis=0) >= _STRENGTHEN
+    for table, resource in zip(*np.nonzero(large), strict=True):
+        of = np.asarray(options.of(table))
+        rows.add(
+            [*of, step, sums[resource]], [*shard[of, resource], -1, 1], -np.inf, -fixed[resource]
+        )
+    columns = count + 1 + resources
+    cost = np.zeros(columns)
+    cost[step] = 1
+    upper = np.full(columns, np.inf)
+    upper[:count] = 1
+    solver = module.Highs()
+    for name, value in (("output_flag", False), ("threads", 1), ("random_seed", 0)):
+        solver.setOptionValue(name, value)
+    solver.passModel(as_model(module, rows, cost, np.zeros(columns), upper))
+    solver.run()
+    if solver.getModelStatus() != module.HighsModelStatus.kOptimal:
+        return None
+    values = np.asarray(solver.getSolution().col_value)
+    choice = _cheapest(options, -np.round(values[:count], 9))
+    seconds = max(solver.getObjectiveValue() * scale * (1 - SAFETY), before.seconds)
+    return Bound(seconds, choice, before.prices, before.memory_prices, "highs")
+
+
+class Rows:
+    """Sparse rows of a linear programme, as they are added."""
+
+    def __init__(self) -> None:
+        self.index: list[Any] = []
+        self.value: list[Any] = []
+        self.count: list[Any] = []
+        self.lower: list[Any] = []
+        self.upper: list[Any] = []
+
+    def add(self, index: Any, value: Any, lower: float, upper: float) -> None:
+        self.index.append(np.asarray(index, np.int32))
+        self.value.append(np.asarray(value, np.float64))
+        self.count.append([len(index)])
+        self.lower.append([lower])
+        self.upper.append([upper])
+
+    def add_many(self, row: Ints, index: Ints, value: Floats, lower: Floats, upper: Floats) -> None:
+        """Adds rows whose entries are sorted by row."""
+        self.index.append(index.astype(np.int32))
+        self.value.append(value)
+        self.count.append(np.bincount(row, minlength=len(lower)))
+        self.lower.append(lower)
+        self.upper.append(upper)
+
+
+def as_model(module: Any, rows: Rows, cost: Floats, lower: Floats, upper: Floats) -> Any:
+    """A linear programme as HiGHS takes it."""
+    counts = np.concatenate(rows.count)
+    model = module.HighsLp()
+    model.num_col_, model.num_row_ = len(cost), len(counts)
+    model.col_cost_, model.col_lower_, model.col_upper_ = cost, lower, upper
+    model.row_lower_, model.row_upper_ = np.concatenate(rows.lower), np.concatenate(rows.upper)
+    model.a_matrix_.format_ = module.MatrixFormat.kRowwise
+    model.a_matrix_.start_ = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    model.a_matrix_.index_ = np.concatenate(rows.index)
+    model.a_matrix_.value_ = np.concatenate(rows.value)
+    return model

@@ -1,0 +1,331 @@
+"""Costs of each option of each table, as arrays of options by resources.
+
+An option is a kind of sharding with its number of column blocks, the nodes it spans, how rows travel
+and where they are stored. Its costs are of two parts: `base` falls on every rank, as each asks for the
+table's rows; `shard` falls on each rank that owns a shard. Sums of both over the tables are a rank's
+load, in seconds for each resource of `RESOURCES`, and its bytes for each kind of memory. Those who ask
+are charged the average over the ranks: which of them share a node with an owner does not count.
+
+With W ranks, n ids of a rank's batch, u = U(n) distinct keys of it and v = U(W·n) of all ranks, rows of
+D elements of s bytes, gradients of 4 bytes an element, a shard with the share q of rows and one of C
+column blocks moves, for each rank that asks: u·q keys of 8 bytes there, u·q rows of D·s/C + 1 bytes back,
+u·q keys and gradients there. A pooling owner takes n·q ids instead, and returns and takes a pool for
+each bag that touches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparring_plan.planning.inputs import Calibration, PlanInputs, StorageCosts, Topology
+from sparring_plan.planning.unique_keys import unique_keys
+
+__all__ = ["RESOURCES", "Options", "Shape", "Span", "option_costs"]
+
+RESOURCES = ("compute", "far_out", "far_in", "near_out", "near_in", "messages")
+"""Each is used for seconds of a step: the rank's threads, its share of the node's link to other nodes,
+its link within the node, and what messages cost the thread that drives the exchange."""
+
+_KEY_BYTES, _STATUS_BYTES, _GRADIENT_BYTES, _WEIGHT_BYTES = 8, 1, 4, 4
+_STREAMS = 3
+"""Keys, rows and gradients. Tables share the chunks of a stream; its last one is part of `fixed`."""
+_FEWEST_COLUMNS = 8
+_COLUMN_BLOCKS = (2, 4, 8, 16, 32)
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Span(IntEnum):
+    """Where the shards of an option may be."""
+
+    ALL = 0
+    """On every rank: there is nothing to choose."""
+    RANKS = 1
+    """On as many ranks as it has shards."""
+    NODES = 2
+    """On all ranks of as many nodes as it has places."""
+    WITHIN = 3
+    """On as many ranks of one node as it has shards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An option without its table and storage."""
+
+    kind: str
+    span: Span
+    num_places: int
+    """Ranks, or nodes for `Span.NODES`."""
+    num_shards: int
+    num_columns: int
+    transfer: str
+
+    @property
+    def row_share(self) -> float:
+        """Of a shard."""
+        return self.num_columns / self.num_shards
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of all tables, those of a table next to each other.
+
+    Args:
+        table_names: sorted.
+        start: (tables + 1,): where a table's options begin.
+        table: (options,): index of the table.
+        shape: (options,): index into `shapes`.
+        storage: (options,): index into `storages`.
+        base: (options, resources): seconds on every rank.
+        shard: (options, resources): seconds on a rank that owns a shard.
+        base_memory: (options, memories): bytes on every rank.
+        shard_memory: (options, memories): bytes on a rank that owns a shard.
+        fixed: (resources,): seconds on every rank, whatever the plan.
+        capacity: (memories,): bytes of a rank, without the chunks of the exchange, which tables share.
+    """
+
+    table_names: Sequence[str]
+    shapes: Sequence[Shape]
+    storages: Sequence[str]
+    memories: Sequence[str]
+    ranks_per_node: int
+    num_ranks: int
+    start: Ints
+    table: Ints
+    shape: Ints
+    storage: Ints
+    base: Floats
+    shard: Floats
+    base_memory: Floats
+    shard_memory: Floats
+    fixed: Floats
+    capacity: Floats
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def of(self, table: int) -> range:
+        return range(int(self.start[table]), int(self.start[table + 1]))
+
+    def shape_of(self, option: int) -> Shape:
+        return self.shapes[int(self.shape[option])]
+
+    def total(self) -> Floats:
+        """(options, resources): seconds, summed over all ranks."""
+        return self.base * self.num_ranks + self.shard * self._num_shards()[:, None]
+
+    def total_memory(self) -> Floats:
+        """(options, memories): bytes, summed over all ranks."""
+        return self.base_memory * self.num_ranks + self.shard_memory * self._num_shards()[:, None]
+
+    def _num_shards(self) -> Floats:
+        # A shard that is on every rank is part of `base`.
+        counts = [0 if each.span is Span.ALL else each.num_shards for each in self.shapes]
+        return np.asarray(counts, np.float64)[self.shape]
+
+
+def option_costs(inputs: PlanInputs, calibration: Calibration) -> Options:
+    """Costs of all options that `inputs` allows."""
+    topology = inputs.topology
+    names = sorted(inputs.tables)
+    memories = sorted(topology.memory)
+    storages = sorted(
+        name for name, each in calibration.storages.items() if each.memory in topology.memory
+    )
+    shapes = list(_shapes(inputs))
+    model = _CostModel(inputs, calibration, names)
+    parts = []
+    for shape_index, shape in enumerate(shapes):
+        offered = np.flatnonzero(model.offers(shape))
+        for storage_index, storage in enumerate(storages):
+            costs = calibration.storages[storage]
+            part = model.costs(shape, costs, offered)
+            memory = np.zeros((2, len(offered), len(memories)))
+            memory[:, :, memories.index(costs.memory)] = part.memory
+            indexes = np.full((2, len(offered)), [[shape_index], [storage_index]])
+            parts.append((offered, indexes, part.base, part.shard, memory))
+    table = np.concatenate([part[0] for part in parts])
+    order = np.argsort(table, kind="stable")
+    indexes = np.concatenate([part[1] for part in parts], axis=1)[:, order]
+    memory = np.concatenate([part[4] for part in parts], axis=1)[:, order]
+    table = table[order]
+    links = [topology.near.latency_us] * (topology.num_ranks > 1)
+    links += [topology.far.latency_us] * (topology.nodes > 1)
+    # One message waits for the one before: three headers, keys, rows and gradients.
+    fixed = np.full(len(RESOURCES), 6e-6 * max(links, default=0))
+    # The ends of the same six with each other rank, as one who asks and as an owner.
+    fixed[RESOURCES.index("messages")] += 12 * (topology.num_ranks - 1) * topology.message_us * 1e-6
+    capacity = np.asarray([topology.memory[each] for each in memories], np.float64)
+    if calibration.exchange.memory in memories:
+        widest = max(spec.dim * spec.element_bytes for spec in inputs.tables.values())
+        chunks = 2 * calibration.exchange.chunks_in_flight * calibration.exchange.chunk_rows
+        place = memories.index(calibration.exchange.memory)
+        capacity[place] -= chunks * (widest + _KEY_BYTES + _STATUS_BYTES)
+        capacity = np.maximum(capacity, 1.0)
+    return Options(
+        names,
+        shapes,
+        storages,
+        memories,
+        topology.ranks_per_node,
+        topology.num_ranks,
+        np.searchsorted(table, np.arange(len(names) + 1)),
+        table,
+        indexes[0],
+        indexes[1],
+        np.concatenate([part[2] for part in parts])[order],
+        np.concatenate([part[3] for part in parts])[order],
+        memory[0],
+        memory[1],
+        fixed,
+        capacity,
+    )
+
+
+def _shapes(inputs: PlanInputs) -> Iterator[Shape]:
+    """All shapes that the kinds, transfers and ranks of `inputs` allow."""
+    topology = inputs.topology
+    ranks, within, nodes = topology.num_ranks, topology.ranks_per_node, topology.nodes
+    for kind in sorted(set(inputs.kinds)):
+        if kind == "data_parallel":
+            yield Shape(kind, Span.ALL, ranks, ranks, 1, "rows")
+            continue
+        for transfer in sorted(set(inputs.transfers), reverse=True):
+            if kind == "row_wise":
+                yield Shape(kind, Span.ALL, ranks, ranks, 1, transfer)
+            elif kind == "table_wise":
+                yield Shape(kind, Span.RANKS, 1, 1, 1, transfer)
+            elif kind == "table_row_wise":
+                spans = [each for each in _powers_of_two(nodes) if 1 < each * within < ranks]
+                for span in spans:
+                    yield Shape(kind, Span.NODES, span, span * within, 1, transfer)
+            else:
+                for blocks in _COLUMN_BLOCKS:
+                    if kind == "column_wise" and blocks <= ranks:
+                        yield Shape(kind, Span.RANKS, blocks, blocks, blocks, transfer)
+                    elif kind == "table_column_wise" and blocks <= within and nodes > 1:
+                        yield Shape(kind, Span.WITHIN, blocks, blocks, blocks, transfer)
+                    elif kind == "grid" and blocks <= nodes and within > 1:
+                        yield Shape(kind, Span.NODES, blocks, blocks * within, blocks, transfer)
+
+
+def _powers_of_two(below: int) -> Iterator[int]:
+    each = 1
+    while each < below:
+        yield each
+        each *= 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Costs of one shape and storage, for some tables."""
+
+    base: Floats
+    shard: Floats
+    memory: Floats
+    """(2, tables): of `base` and of `shard`."""
+
+
+class _CostModel:
+    """The formulas, over arrays of tables."""
+
+    def __init__(self, inputs: PlanInputs, calibration: Calibration, names: Sequence[str]) -> None:
+        specs = [inputs.tables[name] for name in names]
+        self._topology: Topology = inputs.topology
+        self._exchange = calibration.exchange
+        self._rows = np.asarray([spec.expected_rows for spec in specs], np.float64)
+        self._dim = np.asarray([spec.dim for spec in specs], np.float64)
+        self._state = np.asarray([spec.state_width for spec in specs], np.float64)
+        self._element = np.asarray([spec.element_bytes for spec in specs], np.float64)
+        self._coupled = np.asarray([spec.couples_columns for spec in specs])
+        self._pooled = np.asarray([spec.is_pooled for spec in specs])
+        features = np.asarray([len(spec.features) for spec in specs], np.float64)
+        self._weighted = np.asarray(
+            [any(each.weighted for each in spec.features.values()) for spec in specs], np.float64
+        )
+        self._ids = inputs.samples * np.asarray([spec.ids_per_sample for spec in specs])
+        self._bags = inputs.samples * features
+        skew = np.asarray([spec.skew for spec in specs], np.float64)
+        both = unique_keys(
+            np.tile(self._rows, 2),
+            np.tile(skew, 2),
+            np.concatenate([self._ids, self._ids * self._topology.num_ranks]),
+        )
+        self._unique, self._unique_of_all = np.split(both, 2)
+
+    def offers(self, shape: Shape) -> NDArray[np.bool_]:
+        """Which tables may take this shape."""
+        blocks = shape.num_columns
+        offered = np.ones(len(self._dim), bool)
+        if blocks > 1:
+            offered &= (self._dim % blocks == 0) & (self._dim // blocks >= _FEWEST_COLUMNS)
+            offered &= ~self._coupled
+        if shape.transfer == "pooled":
+            offered &= self._pooled
+        return offered
+
+    def costs(self, shape: Shape, storage: StorageCosts, tables: Ints) -> _Part:
+        ranks, share, blocks = self._topology.num_ranks, shape.row_share, shape.num_columns
+        replicated = shape.kind == "data_parallel"
+        dim, element, ids = self._dim[tables], self._element[tables], self._ids[tables]
+        unique, bags = self._unique[tables], self._bags[tables]
+        block, state = dim / blocks, self._state[tables] / blocks
+        find = (storage.find_ns + storage.find_ns_per_byte * block * element) * 1e-9
+        update = (storage.update_ns + storage.update_ns_per_element * (block + state)) * 1e-9
+        pool = self._exchange.pool_ns_per_byte * 1e-9 * element
+        add = self._exchange.add_ns * 1e-9
+        row_bytes = storage.key_bytes + dim / blocks * element + state * np.maximum(element, 4)
+        kept = self._rows[tables] * row_bytes * storage.overhead
+        staged = unique * dim * (element + _GRADIENT_BYTES)
+        if replicated:
+            moved = (ranks - 1) * unique * (_KEY_BYTES + dim * _GRADIENT_BYTES)
+            compute = unique * (find + ranks * add) + self._unique_of_all[tables] * update
+            chunks = unique / self._exchange.chunk_rows
+            base = self._seconds(compute + ids * dim * pool, moved, moved, 2 * (ranks - 1) * chunks)
+            return _Part(base, np.zeros_like(base), np.stack([kept + staged, np.zeros_like(kept)]))
+        # Of one asking rank with one owner: bytes there, bytes back, and the owner's work.
+        if shape.transfer == "rows":
+            there = unique * share * (2 * _KEY_BYTES + block * _GRADIENT_BYTES)
+            back = unique * share * (block * element + _STATUS_BYTES)
+            work = unique * share * (find + add)
+            chunks = unique * share / self._exchange.chunk_rows
+            asking = ids * dim * pool
+        else:
+            owners = shape.num_shards / blocks
+            touched = bags * np.minimum(ids / bags, owners) / owners
+            width = _KEY_BYTES + self._weighted[tables] * _WEIGHT_BYTES
+            there = ids * share * width + touched * block * _GRADIENT_BYTES
+            back = touched * block * element
+            work = unique * share * find + ids * share * (block * pool + add)
+            chunks = ids * share / self._exchange.chunk_rows
+            asking = np.zeros_like(ids)
+        count = shape.num_shards * (ranks - 1) / ranks
+        base = self._seconds(asking, count * there, count * back, count * _STREAMS * chunks)
+        shard = self._seconds(
+            ranks * work + self._unique_of_all[tables] * share * update,
+            (ranks - 1) * back,
+            (ranks - 1) * there,
+            (ranks - 1) * _STREAMS * chunks,
+        )
+        memory = np.stack([staged, kept * share])
+        if shape.span is Span.ALL:
+            return _Part(
+                base + shard, np.zeros_like(base), np.stack([memory.sum(0), np.zeros_like(kept)])
+            )
+        return _Part(base, shard, memory)
+
+    def _seconds(self, compute: Floats, out: Floats, back: Floats, messages: Floats) -> Floats:
+        """(tables, resources) of a rank's work, its bytes to and from all others, and its messages."""
+        topology = self._topology
+        peers = max(topology.num_ranks - 1, 1)
+        near = (topology.ranks_per_node - 1) / peers / (topology.near.gbit * 125e6)
+        far = (topology.num_ranks - topology.ranks_per_node) / peers
+        far *= topology.ranks_per_node / (topology.far.gbit * 125e6)
+        message = messages * topology.message_us * 1e-6
+        return np.stack([compute, out * far, back * far, out * near, back * near, message], axis=1)

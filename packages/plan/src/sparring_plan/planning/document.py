@@ -1,0 +1,150 @@
+"""YAML files → pydantic models; what is wrong is named with file, line and column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from sparring import closest_name
+from sparring.errors import ConfigError
+
+__all__ = ["Document", "Strict", "read_document"]
+
+_MAX_BYTES = 1 << 26
+_MAX_VALUES = 2_000_000
+_SCALARS = frozenset(
+    f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "null", "str")
+)
+_Model = TypeVar("_Model", bound="Strict")
+_Key = tuple[str | int, ...]
+
+
+class Strict(BaseModel):
+    """The base of what files hold: frozen, and refuses unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Document:
+    """A parsed file: its value, and the place of each key in it."""
+
+    def __init__(self, source: str, text: str) -> None:
+        self.source = source
+        self._places: dict[_Key, tuple[int, int]] = {(): (0, 0)}
+        self._num_values = 0
+        loader = YAML(typ="safe", pure=True)
+        try:
+            node = loader.compose(text)
+            self._constructor = loader.constructor
+            self.value = {} if node is None else self._read(node, ())
+        except MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            place = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
+            raise ConfigError(f"{place}: YAML: {error.problem or error.context}") from None
+        except (YAMLError, RecursionError) as error:
+            raise ConfigError(f"{source}: YAML: {error}") from None
+        if not isinstance(self.value, dict):
+            self.refuse((), "the file must hold a mapping of keys to values")
+
+    def place(self, path: _Key) -> str:
+        """``file:line:column`` of the key at `path`, or of what it would be in."""
+        while path not in self._places:
+            path = path[:-1]
+        line, column = self._places[path]
+        return f"{self.source}:{line + 1}:{column + 1}"
+
+    def refuse(self, path: _Key, message: str) -> NoReturn:
+        raise ConfigError(f"{self.place(path)}: {message}")
+
+    def as_model(self, model: type[_Model]) -> _Model:
+        """The value as `model`.
+
+        Raises:
+            ConfigError: the value does not fit; a line for each fault.
+        """
+        try:
+            return model.model_validate(self.value)
+        except ValidationError as error:
+            lines = [self._explain(model, each) for each in error.errors(include_url=False)]
+            raise ConfigError("\n".join(lines)) from None
+
+    def _explain(self, model: type[BaseModel], error: Any) -> str:
+        path: _Key = error["loc"]
+        name = ".".join(map(str, path)) or "the file"
+        if error["type"] == "extra_forbidden":
+            known = _known_keys(model, path[:-1])
+            near = closest_name(str(path[-1]), known)
+            advice = f"did you mean {near}?" if near else f"expected one of {', '.join(known)}"
+            return f"{self.place(path)}: unknown key {name} ({advice})"
+        if error["type"] == "missing":
+            return f"{self.place(path)}: {name} is missing; add it"
+        message = error["msg"].removeprefix("Value error, ")
+        found = "" if isinstance(error["input"], (dict, list)) else f" (found {error['input']!r})"
+        return f"{self.place(path)}: {name}: {message[:1].lower()}{message[1:]}{found}"
+
+    def _read(self, node: Node, path: _Key) -> Any:
+        self._num_values += 1
+        if self._num_values > _MAX_VALUES:
+            self.refuse((), f"more than {_MAX_VALUES:,} values, aliases counted each time")
+        if isinstance(node, MappingNode) and str(node.tag).endswith(":map"):
+            mapping: dict[str, Any] = {}
+            for key_node, value_node in node.value:
+                key = str(key_node.value)
+                below = (*path, key)
+                first = self._places.get(below)
+                self._places[below] = (key_node.start_mark.line, key_node.start_mark.column)
+                if key in mapping:
+                    line = 0 if first is None else first[0] + 1
+                    self.refuse(below, f"key {key!r} is given twice, first in line {line}")
+                mapping[key] = self._read(value_node, below)
+            return mapping
+        self._places.setdefault(path, (node.start_mark.line, node.start_mark.column))
+        if isinstance(node, SequenceNode) and str(node.tag).endswith(":seq"):
+            return [self._read(each, (*path, index)) for index, each in enumerate(node.value)]
+        if isinstance(node, ScalarNode) and str(node.tag) in _SCALARS:
+            try:
+                return self._constructor.construct_object(node, deep=True)
+            except (ValueError, OverflowError):
+                self.refuse(path, f"{node.value!r} is no value of type {node.tag}")
+        self.refuse(path, f"the tag {node.tag} is not allowed; remove it")
+
+
+def _known_keys(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:
+    """Keys that the model at `path` knows; names of a mapping stand for any of its values."""
+    current: Any = model
+    for part in path:
+        fields = getattr(current, "model_fields", {})
+        current = fields[part].annotation if part in fields else _model_within(current)
+    return sorted(getattr(_model_within(current), "model_fields", {}))
+
+
+def _model_within(annotation: Any) -> Any:
+    """The model that is `annotation` or one of its arguments."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_model_within(each) for each in getattr(annotation, "__args__", ()))
+    return next((each for each in found if each is not None), None)
+
+
+def read_document(path: str | Path) -> Document:
+    """Reads a YAML file of at most 64 MiB.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no YAML.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the file: {error.strerror}") from None
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"{path}: {len(content):,} bytes, more than {_MAX_BYTES:,}")
+    try:
+        return Document(str(path), content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8; save it as UTF-8") from None

@@ -1,0 +1,117 @@
+"""A plan: the file that says of each table how it is sharded, and what that costs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, PrivateAttr
+
+from sparring.errors import ConfigError
+from sparring_plan.planning.document import Document, Strict, read_document
+
+__all__ = ["NextBest", "Plan", "TablePlan", "read_plan"]
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
+
+
+class NextBest(Strict):
+    """The option that would be taken if the chosen one were not there."""
+
+    kind: str
+    columns: int
+    transfer: str
+    storage: str
+    step_ms: float
+    """Added to the step of the whole plan."""
+    bytes: int
+    """Added to the table's busiest rank."""
+
+
+class TablePlan(Strict):
+    """How a table is sharded."""
+
+    kind: str
+    ranks: Literal["all"] | list[int]
+    """Of its shards: of column blocks in their order, and of the rows of each block."""
+    columns: int = Field(gt=0)
+    """Column blocks."""
+    transfer: str
+    storage: str
+    rows: int = Field(gt=0)
+    """At the horizon."""
+    table_bytes: int = Field(ge=0)
+    """Of all its rows, one copy."""
+    bytes: int = Field(ge=0)
+    """Of its busiest rank, buffers of the exchange among them."""
+    ms: float = Field(ge=0)
+    """Of its busiest rank and resource, a step."""
+    because: str = ""
+    next_best: NextBest | None = None
+
+
+class Plan(Strict):
+    """All tables; the head says from what, how good, and how good a plan could be at most."""
+
+    version: Literal[1]
+    inputs: str
+    """The digest of all inputs."""
+    calibration: str
+    solver: str
+    ranks: int = Field(gt=0)
+    step_ms: float
+    bound_ms: float
+    """No plan of these inputs has a shorter step."""
+    gap: float
+    """How much longer the step is than the bound, as a share of it."""
+    price_per_hour: float
+    price_per_billion_samples: float
+    tables: dict[str, TablePlan]
+    _document: Document | None = PrivateAttr(default=None)
+
+    def refuse(self, table: str, key: str, message: str) -> ConfigError:
+        """The error that names a place of the file that the plan is from."""
+        place = (
+            "" if self._document is None else self._document.place(("tables", table, key)) + ": "
+        )
+        return ConfigError(f"{place}table {table}: {message}")
+
+    def to_yaml(self) -> str:
+        """The plan as a file: the same plan gives the same bytes."""
+        return "\n".join(_lines(self.model_dump(exclude_none=True), 0)) + "\n"
+
+
+def read_plan(path: str | Path) -> Plan:
+    """Reads the file of a plan.
+
+    Raises:
+        ConfigError: it cannot be read, or is no plan: ``file:line:column: message``.
+    """
+    document = read_document(path)
+    plan = document.as_model(Plan)
+    plan._document = document
+    return plan
+
+
+def _lines(value: Mapping[str, Any], depth: int) -> list[str]:
+    lines = []
+    for key, each in value.items():
+        head = f"{'  ' * depth}{_text(key)}:"
+        if isinstance(each, dict):
+            lines += [head, *_lines(each, depth + 1)]
+        elif isinstance(each, list):
+            lines.append(f"{head} [{', '.join(map(str, each))}]")
+        else:
+            lines.append(f"{head} {_text(each) if isinstance(each, str) else repr(each)}")
+    return lines
+
+
+def _text(text: str) -> str:
+    """Text as YAML, in quotes unless it is a plain word."""
+    if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
+        return text
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,347 @@
+"""Inputs → plan, and a plan that was edited → what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparring.errors import CapacityError, ConfigError
+from sparring_plan.planning.bound import aggregate_bound
+from sparring_plan.planning.costs import RESOURCES, Floats, Options, Span, option_costs
+from sparring_plan.planning.inputs import Calibration, PlanInputs
+from sparring_plan.planning.placement import Placement
+from sparring_plan.planning.plan import NextBest, Plan, TablePlan
+from sparring_plan.planning.search import Found, option_prices, search
+from sparring_plan.planning.ways_out import ways_out
+
+__all__ = ["Alternative", "alternatives", "check_plan", "make_plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """An option of a table in a plan whose other tables stay as they are.
+
+    Args:
+        is_chosen: the plan has it.
+        step_ms: of the whole plan; None where the option does not fit the memory.
+        bytes: on the table's busiest rank.
+        resource_ms: milliseconds of its busiest rank, for each resource.
+    """
+
+    kind: str
+    columns: int
+    num_shards: int
+    transfer: str
+    storage: str
+    is_chosen: bool
+    step_ms: float | None
+    bytes: int
+    resource_ms: dict[str, float]
+
+
+def make_plan(inputs: PlanInputs, calibration: Calibration) -> Plan:
+    """Finds a plan and proves how good it is.
+
+    Raises:
+        CapacityError: no plan was found that fits; the message says what is missing, and ways out.
+    """
+    options = option_costs(inputs, calibration)
+    found = search(options)
+    if found is None:
+        message, ways = _what_is_missing(options), ways_out(inputs, calibration)
+        message += "\nways out:" if ways else "\nfound no way out but smaller tables"
+        raise CapacityError("\n".join([message, *(f"- {way}" for way in ways)]))
+    return _describe(found, inputs, calibration)
+
+
+def check_plan(plan: Plan, inputs: PlanInputs, calibration: Calibration) -> Plan:
+    """The plan with its costs and gap by `inputs`; what a person has edited stays.
+
+    Raises:
+        ConfigError: the plan is for other tables or ranks, or has what `inputs` does not allow.
+        CapacityError: a rank has too little memory for it.
+    """
+    options = option_costs(inputs, calibration)
+    placement = placement_of(plan, options)
+    excess = placement.memory - options.capacity
+    if (excess > 0).any():
+        rank, kind = (int(each) for each in np.unravel_index(np.argmax(excess), excess.shape))
+        held = [
+            (options.shard_memory[placement.option[table], kind], name)
+            for table, name in enumerate(options.table_names)
+            if placement.owns[table, rank]
+        ]
+        largest = f"; its largest shard is of {max(held)[1]}" if held else ""
+        raise CapacityError(
+            f"the plan does not fit: rank {rank} lacks {_size(float(excess[rank, kind]))} of "
+            f"{options.memories[kind]} memory{largest}; move a table or give it another kind"
+        )
+    found = search(options)
+    if found is None:
+        # The search misses plans of memories that are full to the brim; this one fits.
+        bound = aggregate_bound(options)
+        found = Found(placement, bound, bound.seconds)
+    seconds = min(found.bound_seconds, placement.seconds)
+    return _describe(Found(placement, found.bound, seconds), inputs, calibration)
+
+
+def alternatives(
+    plan: Plan, inputs: PlanInputs, calibration: Calibration, name: str
+) -> list[Alternative]:
+    """All options of a table, the best first, with the step of the plan if it had them.
+
+    Raises:
+        ConfigError: there is no such table, or the plan does not fit `inputs`.
+    """
+    options = option_costs(inputs, calibration)
+    placement = placement_of(plan, options)
+    if name not in plan.tables:
+        raise ConfigError(f"there is no table {name!r}; tables: {', '.join(plan.tables)}")
+    table = options.table_names.index(name)
+    chosen = int(placement.option[table])
+    found = []
+    for option in options.of(table):
+        shape = options.shape_of(option)
+        seconds = placement.seconds if option == chosen else _step_with(placement, table, option)
+        load = options.base[option] + options.shard[option]
+        found.append(
+            Alternative(
+                shape.kind,
+                shape.num_columns,
+                shape.num_shards,
+                shape.transfer,
+                options.storages[options.storage[option]],
+                option == chosen,
+                None if seconds is None else seconds * 1e3,
+                _bytes(options, option),
+                {each: float(ms) for each, ms in zip(RESOURCES, load * 1e3, strict=True)},
+            )
+        )
+    return sorted(
+        found, key=lambda each: (each.step_ms is None, each.step_ms, max(each.resource_ms.values()))
+    )
+
+
+def placement_of(plan: Plan, options: Options) -> Placement:
+    """The placement that a plan describes.
+
+    Raises:
+        ConfigError: the plan is for other tables or ranks, or has an option that is not offered.
+    """
+    if plan.ranks != options.num_ranks:
+        raise ConfigError(
+            f"the plan is for {plan.ranks} ranks, the topology has {options.num_ranks}; make it again"
+        )
+    missing = sorted(set(options.table_names) - set(plan.tables))
+    others = sorted(set(plan.tables) - set(options.table_names))
+    if missing or others:
+        word, names = ("lacks", missing) if missing else ("has, but the inputs lack,", others)
+        raise ConfigError(f"the plan {word} the tables {', '.join(names[:5])}; make it again")
+    placement = Placement(options)
+    for table, name in enumerate(options.table_names):
+        entry = plan.tables[name]
+        option = _option_of(plan, name, options, table)
+        shape = options.shape_of(option)
+        ranks = np.asarray([] if entry.ranks == "all" else entry.ranks, np.int64)
+        expected = 0 if shape.span is Span.ALL else shape.num_shards
+        within = options.ranks_per_node
+        num_nodes = len(np.unique(ranks // within))
+        if len(ranks) != expected or len(np.unique(ranks)) != expected:
+            wanted = "all" if shape.span is Span.ALL else f"{expected} different ranks"
+            raise plan.refuse(
+                name, "ranks", f"{shape.kind} needs {wanted} here, found {entry.ranks}"
+            )
+        if expected and (ranks.min() < 0 or ranks.max() >= options.num_ranks):
+            raise plan.refuse(name, "ranks", f"ranks are 0 to {options.num_ranks - 1}")
+        whole = {Span.NODES: shape.num_places, Span.WITHIN: 1}.get(shape.span)
+        if whole is not None and num_nodes != whole:
+            raise plan.refuse(
+                name, "ranks", f"{shape.kind} needs the ranks of {whole} nodes, found {num_nodes}"
+            )
+        placement.put(table, option, ranks)
+    return placement
+
+
+def _option_of(plan: Plan, name: str, options: Options, table: int) -> int:
+    entry = plan.tables[name]
+    given = entry.ranks if entry.ranks == "all" else len(entry.ranks)
+    offered = [(option, options.shape_of(option)) for option in options.of(table)]
+    for option, shape in offered:
+        num_ranks = "all" if shape.span is Span.ALL else shape.num_shards
+        if (
+            (shape.kind, shape.num_columns, shape.transfer)
+            == (entry.kind, entry.columns, entry.transfer)
+            and options.storages[options.storage[option]] == entry.storage
+            and (shape.kind != "table_row_wise" or num_ranks == given)
+        ):
+            return option
+    kinds = sorted({shape.kind for _, shape in offered})
+    if entry.kind not in kinds:
+        raise plan.refuse(
+            name, "kind", f"kind {entry.kind} is not offered; expected one of {', '.join(kinds)}"
+        )
+    of_kind = sorted(
+        f"columns {shape.num_columns}, transfer {shape.transfer}, storage "
+        f"{options.storages[options.storage[option]]}, {shape.num_shards} ranks"
+        for option, shape in offered
+        if shape.kind == entry.kind
+    )
+    raise plan.refuse(
+        name, "kind", f"{entry.kind} is offered with {'; or '.join(of_kind)}; found others"
+    )
+
+
+def _describe(found: Found, inputs: PlanInputs, calibration: Calibration) -> Plan:
+    placement, options, topology = found.placement, found.placement.options, inputs.topology
+    prices = option_prices(options, found.bound)
+    price = topology.price_per_hour * topology.nodes
+    samples_an_hour = 3600 / placement.seconds * inputs.samples * topology.num_ranks
+    return Plan(
+        version=1,
+        inputs=inputs.digest(calibration),
+        calibration=calibration.name,
+        solver=found.bound.solver,
+        ranks=options.num_ranks,
+        step_ms=_rounded(placement.seconds * 1e3),
+        bound_ms=_rounded(found.bound_seconds * 1e3),
+        gap=_rounded(found.gap, 3),
+        price_per_hour=_rounded(price),
+        price_per_billion_samples=_rounded(price / samples_an_hour * 1e9),
+        tables={
+            name: _describe_table(placement, table, prices, inputs, calibration)
+            for table, name in enumerate(options.table_names)
+        },
+    )
+
+
+def _describe_table(
+    placement: Placement,
+    table: int,
+    prices: Floats,
+    inputs: PlanInputs,
+    calibration: Calibration,
+) -> TablePlan:
+    options = placement.options
+    name = options.table_names[table]
+    spec, option = inputs.tables[name], int(placement.option[table])
+    shape, storage = options.shape_of(option), options.storages[options.storage[option]]
+    load = options.base[option] + options.shard[option]
+    next_best = _next_best(placement, table, prices)
+    because = f"{load.max() * 1e3:.3g} ms on its busiest rank, most of it {_resource(load)}"
+    if next_best is None:
+        because += "; no other option fits"
+    elif next_best.step_ms > 0:
+        because += f"; {next_best.kind} would make the step {next_best.step_ms:.3g} ms longer"
+    elif next_best.bytes > 0:
+        because += f"; {next_best.kind} would need {_size(next_best.bytes)} more on a rank"
+    else:
+        because += f"; {next_best.kind} would not make the step shorter, as others bound it"
+    if "pooled" in inputs.transfers and not spec.is_pooled:
+        because += "; its rows travel, as a feature has no pooling"
+    if spec.couples_columns and {"column_wise", "grid", "table_column_wise"} & set(inputs.kinds):
+        because += f"; no column blocks, as {spec.method} couples columns"
+    ranks = placement.ranks(table)
+    costs = calibration.storages[storage]
+    state = spec.state_width * max(spec.element_bytes, 4)
+    row_bytes = (costs.key_bytes + spec.dim * spec.element_bytes + state) * costs.overhead
+    return TablePlan(
+        kind=shape.kind,
+        ranks="all" if shape.span is Span.ALL else [int(rank) for rank in ranks],
+        columns=shape.num_columns,
+        transfer=shape.transfer,
+        storage=storage,
+        rows=spec.expected_rows,
+        table_bytes=int(spec.expected_rows * row_bytes),
+        bytes=_bytes(options, option),
+        ms=_rounded(float(load.max()) * 1e3),
+        because=because,
+        next_best=next_best,
+    )
+
+
+def _next_best(placement: Placement, table: int, prices: Floats) -> NextBest | None:
+    """The cheapest other option, by the prices of the bound, that fits."""
+    options, chosen = placement.options, int(placement.option[table])
+    of = np.asarray(options.of(table))
+    for option in map(int, of[np.argsort(prices[of], kind="stable")]):
+        seconds = None if option == chosen else _step_with(placement, table, option)
+        if seconds is not None:
+            shape = options.shape_of(option)
+            return NextBest(
+                kind=shape.kind,
+                columns=shape.num_columns,
+                transfer=shape.transfer,
+                storage=options.storages[options.storage[option]],
+                step_ms=_rounded((seconds - placement.seconds) * 1e3),
+                bytes=_bytes(options, option) - _bytes(options, chosen),
+            )
+    return None
+
+
+def _step_with(placement: Placement, table: int, option: int) -> float | None:
+    """The step if a table had another option; None where that does not fit."""
+    load, memory = placement.load.copy(), placement.memory.copy()
+    before = placement.take(table)
+    ranks = placement.best_ranks(option)
+    seconds = None
+    if ranks is not None:
+        placement.put(table, option, ranks)
+        seconds = placement.seconds
+        placement.take(table)
+    placement.put(table, *before)
+    # The same bits as before, whatever additions and subtractions have rounded.
+    placement.load, placement.memory = load, memory
+    return seconds
+
+
+def _bytes(options: Options, option: int) -> int:
+    return int((options.base_memory + options.shard_memory)[option].sum())
+
+
+def _resource(load: Floats) -> str:
+    words = {
+        "compute": "finds and updates",
+        "far_out": "bytes to other nodes",
+        "far_in": "bytes from other nodes",
+        "near_out": "bytes within the node",
+        "near_in": "bytes within the node",
+        "messages": "messages",
+    }
+    return words[RESOURCES[int(np.argmax(load))]]
+
+
+def _what_is_missing(options: Options) -> str:
+    """Which memory lacks how many bytes."""
+    least = np.minimum.reduceat(options.total_memory().sum(axis=1), options.start[:-1])
+    needed, ranks = float(least.sum()), options.num_ranks
+    held = ", ".join(
+        f"{_size(float(bytes_))} of {name}"
+        for name, bytes_ in zip(options.memories, options.capacity, strict=True)
+    )
+    missing = needed / ranks - float(options.capacity.sum())
+    if missing > 0:
+        text = (
+            f"the tables do not fit: they need at least {_size(needed)}, {_size(needed / ranks)} a "
+            f"rank, and a rank has {held}: {_size(missing)} are missing on each of {ranks} ranks"
+        )
+    else:
+        largest = int(np.argmax(least))
+        text = (
+            f"found no plan that fits: a rank has {held}, which would do on average, but not for whole "
+            f"shards; the largest table is {options.table_names[largest]} with "
+            f"{_size(float(least[largest]))}; allow kinds that cut it, or more memory"
+        )
+    return text
+
+
+def _rounded(value: float, digits: int = 6) -> float:
+    return float(f"{value:.{digits}g}")
+
+
+def _size(bytes_: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if bytes_ < 1024:
+            return f"{bytes_:.4g} {unit}"
+        bytes_ /= 1024
+    return f"{bytes_:.4g} TiB"
