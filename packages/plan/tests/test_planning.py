@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparring.adapter import StepContainer, StorageChoice
 from sparring.cli.application import main
-from sparring.errors import CapacityError
+from sparring.contracts import ShardingPlan, TableConfig, TableSharding
+from sparring.errors import CapacityError, ConfigError
 from sparring_plan.planning import bound as bound_module
 from sparring_plan.planning.bound import aggregate_bound, highs, linear_bound
 from sparring_plan.planning.costs import RESOURCES, Ints, Options, Span, option_costs
@@ -20,7 +22,7 @@ from sparring_plan.planning.document import read_document
 from sparring_plan.planning.exact import prove
 from sparring_plan.planning.inputs import KINDS, RUNTIME_KINDS, Calibration, PlanInputs
 from sparring_plan.planning.placement import place_all
-from sparring_plan.planning.plan import Plan
+from sparring_plan.planning.plan import Plan, read_plan
 from sparring_plan.planning.planner import make_plan
 from sparring_plan.planning.search import search
 from sparring_plan.planning.unique_keys import unique_keys
@@ -424,3 +426,49 @@ def test_the_file_of_the_page_is_planned(tmp_path: Path) -> None:
     path.write_text(page.read_text().split("```yaml\n")[1].split("```")[0])
     assert main(["plan", "make", str(path), "--output", str(plan)]) == 0
     assert read_document(plan).as_model(Plan).tables.keys() == {"country", "film", "user"}
+
+
+def roomy() -> dict[str, Any]:
+    value = random_inputs(3).model_dump()
+    value["topology"]["memory"] = {"host": 1 << 34}
+    return value
+
+
+def test_training_takes_a_plan(calibration: Calibration, tmp_path: Path) -> None:
+    value = roomy() | {"kinds": ["table_wise"], "transfers": ["rows"]}
+    made = make_plan(PlanInputs.model_validate(value), calibration)
+    path = tmp_path / "plan.yaml"
+    path.write_text(made.to_yaml())
+    sharding = read_plan(path).sharding()
+    for name, each in made.tables.items():
+        assert sharding.sharding_of(name) == TableSharding("table_wise", tuple(each.ranks))
+    alone = {name: TableSharding("table_wise", (0,)) for name in made.tables}
+    with StepContainer(plan=ShardingPlan(alone)) as container:
+        container.declare(TableConfig("t0", 4), StorageChoice("memory"))
+        assert container.layout("t0").kind == "table_wise"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "advice"),
+    [
+        ("kind", "grid", "choose one of data_parallel, row_wise"),
+        ("columns", 2, "1 it is"),
+        ("transfer", "pooled", "choose rows"),
+    ],
+)
+def test_what_training_does_not_execute_is_refused_where_it_is_written(
+    calibration: Calibration, tmp_path: Path, key: str, value: Any, advice: str
+) -> None:
+    inputs = PlanInputs.model_validate(roomy())
+    made = make_plan(inputs, calibration).model_dump(exclude_none=True)
+    made["tables"]["t0"] |= {"kind": "row_wise", "columns": 1, "transfer": "rows", key: value}
+    path = tmp_path / "plan.yaml"
+    path.write_text(Plan.model_validate(made).to_yaml())
+    line = next(
+        number
+        for number, text in enumerate(path.read_text().splitlines(), 1)
+        if text.strip() == f"{key}: {value}"
+    )
+    with pytest.raises(ConfigError, match=advice) as error:
+        read_plan(path).sharding()
+    assert f"plan.yaml:{line}:" in str(error.value)

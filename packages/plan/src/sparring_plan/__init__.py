@@ -1,1 +1,22 @@
-"""Plans and simulates how tables are shared out among ranks."""
+"""Plans and simulates how tables are shared out among ranks.
+
+`read_plan` reads the file of a plan; `Plan.sharding` gives it to training. Both are imported when they
+are asked for: listing plugins imports `sparring_plan.plugin`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sparring_plan.planning.plan import Plan, read_plan
+
+__all__ = ["Plan", "read_plan"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'sparring_plan' has no attribute {name!r}")
+    from sparring_plan.planning import plan
+
+    return getattr(plan, name)

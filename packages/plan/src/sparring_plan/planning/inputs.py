@@ -52,7 +52,7 @@ Kind = Literal[
     "table_wise",
 ]
 
-RUNTIME_KINDS: tuple[Kind, ...] = ("data_parallel", "row_wise")
+RUNTIME_KINDS: tuple[Kind, ...] = ("data_parallel", "row_wise", "table_row_wise", "table_wise")
 """Kinds that training executes; the others are planned only where `kinds` asks for them."""
 
 Transfer = Literal["rows", "pooled"]

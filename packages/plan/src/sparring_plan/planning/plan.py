@@ -10,8 +10,10 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
+from sparring.contracts import ShardingPlan, TableSharding
 from sparring.errors import ConfigError
 from sparring_plan.planning.document import Document, Strict, read_document
+from sparring_plan.planning.inputs import RUNTIME_KINDS
 
 __all__ = ["NextBest", "Plan", "TablePlan", "read_plan"]
 
@@ -79,6 +81,33 @@ class Plan(Strict):
             "" if self._document is None else self._document.place(("tables", table, key)) + ": "
         )
         return ConfigError(f"{place}table {table}: {message}")
+
+    def sharding(self) -> ShardingPlan:
+        """The plan as training takes it: ``StepContainer(plan=…)``, ``DistributedModelParallel``.
+
+        Raises:
+            ConfigError: a table has a kind, column blocks or a transfer that training does not
+                execute yet.
+        """
+        tables = {}
+        for name, each in self.tables.items():
+            if each.kind not in RUNTIME_KINDS:
+                raise self.refuse(
+                    name,
+                    "kind",
+                    f"training does not execute {each.kind} yet; choose one of "
+                    f"{', '.join(RUNTIME_KINDS)}",
+                )
+            if each.columns != 1:
+                raise self.refuse(name, "columns", "training does not divide columns yet; 1 it is")
+            if each.transfer != "rows":
+                raise self.refuse(
+                    name, "transfer", "training sends rows one by one yet; choose rows"
+                )
+            tables[name] = TableSharding(
+                each.kind, () if each.ranks == "all" else tuple(each.ranks)
+            )
+        return ShardingPlan(tables)
 
     def to_yaml(self) -> str:
         """The plan as a file: the same plan gives the same bytes."""
