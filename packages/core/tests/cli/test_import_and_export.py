@@ -130,7 +130,7 @@ def test_columns_that_are_none_are_refused(
         (ROWS, np.array([1, 2, 3, 2**63], np.uint64), "keys must be int64, found uint64"),
         (ROWS[0], None, "expected numbers of shape (n, dim)"),
         (ROWS * np.nan, None, "found NaN or infinity"),
-        (None, None, "cannot be read as an array of numpy"),
+        (None, None, "is no array of numbers that numpy.save wrote"),
     ],
 )
 def test_files_that_are_no_table_are_refused(
