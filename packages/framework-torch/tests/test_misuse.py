@@ -194,7 +194,7 @@ def test_an_optimizer_whose_tables_another_has_taken_steps_no_more() -> None:
     latter = Optimizer(module, "sgd", lr=0.5)
     module(torch.tensor([1])).sum().backward()
     with pytest.raises(
-        InvalidArgumentError, match="another Optimizer was made .*: user; step that"
+        InvalidArgumentError, match=r"another Optimizer was made .*: user; step that"
     ):
         former.step()
     latter.step()
