@@ -32,7 +32,7 @@ from sparring_torch.embedding_collection import EmbeddingCollection
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.optimizer import Optimizer
 from sparring_torch.table_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
-from sparring_torch.train_agent import agents_of
+from sparring_torch.table_module import agents_of
 from sparring_torch.train_pipeline import TrainPipeline
 
 from .emulated_ranks import run_ranks

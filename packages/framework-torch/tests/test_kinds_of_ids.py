@@ -112,3 +112,9 @@ def test_a_loader_collates_bags() -> None:
     ):
         collate_jagged(examples, ["place"])
     assert collate_jagged([{"user": 1}], ["user"])[1] == {}
+
+
+@pytest.mark.parametrize("ids", [["a", "b"], [["a"], ["b", "c"]], np.array(["a"])])
+def test_text_is_told_to_be_hashed(ids: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"found text; ids are int64. Hash strings"):
+        Embedding(2, name="user")(ids)

@@ -186,3 +186,48 @@ def test_tables_of_float64_follow_too() -> None:
     assert module.double()(IDS).dtype is torch.float64
     assert module.float()(IDS).dtype is torch.float32
     assert module.agent.container.tables["item"] == TableConfig("item", 2, "float64")
+
+
+def test_an_optimizer_whose_tables_another_has_taken_steps_no_more() -> None:
+    module = Embedding(2, name="user")
+    former = Optimizer(module, "sgd", lr=1.0)
+    latter = Optimizer(module, "sgd", lr=0.5)
+    module(torch.tensor([1])).sum().backward()
+    with pytest.raises(
+        InvalidArgumentError, match=r"another Optimizer was made .*: user; step that"
+    ):
+        former.step()
+    latter.step()
+    assert module.num_rows() == {"user": 1}
+
+
+def test_a_state_of_an_optimizer_without_the_rows_warns_once() -> None:
+    def make() -> tuple[Embedding, Optimizer]:
+        module = Embedding(2, name="user")
+        return module, Optimizer(module, torch.optim.Adam, lr=0.1)
+
+    def step(module: Embedding, optimizer: Optimizer) -> None:
+        module(torch.tensor([1])).sum().backward()
+        optimizer.step()
+
+    module, optimizer = make()
+    step(module, optimizer)
+    rows, state = module.state_dict(), optimizer.state_dict()
+    other, alone = make()
+    alone.load_state_dict(state)
+    with pytest.warns(UserWarning, match="user, have no rows here: rows are in the state_dict"):
+        step(other, alone)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(other, alone)
+        third, whole = make()
+        whole.load_state_dict(state)
+        third.load_state_dict(rows)
+        step(third, whole)
+
+
+def test_something_else_than_a_container_is_answered() -> None:
+    with pytest.raises(
+        InvalidArgumentError, match=r"container: found str; give a StepContainer\(\)"
+    ):
+        Embedding(2, name="user", container="redis")  # type: ignore[arg-type]

@@ -130,14 +130,17 @@ def test_columns_that_are_none_are_refused(
         (ROWS, np.array([1, 2, 3, 2**63], np.uint64), "keys must be int64, found uint64"),
         (ROWS[0], None, "expected numbers of shape (n, dim)"),
         (ROWS * np.nan, None, "found NaN or infinity"),
-        (None, None, "cannot be read as an array of numpy"),
+        (None, None, "cannot be read: No such file"),
+        (b"user,item\n", None, "is no array of numbers that numpy.save wrote"),
     ],
 )
 def test_files_that_are_no_table_are_refused(
     embeddings: Any, ids: Any, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, keys, into = tmp_path / "rows.npy", tmp_path / "ids.npy", tmp_path / "made"
-    if embeddings is not None:
+    if isinstance(embeddings, bytes):
+        source.write_bytes(embeddings)
+    elif embeddings is not None:
         np.save(source, embeddings)
     command = ["import", str(source), "--from", "npy", "--into", str(into), "--table", "item"]
     if ids is not None:

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
         EmbeddingConfig,
         PoolingType,
     )
-    from sparring_torch.train_agent import TrainAgent, tables_device
+    from sparring_torch.table_module import tables_device
+    from sparring_torch.train_agent import TrainAgent
     from sparring_torch.train_pipeline import TrainPipeline
 
 __version__ = "0.1.0"
@@ -103,7 +104,7 @@ _HOMES = {
     "restore_random_state": "saved_state",
     "restore_state": "saved_state",
     "shared_rows": "row_copies",
-    "tables_device": "train_agent",
+    "tables_device": "table_module",
     "without_rows": "rows_in_state",
 }
 

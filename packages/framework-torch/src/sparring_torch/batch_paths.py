@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sparring_torch.jagged_tensor import JaggedTensor
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
-from sparring_torch.train_agent import TableModule
+from sparring_torch.table_module import TableModule
 
 __all__ = ["Call", "CallsSeen", "recorded_calls"]
 

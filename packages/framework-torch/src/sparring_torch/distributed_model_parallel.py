@@ -26,7 +26,7 @@ from sparring.contracts import ShardingPlan, TableSharding
 from sparring.errors import InvalidArgumentError
 from sparring_torch.gradient_average import RankAveraging, broadcast
 from sparring_torch.row_gradients import Anchor, dense_parameters
-from sparring_torch.train_agent import agents_of
+from sparring_torch.table_module import agents_of
 
 __all__ = ["DistributedModelParallel"]
 

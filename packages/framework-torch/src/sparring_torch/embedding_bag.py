@@ -19,8 +19,9 @@ from sparring_torch.ids import flat_ids, ids_in_place, tensor_of, whole_ids
 from sparring_torch.jaggedness import lengths_to_offsets, offsets_to_lengths
 from sparring_torch.single_table import SingleTable, answering_torch
 from sparring_torch.table_configs import EmbeddingConfig, declaration, storage_on
+from sparring_torch.table_module import untraced
 from sparring_torch.table_names import free_table_name
-from sparring_torch.train_agent import TrainAgent, untraced
+from sparring_torch.train_agent import TrainAgent
 
 __all__ = ["EmbeddingBag"]
 

@@ -24,7 +24,8 @@ from sparring_torch.table_configs import (
     storage_on,
     table_features,
 )
-from sparring_torch.train_agent import TableModule, TrainAgent
+from sparring_torch.table_module import TableModule
+from sparring_torch.train_agent import TrainAgent
 
 __all__ = ["EmbeddingBagCollection"]
 

@@ -21,7 +21,8 @@ from sparring_torch.table_configs import (
     storage_on,
     table_features,
 )
-from sparring_torch.train_agent import TableModule, TrainAgent, untraced
+from sparring_torch.table_module import TableModule, untraced
+from sparring_torch.train_agent import TrainAgent
 
 __all__ = ["EmbeddingCollection"]
 

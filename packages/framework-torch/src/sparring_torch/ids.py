@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,13 +31,19 @@ def tensor_of(values: object, what: str) -> Tensor:
     """A tensor, or an array or lists as one.
 
     Raises:
-        InvalidArgumentError: lists of different lengths, or none of these.
+        InvalidArgumentError: text, lists of different lengths, or none of these.
     """
     if isinstance(values, Tensor):
         return values
     try:
         made = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
+        if _is_text(values):
+            raise InvalidArgumentError(
+                f"{what}: found text; ids are int64. Hash strings to 63 bits, the same way in training "
+                "and serving: int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "
+                "'little') >> 1; Python's own hash() differs from process to process"
+            ) from error
         raise InvalidArgumentError(
             f"{what}: a tensor, an array or lists of one length are taken, found "
             f"{type(values).__name__} ({error}); for bags of different lengths give "
@@ -44,6 +51,12 @@ def tensor_of(values: object, what: str) -> Tensor:
             "collection",
         ) from error
     return made if made.numel() else made.to(torch.int64)
+
+
+def _is_text(values: Any) -> bool:
+    while isinstance(values, (list, tuple)) and len(values):
+        values = values[0]
+    return isinstance(values, (str, bytes)) or getattr(values, "dtype", np.dtype(int)).kind in "SUO"
 
 
 def is_flat(nested: Any) -> bool:

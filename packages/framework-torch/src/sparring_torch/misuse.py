@@ -101,7 +101,7 @@ def check_backend(storage: StorageChoice | Storage, container: StepContainer | N
     """
     if isinstance(storage, Storage):
         return
-    if container is not None:
+    if isinstance(container, StepContainer):  # anything else is refused when it is joined
         container.state.tables.plugin_manager.storage(storage.backend)
         return
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
@@ -21,7 +23,8 @@ from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.fused_updater import FusedUpdater
 from sparring_torch.native_updater import NativeUpdater
 from sparring_torch.row_gradients import Anchor, RowGradients
-from sparring_torch.train_agent import table_modules
+from sparring_torch.table_module import table_modules
+from sparring_torch.train_agent import TrainAgent
 
 __all__ = ["Optimizer"]
 
@@ -31,6 +34,8 @@ _ROWS_ARE_IN = (
 )
 
 _Loss = TypeVar("_Loss")
+
+_of_agents = weakref.WeakKeyDictionary[TrainAgent, "weakref.ref[Optimizer]"]()
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -142,6 +147,10 @@ class Optimizer(torch.optim.Optimizer):
         for agent in agents:
             agent.has_optimizer = True
             agent.write_brought_in()
+            former = _of_agents.get(agent, lambda: None)()
+            if former is not None:
+                former._before_step = former._refuse_step
+            _of_agents[agent] = weakref.ref(self)
         self._is_made = False
         super().__init__(self._updater.parameters, {})
         self._is_made = True
@@ -186,7 +195,28 @@ class Optimizer(torch.optim.Optimizer):
 
     step.hooked = True  # type: ignore[attr-defined]  # so that torch leaves it as it is
 
+    _before_step: Callable[[], None] | None = None
+    """Called once before a step: what it is must be looked at first."""
+
+    def _refuse_step(self) -> None:
+        raise InvalidArgumentError(
+            "another Optimizer was made for tables of this one, and takes their gradients: "
+            f"{', '.join(self._names)}; step that one, and drop this"
+        )
+
+    def _look_for_rows(self) -> None:
+        self._before_step = None
+        if not any(map(self.container.num_rows, self._names)):
+            warnings.warn(
+                "this Optimizer goes on from a state_dict that has counted steps, but its tables, "
+                f"{', '.join(self._names)}, have no rows here: rows are in the state_dict of the "
+                "model, or in a snapshot; load that too",
+                stacklevel=4,
+            )
+
     def _step(self, closure: Callable[[], _Loss] | None) -> _Loss | None:
+        if self._before_step is not None:
+            self._before_step()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -316,6 +346,10 @@ class Optimizer(torch.optim.Optimizer):
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({name: value for name, value in saved.items() if name not in own})
         self._updater.set_scalars(state_dict["state"])
+        if self._before_step is None and any(
+            float(each.get("step", 0)) > 0 for each in state_dict["state"].values()
+        ):
+            self._before_step = self._look_for_rows
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise UnsupportedError(

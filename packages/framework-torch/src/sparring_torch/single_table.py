@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparring.errors import InvalidArgumentError
 from sparring_torch.ids import tensor_of
-from sparring_torch.train_agent import TableModule
+from sparring_torch.table_module import TableModule
 
 __all__ = ["SingleTable", "answering_torch"]
 

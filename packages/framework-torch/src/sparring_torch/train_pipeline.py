@@ -19,7 +19,7 @@ from sparring.adapter import StepContainer
 from sparring.errors import InvalidArgumentError
 from sparring_torch.batch_paths import Call, recorded_calls
 from sparring_torch.batch_prefetch import BatchPrefetch
-from sparring_torch.train_agent import agents_of
+from sparring_torch.table_module import agents_of
 
 __all__ = ["TrainPipeline"]
 

@@ -125,6 +125,11 @@ class TableGroup:
     def __init__(
         self, declarations: Sequence[TableDeclaration], container: StepContainer | None = None
     ) -> None:
+        if container is not None and not isinstance(container, StepContainer):
+            raise InvalidArgumentError(
+                f"container: found {type(container).__name__}; give a StepContainer() that the modules "
+                "of a model share, or leave it out; where rows are kept is storage=…"
+            )
         self.declarations = list(declarations)
         self.table_names = [each.table.name for each in self.declarations]
         self.is_container_given = container is not None

@@ -111,8 +111,15 @@ def _npy(source: str, ids: str | None) -> tuple[int, Chunks]:
 def _mapped(path: str) -> npt.NDArray[Any]:
     try:
         found: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: cannot be read as an array of numpy: {error}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, EOFError) as error:
+        raise DataError(
+            f"{path} is no array of numbers that numpy.save wrote; write it by "
+            "numpy.save(path, embeddings), or give --from parquet"
+        ) from error
+    if not isinstance(found, np.ndarray):
+        raise DataError(f"{path} has several arrays (.npz); save the one to import by numpy.save")
     return found
 
 

@@ -13,7 +13,7 @@ from sparring_torch.embedding_collection import EmbeddingCollection
 from sparring_torch.jagged_tensor import JaggedTensor
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.keyed_tensor import KeyedTensor
-from sparring_torch.models import DLRM, Batch, DLRMTrain
+from sparring_torch.models import DLRM, Batch, DLRMTrain, SparseArch
 from sparring_torch.models import DeepFM as SimpleDeepFMNN
 from sparring_torch.table_configs import (
     DataType,
@@ -60,6 +60,7 @@ __all__ = [
     "PositionWeightedModuleCollection",
     "RowWiseAdagrad",
     "SimpleDeepFMNN",
+    "SparseArch",
     "TrainPipelineSparseDist",
     "apply_optimizer_in_backward",
     "in_backward_optimizer_filter",

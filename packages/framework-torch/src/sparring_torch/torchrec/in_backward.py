@@ -19,7 +19,7 @@ from sparring_torch.jagged_tensor import JaggedTensor
 from sparring_torch.keyed_tensor import KeyedTensor
 from sparring_torch.optimizer import Optimizer
 from sparring_torch.row_gradients import Anchor
-from sparring_torch.train_agent import TableModule, table_modules, untraced
+from sparring_torch.table_module import TableModule, table_modules, untraced
 
 __all__ = [
     "InBackwardOptimizer",

@@ -12,9 +12,9 @@ from sparring.errors import InvalidArgumentError
 from sparring_torch import distributed_model_parallel
 from sparring_torch.combined_optimizer import CombinedOptimizer
 from sparring_torch.row_gradients import dense_parameters
+from sparring_torch.table_module import agents_of
 from sparring_torch.torchrec.in_backward import in_backward_optimizers
 from sparring_torch.torchrec.names import WORDS
-from sparring_torch.train_agent import agents_of
 from sparring_torch.train_pipeline import In, Out, TrainPipeline
 
 __all__ = ["DistributedModelParallel", "TrainPipelineSparseDist"]

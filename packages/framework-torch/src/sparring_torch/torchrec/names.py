@@ -32,6 +32,10 @@ _ANY_ID = (
     "leave it out and use the plain collection: ids may be any int64, and each has a row of its own; "
     "capacity and eviction are options of the storage, admission is EmbeddingBagConfig(admission=…)"
 )
+_ARCH = (
+    "sparring_torch.models has DLRM, DeepFM and TwoTower as wholes; write a part of your own as an "
+    "nn.Module around an EmbeddingBagCollection"
+)
 _PIPELINE = "write TrainPipelineSparseDist(model, optimizer, device)"
 _METHOD = (
     "give the name of an update method: 'lamb', 'partial_rowwise_adam', 'rowwise_adagrad' and others "
@@ -104,6 +108,23 @@ WORDS = {
     ),
     **dict.fromkeys(
         ("EmbOptimType", "LAMB", "LarsSGD", "PartialRowWiseAdam", "PartialRowWiseLAMB"), _METHOD
+    ),
+    **dict.fromkeys(
+        (
+            "CrossNet",
+            "DenseArch",
+            "EmbeddingTower",
+            "EmbeddingTowerCollection",
+            "InteractionArch",
+            "InteractionDCNArch",
+            "OverArch",
+        ),
+        _ARCH,
+    ),
+    "FusedOptimizer": "write apply_optimizer_in_backward",
+    "KeyedOptimizer": (
+        "write KeyedOptimizerWrapper for ordinary parameters; rows are updated by "
+        "apply_optimizer_in_backward, or by sparring_torch.Optimizer"
     ),
     "FeatureProcessedEmbeddingBagCollection": (
         "call an EmbeddingBagCollection(is_weighted=True) with what PositionWeightedModuleCollection "
