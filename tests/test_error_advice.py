@@ -75,6 +75,7 @@ OWNERS = {
     "non_finite_gradients": ["StepContainer", "sparring_tf.Optimizer", "sparring_torch.Optimizer"],
     "num_embeddings": ["sparring_torch.Embedding", "sparring_torch.EmbeddingBagConfig"],
     "options": ["StepContainer.save"],
+    "plan": ["StepContainer", "sparring_torch.DistributedModelParallel"],
     "output_dim": ["sparring_tf.Embedding"],
     "padding_id": ["sparring_tf.Embedding"],
     "persistent": ["Capabilities"],
