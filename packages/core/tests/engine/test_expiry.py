@@ -17,7 +17,7 @@ from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
 from sparring.engine.container import StepContainer
 from sparring.engine.storage_choice import StorageChoice
-from sparring.errors import InvalidArgumentError
+from sparring.errors import InvalidArgumentError, SparringError
 from sparring.snapshot.chain import count_rows, merged_chunks
 from sparring.snapshot.reader import open_snapshot
 from sparring.updates.resolve import hyper_from, resolve_method
@@ -140,6 +140,19 @@ def test_any_number_of_ranks_removes_the_same_rows_at_the_same_step(placement: s
         )
     counts = [rank[1] for rank in ranks]
     assert num_expired == (counts[0] if placement == "replicated" else sum(counts))
+
+
+def test_a_storage_that_cannot_be_scanned_fails_the_sweep_on_all_ranks() -> None:
+    def body(collective: Collective) -> str:
+        with container_of({"after_steps": 1}, collective) as made:
+            made.storage("t")
+            if collective.rank:
+                made.entry("t").storage.scan = None  # type: ignore[union-attr, assignment]
+            with pytest.raises((SparringError, TypeError)) as caught:
+                train(made, range(8))
+            return str(caught.value)
+
+    assert "expiry of rows after step 1: rank 1 failed" in run_ranks(2, body)[0]
 
 
 @pytest.mark.parametrize("after", [1, 3])

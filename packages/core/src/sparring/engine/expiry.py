@@ -23,22 +23,27 @@ def note_step(state: EngineState) -> None:
     Raises:
         SparringError: rows could not be removed, here or on another rank; the step was applied.
     """
-    due = []
+    due, error = [], None
     for entry in state.tables.expiring:
         visits, step = entry.visits, state.counters.steps
         assert visits is not None
         visits.seal(step)
-        if not visits.is_complete and entry.storage is not None:
-            chunks = entry.storage.scan(columns=Columns(0, 1))
-            visits.adopt((chunk.keys.copy() for chunk in chunks), step)
+        try:
+            if not visits.is_complete and entry.storage is not None:
+                chunks = entry.storage.scan(columns=Columns(0, 1))
+                visits.adopt((chunk.keys.copy() for chunk in chunks), step)
+        except Exception as failure:  # other ranks may wait in a sweep
+            error = failure
         if visits.is_due(step):
             due.append(entry)
     if due:
-        _sweep(state, due)
+        _sweep(state, due, error)
+    elif error is not None:
+        raise error
 
 
-def _sweep(state: EngineState, entries: Sequence[TableEntry]) -> None:
-    error = try_quiesce(state, Purpose.RESHAPE)
+def _sweep(state: EngineState, entries: Sequence[TableEntry], error: Exception | None) -> None:
+    error = try_quiesce(state, Purpose.RESHAPE, error)
     coordinator = Coordinator(state.collective, f"expiry of rows after step {state.counters.steps}")
     now: float = coordinator.gather(state.clock())[0]
     try:
