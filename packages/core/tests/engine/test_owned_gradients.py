@@ -74,3 +74,27 @@ def test_a_rank_whose_gradients_cannot_be_added_up_tells_all(
         assert "the device is full" in str(error)
         assert (f"rank {BROKEN} cannot apply it" in str(error)) == (rank != BROKEN % world_size)
         assert seconds < SECONDS / 2
+
+
+def test_an_owner_that_cannot_add_up_before_the_step_tells_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    push = gradients._pushed
+
+    def failing(state: Any, *arguments: Any, **named: Any) -> Any:
+        pushed = push(state, *arguments, **named)
+        if state.collective.rank == BROKEN:
+            pushed[0].error = DeviceMemoryError("the device is full")
+        return pushed
+
+    def body(collective: Collective) -> str:
+        made = StepContainer(collective=collective, rendezvous=ThreadRendezvous(2))
+        made.declare(TableConfig("item", 2, initializer="zeros"))
+        with pytest.raises(DeviceMemoryError) as caught:
+            gradients.sum_gradients(made.state)
+        assert not made.resources.summed
+        return str(caught.value)
+
+    monkeypatch.setattr(gradients, "_pushed", failing)
+    said = run_ranks(2, body, deadline=SECONDS)
+    assert "rank 1 failed: the device is full" in said[0]

@@ -53,11 +53,11 @@ class Coordinator:
     def __init__(self, collective: Collective, task: str) -> None:
         self._collective, self._task = collective, task
         self._has_ended = threading.Event()
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._failure: BaseException | None = None
         self._heartbeat: threading.Thread | None = None
 
-    def agree(self, error: Exception | None = None) -> None:
+    def agree(self, error: BaseException | None = None) -> None:
         """Returns if no rank has an error. After `start`: when all ranks have ended their shares, which
         ends the heartbeat.
 
@@ -183,7 +183,7 @@ class Coordinator:
         except BaseException as failure:
             self._failure = failure
 
-    def _vote(self, mine: _Standing, error: Exception | None) -> bool:
+    def _vote(self, mine: _Standing, error: BaseException | None) -> bool:
         """Whether no rank works any more."""
         if self._collective.world_size == 1:
             if error is not None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sparring.collective.coordinator import Coordinator
 from sparring.contracts.collective import Reduction
 from sparring.contracts.kernel_set import KernelSet, TableBags
 from sparring.engine.device_gradients import DeviceGradients, SummedByKey
@@ -175,14 +176,15 @@ def sum_gradients(state: EngineState) -> Mapping[str, OwnedGradients]:
             for name, each in summed.items():
                 owned[name] = OwnedGradients(each.keys, each.gradients, kernels[name])
             return owned
+        failure: BaseException | None = None
         for works, names in by_device(kernels or kernels_of_step(state, {})):
             pushed = _pushed(state, works, names, summed, why_not, by_rows=set())
             for name, sums in zip(names, pushed, strict=True):
-                if sums.error is not None:
-                    raise sums.error
+                failure = failure or sums.error
                 # Every rank has the sums of a replicated table; one of them gives them back.
                 if not state.tables.entries[name].config.is_replicated or not state.collective.rank:
                     owned[name] = sums
+        Coordinator(state.collective, "sum of gradients").agree(failure)
     except BaseException:
         state.resources.discard()
         raise
