@@ -142,7 +142,8 @@ def test_a_run_goes_on_from_what_was_written(root: Path) -> None:
     a_chain(root)
     erase(root)
     with container() as made:
-        made.load(str(root / "step-3.e1"))
+        loaded = made.load(str(root / "step-3.e1"))
+        assert list(loaded.states) == ["mine"]
         assert made.counters.steps == 3
         assert not made.storage("t").find(GONE).found.any()
         visits = made.entry("t").visits

@@ -28,6 +28,7 @@ from sparring.engine.state import EngineState
 from sparring.engine.tables import TableEntry
 from sparring.errors import CorruptDataError, UnsupportedError
 from sparring.kernels.admission_filters import native_filter
+from sparring.snapshot.erase import ERASURE
 from sparring.snapshot.format.data_file import SnapshotState
 from sparring.snapshot.reader import Snapshot
 
@@ -35,8 +36,8 @@ __all__ = ["OWN_STATES", "container_states", "state_without_keys", "take_contain
 
 _CONTAINER, _ADMISSION, _VISITS = "container", "admission", "visits"
 
-OWN_STATES = (_CONTAINER, _ADMISSION, _VISITS)
-"""Names of state that are the container's."""
+OWN_STATES = (_CONTAINER, _ADMISSION, _VISITS, ERASURE)
+"""Names of state that users do not give or get."""
 
 
 def container_states(state: EngineState) -> dict[str, State]:
