@@ -136,14 +136,14 @@ def check_placement(storage: Storage, world_size: int) -> None:
     if storage.table.is_replicated and world_size > 1 and storage.capabilities.shared:
         raise InvalidArgumentError(
             f"table {storage.table.name!r} is replicated on {world_size} ranks, but its storage "
-            "keeps one copy for all of them, which each would change; choose placement 'sharded', "
-            "or a storage in each rank's own memory",
+            "keeps one copy for all of them, which each would change; choose placement 'sharded' (in "
+            "a plan: row_wise), or a storage in each rank's own memory",
             table=storage.table.name,
         )
     if storage.table.is_replicated and world_size > 1 and storage.capabilities.evicts:
         raise InvalidArgumentError(
             f"table {storage.table.name!r} is replicated on {world_size} ranks, but its storage "
-            "may evict rows, each rank's others; choose placement 'sharded', or a storage that "
-            "does not evict",
+            "may evict rows, each rank's others; choose placement 'sharded' (in a plan: row_wise), or "
+            "a storage that does not evict",
             table=storage.table.name,
         )
