@@ -20,7 +20,7 @@ from sparring import (
     open_storage,
     resolve_method,
 )
-from sparring.contracts import MethodChoice, TableConfig
+from sparring.contracts import MethodChoice, TableConfig, TableSharding
 from sparring.errors import InterruptedLoadError, InvalidArgumentError
 from sparring_testing.thread_rendezvous import ThreadRendezvous
 
@@ -44,14 +44,18 @@ def with_path(value: Any, path: str) -> Any:
     return path if value == "PATH" else value
 
 
-def train(storage: dict[str, Any], path: str, world_size: int, load: str = "") -> list[int]:
+def train(
+    storage: dict[str, Any], path: str, world_size: int, load: str = "", plan: Any = "row_wise"
+) -> list[int]:
     """One step over all keys on each rank. Returns how many rows each one has."""
     choice = StorageChoice(**with_path(storage, path))
     group = LocalGroup(world_size)
 
     def rank(number: int) -> int:
         with StepContainer(
-            collective=group.join(number), rendezvous=ThreadRendezvous(world_size)
+            collective=group.join(number),
+            rendezvous=ThreadRendezvous(world_size),
+            plan={TABLE.name: plan},
         ) as container:
             container.declare(TABLE, choice)
             container.set_state(TABLE.name, np.empty(0, np.float32), _METHOD.name)
@@ -80,6 +84,14 @@ def test_another_number_of_ranks_is_refused_until_it_loads(
         train(storage, path, 1)
     assert train(storage, path, 1, load=f"{tmp_path}/saved-by-2") == [len(KEYS)]
     assert train(storage, f"{tmp_path}/again/rows-{{rank}}", 1) == [len(KEYS)]
+
+
+def test_all_rows_on_one_rank_are_no_replica(tmp_path: Path) -> None:
+    path = f"{tmp_path}/rows-{{rank}}"
+    assert train(ROCKSDB, path, 2, plan=TableSharding("table_wise", (0,))) == [len(KEYS), 0]
+    refusal = "rows of rank 0 of 2 .* where all partitions should be"
+    with pytest.raises(InvalidArgumentError, match=refusal):
+        train(ROCKSDB, path, 2, plan="data_parallel")
 
 
 @pytest.mark.parametrize("storage", [ROCKSDB, STACK], ids=["rocksdb", "stack"])

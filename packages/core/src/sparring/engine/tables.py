@@ -221,8 +221,9 @@ class Tables:
 _PART = "part"
 
 
-def _part_text(shard: Shard) -> str:
-    if shard.is_whole:
+def _part_text(shard: Shard, *, is_replicated: bool) -> str:
+    # All rows on one rank of several are no replica: the other ranks have none.
+    if is_replicated or shard.world_size == 1:
         return "all partitions"
     digest = xxhash.xxh3_64_hexdigest(np.ascontiguousarray(shard.partitions, "<i8").tobytes())
     return f"rank {shard.rank} of {shard.world_size} (partitions {digest})"
@@ -351,7 +352,7 @@ class TableEntry:
         assert self.storage is not None
         capabilities = self.storage.capabilities
         if capabilities.notes and not capabilities.shared:
-            self.part = _part_text(shard)
+            self.part = _part_text(shard, is_replicated=self.layout.is_replicated)
 
     def note_part(self) -> None:
         """Writes a note into the storage, which is empty yet, of which rows it will hold."""
