@@ -198,7 +198,7 @@ def test_a_pipeline_with_rows_updated_in_backward_gives_the_bits_of_a_loop() -> 
         distributed = torchrec.DistributedModelParallel(
             module=model, device=torch.device("cpu"), sharders=[], plan=None
         )
-        assert distributed.plan == {"user": "sharded", "item": "sharded"}
+        assert distributed.plan == {"user": "row_wise", "item": "row_wise"}
         dense = torchrec.KeyedOptimizerWrapper(
             dict(torchrec.in_backward_optimizer_filter(distributed.named_parameters())),
             lambda params: torch.optim.SGD(params, lr=0.1),
@@ -224,6 +224,13 @@ def test_a_pipeline_with_rows_updated_in_backward_gives_the_bits_of_a_loop() -> 
         distributed.close()
     for mine, theirs in zip(*results, strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_a_plan_of_ours_is_taken() -> None:
+    model = collection("user")
+    distributed = torchrec.DistributedModelParallel(model, plan={"user": "table_wise"})
+    assert distributed.plan == {"user": "table_wise"}
+    distributed.close()
 
 
 def test_several_optimizers_in_backward_are_one_fused_optimizer() -> None:

@@ -14,7 +14,7 @@ import pytest
 from sparring.adapter import StepContainer, StorageChoice
 from sparring.cli.application import main
 from sparring.contracts import ShardingPlan, TableConfig, TableSharding
-from sparring.errors import CapacityError, ConfigError
+from sparring.errors import CapacityError, ConfigError, InvalidArgumentError
 from sparring_plan.planning import bound as bound_module
 from sparring_plan.planning.bound import aggregate_bound, highs, linear_bound
 from sparring_plan.planning.costs import RESOURCES, Ints, Options, Span, option_costs
@@ -439,7 +439,9 @@ def test_training_takes_a_plan(calibration: Calibration, tmp_path: Path) -> None
     made = make_plan(PlanInputs.model_validate(value), calibration)
     path = tmp_path / "plan.yaml"
     path.write_text(made.to_yaml())
-    sharding = read_plan(path).sharding()
+    with pytest.raises(InvalidArgumentError, match=f"is for {made.ranks} ranks, found 99"):
+        read_plan(path).sharding(99)
+    sharding = read_plan(path).sharding(made.ranks)
     for name, each in made.tables.items():
         assert sharding.sharding_of(name) == TableSharding("table_wise", tuple(each.ranks))
     alone = {name: TableSharding("table_wise", (0,)) for name in made.tables}
@@ -470,5 +472,5 @@ def test_what_training_does_not_execute_is_refused_where_it_is_written(
         if text.strip() == f"{key}: {value}"
     )
     with pytest.raises(ConfigError, match=advice) as error:
-        read_plan(path).sharding()
+        read_plan(path).sharding(made["ranks"])
     assert f"plan.yaml:{line}:" in str(error.value)

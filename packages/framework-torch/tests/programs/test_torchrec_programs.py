@@ -97,7 +97,7 @@ def test_a_distributed_model_with_an_optimizer_in_backward() -> None:
     model = Model()
     apply_optimizer_in_backward(RowWiseAdagrad, model.bags.parameters(), {"lr": 0.5})
     distributed = DistributedModelParallel(model, device=torch.device("cpu"))
-    assert distributed.plan == {"product_table": "sharded", "user_table": "sharded"}
+    assert distributed.plan == {"product_table": "row_wise", "user_table": "row_wise"}
     optimizer = CombinedOptimizer(
         [
             distributed.fused_optimizer,

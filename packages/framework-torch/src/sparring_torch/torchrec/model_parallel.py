@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from sparring.contracts import ShardingPlan, TableSharding
 from sparring.errors import InvalidArgumentError
 from sparring_torch import distributed_model_parallel
 from sparring_torch.combined_optimizer import CombinedOptimizer
@@ -27,12 +28,14 @@ class DistributedModelParallel(distributed_model_parallel.DistributedModelParall
         module: the model.
         env: None; the job is found by itself.
         device: where ordinary parameters go. Tables stay where their collection said.
-        plan: None; rows are spread over ranks by their ids.
+        plan: table → its sharding, as for `sparring_torch.DistributedModelParallel`; None: rows are
+            spread over ranks by their ids.
         sharders: None.
         **settings: those of `sparring_torch.DistributedModelParallel`, as ``exchange``.
 
     Raises:
-        InvalidArgumentError: `env`, `plan` or `sharders`; ordinary parameters on the meta device.
+        InvalidArgumentError: `env`, `sharders` or a plan of TorchRec; ordinary parameters on the meta
+            device.
     """
 
     def __init__(
@@ -40,11 +43,12 @@ class DistributedModelParallel(distributed_model_parallel.DistributedModelParall
         module: nn.Module,
         env: None = None,
         device: torch.device | str | None = None,
-        plan: None = None,
+        plan: ShardingPlan | Mapping[str, TableSharding | str] | None = None,
         sharders: Sequence[Any] | None = None,
         **settings: Any,
     ) -> None:
-        for name, given in (("env", env), ("plan", plan), ("sharders", sharders)):
+        is_foreign = plan is not None and not isinstance(plan, (ShardingPlan, Mapping))
+        for name, given in (("env", env), ("plan", is_foreign), ("sharders", sharders)):
             if given:
                 raise InvalidArgumentError(f"DistributedModelParallel: {name}: {WORDS[name]}")
         empty = [name for name, each in dense_parameters(module) if each.is_meta]
@@ -55,14 +59,14 @@ class DistributedModelParallel(distributed_model_parallel.DistributedModelParall
             )
         if device is not None:
             module.to(device)
-        super().__init__(module, **settings)
+        super().__init__(module, plan=plan, **settings)
         self._in_backward = in_backward_optimizers(module)
 
     @property
     def plan(self) -> dict[str, str]:
-        """Table → ``sharded``, each row on one rank, or ``replicated``, on all of them."""
+        """Table → the kind of its sharding, as ``row_wise``."""
         names = [name for agent in agents_of(self.module) for name in agent.table_names]
-        return {name: self.container.tables[name].placement for name in names}
+        return {name: self.container.layout(name).kind for name in names}
 
     @property
     def fused_optimizer(self) -> torch.optim.Optimizer:

@@ -5,8 +5,9 @@ from __future__ import annotations
 __all__ = ["WORDS"]
 
 _PLANNING = (
-    "leave it out: a row is on the rank that its id is hashed to, so there is nothing to plan; "
-    "EmbeddingBagConfig(placement='replicated') keeps a small table on every rank"
+    "leave it out: a row is on the rank that its id is hashed to; or give "
+    "DistributedModelParallel(plan={'user': 'table_wise', 'shop': 'data_parallel'}), by hand or from "
+    "`sparring plan make`"
 )
 _SHARDER = (
     "leave sharders out: the optimizer of fused_params is given to apply_optimizer_in_backward, and "

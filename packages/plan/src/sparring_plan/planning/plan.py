@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr
 
 from sparring.contracts import ShardingPlan, TableSharding
-from sparring.errors import ConfigError
+from sparring.errors import ConfigError, InvalidArgumentError
 from sparring_plan.planning.document import Document, Strict, read_document
 from sparring_plan.planning.inputs import RUNTIME_KINDS
 
@@ -82,13 +82,21 @@ class Plan(Strict):
         )
         return ConfigError(f"{place}table {table}: {message}")
 
-    def sharding(self) -> ShardingPlan:
+    def sharding(self, world_size: int) -> ShardingPlan:
         """The plan as training takes it: ``StepContainer(plan=…)``, ``DistributedModelParallel``.
 
         Raises:
+            InvalidArgumentError: it was made for another number of ranks.
             ConfigError: a table has a kind, column blocks or a transfer that training does not
                 execute yet.
         """
+        if world_size != self.ranks:
+            raise InvalidArgumentError(
+                f"the plan is for {self.ranks} ranks, found {world_size}; make one whose topology has "
+                f"{world_size} (sparring plan make)",
+                planned=self.ranks,
+                found=world_size,
+            )
         tables = {}
         for name, each in self.tables.items():
             if each.kind not in RUNTIME_KINDS:
