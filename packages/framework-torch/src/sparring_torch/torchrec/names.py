@@ -5,9 +5,9 @@ from __future__ import annotations
 __all__ = ["WORDS"]
 
 _PLANNING = (
-    "leave it out: a row is on the rank that its id is hashed to; or give "
-    "DistributedModelParallel(plan={'user': 'table_wise', 'shop': 'data_parallel'}), by hand or from "
-    "`sparring plan make`"
+    "leave it out: a row is on the rank that its id is hashed to, and "
+    "EmbeddingBagConfig(placement='replicated') keeps a small table on every rank; or write "
+    "DistributedModelParallel(plan={'user': 'table_wise'}), by hand or from `sparring plan make`"
 )
 _SHARDER = (
     "leave sharders out: the optimizer of fused_params is given to apply_optimizer_in_backward, and "
