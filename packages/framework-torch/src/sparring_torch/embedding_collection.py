@@ -103,8 +103,6 @@ class EmbeddingCollection(TableModule):
         places, strides = self._router.places(features), features.stride_per_key()
         features = features.evened()
         counts = features.length_per_key()
-        for count in counts:
-            torch._check(count >= 0)  # an exported program reads them from the batch
         sizes = [counts[place] * dim for place, dim in zip(places, self._dims, strict=True)]
         # One operator for all features, although they differ in dim: each element is a row.
         flat = torch.ops.sparring.pooled_lookup(
