@@ -456,7 +456,7 @@ def cached() -> dict[str, str]:
 
 # A test that hangs fails. The longest takes a minute under a sanitizer, and several times as long on a
 # machine with other work; at length, ten times that.
-CTEST_OPTIONS = ("--output-on-failure", "--no-tests=error", "--timeout", "900", "--parallel", "2")
+CTEST_OPTIONS = ("--output-on-failure", "--no-tests=error", "--timeout", "900")
 
 
 def run_cxx_tests(

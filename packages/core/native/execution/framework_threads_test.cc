@@ -136,6 +136,11 @@ void loops_nest() {
     CHECK(sum == 64 * num_outer);
     // Fewer outer ranges than threads leave some to the inner loops.
     if (num_outer < 4) CHECK(threads.size() > static_cast<size_t>(num_outer));
+    // Outer ranges ran on the pool, whose threads leave a moment after the last range has ended.
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (Pool::process().num_computing() != 0 && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::yield();
+    }
     CHECK(Pool::process().num_computing() == 0);
   }
 }

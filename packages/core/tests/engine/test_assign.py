@@ -95,6 +95,16 @@ def test_a_delta_has_assigned_rows(tmp_path: Path) -> None:
         assert delta.rows == {"item": 1}
 
 
+def test_a_save_that_runs_is_not_the_newest_after_an_assignment(tmp_path: Path) -> None:
+    with StepContainer() as container:
+        container.declare(TableConfig("item", 2), StorageChoice("memory"))
+        container.assign("item", [1], rows_of([1]))
+        task = container.save(str(tmp_path / "s"), blocking=False)
+        container.assign("item", [2], rows_of([2]))
+        assert task.result().rows == {"item": 1}
+        assert container.saves.newest is None
+
+
 @pytest.mark.parametrize(
     ("keys", "embeddings", "message"),
     [

@@ -176,6 +176,24 @@ def test_days_go_on_while_no_one_trains(tmp_path: Path, monkeypatch: pytest.Monk
         assert keys_of(later) == [2]
 
 
+def test_times_of_steps_that_were_taken_back_count_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparring.engine.visits._STEPS_BETWEEN_LOOKS", 1)
+    url = str(tmp_path / "s")
+    with container_of(None) as made:
+        train(made, [1])
+        made.save(url)
+    with container_of({"after_days": 2}) as later:
+        for day in range(4):
+            later.state.clock = lambda now=day * DAY: now
+            train(later, [2])
+        later.load(url)  # of step 1, without visits
+        later.state.clock = lambda: 4 * DAY
+        train(later, [2])
+        assert keys_of(later) == [1, 2]
+
+
 def test_rows_without_a_known_visit_count_as_visited_now(tmp_path: Path) -> None:
     url = str(tmp_path / "s")
     with container_of(None) as made:

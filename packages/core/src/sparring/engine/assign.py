@@ -36,6 +36,7 @@ def assign(state: EngineState, table: str, keys: npt.ArrayLike, embeddings: npt.
                     "which state new rows begin; make the optimizer first, then assign",
                     table=table,
                 )
+            state.saves.join()  # it would end as the newest, without what is assigned
         except Exception as failure:
             error = failure
     coordinator.agree(error)

@@ -548,7 +548,7 @@ class StepContainer:
 
         The optimizer's state of these rows begins again, as that of new rows does. All ranks call it,
         each with rows of any keys, or of none: they go to the ranks that own them. Where several
-        ranks give one key, they must give the same embedding.
+        ranks give one key, they must give the same embedding. A save that runs is waited for.
 
         Args:
             keys: ``(n,)`` whole numbers, each once.

@@ -127,6 +127,7 @@ class Visits:
         """Forgets all visits: other rows come."""
         self._pending, self._recent, self._num_recent = [], [], 0
         self.keys, self.steps = self.keys[:0], self.steps[:0]
+        self.times = []  # steps may be counted from an earlier one again
         self.is_complete = False
 
     def replace(self, keys: Keys, steps: Steps, times: Iterable[tuple[int, float]]) -> None:
