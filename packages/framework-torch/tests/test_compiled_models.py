@@ -103,7 +103,7 @@ def losses(kind, backend):
         st.Optimizer(model, torch.optim.Adagrad, lr=0.1),
         torch.optim.SGD(model.parameters(), lr=0.1),
     ]
-    # How many ids each feature of a sequence has, decides its shape: the only break in a graph.
+    # How many ids each feature of a sequence has decides its shape: here no graph knows it.
     whole = kind is not Sequences
     call = model if backend is None else torch.compile(model, backend=backend, fullgraph=whole)
     found = []

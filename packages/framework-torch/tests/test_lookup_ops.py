@@ -26,6 +26,8 @@ from sparring_torch import (
     EmbeddingBag,
     EmbeddingBagCollection,
     EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
     KeyedJaggedTensor,
     Optimizer,
     device_path,
@@ -259,6 +261,82 @@ def test_exported_programs_look_up_in_the_tables_of_the_process(is_strict: bool)
     assert torch.equal(call(batch), model(batch))
     (op,) = [node for node in program.graph.nodes if "sparring" in str(node.target)]
     assert model.bags.op_name in op.args
+
+
+class Sequences(nn.Module):
+    """Two features in one table, and one of them in a table of another dim too."""
+
+    def __init__(self, device: str | None = None, dtype: str = "float32") -> None:
+        super().__init__()
+        where: dict[str, Any] = {"storage": "memory"} if device is None else {"device": device}
+        tables = [
+            EmbeddingConfig(name="a", embedding_dim=2, feature_names=["x", "y"]),
+            EmbeddingConfig(name="b", embedding_dim=4, feature_names=["x"], data_type=dtype),
+        ]
+        self.sequences = EmbeddingCollection(tables, **where)
+
+    def forward(self, batch: KeyedJaggedTensor) -> Tensor:
+        found, again = self.sequences(batch), self.sequences(batch)
+        joined = torch.cat([found["y"].values(), found["x@a"].values()])
+        padded = found["x@b"].to_padded_dense(1, 0.5) * found["x@b"].to_padded_dense(3)[:, 1:]
+        loss: Tensor = torch.sin(joined * 3).sum() + again["x@a"].values().square().sum()
+        return loss + torch.cos(padded).sum()
+
+
+def trained_sequences(model: Sequences, call: Any) -> list[Tensor]:
+    """Losses of some steps, and of an evaluation."""
+    optimizer = Optimizer(model, torch.optim.Adagrad, lr=0.1)
+    found = []
+    for size in (3, 5, 4):
+        loss = call(batch_of(size, torch.ones(20)).sync())
+        loss.backward()
+        optimizer.step()
+        found.append(loss.detach())
+    model.eval()
+    found += [call(batch_of(size, torch.ones(20)).sync()) for size in (2, 6)]
+    assert optimizer.container.resources.num_batch_inputs == 0
+    return found
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"), [(None, "float32"), (None, "float64"), ("emulated", "float32")]
+)
+def test_sequences_of_known_lengths_train_compiled_bit_for_bit(
+    device: str | None, dtype: str
+) -> None:
+    found = []
+    for is_compiled in (False, True):
+        model: Any = Sequences(device, dtype)
+        call = torch.compile(model, backend="aot_eager", fullgraph=True) if is_compiled else model
+        found.append(trained_sequences(model, call))
+    assert same_bits(*found)
+    assert len(set(map(float, found[0]))) == 5
+
+
+def test_sequences_of_unknown_lengths_are_looked_up_between_graphs() -> None:
+    model, batch = Sequences(), batch_of(3, torch.ones(20))
+    optimizer = Optimizer(model, torch.optim.SGD, lr=1.0)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="_of_unsynced"):
+        torch.compile(model, backend="eager", fullgraph=True)(batch)
+    call: Any = torch.compile(model, backend="eager")
+    call(batch).backward()
+    optimizer.step()
+    assert model.sequences.num_rows() == {"a": 4, "b": 3}
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_exported_programs_look_sequences_up(is_strict: bool) -> None:
+    model, weights = Sequences().eval(), torch.ones(20)
+    any_size = {0: torch.export.Dim.AUTO}
+    program = torch.export.export(
+        model,
+        (batch_of(3, weights),),
+        dynamic_shapes=([any_size, any_size, any_size],),
+        strict=is_strict,
+    )
+    call: Any = program.module()
+    for size in (5, 2):
+        assert torch.equal(call(batch_of(size, weights)), model(batch_of(size, weights)))
 
 
 def test_a_program_whose_module_is_not_there_is_refused() -> None:

@@ -159,16 +159,17 @@ class EmbeddingBagCollection(TableModule):
         return KeyedTensor._trusted(self._names, self._dims, values)
 
     def look_up(self, *arguments: Any) -> Tensor:
+        ids, lengths, weights, places, _num_bags = arguments
         with torch.no_grad():
-            return self._eager(self._batch(*arguments)).values()
+            return self._eager(self._router.batch(ids, lengths, weights, places)).values()
 
     def take_gradient(self, gradient: Tensor, *arguments: Any) -> Tensor | None:
-        *given, are_weights_trained = arguments
-        features = self._batch(*given)
+        ids, lengths, weights, places, _num_bags, are_weights_trained = arguments
+        features = self._router.batch(ids, lengths, weights, places)
         path = self.agent.path_of_gradient(features.values())
-        parts = torch.split(gradient, self._dims, dim=1)
+        split = zip(torch.split(gradient, self._dims, dim=1), self.agent.dtypes, strict=True)
+        parts = [part.to(dtype) for part, dtype in split]
         if path is not None:
-            places, weights = self._router.places(features), features.weights_or_none()
             groups = bag_groups(self.agent.features, features, places, weights)
             joined = [torch.cat([parts[each] for each in group.members]) for group in groups]
             path.hold(self.agent.container, groups, joined)
@@ -178,24 +179,11 @@ class EmbeddingBagCollection(TableModule):
                     "outside of torch.compile, or keep its tables in host memory"
                 )
             return None
-        bags, parts = self.wanted(features), torch.split(gradient.cpu(), self._dims, dim=1)
+        bags, parts = self.wanted(features), [part.cpu() for part in parts]
         self.agent.take_gradient(bags, parts)
         if not are_weights_trained:
             return None
         return self.agent.weight_gradient(bags, parts).to(features.device())
-
-    def _batch(
-        self,
-        ids: Tensor,
-        lengths: Tensor,
-        weights: Tensor | None,
-        places: Sequence[int],
-        stride: int,
-    ) -> KeyedJaggedTensor:
-        """The batch, of what operators are given of it."""
-        names = dict(zip(places, self._router.names, strict=True))
-        keys = [names[place] for place in sorted(names)]
-        return KeyedJaggedTensor._trusted(keys, ids, weights, lengths, stride)
 
     def wanted(self, features: KeyedJaggedTensor) -> Bags:
         """Bags that `forward` looks up."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparring.adapter import StepContainer, StorageLike
 from sparring_torch.batch_lookup import Bags, Ids
@@ -25,6 +27,9 @@ from sparring_torch.table_module import TableModule, untraced
 from sparring_torch.train_agent import TrainAgent
 
 __all__ = ["EmbeddingCollection"]
+
+# Torch has it since 2.7; before, batches of unknown lengths are not exported.
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)
 
 
 class EmbeddingCollection(TableModule):
@@ -61,6 +66,11 @@ class EmbeddingCollection(TableModule):
             [table_features(config) for config in tables], "EmbeddingCollection"
         )
         self._names = [name for each in self._outputs for name in each]
+        self._dims = [
+            config.embedding_dim
+            for config, each in zip(tables, self._outputs, strict=True)
+            for _ in each
+        ]
         # Pooling means nothing here, where each id is a bag of its own.
         looked_up = [
             (config.name, "sum")
@@ -70,6 +80,7 @@ class EmbeddingCollection(TableModule):
         everywhere = storage_on(device, storage)
         declared = [declaration(config, everywhere) for config in tables]
         self.agent = TrainAgent(declared, looked_up, container)
+        self.register_for_ops()
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """The tables."""
@@ -79,13 +90,43 @@ class EmbeddingCollection(TableModule):
         """The names of the outputs, table by table."""
         return self._outputs
 
-    @untraced
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Feature → embeddings ``(ids of the feature, dim)``, on the device of the ids.
 
         Raises:
             InvalidArgumentError: features and tables do not fit, or a value is no id.
         """
+        if not torch.compiler.is_compiling():
+            return self._eager(features)
+        if features.length_per_key_or_none() is None and not _is_exporting():
+            return self._of_unsynced(features)
+        places, strides = self._router.places(features), features.stride_per_key()
+        features = features.evened()
+        counts = features.length_per_key()
+        sizes = [counts[place] * dim for place, dim in zip(places, self._dims, strict=True)]
+        # One operator for all features, although they differ in dim: each element is a row.
+        flat = torch.ops.sparring.pooled_lookup(
+            features.values(),
+            features.lengths(),
+            None,
+            *self.op_arguments(),
+            places,
+            sum(sizes),
+            1,
+        )
+        lengths = features.lengths().to(torch.int64).view(len(counts), features.stride())
+        parts = self._shaped(torch.split(flat, sizes))
+        return {
+            name: JaggedTensor._trusted(part, None, lengths[place, : strides[place]])
+            for name, place, part in zip(self._names, places, parts, strict=True)
+        }
+
+    @untraced
+    def _of_unsynced(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """As `forward`; a compiler does not know the shapes of what it returns."""
+        return self._eager(features)
+
+    def _eager(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         is_training = self.is_training
         try:
             places = self._router.places(features)
@@ -130,6 +171,33 @@ class EmbeddingCollection(TableModule):
             )
             for name, place, part in zip(self._names, places, parts, strict=True)
         }
+
+    def _shaped(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Embeddings ``(ids of the feature, dim)``, or their gradients, of elements ``(n, 1)``."""
+        return [
+            part.view(-1, dim).to(dtype)
+            for part, dim, dtype in zip(parts, self._dims, self.agent.dtypes, strict=True)
+        ]
+
+    def look_up(self, *arguments: Any) -> Tensor:
+        ids, lengths, weights, places, _num_elements = arguments
+        with torch.no_grad():
+            found = self._eager(self._router.batch(ids, lengths, weights, places))
+        return torch.cat([each.values().reshape(-1, 1) for each in found.values()])
+
+    def take_gradient(self, gradient: Tensor, *arguments: Any) -> None:
+        ids, lengths, weights, places, *_ = arguments
+        features = self._router.batch(ids, lengths, weights, places)
+        counts = features.length_per_key()
+        sizes = [counts[place] * dim for place, dim in zip(places, self._dims, strict=True)]
+        parts = self._shaped(torch.split(gradient, sizes))
+        path = self.agent.path_of_gradient(features.values())
+        if path is None:
+            self.agent.take_gradient(self.wanted(features), [part.cpu() for part in parts])
+            return
+        groups = id_groups(self.agent.features, features, places)
+        joined = [torch.cat([parts[each] for each in group.members]) for group in groups]
+        path.hold(self.agent.container, groups, joined)
 
     def wanted(self, features: KeyedJaggedTensor) -> Ids:
         """Ids that `forward` looks up."""

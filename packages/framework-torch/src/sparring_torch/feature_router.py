@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparring.adapter import suggestion
 from sparring.errors import InvalidArgumentError
@@ -71,6 +72,20 @@ class FeatureRouter:
             self._plan = self._planned(batch.keys())
             self._planned_for = list(batch.keys())
         return self._plan
+
+    def batch(
+        self, ids: Tensor, lengths: Tensor, weights: Tensor | None, places: Sequence[int]
+    ) -> KeyedJaggedTensor:
+        """The batch, of what operators of torch are given of it.
+
+        Args:
+            lengths: of bags; each feature has as many.
+            places: of the batch, as of the method.
+        """
+        names = dict(zip(places, self.names, strict=True))
+        keys = [names[place] for place in sorted(names)]
+        stride = len(lengths) // len(keys)
+        return KeyedJaggedTensor._trusted(keys, ids, weights, lengths, stride)
 
     def _planned(self, keys: Sequence[str]) -> list[int]:
         places = {name: place for place, name in enumerate(keys)}

@@ -149,6 +149,14 @@ class JaggedTensor(JaggedParts):
 
     def _padded(self, flat: Tensor, desired_length: int | None, padding_value: float) -> Tensor:
         num_bags = self._lengths.numel()
+        if desired_length is not None and torch.compiler.is_compiling():
+            # No shape may depend on lengths: values that are cut off go to one more column.
+            bags = torch.arange(num_bags, device=flat.device)
+            bags = bags.repeat_interleave(self._lengths, output_size=flat.shape[0])
+            columns = torch.arange(flat.shape[0], device=flat.device) - self.offsets()[bags]
+            padded = flat.new_full((num_bags, desired_length + 1, *flat.shape[1:]), padding_value)
+            padded[bags, columns.clamp(max=desired_length)] = flat
+            return padded[:, :desired_length]
         longest = int(self._lengths.max()) if num_bags else 0
         length = longest if desired_length is None else desired_length
         padded = flat.new_full((num_bags, length, *flat.shape[1:]), padding_value)

@@ -320,9 +320,8 @@ class KeyedJaggedTensor(JaggedParts):
     def length_per_key(self) -> list[int]:
         """Ids of each feature."""
         if self._length_per_key is None:
-            lengths = self.evened()._lengths
-            per_key = lengths.view(len(self._keys), -1 if len(lengths) else 0).sum(1)
-            self._length_per_key = per_key.tolist()
+            even = self.evened()
+            self._length_per_key = even._lengths.view(len(self._keys), even._stride).sum(1).tolist()
         return self._length_per_key
 
     def length_per_key_or_none(self) -> list[int] | None:

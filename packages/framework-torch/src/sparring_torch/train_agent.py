@@ -87,7 +87,12 @@ class TrainAgent(CopiedTables):
         container: StepContainer | None = None,
     ) -> None:
         self._features = list(features)
-        computing = {each.table.computing_dtype for each in declarations}
+        by_table = {each.table.name: each.table.computing_dtype for each in declarations}
+        self.dtypes = [
+            torch.from_numpy(np.empty(0, by_table[table])).dtype for table, _ in features
+        ]
+        """Of the embeddings of each feature."""
+        computing = set(by_table.values())
         self.output_dtype = torch.float64 if np.dtype(np.float64) in computing else torch.float32
         self._dtype = computing.pop() if len(computing) == 1 else None
         self._collection: Any = None
