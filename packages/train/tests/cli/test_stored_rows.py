@@ -24,7 +24,7 @@ CONFIG = """
 seed: 3
 data: {kind: movielens, path: ratings.csv, batch_size: 16, test_fraction: 0.05}
 model: {kind: matrix_factorization, dim: 3}
-tables: {overrides: {user: {admission: bloom 1}}}
+tables: {overrides: {user: {admission: {kind: bloom, k: 1}}}}
 storage: STORAGE
 snapshots: {url: runs, every_steps: 2, full_every: 2}
 """
@@ -52,7 +52,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 
 def trained(run: Run, storage: str) -> None:
-    text = CONFIG.replace("STORAGE", storage).replace("bloom 1", "{kind: bloom, k: 1}")
+    text = CONFIG.replace("STORAGE", storage)
     Path("run.yaml").write_text(text)
     code, _, said = run("train", "run.yaml")
     assert code == 0, said
@@ -151,7 +151,7 @@ def test_erase_leaves_no_byte_of_a_person_in_snapshots_and_rocksdb(run: Run) -> 
 def test_what_cannot_be_erased_is_refused(
     run: Run, arguments: list[str], text: str, said: str
 ) -> None:
-    Path("run.yaml").write_text(CONFIG.replace("STORAGE", "memory"))
+    Path("run.yaml").write_text(CONFIG.replace("STORAGE", "{backend: memory}"))
     Path("ids.txt").write_text(text)
     code, _, found = run("erase", "user", "--keys", "ids.txt", *arguments)
     assert code == 2
