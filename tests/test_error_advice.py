@@ -2,6 +2,8 @@
 
 The messages are the texts in the sources of all packages that hold a verb of advice. The sources are
 parsed, not imported: no framework is needed. That an advice helps is for the tests of its package.
+
+Long because every argument that a message names has its owners in one table here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Programs with the calls of PyTorch's tutorials, and only the changes that the page names.
 
-docs/how-to/come-from-torch.md is that page. The programs are written anew; see the address of each
+docs/how-to/come-from-torch.md is that page. The programs are our own; see the address of each
 for the one that it follows.
 """
 

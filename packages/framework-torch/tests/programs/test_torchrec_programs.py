@@ -1,6 +1,6 @@
 """Programs with the calls of TorchRec's public examples, and only the changes that the page names.
 
-docs/how-to/come-from-torchrec.md is that page. The programs are written anew; see the address of each
+docs/how-to/come-from-torchrec.md is that page. The programs are our own; see the address of each
 for the one that it follows. The golden training is packages/framework-torch/examples/train_dlrm.py.
 """
 

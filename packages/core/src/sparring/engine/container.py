@@ -25,7 +25,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
-from sparring.collective.coordinator import Coordinator
 from sparring.collective.local import LocalGroup
 from sparring.contracts.checkpoint import Loaded, Retention, Saved, SaveOptions, State
 from sparring.contracts.collective import Collective, Reduction
@@ -39,7 +38,8 @@ from sparring.engine.apply.function import apply_update
 from sparring.engine.apply.gather import TableUpdate, Update
 from sparring.engine.apply.methods import apply_methods
 from sparring.engine.assign import assign
-from sparring.engine.checkpoint.flush import FlushManager
+from sparring.engine.checkpoint.flush import flush
+from sparring.engine.checkpoint.flush_manager import FlushManager
 from sparring.engine.checkpoint.load import load
 from sparring.engine.checkpoint.load_manager import LoadManager
 from sparring.engine.checkpoint.save import save
@@ -57,7 +57,6 @@ from sparring.engine.state import (
     Purpose,
     StepCounters,
     quiesce,
-    try_quiesce,
 )
 from sparring.engine.step import Step
 from sparring.engine.storage_choice import StorageChoice
@@ -546,9 +545,8 @@ class StepContainer:
     def assign(self, table: str, keys: npt.ArrayLike, embeddings: npt.ArrayLike) -> None:
         """Writes embeddings to a table, in place of those that its keys have.
 
-        The optimizer's state of these rows begins again, as that of new rows does. All ranks call it,
-        each with rows of any keys, or of none: they go to the ranks that own them. Where several
-        ranks give one key, they must give the same embedding. A save that runs is waited for.
+        The optimizer's state of these rows begins again. All ranks call it, each with rows of any keys
+        or of none; where several give one key, they give one embedding. It waits for a running save.
 
         Args:
             keys: ``(n,)`` whole numbers, each once.
@@ -756,31 +754,7 @@ class StepContainer:
                 flushed.
             DeadlineError: the flush before it does not end.
         """
-        self.check_open()
-        storages = {
-            entry.config.name: entry.storage
-            for entry in self.entries()
-            if entry.storage is not None
-        }
-        # A save reads, which a storage without concurrent reads bears no flush next to.
-        are_read = all(each.capabilities.concurrent_reads for each in storages.values())
-        purpose = Purpose.READ if are_read else Purpose.REPLACE
-        if not blocking:
-            quiesce(self.state, purpose)
-            return self.state.flushes.begin(storages, report_failure=True)
-        error = try_quiesce(self.state, purpose)
-        coordinator = Coordinator(self.collective, "flush")
-        coordinator.start()
-        try:
-            if error is None:
-                self.state.flushes.begin(storages, report_failure=False).result()
-        except Exception as failure:
-            error = failure
-        except BaseException as reason:
-            coordinator.abort(reason)
-            raise
-        coordinator.agree(error)
-        return None
+        return flush(self.state, blocking=blocking)
 
     def close(self) -> None:
         """Drains the event loop and closes storages, collective and rendezvous: all of them, whichever

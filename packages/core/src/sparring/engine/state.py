@@ -20,7 +20,7 @@ from enum import Enum
 
 from sparring.contracts.collective import Collective, Reduction
 from sparring.contracts.shard_map import ShardMap
-from sparring.engine.checkpoint.flush import FlushManager
+from sparring.engine.checkpoint.flush_manager import FlushManager
 from sparring.engine.checkpoint.load_manager import LoadManager
 from sparring.engine.checkpoint.save_manager import SaveManager
 from sparring.engine.prefetch_thread import PrefetchThread, RunningPrefetch
