@@ -1,0 +1,151 @@
+"""Jobs of a few threads whose tables are sharded by a plan, for tests: their batches, steps and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sparring.contracts.collective import Collective, Reduction
+from sparring.contracts.column_block import ColumnBlock
+from sparring.contracts.initializers import Uniform
+from sparring.contracts.layout import TableSharding
+from sparring.contracts.rendezvous import Membership
+from sparring.contracts.table import TableConfig
+from sparring.contracts.updates import MethodChoice
+from sparring.engine.container import StepContainer
+from sparring.engine.storage_choice import StorageChoice
+from sparring.updates.resolve import hyper_from, resolve_method
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+
+__all__ = ["DIM", "KINDS", "Rows", "gradients_of", "joined", "opened", "stored", "train"]
+
+DIM, STEPS = 4, 5
+Rows = dict[int, bytes]
+Pieces = list[tuple[ColumnBlock, TableConfig, dict[int, Any]]]
+"""Of one rank: columns, and the rows of these columns by key."""
+
+
+class _OfNodes(ThreadRendezvous):
+    """Ranks of nodes of two."""
+
+    def membership(self) -> Membership:
+        size = self.shard_map().world_size
+        return Membership(0, size, local_world_size=min(2, size))
+
+
+def _two(size: int) -> TableSharding:
+    return TableSharding("column_wise", (size - 1, 0), columns=2)
+
+
+def _of_node(size: int) -> TableSharding:
+    return TableSharding("table_column_wise", columns=2)
+
+
+def _grid(size: int) -> TableSharding:
+    if size < 4:
+        return TableSharding("grid", (0, size - 1, size - 1, 0)[: 4 if size > 1 else 2], columns=2)
+    return TableSharding("grid", columns=2)
+
+
+KINDS: Mapping[str, Callable[[int], Any]] = {
+    "row_wise": lambda _: "row_wise",
+    "table_wise": lambda size: TableSharding("table_wise", (size - 1,)),
+    "table_row_wise": lambda size: TableSharding("table_row_wise", tuple({0, size - 1})),
+    "data_parallel": lambda _: "data_parallel",
+    "column_wise": _two,
+    "table_column_wise": _of_node,
+    "grid": _grid,
+}
+
+
+def opened(
+    collective: Collective | None, world_size: int, kind: str, method: str = "adagrad", **more: Any
+) -> StepContainer:
+    """A container with the table ``user`` of a kind; `more` is of its `TableConfig`."""
+    plan = {} if collective is None else {"user": KINDS[kind](world_size)}
+    container = StepContainer(
+        collective=collective,
+        rendezvous=_OfNodes(world_size) if collective else None,
+        reduction=Reduction.SUM,
+        plan=plan,
+    )
+    table = TableConfig("user", DIM, initializer=Uniform(-1, 1), seed=5, **more)
+    container.declare(table, StorageChoice("memory"))
+    made = resolve_method(method)
+    state = made.initial_state(DIM, hyper_from(made, {}), table.computing_dtype)
+    container.set_state("user", state, method)
+    return container
+
+
+def gradients_of(step: int, rank: int) -> tuple[Any, Any]:
+    """Ids of a rank, and gradients of which every sum is exact in any order."""
+    random = np.random.default_rng((step, rank))
+    ids = random.integers(-20, 20, 0 if (step + rank) % 4 == 3 else 12 + rank)
+    return ids, random.integers(-64, 65, (len(ids), DIM)) / np.float32(64)
+
+
+def train(
+    container: StepContainer,
+    ranks: Sequence[int],
+    method: str = "adagrad",
+    steps: Sequence[int] = range(STEPS),
+    prefetches: bool = False,
+) -> list[Any]:
+    """Takes steps with the batches of some ranks; returns the rows of the lookups."""
+    made, seen = resolve_method(method), []
+    following = None
+    for step in steps:
+        batches = [gradients_of(step, rank) for rank in ranks]
+        ids, given = (np.concatenate([each[place] for each in batches]) for place in (0, 1))
+        if following is not None:
+            found = following.finish()[0]
+            found.shadow_id = container.resources.register("user", found.keys, found.inverse)
+        else:
+            found = container.lookup("user", ids)
+        seen.append(found.rows[found.inverse])
+        if prefetches and step + 1 in steps:
+            ahead = np.concatenate([gradients_of(step + 1, rank)[0] for rank in ranks])
+            following = container.prefetch([("user", ahead)])
+        sums = np.zeros(found.rows.shape, found.rows.dtype)
+        np.add.at(sums, found.inverse, given)
+        assert found.shadow_id is not None
+        container.resources.accumulate(found.shadow_id, sums)
+        choice = MethodChoice(made, hyper_from(made, {"lr": 0.125}), step + 1)
+        assert container.apply_methods({"user": choice}) in (["user"], [])
+    return seen
+
+
+def stored(container: StepContainer) -> Pieces:
+    """The rows on this rank, by columns."""
+    pieces = []
+    for part in container.entry("user").parts:
+        columns = ColumnBlock(0, DIM) if part.block is None else part.block.columns
+        rows = {}
+        if part.storage is not None:
+            for chunk in part.storage.scan():
+                rows |= dict(zip(chunk.keys.tolist(), np.array(chunk.rows), strict=True))
+        pieces.append((columns, container.tables["user"], rows))
+    return pieces
+
+
+def joined(held: Sequence[Pieces]) -> Rows:
+    """Whole rows from the pieces of all ranks; each piece of a row is there once, or is a replica."""
+    whole: dict[int, dict[int, tuple[ColumnBlock, Any]]] = {}
+    table = held[0][0][1]
+    for pieces in held:
+        for columns, _, rows in pieces:
+            for key, row in rows.items():
+                own = whole.setdefault(key, {})
+                if columns.begin in own:
+                    assert columns.width == DIM and own[columns.begin][1].tobytes() == row.tobytes()
+                own[columns.begin] = columns, row
+    result = {}
+    for key, parts in whole.items():
+        made = np.zeros((1, table.width), table.numpy_dtype)
+        for columns, row in parts.values():
+            columns.put(table, made, row[None])
+        assert sum(columns.width for columns, _ in parts.values()) == DIM, "a piece of a row is missing"
+        result[key] = made.tobytes()
+    return result
