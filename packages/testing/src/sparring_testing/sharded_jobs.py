@@ -19,12 +19,13 @@ from sparring.engine.storage_choice import StorageChoice
 from sparring.updates.resolve import hyper_from, resolve_method
 from sparring_testing.thread_rendezvous import ThreadRendezvous
 
-__all__ = ["DIM", "KINDS", "Rows", "gradients_of", "joined", "opened", "stored", "train"]
+__all__ = ["DIM", "KINDS", "Rows", "batch_of", "gradients_of", "joined", "opened", "stored", "train"]
 
 DIM, STEPS = 4, 5
-Rows = dict[int, bytes]
+Rows = dict[int, tuple[bytes, int]]
+"""Whole rows and their scores, by key."""
 Pieces = list[tuple[ColumnBlock, TableConfig, dict[int, Any]]]
-"""Of one rank: columns, and the rows of these columns by key."""
+"""Of one rank: columns, and the rows of these columns, with scores, by key."""
 
 
 class _OfNodes(ThreadRendezvous):
@@ -61,10 +62,16 @@ KINDS: Mapping[str, Callable[[int], Any]] = {
 
 
 def opened(
-    collective: Collective | None, world_size: int, kind: str, method: str = "adagrad", **more: Any
+    collective: Collective | None,
+    kind: str,
+    method: str = "adagrad",
+    sharding: TableSharding | None = None,
+    **more: Any,
 ) -> StepContainer:
-    """A container with the table ``user`` of a kind; `more` is of its `TableConfig`."""
-    plan = {} if collective is None else {"user": KINDS[kind](world_size)}
+    """A container with the table ``user`` of a kind, or as `sharding` says; `more` is of its
+    `TableConfig`."""
+    world_size = 1 if collective is None else collective.world_size
+    plan = {} if collective is None else {"user": sharding or KINDS[kind](world_size)}
     container = StepContainer(
         collective=collective,
         rendezvous=_OfNodes(world_size) if collective else None,
@@ -72,7 +79,7 @@ def opened(
         plan=plan,
     )
     table = TableConfig("user", DIM, initializer=Uniform(-1, 1), seed=5, **more)
-    container.declare(table, StorageChoice("memory"))
+    container.declare(table, StorageChoice("memory", {"policy": "lfu"}))
     made = resolve_method(method)
     state = made.initial_state(DIM, hyper_from(made, {}), table.computing_dtype)
     container.set_state("user", state, method)
@@ -86,6 +93,13 @@ def gradients_of(step: int, rank: int) -> tuple[Any, Any]:
     return ids, random.integers(-64, 65, (len(ids), DIM)) / np.float32(64)
 
 
+def batch_of(step: int, ranks: Sequence[int]) -> tuple[Any, Any]:
+    """The ids and gradients of some ranks together; none of no ranks."""
+    batches = [gradients_of(step, rank) for rank in ranks]
+    ids = np.concatenate([np.empty(0, np.int64), *(each for each, _ in batches)])
+    return ids, np.concatenate([np.empty((0, DIM), np.float32), *(each for _, each in batches)])
+
+
 def train(
     container: StepContainer,
     ranks: Sequence[int],
@@ -97,8 +111,7 @@ def train(
     made, seen = resolve_method(method), []
     following = None
     for step in steps:
-        batches = [gradients_of(step, rank) for rank in ranks]
-        ids, given = (np.concatenate([each[place] for each in batches]) for place in (0, 1))
+        ids, given = batch_of(step, ranks)
         if following is not None:
             found = following.finish()[0]
             found.shadow_id = container.resources.register("user", found.keys, found.inverse)
@@ -106,8 +119,7 @@ def train(
             found = container.lookup("user", ids)
         seen.append(found.rows[found.inverse])
         if prefetches and step + 1 in steps:
-            ahead = np.concatenate([gradients_of(step + 1, rank)[0] for rank in ranks])
-            following = container.prefetch([("user", ahead)])
+            following = container.prefetch([("user", batch_of(step + 1, ranks)[0])])
         sums = np.zeros(found.rows.shape, found.rows.dtype)
         np.add.at(sums, found.inverse, given)
         assert found.shadow_id is not None
@@ -125,27 +137,29 @@ def stored(container: StepContainer) -> Pieces:
         rows = {}
         if part.storage is not None:
             for chunk in part.storage.scan():
-                rows |= dict(zip(chunk.keys.tolist(), np.array(chunk.rows), strict=True))
+                values = zip(np.array(chunk.rows), chunk.scores.tolist(), strict=True)
+                rows |= dict(zip(chunk.keys.tolist(), values, strict=True))
         pieces.append((columns, container.tables["user"], rows))
     return pieces
 
 
 def joined(held: Sequence[Pieces]) -> Rows:
     """Whole rows from the pieces of all ranks; each piece of a row is there once, or is a replica."""
-    whole: dict[int, dict[int, tuple[ColumnBlock, Any]]] = {}
+    whole: dict[int, dict[int, tuple[ColumnBlock, Any, int]]] = {}
     table = held[0][0][1]
     for pieces in held:
         for columns, _, rows in pieces:
-            for key, row in rows.items():
+            for key, (row, score) in rows.items():
                 own = whole.setdefault(key, {})
                 if columns.begin in own:
                     assert columns.width == DIM and own[columns.begin][1].tobytes() == row.tobytes()
-                own[columns.begin] = columns, row
+                own[columns.begin] = columns, row, score
     result = {}
     for key, parts in whole.items():
         made = np.zeros((1, table.width), table.numpy_dtype)
-        for columns, row in parts.values():
+        for columns, row, _ in parts.values():
             columns.put(table, made, row[None])
-        assert sum(columns.width for columns, _ in parts.values()) == DIM, "a piece of a row is missing"
-        result[key] = made.tobytes()
+        assert sum(columns.width for columns, *_ in parts.values()) == DIM, "a piece is missing"
+        (score,) = {score for *_, score in parts.values()}
+        result[key] = made.tobytes(), score
     return result

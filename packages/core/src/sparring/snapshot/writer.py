@@ -165,7 +165,9 @@ class SnapshotWriter:
         """
         self._check_unwritten(table, columns)
         self._written.add((table.name, columns))
-        self._tables[table.name] = TableEntry.of(table)
+        known = self._tables.get(table.name)
+        if known is None or table.has_scores:  # a block without a storage does not know of scores
+            self._tables[table.name] = TableEntry.of(table)
         self._write_rows(table, chunks, self._options, columns)
         self._write_erased(table, erased, columns)
 
