@@ -59,7 +59,9 @@ def made(name: str, container: StepContainer) -> Any:
     return embedding, lambda ids: embedding(torch.from_numpy(ids))
 
 
-def train(module: str, native: Any, options: dict[str, Any], ranks: Any, held: StepContainer) -> Any:
+def train(
+    module: str, native: Any, options: dict[str, Any], ranks: Any, held: StepContainer
+) -> Any:
     """Three steps with gradients that sums of floats do not round; returns rows, and what was read."""
     part, embed = made(module, held)
     optimizer = Optimizer(part, native, lr=0.125, **options)
@@ -151,7 +153,8 @@ def test_a_probe_tells_optimizers_that_couple_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("native", "words"), [(_ByNorm, "_ByNorm cannot"), ("rowwise_adagrad", "'rowwise_adagrad' cannot")]
+    ("native", "words"),
+    [(_ByNorm, "_ByNorm cannot"), ("rowwise_adagrad", "'rowwise_adagrad' cannot")],
 )
 def test_optimizers_that_need_whole_rows_are_refused_by_name(native: Any, words: str) -> None:
     def body(collective: Collective) -> None:

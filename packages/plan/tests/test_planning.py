@@ -453,17 +453,21 @@ def test_training_takes_a_plan(calibration: Calibration, tmp_path: Path) -> None
 
 
 def test_training_takes_column_blocks_of_a_plan(calibration: Calibration, tmp_path: Path) -> None:
-    value = roomy() | {"kinds": ["column_wise"], "transfers": ["rows"]}
-    made = make_plan(PlanInputs.model_validate(value), calibration)
-    name, each = next((name, one) for name, one in made.tables.items() if one.columns > 1)
-    sharding = made.sharding(made.ranks).sharding_of(name)
-    assert sharding == TableSharding("column_wise", tuple(each.ranks), columns=each.columns)
-    path = tmp_path / "plan.yaml"
-    wrong = made.model_copy(deep=True)
-    wrong.tables[name].columns += 1
-    path.write_text(wrong.to_yaml())
-    with pytest.raises(ConfigError, match=r"plan.yaml:\d+:.*no multiple of"):
-        read_plan(path).sharding(made.ranks)
+    made = make_plan(PlanInputs.model_validate(roomy()), calibration).model_dump(exclude_none=True)
+    path, ranks = tmp_path / "plan.yaml", [1, 0]
+    made["tables"]["t0"] |= {
+        "kind": "column_wise",
+        "ranks": ranks,
+        "columns": 2,
+        "transfer": "rows",
+    }
+    path.write_text(Plan.model_validate(made).to_yaml())
+    sharding = read_plan(path).sharding(made["ranks"]).sharding_of("t0")
+    assert sharding == TableSharding("column_wise", (1, 0), columns=2)
+    made["tables"]["t0"]["columns"] = 3
+    path.write_text(Plan.model_validate(made).to_yaml())
+    with pytest.raises(ConfigError, match=r"plan.yaml:\d+:.*2 ranks are no multiple of 3 blocks"):
+        read_plan(path).sharding(made["ranks"])
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,9 @@ def test_a_snapshot_that_lacks_some_columns_is_damaged(tmp_path: Path) -> None:
         for file in manifest.files
     ]
     path.write_bytes(encode_text(manifest.model_copy(update={"files": wider})))
-    with pytest.raises(SnapshotDamagedError, match=r"columns \(2, 5\) of table 'user', which has 4"):
+    with pytest.raises(
+        SnapshotDamagedError, match=r"columns \(2, 5\) of table 'user', which has 4"
+    ):
         open_snapshot(str(tmp_path / "a"))
 
 

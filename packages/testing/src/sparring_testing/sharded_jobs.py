@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from sparring import StepContainer, StorageChoice, hyper_from, resolve_method
 from sparring.contracts.collective import Collective, Reduction
 from sparring.contracts.column_block import ColumnBlock
 from sparring.contracts.initializers import Uniform
@@ -14,12 +15,19 @@ from sparring.contracts.layout import TableSharding
 from sparring.contracts.rendezvous import Membership
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
-from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
-from sparring.updates.resolve import hyper_from, resolve_method
 from sparring_testing.thread_rendezvous import ThreadRendezvous
 
-__all__ = ["DIM", "KINDS", "Rows", "batch_of", "gradients_of", "joined", "opened", "stored", "train"]
+__all__ = [
+    "DIM",
+    "KINDS",
+    "Rows",
+    "batch_of",
+    "gradients_of",
+    "joined",
+    "opened",
+    "stored",
+    "train",
+]
 
 DIM, STEPS = 4, 5
 Rows = dict[int, tuple[bytes, int]]
@@ -40,7 +48,7 @@ def _two(size: int) -> TableSharding:
     return TableSharding("column_wise", (size - 1, 0), columns=2)
 
 
-def _of_node(size: int) -> TableSharding:
+def _of_node(_: int) -> TableSharding:
     return TableSharding("table_column_wise", columns=2)
 
 
@@ -134,7 +142,7 @@ def stored(container: StepContainer) -> Pieces:
     pieces = []
     for part in container.entry("user").parts:
         columns = ColumnBlock(0, DIM) if part.block is None else part.block.columns
-        rows = {}
+        rows: dict[int, Any] = {}
         if part.storage is not None:
             for chunk in part.storage.scan():
                 values = zip(np.array(chunk.rows), chunk.scores.tolist(), strict=True)
@@ -152,7 +160,8 @@ def joined(held: Sequence[Pieces]) -> Rows:
             for key, (row, score) in rows.items():
                 own = whole.setdefault(key, {})
                 if columns.begin in own:
-                    assert columns.width == DIM and own[columns.begin][1].tobytes() == row.tobytes()
+                    assert columns.width == DIM
+                    assert own[columns.begin][1].tobytes() == row.tobytes()
                 own[columns.begin] = columns, row, score
     result = {}
     for key, parts in whole.items():

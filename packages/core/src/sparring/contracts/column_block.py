@@ -3,7 +3,7 @@
     row of the table    embedding 0 … dim      state 0: dim columns   state 1: dim columns
     row of the block    columns begin … end    the same of state 0    the same of state 1
 
-State is divided where an optimizer keeps an array of `dim` elements, or several of these, one after the other.
+State is divided where an optimizer keeps arrays of `dim` elements, one after the other.
 """
 
 from __future__ import annotations
@@ -48,9 +48,7 @@ class ColumnBlock:
         """The narrower table, by the same name; without state, where state does not go by columns."""
         parts = table.state_width // table.dim if self.divides_state(table) else 0
         method = table.state_method if parts or not table.state_width else ""
-        return replace(
-            table, dim=self.width, state_width=parts * self.width, state_method=method
-        )
+        return replace(table, dim=self.width, state_width=parts * self.width, state_method=method)
 
     def cut_state(self, table: TableConfig, state: Rows) -> Rows:
         """The part of states that goes with these columns.

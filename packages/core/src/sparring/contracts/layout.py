@@ -64,7 +64,9 @@ class Layout(ShardMap):
         are_ascending = all(is_whole(each) for each in columns) and all(
             begin < end for begin, end in itertools.pairwise(columns)
         )
-        widths = {end - begin for begin, end in itertools.pairwise(columns)} if are_ascending else ()
+        widths = (
+            {end - begin for begin, end in itertools.pairwise(columns)} if are_ascending else ()
+        )
         if len(widths) != 1 or columns[0] != 0:
             raise InvalidArgumentError(
                 "layout: columns must ascend from 0 to the end of the last block, all blocks equally "

@@ -51,8 +51,8 @@ class UpdateMethod(ABC):
     hyperparameters: type[HyperParameters]
     """The model of its hyper-parameters."""
     couples_columns: bool = True
-    """Whether an element of a row moves by others of the row, as by its norm. Where it does not, and state
-    is arrays of `dim`, one after the other, blocks of columns may be updated apart."""
+    """Whether an element of a row moves by others of the row, as by its norm. Where it does not, and
+    state is arrays of `dim`, one after the other, blocks of columns may be updated apart."""
 
     @abstractmethod
     def state_width(self, dim: int) -> int:

@@ -5,8 +5,8 @@
                 rows of blocks on this rank, one under the other ──► one update of the table
 
 Everything in between, exchanges, storages, saves and votes, works on blocks as on tables. Initial values
-and rounding are functions of the key, the column and the table, so they are made for all columns of a row,
-and cut. An update goes by columns, or is refused: `check_method`.
+and rounding are functions of the key, the column and the table, so they are made for all columns of a
+row, and cut. An update goes by columns, or is refused: `check_method`.
 """
 
 from __future__ import annotations
@@ -67,9 +67,7 @@ def _differing(entry: TableEntry, part: TableEntry) -> InvalidArgumentError:
     )
 
 
-def divided_gradients(
-    tables: Tables, summed: Mapping[str, SummedByKey]
-) -> dict[str, SummedByKey]:
+def divided_gradients(tables: Tables, summed: Mapping[str, SummedByKey]) -> dict[str, SummedByKey]:
     """Gradients by key of all that has rows: those of tables that are divided by their columns.
 
     Args:
@@ -135,7 +133,8 @@ def rounded_rows(entry: TableEntry, keys: Keys, rows: Rows, step: int, kernels: 
     """
     config, rounding = entry.config, Rounding(keys, entry.initializer.rounding_seed, step)
     if entry.block is None or not config.is_16_bit:
-        return stored_rows(kernels, config, rows, rounding)
+        whole_rows: Rows = stored_rows(kernels, config, rows, rounding)
+        return whole_rows
     whole, columns = entry.block.whole.config, entry.block.columns
     values = np.zeros((len(rows), whole.dim), whole.computing_dtype)
     values[:, columns.begin : columns.end] = rows[:, : config.dim]

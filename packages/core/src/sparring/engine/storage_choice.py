@@ -178,12 +178,19 @@ def check_divided(
     elif not isinstance(storage, Storage):
         return
     elif is_given:
-        found, remedy = "its storage was given open, for whole rows", "declare it by a StorageChoice"
+        found, remedy = (
+            "its storage was given open, for whole rows",
+            "declare it by a StorageChoice",
+        )
     elif storage.capacity is not None:
-        found = f"its storage holds up to {storage.capacity} rows, and blocks could lose different ones"
+        found = (
+            f"its storage holds up to {storage.capacity} rows, and blocks could lose different ones"
+        )
         remedy = "give it no capacity"
     elif storage.capabilities.persistent or storage.capabilities.shared:
-        found = "its storage outlives the process, where another plan would not find the rows of blocks"
+        found = (
+            "its storage outlives the process, where another plan would not find the rows of blocks"
+        )
         remedy = "choose one in memory, and save snapshots"
     else:
         return

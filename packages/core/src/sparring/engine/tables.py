@@ -164,8 +164,8 @@ class Tables:
         taken = [each.config.name for each in blocks if each.config.name in self.entries]
         if taken:
             raise InvalidArgumentError(
-                f"table {table.name!r}: its block of columns is to be called {taken[0]!r}, and a table of "
-                "that name is declared; give that one another name",
+                f"table {table.name!r}: its block of columns is to be called {taken[0]!r}, and a table "
+                "of that name is declared; give that one another name",
                 table=table.name,
             )
         whole.parts = tuple(blocks)
@@ -328,7 +328,7 @@ class TableEntry:
         self.block = block
         """Which columns of which table these are; None: all of a table's own."""
         self.parts: tuple[TableEntry, ...] = (self,)
-        """What has the rows: this, or the blocks of columns of a table that is divided."""
+        """Entries that have the rows: this, or the blocks of columns of a table that is divided."""
         self.initial_state: npt.NDArray[Any] | None = None
         self.forget_admission()
         self.num_not_admitted = 0
@@ -378,9 +378,7 @@ class TableEntry:
 
     def forget_admission(self) -> None:
         """Forgets which ids were seen."""
-        self.admission_filter = make_filter(
-            admission_from(self.config.admission), self._described
-        )
+        self.admission_filter = make_filter(admission_from(self.config.admission), self._described)
 
     def check_same_storage(self, storage: StorageChoice | Storage | None) -> None:
         """Refuses a second declaration that would put the rows elsewhere; None says nothing.
@@ -553,8 +551,8 @@ class DividedEntry(TableEntry):
     __slots__ = ()
 
     @property
-    def storage(self) -> Storage | None:  # type: ignore[override]
-        """None has its rows.
+    def storage(self) -> Storage | None:
+        """Refuses: its rows are in the storages of its parts.
 
         Raises:
             UnsupportedError: always.

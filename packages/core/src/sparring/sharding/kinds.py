@@ -120,7 +120,9 @@ def _in_blocks(request: LayoutRequest, kind: str, places: Sequence[Sequence[int]
         per_block, rest = divmod(len(ranks), columns)
         is_single = kind != "grid"
         if rest or (is_single and per_block != 1):
-            wanted = f"{columns} ranks, one for each block" if is_single else f"{columns} times as many"
+            wanted = (
+                f"{columns} ranks, one for each block" if is_single else f"{columns} times as many"
+            )
             raise InvalidArgumentError(
                 f"sharding plan: table {name!r} is {kind} with {columns} blocks of columns, found "
                 f"{len(ranks)} ranks {list(ranks)}; name {wanted}, or other columns",

@@ -4,7 +4,7 @@ A key is in the result once. For that, keys are remembered while a window of par
 windows are so small that the keys of one stay within `_WINDOW_KEYS`. `summarize` reads them for people.
 
 Files may be of blocks of columns, and of other blocks in a base than in a delta over it. Then columns are
-read apart, between all places where a block of any file ends, and rows are joined by key, window by window.
+read apart, between all places where a block of any file ends, and rows are joined by key in each window.
 """
 
 from __future__ import annotations
@@ -163,9 +163,7 @@ def _check_same_keys(
     )
 
 
-def _num_keys(
-    chain: Sequence[Snapshot], table: str, wanted: Partitions, block: ColumnBlock
-) -> int:
+def _num_keys(chain: Sequence[Snapshot], table: str, wanted: Partitions, block: ColumnBlock) -> int:
     return sum(
         entry.num_keys
         for snapshot in chain

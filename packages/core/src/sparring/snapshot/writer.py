@@ -216,10 +216,14 @@ class SnapshotWriter:
 
     def _check_unwritten(self, table: TableDescription, columns: ColumnBlock | None) -> None:
         self._check_state("writing")
-        if any(name == table.name and None in {columns, other} for name, other in self._written) or (
-            table.name,
-            columns,
-        ) in self._written:
+        if (
+            any(name == table.name and None in {columns, other} for name, other in self._written)
+            or (
+                table.name,
+                columns,
+            )
+            in self._written
+        ):
             raise InvalidArgumentError(
                 f"snapshot {self.url}: table {table.name!r} was written already; write each once",
                 table=table.name,

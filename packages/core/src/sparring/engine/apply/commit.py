@@ -77,8 +77,8 @@ def _check_alike(blocks: Sequence[TableEntry], counts: Sequence[tuple[int, int]]
         expected = first.setdefault(name, found)
         if found != expected:
             raise InvalidArgumentError(
-                f"table {name!r}: block {each.config.name!r} of its columns has {found[1]} rows, of which "
-                f"this step changes {found[0]}; its first block has {expected[1]}, and changes "
+                f"table {name!r}: block {each.config.name!r} of its columns has {found[1]} rows, of "
+                f"which this step changes {found[0]}; its first block has {expected[1]}, and changes "
                 f"{expected[0]}. No row was changed. Restart all ranks from the last snapshot",
                 table=name,
             )

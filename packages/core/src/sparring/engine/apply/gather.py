@@ -83,8 +83,7 @@ def gather_rows(
 def num_kept(gathered: Mapping[str, Gathered]) -> dict[str, int]:
     """Rows that will change, by table."""
     return {
-        name: 0 if each.update is None else len(each.update.keys)
-        for name, each in gathered.items()
+        name: 0 if each.update is None else len(each.update.keys) for name, each in gathered.items()
     }
 
 

@@ -1,6 +1,7 @@
 """State of a container in a snapshot: its counters, those of admission filters, and last visits.
 
-Each rank counts the keys that it owns. Blocks of columns of a table count alike, so the first one's is saved. Where the snapshot was made by the same ranks that own the
+Each rank counts the keys that it owns. Blocks of columns of a table count alike: those of the first are
+saved. Where the snapshot was made by the same ranks that own the
 same partitions of a table, its filter takes over its own counters. Otherwise:
 
     frequency     every rank takes the counts of its keys from all filters: exact
@@ -68,12 +69,11 @@ def container_states(state: EngineState) -> dict[str, State]:
 
 
 def _other_owners(state: EngineState) -> dict[str, npt.NDArray[np.int32]]:
-    """Of each table that the job's shard map does not divide; of one in blocks of columns, the first's."""
+    """Of each table that the job's shard map does not divide; of blocks of columns, the first's."""
     return {
         f"owners.{entry.table_name}": entry.layout.owners
         for entry in state.tables.entries.values()
-        if entry.is_first
-        and not np.array_equal(entry.layout.owners, state.shard_map.owners)
+        if entry.is_first and not np.array_equal(entry.layout.owners, state.shard_map.owners)
     }
 
 
@@ -83,7 +83,11 @@ def _visits(state: EngineState) -> State:
     arrays: dict[str, npt.NDArray[Any]] = {}
     for entry in state.tables.expiring:
         name, visits = entry.table_name, entry.visits
-        if visits is None or not entry.is_first or (entry.config.is_replicated and state.collective.rank):
+        if (
+            visits is None
+            or not entry.is_first
+            or (entry.config.is_replicated and state.collective.rank)
+        ):
             continue
         visits.seal(state.counters.steps)  # of writes since the last step
         visits.merge()

@@ -277,7 +277,7 @@ def _chosen(
             )
     else:
         names = list(tables)
-    chosen = []
+    chosen: list[TableEntry] = []
     for name in names:
         entry = state.tables.entry(name)
         if name not in known:
