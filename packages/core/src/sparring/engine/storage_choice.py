@@ -186,7 +186,7 @@ def check_divided(
         found = (
             f"its storage holds up to {storage.capacity} rows, and blocks could lose different ones"
         )
-        remedy = "give it no capacity"
+        remedy = "give it no capacity (no num_embeddings)"
     elif storage.capabilities.persistent or storage.capabilities.shared:
         found = (
             "its storage outlives the process, where another plan would not find the rows of blocks"
