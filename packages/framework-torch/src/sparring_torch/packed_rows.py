@@ -128,7 +128,7 @@ def pack(header: Mapping[str, Any], tables: Mapping[str, PackedTable]) -> RowsTe
         for each in chunks:
             data[end : end + each.nbytes] = np.ascontiguousarray(each).reshape(-1).view(np.uint8)
             end += each.nbytes
-    head = [len(text), xxhash.xxh3_64_intdigest(data[_BEGIN:])]
+    head = [len(text), xxhash.xxh3_64_intdigest(data[_BEGIN:].data)]
     data[:_BEGIN] = np.asarray(head, "<u8").view(np.uint8)
     return tensor.as_subclass(RowsTensor)
 
@@ -154,7 +154,7 @@ def unpack(packed: object, place: str) -> tuple[dict[str, Any], dict[str, Packed
         data = data.copy()  # a file of others may have been mapped at any byte
     try:
         length, digest = map(int, data[:_BEGIN].view("<u8"))
-        if digest != xxhash.xxh3_64_intdigest(data[_BEGIN:]):
+        if digest != xxhash.xxh3_64_intdigest(data[_BEGIN:].data):
             raise ValueError("their digest is another")
         text = data[_BEGIN : _BEGIN + length].tobytes()
         header = json.loads(text)
