@@ -15,7 +15,7 @@ from sparring.contracts.layout import TableSharding
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
 from sparring.engine.container import NonFinite, StepContainer
-from sparring.engine.pooled import BagLookup, bag_weight_gradients, look_up_bags, transfer_of
+from sparring.engine.pooled import BagLookup, bag_weight_gradients, look_up_bags
 from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError, PeerFailure
 from sparring.exchange.options import ExchangeOptions
@@ -443,13 +443,13 @@ def test_ranks_with_other_transfers_refuse_each_other() -> None:
 def test_a_table_says_how_its_bags_travel() -> None:
     def body(collective: Collective) -> None:
         with opened(collective, 2) as container:
-            assert transfer_of(container.state, "user")[0] == "pooled"
+            assert container.transfer("user")[0] == "pooled"
             assert str(container.layout("user")).endswith(", pooled")
         collective.close()
 
     run_ranks(2, body)
     with opened(None, 1) as alone:
-        assert transfer_of(alone.state, "user")[0] == "rows"
+        assert alone.transfer("user")[0] == "rows"
         with pytest.raises(InvalidArgumentError, match="by lookup_all"):
             look_up(alone, {"user": one_bag([1])})
     with pytest.raises(InvalidArgumentError, match="'rows' or 'pooled', found 'bags'"):

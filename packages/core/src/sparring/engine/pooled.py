@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
-from sparring.contracts.layout import Transfer
 from sparring.contracts.results import Keys, Rows
 from sparring.contracts.table import TableConfig
 from sparring.engine.lookup import own_refusal_first, readable
 from sparring.engine.state import EngineState, NonFinite, Purpose, quiesce
 from sparring.engine.tables import TableEntry
+from sparring.engine.transfer import pools_at_owners, transfer_of
 from sparring.errors import InvalidArgumentError
 from sparring.exchange.bags import AskedBags, BagRequest
 from sparring.exchange.pooled import Gradients
@@ -35,9 +35,7 @@ __all__ = [
     "PooledLookup",
     "bag_weight_gradients",
     "look_up_bags",
-    "pools_at_owners",
     "take_bag_gradients",
-    "transfer_of",
 ]
 
 _log = logging.getLogger(__name__)
@@ -72,31 +70,6 @@ class PooledLookup:
     """``(b, dim)`` of the computing dtype, the caller's own; zeros where a bag is empty."""
     shadow_id: int | None = None
     """Under which to hand in the gradient of the pools; None where nothing was registered."""
-
-
-def transfer_of(state: EngineState, table: str) -> tuple[Transfer, str]:
-    """How bags of a table travel between ranks, and why.
-
-    Raises:
-        UnknownTableError: it was not declared.
-    """
-    entry = state.tables.entry(table)
-    if entry.layout.transfer == "rows":
-        return "rows", "the plan says so, or nothing else"
-    if state.collective.world_size == 1:
-        return "rows", "this rank holds all of them"
-    if entry.kernels is not None:
-        return "rows", f"they stay on devices, which do not pool for other ranks ({entry.kernels.device})"
-    return "pooled", "the plan says so; what is no bag goes by rows"
-
-
-def pools_at_owners(state: EngineState, entry: TableEntry) -> bool:
-    """Whether bags of a table are pooled by its owners; the same on all ranks."""
-    return (
-        entry.layout.transfer == "pooled"
-        and entry.kernels is None
-        and state.collective.world_size > 1
-    )
 
 
 def look_up_bags(
@@ -151,7 +124,9 @@ def look_up_bags(
             wanted, is_training=is_training, first_alive=resources.first_bags(), error=why_not
         )
     return [
-        PooledLookup(each.pools, None if each.asked is None else resources.register_bags(each.asked))
+        PooledLookup(
+            each.pools, None if each.asked is None else resources.register_bags(each.asked)
+        )
         for each in pooled
     ]
 

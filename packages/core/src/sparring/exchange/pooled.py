@@ -89,6 +89,8 @@ class OwnerPooling:
         self._kept: list[dict[int, KeptBags]] = [{} for _ in range(session.world_size)]
         self.next_number = 0
         """Of the next lookup in training."""
+        self.told_rows: set[str] = set()
+        """Tables of which it was logged that rows are looked up."""
         self.has_lookups = False
         """Whether there was one since `forget`; the same on all ranks."""
 
@@ -285,7 +287,11 @@ class _Round:
         )
 
     def _made(
-        self, peers: Sequence[int], counts: Counts, most: int, make: Callable[[int, str, list[int]], Any]
+        self,
+        peers: Sequence[int],
+        counts: Counts,
+        most: int,
+        make: Callable[[int, str, list[int]], Any],
     ) -> Iterator[Any]:
         for hop, peer in enumerate(peers, start=1):
             for number, group in enumerate(table_groups(counts[peer], most)):
@@ -408,9 +414,7 @@ class _Pull(_Round):
                 group, counts, sizes, answer, strict=True
             ):
                 codec = self.codecs[table]
-                bags = unpack_bags(
-                    message[at : at + size], self.requests[table], num_ids, num_bags
-                )
+                bags = unpack_bags(message[at : at + size], self.requests[table], num_ids, num_bags)
                 end = to + num_bags * codec.row_bytes
                 view = codec.view(reply[to:end], num_bags)
                 pools = self._pooled(peer, table, *bags, view)
@@ -459,7 +463,9 @@ class _Push(_Round):
     def question(self, peer: int, label: str, group: list[int]) -> Question:
         parts = [self._parts(table, peer) for table in group]
         sizes = [
-            gradient_bytes(self.codecs[table], len(each), sum(len(part.bags) for _, part, _ in each))
+            gradient_bytes(
+                self.codecs[table], len(each), sum(len(part.bags) for _, part, _ in each)
+            )
             for table, each in zip(group, parts, strict=True)
         ]
 
