@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,8 +63,8 @@ def opened(
 
 
 def bags_of(step: int, rank: int, name: str) -> Batch:
-    """Ids and offsets of a rank, empty bags and empty batches among them, and gradients of which every sum
-    is exact in any order."""
+    """Ids and offsets of a rank, empty bags and empty batches among them; gradients whose sums are exact
+    in any order."""
     random = np.random.default_rng((step, rank, len(name)))
     lengths = random.integers(0, 5, 0 if (step + rank) % 4 == 3 else 6 + rank)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -418,11 +419,11 @@ def test_a_refusal_of_one_rank_is_raised_on_all() -> None:
                 look_up_bags(container.state, [wanted], is_training=True)
             # And by the way of rows, as modules refuse a batch.
             refusal = InvalidArgumentError("no such feature")
+            begin = partial(look_up, container, {"user": one_bag([1])})
+            if collective.rank:
+                begin = partial(container.lookup_all, [("user", ids)], refusal=refusal)
             with pytest.raises(InvalidArgumentError, match="no such feature"):
-                if collective.rank:
-                    container.lookup_all([("user", ids)], refusal=refusal)
-                else:
-                    look_up(container, {"user": one_bag([1])})
+                begin()
             pooled_step(container, [{"user": one_bag([5])}])
 
     run_ranks(2, body)

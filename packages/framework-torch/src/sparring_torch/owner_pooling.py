@@ -111,7 +111,7 @@ class _Pools(torch.autograd.Function):
         *weights: Tensor | None,
     ) -> tuple[Tensor, ...]:
         ctx.batch, ctx.num_weights = batch, len(weights)
-        ctx.set_materialize_grads(False)  # noqa: FBT003 - torch's own
+        ctx.set_materialize_grads(False)
         return tuple(outputs)
 
     @staticmethod

@@ -29,8 +29,8 @@ from sparring.errors import InvalidArgumentError
 __all__ = ["Layout", "LayoutRequest", "ShardingPlan", "TableSharding", "Transfer"]
 
 Transfer = Literal["rows", "pooled"]
-"""What travels where a batch wants bags: ``rows`` of keys, or, ``pooled`` by their owner, one row for each
-bag. Whatever is no bag goes by rows."""
+"""How rows of a batch's bags travel: as ``rows`` of keys; or, ``pooled`` by their owners, as one row for
+each bag. Whatever is no bag goes by rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class Layout(ShardMap):
         world_size: ranks.
         kind: the sharding kind that made it.
         is_replicated: every rank keeps all rows; owners are then of no effect.
-        transfer: what travels where a batch wants bags; no part of the digest.
+        transfer: how rows of bags travel; no part of the digest.
 
     Raises:
         InvalidArgumentError: owners that are no ranks of this world, or too few or many of them.

@@ -1,4 +1,4 @@
-"""What travels between ranks where a batch wants bags: rows, or pools of their owners; and why."""
+"""Transfers of tables: whether bags travel as rows, or as pools of their owners; and why."""
 
 from __future__ import annotations
 

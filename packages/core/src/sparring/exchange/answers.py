@@ -190,6 +190,20 @@ class Answers:
             coming = self.link.receive(self.kind, message, service.peer, service.label)
             self._served.append(_Served(service, coming))
             moved = True
+        moved |= self._begin_serving()
+        for served in self._served:
+            if served.job is None or not served.job.is_done:
+                break
+            if served.going is None and served.answer is not None:
+                moved = True
+                self._answer(served, served.job)
+        while self._served and self._is_over(self._served[0]):
+            self._served.popleft()
+            moved = True
+        return moved
+
+    def _begin_serving(self) -> bool:
+        moved = False
         silent: set[int] = set()
         for served in self._served:
             # Of one rank's messages only the first is looked at: they come in order.
@@ -207,15 +221,6 @@ class Answers:
                 serve = partial(served.service.serve, served.coming.buffer, served.answer)
                 served.job = self.executor.submit(serve)
                 moved = True
-        for served in self._served:
-            if served.job is None or not served.job.is_done:
-                break
-            if served.going is None and served.answer is not None:
-                moved = True
-                self._answer(served, served.job)
-        while self._served and self._is_over(self._served[0]):
-            self._served.popleft()
-            moved = True
         return moved
 
     def _answer(self, served: _Served, job: Job) -> None:

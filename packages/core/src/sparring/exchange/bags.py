@@ -14,7 +14,7 @@ What a message has of one table begins on a multiple of 8 bytes:
                 │ n ids, int64 │ b lengths, uint32  │ padding │ n weights *  │ padding │
                 └──────────────┴────────────────────┴─────────┴──────────────┴─────────┘
     pools       ┌──────────────┬─────────┐
-                │ b pools      │ padding │     and 8 bytes at the end of the message: 0, or the owner failed
+                │ b pools      │ padding │     8 bytes at the end of the message: has the owner failed?
                 └──────────────┴─────────┘
     gradients   ┌──────────────────────┬────────────────────────┬─────────────────────┐
                 │ k numbers of lookups │ b gradients of each    │ padding, about 8 k  │
@@ -52,6 +52,7 @@ __all__ = [
     "divided",
     "embeddings_of",
     "gradient_bytes",
+    "lengths_of",
     "pack_bags",
     "pool_bytes",
     "table_groups",
@@ -113,7 +114,7 @@ class OwnerBags:
 
 @dataclass(frozen=True, slots=True)
 class AskedBags:
-    """What an asker keeps of bags until their gradient has gone out.
+    """Bags of an asker, as it keeps them until their gradient has gone out.
 
     Args:
         number: of this lookup of this table; the same on all ranks.
@@ -134,7 +135,7 @@ class AskedBags:
 
 @dataclass(frozen=True, slots=True)
 class KeptBags:
-    """What an owner keeps of bags that it has pooled, until the step is over.
+    """Bags that an owner has pooled, as it keeps them until the step is over.
 
     Args:
         table: name, dim and dtype.
@@ -201,6 +202,12 @@ def divided(request: BagRequest, owners: npt.NDArray[np.int32], world_size: int)
         counts = np.diff(begins, append=len(mine)).astype(np.uint32)
         parts.append(OwnerBags(order[first:last], mine[begins], counts))
     return parts
+
+
+def lengths_of(request: BagRequest) -> npt.NDArray[Any]:
+    """``(b, 1)``: ids of each bag, 1 where there is none, by which means divide."""
+    lengths = np.maximum(np.diff(request.offsets), 1)
+    return lengths.astype(request.table.computing_dtype)[:, None]
 
 
 def table_groups(counts: npt.NDArray[np.int64], most: int) -> Iterator[list[int]]:

@@ -160,8 +160,8 @@ def sum_gradients(state: EngineState) -> Mapping[str, OwnedGradients]:
         BaseException: why this rank, or another, cannot apply a step.
         PeerFailure: a rank is gone, silent or elsewhere.
     """
-    why_not, taken = try_quiesce(state, Purpose.WRITE), dict[str, Any]()
-    why_not = take_bag_gradients(state, why_not, ends_step=False)
+    why_not = take_bag_gradients(state, try_quiesce(state, Purpose.WRITE), ends_step=False)
+    taken = dict[str, Any]()
     summed, owned = dict[str, SummedByKey](), state.resources.summed
     kernels = dict[str, KernelSet]()
     try:
