@@ -13,7 +13,7 @@ from pydantic import Field, PrivateAttr
 from sparring.contracts import ShardingPlan, TableSharding
 from sparring.errors import ConfigError, InvalidArgumentError
 from sparring_plan.planning.document import Document, Strict, read_document
-from sparring_plan.planning.inputs import RUNTIME_KINDS
+from sparring_plan.planning.inputs import RUNTIME_KINDS, Transfer
 
 __all__ = ["NextBest", "Plan", "TablePlan", "read_plan"]
 
@@ -42,7 +42,7 @@ class TablePlan(Strict):
     """Of its shards: of column blocks in their order, and of the rows of each block."""
     columns: int = Field(gt=0)
     """Column blocks."""
-    transfer: str
+    transfer: Transfer
     storage: str
     rows: int = Field(gt=0)
     """At the horizon."""
