@@ -443,9 +443,12 @@ def test_training_takes_a_plan(calibration: Calibration, tmp_path: Path) -> None
         read_plan(path).sharding(99)
     sharding = read_plan(path).sharding(made.ranks)
     for name, each in made.tables.items():
-        assert sharding.sharding_of(name) == TableSharding(
-            "table_wise", tuple(each.ranks), columns=1
-        )
+        assert sharding.sharding_of(name) == TableSharding("table_wise", tuple(each.ranks))
+    first = next(iter(made.tables))
+    made.tables[first] = made.tables[first].model_copy(update={"transfer": "pooled"})
+    ranks = tuple(made.tables[first].ranks)
+    pooled = made.sharding(made.ranks).sharding_of(first)
+    assert pooled == TableSharding("table_wise", ranks, "pooled")
     alone = {name: TableSharding("table_wise", (0,)) for name in made.tables}
     with StepContainer(plan=ShardingPlan(alone)) as container:
         container.declare(TableConfig("t0", 4), StorageChoice("memory"))
@@ -475,7 +478,6 @@ def test_training_takes_column_blocks_of_a_plan(calibration: Calibration, tmp_pa
     [
         ("kind", "tower_wise", "choose one of column_wise, data_parallel"),
         ("columns", 2, "row_wise keeps rows whole; 1 it is"),
-        ("transfer", "pooled", "choose rows"),
     ],
 )
 def test_what_training_does_not_execute_is_refused_where_it_is_written(

@@ -21,6 +21,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +32,11 @@ from sparring.contracts.shard_map import NUM_PARTITIONS, Shard, ShardMap
 from sparring.contracts.table import TableConfig
 from sparring.errors import InvalidArgumentError
 
-__all__ = ["Layout", "LayoutRequest", "ShardingPlan", "TableSharding"]
+__all__ = ["Layout", "LayoutRequest", "ShardingPlan", "TableSharding", "Transfer"]
+
+Transfer = Literal["rows", "pooled"]
+"""How rows of a batch's bags travel: as ``rows`` of keys; or, ``pooled`` by their owners, as one row for
+each bag. Whatever is no bag goes by rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +49,7 @@ class Layout(ShardMap):
         world_size: ranks.
         kind: the sharding kind that made it.
         is_replicated: every rank keeps all rows; owners are then of no effect.
+        transfer: how rows of bags travel; no part of the digest.
         columns: where blocks begin, ascending from 0, and where the last one ends, all equally wide;
             empty: all columns have one owner. Blocks that all have the same owners become one.
 
@@ -54,6 +60,7 @@ class Layout(ShardMap):
 
     kind: str = "row_wise"
     is_replicated: bool = False
+    transfer: Transfer = "rows"
     columns: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -118,7 +125,7 @@ class Layout(ShardMap):
         return hash((self.world_size, self.digest))
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.digest}"
+        return f"{self.kind} {self.digest}{', pooled' if self.transfer == 'pooled' else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,18 +157,24 @@ class TableSharding:
             ``column_wise``, ``table_column_wise``, ``grid``, or one of a plugin.
         ranks: which ranks it is for; empty: the kind chooses. Of kinds that divide columns they are
             those of the blocks in order, and of the ranges of rows of each block.
+        transfer: ``rows``, or ``pooled``: owners pool bags, and return one row for each.
         columns: blocks of columns, all equally wide; None: the kind chooses.
 
     Raises:
         InvalidArgumentError: ranks that are no whole numbers from 0 on, or are given twice without
-            blocks of columns; columns that are no whole number from 1 on.
+            blocks of columns; columns that are no whole number from 1 on; or another transfer.
     """
 
     kind: str
     ranks: tuple[int, ...] = ()
+    transfer: Transfer = "rows"
     columns: int | None = None
 
     def __post_init__(self) -> None:
+        if self.transfer not in get_args(Transfer):
+            raise InvalidArgumentError(
+                f"sharding plan: transfer must be 'rows' or 'pooled', found {self.transfer!r}"
+            )
         if self.columns is not None and (not is_whole(self.columns) or self.columns < 1):
             raise InvalidArgumentError(
                 f"sharding plan: columns is a number of blocks from 1 on, found {self.columns!r}"

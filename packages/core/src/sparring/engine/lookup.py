@@ -19,6 +19,7 @@ from sparring.contracts.kernels import DeviceArray
 from sparring.engine.column_blocks import fill_new_rows, joined_rows
 from sparring.engine.state import EngineState, Purpose, try_quiesce
 from sparring.engine.tables import TableEntry
+from sparring.engine.transfer import say_rows
 from sparring.errors import InvalidArgumentError, PeerFailure
 from sparring.exchange.messages import Pulled, PullRequest
 from sparring.exchange.options import WireDtype
@@ -99,6 +100,8 @@ def look_up(
     """
     state.check_open()
     found, why_not = readable(state, requests, refusal, kernels)
+    if is_training:
+        say_rows(state, (entry for entry, _ in found))
     plans: list[PlannedLookup] = []
     if why_not is None:
         try:

@@ -13,7 +13,7 @@ from pydantic import Field, PrivateAttr
 from sparring.contracts import ShardingPlan, TableSharding
 from sparring.errors import ConfigError, InvalidArgumentError
 from sparring_plan.planning.document import Document, Strict, read_document
-from sparring_plan.planning.inputs import KINDS
+from sparring_plan.planning.inputs import KINDS, Transfer
 
 __all__ = ["NextBest", "Plan", "TablePlan", "read_plan"]
 
@@ -43,7 +43,7 @@ class TablePlan(Strict):
     """Of its shards: of column blocks in their order, and of the rows of each block."""
     columns: int = Field(gt=0)
     """Column blocks."""
-    transfer: str
+    transfer: Transfer
     storage: str
     rows: int = Field(gt=0)
     """At the horizon."""
@@ -88,8 +88,7 @@ class Plan(Strict):
 
         Raises:
             InvalidArgumentError: it was made for another number of ranks.
-            ConfigError: a table has an unknown kind, column blocks that do not go with it, or a
-                transfer that training does not execute yet.
+            ConfigError: a table has an unknown kind, or column blocks that do not go with it.
         """
         if world_size != self.ranks:
             raise InvalidArgumentError(
@@ -111,12 +110,9 @@ class Plan(Strict):
                 raise self.refuse(
                     name, "columns", f"{num_ranks} ranks are no multiple of {each.columns} blocks"
                 )
-            if each.transfer != "rows":
-                raise self.refuse(
-                    name, "transfer", "training sends rows one by one yet; choose rows"
-                )
             ranks = () if each.ranks == "all" else tuple(each.ranks)
-            tables[name] = TableSharding(each.kind, ranks, columns=each.columns)
+            columns = each.columns if each.columns > 1 else None
+            tables[name] = TableSharding(each.kind, ranks, each.transfer, columns)
         return ShardingPlan(tables)
 
     def to_yaml(self) -> str:
