@@ -1,4 +1,4 @@
-"""Tables and ranks that planners are compared on: synthetic ones, MLPerf's, and NVIDIA's synthetic models."""
+"""Tables and ranks for comparing planners: drawn ones, MLPerf's, and NVIDIA's synthetic models."""
 
 from __future__ import annotations
 
