@@ -33,7 +33,12 @@ class Layouts:
         self.plan = plan
         self._plugins = plugins
         self._shard_map = rendezvous.shard_map()
-        self._ranks_per_node = rendezvous.membership().local_world_size
+        member = rendezvous.membership()
+        per_node = member.local_world_size
+        # A node's ranks must be those that follow from its number; a kind that needs nodes refuses 0.
+        are_equal = self._shard_map.world_size % per_node == 0
+        is_in_turn = member.rank % per_node == member.local_rank
+        self._ranks_per_node = per_node if are_equal and is_in_turn else 0
         owners, world_size = self._shard_map.owners, self._shard_map.world_size
         # One of each, however many tables.
         self._row_wise = Layout(owners, world_size)
