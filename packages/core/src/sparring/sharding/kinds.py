@@ -38,8 +38,8 @@ def table_row_wise(request: LayoutRequest) -> Layout:
     world_size, per_node = request.shard_map.world_size, request.ranks_per_node
     if not per_node and not request.ranks:
         raise InvalidArgumentError(
-            f"sharding plan: table {request.table.name!r} is table_row_wise on a node, and nodes differ in "
-            "their number of ranks, or have ranks that do not follow each other; name its ranks: "
+            f"sharding plan: table {request.table.name!r} is table_row_wise on a node, and nodes differ "
+            "in their number of ranks, or have ranks that do not follow each other; name its ranks: "
             "TableSharding('table_row_wise', [0, 1])",
             table=request.table.name,
         )
