@@ -57,8 +57,8 @@ def run_training(
 
     Raises:
         CapacityError: the tables hold more than `tables.memory_bytes`.
-        ConfigError: an optimizer that does not exist, a plan that does not fit, or rows or snapshots of an earlier run where
-            this one begins without `snapshots.resume`.
+        ConfigError: an optimizer that does not exist, a plan that does not fit, or rows or snapshots
+            of an earlier run where this one begins without `snapshots.resume`.
         DataError: data that is missing or malformed.
         NonFiniteGradientError: a gradient holds NaN or infinity, and the policy is to raise.
         PluginError: a storage, the report or the format of metrics cannot be had.
