@@ -156,9 +156,13 @@ class ShardingKindDescriptor(Descriptor):
     """A sharding kind.
 
     `factory(request)` returns the layout of one table: the same on all ranks, from the request alone.
+
+    `needs_nodes`: where a plan names no ranks, the layout follows from which ranks share a node. It is
+    then refused where nodes differ in their number of ranks, or have ranks that do not follow each other.
     """
 
     factory: Callable[[LayoutRequest], Layout]
+    needs_nodes: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,8 +75,7 @@ class LayoutRequest:
         table: as declared.
         ranks: that the plan names, ascending; empty: the kind chooses, alike on all ranks.
         shard_map: of the job: the owner of each partition where nothing else is said.
-        ranks_per_node: node n has the ranks from n times this number on; 0: nodes differ in their
-            number of ranks, or have ranks that do not follow each other.
+        ranks_per_node: node n has the ranks from n times this number on.
     """
 
     table: TableConfig

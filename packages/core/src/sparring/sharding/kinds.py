@@ -36,14 +36,6 @@ def table_row_wise(request: LayoutRequest) -> Layout:
     """Rows over the ranks that the plan names, of a node or of several; else over those of one
     node, by the table's name."""
     world_size, per_node = request.shard_map.world_size, request.ranks_per_node
-    if not per_node and not request.ranks:
-        raise InvalidArgumentError(
-            f"sharding plan: table {request.table.name!r} is table_row_wise on a node, and nodes differ "
-            "in their number of ranks, or have ranks that do not follow each other; name its ranks: "
-            "TableSharding('table_row_wise', [0, 1])",
-            table=request.table.name,
-        )
-    per_node = per_node or world_size
     begin = _choice(request, -(-world_size // per_node)) * per_node
     ranks = request.ranks or range(begin, min(begin + per_node, world_size))
     return _spread(request, ranks, "table_row_wise")
