@@ -3,6 +3,8 @@ needs them."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from sparring.contracts.layout import ShardingPlan, TableSharding
@@ -66,13 +68,14 @@ def test_uneven_nodes_are_refused_where_a_kind_needs_them(nodes: list[int]) -> N
         assert owners(place, "row_wise") == set(range(sum(nodes)))
         assert owners(place, TableSharding("table_row_wise", (0, 2))) == {0, 2}
         assert len(owners(place, "table_wise")) == 1
-        try:
+        with suppress(InvalidArgumentError):
             owners(place, "table_row_wise")
-        except InvalidArgumentError as error:
-            refused += 1
-            assert error.details["table"] == "user"
-            assert "Nodes must have equally many ranks" in str(error)
-            assert "TableSharding('table_row_wise', [0, 1])" in str(error)
+            continue
+        refused += 1
+        with pytest.raises(InvalidArgumentError, match="Nodes must have equally") as error:
+            owners(place, "table_row_wise")
+        assert error.value.details["table"] == "user"
+        assert "TableSharding('table_row_wise', [0, 1])" in str(error.value)
     # One is enough: the others learn that it is gone, and ranks that see other nodes make other layouts.
     assert refused
 
