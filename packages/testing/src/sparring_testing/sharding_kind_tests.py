@@ -135,7 +135,7 @@ class ShardingKindTests:
             assert one.is_replicated == other.is_replicated
 
     def test_all_ranks_make_the_same_layout(self, described: ShardingKindDescriptor) -> None:
-        """Another process, with its own environment and its own hashes of text, makes what this one does."""
+        """Another process, with its own environment and hashes of text, makes what this one does."""
         requests = [_request(f"table-{each}", 8, 4) for each in range(12)]
         try:
             sent = pickle.dumps((described.factory, requests))
