@@ -446,11 +446,10 @@ def test_training_takes_a_plan(calibration: Calibration, tmp_path: Path) -> None
         assert sharding.sharding_of(name) == TableSharding(
             "table_wise", tuple(each.ranks), columns=1
         )
-    first = next(iter(made.tables))
-    made.tables[first].transfer = "pooled"
-    ranks = tuple(made.tables[first].ranks)
-    pooled = made.sharding(made.ranks).sharding_of(first)
-    assert pooled == TableSharding("table_wise", ranks, "pooled", 1)
+    path.write_text(made.to_yaml().replace("transfer: rows", "transfer: pooled"))
+    pooled = read_plan(path).sharding(made.ranks).sharding_of("t0")
+    assert pooled is not None
+    assert pooled.transfer == "pooled"
     alone = {name: TableSharding("table_wise", (0,)) for name in made.tables}
     with StepContainer(plan=ShardingPlan(alone)) as container:
         container.declare(TableConfig("t0", 4), StorageChoice("memory"))
@@ -480,7 +479,6 @@ def test_training_takes_column_blocks_of_a_plan(calibration: Calibration, tmp_pa
     [
         ("kind", "tower_wise", "choose one of column_wise, data_parallel"),
         ("columns", 2, "row_wise keeps rows whole; 1 it is"),
-        ("transfer", "pooled", "choose rows"),
     ],
 )
 def test_what_training_does_not_execute_is_refused_where_it_is_written(

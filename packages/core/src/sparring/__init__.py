@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sparring.contracts.results import Columns, Evicted, FindResult, ScanChunk
     from sparring.contracts.storage import Storage, interrupted_load, read_note, write_note
     from sparring.contracts.table import TableConfig
+    from sparring.engine.automatic_plan import automatic_plan, workload_of
     from sparring.engine.checkpoint.container_state import state_without_keys
     from sparring.engine.container import StepContainer
     from sparring.engine.job_bootstrap import AUTO, join_job, resolved_backends
@@ -109,6 +110,7 @@ _name = names_from(
         "sparring.contracts.results": "Columns Evicted FindResult ScanChunk",
         "sparring.contracts.storage": "Storage interrupted_load read_note write_note",
         "sparring.contracts.table": "TableConfig",
+        "sparring.engine.automatic_plan": "automatic_plan workload_of",
         "sparring.engine.checkpoint.container_state": "state_without_keys",
         "sparring.engine.container": "StepContainer",
         "sparring.engine.job_bootstrap": "AUTO join_job resolved_backends",
@@ -179,9 +181,9 @@ __all__ = [
     "Saved", "ScanChunk", "SingleRendezvous", "Snapshot", "SnapshotWriter", "SparringError",
     "State", "Step", "StepContainer", "Storage", "StorageChoice", "Streams", "TableConfig",
     "TableDescription", "TableEntry", "Task", "TierCounters", "TieredStorage", "Trace",
-    "TruncatedNormal", "Uniform", "WireDtype", "Xavier", "Zeros", "__version__", "begin_load",
-    "bytes_from_text", "capsule_of", "checked_options", "chunk_transfers", "chunks_of",
-    "closest_name", "configure_pool", "context_of", "conversion_command", "count_rows",
+    "TruncatedNormal", "Uniform", "WireDtype", "Xavier", "Zeros", "__version__", "automatic_plan",
+    "begin_load", "bytes_from_text", "capsule_of", "checked_options", "chunk_transfers",
+    "chunks_of", "closest_name", "configure_pool", "context_of", "conversion_command", "count_rows",
     "embedding_parts", "end_load", "erase_from_snapshots", "found_table", "gradient_bytes",
     "header_bytes", "hyper_from", "initial_rows", "initializer_spec", "inspect_gpus",
     "interrupted_load", "join_job", "latest_snapshot", "list_snapshots", "locate", "make_console",
@@ -189,6 +191,6 @@ __all__ = [
     "open_snapshot", "open_storage", "partition", "print_json", "print_warning", "read_note",
     "reading", "reply_bytes", "resolve_method", "resolved_backends", "restore", "retain",
     "rounding_seed", "state_without_keys", "suggestion", "update_rows", "verify_snapshot",
-    "write_note"
+    "workload_of", "write_note"
 ]
 # fmt: on

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from sparring.contracts import ShardingPlan, TableSharding
+from sparring import make_plugin_manager
+from sparring.contracts import LayoutRequest, ShardingPlan, ShardMap, TableConfig, TableSharding
 from sparring.errors import ConfigError, InvalidArgumentError
 from sparring_plan.planning.document import Document, Strict, read_document
 from sparring_plan.planning.inputs import KINDS, Transfer
@@ -76,19 +77,28 @@ class Plan(Strict):
     tables: dict[str, TablePlan]
     _document: Document | None = PrivateAttr(default=None)
 
+    def place(self, *path: str) -> str:
+        """``file:line:column`` of a key in the file that the plan is from; without one, ``the plan``."""
+        return "the plan" if self._document is None else self._document.place(path)
+
     def refuse(self, table: str, key: str, message: str) -> ConfigError:
         """The error that names a place of the file that the plan is from."""
-        place = (
-            "" if self._document is None else self._document.place(("tables", table, key)) + ": "
-        )
+        place = "" if self._document is None else self.place("tables", table, key) + ": "
         return ConfigError(f"{place}table {table}: {message}")
 
-    def sharding(self, world_size: int) -> ShardingPlan:
+    def sharding(
+        self, world_size: int, tables: Mapping[str, TableConfig] | None = None
+    ) -> ShardingPlan:
         """The plan as training takes it: ``StepContainer(plan=…)``, ``DistributedModelParallel``.
+
+        Args:
+            world_size: ranks of the job.
+            tables: of the job, by name; None: unknown.
 
         Raises:
             InvalidArgumentError: it was made for another number of ranks.
-            ConfigError: a table has an unknown kind, or column blocks that do not go with it.
+            ConfigError: a table has an unknown kind, or column blocks or ranks that its kind cannot
+                use: ``file:line:column: message``.
         """
         if world_size != self.ranks:
             raise InvalidArgumentError(
@@ -97,7 +107,7 @@ class Plan(Strict):
                 planned=self.ranks,
                 found=world_size,
             )
-        tables = {}
+        shardings = {}
         for name, each in self.tables.items():
             if each.kind not in KINDS:
                 raise self.refuse(
@@ -111,8 +121,39 @@ class Plan(Strict):
                     name, "columns", f"{num_ranks} ranks are no multiple of {each.columns} blocks"
                 )
             ranks = () if each.ranks == "all" else tuple(each.ranks)
-            tables[name] = TableSharding(each.kind, ranks, each.transfer, each.columns)
-        return ShardingPlan(tables)
+            try:
+                shardings[name] = TableSharding(each.kind, ranks, each.transfer, each.columns)
+            except InvalidArgumentError as error:
+                raise self.refuse(name, "ranks", str(error)) from None
+        self._check_layouts(shardings, tables or {})
+        return ShardingPlan(shardings)
+
+    def _check_layouts(
+        self, shardings: Mapping[str, TableSharding], tables: Mapping[str, TableConfig]
+    ) -> None:
+        """Makes the layout of each table, as training will, so that a refusal names its line."""
+        manager, shard_map = make_plugin_manager(), ShardMap.balanced(self.ranks)
+        for name, sharding in shardings.items():
+            unknown = [rank for rank in sharding.ranks if rank >= self.ranks]
+            if unknown:
+                raise self.refuse(
+                    name,
+                    "ranks",
+                    f"rank {unknown[0]} is none of the plan's, 0 to {self.ranks - 1}; correct it",
+                )
+            table = tables.get(name, TableConfig(name, 64 * self.tables[name].columns))
+            if table.is_replicated and sharding.kind != "data_parallel":
+                raise self.refuse(
+                    name,
+                    "kind",
+                    f"{sharding.kind}, and the table is declared with placement replicated, which is "
+                    "data_parallel; change one of them",
+                )
+            try:
+                kind = manager.sharding_kind(sharding.kind)
+                kind.factory(LayoutRequest(table, sharding.ranks, shard_map, columns=sharding.columns))
+            except InvalidArgumentError as error:
+                raise self.refuse(name, "ranks", str(error)) from None
 
     def to_yaml(self) -> str:
         """The plan as a file: the same plan gives the same bytes."""
