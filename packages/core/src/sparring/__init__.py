@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from sparring.snapshot.verify import verify_snapshot
     from sparring.snapshot.writer import SnapshotWriter
     from sparring.storage.convert import conversion_command
+    from sparring.storage.estimate import estimate_bytes
     from sparring.storage.load import begin_load, end_load, restore
     from sparring.storage.memory import MemoryStorage
     from sparring.storage.native import NativeStorage, capsule_of
@@ -149,6 +150,7 @@ _name = names_from(
         "sparring.snapshot.verify": "verify_snapshot",
         "sparring.snapshot.writer": "SnapshotWriter",
         "sparring.storage.convert": "conversion_command",
+        "sparring.storage.estimate": "estimate_bytes",
         "sparring.storage.load": "begin_load end_load restore",
         "sparring.storage.memory": "MemoryStorage",
         "sparring.storage.native": "NativeStorage capsule_of",
