@@ -285,13 +285,13 @@ class StorageCosts(Strict):
     memory: str
     backend: str | None = None
     """The storage backend; where missing, that of the entry's name."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     """Of the backend, as far as they change what rows take."""
     find_ns: float = Field(ge=0)
     find_ns_per_byte: float = Field(ge=0)
     update_ns: float = Field(ge=0)
     update_ns_per_element: float = Field(ge=0)
-    methods: dict[str, UpdateCosts] = {}
+    methods: dict[str, UpdateCosts] = Field(default_factory=dict)
     """Update methods that were measured by themselves."""
     write_ns: float | None = Field(default=None, ge=0)
     """To write a row that a tier above let go; where missing, as an update."""
@@ -409,7 +409,9 @@ def _with_sketches(inputs: PlanInputs, folder: Path, document: Document) -> Plan
 def _check_storages(inputs: PlanInputs, calibration: Calibration, document: Document) -> None:
     """Refuses storages that the calibration does not know, and memory that no rank has."""
     given = [(("storages",), inputs.storages or [])]
-    given += [(("tables", name, "storages"), spec.storages or []) for name, spec in inputs.tables.items()]
+    given += [
+        (("tables", name, "storages"), spec.storages or []) for name, spec in inputs.tables.items()
+    ]
     for path, choices in given:
         for place, choice in enumerate(choices):
             tiers = [choice] if isinstance(choice, str) else [each.storage for each in choice.tiers]
