@@ -28,31 +28,59 @@ __all__ = ["PullPhase", "PushPhase", "Stream"]
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Exchange of a ring.
+    """Exchange of a ring, of one rank.
 
     Args:
         group: who takes part.
-        counts: ``(group.size, 1)``: keys at each hop, those of a rank's own shard first.
-        codecs: of the table.
+        asked: ``(group.size, tables)``: keys that the rank asks for at each hop, those of its own shard
+            first.
+        served: ``(group.size, tables)``: keys that it is asked for at each hop.
+        codecs: of each table.
         chunk_rows: the most keys in a message.
         chunks_in_flight: the most chunks under way, each way.
-        compute: seconds for each row.
+        compute: seconds for each row, of each table; of one for all tables alike.
     """
 
     group: Group
-    counts: npt.NDArray[np.int64]
+    asked: npt.NDArray[np.int64]
+    served: npt.NDArray[np.int64]
     codecs: Sequence[Codec]
     chunk_rows: int
     chunks_in_flight: int
-    compute: Compute
+    compute: Sequence[Compute]
 
-    def transfers(self) -> Iterator[ChunkTransfer]:
-        """The chunks of all hops but the first, in the order of hops."""
-        return chunk_transfers(range(1, self.group.size), self.counts, self.chunk_rows)
+    def asked_transfers(self) -> Iterator[ChunkTransfer]:
+        """The chunks that the rank asks for, or sends, in the order of hops."""
+        return chunk_transfers(range(1, self.group.size), self.asked, self.chunk_rows)
+
+    def served_transfers(self) -> Iterator[ChunkTransfer]:
+        """The chunks that others ask it for, or send to it, in the order of hops."""
+        return chunk_transfers(range(1, self.group.size), self.served, self.chunk_rows)
 
     def own_transfers(self) -> Iterator[ChunkTransfer]:
         """The chunks of a rank's own shard."""
-        return chunk_transfers([0], self.counts, self.chunk_rows)
+        return chunk_transfers([0], self.asked, self.chunk_rows)
+
+    def find_seconds(self, planned: ChunkTransfer) -> float:
+        """Time of the lane to find the rows of a chunk."""
+        return sum(
+            part.count * self.compute[part.table].find_seconds_per_row
+            for part in planned.chunk.slices
+        )
+
+    def add_seconds(self, planned: ChunkTransfer) -> float:
+        """Time of the lane to add the gradients of a chunk up."""
+        return sum(
+            part.count * self.compute[part.table].add_seconds_per_row
+            for part in planned.chunk.slices
+        )
+
+    def move_seconds(self, planned: ChunkTransfer) -> float:
+        """Time of the driving thread to write the rows of a chunk, or to place them."""
+        return sum(
+            part.count * self.compute[part.table].move_seconds_per_row
+            for part in planned.chunk.slices
+        )
 
 
 @dataclass(slots=True)
@@ -100,21 +128,17 @@ class PullPhase(_RingPhase):
 
     def __init__(self, rank: Rank, number: int, stream: Stream) -> None:
         super().__init__(rank, number, stream)
-        self._to_ask, self._to_serve = stream.transfers(), stream.transfers()
+        self._to_ask, self._to_serve = stream.asked_transfers(), stream.served_transfers()
         self._own = stream.own_transfers()
         self._asked: deque[_Asked] = deque()
         self._served: deque[_Served] = deque()
         self._num_finding = 0
+        self._place_seconds: dict[tuple[int, int], float] = {}
 
     def take_seconds(self, message: Message) -> float:
         if message.kind == "keys":
             return 0.0
-        rows = self._rows_of(message)
-        return rows * self.stream.compute.move_seconds_per_row
-
-    def _rows_of(self, message: Message) -> int:
-        total = int(self.stream.counts[message.hop, 0])
-        return min(self.stream.chunk_rows, total - message.chunk * self.stream.chunk_rows)
+        return self._place_seconds[message.hop, message.chunk]
 
     def advance(self) -> None:
         self._ask()
@@ -135,6 +159,8 @@ class PullPhase(_RingPhase):
                 return
             asked = _Asked(planned)
             self._asked.append(asked)
+            place = planned.hop, planned.chunk.number
+            self._place_seconds[place] = self.stream.move_seconds(planned)
             message = Message(self.number, "keys", planned.hop, planned.chunk.number)
             peer = self.stream.group.peer(self.rank.number, planned.hop)
             when_left = self.rank.send(message, planned.chunk.count * KEY_BYTES, peer)
@@ -170,7 +196,6 @@ class PullPhase(_RingPhase):
         self.advance()
 
     def _find(self) -> None:
-        seconds_per_row = self.stream.compute.find_seconds_per_row
         for served in self._served:
             if self._num_finding >= MOST_FINDS:
                 return
@@ -179,13 +204,12 @@ class PullPhase(_RingPhase):
                 continue
             served.is_submitted = True
             self._num_finding += 1
-            self.rank.work(
-                served.planned.chunk.count * seconds_per_row, partial(self._found, served)
-            )
+            seconds = self.stream.find_seconds(served.planned)
+            self.rank.work(seconds, partial(self._found, served))
         planned = None if self._num_finding else next(self._own, None)
         if planned is not None:
             self._num_finding += 1
-            self.rank.work(planned.chunk.count * seconds_per_row, partial(self._found, None))
+            self.rank.work(self.stream.find_seconds(planned), partial(self._found, None))
 
     def _found(self, served: _Served | None) -> None:
         self._num_finding -= 1
@@ -199,16 +223,16 @@ class PushPhase(_RingPhase):
 
     def __init__(self, rank: Rank, number: int, stream: Stream) -> None:
         super().__init__(rank, number, stream)
-        self._to_send, self._to_receive = stream.transfers(), stream.transfers()
+        self._to_send, self._to_receive = stream.asked_transfers(), stream.served_transfers()
         self._num_leaving = 0
         self._received: deque[ChunkTransfer] = deque()
         self._num_submitted = 0
         self._num_adding = 0
 
     def start(self) -> None:
-        own = sum(planned.chunk.count for planned in self.stream.own_transfers())
+        own = sum(map(self.stream.add_seconds, self.stream.own_transfers()))
         self._num_adding = 1
-        self.rank.work(own * self.stream.compute.add_seconds_per_row, partial(self._added, None))
+        self.rank.work(own, partial(self._added, None))
         self.advance()
 
     def advance(self) -> None:
@@ -221,7 +245,7 @@ class PushPhase(_RingPhase):
                 Message(self.number, "gradients", planned.hop, planned.chunk.number),
                 gradient_bytes(planned.chunk, self.stream.codecs),
                 self.stream.group.peer(self.rank.number, planned.hop),
-                seconds=planned.chunk.count * self.stream.compute.move_seconds_per_row,
+                seconds=self.stream.move_seconds(planned),
             )
             when_left(self._left)
         while len(self._received) < self.stream.chunks_in_flight:
@@ -235,10 +259,7 @@ class PushPhase(_RingPhase):
                 break
             self._num_submitted += 1
             self._num_adding += 1
-            self.rank.work(
-                planned.chunk.count * self.stream.compute.add_seconds_per_row,
-                partial(self._added, planned),
-            )
+            self.rank.work(self.stream.add_seconds(planned), partial(self._added, planned))
         if not (self._num_leaving or self._received or self._num_adding):
             self.end()
 

@@ -132,13 +132,15 @@ class _Plan:
 
     def _stream(self, group: Group, num_keys: int) -> Stream:
         workload = self._workload
+        counts = _spread(num_keys, group.size)
         return Stream(
             group,
-            _spread(num_keys, group.size),
+            counts,
+            counts,
             self._codecs,
             workload.chunk_rows,
             workload.chunks_in_flight,
-            self._compute,
+            [self._compute],
         )
 
     def _moving(self, counts: Counts) -> Callable[[int], float]:
