@@ -15,6 +15,7 @@ from sparring_plan.planning.diff import diff_plans
 from sparring_plan.planning.inputs import read_inputs
 from sparring_plan.planning.plan import Plan, TablePlan, read_plan
 from sparring_plan.planning.planner import alternatives, check_plan, make_plan
+from sparring_plan.sheet_command import simulate
 
 __all__ = ["add_plan"]
 
@@ -24,8 +25,8 @@ _Plan = Annotated[Path, typer.Argument(help="A plan that `sparring plan make` ha
 
 def add_plan(application: typer.Typer) -> None:
     group = typer.Typer(help="Plan how tables are shared out among ranks.", no_args_is_help=True)
-    for name, command in (("make", make), ("check", check), ("explain", explain), ("diff", diff)):
-        group.command(name)(command)
+    for command in (make, check, explain, diff, simulate):
+        group.command(command.__name__)(command)
     application.add_typer(group, name="plan")
 
 

@@ -1,0 +1,129 @@
+"""``sparring plan simulate``: the sheet of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from sparring import make_console, print_json
+from sparring.errors import InvalidArgumentError
+from sparring_plan.cli import numbers_from
+from sparring_plan.planning.inputs import read_inputs
+from sparring_plan.planning.plan import read_plan
+from sparring_plan.simulation.sheet import SheetRow, simulate_sheet
+
+__all__ = ["simulate"]
+
+_RANKS = "8,16,32,64,128,256,512,1024"
+
+
+def simulate(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="[PLAN] INPUTS",
+            help="A plan, which is simulated on its own number of ranks, and the inputs. Plans for "
+            "other numbers are made, and so are all where none is given.",
+        ),
+    ],
+    ranks: Annotated[
+        str | None,
+        typer.Option(help=f"Numbers of ranks, with commas between; {_RANKS}."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+) -> None:
+    """Simulate steps of plans for several numbers of ranks: their time, bytes, memory and price."""
+    if len(files) > 2:
+        raise InvalidArgumentError(
+            f"sparring plan simulate takes a plan and its inputs, or inputs alone; found "
+            f"{len(files)} files"
+        )
+    inputs, calibration = read_inputs(files[-1])
+    plan = read_plan(files[0]) if len(files) == 2 else None
+    wanted = numbers_from(ranks or _RANKS)
+    if plan is not None and ranks is None:
+        wanted.append(plan.ranks)
+    rows = simulate_sheet(inputs, calibration, wanted, plan)
+    if json:
+        print_json(
+            {
+                "calibration": calibration.name,
+                "samples_of_a_rank": inputs.samples,
+                "rows": [_as_json(row) for row in rows],
+            }
+        )
+        return
+    _print(rows)
+
+
+_MARKS = {
+    "step_seconds": "simulated",
+    "samples_per_second": "simulated",
+    "memory_bytes": "simulated",
+    "sent_bytes": "simulated",
+    "far_bytes": "simulated",
+    "num_messages": "simulated",
+    "price_per_hour": "given",
+    "price_per_billion_samples": "simulated",
+}
+"""Field → where its figures are from. What the simulation takes from a calibration may be measured;
+no figure of the sheet is."""
+
+
+def _as_json(row: SheetRow) -> dict[str, Any]:
+    return {**asdict(row), "marks": _MARKS}
+
+
+def _print(rows: Sequence[SheetRow]) -> None:
+    console = make_console()
+    memories = next((list(row.memory_bytes) for row in rows if row.memory_bytes), [])
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("ranks", justify="right", no_wrap=True)
+    table.add_column("kinds", no_wrap=True)
+    table.add_column("storages", no_wrap=True)
+    for name, mark in (
+        ("step ms", "simulated"),
+        ("how", ""),
+        ("bound by", "simulated"),
+        ("samples/s", "simulated"),
+        *((f"{memory} GiB", "simulated") for memory in memories),
+        ("far MB", "simulated"),
+        ("sent MB", "simulated"),
+        ("messages", "simulated"),
+        ("price/h", "given"),
+        ("per 1e9", "simulated"),
+    ):
+        left = name in {"how", "bound by"}
+        table.add_column(f"{name}\n{mark}", justify="left" if left else "right", no_wrap=True)
+    for row in rows:
+        if row.step is None or row.memory_bytes is None:
+            table.add_row(f"{row.ranks:,}", "no plan fits")
+            continue
+        table.add_row(
+            f"{row.ranks:,}",
+            ",".join(row.kinds),
+            ",".join(row.storages),
+            f"{row.step.seconds * 1e3:.4g}",
+            row.step.method,
+            row.step.bound_by,
+            f"{row.samples_per_second:,.0f}",
+            *(f"{row.memory_bytes[each] / 2**30:,.1f}" for each in memories),
+            f"{row.step.far_bytes / 1e6:,.2f}",
+            f"{row.step.sent_bytes / 1e6:,.2f}",
+            f"{row.step.num_messages:,}",
+            f"{row.price_per_hour:,.2f}",
+            f"{row.price_per_billion_samples:,.2f}",
+        )
+    console.print(table)
+    for row in rows:
+        if row.problem is not None:
+            console.print(f"{row.ranks:,} ranks: {row.problem}")
+    console.print(
+        "GiB, MB and messages: of the busiest rank, a step. how: replay, every message at its time; "
+        "linear, the most that a rank needs of a resource. No dense layers."
+    )
