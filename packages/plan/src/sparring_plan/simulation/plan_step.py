@@ -50,12 +50,21 @@ class PlanStep:
     idle_share: float | None = None
 
 
-def simulate_plan(placement: Placement, inputs: PlanInputs, calibration: Calibration) -> PlanStep:
+def simulate_plan(
+    placement: Placement,
+    inputs: PlanInputs,
+    calibration: Calibration,
+    *,
+    has_one_core: bool = False,
+) -> PlanStep:
     """Simulates a step: headers, pull, pooling, headers, push, headers, update.
 
     Where ranks own unlike shares, each of them is replayed; where all own the same, the ranks of one
     node stand for all. A step of too many messages is added up instead, as the planner does. The
     same input gives the same output.
+
+    Args:
+        has_one_core: a rank computes and carries its messages on one core, so that nothing overlaps.
     """
     traffic = traffic_of(placement, inputs, calibration)
     sent = traffic.sent
@@ -70,7 +79,7 @@ def simulate_plan(placement: Placement, inputs: PlanInputs, calibration: Calibra
     )
     if not _is_affordable(traffic):
         return step
-    return _replayed(step, traffic, inputs.topology)
+    return _replayed(step, traffic, inputs.topology, has_one_core=has_one_core)
 
 
 def _is_affordable(traffic: PlanTraffic) -> bool:
@@ -80,7 +89,9 @@ def _is_affordable(traffic: PlanTraffic) -> bool:
     return messages * (1 + traffic.num_tables / _TABLES_OF_A_MESSAGE) <= _MOST_MESSAGES
 
 
-def _replayed(step: PlanStep, traffic: PlanTraffic, topology: Topology) -> PlanStep:
+def _replayed(
+    step: PlanStep, traffic: PlanTraffic, topology: Topology, *, has_one_core: bool
+) -> PlanStep:
     cluster = Cluster(
         traffic.num_ranks,
         Network(
@@ -92,6 +103,7 @@ def _replayed(step: PlanStep, traffic: PlanTraffic, topology: Topology) -> PlanS
             topology.near.gbit * 125e6,
         ),
         num_machines=1 if traffic.is_alike else topology.nodes,
+        has_one_core=has_one_core,
     )
     for rank in cluster.ranks:
         phases = _phases(rank, traffic)
