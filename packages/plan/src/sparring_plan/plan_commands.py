@@ -25,7 +25,7 @@ _Plan = Annotated[Path, typer.Argument(help="A plan that `sparring plan make` ha
 
 def add_plan(application: typer.Typer) -> None:
     group = typer.Typer(help="Plan how tables are shared out among ranks.", no_args_is_help=True)
-    for command in (make, check, explain, diff, simulate):
+    for command in (make, check, explain, diff, simulate, report):
         group.command(command.__name__)(command)
     application.add_typer(group, name="plan")
 
@@ -91,6 +91,19 @@ def explain(
         "*: in the plan. step ms: of the plan with this option, its other tables where they are. "
         "MiB and the milliseconds of each resource: of the table's busiest rank."
     )
+
+
+def report(
+    plan: _Plan,
+    inputs: _Inputs,
+    output: Annotated[Path, typer.Argument(help="The HTML file; it loads nothing.")],
+) -> None:
+    """Write a page: the load and memory of each rank, what bounds the step, and each table."""
+    # Only here: other commands need no report.
+    from sparring_plan.report.page import write_report
+
+    write_report(output, read_plan(plan), *read_inputs(inputs))
+    typer.echo(f"{output}: written")
 
 
 def diff(
