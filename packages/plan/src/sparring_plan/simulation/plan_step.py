@@ -30,6 +30,7 @@ class PlanStep:
     """The step of a plan. Bytes and messages are what the busiest rank sends.
 
     Args:
+        num_keys: distinct keys of a rank's batch, of all tables.
         seconds: from the first header of a pull to the last row written; no dense layers.
         method: ``replay``, every message at its time; ``linear``, the most that a rank needs of a
             resource.
@@ -41,6 +42,7 @@ class PlanStep:
     seconds: float
     method: str
     bound_by: str
+    num_keys: int
     sent_bytes: int
     far_bytes: int
     num_messages: int
@@ -73,6 +75,7 @@ def simulate_plan(
         placement.seconds,
         "linear",
         bound_by,
+        traffic.num_keys,
         int(sent.total.max(initial=0)),
         int(sent.far.max(initial=0)),
         int(sent.messages.max(initial=0)),
@@ -126,6 +129,7 @@ def _replayed(
         float(seconds),
         "replay",
         step.bound_by,
+        step.num_keys,
         step.sent_bytes,
         step.far_bytes,
         step.num_messages,

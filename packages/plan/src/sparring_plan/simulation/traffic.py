@@ -61,6 +61,7 @@ class PlanTraffic:
     """A step of a plan.
 
     Args:
+        num_keys: distinct keys of a rank's batch, of all tables.
         asked: ``(ranks, sharded tables)``: keys that each rank asks each owner for.
         replicated: ``(replicated tables,)``: distinct keys of a rank's batch.
         row_codecs, gradient_codecs: of the sharded tables; of a column block where there are some.
@@ -72,6 +73,7 @@ class PlanTraffic:
         is_alike: whether all ranks own the same shares.
     """
 
+    num_keys: int
     ranks_per_node: int
     asked: Ints
     replicated: Ints
@@ -200,6 +202,7 @@ def traffic_of(placement: Placement, inputs: PlanInputs, calibration: Calibratio
         )
     asked = np.stack(columns, axis=1) if columns else np.zeros((ranks, 0), np.int64)
     return PlanTraffic(
+        num_keys=round(float(unique.sum())),
         ranks_per_node=options.ranks_per_node,
         asked=asked,
         replicated=np.asarray([count for count, _ in replicated], np.int64),
