@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparring import Codec
 from sparring_plan.planning.costs import RESOURCES
 from sparring_plan.planning.inputs import Calibration, PlanInputs, Topology
 from sparring_plan.planning.placement import Placement
@@ -15,7 +14,7 @@ from sparring_plan.simulation.clock import covered_seconds
 from sparring_plan.simulation.cluster import Cluster, Group, Phase, Rank
 from sparring_plan.simulation.model import Network
 from sparring_plan.simulation.phases import AllToAll, Computing
-from sparring_plan.simulation.ring import PullPhase, PushPhase, Stream
+from sparring_plan.simulation.ring import Parts, PullPhase, PushPhase, Stream
 from sparring_plan.simulation.traffic import PlanTraffic, traffic_of
 
 __all__ = ["PlanStep", "simulate_plan"]
@@ -142,15 +141,7 @@ def _replayed(
 
 def _phases(rank: Rank, traffic: PlanTraffic) -> list[Phase]:
     everyone = Group(traffic.num_ranks, 1, traffic.num_ranks)
-    others = traffic.num_ranks - 1
-    # What the rank asks for at hop h is owned by the h-th rank behind it; all ask it for the same.
-    hops = np.arange(traffic.num_ranks)
-    if traffic.is_alike:
-        asked = served = traffic.asked
-    else:
-        asked = traffic.asked[(rank.number + hops) % traffic.num_ranks]
-        served = np.broadcast_to(traffic.asked[rank.number], asked.shape)
-    phases: list[Phase] = []
+    others, phases = traffic.num_ranks - 1, list[Phase]()
 
     def all_to_all(num_bytes: int) -> None:
         phases.append(AllToAll(rank, len(phases), everyone, [num_bytes] * others))
@@ -159,27 +150,25 @@ def _phases(rank: Rank, traffic: PlanTraffic) -> list[Phase]:
         if seconds > 0:
             phases.append(Computing(rank, len(phases), seconds))
 
-    def stream(codecs: Sequence[Codec]) -> Stream:
-        return Stream(
-            everyone,
-            asked,
-            served,
-            codecs,
-            traffic.chunk_rows,
-            traffic.chunks_in_flight,
-            traffic.compute,
-        )
+    def stream(parts: Sequence[Parts]) -> Stream:
+        # What the rank asks for at hop h is owned by the h-th rank behind it; all ask it for the same.
+        # Where all own alike, whole numbers are rounded by hop, so that one rank stands for all.
+        first = 0 if traffic.is_alike else rank.number
+        asked = [*parts[first:], *parts[:first]]
+        served = asked if traffic.is_alike else [parts[rank.number]] * len(parts)
+        return Stream(everyone, asked, served, traffic.chunks_in_flight)
 
-    if traffic.asked.shape[1]:
-        all_to_all(traffic.pull_header_bytes)
-        phases.append(PullPhase(rank, len(phases), stream(traffic.row_codecs)))
+    for exchange in traffic.exchanges:
+        if exchange.pull_header_bytes:
+            all_to_all(exchange.pull_header_bytes)
+            phases.append(PullPhase(rank, len(phases), stream(exchange.pull)))
     computing(traffic.local_seconds)
-    all_to_all(traffic.push_header_bytes)
-    if traffic.asked.shape[1]:
-        phases.append(PushPhase(rank, len(phases), stream(traffic.gradient_codecs)))
+    for exchange in traffic.exchanges:
+        all_to_all(exchange.push_header_bytes)
+        phases.append(PushPhase(rank, len(phases), stream(exchange.push)))
     if traffic.replica_bytes:
         all_to_all(traffic.replica_bytes)
         computing(traffic.adding_seconds)
-    all_to_all(traffic.push_header_bytes)
+    all_to_all(traffic.commit_header_bytes)
     computing(float(traffic.update_seconds[rank.number]))
     return phases

@@ -1,34 +1,29 @@
 """Keys, bytes and work of one step of a plan, for every rank.
 
-All ranks ask alike: of each owner for its share of the distinct keys of their batch. What differs is
-what they own. Bytes are those of the exchange's own formulas, messages cut into its chunks.
+All ranks ask alike: of each owner for its share of the distinct keys of their batch, or of its ids where
+owners pool. What differs is what they own. Bytes are those of the exchange's own formulas, messages cut
+into its chunks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from sparring import (
-    KEY_BYTES,
-    Codec,
-    WireDtype,
-    chunks_of,
-    gradient_bytes,
-    header_bytes,
-    reply_bytes,
-)
-from sparring_plan.planning.costs import Options
+from sparring import Codec, WireDtype, chunks_of, gradient_bytes, header_bytes
+from sparring_plan.planning.costs import Options, Shape
 from sparring_plan.planning.inputs import Calibration, PlanInputs, TableSpec
 from sparring_plan.planning.placement import Placement
 from sparring_plan.planning.unique_keys import unique_keys
 from sparring_plan.simulation.model import Compute
+from sparring_plan.simulation.pooling import PooledTable, pooled_parts, pooled_push_parts
+from sparring_plan.simulation.ring import Parts, row_parts
 
-__all__ = ["PlanTraffic", "Sent", "traffic_of"]
+__all__ = ["Exchange", "PlanTraffic", "Sent", "traffic_of"]
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -56,17 +51,31 @@ class Sent:
         return total
 
 
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Streams that travel alike: rows of keys, or pools of bags.
+
+    Args:
+        pull, push: of each owner, the parts of the stream of any rank to it.
+        pull_header_bytes, push_header_bytes: of one rank to one other, before each.
+    """
+
+    pull: Sequence[Parts]
+    push: Sequence[Parts]
+    pull_header_bytes: int
+    push_header_bytes: int
+
+
 @dataclass(frozen=True, eq=False)
 class PlanTraffic:
     """A step of a plan.
 
     Args:
         num_keys: distinct keys of a rank's batch, of all tables.
-        asked: ``(ranks, sharded tables)``: keys that each rank asks each owner for.
-        replicated: ``(replicated tables,)``: distinct keys of a rank's batch.
-        row_codecs, gradient_codecs: of the sharded tables; of a column block where there are some.
-        replicated_codecs: gradients of the replicated tables.
-        compute: seconds for each row, of the sharded tables.
+        exchanges: those of tables that are not replicated; of a push of replicated ones alone, one
+            whose streams are empty.
+        replica_bytes: gradients of the replicated tables, of one rank to one other.
+        commit_header_bytes: of one rank to one other, before rows are written.
         local_seconds: of each rank, once rows have come: to pool them, and to find replicated ones.
         adding_seconds: of each rank: to add the gradients of replicated tables up.
         update_seconds: ``(ranks,)``: to update rows.
@@ -74,66 +83,20 @@ class PlanTraffic:
     """
 
     num_keys: int
+    num_tables: int
     ranks_per_node: int
-    asked: Ints
-    replicated: Ints
-    row_codecs: Sequence[Codec]
-    gradient_codecs: Sequence[Codec]
-    replicated_codecs: Sequence[Codec]
-    compute: Sequence[Compute]
+    exchanges: Sequence[Exchange]
+    replica_bytes: int
+    commit_header_bytes: int
     local_seconds: float
     adding_seconds: float
     update_seconds: Floats
-    chunk_rows: int
     chunks_in_flight: int
     is_alike: bool
 
     @property
     def num_ranks(self) -> int:
-        return len(self.asked)
-
-    @property
-    def num_tables(self) -> int:
-        """Of both sorts."""
-        return self.asked.shape[1] + len(self.replicated)
-
-    @property
-    def pull_header_bytes(self) -> int:
-        """Of one rank to one other; replicated tables are looked up without the others."""
-        return header_bytes(self.asked.shape[1])
-
-    @property
-    def push_header_bytes(self) -> int:
-        """At the push, and before rows are written."""
-        return header_bytes(self.num_tables)
-
-    @cached_property
-    def replica_bytes(self) -> int:
-        """Gradients of the replicated tables, of one rank to one other."""
-        most = max(1, int(self.replicated.sum()))
-        chunks = chunks_of(self.replicated, most)
-        return sum(gradient_bytes(chunk, self.replicated_codecs) for chunk in chunks)
-
-    @cached_property
-    def _streams(self) -> Ints:
-        """``(ranks, 4)``: of the stream to each owner: bytes of keys, rows, gradients; chunks."""
-        found = np.zeros((self.num_ranks, 4), np.int64)
-        known: dict[bytes, tuple[int, int, int, int]] = {}
-        for owner, counts in enumerate(self.asked):
-            key = counts.tobytes()
-            if key not in known:
-                known[key] = self._stream(counts)
-            found[owner] = known[key]
-        return found
-
-    def _stream(self, counts: Ints) -> tuple[int, int, int, int]:
-        chunks = list(chunks_of(counts, self.chunk_rows))
-        return (
-            int(counts.sum()) * KEY_BYTES,
-            sum(reply_bytes(chunk, self.row_codecs) for chunk in chunks),
-            sum(gradient_bytes(chunk, self.gradient_codecs) for chunk in chunks),
-            len(chunks),
-        )
+        return len(self.update_seconds)
 
     @property
     def num_messages(self) -> int:
@@ -145,38 +108,57 @@ class PlanTraffic:
         """What each rank sends in a step."""
         ranks, within = self.num_ranks, self.ranks_per_node
         others = ranks - 1
-        rounds = (self.asked.shape[1] > 0) * self.pull_header_bytes + 2 * self.push_header_bytes
-        num_rounds = int(self.asked.shape[1] > 0) + 2
-        keys, rows, gradients, chunks = self._streams.T
-        # Of the owners that are not the rank itself; of those that are not in its node.
-        outside = _sum_of_nodes(keys + gradients, within)
-        far_share = self.replica_bytes + rounds
+        keys, rows, gradients, asked, told = np.zeros((5, ranks), np.int64)
+        headers, rounds = self.commit_header_bytes, 1
+        for each in self.exchanges:
+            keys += _sums(each.pull, "key_bytes")
+            rows += _sums(each.pull, "row_bytes")
+            gradients += _sums(each.push, "gradient_bytes")
+            asked += [len(parts) for parts in each.pull]
+            told += [len(parts) for parts in each.push]
+            headers += each.push_header_bytes + each.pull_header_bytes
+            rounds += 1 + (each.pull_header_bytes > 0)
+        there = keys + gradients
         return Sent(
-            headers=np.full(ranks, others * rounds, np.int64),
+            headers=np.full(ranks, others * headers, np.int64),
             keys=keys.sum() - keys,
             rows=others * rows,
             gradients=gradients.sum() - gradients + others * self.replica_bytes,
-            far=(keys + gradients).sum() - outside + (ranks - within) * (rows + far_share),
-            messages=others * (num_rounds + bool(self.replica_bytes) + chunks)
-            + 2 * (chunks.sum() - chunks),
+            far=there.sum()
+            - _sum_of_nodes(there, within)
+            + (ranks - within) * (rows + self.replica_bytes + headers),
+            messages=others * (rounds + (self.replica_bytes > 0) + asked)
+            + (asked + told).sum()
+            - (asked + told),
         )
+
+
+@dataclass(slots=True)
+class _Collected:
+    """The tables of a plan, by how they travel."""
+
+    asked: list[Ints] = field(default_factory=list)
+    compute: list[Compute] = field(default_factory=list)
+    row_codecs: list[Codec] = field(default_factory=list)
+    gradient_codecs: list[Codec] = field(default_factory=list)
+    pooled: list[PooledTable] = field(default_factory=list)
+    replicated: list[int] = field(default_factory=list)
+    replicated_codecs: list[Codec] = field(default_factory=list)
 
 
 def traffic_of(placement: Placement, inputs: PlanInputs, calibration: Calibration) -> PlanTraffic:
     """The step of a plan."""
-    options, ranks = placement.options, placement.options.num_ranks
-    names = options.table_names
-    specs = [inputs.tables[name] for name in names]
+    options, exchange = placement.options, calibration.exchange
+    ranks = options.num_ranks
+    specs = [inputs.tables[name] for name in options.table_names]
     ids = np.asarray([spec.ids_per_sample for spec in specs]) * inputs.samples
     rows = np.asarray([spec.expected_rows for spec in specs], np.float64)
     skew = np.asarray([spec.skew for spec in specs], np.float64)
     unique = unique_keys(rows, skew, ids)
     unique_of_all = unique_keys(rows, skew, ids * ranks)
-    exchange = calibration.exchange
-    columns, compute, codecs = [], [], []
-    replicated: list[tuple[int, Codec]] = []
-    update = np.zeros(ranks)
+    found, update = _Collected(), np.zeros(ranks)
     local = adding = 0.0
+    add = exchange.add_ns * 1e-9
     for table, spec in enumerate(specs):
         option = int(placement.option[table])
         shape = options.shape_of(option)
@@ -185,38 +167,86 @@ def traffic_of(placement: Placement, inputs: PlanInputs, calibration: Calibratio
         state = spec.state_width / shape.num_columns
         find = (storage.find_ns + storage.find_ns_per_byte * width * spec.element_bytes) * 1e-9
         write = (storage.update_ns + storage.update_ns_per_element * (width + state)) * 1e-9
-        pooling = ids[table] * spec.dim * spec.element_bytes * exchange.pool_ns_per_byte * 1e-9
-        local += pooling
+        pool = exchange.pool_ns_per_byte * 1e-9 * width * spec.element_bytes
+        keys = float(unique[table])
         if shape.kind == "data_parallel":
-            replicated.append((round(unique[table]), _gradients(spec, spec.dim)))
-            local += unique[table] * find
-            adding += unique[table] * ranks * exchange.add_ns * 1e-9
+            found.replicated.append(round(keys))
+            found.replicated_codecs.append(_gradients(spec, spec.dim))
+            local += ids[table] * pool + keys * find
+            adding += keys * ranks * add
             update += unique_of_all[table] * write
             continue
-        counts = _asked(options, placement, table, float(unique[table]))
-        columns.append(counts)
-        update += counts / max(float(unique[table]), 1.0) * unique_of_all[table] * write
-        compute.append(Compute(find, exchange.add_ns * 1e-9, 0.0))
-        codecs.append(
-            (Codec(np.dtype(_DTYPES[spec.dtype]), width, WireDtype.EXACT), _gradients(spec, width))
-        )
-    asked = np.stack(columns, axis=1) if columns else np.zeros((ranks, 0), np.int64)
+        shares = _shares(options, placement, table, shape)
+        update += shares * unique_of_all[table] * write
+        if shape.transfer == "pooled":
+            found.pooled.append(
+                PooledTable(
+                    spec, inputs.samples, shares, keys, _gradients(spec, width),
+                    find_seconds=find, pool_seconds=pool, add_seconds=add,
+                )
+            )  # fmt: skip
+            continue
+        local += ids[table] * pool * shape.num_columns
+        found.asked.append(_counts(shares, shape, round(keys)))
+        found.compute.append(Compute(find, add, 0.0))
+        found.row_codecs.append(Codec(np.dtype(_DTYPES[spec.dtype]), width, WireDtype.EXACT))
+        found.gradient_codecs.append(_gradients(spec, width))
     return PlanTraffic(
         num_keys=round(float(unique.sum())),
+        num_tables=len(specs),
         ranks_per_node=options.ranks_per_node,
-        asked=asked,
-        replicated=np.asarray([count for count, _ in replicated], np.int64),
-        row_codecs=[each for each, _ in codecs],
-        gradient_codecs=[each for _, each in codecs],
-        replicated_codecs=[each for _, each in replicated],
-        compute=compute,
+        exchanges=_exchanges(found, ranks, exchange.chunk_rows),
+        replica_bytes=_one_message(found.replicated, found.replicated_codecs),
+        commit_header_bytes=header_bytes(len(specs)),
         local_seconds=local,
         adding_seconds=adding,
         update_seconds=update,
-        chunk_rows=exchange.chunk_rows,
         chunks_in_flight=exchange.chunks_in_flight,
         is_alike=not placement.owns.any(),
     )
+
+
+def _exchanges(found: _Collected, ranks: int, chunk_rows: int) -> list[Exchange]:
+    exchanges = []
+    num_rows, num_replicated = len(found.asked), len(found.replicated)
+    if num_rows or num_replicated:
+        asked = np.stack(found.asked, axis=1) if num_rows else np.zeros((ranks, 0), np.int64)
+        codecs = found.row_codecs, found.gradient_codecs
+        known: dict[bytes, Parts] = {}
+        parts = []
+        for counts in asked:
+            key = counts.tobytes()
+            if key not in known:
+                known[key] = row_parts(counts, codecs, found.compute, chunk_rows)
+            parts.append(known[key])
+        exchanges.append(
+            Exchange(
+                parts,
+                parts,
+                header_bytes(num_rows) if num_rows else 0,
+                header_bytes(num_rows + num_replicated),
+            )
+        )
+    if found.pooled:
+        count = len(found.pooled)
+        exchanges.append(
+            Exchange(
+                [pooled_parts(found.pooled, owner, chunk_rows) for owner in range(ranks)],
+                [pooled_push_parts(found.pooled, owner, chunk_rows) for owner in range(ranks)],
+                header_bytes(2 * count + 1),
+                header_bytes(2 * count),
+            )
+        )
+    return exchanges
+
+
+def _one_message(counts: Sequence[int], codecs: Sequence[Codec]) -> int:
+    chunks = chunks_of(np.asarray(counts, np.int64), max(1, sum(counts)))
+    return sum(gradient_bytes(chunk, codecs) for chunk in chunks)
+
+
+def _sums(streams: Sequence[Parts], name: str) -> Ints:
+    return np.asarray([sum(getattr(part, name) for part in parts) for parts in streams], np.int64)
 
 
 def _sum_of_nodes(values: Ints, within: int) -> Ints:
@@ -230,15 +260,20 @@ def _gradients(spec: TableSpec, width: int) -> Codec:
     return Codec(np.dtype(dtype), width, WireDtype.EXACT)
 
 
-def _asked(options: Options, placement: Placement, table: int, unique: float) -> Ints:
-    """(ranks,): keys that a rank asks each owner for, as even as whole numbers can be."""
-    shape = options.shape_of(int(placement.option[table]))
+def _shares(options: Options, placement: Placement, table: int, shape: Shape) -> Floats:
+    """(ranks,): the share of a table's rows that each rank owns, of one block of columns."""
     ranks = placement.ranks(table)
-    if not len(ranks):
-        ranks = np.arange(options.num_ranks)
-    parts = len(ranks) // shape.num_columns
-    ends = np.arange(parts + 1, dtype=np.int64) * round(unique) // parts
-    counts = np.zeros(options.num_ranks, np.int64)
+    shares = np.zeros(options.num_ranks)
+    shares[ranks if len(ranks) else slice(None)] = shape.row_share
+    return shares
+
+
+def _counts(shares: Floats, shape: Shape, keys: int) -> Ints:
+    """(ranks,): keys that a rank asks each owner for, as even as whole numbers can be."""
+    owners = np.flatnonzero(shares)
+    parts = len(owners) // shape.num_columns
+    ends = np.arange(parts + 1, dtype=np.int64) * keys // parts
+    counts = np.zeros(len(shares), np.int64)
     # Each block of columns is asked for all keys.
-    counts[ranks] = np.tile(np.diff(ends), shape.num_columns)
+    counts[owners] = np.tile(np.diff(ends), shape.num_columns)
     return counts
