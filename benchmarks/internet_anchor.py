@@ -12,10 +12,10 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +25,10 @@ from sparring.contracts import MethodChoice, Storage, TableConfig
 from sparring_plan.planning.inputs import Calibration, PlanInputs, TableSpec, read_inputs
 from sparring_plan.simulation.sheet import inputs_for, simulated_plan
 
-__all__ = ["Anchor", "measure_anchor", "measured_costs"]
+__all__ = ["Anchor", "measure_anchor"]
 
 PLAN = Path(__file__).resolve().parents[1] / "configs/plans/internet.yaml"
-SMALL, CHUNK, BATCHES, RUNS = 2_000_000, 1_000_000, 12, 3
+SMALL, CHUNK, BATCHES, RUNS, WARM_UP = 2_000_000, 1_000_000, 8, 3, 2
 SECONDS_ERROR, BYTES_ERROR = 0.3, 0.1
 
 Keys = npt.NDArray[np.int64]
@@ -55,16 +55,6 @@ class Anchor:
         return self.predicted_seconds / median(self.measured_seconds) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Costs:
-    """Seconds of one rank, for the rows of the plan's table."""
-
-    find: float
-    update: float
-    per_id: float
-    """Of a step, apart from finds and updates: ids made distinct, rows begun, gradients collected."""
-
-
 def zipf(generator: np.random.Generator, skew: float, num_ids: int, count: int) -> Keys:
     """Draws of Zipf's law over `num_ids` ids: of the law over all numbers those that are ids."""
     drawn = np.empty(0, np.int64)
@@ -79,13 +69,10 @@ def spread(ids: Keys) -> Keys:
     return ids * np.int64(0x1E3779B97F4A7C15)
 
 
-def _median(call: Callable[[Any], object], arguments: Sequence[Any]) -> float:
-    times = []
-    for argument in arguments:
-        begin = time.perf_counter()
-        call(argument)
-        times.append(time.perf_counter() - begin)
-    return median(times)
+def _seconds(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
 
 
 class _Table:
@@ -115,18 +102,37 @@ class _Table:
         self.container.resources.accumulate(found.shadow_id, np.ones_like(found.rows))
         self.container.apply_methods({"everything": self.choice})
 
-    def costs(self) -> _Costs:
-        keys = [np.random.default_rng(0).permutation(np.unique(ids)) for ids in self.batches]
-        counts = [len(each) for each in keys]
-        dim = self.table.dim
-        gradients = np.ones((max(counts), dim), np.float32)
-        find = _median(self.storage.find, keys) / median(counts)
-        update = _median(
-            lambda each: update_rows(self.storage, each, gradients[: len(each)], self.choice), keys
-        ) / median(counts)
-        step = _median(self.step, self.batches)
-        rest = step - (find + update) * median(counts)
-        return _Costs(find, update, max(rest, 0.0) / len(self.batches[0]))
+    def distinct(self) -> list[Keys]:
+        """Distinct keys of each batch, in no order."""
+        shuffle = np.random.default_rng(0).permutation
+        return [shuffle(np.unique(ids)) for ids in self.batches]
+
+
+@dataclass(slots=True)
+class _Costs:
+    """Seconds on the small table, batch by batch, and its distinct keys."""
+
+    table: _Table
+    keys: list[Keys]
+    find: list[float] = field(default_factory=list)
+    update: list[float] = field(default_factory=list)
+    step: list[float] = field(default_factory=list)
+
+    def measure(self, batch: int) -> None:
+        """Measures one batch."""
+        table, keys = self.table, self.keys[batch]
+        gradients = np.ones((len(keys), table.table.dim), np.float32)
+        self.step.append(_seconds(lambda: table.step(table.batches[batch])))
+        self.find.append(_seconds(lambda: table.storage.find(keys)) / len(keys))
+        self.update.append(
+            _seconds(lambda: update_rows(table.storage, keys, gradients, table.choice)) / len(keys)
+        )
+
+    @property
+    def per_id(self) -> float:
+        """Of a step, apart from finds and updates: ids made distinct, rows begun, gradients collected."""
+        stored = (median(self.find) + median(self.update)) * median(map(len, self.keys))
+        return max(median(self.step) - stored, 0.0) / len(self.table.batches[0])
 
 
 def _plan_inputs(num_ids: int) -> tuple[PlanInputs, Calibration]:
@@ -143,54 +149,63 @@ def _spec(inputs: PlanInputs) -> TableSpec:
     return next(iter(inputs.tables.values()))
 
 
-def measured_costs() -> _Costs:
-    """Costs of a rank on this machine, on a table of `SMALL` ids."""
-    inputs, _ = _plan_inputs(SMALL)
-    spec = _spec(inputs)
-    table = _Table(spec, SMALL, int(inputs.samples * spec.ids_per_sample))
-    try:
-        table.costs()
-        return table.costs()
-    finally:
-        table.container.close()
+def measure_anchor(num_ids: int) -> tuple[Anchor, dict[str, float]]:
+    """Predicts and measures one size; and the costs of the prediction, in nanoseconds.
 
-
-def measure_anchor(num_ids: int, costs: _Costs) -> Anchor:
-    """Predicts and measures one size; `RUNS` runs over the same filled table."""
+    Batches of the small table, whose costs the prediction is made of, and of the large one take turns,
+    so that both meet the same machine.
+    """
     inputs, calibration = _plan_inputs(num_ids)
     spec = _spec(inputs)
-    storage = calibration.storages["hkv"].model_copy(
-        update={
-            "find_ns": costs.find * 1e9,
-            "find_ns_per_byte": 0.0,
-            "update_ns": costs.update * 1e9,
-            "update_ns_per_element": 0.0,
-        }
+    draws = int(inputs.samples * spec.ids_per_sample)
+    with ExitStack() as opened:
+        small = _Table(spec, SMALL, draws)
+        opened.callback(small.container.close)
+        table = _Table(spec, num_ids, draws)
+        opened.callback(table.container.close)
+        costs = _Costs(small, small.distinct())
+        for batch in range(WARM_UP):
+            small.step(small.batches[batch])
+            table.step(table.batches[batch])
+        seconds = []
+        for _ in range(RUNS):
+            times = []
+            for batch in range(BATCHES):
+                costs.measure(batch)
+                times.append(_seconds(lambda batch=batch: table.step(table.batches[batch])))
+            seconds.append(median(times))
+        taken = table.storage.memory_bytes
+        keys = float(np.mean([len(np.unique(each)) for each in table.batches]))
+    told = {
+        "find": median(costs.find) * 1e9,
+        "update": median(costs.update) * 1e9,
+        "id": costs.per_id * 1e9,
+    }
+    simulated = simulated_plan(inputs, _with_costs(calibration, spec, told))
+    name = next(iter(inputs.tables))
+    anchor = Anchor(
+        num_ids,
+        simulated.plan.tables[name].table_bytes,
+        taken,
+        float(simulated.step.num_keys),
+        keys,
+        simulated.step.seconds,
+        seconds,
     )
+    return anchor, told
+
+
+def _with_costs(calibration: Calibration, spec: TableSpec, costs: dict[str, float]) -> Calibration:
+    changed = {"find_ns": costs["find"], "update_ns": costs["update"]}
+    changed |= {"find_ns_per_byte": 0.0, "update_ns_per_element": 0.0}
+    storage = calibration.storages["hkv"].model_copy(update=changed)
     exchange = calibration.exchange.model_copy(
         # Nothing is exchanged, so that nothing is added up; the rest is a cost of each id.
-        update={"add_ns": 0.0, "pool_ns_per_byte": costs.per_id * 1e9 / (spec.dim * 4)}
+        update={"add_ns": 0.0, "pool_ns_per_byte": costs["id"] / (spec.dim * 4)}
     )
-    measured = calibration.model_copy(
+    return calibration.model_copy(
         update={"name": "measured", "storages": {"hkv": storage}, "exchange": exchange}
     )
-    simulated = simulated_plan(inputs, measured)
-    draws = int(inputs.samples * spec.ids_per_sample)
-    table = _Table(spec, num_ids, draws)
-    try:
-        _median(table.step, table.batches[:2])
-        seconds = [_median(table.step, table.batches) for _ in range(RUNS)]
-        return Anchor(
-            num_ids,
-            simulated.plan.tables["everything"].table_bytes,
-            table.storage.memory_bytes,
-            float(simulated.step.num_keys),
-            float(np.mean([len(np.unique(each)) for each in table.batches])),
-            simulated.step.seconds,
-            seconds,
-        )
-    finally:
-        table.container.close()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -199,13 +214,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--ids", type=int, nargs="+", default=[10**7])
     parser.add_argument("--output", type=Path, help="a JSON file for the figures")
     given = parser.parse_args(arguments)
-    costs = measured_costs()
-    print(
-        f"costs at {SMALL:,} ids: find {costs.find * 1e9:.0f} ns, update {costs.update * 1e9:.0f} ns, "
-        f"an id {costs.per_id * 1e9:.0f} ns"
-    )
-    anchors = [measure_anchor(num_ids, costs) for num_ids in given.ids]
-    for each in anchors:
+    anchors = []
+    for num_ids in given.ids:
+        each, costs = measure_anchor(num_ids)
+        anchors.append(each)
+        print(
+            f"costs at {SMALL:,} ids: find {costs['find']:.0f} ns, update {costs['update']:.0f} ns, "
+            f"an id {costs['id']:.0f} ns"
+        )
         print(
             f"{each.num_ids:>13,} ids: {each.measured_bytes / 1e9:.3f} GB, predicted "
             f"{each.predicted_bytes / 1e9:.3f} ({each.bytes_error:+.1%}); distinct keys of a batch "

@@ -49,13 +49,13 @@ class PooledTable:
 
     def num_ids(self, owner: int) -> int:
         """Ids of a rank's batch whose rows `owner` has."""
-        return round(self.samples * self.spec.ids_per_sample * self.shares[owner])
+        return round(self.samples * self.spec.ids_per_sample * float(self.shares[owner]))
 
     def num_bags(self, owner: int) -> int:
         """Bags of a rank's batch that have any of them, if all are as long as on average."""
-        misses = 1 - self.shares[owner]
+        misses = 1 - float(self.shares[owner])
         touched = sum(1 - misses**each.ids for each in self.spec.features.values())
-        return round(self.samples * touched)
+        return int(round(self.samples * touched))
 
     @cached_property
     def num_lookups(self) -> int:

@@ -66,15 +66,15 @@ class Stream:
     chunks_in_flight: int
 
     def asked_parts(self) -> Iterator[_Planned]:
-        """All that goes to others, in the order of hops."""
+        """Parts that go to others, in the order of hops."""
         return _planned(self.asked)
 
     def served_parts(self) -> Iterator[_Planned]:
-        """All that others send, in the order of hops."""
+        """Parts that others send, in the order of hops."""
         return _planned(self.served)
 
     def own_parts(self) -> Parts:
-        """What the rank asks of itself."""
+        """Parts that the rank asks of itself."""
         return self.asked[0]
 
 

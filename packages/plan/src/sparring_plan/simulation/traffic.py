@@ -105,7 +105,7 @@ class PlanTraffic:
 
     @cached_property
     def sent(self) -> Sent:
-        """What each rank sends in a step."""
+        """Bytes and messages that each rank sends in a step."""
         ranks, within = self.num_ranks, self.ranks_per_node
         others = ranks - 1
         keys, rows, gradients, asked, told = np.zeros((5, ranks), np.int64)
