@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from sparring.snapshot.verify import verify_snapshot
     from sparring.snapshot.writer import SnapshotWriter
     from sparring.storage.convert import conversion_command
+    from sparring.storage.estimate import estimate_bytes
     from sparring.storage.load import begin_load, end_load, restore
     from sparring.storage.memory import MemoryStorage
     from sparring.storage.native import NativeStorage, capsule_of
@@ -149,6 +150,7 @@ _name = names_from(
         "sparring.snapshot.verify": "verify_snapshot",
         "sparring.snapshot.writer": "SnapshotWriter",
         "sparring.storage.convert": "conversion_command",
+        "sparring.storage.estimate": "estimate_bytes",
         "sparring.storage.load": "begin_load end_load restore",
         "sparring.storage.memory": "MemoryStorage",
         "sparring.storage.native": "NativeStorage capsule_of",
@@ -182,8 +184,8 @@ __all__ = [
     "TruncatedNormal", "Uniform", "WireDtype", "Xavier", "Zeros", "__version__", "begin_load",
     "bytes_from_text", "capsule_of", "checked_options", "chunk_transfers", "chunks_of",
     "closest_name", "configure_pool", "context_of", "conversion_command", "count_rows",
-    "embedding_parts", "end_load", "erase_from_snapshots", "found_table", "gradient_bytes",
-    "header_bytes", "hyper_from", "initial_rows", "initializer_spec", "inspect_gpus",
+    "embedding_parts", "end_load", "erase_from_snapshots", "estimate_bytes", "found_table",
+    "gradient_bytes", "header_bytes", "hyper_from", "initial_rows", "initializer_spec", "inspect_gpus",
     "interrupted_load", "join_job", "latest_snapshot", "list_snapshots", "locate", "make_console",
     "make_plugin_manager", "membership_from", "merged_chunks", "num_threads", "open_place",
     "open_snapshot", "open_storage", "partition", "print_json", "print_warning", "read_note",
