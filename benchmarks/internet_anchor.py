@@ -20,7 +20,7 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from sparring import StepContainer, hyper_from, resolve_method, update_rows
+from sparring import StepContainer, estimate_bytes, hyper_from, resolve_method, update_rows
 from sparring.contracts import MethodChoice, Storage, TableConfig
 from sparring_plan.planning.inputs import Calibration, PlanInputs, TableSpec, read_inputs
 from sparring_plan.simulation.sheet import inputs_for, simulated_plan
@@ -182,10 +182,11 @@ def measure_anchor(num_ids: int) -> tuple[Anchor, dict[str, float]]:
         "id": costs.per_id * 1e9,
     }
     simulated = simulated_plan(inputs, _with_costs(calibration, spec, told))
-    name = next(iter(inputs.tables))
+    predicted = estimate_bytes("hkv", table.storage.table, num_ids)
+    assert predicted is not None
     anchor = Anchor(
         num_ids,
-        simulated.plan.tables[name].table_bytes,
+        predicted["host"],
         taken,
         float(simulated.step.num_keys),
         keys,
