@@ -409,7 +409,9 @@ def _with_sketches(inputs: PlanInputs, folder: Path, document: Document) -> Plan
 def _check_storages(inputs: PlanInputs, calibration: Calibration, document: Document) -> None:
     """Refuses storages that the calibration does not know, and memory that no rank has."""
     given = [(("storages",), inputs.storages or [])]
-    given += [(("tables", name, "storages"), spec.storages or []) for name, spec in inputs.tables.items()]
+    given += [
+        (("tables", name, "storages"), spec.storages or []) for name, spec in inputs.tables.items()
+    ]
     for path, choices in given:
         for place, choice in enumerate(choices):
             tiers = [choice] if isinstance(choice, str) else [each.storage for each in choice.tiers]

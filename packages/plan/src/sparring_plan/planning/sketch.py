@@ -200,7 +200,9 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Ids]:
     _check_columns(path, columns, file.schema_arrow.names)
     for batch in file.iter_batches(columns=list(columns)):
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            while hasattr(column, "flatten") and str(column.type).startswith(("list", "large_list")):
+            while hasattr(column, "flatten") and str(column.type).startswith(
+                ("list", "large_list")
+            ):
                 column = column.flatten()  # noqa: PLW2901 (a list of lists is taken apart twice)
             yield _whole(path, name, column.drop_null().to_numpy(zero_copy_only=False))
 

@@ -17,8 +17,10 @@ import numpy.typing as npt
 from sparring import Codec, WireDtype, chunks_of, gradient_bytes, header_bytes
 from sparring_plan.planning.costs import Options, Shape
 from sparring_plan.planning.inputs import Calibration, PlanInputs, TableSpec
+from sparring_plan.planning.key_bins import key_bins
 from sparring_plan.planning.placement import Placement
-from sparring_plan.planning.unique_keys import unique_keys
+from sparring_plan.planning.storages import storage_models
+from sparring_plan.planning.tier_hits import TierHits
 from sparring_plan.simulation.model import Compute
 from sparring_plan.simulation.pooling import PooledTable, pooled_parts, pooled_push_parts
 from sparring_plan.simulation.ring import Parts, row_parts
@@ -76,7 +78,8 @@ class PlanTraffic:
             whose streams are empty.
         replica_bytes: gradients of the replicated tables, of one rank to one other.
         commit_header_bytes: of one rank to one other, before rows are written.
-        local_seconds: of each rank, once rows have come: to pool them, and to find replicated ones.
+        local_seconds: of each rank, once rows have come: to pool them, to find replicated ones, and
+            the dense layers where the calibration has them.
         adding_seconds: of each rank: to add the gradients of replicated tables up.
         update_seconds: ``(ranks,)``: to update rows.
         is_alike: whether all ranks own the same shares.
@@ -146,38 +149,67 @@ class _Collected:
     replicated_codecs: list[Codec] = field(default_factory=list)
 
 
+class _RowCosts:
+    """Times of rows in storages, of the tables of a plan, as the planner has them."""
+
+    def __init__(self, placement: Placement, inputs: PlanInputs, calibration: Calibration) -> None:
+        options = placement.options
+        specs = [inputs.tables[name] for name in options.table_names]
+        self.specs = specs
+        bins = key_bins(specs)
+        self.ids = np.asarray([spec.ids_per_sample for spec in specs]) * inputs.samples
+        ids_of_all = self.ids * options.num_ranks
+        self.unique, self.unique_of_all = bins.unique_keys(self.ids), bins.unique_keys(ids_of_all)
+        found = storage_models(inputs, calibration, options.table_names)
+        self._models = {each.name: each for each in found}
+        self._storages = [options.storages[each] for each in options.storage[placement.option]]
+        # Hits are wanted where there are tiers to hit.
+        is_stack = any(self._models[each].is_stack for each in self._storages)
+        self._hits = TierHits(bins, self.ids, ids_of_all) if is_stack else None
+
+    def of(self, table: int, shape: Shape) -> tuple[float, float]:
+        """Seconds to find a key of a rank's batch, and to update one of all batches."""
+        spec, storage = self.specs[table], self._models[self._storages[table]]
+        blocks = shape.num_columns
+        share = 1.0 if shape.kind == "data_parallel" else shape.row_share
+        which, width = np.asarray([table]), np.asarray([spec.dim / blocks])
+        misses: list[Floats] = []
+        misses_of_all: list[Floats] = []
+        if self._hits is not None:
+            held = np.asarray([spec.expected_rows * share])
+            tiers = [rows / share for rows in storage.tier_rows(held, which, blocks)]
+            misses = [self._hits.key_misses(which, rows) for rows in tiers]
+            misses_of_all = [self._hits.key_misses_of_all(which, rows) for rows in tiers]
+        asked = np.asarray([max(float(self.unique[table]) * share, 1e-9)])
+        updated = np.asarray([max(float(self.unique_of_all[table]) * share, 1e-9)])
+        elements = width + spec.state_width / blocks
+        find = storage.find_seconds(asked, width * spec.element_bytes, misses) / asked
+        update = storage.update_seconds(updated, elements, which, misses_of_all) / updated
+        return float(find[0]), float(update[0])
+
+
 def traffic_of(placement: Placement, inputs: PlanInputs, calibration: Calibration) -> PlanTraffic:
     """The step of a plan."""
     options, exchange = placement.options, calibration.exchange
-    ranks = options.num_ranks
-    specs = [inputs.tables[name] for name in options.table_names]
-    ids = np.asarray([spec.ids_per_sample for spec in specs]) * inputs.samples
-    rows = np.asarray([spec.expected_rows for spec in specs], np.float64)
-    skew = np.asarray([spec.skew for spec in specs], np.float64)
-    unique = unique_keys(rows, skew, ids)
-    unique_of_all = unique_keys(rows, skew, ids * ranks)
+    ranks, costs = options.num_ranks, _RowCosts(placement, inputs, calibration)
     found, update = _Collected(), np.zeros(ranks)
-    local = adding = 0.0
-    add = exchange.add_ns * 1e-9
-    for table, spec in enumerate(specs):
-        option = int(placement.option[table])
-        shape = options.shape_of(option)
-        storage = calibration.storages[options.storages[options.storage[option]]]
-        width = spec.dim // shape.num_columns
-        state = spec.state_width / shape.num_columns
-        find = (storage.find_ns + storage.find_ns_per_byte * width * spec.element_bytes) * 1e-9
-        write = (storage.update_ns + storage.update_ns_per_element * (width + state)) * 1e-9
+    local = 0.0 if calibration.machine is None else calibration.machine.dense_ms * 1e-3
+    adding, add = 0.0, exchange.add_ns * 1e-9
+    for table, spec in enumerate(costs.specs):
+        shape = options.shape_of(int(placement.option[table]))
+        width, ids = spec.dim // shape.num_columns, float(costs.ids[table])
+        find, write = costs.of(table, shape)
         pool = exchange.pool_ns_per_byte * 1e-9 * width * spec.element_bytes
-        keys = float(unique[table])
+        keys, keys_of_all = float(costs.unique[table]), float(costs.unique_of_all[table])
         if shape.kind == "data_parallel":
             found.replicated.append(round(keys))
             found.replicated_codecs.append(_gradients(spec, spec.dim))
-            local += ids[table] * pool + keys * find
+            local += ids * pool + keys * find
             adding += keys * ranks * add
-            update += unique_of_all[table] * write
+            update += keys_of_all * write
             continue
         shares = _shares(options, placement, table, shape)
-        update += shares * unique_of_all[table] * write
+        update += shares * keys_of_all * write
         if shape.transfer == "pooled":
             found.pooled.append(
                 PooledTable(
@@ -186,18 +218,18 @@ def traffic_of(placement: Placement, inputs: PlanInputs, calibration: Calibratio
                 )
             )  # fmt: skip
             continue
-        local += ids[table] * pool * shape.num_columns
+        local += ids * pool * shape.num_columns
         found.asked.append(_counts(shares, shape, round(keys)))
         found.compute.append(Compute(find, add, 0.0))
         found.row_codecs.append(Codec(np.dtype(_DTYPES[spec.dtype]), width, WireDtype.EXACT))
         found.gradient_codecs.append(_gradients(spec, width))
     return PlanTraffic(
-        num_keys=round(float(unique.sum())),
-        num_tables=len(specs),
+        num_keys=round(float(costs.unique.sum())),
+        num_tables=len(costs.specs),
         ranks_per_node=options.ranks_per_node,
         exchanges=_exchanges(found, ranks, exchange.chunk_rows),
         replica_bytes=_one_message(found.replicated, found.replicated_codecs),
-        commit_header_bytes=header_bytes(len(specs)),
+        commit_header_bytes=header_bytes(len(costs.specs)),
         local_seconds=local,
         adding_seconds=adding,
         update_seconds=update,
