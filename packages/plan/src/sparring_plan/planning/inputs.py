@@ -285,13 +285,13 @@ class StorageCosts(Strict):
     memory: str
     backend: str | None = None
     """The storage backend; where missing, that of the entry's name."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     """Of the backend, as far as they change what rows take."""
     find_ns: float = Field(ge=0)
     find_ns_per_byte: float = Field(ge=0)
     update_ns: float = Field(ge=0)
     update_ns_per_element: float = Field(ge=0)
-    methods: dict[str, UpdateCosts] = {}
+    methods: dict[str, UpdateCosts] = Field(default_factory=dict)
     """Update methods that were measured by themselves."""
     write_ns: float | None = Field(default=None, ge=0)
     """To write a row that a tier above let go; where missing, as an update."""

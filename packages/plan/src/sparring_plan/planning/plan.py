@@ -50,6 +50,10 @@ class TablePlan(Strict):
     """Of all its rows, one copy."""
     bytes: int = Field(ge=0)
     """Of its busiest rank, buffers of the exchange among them."""
+    memory: dict[str, int] = Field(default_factory=dict)
+    """`bytes` by the kind of memory."""
+    hit_rates: list[float] | None = None
+    """Of a stack: the share of ids whose row is found in each tier, the hottest first."""
     ms: float = Field(ge=0)
     """Of its busiest rank and resource, a step."""
     because: str = ""
@@ -72,6 +76,8 @@ class Plan(Strict):
     """How much longer the step is than the bound, as a share of it."""
     price_per_hour: float
     price_per_billion_samples: float
+    memory_full: str | None = None
+    """When growing tables have filled a rank, and which; None where no table grows."""
     tables: dict[str, TablePlan]
     _document: Document | None = PrivateAttr(default=None)
 

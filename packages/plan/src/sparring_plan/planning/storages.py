@@ -25,8 +25,8 @@ from sparring_plan.planning.unique_keys import Floats
 
 __all__ = ["StorageModel", "storage_models"]
 
-_POINTS_PER_OCTAVE = 8
-_KEY_BYTES = 8
+_POINTS_PER_OCTAVE = 4
+_MOST_POINTS = 64 * _POINTS_PER_OCTAVE
 
 Ints = NDArray[np.int64]
 
@@ -93,6 +93,7 @@ class StorageModel:
         self._updates = [_update_costs(costs, specs) for costs in self.costs]
         self._bytes: dict[tuple[_Layout, int], Floats | None] = {}
         self._full: dict[tuple[int, _Layout], float] = {}
+        self._layouts: dict[int, tuple[list[_Layout], Ints]] = {}
 
     @property
     def is_stack(self) -> bool:
@@ -136,27 +137,41 @@ class StorageModel:
             if tier.share is not None:
                 held = held + rows * tier.share
             else:
-                assert tier.bytes is not None
-                room = [self._capacity(place, self._layout(each, blocks)) for each in tables]
-                held = held + np.asarray(room)
+                layouts, which = self._layouts_of(tables, blocks)
+                held = held + np.asarray([self._capacity(place, each) for each in layouts])[which]
             found.append(np.minimum(held, rows))
         return found
 
     def bytes(self, rows: Floats, tables: Ints, blocks: int) -> Floats:
         """(tables, memories): of a shard with `rows`; infinite where it cannot have as many."""
-        found = np.zeros((len(rows), len(self._memories)))
         position = np.log2(np.maximum(rows, 1.0)) * _POINTS_PER_OCTAVE
-        below = np.floor(position).astype(np.int64)
-        for at, table in enumerate(tables):
-            layout = self._layout(table, blocks)
-            low, high = self._point(layout, int(below[at])), self._point(layout, int(below[at]) + 1)
-            if low is None or high is None:
-                exact = self._estimate(layout, int(rows[at]))
-                found[at] = np.inf if exact is None else exact
-                continue
-            first, last = (2.0 ** ((below[at] + each) / _POINTS_PER_OCTAVE) for each in (0, 1))
-            found[at] = low + (high - low) * (rows[at] - first) / (last - first)
+        point = np.floor(position).astype(np.int64)
+        layouts, which = self._layouts_of(tables, blocks)
+        # Between two points of a few for each layout, as tables are many.
+        pairs, inverse = np.unique(which * _MOST_POINTS + point, return_inverse=True)
+        ends = np.full((2, len(pairs), len(self._memories)), np.inf)
+        for at, pair in enumerate(pairs):
+            for end in (0, 1):
+                told = self._point(layouts[pair // _MOST_POINTS], int(pair % _MOST_POINTS) + end)
+                ends[end, at] = np.inf if told is None else told
+        low, high = ends[:, inverse]
+        first, last = (2.0 ** ((point + each) / _POINTS_PER_OCTAVE) for each in (0, 1))
+        with np.errstate(invalid="ignore"):
+            found = low + (high - low) * ((rows - first) / (last - first))[:, None]
+        for at in np.flatnonzero(~np.isfinite(found).all(axis=1)):
+            exact = self._estimate(layouts[which[at]], int(rows[at]))
+            found[at] = np.inf if exact is None else exact
         return found
+
+    def _layouts_of(self, tables: Ints, blocks: int) -> tuple[list[_Layout], Ints]:
+        """The layouts of all tables with so many column blocks, and which each of `tables` has."""
+        if blocks not in self._layouts:
+            of_table = [self._layout(table, blocks) for table in range(len(self._specs))]
+            different = list(dict.fromkeys(of_table))
+            place = {layout: at for at, layout in enumerate(different)}
+            self._layouts[blocks] = different, np.asarray([place[each] for each in of_table])
+        layouts, which = self._layouts[blocks]
+        return layouts, which[tables]
 
     def _point(self, layout: _Layout, point: int) -> Floats | None:
         key = layout, point
@@ -221,8 +236,8 @@ class StorageModel:
             self._full[key] = _full_row_bytes(backend, _table(layout), costs)
         return self._full[key]
 
-    def _layout(self, table: int | np.int64, blocks: int) -> _Layout:
-        spec = self._specs[int(table)]
+    def _layout(self, table: int, blocks: int) -> _Layout:
+        spec = self._specs[table]
         return _Layout(spec.dim // blocks, spec.dtype, spec.state_width // blocks)
 
 

@@ -66,8 +66,11 @@ class TierHits:
         return self._at(tables, rows, self._misses_of_all)
 
     def _at(self, tables: Ints, rows: Floats, values: Floats) -> Floats:
-        found = [
-            np.interp(each, self._rows[table], values[table])
-            for table, each in zip(tables, rows, strict=True)
-        ]
-        return np.asarray(found, np.float64)
+        known, asked = self._rows[tables], values[tables]
+        below = np.clip(np.sum(known <= rows[:, None], axis=1) - 1, 0, known.shape[1] - 2)
+        each = np.arange(len(tables))
+        first, last = known[each, below], known[each, below + 1]
+        # A tier that is larger than the table is full.
+        share = np.clip((rows - first) / np.maximum(last - first, 1e-300), 0, 1)
+        found: Floats = asked[each, below] * (1 - share) + asked[each, below + 1] * share
+        return found
