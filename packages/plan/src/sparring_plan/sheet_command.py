@@ -65,6 +65,8 @@ _MARKS = {
     "step_seconds": "simulated",
     "samples_per_second": "simulated",
     "memory_bytes": "simulated",
+    "hit_rates": "simulated",
+    "memory_full": "simulated",
     "sent_bytes": "simulated",
     "far_bytes": "simulated",
     "num_messages": "simulated",
@@ -75,55 +77,94 @@ _MARKS = {
 no figure of the sheet is."""
 
 
+def _hits(row: SheetRow) -> str:
+    """Shares of all tiers of the first stack; how many more there are."""
+    found = list((row.hit_rates or {}).values())
+    if not found:
+        return ""
+    more = f" +{len(found) - 1}" if len(found) > 1 else ""
+    return " ".join(f"{each:.1%}" for each in found[0]) + more
+
+
 def _as_json(row: SheetRow) -> dict[str, Any]:
     return {**asdict(row), "marks": _MARKS}
 
 
 def _print(rows: Sequence[SheetRow]) -> None:
     console = make_console()
-    memories = next((list(row.memory_bytes) for row in rows if row.memory_bytes), [])
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("ranks", justify="right", no_wrap=True)
-    table.add_column("kinds", no_wrap=True)
-    table.add_column("storages", no_wrap=True)
-    for name, mark in (
-        ("step ms", "simulated"),
-        ("how", ""),
-        ("bound by", "simulated"),
-        ("samples/s", "simulated"),
-        *((f"{memory} GiB", "simulated") for memory in memories),
-        ("far MB", "simulated"),
-        ("sent MB", "simulated"),
-        ("messages", "simulated"),
-        ("price/h", "given"),
-        ("per 1e9", "simulated"),
-    ):
-        left = name in {"how", "bound by"}
-        table.add_column(f"{name}\n{mark}", justify="left" if left else "right", no_wrap=True)
+    found = [row for row in rows if row.step is not None]
+    console.print(_times(rows))
+    console.print()
+    console.print(_bytes(found))
     for row in rows:
-        if row.step is None or row.memory_bytes is None:
+        if row.problem is not None:
+            console.print(f"{row.ranks:,} ranks: {row.problem}")
+    notes = [
+        "how: replay, every message at its time; linear, the most that a rank needs of a resource. "
+        "Dense layers where the calibration has them. GiB, MB and messages: of the busiest rank, a step."
+    ]
+    if any(row.hit_rates for row in found):
+        notes.append("hits: the share of ids that each tier serves, the hottest first.")
+    if any(row.memory_full for row in found):
+        notes.append("full: when growing tables have filled a rank.")
+    console.print(" ".join(notes))
+
+
+def _times(rows: Sequence[SheetRow]) -> Table:
+    table = _table(
+        ("ranks", ""), ("kinds", ""), ("storages", ""), ("step ms", "simulated"), ("how", ""),
+        ("bound by", "simulated"), ("samples/s", "simulated"), ("price/h", "given"),
+        ("per 1e9 samples", "simulated"),
+    )  # fmt: skip
+    for row in rows:
+        if row.step is None:
             table.add_row(f"{row.ranks:,}", "no plan fits")
             continue
         table.add_row(
             f"{row.ranks:,}",
-            ",".join(row.kinds),
-            ",".join(row.storages),
+            ", ".join(row.kinds),
+            ", ".join(row.storages),
             f"{row.step.seconds * 1e3:.4g}",
             row.step.method,
             row.step.bound_by,
             f"{row.samples_per_second:,.0f}",
-            *(f"{row.memory_bytes[each] / 2**30:,.1f}" for each in memories),
-            f"{row.step.far_bytes / 1e6:,.2f}",
-            f"{row.step.sent_bytes / 1e6:,.2f}",
-            f"{row.step.num_messages:,}",
             f"{row.price_per_hour:,.2f}",
             f"{row.price_per_billion_samples:,.2f}",
         )
-    console.print(table)
-    for row in rows:
-        if row.problem is not None:
-            console.print(f"{row.ranks:,} ranks: {row.problem}")
-    console.print(
-        "GiB, MB and messages: of the busiest rank, a step. how: replay, every message at its time; "
-        "linear, the most that a rank needs of a resource. No dense layers."
+    return table
+
+
+def _bytes(rows: Sequence[SheetRow]) -> Table:
+    memories = list((rows[0].memory_bytes or {}) if rows else ())
+    has_tiers, grows = any(row.hit_rates for row in rows), any(row.memory_full for row in rows)
+    table = _table(
+        ("ranks", ""),
+        *((f"{memory} GiB", "simulated") for memory in memories),
+        *((("hits", "simulated"),) if has_tiers else ()),
+        *((("full", "simulated"),) if grows else ()),
+        ("far MB", "simulated"),
+        ("sent MB", "simulated"),
+        ("messages", "simulated"),
     )
+    for row in rows:
+        assert row.step is not None
+        held = row.memory_bytes or {}
+        table.add_row(
+            f"{row.ranks:,}",
+            *(f"{held[each] / 2**30:,.1f}" for each in memories),
+            *((_hits(row),) if has_tiers else ()),
+            *(((row.memory_full or "").partition(":")[0],) if grows else ()),
+            f"{row.step.far_bytes / 1e6:,.2f}",
+            f"{row.step.sent_bytes / 1e6:,.2f}",
+            f"{row.step.num_messages:,}",
+        )
+    return table
+
+
+def _table(*columns: tuple[str, str]) -> Table:
+    """Columns with their names and marks."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name, mark in columns:
+        left = name in {"kinds", "storages", "how", "bound by"}
+        table.add_column(f"{name}\n{mark}", justify="left" if left else "right", no_wrap=True)
+    return table

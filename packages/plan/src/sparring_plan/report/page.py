@@ -185,7 +185,10 @@ def _tables(plan: Plan) -> str:
 
 def _table_line(name: str, table: TablePlan) -> str:
     kind = table.kind if table.columns == 1 else f"{table.kind}, {table.columns} column blocks"
-    cells = [name, kind, _ranks(table), table.transfer, table.storage]
+    storage = table.storage
+    if table.hit_rates is not None:
+        storage += f" (hits {', '.join(f'{each:.1%}' for each in table.hit_rates)})"
+    cells = [name, kind, _ranks(table), table.transfer, storage]
     numbers = [f"{table.rows:,}", f"{table.bytes / 2**20:,.1f}", f"{table.ms:.3g}"]
     return (
         "<tr>"
@@ -215,6 +218,8 @@ def _next(best: NextBest | None) -> str:
 
 def _origin(plan: Plan) -> str:
     facts = {"Inputs": plan.inputs, "Calibration": plan.calibration, "Solver": plan.solver}
+    if plan.memory_full is not None:
+        facts["Memory is full"] = plan.memory_full
     lines = (
         f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts.items()
     )

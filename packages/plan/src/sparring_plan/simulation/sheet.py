@@ -35,6 +35,8 @@ class SheetRow:
         storages: storages of the tables, sorted.
         samples_per_second: of all ranks together, without dense layers.
         memory_bytes: kind of memory → bytes of the rank that has most in it.
+        hit_rates: table → share of its ids that each tier serves, the hottest first; of stacks only.
+        memory_full: when growing tables have filled a rank; None where no table grows.
         price_per_hour: of all nodes, as given.
     """
 
@@ -47,6 +49,8 @@ class SheetRow:
     storages: Sequence[str] = ()
     samples_per_second: float | None = None
     memory_bytes: dict[str, int] | None = None
+    hit_rates: dict[str, list[float]] | None = None
+    memory_full: str | None = None
     price_per_hour: float | None = None
     price_per_billion_samples: float | None = None
 
@@ -105,10 +109,9 @@ def simulated_plan(
         plan = make_plan(inputs, calibration)
         placement = placement_of(plan, options)
     else:
+        # What a person has edited stays; its figures may be of other inputs.
+        plan = check_plan(plan, inputs, calibration)
         placement = placement_of(plan, options)
-        if not placement.fits:
-            # The planner's own words, with the rank and the memory.
-            check_plan(plan, inputs, calibration)
     return Simulated(plan, placement, simulate_plan(placement, inputs, calibration))
 
 
@@ -139,6 +142,12 @@ def _row(inputs: PlanInputs, calibration: Calibration, plan: Plan | None) -> She
                 placement.options.memories, placement.memory.max(axis=0), strict=True
             )
         },
+        {
+            name: each.hit_rates
+            for name, each in simulated.plan.tables.items()
+            if each.hit_rates is not None
+        },
+        simulated.plan.memory_full,
         price,
         price / (samples * 3600) * 1e9,
     )
