@@ -125,14 +125,14 @@ class Options:
 
     def total(self) -> Floats:
         """(options, resources): seconds, summed over all ranks."""
-        return self.base * self.num_ranks + self.shard * self._num_shards()[:, None]
+        return self.base * self.num_ranks + self.shard * self.num_shards()[:, None]
 
     def total_memory(self) -> Floats:
         """(options, memories): bytes, summed over all ranks."""
-        return self.base_memory * self.num_ranks + self.shard_memory * self._num_shards()[:, None]
+        return self.base_memory * self.num_ranks + self.shard_memory * self.num_shards()[:, None]
 
-    def _num_shards(self) -> Floats:
-        # A shard that is on every rank is part of `base`.
+    def num_shards(self) -> Floats:
+        """(options,): shards that are on ranks of their own; a shard on every rank is part of `base`."""
         counts = [0 if each.span is Span.ALL else each.num_shards for each in self.shapes]
         return np.asarray(counts, np.float64)[self.shape]
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sparring_plan.planning.bound import Bound, aggregate_bound, linear_bound
+from sparring_plan.planning.annealing import anneal
+from sparring_plan.planning.bound import (
+    Bound,
+    aggregate_bound,
+    goal_choice,
+    linear_bound,
+    threshold_bound,
+)
 from sparring_plan.planning.costs import Floats, Ints, Options
 from sparring_plan.planning.exact import prove
 from sparring_plan.planning.placement import Placement, improve, place_all
-from sparring_plan.planning.rebuilding import build, rebuild_parts
+from sparring_plan.planning.pruning import reduce_options
 
 __all__ = ["Found", "fits", "option_prices", "search"]
 
 _TARGET_GAP = 0.02
 _ROUNDS_PER_TABLE, _FEWEST_ROUNDS = 4, 200
-_GOALS = (0.1, 0.3, 0.6)
-_REBUILDS = 100
+_GOALS_OF_CHOICES = (1.02, 1.1, 1.3)
+_ROOMS = (1.0, 0.95, 0.9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,57 +43,81 @@ class Found:
 
 def search(options: Options) -> Found | None:
     """Finds a plan; None where none was found that fits the memory."""
-    lagrangian = aggregate_bound(options)
-    bound = linear_bound(options, lagrangian) or lagrangian
-    cheapest = _priced(options, bound)
-    starts = [bound.choice, lagrangian.choice, cheapest, _smallest(options)]
+    reduced = reduce_options(options)
+    if reduced is None:
+        return None
+    smaller = reduced.options
+    lagrangian = aggregate_bound(smaller)
+    bound = linear_bound(smaller, lagrangian) or lagrangian
+    best = _first(smaller, bound, lagrangian)
+    if best is None:
+        return None
+    if _gap(best, bound) > _TARGET_GAP:
+        best = _aimed(smaller, bound, best)
+        higher = threshold_bound(smaller, bound.seconds, best.seconds)
+        bound = replace(bound, seconds=higher)
+    if _gap(best, bound) > _TARGET_GAP:
+        alive = _worth_trying(smaller, bound, best)
+        best = anneal(best, alive, option_prices(smaller, bound), bound.seconds).copy()
+    seconds = bound.seconds
+    if _gap(best, bound) > _TARGET_GAP:
+        proof = prove(smaller, best, _worth_trying(smaller, bound, best))
+        if proof is not None:
+            best, proven = proof
+            seconds = max(seconds, proven)
+    whole = reduced.of_whole(best, options)
+    return Found(whole, bound, min(seconds, whole.seconds))
+
+
+def _first(options: Options, bound: Bound, lagrangian: Bound) -> Placement | None:
+    """The best of what the choices of the bounds become by local search."""
     best: Placement | None = None
-    rounds = max(_FEWEST_ROUNDS, _ROUNDS_PER_TABLE * len(options.table_names))
+    starts = [bound.choice, lagrangian.choice, _priced(options, bound), _smallest(options)]
     seen: set[bytes] = set()
     for choice in starts:
         if choice.tobytes() in seen or (best is not None and _gap(best, bound) < _TARGET_GAP / 4):
             continue
         seen.add(choice.tobytes())
         placement = place_all(options, choice)
-        if placement is None:
-            continue
-        improve(placement, rounds)
-        if best is None or placement.seconds < best.seconds:
-            best = placement
-    if best is None:
-        return None
-    best = best.copy()
-    seconds = bound.seconds
-    if _gap(best, bound) > _TARGET_GAP:
-        best = _rebuilt(options, bound, best).copy()
-    if _gap(best, bound) > _TARGET_GAP:
-        proof = prove(options, best, _worth_trying(options, bound, best))
-        if proof is not None:
-            best, proven = proof
-            seconds = max(seconds, proven)
-    return Found(best, bound, min(seconds, best.seconds))
+        if placement is not None:
+            best = _improved(placement, best)
+    return best
+
+
+def _aimed(options: Options, bound: Bound, best: Placement) -> Placement:
+    """A placement as good as `best` or better, from choices for steps near the bound and less memory."""
+    for goal in _GOALS_OF_CHOICES:
+        for room in _ROOMS:
+            choice = goal_choice(options, bound.seconds * goal, room)
+            if choice is None:
+                continue
+            for seconds in (None, bound.seconds * goal):
+                placement = place_all(options, choice, seconds)
+                if placement is not None:
+                    best = _improved(placement, best)
+                if _gap(best, bound) < _TARGET_GAP:
+                    return best
+    return best
+
+
+def _improved(placement: Placement, best: Placement | None) -> Placement:
+    """The better one of `best` and of what `placement` becomes by local search."""
+    improve(placement, max(_FEWEST_ROUNDS, _ROUNDS_PER_TABLE * len(placement.option)))
+    if best is None or placement.seconds < best.seconds:
+        return placement.copy()
+    return best
 
 
 def fits(options: Options) -> bool:
     """True where the options that need the least memory can be placed."""
-    return place_all(options, _smallest(options)) is not None
+    reduced = reduce_options(options)
+    return (
+        reduced is not None and place_all(reduced.options, _smallest(reduced.options)) is not None
+    )
 
 
 def _gap(placement: Placement, bound: Bound) -> float:
     return placement.seconds / max(bound.seconds, 1e-15) - 1
-
-
-def _rebuilt(options: Options, bound: Bound, best: Placement) -> Placement:
-    """A placement as good as `best` or better, built for steps between the bound and that of `best`."""
-    prices = option_prices(options, bound)
-    alive = _worth_trying(options, bound, best)
-    for share in _GOALS:
-        goal = bound.seconds + (best.seconds - bound.seconds) * share
-        placement = build(options, alive, prices, goal)
-        if placement is not None:
-            improve(placement, _FEWEST_ROUNDS)
-            best = min(best, placement, key=lambda each: each.seconds)
-    return rebuild_parts(best, alive, prices, bound.seconds, _REBUILDS)
 
 
 def option_prices(options: Options, bound: Bound) -> Floats:
@@ -120,5 +151,6 @@ def _worth_trying(options: Options, bound: Bound, best: Placement) -> Ints:
     offset = options.fixed @ bound.prices - options.capacity @ bound.memory_prices
     with_option = least.sum() + offset + price - least[options.table]
     alive = with_option <= best.seconds * (1 + 1e-9)
+    alive &= (options.base + options.shard + options.fixed).max(axis=1) <= best.seconds * (1 + 1e-9)
     alive[best.option] = True
     return np.flatnonzero(alive)
