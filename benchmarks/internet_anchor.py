@@ -139,8 +139,9 @@ def _plan_inputs(num_ids: int) -> tuple[PlanInputs, Calibration]:
     inputs, calibration = read_inputs(PLAN)
     name, spec = next(iter(inputs.tables.items()))
     small = spec.model_copy(update={"rows": num_ids, "growth": None})
+    table = TableSpec.model_validate(small.model_dump())
     changed = inputs_for(inputs, 1).model_copy(
-        update={"tables": {name: TableSpec.model_validate(small.model_dump())}}
+        update={"tables": {name: table}, "storages": ["hkv"], "start": None}
     )
     return changed, calibration
 
