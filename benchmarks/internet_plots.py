@@ -1,5 +1,5 @@
 """`python -m benchmarks.internet_plots [--anchors FILE] [--output PNG]`: the sheet of the plan for 10¹¹
-ids as plots.
+ids as plots, and as the table of docs/explanation/internet-scale.md.
 
 All but the anchors is simulated, and says so. Anchors are what `benchmarks.internet_anchor --output`
 wrote.
@@ -19,7 +19,7 @@ from benchmarks.internet_anchor import PLAN
 from sparring_plan.planning.inputs import read_inputs
 from sparring_plan.simulation.sheet import SheetRow, simulate_sheet
 
-__all__ = ["draw"]
+__all__ = ["draw", "table_of"]
 
 RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
 BLUE, RED, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#7b8794"
@@ -94,6 +94,31 @@ def _draw_price(axes: Any, found: Sequence[tuple[SheetRow, Any]]) -> None:
     axes.set(title="Price of 10⁹ samples, simulated", xlabel="ranks", xscale="log", yscale="log")
 
 
+def table_of(rows: Sequence[SheetRow]) -> str:
+    """The sheet as Markdown."""
+    lines = [
+        "| ranks | storage | step | samples/s | bound by | GiB in memory, on flash | hits in memory | "
+        "far MB | messages | price of an hour | of 10⁹ samples | memory full |",
+        "|---:|---|---:|---:|---|---:|---:|---:|---:|---:|---:|---|",
+    ]
+    for row in rows:
+        if row.step is None or row.memory_bytes is None:
+            lines.append(f"| {row.ranks:,} | no plan fits |")
+            continue
+        host, disk = (row.memory_bytes.get(kind, 0) / 2**30 for kind in ("host", "disk"))
+        hits = next(iter((row.hit_rates or {}).values()), None)
+        full = (row.memory_full or "").partition(",")[0].partition(":")[0]
+        cells = [
+            f"{row.ranks:,}", ", ".join(row.storages), f"{row.step.seconds * 1e3:.0f} ms",
+            f"{row.samples_per_second:,.0f}", row.step.bound_by, f"{host:.0f}, {disk:.0f}",
+            "all" if hits is None else f"{hits[0]:.1%}", f"{row.step.far_bytes / 1e6:.1f}",
+            f"{row.step.num_messages:,}", f"{row.price_per_hour:,.0f}",
+            f"{row.price_per_billion_samples:.2f}", full,
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Draws what the arguments say."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.internet_plots")
@@ -104,6 +129,7 @@ def main(arguments: Sequence[str]) -> int:
     rows = simulate_sheet(inputs, calibration, RANKS)
     anchors = [each for path in given.anchors for each in json.loads(path.read_text())]
     draw(rows, dict(inputs.topology.memory), anchors, given.output)
+    print(table_of(rows))
     print(f"written: {given.output}")
     return 0
 

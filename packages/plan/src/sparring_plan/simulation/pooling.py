@@ -55,7 +55,7 @@ class PooledTable:
         """Bags of a rank's batch that have any of them, if all are as long as on average."""
         misses = 1 - float(self.shares[owner])
         touched = sum(1 - misses**each.ids for each in self.spec.features.values())
-        return round(self.samples * touched)
+        return round(float(self.samples * touched))
 
     @cached_property
     def num_lookups(self) -> int:
