@@ -12,10 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from sparring import resolve_method
+from sparring import DocumentModel, read_document, resolve_method
 from sparring.contracts import UpdateMethod
 from sparring.errors import ConfigError, SparringError
-from sparring_plan.planning.document import Strict, read_document
 
 __all__ = [
     "KINDS",
@@ -78,14 +77,14 @@ def _bytes_of(value: Any) -> Any:
 Bytes = Annotated[int, BeforeValidator(_bytes_of), Field(gt=0)]
 
 
-class Link(Strict):
+class Link(DocumentModel):
     """A link, each way."""
 
     gbit: float = Field(gt=0)
     latency_us: float = Field(default=0, ge=0)
 
 
-class Topology(Strict):
+class Topology(DocumentModel):
     """Equal nodes, each with as many ranks."""
 
     nodes: int = Field(gt=0, le=1 << 16)
@@ -106,7 +105,7 @@ class Topology(Strict):
         return self.nodes * self.ranks_per_node
 
 
-class Feature(Strict):
+class Feature(DocumentModel):
     """A column of samples whose ids look rows of the table up."""
 
     ids: float = Field(gt=0)
@@ -115,7 +114,7 @@ class Feature(Strict):
     pooling: Literal["sum", "mean", "none"] = "sum"
 
 
-class Growth(Strict):
+class Growth(DocumentModel):
     """New ids as days go by."""
 
     rows: int = Field(default=0, ge=0)
@@ -127,7 +126,7 @@ class Growth(Strict):
     """Share of the new ids that the table's admission lets in."""
 
 
-class TableSpec(Strict):
+class TableSpec(DocumentModel):
     """A table: its rows, its update method, and the ids that a sample asks for."""
 
     dim: int = Field(gt=0, le=1 << 16)
@@ -186,7 +185,7 @@ class TableSpec(Strict):
         return all(feature.pooling != "none" for feature in self.features.values())
 
 
-class StorageCosts(Strict):
+class StorageCosts(DocumentModel):
     """Costs of a storage, a rank; times in nanoseconds."""
 
     memory: str
@@ -198,7 +197,7 @@ class StorageCosts(Strict):
     overhead: float = Field(ge=1)
 
 
-class ExchangeCosts(Strict):
+class ExchangeCosts(DocumentModel):
     """Costs and sizes of the exchange."""
 
     memory: str
@@ -208,7 +207,7 @@ class ExchangeCosts(Strict):
     chunks_in_flight: int = Field(gt=0)
 
 
-class Calibration(Strict):
+class Calibration(DocumentModel):
     """Costs of storages and of the exchange; the default `calibration.yaml` explains each entry."""
 
     name: str
@@ -216,7 +215,7 @@ class Calibration(Strict):
     exchange: ExchangeCosts
 
 
-class PlanInputs(Strict):
+class PlanInputs(DocumentModel):
     """One file: what a plan is made from."""
 
     topology: Topology

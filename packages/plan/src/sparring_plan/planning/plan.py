@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
+from sparring import Document, DocumentModel, read_document
 from sparring.contracts import ShardingPlan, TableSharding
 from sparring.errors import ConfigError, InvalidArgumentError
-from sparring_plan.planning.document import Document, Strict, read_document
 from sparring_plan.planning.inputs import RUNTIME_KINDS
 
 __all__ = ["NextBest", "Plan", "TablePlan", "read_plan"]
@@ -21,7 +21,7 @@ _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
 
 
-class NextBest(Strict):
+class NextBest(DocumentModel):
     """The option that would be taken if the chosen one were not there."""
 
     kind: str
@@ -34,7 +34,7 @@ class NextBest(Strict):
     """Added to the table's busiest rank."""
 
 
-class TablePlan(Strict):
+class TablePlan(DocumentModel):
     """How a table is sharded."""
 
     kind: str
@@ -56,7 +56,7 @@ class TablePlan(Strict):
     next_best: NextBest | None = None
 
 
-class Plan(Strict):
+class Plan(DocumentModel):
     """All tables; the head says from what, how good, and how good a plan could be at most."""
 
     version: Literal[1]

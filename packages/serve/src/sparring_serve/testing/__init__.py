@@ -1,0 +1,5 @@
+"""Parts for tests of services and clients: tables in memory, and a transport that fails as it is told."""
+
+from sparring_serve.testing.memory_tables import MemoryTables
+
+__all__ = ["MemoryTables"]
