@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -50,11 +51,15 @@ class _Client:
     """What both clients share."""
 
     def __init__(
-        self, targets: Targets, config: ClientConfig | None, metrics: ServingMetrics | None
+        self,
+        targets: Targets,
+        config: ClientConfig | None,
+        metrics: ServingMetrics | None,
+        clock: Callable[[], float],
     ) -> None:
         self.config = ClientConfig() if config is None else config
         self.metrics = ServingMetrics() if metrics is None else metrics
-        self._session = Session(_shards(targets), self.config, self.metrics)
+        self._session = Session(_shards(targets), self.config, self.metrics, clock)
         self._is_closed = False
 
     def _check_open(self) -> None:
@@ -71,6 +76,7 @@ class LookupClient(_Client):
         config: how rows are asked for.
         metrics: what is counted; None: its own.
         transport: connections; None: gRPC.
+        clock: of deadlines, in seconds.
     """
 
     def __init__(
@@ -80,8 +86,9 @@ class LookupClient(_Client):
         *,
         metrics: ServingMetrics | None = None,
         transport: Transport | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(targets, config, metrics)
+        super().__init__(targets, config, metrics, clock)
         self._transport = GrpcTransport(self.config) if transport is None else transport
 
     @classmethod
@@ -175,7 +182,7 @@ class AsyncLookupClient(_Client):
         metrics: ServingMetrics | None = None,
         transport: AsyncTransport | None = None,
     ) -> None:
-        super().__init__(targets, config, metrics)
+        super().__init__(targets, config, metrics, time.monotonic)
         self._transport = AsyncGrpcTransport(self.config) if transport is None else transport
 
     @classmethod
