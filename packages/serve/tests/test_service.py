@@ -131,6 +131,8 @@ def test_caps_are_on_ids_tables_and_bytes(tables: MemoryTables) -> None:
     asked = encode(PullRequest((TableIds("item"),) * 3))
     with pytest.raises(Refusal, match="3 tables in one call, the most are 2"):
         service.pull(asked, 1.0)
+    with pytest.raises(Refusal, match="a table is named twice"):
+        service.pull(encode(PullRequest((TableIds("item"),) * 2)), 1.0)
 
 
 def test_calls_are_let_in_while_their_bytes_fit() -> None:

@@ -188,7 +188,8 @@ class LookupService:
     def check_deadline(self, remaining_seconds: float) -> None:
         """Refuses a call without a deadline, with one that is too far, or with one that is over."""
         most = self.limits.most_deadline_seconds
-        if not remaining_seconds <= most:
+        # Deadlines travel rounded up, by up to some percent.
+        if not remaining_seconds <= 1.05 * most:
             given = "none" if not math.isfinite(remaining_seconds) or remaining_seconds > 1e6 else (
                 f"{remaining_seconds:.3g} s"
             )  # fmt: skip
@@ -220,6 +221,12 @@ class LookupService:
                     f"{found:,} {what} in one call, the most are {most:,}; divide it",
                     reason=f"most_{what}",
                 )
+        if len({table for table, _ in asked}) < len(asked):
+            raise Refusal(
+                Status.INVALID_ARGUMENT,
+                "a table is named twice in one call; put its ids together",
+                reason="repeated_table",
+            )
         shapes = []
         for table, _ in asked:
             if table not in known:

@@ -66,6 +66,7 @@ class Rounds:
         order: ReplicaOrder,
         clock: Callable[[], float],
         deadline: float,
+        longest_seconds: float = 600.0,
     ) -> Exchange:
         """All rounds.
 
@@ -74,6 +75,7 @@ class Rounds:
             order: of replicas; told which failed.
             clock: seconds.
             deadline: on that clock.
+            longest_seconds: of one attempt: servers refuse longer ones.
 
         Raises:
             SparringError: every replica would refuse one of the calls.
@@ -90,7 +92,12 @@ class Rounds:
             self.num_failovers += 0 if is_first else len(due)
             is_first = False
             sends = [
-                Send(each.replicas[0], self._method, each.request, remaining / len(each.replicas))
+                Send(
+                    each.replicas[0],
+                    self._method,
+                    each.request,
+                    min(remaining / len(each.replicas), longest_seconds),
+                )
                 for each in due
             ]
             for each in due:

@@ -56,6 +56,11 @@ class Description:
         """Ids of a call that all servers take."""
         return min(each.most_ids for each in self.shards.values())
 
+    @property
+    def most_deadline_seconds(self) -> float:
+        """The longest deadline that all servers take."""
+        return min(each.most_deadline_seconds for each in self.shards.values())
+
     def common_version(self) -> str:
         """The newest version that all shards have; empty where there is none."""
         kept = [[each.hash for each in answer.versions] for answer in self.shards.values()]
@@ -113,7 +118,13 @@ class Session:
             pulled = self._divided(wanted, description, missing, version)
             rounds = Rounds("Pull", pulled.requests(), pulled.accept)
             try:
-                yield from rounds.run(self.shards.shards, self._order, self.clock, deadline)
+                yield from rounds.run(
+                    self.shards.shards,
+                    self._order,
+                    self.clock,
+                    deadline,
+                    description.most_deadline_seconds,
+                )
             except ShardMapMovedError as moved:
                 self._take_map(moved, is_last=is_last)
                 continue
@@ -147,7 +158,7 @@ class Session:
 
         def accept(number: int, content: bytes) -> None:
             answer: DescribeAnswer = decode(DescribeAnswer, content)
-            if not answer.versions or answer.most_ids < 1:
+            if not answer.versions or answer.most_ids < 1 or not answer.most_deadline_seconds > 0:
                 raise MessageError("a description without a version, or without limits")
             answers[number] = answer
 
