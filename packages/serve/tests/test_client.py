@@ -48,7 +48,9 @@ class Cluster:
     """Shards of two replicas, and a client of them; each replica has tables of its own."""
 
     def __init__(self, num_shards: int = 3, *, limits: Limits | None = None, **config: Any) -> None:
-        names = tuple(tuple(f"s{shard}r{replica}:1" for replica in range(2)) for shard in range(num_shards))
+        names = tuple(
+            tuple(f"s{shard}r{replica}:1" for replica in range(2)) for shard in range(num_shards)
+        )
         self.shards = ShardReplicas(names)
         self.tables: dict[str, MemoryTables] = {}
         services = {}
@@ -56,7 +58,10 @@ class Cluster:
             for name in replicas:
                 self.tables[name] = MemoryTables([ITEM, USER], rows_of_step(1))
                 services[name] = LookupService(
-                    self.tables[name], Place(self.shards, shard), limits or Limits(), clock=lambda: 10.0
+                    self.tables[name],
+                    Place(self.shards, shard),
+                    limits or Limits(),
+                    clock=lambda: 10.0,
                 )
         self.transport = FaultyTransport(services)
         self.client = self.client_of(self.shards, **config)
@@ -91,7 +96,9 @@ def test_a_pull_has_the_rows_of_all_shards_in_the_order_of_ids(
     ids = np.random.default_rng(1).integers(-50, 2000, 3000)
     answer = cluster.client.pull({"item": ids, "user": ids[:10]})
     check(answer.rows["item"], answer.found["item"], ids)
-    assert answer.found["user"].tolist() == [0 <= each < 100 and each % 2 == 0 for each in ids[:10].tolist()]
+    assert answer.found["user"].tolist() == [
+        0 <= each < 100 and each % 2 == 0 for each in ids[:10].tolist()
+    ]
     assert answer.is_complete
     assert answer.version is not None
     assert (answer.version.step, len(answer.versions), answer.age_seconds) == (1, 1, 10.0)
@@ -191,7 +198,7 @@ def test_a_shard_without_replicas_raises_within_the_deadline(
     cluster.client.pull({"item": [1]})
     cluster.transport.fault = lambda send: fault if "s1" in send.address else ""
     begin = cluster.transport.clock.now
-    with pytest.raises(error, match="shard 2: no replica answered .s1r") as caught:
+    with pytest.raises(error, match=r"shard 2: no replica answered .s1r") as caught:
         cluster.client.pull({"item": np.arange(100)})
     assert cluster.transport.clock.now - begin <= 1.001
     assert sorted(caught.value.reasons) == ["s1r0:1", "s1r1:1"]

@@ -165,7 +165,9 @@ def test_a_table_is_a_model_of_the_open_inference_protocol(serve: Serve) -> None
     version = server.service.tables.versions()[0].hash
 
     def infer(**fields: Any) -> InferAnswer:
-        answer = call(server, f"{INFERENCE}/ModelInfer", InferRequest("item", **fields), timeout=None)
+        answer = call(
+            server, f"{INFERENCE}/ModelInfer", InferRequest("item", **fields), timeout=None
+        )
         return decode(InferAnswer, answer)
 
     ids = np.array([7, -1, 99], np.int64)
@@ -320,7 +322,9 @@ def test_a_bug_is_told_by_its_kind_and_logged(serve: Serve, caplog: Any) -> None
 
 def test_plain_text_is_for_loopback_only() -> None:
     place = Place(ShardReplicas((("127.0.0.1:1",),)))
-    with pytest.raises(ConfigError, match=r"plain text is for loopback addresses only, found 0.0.0.0"):
+    with pytest.raises(
+        ConfigError, match=r"plain text is for loopback addresses only, found 0.0.0.0"
+    ):
         LookupServer(MemoryTables([ITEM], ROWS), ServingConfig(), place, "0.0.0.0:0")
     with (
         LookupClient("192.0.2.1:1") as client,
@@ -376,7 +380,9 @@ def test_tokens_have_roles_and_are_read_again(serve: Serve, tmp_path: Path) -> N
         with pytest.raises(AccessError):
             client.pull({"item": [1]})
     assert code_of(server, f"{SERVICE}/Describe") == "UNAUTHENTICATED"
-    with pytest.raises(grpc.RpcError, match="needs a token of the role admin, found one of the role pull"):
+    with pytest.raises(
+        grpc.RpcError, match="needs a token of the role admin, found one of the role pull"
+    ):
         refresh(OTHER)
     assert refresh(ADMIN)
     # Probes need none.
@@ -409,7 +415,9 @@ def make_certificate(folder: Path, name: str, authority: Path | None = None) -> 
     folder.mkdir(exist_ok=True)
     made = folder / f"{name}.pem"
     extensions = ["-addext", "subjectAltName=IP:127.0.0.1"]
-    signed = [] if authority is None else ["-CA", authority, "-CAkey", authority.with_suffix(".key")]
+    signed = (
+        [] if authority is None else ["-CA", authority, "-CAkey", authority.with_suffix(".key")]
+    )
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
          "-nodes", "-days", "1", "-subj", f"/CN={name}", *extensions, *map(str, signed),

@@ -74,9 +74,7 @@ def test_rows_travel_in_the_dtype_that_was_asked_for(
     assert np.allclose(rows_in(answer, 1, dtype=dtype), [[1, 7, -7, 0.5]], atol=0.03)
 
 
-def test_a_version_that_is_kept_may_be_named(
-    service: LookupService, tables: MemoryTables
-) -> None:
+def test_a_version_that_is_kept_may_be_named(service: LookupService, tables: MemoryTables) -> None:
     old = tables.versions()[0].hash
     new = tables.publish(2, {"item": {7: [2, 2, 2, 2]}}).hash
     assert tables.refresh()
@@ -105,7 +103,9 @@ def test_wrong_calls_are_refused_with_what_to_do(service: LookupService) -> None
     refused(service, wrong, "must have a deadline of at most 10 s, found 11 s", [7], 11.0)
     refused(service, wrong, "must have a deadline", [7], math.nan)
     refused(service, Status.DEADLINE_EXCEEDED, "passed before", [7], 0.0)
-    refused(service, Status.NOT_FOUND, "'itm' is not served here; did you mean 'item'", {"itm": [7]})
+    refused(
+        service, Status.NOT_FOUND, "'itm' is not served here; did you mean 'item'", {"itm": [7]}
+    )
     refused(service, wrong, "7 is not a valid RowDtype; this server is older", [7], row_dtype=7)
     refused(service, wrong, "9 is not a valid Missing", [7], missing=9)
     refused(
@@ -138,9 +138,11 @@ def test_caps_are_on_ids_tables_and_bytes(tables: MemoryTables) -> None:
 def test_calls_are_let_in_while_their_bytes_fit() -> None:
     admission = Admission(100)
     with admission.of(500):  # it is alone
-        with pytest.raises(Refusal, match="500 of 100 bytes are in flight") as caught:
-            with admission.of(1):
-                pass
+        with (
+            pytest.raises(Refusal, match="500 of 100 bytes are in flight") as caught,
+            admission.of(1),
+        ):
+            pass
         assert caught.value.status is Status.RESOURCE_EXHAUSTED
     with admission.of(60), admission.of(40):
         assert admission.bytes_in_flight == 100

@@ -179,7 +179,8 @@ def __getattr__(name: str) -> object:
 # fmt: off
 __all__ = [
     "AUTO", "BUILTIN_METHODS", "Capabilities", "ChunkTransfer", "Closable", "Codec", "Columns",
-    "Constant", "Coordinator", "Document", "DocumentModel", "EMBEDDING_PARTS", "EnvironmentOptions", "EnvironmentRendezvous",
+    "Constant", "Coordinator", "Document", "DocumentModel", "EMBEDDING_PARTS",
+    "EnvironmentOptions", "EnvironmentRendezvous",
     "EventLoop", "Evicted", "ExchangeCounters", "ExchangeOptions", "FindResult", "Initializer",
     "KEY_BYTES", "Link", "Loaded", "LocalGroup", "MOST_BYTES", "MOST_CHUNKS_IN_FLIGHT",
     "MOST_CHUNK_ROWS", "MOST_FINDS", "MemoryStorage", "MessageKind", "NativeMethod",
@@ -194,7 +195,8 @@ __all__ = [
     "header_bytes", "hyper_from", "initial_rows", "initializer_spec", "inspect_gpus",
     "interrupted_load", "join_job", "latest_snapshot", "list_snapshots", "locate", "make_console",
     "make_plugin_manager", "membership_from", "merged_chunks", "num_threads", "open_place",
-    "open_snapshot", "open_storage", "partition", "print_json", "print_warning", "read_document", "read_note",
+    "open_snapshot", "open_storage", "partition", "print_json", "print_warning",
+    "read_document", "read_note",
     "reading", "reply_bytes", "resolve_method", "resolved_backends", "restore", "retain",
     "rounding_seed", "state_without_keys", "suggestion", "update_rows", "verify_snapshot",
     "write_note"

@@ -40,7 +40,10 @@ def test_an_override_makes_sections_that_are_missing() -> None:
         ("=3", "must be dotted.key=value"),
         ("server.threads.more=3", "threads is no section"),
         ("server.threads=[", "override server.threads:1:"),
-        ("server.thread=3", "override server.thread: unknown key server.thread .did you mean threads"),
+        (
+            "server.thread=3",
+            "override server.thread: unknown key server.thread .did you mean threads",
+        ),
         ("server.threads=few", "override server.threads: server.threads: "),
         ("server={threads: few}", "override server: server.threads: "),
     ],
@@ -51,5 +54,5 @@ def test_what_is_wrong_with_an_override_is_said_with_its_key(override: str, said
 
 
 def test_what_is_wrong_with_the_file_is_said_with_its_place() -> None:
-    with pytest.raises(ConfigError, match="a.yaml:2:3: server.threads: "):
+    with pytest.raises(ConfigError, match=r"a\.yaml:2:3: server\.threads: "):
         read(text="server:\n  threads: few\n")

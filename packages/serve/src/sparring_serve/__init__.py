@@ -1,7 +1,7 @@
 """Serves embedding tables over gRPC: publisher, lookup service, client.
 
-Names are imported when they are asked for: listing plugins imports `sparring_serve.plugin`, and should not
-have to wait for gRPC.
+Names are imported when they are asked for: listing plugins imports `sparring_serve.plugin`, and should
+not have to wait for gRPC.
 """
 
 from __future__ import annotations

@@ -79,7 +79,8 @@ class ServerConfig(DocumentModel):
         1, description="Processes that share the port and the pages of the tables."
     )
     verify: Literal["all", "open"] = Field(
-        "all", description="What of a version is hashed before it is served: every byte, or headers."
+        "all",
+        description="What of a version is hashed before it is served: every byte, or headers.",
     )
     poll_seconds: Annotated[float, Field(gt=0, le=3600)] = Field(
         1.0, description="How often the folder is searched for a newer version."
@@ -140,11 +141,11 @@ class ClientConfig(DocumentModel):
     max_staleness_seconds: Annotated[float, Field(ge=0)] = Field(
         0.0, description="Refuse rows of an older version; 0: any age."
     )
-    tls: TlsFiles | None = Field(None, description="Encrypts, if given; `ca_file` null: the system's.")
-    token_file: Path | None = Field(None, description="A file whose first line is the token.")
-    insecure: bool = Field(
-        False, description="Allow plain text to servers on other machines."
+    tls: TlsFiles | None = Field(
+        None, description="Encrypts, if given; `ca_file` null: the system's."
     )
+    token_file: Path | None = Field(None, description="A file whose first line is the token.")
+    insecure: bool = Field(False, description="Allow plain text to servers on other machines.")
 
 
 class ServingConfig(DocumentModel):

@@ -62,7 +62,10 @@ def infer(service: LookupService, content: Buffer, remaining_seconds: float) -> 
             [found] = looked.tables
             num_found = int(np.count_nonzero(found.found))
             outputs = {
-                "rows": (InferTensor("rows", "FP32", (*shape, described.dim)), as_bytes(found.rows)),
+                "rows": (
+                    InferTensor("rows", "FP32", (*shape, described.dim)),
+                    as_bytes(found.rows),
+                ),
                 "found": (InferTensor("found", "BOOL", shape), as_bytes(found.found)),
             }
             wanted = [each.name for each in request.outputs] or list(outputs)

@@ -108,17 +108,20 @@ class ServingMetrics:
         for (name, labels), count in counters:
             grouped.setdefault(name, []).append((labels, count))
         for name, samples in grouped.items():
-            labels = [label for label, _ in samples[0][0]]
-            family = CounterMetricFamily(f"sparring_serving_{name}", HELP[name], labels=labels)
-            for has, count in samples:
-                family.add_metric([value for _, value in has], count)
+            names = [label for label, _ in samples[0][0]]
+            family = CounterMetricFamily(f"sparring_serving_{name}", HELP[name], labels=names)
+            for has, value in samples:
+                family.add_metric([of_label for _, of_label in has], value)
             yield family
         cumulated, total = [], 0
         for bound, count in zip((*map(str, _BOUNDS), "+Inf"), buckets, strict=True):
             total += count
             cumulated.append((bound, total))
         yield HistogramMetricFamily(
-            "sparring_serving_pull_seconds", HELP["pull_seconds"], buckets=cumulated, sum_value=seconds
+            "sparring_serving_pull_seconds",
+            HELP["pull_seconds"],
+            buckets=cumulated,
+            sum_value=seconds,
         )
         for name, value in self.gauges().items():
             yield GaugeMetricFamily(f"sparring_serving_{name}", HELP[name], value=value)
@@ -148,7 +151,7 @@ class MetricsExporter:
         except ImportError as error:
             raise PluginError(
                 "metrics over HTTP need prometheus-client, which is not installed; run: pip install "
-                "'sparring[metrics]', or leave server.metrics_port out"
+                "'sparring-serve[metrics]', or leave server.metrics_port out"
             ) from error
 
         class Measured(Collector):

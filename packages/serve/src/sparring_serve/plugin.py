@@ -78,6 +78,6 @@ def _open_remote(table: TableConfig, options: RemoteOptions) -> Storage:
     return RemoteStorage(table, options)
 
 
-def _found_remote(table: TableConfig, options: RemoteOptions) -> TableConfig | None:
+def _found_remote(table: TableConfig, _: RemoteOptions) -> TableConfig | None:
     # Served rows are embeddings alone: no state of any optimizer is behind them.
     return table

@@ -27,7 +27,7 @@ class Status(Enum):
     INTERNAL = "INTERNAL"
 
 
-class Refusal(SparringError):
+class Refusal(SparringError):  # noqa: N818 - an answer, more than an error
     """A call is answered with a status and this message.
 
     Args:

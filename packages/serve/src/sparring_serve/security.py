@@ -23,7 +23,7 @@ _Value = TypeVar("_Value")
 
 
 class ChangingFile(Generic[_Value]):
-    """What a file says, read again when the file was replaced or written.
+    """The content of a file, read again when the file was replaced or written.
 
     A file that cannot be read, or says nothing useful, leaves what was read before.
 
@@ -67,7 +67,7 @@ def _stamp_of(path: Path) -> tuple[int, int, int]:
 
 
 class Tokens:
-    """Who may do what, by bearer tokens.
+    """Roles of callers, by bearer tokens.
 
     Args:
         path: of a file with a line for each token: the role, a blank, the token. Lines that begin with
@@ -112,7 +112,9 @@ def _tokens(path: Path, content: bytes) -> dict[str, str]:
     try:
         lines = content.decode("ascii").splitlines()
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: tokens must be ASCII; make them of letters and digits") from None
+        raise ConfigError(
+            f"{path}: tokens must be ASCII; make them of letters and digits"
+        ) from None
     tokens: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         words = line.split()

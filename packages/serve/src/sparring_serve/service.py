@@ -60,7 +60,7 @@ class LookupService:
     place: Place
     limits: Limits = field(default_factory=Limits)
     admission: Admission = field(default_factory=lambda: Admission(256 << 20))
-    metrics: ServingMetrics = field(default_factory=lambda: ServingMetrics())
+    metrics: ServingMetrics = field(default_factory=ServingMetrics)
     is_draining: bool = False
     clock: Callable[[], float] = time.time
 
@@ -127,8 +127,9 @@ class LookupService:
             if request.max_staleness_seconds > 0 and age > request.max_staleness_seconds:
                 raise Refusal(
                     Status.FAILED_PRECONDITION,
-                    f"rows are {age:.3g} s old, asked were at most {request.max_staleness_seconds:.3g} s; "
-                    "see whether versions are still published, or allow more",
+                    f"rows are {age:.3g} s old, asked were at most "
+                    f"{request.max_staleness_seconds:.3g} s; see whether versions are still "
+                    "published, or allow more",
                     reason="stale",
                 )
             answer = PullAnswer(
@@ -249,8 +250,8 @@ class LookupService:
                 first = int(foreign[0])
                 raise Refusal(
                     Status.FAILED_PRECONDITION,
-                    f"table {table!r}: key {int(ids[first])} is of partition {int(found[first])}, this is "
-                    f"shard {self.place.shard + 1} of {self.place.shards.num_shards} with partitions "
+                    f"table {table!r}: key {int(ids[first])} is of partition {int(found[first])}, this "
+                    f"is shard {self.place.shard + 1} of {self.place.shards.num_shards} with partitions "
                     f"{begin} to {end - 1}; ask by the shard map that is sent along",
                     reason="foreign_partition",
                     shard_map=self.place.shards.to_bytes(),

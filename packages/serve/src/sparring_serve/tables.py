@@ -64,14 +64,14 @@ class Found:
     """Rows of one table, in the order of the ids."""
 
     rows: npt.NDArray[Any]
-    """``(n, dim)`` float32; ``(n, dim + 4)`` uint8 where rows were asked for as int8 and are stored so."""
+    """``(n, dim)`` float32; ``(n, dim + 4)`` uint8 where int8 was asked for and is stored."""
     found: npt.NDArray[np.bool_]
     """``(n,)``: whether the id has a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What a lookup found: rows of one version."""
+    """Rows of one version, of all tables of a lookup."""
 
     version: Version
     tables: Sequence[Found]

@@ -49,7 +49,7 @@ EXTRAS = {
     "framework": {"tensorflow": "tensorflow", "torch": "torch"},
     "kernels": {"cuda": "hkv"},
     "rendezvous": {"redis": "redis", "torch": "torch"},
-    "storage": {"hkv": "hkv", "redis": "redis", "rocksdb": "rocksdb"},
+    "storage": {"hkv": "hkv", "redis": "redis", "remote": "serve", "rocksdb": "rocksdb"},
 }
 """Kind → name → the extra of ``pip install "sparring[extra]"`` that brings it."""
 

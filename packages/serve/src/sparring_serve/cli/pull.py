@@ -34,7 +34,9 @@ def pull(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
     ca_file: Annotated[
         Path | None, typer.Option(help="Certificates to trust: the connection is encrypted.")
     ] = None,
-    token_file: Annotated[Path | None, typer.Option(help="A file whose first line is the token.")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="A file whose first line is the token.")
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow plain text to another machine.")
     ] = False,

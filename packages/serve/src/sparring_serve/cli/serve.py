@@ -35,9 +35,7 @@ def serve(
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Override values of the file."),
     ] = None,
-    shard: Annotated[
-        str, typer.Option(help="Which of the shards this server is, as 2/8.")
-    ] = "1/1",
+    shard: Annotated[str, typer.Option(help="Which of the shards this server is, as 2/8.")] = "1/1",
     replica: Annotated[
         int, typer.Option(help="Which replica of the shard, from 1: its address is taken.", min=1)
     ] = 1,
@@ -61,7 +59,9 @@ def _shard(text: str, config: ServingConfig) -> int:
     match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", text)
     num_shards = len(config.shards)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise ConfigError(f"--shard: must be the shard and how many there are, as 2/8, found {text!r}")
+        raise ConfigError(
+            f"--shard: must be the shard and how many there are, as 2/8, found {text!r}"
+        )
     # The default, which says nothing.
     if text == "1/1" and num_shards > 1:
         raise ConfigError(

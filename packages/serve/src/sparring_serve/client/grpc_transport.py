@@ -37,9 +37,7 @@ class _Connections:
         self._channels: dict[str, Any] = {}
         self._calls: dict[tuple[str, str], _Call] = {}
         self._token = (
-            None
-            if config.token_file is None
-            else ChangingFile(config.token_file, lambda content: read_token(content))
+            None if config.token_file is None else ChangingFile(config.token_file, read_token)
         )
 
     def call(self, send: Send) -> _Call:
@@ -72,7 +70,9 @@ class _Connections:
         )
         if config.tls is None:
             return self._module.insecure_channel(address, options=CHANNEL_OPTIONS)
-        return self._module.secure_channel(address, _credentials(config.tls), options=CHANNEL_OPTIONS)
+        return self._module.secure_channel(
+            address, _credentials(config.tls), options=CHANNEL_OPTIONS
+        )
 
     def forget(self, address: str) -> Any:
         """Takes a channel out, so that the next call makes another."""
@@ -123,9 +123,7 @@ class GrpcTransport:
             self._connections.call(each).future(each.request, each.timeout_seconds, metadata)  # type: ignore[attr-defined]
             for each in sends
         ]
-        return [
-            self._ended(send, each.result) for send, each in zip(sends, under_way, strict=True)
-        ]
+        return [self._ended(send, each.result) for send, each in zip(sends, under_way, strict=True)]
 
     def _ended(self, send: Send, result: Callable[[], bytes]) -> Outcome:
         try:

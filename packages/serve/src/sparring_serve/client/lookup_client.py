@@ -48,7 +48,7 @@ def _missing(given: str) -> Missing:
 
 
 class _Client:
-    """What both clients share."""
+    """The part that both clients share."""
 
     def __init__(
         self,
@@ -136,12 +136,10 @@ class LookupClient(_Client):
             StaleRowsError: the rows are older than `ClientConfig.max_staleness_seconds`.
             AccessError: the token is missing or wrong.
         """
-        return self._run(
-            self._session.pulling(ids, _missing(missing), version, deadline_seconds)
-        )
+        return self._run(self._session.pulling(ids, _missing(missing), version, deadline_seconds))
 
     def describe(self, *, deadline_seconds: float | None = None) -> Description:
-        """What all shards say of themselves: tables, versions, limits.
+        """Descriptions by all shards: tables, versions, limits.
 
         Raises:
             DeadlineError, ReplicasFailedError, AccessError: as `pull`.

@@ -77,7 +77,7 @@ class _Wanted:
 
 
 class Session:
-    """What a client knows of its servers. Any thread may call any method.
+    """A client's knowledge of its servers. Any thread may call any method.
 
     Args:
         shards: the shard map to begin with.
@@ -145,7 +145,7 @@ class Session:
         )
 
     def describing(self, deadline_seconds: float | None) -> Steps[Description]:
-        """What all shards say of themselves now."""
+        """Descriptions by all shards, now."""
         self._forget()
         return (yield from self._described(self._deadline(deadline_seconds)))
 
@@ -210,7 +210,9 @@ class Session:
                     "there is no version that all shards keep; wait until they have refreshed, set "
                     "server.keep_versions higher, or set client.consistency=newest"
                 )
-        tables = [PulledTable.empty(each.table, len(each.keys), dims[each.table]) for each in wanted]
+        tables = [
+            PulledTable.empty(each.table, len(each.keys), dims[each.table]) for each in wanted
+        ]
         return PulledRows(
             calls, tables, Asked(dtype, missing, version, config.max_staleness_seconds)
         )

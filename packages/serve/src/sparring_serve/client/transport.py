@@ -1,4 +1,4 @@
-"""What a client needs of a network: requests to addresses, and how each ended."""
+"""The part of a client that is a network: requests to addresses, and how each ended."""
 
 from __future__ import annotations
 

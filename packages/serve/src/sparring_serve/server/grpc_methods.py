@@ -38,7 +38,7 @@ _Answer = Callable[[bytes, Any], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Methods:
-    """What the methods are of.
+    """The methods.
 
     Args:
         service: answers pulls.
@@ -82,7 +82,9 @@ class Methods:
                 Status.NOT_FOUND, f"service {request.service!r} is not known; ask for {SERVICE!r}"
             )
         is_ready = self.service.is_ready
-        return encode(HealthAnswer(ServingStatus.SERVING if is_ready else ServingStatus.NOT_SERVING))
+        return encode(
+            HealthAnswer(ServingStatus.SERVING if is_ready else ServingStatus.NOT_SERVING)
+        )
 
     def live(self, content: bytes, context: Any) -> bytes:
         decoded(NoFields, content)
@@ -100,7 +102,7 @@ def make_handlers(methods: Methods) -> list[grpc.GenericRpcHandler]:
         "ModelInfer": methods.infer,
         "ModelMetadata": lambda content, _: inference.model_metadata(service, content),
         "ModelReady": lambda content, _: inference.model_ready(service, content),
-        "ServerMetadata": lambda content, _: inference.server_metadata(),
+        "ServerMetadata": lambda *_: inference.server_metadata(),
     }
     probes: dict[str, _Answer] = {"ServerLive": methods.live, "ServerReady": methods.ready}
     lookups: dict[str, _Answer] = {"Pull": methods.pull, "Describe": methods.describe}

@@ -69,7 +69,9 @@ class Refresher:
                 refused = str(error)
                 self._metrics.count_refresh("refused")
                 if refused != self._last_refused:
-                    _log.warning("a newer version is refused, the old one is served on: %s", refused)
+                    _log.warning(
+                        "a newer version is refused, the old one is served on: %s", refused
+                    )
                 self._last_refused = refused
                 return Refreshed(False, refused)
             self._last_refused = ""

@@ -2,8 +2,8 @@
 
 A message is a dataclass whose fields carry their number and kind, made by `text`, `data`, `number`,
 `real`, `flag`, `one`, `many`, `texts`, `datas` and `numbers`. `decode` raises nothing but `MessageError`,
-whatever bytes it is given; nothing is allocated that the bytes do not hold. Fields of bytes are views into
-the message. https://protobuf.dev/programming-guides/encoding/
+whatever bytes it is given; nothing is allocated that the bytes do not hold. Fields of bytes are views
+into the message. https://protobuf.dev/programming-guides/encoding/
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class MessageError(SparringError, ValueError):
 @dataclass(frozen=True, slots=True)
 class _Kind:
     number: int
-    type: str
+    form: str
     is_repeated: bool = False
     message: type[Any] | None = None
 
@@ -89,7 +89,9 @@ def flag(number: int) -> Any:
 
 def one(number: int, message: type[Any]) -> Any:
     """A message; one of defaults if absent."""
-    return field(default_factory=message, metadata={"kind": _Kind(number, "message", False, message)})
+    return field(
+        default_factory=message, metadata={"kind": _Kind(number, "message", False, message)}
+    )
 
 
 def many(number: int, message: type[Any]) -> Any:
@@ -122,13 +124,14 @@ def encode(message: Any) -> bytes:
 
 def _pieces(message: Any) -> list[Buffer]:
     pieces: list[Buffer] = []
-    for name, kind in _fields(type(message)):
+    kind_of_message: Any = type(message)
+    for name, kind in _fields(kind_of_message):
         value = getattr(message, name)
         if not kind.is_repeated:
             # The default of a message is its absence, too.
-            if kind.type == "message" or value:
+            if kind.form == "message" or value:
                 _put(pieces, kind, value)
-        elif kind.type == "number":
+        elif kind.form == "number":
             if value:
                 packed = b"".join(map(_varint, value))
                 pieces += (_tag(kind.number, _DELIMITED), _varint(len(packed)), packed)
@@ -139,18 +142,18 @@ def _pieces(message: Any) -> list[Buffer]:
 
 
 def _put(pieces: list[Buffer], kind: _Kind, value: Any) -> None:
-    if kind.type == "number" or kind.type == "flag":
+    if kind.form in ("number", "flag"):
         pieces += (_tag(kind.number, _VARINT), _varint(int(value)))
-    elif kind.type == "real":
+    elif kind.form == "real":
         pieces += (_tag(kind.number, _FIXED_64), struct.pack("<d", value))
-    elif kind.type == "message":
+    elif kind.form == "message":
         inner = _pieces(value)
         length = sum(map(len, inner))
         if length or kind.is_repeated:
             pieces += (_tag(kind.number, _DELIMITED), _varint(length))
             pieces += inner
     else:
-        content = value.encode() if kind.type == "text" else value
+        content = value.encode() if kind.form == "text" else value
         pieces += (_tag(kind.number, _DELIMITED), _varint(len(content)), content)
 
 
@@ -185,10 +188,11 @@ def decode(message: type[_Message], content: Buffer) -> _Message:
     view = memoryview(content)
     if len(view) > MOST_BYTES:
         _refuse(message, f"{len(view):,} bytes, more than {MOST_BYTES:,}")
-    return _decode(message, view)
+    found: _Message = _decode(message, view)
+    return found
 
 
-def _decode(message: type[_Message], view: memoryview) -> _Message:
+def _decode(message: Any, view: memoryview) -> Any:
     kinds = _kinds(message)
     values: dict[str, Any] = {}
     for num_fields, (number, wire_type, value) in enumerate(_split(message, view)):
@@ -199,7 +203,7 @@ def _decode(message: type[_Message], view: memoryview) -> _Message:
         name, kind = kinds[number]
         if kind.is_repeated:
             items = values.setdefault(name, [])
-            if kind.type == "number" and wire_type == _DELIMITED:
+            if kind.form == "number" and wire_type == _DELIMITED:
                 items.extend(_packed(message, value))
             else:
                 items.append(_read(message, name, kind, wire_type, value))
@@ -208,22 +212,25 @@ def _decode(message: type[_Message], view: memoryview) -> _Message:
         else:
             values[name] = _read(message, name, kind, wire_type, value)
     return message(
-        **{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        **{
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
     )
 
 
 def _read(message: type[Any], name: str, kind: _Kind, wire_type: int, value: Any) -> Any:
-    if wire_type != _WIRE_TYPES[kind.type]:
+    if wire_type != _WIRE_TYPES[kind.form]:
         _refuse(message, f"field {name} has the wire type {wire_type}")
-    if kind.type == "number":
+    if kind.form == "number":
         return value - (1 << 64) if value >> 63 else value
-    if kind.type == "flag":
+    if kind.form == "flag":
         return bool(value)
-    if kind.type == "real":
+    if kind.form == "real":
         return struct.unpack("<d", value)[0]
-    if kind.type == "data":
+    if kind.form == "data":
         return value
-    if kind.type == "text":
+    if kind.form == "text":
         if len(value) > _MOST_TEXT:
             _refuse(message, f"field {name} has {len(value):,} bytes, more than {_MOST_TEXT:,}")
         try:
@@ -264,7 +271,9 @@ def _split(message: type[Any], view: memoryview) -> Iterator[tuple[int, int, Any
         else:
             _refuse(message, f"field {number} has the wire type {wire_type}")
         if length > end - at:
-            _refuse(message, f"field {number} has {length:,} bytes, of which {end - at:,} are there")
+            _refuse(
+                message, f"field {number} has {length:,} bytes, of which {end - at:,} are there"
+            )
         yield number, wire_type, view[at : at + length]
         at += length
 
@@ -299,11 +308,10 @@ def _refuse(message: type[Any], found: str) -> NoReturn:
 
 
 @cache
-def _fields(message: type[Any]) -> tuple[tuple[str, _Kind], ...]:
+def _fields(message: Any) -> tuple[tuple[str, _Kind], ...]:
     return tuple((each.name, each.metadata["kind"]) for each in dataclasses.fields(message))
 
 
 @cache
-def _kinds(message: type[Any]) -> dict[int, tuple[str, _Kind]]:
+def _kinds(message: Any) -> dict[int, tuple[str, _Kind]]:
     return {kind.number: (name, kind) for name, kind in _fields(message)}
-

@@ -9,7 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from sparring_serve.wire.fields import Buffer, data, datas, flag, many, number, numbers, one, text, texts
+from sparring_serve.wire.fields import (
+    Buffer,
+    datas,
+    flag,
+    many,
+    number,
+    numbers,
+    one,
+    text,
+    texts,
+)
 
 __all__ = [
     "HEALTH",

@@ -28,7 +28,7 @@ Rows = npt.NDArray[np.float32]
 
 def as_bytes(array: npt.NDArray[Any]) -> Buffer:
     """The bytes of an array, without a copy if it is contiguous."""
-    return memoryview(np.ascontiguousarray(array)).cast("B") if array.size else b""
+    return np.ascontiguousarray(array).data.cast("B") if array.size else b""
 
 
 def ids_of(content: Buffer) -> npt.NDArray[np.int64]:
