@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     )
     from sparring.exchange.pull import MOST_FINDS
     from sparring.exchange.routing import ChunkTransfer, chunk_transfers, chunks_of
+    from sparring.kernels.bloom import BloomFilter
     from sparring.kernels.functions import (
         dedup,
         initial_rows,
@@ -133,6 +134,7 @@ _name = names_from(
         ),
         "sparring.exchange.pull": "MOST_FINDS",
         "sparring.exchange.routing": "ChunkTransfer chunk_transfers chunks_of",
+        "sparring.kernels.bloom": "BloomFilter",
         "sparring.kernels.functions": "dedup initial_rows initializer_spec partition rounding_seed",
         "sparring.plugins.option_checks": "checked_options",
         "sparring.plugins.registry": "PluginManager make_plugin_manager",
@@ -178,8 +180,8 @@ def __getattr__(name: str) -> object:
 # Packed: one name a line would hide the rest of this file.
 # fmt: off
 __all__ = [
-    "AUTO", "BUILTIN_METHODS", "Capabilities", "ChunkTransfer", "Closable", "Codec", "Columns",
-    "Constant", "Coordinator", "Document", "DocumentModel", "EMBEDDING_PARTS",
+    "AUTO", "BUILTIN_METHODS", "BloomFilter", "Capabilities", "ChunkTransfer", "Closable", "Codec",
+    "Columns", "Constant", "Coordinator", "Document", "DocumentModel", "EMBEDDING_PARTS",
     "EnvironmentOptions", "EnvironmentRendezvous",
     "EventLoop", "Evicted", "ExchangeCounters", "ExchangeOptions", "FindResult", "Initializer",
     "KEY_BYTES", "Link", "Loaded", "LocalGroup", "MOST_BYTES", "MOST_CHUNKS_IN_FLIGHT",
