@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         read_serving_config,
     )
     from sparring_serve.metrics import ServingMetrics
-    from sparring_serve.server.lookup_server import LookupServer
+    from sparring_serve.server.lookup_server import LookupServer, open_server
     from sparring_serve.service import LookupService, Place
     from sparring_serve.shard_ranges import ShardReplicas
     from sparring_serve.tables import ServingTables, VersionGoneError
@@ -45,6 +45,7 @@ __all__ = [
     "StaleRowsError",
     "TlsFiles",
     "VersionGoneError",
+    "open_server",
     "read_serving_config",
 ]
 
@@ -67,6 +68,7 @@ _HOMES = {
     "StaleRowsError": "client.failures",
     "TlsFiles": "config",
     "VersionGoneError": "tables",
+    "open_server": "server.lookup_server",
     "read_serving_config": "config",
 }
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 
 import sparring_packed
-
 from sparring.contracts import NUM_PARTITIONS
 from sparring.errors import InvalidArgumentError, SnapshotError
 from sparring_serve.config import ServingConfig

@@ -19,7 +19,7 @@ def add_publish(application: typer.Typer) -> None:
     application.command("publish")(publish)
 
 
-def publish(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
+def publish(
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="A snapshot, or the folder of a run's snapshots.")
     ],

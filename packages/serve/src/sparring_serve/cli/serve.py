@@ -15,9 +15,9 @@ from typing import Annotated
 
 import typer
 
-from sparring.errors import ConfigError, SparringError, StorageIOError
+from sparring.errors import ConfigError, StorageIOError
 from sparring_serve.config import ServingConfig, read_serving_config, split_address
-from sparring_serve.server.lookup_server import LookupServer
+from sparring_serve.server.lookup_server import open_server
 from sparring_serve.service import Place
 
 __all__ = ["add_serve"]
@@ -87,24 +87,17 @@ def _address(config: ServingConfig, place: Place, replica: int) -> str:
 
 
 def _run(config: ServingConfig, place: Place, address: str, worker: int) -> None:
-    from sparring_serve.packed_tables import open_packed_tables
-
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
     server_config = config.server
     if server_config.metrics_port:
         # Each process counts for itself, so each has a port.
         port = server_config.metrics_port + worker
         server_config = server_config.model_copy(update={"metrics_port": port})
-    tables = open_packed_tables(config, place)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    try:
-        server = LookupServer(
-            tables, config.model_copy(update={"server": server_config}), place, address
-        )
-    except SparringError:
-        tables.close()
-        raise
+    own = config.model_copy(update={"server": server_config})
+    server = open_server(own, shard=place.shard, address=address)
+    tables = server.service.tables
     newest = tables.versions()[0]
     served = ", ".join(f"{each.name} ({each.num_rows:,} rows)" for each in tables.shapes().values())
     _log.info(

@@ -229,8 +229,6 @@ class Session:
         if len(newest) == 1 and len(pulled.newest) == self.shards.num_shards:
             with self._lock:
                 self._pin = newest.pop()
-        elif not pulled.newest:
-            self._forget()
 
     def _take_map(self, moved: ShardMapMovedError, *, is_last: bool) -> None:
         try:

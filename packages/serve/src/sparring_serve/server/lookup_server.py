@@ -19,7 +19,7 @@ from sparring_serve.service import LookupService, Place
 from sparring_serve.tables import ServingTables
 from sparring_serve.transport_options import CHANNEL_OPTIONS
 
-__all__ = ["LookupServer"]
+__all__ = ["LookupServer", "open_server"]
 
 _log = logging.getLogger(__name__)
 
@@ -122,6 +122,33 @@ class LookupServer:
             "refresh_seconds": self.refresher.last_seconds,
             "bytes_in_flight": float(self.service.admission.bytes_in_flight),
         }
+
+
+def open_server(
+    config: ServingConfig, *, shard: int = 0, address: str | None = None
+) -> LookupServer:
+    """Maps the serving snapshots that a configuration names, and serves them until `close`.
+
+    Args:
+        config: of the service.
+        shard: of this server, from 0.
+        address: ``host:port``, port 0 takes a free one; None: `server.address`, or that of the first
+            replica of the shard.
+
+    Raises:
+        SnapshotError: there is none yet, or it is damaged.
+        ConfigError, StorageIOError: as `LookupServer`.
+    """
+    from sparring_serve.packed_tables import open_packed_tables
+
+    place = Place(config.shard_map, shard)
+    tables = open_packed_tables(config, place)
+    try:
+        listening = address or config.server.address or config.shards[shard][0]
+        return LookupServer(tables, config, place, listening)
+    except BaseException:
+        tables.close()
+        raise
 
 
 def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
