@@ -38,6 +38,7 @@ BENCHMARKS = (
     "snapshots",
     "rocksdb",
     "redis",
+    "serving",
     "tiers",
     "tensorflow_adapter",
 )

@@ -148,7 +148,8 @@ def _base(
     """The serving snapshot that a delta may be over; None: a full one is due."""
     if not existing:
         return None
-    name, newest = next(reversed(existing.items()))
+    name = list(existing)[-1]
+    newest = existing[name]
     if newest.source.hash not in [each.manifest_hash for each in snapshot.chain[1:]]:
         return None
     return name if len(_chain(name, existing)) < full_every else None
