@@ -41,6 +41,7 @@ TENSORFLOW_RELEASES = ("2.16.2", "2.18.1", "2.20.0", "2.21.0")
 FAMILY = (
     "testing",
     "plan",
+    "serve",
     "backend-hkv",
     "backend-rocksdb",
     "backend-redis",
@@ -50,7 +51,12 @@ FAMILY = (
 )
 
 # What tests need of other distributions, by package. Those of ours are installed from this checkout.
-TEST_EXTRAS = {"core": "[parquet,mpi]", "plan": "[highspy]", "train": "[report,metrics]"}
+TEST_EXTRAS = {
+    "core": "[parquet,mpi]",
+    "plan": "[highspy]",
+    "serve": "[metrics]",
+    "train": "[report,metrics]",
+}
 
 # With what `tests` says where its wheels are, so that nothing is compiled twice.
 GIVEN_WHEELS = "--wheels="
@@ -679,6 +685,7 @@ EXTRAS = {
     "torch": ("framework-torch", "train"),
     "tensorflow": ("framework-tf", "train"),
     **{name: (f"backend-{name}",) for name in ("hkv", "rocksdb", "redis")},
+    "serve": ("packed", "serve"),
     **{name: (name,) for name in ("train", "plan", "testing")},
 }
 

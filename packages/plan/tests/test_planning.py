@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import estimate_bytes
+from sparring import estimate_bytes, read_document
 from sparring.adapter import StepContainer, StorageChoice
 from sparring.cli.application import main
 from sparring.contracts import ShardingPlan, TableConfig, TableSharding
@@ -19,7 +19,6 @@ from sparring.errors import CapacityError, ConfigError, InvalidArgumentError
 from sparring_plan.planning import bound as bound_module
 from sparring_plan.planning.bound import aggregate_bound, highs, linear_bound
 from sparring_plan.planning.costs import RESOURCES, Ints, Options, Span, option_costs
-from sparring_plan.planning.document import read_document
 from sparring_plan.planning.exact import prove
 from sparring_plan.planning.inputs import DEFAULT_KINDS, KINDS, Calibration, PlanInputs
 from sparring_plan.planning.placement import place_all

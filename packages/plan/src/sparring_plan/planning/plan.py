@@ -10,10 +10,9 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from sparring import make_plugin_manager
+from sparring import Document, DocumentModel, make_plugin_manager, read_document
 from sparring.contracts import LayoutRequest, ShardingPlan, ShardMap, TableConfig, TableSharding
 from sparring.errors import ConfigError, InvalidArgumentError
-from sparring_plan.planning.document import Document, Strict, read_document
 from sparring_plan.planning.inputs import KINDS, Transfer
 
 __all__ = ["NextBest", "Plan", "TablePlan", "read_plan"]
@@ -23,7 +22,7 @@ _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
 
 
-class NextBest(Strict):
+class NextBest(DocumentModel):
     """The option that would be taken if the chosen one were not there."""
 
     kind: str
@@ -36,7 +35,7 @@ class NextBest(Strict):
     """Added to the table's busiest rank."""
 
 
-class TablePlan(Strict):
+class TablePlan(DocumentModel):
     """How a table is sharded."""
 
     kind: str
@@ -62,7 +61,7 @@ class TablePlan(Strict):
     next_best: NextBest | None = None
 
 
-class Plan(Strict):
+class Plan(DocumentModel):
     """All tables; the head says from what, how good, and how good a plan could be at most."""
 
     version: Literal[1]
@@ -157,7 +156,9 @@ class Plan(Strict):
                 )
             try:
                 kind = manager.sharding_kind(sharding.kind)
-                kind.factory(LayoutRequest(table, sharding.ranks, shard_map, columns=sharding.columns))
+                kind.factory(
+                    LayoutRequest(table, sharding.ranks, shard_map, columns=sharding.columns)
+                )
             except InvalidArgumentError as error:
                 raise self.refuse(name, "ranks", str(error)) from None
 
