@@ -444,11 +444,14 @@ def test_training_takes_a_plan(calibration: Calibration, tmp_path: Path) -> None
     sharding = read_plan(path).sharding(made.ranks)
     for name, each in made.tables.items():
         assert sharding.sharding_of(name) == TableSharding("table_wise", tuple(each.ranks))
-    first = next(iter(made.tables))
-    made.tables[first].transfer = "pooled"
-    ranks = tuple(made.tables[first].ranks)
-    pooled = made.sharding(made.ranks).sharding_of(first)
-    assert pooled == TableSharding("table_wise", ranks, "pooled")
+    path.write_text(made.to_yaml().replace("transfer: rows", "transfer: pooled"))
+    pooled = read_plan(path).sharding(made.ranks)
+    for name, each in made.tables.items():
+        expected = TableSharding("table_wise", tuple(each.ranks), "pooled")
+        assert pooled.sharding_of(name) == expected
+    path.write_text(made.to_yaml().replace("transfer: rows", "transfer: bags", 1))
+    with pytest.raises(ConfigError, match="transfer.*'rows' or 'pooled'"):
+        read_plan(path)
     alone = {name: TableSharding("table_wise", (0,)) for name in made.tables}
     with StepContainer(plan=ShardingPlan(alone)) as container:
         container.declare(TableConfig("t0", 4), StorageChoice("memory"))
@@ -460,7 +463,6 @@ def test_training_takes_a_plan(calibration: Calibration, tmp_path: Path) -> None
     [
         ("kind", "grid", "choose one of data_parallel, row_wise"),
         ("columns", 2, "1 it is"),
-        ("transfer", "pooled", "choose rows"),
     ],
 )
 def test_what_training_does_not_execute_is_refused_where_it_is_written(
