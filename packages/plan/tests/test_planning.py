@@ -447,10 +447,10 @@ def test_training_takes_a_plan(calibration: Calibration, tmp_path: Path) -> None
     path.write_text(made.to_yaml().replace("transfer: rows", "transfer: pooled"))
     pooled = read_plan(path).sharding(made.ranks)
     for name, each in made.tables.items():
-        expected = TableSharding("table_wise", tuple(each.ranks), "pooled")
+        expected = TableSharding("table_wise", tuple(each.ranks), transfer="pooled")
         assert pooled.sharding_of(name) == expected
     path.write_text(made.to_yaml().replace("transfer: rows", "transfer: bags", 1))
-    with pytest.raises(ConfigError, match="transfer.*'rows' or 'pooled'"):
+    with pytest.raises(ConfigError, match=r"transfer.*'rows' or 'pooled'"):
         read_plan(path)
     alone = {name: TableSharding("table_wise", (0,)) for name in made.tables}
     with StepContainer(plan=ShardingPlan(alone)) as container:

@@ -50,7 +50,9 @@ def opened(
         collective=collective,
         rendezvous=ThreadRendezvous(world_size) if collective else None,
         reduction=more.pop("reduction", Reduction.SUM),
-        plan={each: TableSharding(name, ranks, transfer) for each in DIMS} if collective else None,
+        plan={each: TableSharding(name, ranks, transfer=transfer) for each in DIMS}
+        if collective
+        else None,
         **more,
     )
     for each, dim in DIMS.items():
@@ -454,9 +456,11 @@ def test_a_table_says_how_its_bags_travel() -> None:
         with pytest.raises(InvalidArgumentError, match="by lookup_all"):
             look_up(alone, {"user": one_bag([1])})
     with pytest.raises(InvalidArgumentError, match="'rows' or 'pooled', found 'bags'"):
-        TableSharding("row_wise", (), "bags")  # type: ignore[arg-type]
+        TableSharding("row_wise", transfer="bags")  # type: ignore[arg-type]
     with (
-        StepContainer(plan={"user": TableSharding("data_parallel", (), "pooled")}) as container,
+        StepContainer(
+            plan={"user": TableSharding("data_parallel", transfer="pooled")}
+        ) as container,
         pytest.raises(InvalidArgumentError, match="data_parallel"),
     ):
         container.declare(TableConfig("user", 4))

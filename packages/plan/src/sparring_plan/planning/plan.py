@@ -108,7 +108,7 @@ class Plan(Strict):
             if each.columns != 1:
                 raise self.refuse(name, "columns", "training does not divide columns yet; 1 it is")
             ranks = () if each.ranks == "all" else tuple(each.ranks)
-            tables[name] = TableSharding(each.kind, ranks, each.transfer)
+            tables[name] = TableSharding(each.kind, ranks, transfer=each.transfer)
         return ShardingPlan(tables)
 
     def to_yaml(self) -> str:
