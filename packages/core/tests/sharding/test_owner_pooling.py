@@ -412,6 +412,62 @@ def test_an_owner_whose_storage_fails_tells_the_asker(monkeypatch: Any) -> None:
     assert "rank 1 could not read the rows it was asked for" in of_asker
 
 
+def test_an_owner_that_cannot_add_up_refuses_the_step_on_all_ranks(monkeypatch: Any) -> None:
+    def body(collective: Collective) -> dict[str, Rows]:
+        with opened(collective, 2, "table_wise") as container:
+            pooled_step(container, [{"user": one_bag([1, 2])}])
+            before = stored(container)
+            if collective.rank == 1:
+
+                def fail(*_: Any) -> None:
+                    raise InvalidArgumentError("no memory")
+
+                monkeypatch.setattr(container.resources, "add", fail)
+            with pytest.raises(InvalidArgumentError, match="no memory"):
+                pooled_step(container, [{"user": one_bag([1, 3])}])
+            assert stored(container) == before
+            if collective.rank == 1:
+                monkeypatch.undo()
+            pooled_step(container, [{"user": one_bag([4])}])
+            return stored(container)
+
+    assert set(joined(run_ranks(2, body))["user"]) == {1, 2, 4}
+
+
+@pytest.mark.parametrize("elsewhere", ["step", "end", "rows"])
+def test_a_rank_that_is_elsewhere_is_named(elsewhere: str) -> None:
+    def body(collective: Collective) -> None:
+        with opened(collective, 2) as container:
+            batch = one_bag([1, 2])
+            weights = np.ones(2, np.float32)
+            wanted = BagLookup("user", *batch[:2], "sum", weights, True)
+            (found,) = look_up_bags(container.state, [wanted], is_training=True)
+            begin = partial(bag_weight_gradients, container.state, [found], [batch[2]])
+            if collective.rank and elsewhere == "end":
+                return
+            if collective.rank and elsewhere == "rows":
+                begin = partial(container.lookup, "user", batch[0])
+            elif collective.rank:
+                begin = partial(container.apply_methods, choices(container))
+            with pytest.raises(PeerFailure, match=r"while rank|gave up|ended training"):
+                begin()
+
+    run_ranks(2, body)
+
+
+def test_prefetched_rows_of_a_pooled_table_are_told(caplog: Any) -> None:
+    caplog.set_level("INFO", logger="sparring")
+
+    def body(collective: Collective) -> None:
+        with opened(collective, 2) as container:
+            prefetch = container.prefetch([("user", np.array([1, 2], np.int64))])
+            assert len(prefetch.finish()[0].keys) == 2
+
+    run_ranks(2, body)
+    told = [each for each in caplog.records if "goes by rows" in each.getMessage()]
+    assert len(told) == 2, "once a rank"
+
+
 def test_a_refusal_of_one_rank_is_raised_on_all() -> None:
     def body(collective: Collective) -> None:
         with opened(collective, 2) as container:
