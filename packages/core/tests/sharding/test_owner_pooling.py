@@ -308,6 +308,22 @@ def test_a_gradient_of_one_rank_of_one_of_two_lookups_is_enough() -> None:
     assert set(joined(run_ranks(2, body))["user"]) == {3, 4, 5}
 
 
+def test_two_gradients_of_one_lookup_add_up() -> None:
+    def body(collective: Collective) -> dict[str, Rows]:
+        with opened(collective, 2) as container:
+            (found,) = look_up(container, {"user": one_bag([3, 4, 5])})
+            for fill in (1.0, 2.0) if collective.rank else (3.0,):
+                gradient = one_bag([3], fill=fill)[2]
+                container.resources.accumulate_bags(found.shadow_id, gradient)
+            container.apply_methods(choices(container))
+            return stored(container)
+
+    results = run_ranks(2, body)
+    with opened(None, 1) as alone:
+        rows_step(alone, [{"user": one_bag([3, 4, 5], fill=6.0)}])
+        assert joined(results)["user"] == stored(alone)["user"]
+
+
 def test_evaluation_registers_nothing_and_makes_no_row() -> None:
     def body(collective: Collective) -> None:
         with opened(collective, 2) as container:
