@@ -90,6 +90,7 @@ class Document:
 
     def _read(self, node: Node, path: _Key) -> Any:
         self._num_values += 1
+        self._places.setdefault(path, (node.start_mark.line, node.start_mark.column))
         if self._num_values > _MAX_VALUES:
             self.refuse((), f"more than {_MAX_VALUES:,} values, aliases counted each time")
         if isinstance(node, MappingNode) and str(node.tag).endswith(":map"):
@@ -104,7 +105,6 @@ class Document:
                     self.refuse(below, f"key {key!r} is given twice, first in line {line}")
                 mapping[key] = self._read(value_node, below)
             return mapping
-        self._places.setdefault(path, (node.start_mark.line, node.start_mark.column))
         if isinstance(node, SequenceNode) and str(node.tag).endswith(":seq"):
             return [self._read(each, (*path, index)) for index, each in enumerate(node.value)]
         if isinstance(node, ScalarNode) and str(node.tag) in _SCALARS:

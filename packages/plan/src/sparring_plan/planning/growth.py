@@ -63,7 +63,9 @@ def first_full_day(
         shape = options.shape_of(option)
         share = 1.0 if shape.kind == "data_parallel" else shape.row_share
         model = models[options.storages[options.storage[option]]]
-        return model.bytes(np.asarray([rows * share]), np.asarray([table]), shape.num_columns)[0]
+        each = model.bytes(np.asarray([rows * share]), np.asarray([table]), shape.num_columns)
+        found: Floats = each[0]
+        return found
 
     def excess(day: float) -> Floats:
         """(ranks, memories): bytes beyond the capacity."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from datetime import date
 from functools import cache, cached_property
 from importlib.resources import as_file, files
@@ -379,6 +380,7 @@ def read_inputs(path: str | Path) -> tuple[PlanInputs, Calibration]:
     else:
         with as_file(files("sparring_plan.planning") / "calibration.yaml") as default:
             calibration = read_document(default).as_model(Calibration)
+    inputs = _with_machine(inputs, calibration.machine)
     inputs = _with_sketches(inputs, Path(path).parent, document)
     _check_storages(inputs, calibration, document)
     held = inputs.topology.memory
@@ -390,6 +392,19 @@ def read_inputs(path: str | Path) -> tuple[PlanInputs, Calibration]:
             f"{', '.join(known)}"
         )
     return inputs, calibration
+
+
+def _with_machine(inputs: PlanInputs, machine: MachineCosts | None) -> PlanInputs:
+    """What the topology does not say is as it was measured: messages, and the link within a node."""
+    if machine is None:
+        return inputs
+    topology = inputs.topology
+    link = Link(gbit=machine.link_gbit, latency_us=machine.link_latency_us)
+    measured = {"message_us": machine.message_us, "near": link}
+    missing = {
+        name: each for name, each in measured.items() if name not in topology.model_fields_set
+    }
+    return inputs.model_copy(update={"topology": topology.model_copy(update=missing)})
 
 
 def _with_sketches(inputs: PlanInputs, folder: Path, document: Document) -> PlanInputs:
@@ -408,6 +423,7 @@ def _with_sketches(inputs: PlanInputs, folder: Path, document: Document) -> Plan
 
 def _check_storages(inputs: PlanInputs, calibration: Calibration, document: Document) -> None:
     """Refuses storages that the calibration does not know, and memory that no rank has."""
+    given: list[tuple[tuple[str, ...], Sequence[str | Stack]]]
     given = [(("storages",), inputs.storages or [])]
     given += [
         (("tables", name, "storages"), spec.storages or []) for name, spec in inputs.tables.items()

@@ -117,7 +117,7 @@ class StorageModel:
     ) -> Floats:
         """(tables,): to update the rows of `keys`; each that was not in a tier pushes another out."""
         update, per_element = self._updates[0][:, tables] * 1e-9
-        seconds = keys * (update + per_element * elements)
+        seconds = _limited(self.costs[0], keys, update + per_element * elements)
         for place, share in enumerate(misses, 1):
             costs = self.costs[place]
             update, per_element = self._updates[place][:, tables] * 1e-9
@@ -150,15 +150,15 @@ class StorageModel:
         # Between two points of a few for each layout, as tables are many.
         pairs, inverse = np.unique(which * _MOST_POINTS + point, return_inverse=True)
         ends = np.full((2, len(pairs), len(self._memories)), np.inf)
-        for at, pair in enumerate(pairs):
+        for at, pair in enumerate(pairs.tolist()):
             for end in (0, 1):
-                told = self._point(layouts[pair // _MOST_POINTS], int(pair % _MOST_POINTS) + end)
+                told = self._point(layouts[pair // _MOST_POINTS], pair % _MOST_POINTS + end)
                 ends[end, at] = np.inf if told is None else told
         low, high = ends[:, inverse]
         first, last = (2.0 ** ((point + each) / _POINTS_PER_OCTAVE) for each in (0, 1))
         with np.errstate(invalid="ignore"):
-            found = low + (high - low) * ((rows - first) / (last - first))[:, None]
-        for at in np.flatnonzero(~np.isfinite(found).all(axis=1)):
+            found: Floats = low + (high - low) * ((rows - first) / (last - first))[:, None]
+        for at in np.flatnonzero(~np.isfinite(found).all(axis=1)).tolist():
             exact = self._estimate(layouts[which[at]], int(rows[at]))
             found[at] = np.inf if exact is None else exact
         return found

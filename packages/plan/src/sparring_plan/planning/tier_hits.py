@@ -29,7 +29,7 @@ class TierHits:
     """
 
     def __init__(self, bins: KeyBins, ids: Floats, ids_of_all: Floats) -> None:
-        held = bins.counts > 0
+        held = (bins.counts > 0) & (bins.probability > 0)
         largest = np.max(np.where(held, bins.probability, 0), axis=1)
         least = np.min(np.where(held, bins.probability, np.inf), axis=1)
         # From a tier that has hardly the most frequent key to one that lacks hardly the rarest.
