@@ -1,4 +1,4 @@
-"""What a table of ``hkv`` would take, before there is one.
+"""Estimates of the memory of a table of ``hkv``, before there is one.
 
 The index of the CPU's growing table is extendible hashing, whose buckets split when they are full: with
 hashes that are evenly spread, the keys in a range of them follow Poisson's law, and so does the number

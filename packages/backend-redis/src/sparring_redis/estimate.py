@@ -1,4 +1,4 @@
-"""What a table would take in Redis, before it is there.
+"""Estimates of the memory of a table in Redis, before it is there.
 
 The figures are those of Redis 7 with jemalloc and its defaults, as MEMORY USAGE reports them: a small
 hash is one listpack, a large one a table of entries.

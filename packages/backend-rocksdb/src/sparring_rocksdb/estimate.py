@@ -1,4 +1,4 @@
-"""What a table of ``rocksdb`` would take, before there is one."""
+"""Estimates of the files and memory of a table of ``rocksdb``, before there is one."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def growing_filter_bytes(
 @cache
 def _bytes_per_key(rate: float) -> float:
     """Of the keys that a filter is for, whose size is proportional to their number."""
-    return BloomFilter(_SAMPLE_KEYS, false_positive_rate=rate).memory_bytes / _SAMPLE_KEYS
+    return float(BloomFilter(_SAMPLE_KEYS, false_positive_rate=rate).memory_bytes / _SAMPLE_KEYS)
 
 
 def _rate_of_part(rate: float, place: int) -> float:

@@ -1,4 +1,4 @@
-"""What a storage would take, before there is one."""
+"""Estimates of the bytes of a storage, before there is one."""
 
 from __future__ import annotations
 

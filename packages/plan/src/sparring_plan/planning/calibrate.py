@@ -40,7 +40,7 @@ _DEADLINE_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class CalibrateOptions:
-    """What is measured.
+    """Choice of what is measured.
 
     Args:
         path: a folder on the disk that RocksDB would have; None leaves RocksDB out.

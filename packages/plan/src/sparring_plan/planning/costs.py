@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.errors import CapacityError
-from sparring_plan.planning.inputs import Calibration, PlanInputs, Topology
+from sparring_plan.planning.inputs import Calibration, PlanInputs, Topology, Transfer
 from sparring_plan.planning.key_bins import key_bins
 from sparring_plan.planning.storages import StorageModel, storage_models
 from sparring_plan.planning.tier_hits import TierHits
@@ -68,7 +68,7 @@ class Shape:
     """Ranks, or nodes for `Span.NODES`."""
     num_shards: int
     num_columns: int
-    transfer: str
+    transfer: Transfer
 
     @property
     def row_share(self) -> float:

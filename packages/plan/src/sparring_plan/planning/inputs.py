@@ -315,7 +315,7 @@ class ExchangeCosts(Strict):
 
 
 class MachineCosts(Strict):
-    """What was measured of a machine but its storages."""
+    """Measurements of a machine but of its storages."""
 
     measured_over: str
     """Of messages and links: ``loopback``, or the ranks and the collective."""
@@ -395,7 +395,7 @@ def read_inputs(path: str | Path) -> tuple[PlanInputs, Calibration]:
 
 
 def _with_machine(inputs: PlanInputs, machine: MachineCosts | None) -> PlanInputs:
-    """What the topology does not say is as it was measured: messages, and the link within a node."""
+    """Takes from the machine what the topology does not say: messages, and the link within a node."""
     if machine is None:
         return inputs
     topology = inputs.topology

@@ -1,4 +1,4 @@
-"""What finds, updates and pools cost a storage of this machine, by the width of rows."""
+"""Times of finds, updates and pools on this machine, by the width of rows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring import PluginManager, hyper_from, open_storage, resolve_method, update_rows
-from sparring.adapter import pool
+from sparring import (
+    PluginManager,
+    _native,
+    hyper_from,
+    open_storage,
+    resolve_method,
+    update_rows,
+)
 from sparring.contracts import MethodChoice, TableConfig
 from sparring_plan.planning.inputs import StorageCosts, UpdateCosts
 from sparring_plan.simulation.calibration import best_seconds
@@ -140,7 +146,7 @@ def pool_ns_per_byte(num_rows: int = 200_000) -> float:
     offsets = np.arange(0, len(places) + 1, _IDS_PER_BAG)
 
     def pooled(rows: NDArray[np.float32]) -> float:
-        seconds = best_seconds(lambda: pool(rows, places, offsets))
+        seconds = best_seconds(lambda: _native.pool(rows, places, offsets, "sum", None))
         return float(seconds / len(places) / (4 * rows.shape[1]) * 1e9)
 
     each = [pooled(np.zeros((num_rows, width), np.float32)) for width in WIDTHS]

@@ -1,4 +1,4 @@
-"""What a stack would take, before there is one."""
+"""Estimates of the bytes of a stack, before there is one."""
 
 from __future__ import annotations
 
