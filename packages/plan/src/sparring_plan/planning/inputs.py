@@ -21,8 +21,8 @@ from sparring_plan.planning.document import Document, Strict, read_document
 from sparring_plan.planning.sketch import Sketch, read_sketch
 
 __all__ = [
+    "DEFAULT_KINDS",
     "KINDS",
-    "RUNTIME_KINDS",
     "Calibration",
     "Feature",
     "Growth",
@@ -48,7 +48,7 @@ KINDS = (
     "table_row_wise",
     "table_wise",
 )
-"""Kinds of sharding that the cost model knows."""
+"""Kinds of sharding that the cost model knows, and training executes."""
 
 Kind = Literal[
     "column_wise",
@@ -60,8 +60,8 @@ Kind = Literal[
     "table_wise",
 ]
 
-RUNTIME_KINDS: tuple[Kind, ...] = ("data_parallel", "row_wise", "table_row_wise", "table_wise")
-"""Kinds that training executes; the others are planned only where `kinds` asks for them."""
+DEFAULT_KINDS: tuple[Kind, ...] = ("data_parallel", "row_wise", "table_row_wise", "table_wise")
+"""Kinds that are looked at where inputs name none: rows stay whole, in any storage and by any update."""
 
 Transfer = Literal["rows", "pooled"]
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -347,7 +347,7 @@ class PlanInputs(Strict):
     samples: int = Field(gt=0)
     """Samples of a rank's batch."""
     tables: dict[str, TableSpec] = Field(min_length=1)
-    kinds: list[Kind] = Field(default=list(RUNTIME_KINDS), min_length=1)
+    kinds: list[Kind] = Field(default=list(DEFAULT_KINDS), min_length=1)
     transfers: list[Transfer] = Field(default=["rows"], min_length=1)
     storages: Storages | None = None
     """Where tables may be stored; where missing, in each storage of the calibration that fits."""
