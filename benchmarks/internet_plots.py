@@ -47,8 +47,8 @@ def draw(
     speed.plot(ranks, [row.samples_per_second for row, _ in found], "o-", color=BLUE)
     speed.set(title="Samples a second, simulated", ylabel="samples/s")
     for (kind, room), colour in zip(sorted(capacity.items()), (RED, GREEN), strict=False):
-        held = [(row.memory_bytes or {}).get(kind, 0) / 2**30 for row, _ in found]
-        memory.plot(ranks, held, "o-", color=colour, label=kind)
+        held = [(row.memory_bytes or {}).get(kind) or float("nan") for row, _ in found]
+        memory.plot(ranks, [each / 2**30 for each in held], "o-", color=colour, label=kind)
         memory.axhline(room / 2**30, color=colour, linestyle="--", linewidth=1)
     memory.set(title="Bytes of the fullest rank, simulated; broken: its room", ylabel="GiB")
     memory.legend(frameon=False)
@@ -82,10 +82,15 @@ def _draw_anchors(axes: Any, anchors: Sequence[dict[str, Any]]) -> None:
         ids, measured, yerr=list(zip(*spread, strict=True)), fmt="o", color=RED, label="measured"
     )
     predicted = [each["predicted_seconds"] * 1e3 for each in anchors]
-    axes.plot(ids, predicted, "o--", color=BLUE, fillstyle="none", label="predicted")
-    axes.set(title="Step of one rank here, by ids", xlabel="ids", ylabel="ms", xscale="log")
+    axes.plot(ids, predicted, "o", color=BLUE, fillstyle="none", label="predicted")
+    axes.set(
+        title="Step of one rank here, each size with costs of its own run",
+        xlabel="ids",
+        ylabel="ms",
+        xscale="log",
+    )
     axes.set_ylim(0, max(measured + predicted) * 1.3)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper left")
 
 
 def _draw_price(axes: Any, found: Sequence[tuple[SheetRow, Any]]) -> None:

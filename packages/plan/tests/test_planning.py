@@ -444,12 +444,12 @@ def test_training_takes_a_plan(calibration: Calibration, tmp_path: Path) -> None
         read_plan(path).sharding(99)
     sharding = read_plan(path).sharding(made.ranks)
     for name, each in made.tables.items():
-        expected = TableSharding("table_wise", tuple(each.ranks), columns=1)
+        expected = TableSharding("table_wise", tuple(each.ranks))
         assert sharding.sharding_of(name) == expected
     path.write_text(made.to_yaml().replace("transfer: rows", "transfer: pooled"))
     pooled = read_plan(path).sharding(made.ranks)
     for name, each in made.tables.items():
-        expected = TableSharding("table_wise", tuple(each.ranks), "pooled", 1)
+        expected = TableSharding("table_wise", tuple(each.ranks), "pooled")
         assert pooled.sharding_of(name) == expected
     path.write_text(made.to_yaml().replace("transfer: rows", "transfer: bags", 1))
     with pytest.raises(ConfigError, match=r"transfer.*'rows' or 'pooled'"):

@@ -162,7 +162,7 @@ class TableSharding:
 
     Raises:
         InvalidArgumentError: ranks that are no whole numbers from 0 on, or are given twice without
-            blocks of columns; another transfer; columns that are no whole number from 1 on.
+            blocks of columns; columns that are no whole number from 1 on; or another transfer.
     """
 
     kind: str

@@ -76,8 +76,8 @@ class ResourceManager:
         self._accumulators: dict[str, Any] = {}
         self._views: dict[str, Any] = {}
         self._held: dict[str, _Held] = {}
-        self._bags: dict[int, tuple[AskedBags, Rows]] = {}  # gradients of pools, by number
         self._blocks: dict[str, Sequence[str]] = {}
+        self._bags: dict[int, tuple[AskedBags, Rows]] = {}  # gradients of pools, by number
         self.summed: dict[str, OwnedGradients] = {}
         """Gradients that were added up over all ranks before the step, which takes them with those that
         came since. Until then they may be scaled."""
@@ -308,13 +308,13 @@ class ResourceManager:
     def drop(self, table: str) -> None:
         """Forgets a table's gradients. Forward passes under way stay valid."""
         with self._lock:
-            for number in [n for n, (each, _) in self._bags.items() if each.table.name == table]:
-                del self._bags[number]
             for each in (table, *self._blocks.get(table, ())):
                 self.summed.pop(each, None)
                 self._held.pop(each, None)
                 accumulator = self._accumulators.get(each)
                 (self._accumulator(each) if accumulator is None else accumulator).clear()
+            for number in [n for n, (each, _) in self._bags.items() if each.table.name == table]:
+                del self._bags[number]
 
     def num_accumulated(self, table: str) -> int:
         """Distinct keys of `table` that have a gradient waiting."""

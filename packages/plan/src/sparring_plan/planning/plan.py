@@ -126,8 +126,9 @@ class Plan(DocumentModel):
                     name, "columns", f"{num_ranks} ranks are no multiple of {each.columns} blocks"
                 )
             ranks = () if each.ranks == "all" else tuple(each.ranks)
+            columns = each.columns if each.columns > 1 else None
             try:
-                shardings[name] = TableSharding(each.kind, ranks, each.transfer, each.columns)
+                shardings[name] = TableSharding(each.kind, ranks, each.transfer, columns)
             except InvalidArgumentError as error:
                 raise self.refuse(name, "ranks", str(error)) from None
         self._check_layouts(shardings, tables or {})
