@@ -116,7 +116,9 @@ class Plan(DocumentModel):
         for name, each in self.tables.items():
             if each.kind not in KINDS:
                 raise self.refuse(
-                    name, "kind", f"there is no {each.kind}; choose one of {', '.join(KINDS)}"
+                    name,
+                    "kind",
+                    f"training does not execute {each.kind}; choose one of {', '.join(KINDS)}",
                 )
             if each.columns > 1 and each.kind not in _DIVIDED_KINDS:
                 raise self.refuse(name, "columns", f"{each.kind} keeps rows whole; 1 it is")
