@@ -22,7 +22,9 @@ import numpy.typing as npt
 from sparring import _native
 from sparring.contracts.results import Keys, Rows
 from sparring.contracts.table import TableConfig
+from sparring.engine.column_blocks import initial_block
 from sparring.engine.lookup import own_refusal_first, readable
+from sparring.engine.resource_manager import parts_of
 from sparring.engine.state import EngineState, NonFinite, Purpose, quiesce
 from sparring.engine.tables import TableEntry
 from sparring.engine.transfer import pools_at_owners, transfer_of
@@ -107,28 +109,34 @@ def look_up_bags(
     for (entry, _), each in zip(found, requests, strict=True):
         if why_not is not None:
             each = BagLookup(each.table, np.empty(0, np.int64), np.zeros(1, np.int64))  # noqa: PLW2901
-        wanted.append(
-            BagRequest(
-                entry.storage,
-                entry.config,
-                each.ids,
-                each.offsets,
-                each.mode == "mean",
-                each.weights,
-                each.trains_weights and is_training,
+        for part in entry.parts:
+            initial = None if part.block is None else partial(initial_block, part.block)
+            wanted.append(
+                BagRequest(
+                    part.storage,
+                    part.config,
+                    each.ids,
+                    each.offsets,
+                    each.mode == "mean",
+                    each.weights,
+                    each.trains_weights and is_training,
+                    initial,
+                )
             )
-        )
     resources = state.resources
     with state.span("look up"), own_refusal_first(why_not):
         pooled = state.exchange.pooling.pull(
             wanted, is_training=is_training, first_alive=resources.first_bags(), error=why_not
         )
-    return [
-        PooledLookup(
-            each.pools, None if each.asked is None else resources.register_bags(each.asked)
-        )
-        for each in pooled
-    ]
+    lookups, rest = [], iter(pooled)
+    for entry, _ in found:
+        parts = [next(rest) for _ in entry.parts]
+        asked = tuple(each.asked for each in parts if each.asked is not None)
+        pools = parts[0].pools
+        if len(parts) > 1:
+            pools = np.concatenate([each.pools for each in parts], axis=1)
+        lookups.append(PooledLookup(pools, resources.register_bags(asked) if asked else None))
+    return lookups
 
 
 def bag_weight_gradients(
@@ -147,9 +155,18 @@ def bag_weight_gradients(
         PeerFailure: a rank is gone, silent, or elsewhere, as where its backward pass came to no weight.
     """
     quiesce(state, Purpose.MEET)
-    asked = [_asked(state, each) for each in lookups]
+    asked, parts, places = list[AskedBags](), list[Rows | None](), list[int]()
+    for place, (lookup, gradient) in enumerate(zip(lookups, gradients, strict=True)):
+        own = _asked(state, lookup)
+        asked += own
+        parts += [None] * len(own) if gradient is None else parts_of(own, gradient)
+        places += [place] * len(own)
     with state.span("backward"):
-        return state.exchange.pooling.weight_gradients(asked, gradients)
+        found = state.exchange.pooling.weight_gradients(asked, parts)
+    sums: dict[int, npt.NDArray[Any]] = {}
+    for place, each in zip(places, found, strict=True):  # over all columns
+        sums[place] = sums[place] + each if place in sums else each
+    return [sums[place] for place in range(len(lookups))]
 
 
 def take_bag_gradients(
@@ -205,7 +222,7 @@ def _summed(table: TableConfig, found: Gradients) -> tuple[Keys, Rows]:
     return keys, gradients
 
 
-def _asked(state: EngineState, lookup: PooledLookup) -> AskedBags:
+def _asked(state: EngineState, lookup: PooledLookup) -> tuple[AskedBags, ...]:
     if lookup.shadow_id is None:
         raise InvalidArgumentError("this lookup was not registered, so it takes no gradient")
     return state.resources.bags(lookup.shadow_id)

@@ -31,7 +31,7 @@ from sparring.errors import InvalidArgumentError, UnknownTableError
 from sparring.exchange.bags import AskedBags
 from sparring.exchange.messages import OwnedGradients
 
-__all__ = ["BatchInput", "DirectInput", "ResourceManager"]
+__all__ = ["BatchInput", "DirectInput", "ResourceManager", "parts_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,8 @@ class DirectInput:
 class BagInput:
     """Bags that the owners of their rows have pooled."""
 
-    asked: AskedBags
+    asked: tuple[AskedBags, ...]
+    """Of the table, or of each block of its columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +114,9 @@ class ResourceManager:
         self._batch_inputs[shadow_id] = DirectInput(tuple(tables))
         return shadow_id
 
-    def register_bags(self, asked: AskedBags) -> int:
-        """Enters bags that their owners have pooled. Returns their shadow id."""
+    def register_bags(self, asked: tuple[AskedBags, ...]) -> int:
+        """Enters bags that their owners have pooled, or the owners of each block of columns. Returns
+        their shadow id."""
         shadow_id = next(self._next_shadow_id)
         self._batch_inputs[shadow_id] = BagInput(asked)
         return shadow_id
@@ -150,7 +152,7 @@ class ResourceManager:
         batch_input = self.batch_input(shadow_id)
         if isinstance(batch_input, BagInput):
             raise InvalidArgumentError(
-                f"bags {shadow_id} of table {batch_input.asked.table.name!r} were pooled by their "
+                f"bags {shadow_id} of table {batch_input.asked[0].table.name!r} were pooled by their "
                 "owners; hand the gradient of the pools to accumulate_bags()",
                 shadow_id=shadow_id,
             )
@@ -173,7 +175,7 @@ class ResourceManager:
             self.num_gradients += 1
             self._accumulators[batch_input.table].add(batch_input.keys, gradient)
 
-    def bags(self, shadow_id: int) -> AskedBags:
+    def bags(self, shadow_id: int) -> tuple[AskedBags, ...]:
         """Bags that were registered by `register_bags`.
 
         Raises:
@@ -198,19 +200,21 @@ class ResourceManager:
             InvalidArgumentError: unknown bags, wrong shape or dtype; nothing is added.
         """
         asked = self.bags(shadow_id)
-        dim, dtype = self._dims[asked.table.name]
-        if gradient.shape != (asked.num_bags, dim) or gradient.dtype != dtype:
+        table, num_bags = asked[0].table, asked[0].num_bags
+        dim, dtype = sum(each.table.dim for each in asked), table.computing_dtype
+        if gradient.shape != (num_bags, dim) or gradient.dtype != dtype:
             raise InvalidArgumentError(
-                f"gradient of pools {shadow_id} of table {asked.table.name!r}: must be "
-                f"{(asked.num_bags, dim)} {dtype}, found {gradient.shape} {gradient.dtype}",
-                table=asked.table.name,
+                f"gradient of pools {shadow_id} of table {table.name!r}: must be "
+                f"{(num_bags, dim)} {dtype}, found {gradient.shape} {gradient.dtype}",
+                table=table.name,
                 shadow_id=shadow_id,
             )
         with self._lock:
             self.num_gradients += 1
-            known = self._bags.get(asked.number)
-            both = gradient.copy() if known is None else known[1] + gradient
-            self._bags[asked.number] = asked, both
+            for each, part in zip(asked, parts_of(asked, gradient), strict=True):
+                known = self._bags.get(each.number)
+                both = part.copy() if known is None else known[1] + part
+                self._bags[each.number] = each, both
 
     def take_bags(self) -> list[tuple[AskedBags, Rows]]:
         """The gradients of all pools, which start from zero again."""
@@ -221,7 +225,8 @@ class ResourceManager:
     def first_bags(self) -> int | None:
         """Number of the first lookup whose pools may still get a gradient, or have one; None: none."""
         inputs = list(self._batch_inputs.values())
-        alive = [each.asked.number for each in inputs if isinstance(each, BagInput)]
+        asked = [bags for each in inputs if isinstance(each, BagInput) for bags in each.asked]
+        alive = [each.number for each in asked]
         with self._lock:
             return min([*alive, *self._bags], default=None)
 
@@ -313,7 +318,8 @@ class ResourceManager:
                 self._held.pop(each, None)
                 accumulator = self._accumulators.get(each)
                 (self._accumulator(each) if accumulator is None else accumulator).clear()
-            for number in [n for n, (each, _) in self._bags.items() if each.table.name == table]:
+            names = {table, *self._blocks.get(table, ())}
+            for number in [n for n, (each, _) in self._bags.items() if each.table.name in names]:
                 del self._bags[number]
 
     def num_accumulated(self, table: str) -> int:
@@ -329,7 +335,8 @@ class ResourceManager:
         """Whether a gradient of `table` waits for a step."""
         with self._lock:
             self._accumulator(table)
-            is_waiting = any(each.table.name == table for each, _ in self._bags.values())
+            names = {table, *self._blocks[table]}
+            is_waiting = any(each.table.name in names for each, _ in self._bags.values())
             return is_waiting or any(
                 each in self._held or each in self.summed or self._accumulators[each].size > 0
                 for each in (table, *self._blocks[table])
@@ -389,6 +396,14 @@ class ResourceManager:
                 table=table,
             )
         return accumulator
+
+
+def parts_of(asked: Sequence[AskedBags], gradient: Rows) -> list[Rows]:
+    """The columns of a gradient of pools that go with each of some bags, one after the other."""
+    if len(asked) == 1:
+        return [gradient]
+    ends = np.cumsum([each.table.dim for each in asked])[:-1]
+    return [np.ascontiguousarray(each) for each in np.split(gradient, ends, axis=1)]
 
 
 def _joined(waiting: _Held, held: _Held) -> _Held | None:
