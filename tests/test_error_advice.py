@@ -46,6 +46,7 @@ OWNERS = {
     "admission": ["sparring_torch.EmbeddingBagConfig"],
     "blocking": ["StepContainer.save"],
     "collective": ["StepContainer"],
+    "columns": ["TableSharding"],
     "container": [
         "sparring_tf.Embedding",
         "sparring_tf.EmbeddingBag",

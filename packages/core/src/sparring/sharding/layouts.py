@@ -63,12 +63,20 @@ class Layouts:
         if sharding is None:
             return self._replicated if table.is_replicated else self._row_wise
         kind, shards = sharding.kind, self._shard_map
-        request = LayoutRequest(table, sharding.ranks, shards, self._ranks_per_node)
+        request = LayoutRequest(
+            table, sharding.ranks, shards, self._ranks_per_node, sharding.columns
+        )
         layout = self._plugins().sharding_kind(kind).factory(request)
         if not isinstance(layout, Layout) or layout.world_size != shards.world_size:
             raise InvalidArgumentError(
                 f"sharding kind {kind!r} must return a Layout of {shards.world_size} ranks "
                 f"for table {table.name!r}, found {layout!r}",
+                table=table.name,
+            )
+        if layout.columns and layout.columns[-1] != table.dim:
+            raise InvalidArgumentError(
+                f"sharding kind {kind!r} must divide the {table.dim} columns of table {table.name!r}, "
+                f"found blocks to {layout.columns[-1]}",
                 table=table.name,
             )
         if table.is_replicated and not layout.is_replicated:

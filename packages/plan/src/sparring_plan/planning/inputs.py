@@ -18,8 +18,8 @@ from sparring.errors import ConfigError, SparringError
 from sparring_plan.planning.document import Strict, read_document
 
 __all__ = [
+    "DEFAULT_KINDS",
     "KINDS",
-    "RUNTIME_KINDS",
     "Calibration",
     "Feature",
     "Growth",
@@ -40,7 +40,7 @@ KINDS = (
     "table_row_wise",
     "table_wise",
 )
-"""Kinds of sharding that the cost model knows."""
+"""Kinds of sharding that the cost model knows, and training executes."""
 
 Kind = Literal[
     "column_wise",
@@ -52,8 +52,8 @@ Kind = Literal[
     "table_wise",
 ]
 
-RUNTIME_KINDS: tuple[Kind, ...] = ("data_parallel", "row_wise", "table_row_wise", "table_wise")
-"""Kinds that training executes; the others are planned only where `kinds` asks for them."""
+DEFAULT_KINDS: tuple[Kind, ...] = ("data_parallel", "row_wise", "table_row_wise", "table_wise")
+"""Kinds that are looked at where inputs name none: rows stay whole, in any storage and by any update."""
 
 Transfer = Literal["rows", "pooled"]
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -223,7 +223,7 @@ class PlanInputs(Strict):
     samples: int = Field(gt=0)
     """Samples of a rank's batch."""
     tables: dict[str, TableSpec] = Field(min_length=1)
-    kinds: list[Kind] = Field(default=list(RUNTIME_KINDS), min_length=1)
+    kinds: list[Kind] = Field(default=list(DEFAULT_KINDS), min_length=1)
     transfers: list[Transfer] = Field(default=["rows"], min_length=1)
     calibration: str | None = None
     """A file of costs, from the folder of this one; where missing, the default file."""

@@ -13,10 +13,11 @@ from pydantic import Field, PrivateAttr
 from sparring.contracts import ShardingPlan, TableSharding
 from sparring.errors import ConfigError, InvalidArgumentError
 from sparring_plan.planning.document import Document, Strict, read_document
-from sparring_plan.planning.inputs import RUNTIME_KINDS, Transfer
+from sparring_plan.planning.inputs import KINDS, Transfer
 
 __all__ = ["NextBest", "Plan", "TablePlan", "read_plan"]
 
+_DIVIDED_KINDS = frozenset({"column_wise", "grid", "table_column_wise"})
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
 
@@ -87,7 +88,7 @@ class Plan(Strict):
 
         Raises:
             InvalidArgumentError: it was made for another number of ranks.
-            ConfigError: a table has a kind or column blocks that training does not execute yet.
+            ConfigError: a table has an unknown kind, or column blocks that do not go with it.
         """
         if world_size != self.ranks:
             raise InvalidArgumentError(
@@ -98,17 +99,21 @@ class Plan(Strict):
             )
         tables = {}
         for name, each in self.tables.items():
-            if each.kind not in RUNTIME_KINDS:
+            if each.kind not in KINDS:
                 raise self.refuse(
-                    name,
-                    "kind",
-                    f"training does not execute {each.kind} yet; choose one of "
-                    f"{', '.join(RUNTIME_KINDS)}",
+                    name, "kind", f"there is no {each.kind}; choose one of {', '.join(KINDS)}"
                 )
-            if each.columns != 1:
-                raise self.refuse(name, "columns", "training does not divide columns yet; 1 it is")
+            if each.columns > 1 and each.kind not in _DIVIDED_KINDS:
+                raise self.refuse(name, "columns", f"{each.kind} keeps rows whole; 1 it is")
+            num_ranks = self.ranks if each.ranks == "all" else len(each.ranks)
+            if each.columns > 1 and num_ranks % each.columns:
+                raise self.refuse(
+                    name, "columns", f"{num_ranks} ranks are no multiple of {each.columns} blocks"
+                )
             ranks = () if each.ranks == "all" else tuple(each.ranks)
-            tables[name] = TableSharding(each.kind, ranks, transfer=each.transfer)
+            tables[name] = TableSharding(
+                each.kind, ranks, columns=each.columns, transfer=each.transfer
+            )
         return ShardingPlan(tables)
 
     def to_yaml(self) -> str:
