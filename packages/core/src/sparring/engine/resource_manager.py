@@ -233,9 +233,9 @@ class ResourceManager:
             )
         if len(bags.parts) == 1:
             return [(bags.parts[0], gradient)]
-        is_bad: npt.NDArray[np.bool_] = ~np.isfinite(gradient).all(axis=1)
-        if is_bad.any():
-            gradient = np.where(is_bad[:, None], dtype.type(np.nan), gradient)
+        is_good = _native.finite_rows(np.ascontiguousarray(gradient))
+        if not is_good.all():
+            gradient = np.where(is_good[:, None], gradient, dtype.type(np.nan))
         ends = np.cumsum([each.table.dim for each in bags.parts])[:-1]
         blocks = map(np.ascontiguousarray, np.split(gradient, ends, axis=1))
         return list(zip(bags.parts, blocks, strict=True))
