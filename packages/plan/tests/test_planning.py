@@ -443,13 +443,11 @@ def test_training_takes_a_plan(calibration: Calibration, tmp_path: Path) -> None
         read_plan(path).sharding(99)
     sharding = read_plan(path).sharding(made.ranks)
     for name, each in made.tables.items():
-        assert sharding.sharding_of(name) == TableSharding(
-            "table_wise", tuple(each.ranks), columns=1
-        )
+        assert sharding.sharding_of(name) == TableSharding("table_wise", tuple(each.ranks))
     path.write_text(made.to_yaml().replace("transfer: rows", "transfer: pooled"))
     pooled = read_plan(path).sharding(made.ranks)
     for name, each in made.tables.items():
-        expected = TableSharding("table_wise", tuple(each.ranks), columns=1, transfer="pooled")
+        expected = TableSharding("table_wise", tuple(each.ranks), transfer="pooled")
         assert pooled.sharding_of(name) == expected
     path.write_text(made.to_yaml().replace("transfer: rows", "transfer: bags", 1))
     with pytest.raises(ConfigError, match=r"transfer.*'rows' or 'pooled'"):

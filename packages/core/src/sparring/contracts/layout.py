@@ -49,9 +49,9 @@ class Layout(ShardMap):
         world_size: ranks.
         kind: the sharding kind that made it.
         is_replicated: every rank keeps all rows; owners are then of no effect.
+        transfer: how rows of bags travel; no part of the digest.
         columns: where blocks begin, ascending from 0, and where the last one ends, all equally wide;
             empty: all columns have one owner. Blocks that all have the same owners become one.
-        transfer: how rows of bags travel; no part of the digest.
 
     Raises:
         InvalidArgumentError: owners that are no ranks of this world, or too few or many of them; columns
@@ -60,8 +60,8 @@ class Layout(ShardMap):
 
     kind: str = "row_wise"
     is_replicated: bool = False
-    columns: tuple[int, ...] = ()
     transfer: Transfer = "rows"
+    columns: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.columns:
@@ -157,18 +157,18 @@ class TableSharding:
             ``column_wise``, ``table_column_wise``, ``grid``, or one of a plugin.
         ranks: which ranks it is for; empty: the kind chooses. Of kinds that divide columns they are
             those of the blocks in order, and of the ranges of rows of each block.
-        columns: blocks of columns, all equally wide; None: the kind chooses.
         transfer: ``rows``, or ``pooled``: owners pool bags, and return one row for each.
+        columns: blocks of columns, all equally wide; None: the kind chooses.
 
     Raises:
         InvalidArgumentError: ranks that are no whole numbers from 0 on, or are given twice without
-            blocks of columns; columns that are no whole number from 1 on; another transfer.
+            blocks of columns; columns that are no whole number from 1 on; or another transfer.
     """
 
     kind: str
     ranks: tuple[int, ...] = ()
-    columns: int | None = None
     transfer: Transfer = "rows"
+    columns: int | None = None
 
     def __post_init__(self) -> None:
         if self.transfer not in get_args(Transfer):

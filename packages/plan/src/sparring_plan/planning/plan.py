@@ -111,9 +111,8 @@ class Plan(Strict):
                     name, "columns", f"{num_ranks} ranks are no multiple of {each.columns} blocks"
                 )
             ranks = () if each.ranks == "all" else tuple(each.ranks)
-            tables[name] = TableSharding(
-                each.kind, ranks, columns=each.columns, transfer=each.transfer
-            )
+            columns = each.columns if each.columns > 1 else None
+            tables[name] = TableSharding(each.kind, ranks, transfer=each.transfer, columns=columns)
         return ShardingPlan(tables)
 
     def to_yaml(self) -> str:
