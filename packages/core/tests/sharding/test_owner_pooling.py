@@ -15,6 +15,7 @@ from sparring.contracts.initializers import Uniform
 from sparring.contracts.layout import TableSharding
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
+from sparring.engine.apply.gradients import sum_gradients
 from sparring.engine.container import NonFinite, StepContainer
 from sparring.engine.pooled import BagLookup, bag_weight_gradients, look_up_bags
 from sparring.engine.storage_choice import StorageChoice
@@ -373,6 +374,24 @@ def test_nan_is_refused_or_skipped_for_the_rank_that_has_it(policy: NonFinite) -
     else:
         assert set(rows) == {1, 3}  # of rank 1
         assert sum(count for _, count in results) == 2
+
+
+def test_sums_before_a_step_have_nan_among_them() -> None:
+    def body(collective: Collective) -> tuple[bool, dict[str, Rows]]:
+        with opened(collective, 2, non_finite_gradients=NonFinite.SKIP) as container:
+            (found,) = look_up(container, {"user": one_bag([1, 2])})
+            gradient = one_bag([1], fill=np.nan if collective.rank else 1.0)[2]
+            container.resources.accumulate_bags(found.shadow_id, gradient)
+            sums = sum_gradients(container.state)
+            has_nan = any(np.isnan(each.gradients).any() for each in sums.values())
+            (found,) = look_up(container, {"user": one_bag([3])})
+            container.resources.accumulate_bags(found.shadow_id, one_bag([3])[2])
+            container.apply_methods(choices(container))
+            return has_nan, stored(container)
+
+    results = run_ranks(2, body)
+    assert any(has_nan for has_nan, _ in results)
+    assert set(joined([each for _, each in results])["user"]) == {3}
 
 
 def test_16_bit_rows_are_pooled_as_they_read() -> None:

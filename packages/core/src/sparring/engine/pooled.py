@@ -203,7 +203,9 @@ def take_bag_gradients(
     given = [] if why_not is not None else state.resources.take_bags()
     try:
         with state.span("push"):
-            error = pooling.push(tables, given, partial(_add, state), why_not)
+            # Sums before the step have NaN and infinity among them.
+            skips = ends_step and state.non_finite is NonFinite.SKIP
+            error = pooling.push(tables, given, partial(_add, state, skips), why_not)
     except Exception as found:
         error = found
     if ends_step:
@@ -211,10 +213,10 @@ def take_bag_gradients(
     return why_not or error
 
 
-def _add(state: EngineState, rank: int, table: TableConfig, found: Gradients) -> None:
-    """Adds what one rank has for a table, by key; what is not finite as the policy says."""
+def _add(state: EngineState, skips: bool, rank: int, table: TableConfig, found: Gradients) -> None:
+    """Adds what one rank has for a table, by key; where `skips`, without keys that are not finite."""
     keys, gradients = _summed(table, found)
-    if state.non_finite is NonFinite.SKIP and not _native.is_finite(gradients):
+    if skips and not _native.is_finite(gradients):
         # Of this rank only, as where it had added its gradients up itself.
         is_good = _native.finite_rows(gradients)
         if state.tables.entries[table.name].is_first:

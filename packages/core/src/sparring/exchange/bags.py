@@ -108,7 +108,7 @@ class OwnerBags:
     """The part of some bags whose rows one rank owns."""
 
     places: Index
-    """``(n,)``: its ids among those of the request."""
+    """``(n,)``: its ids among those of the request; none where an asker keeps only bags."""
     bags: Index
     """``(b,)``, rising: the bags that have any of them."""
     lengths: npt.NDArray[np.uint32]
