@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparring import estimate_bytes, read_document
 from sparring.adapter import StepContainer, StorageChoice
 from sparring.cli.application import main
 from sparring.contracts import ShardingPlan, TableConfig, TableSharding
@@ -18,7 +19,6 @@ from sparring.errors import CapacityError, ConfigError, InvalidArgumentError
 from sparring_plan.planning import bound as bound_module
 from sparring_plan.planning.bound import aggregate_bound, highs, linear_bound
 from sparring_plan.planning.costs import RESOURCES, Ints, Options, Span, option_costs
-from sparring_plan.planning.document import read_document
 from sparring_plan.planning.exact import prove
 from sparring_plan.planning.inputs import DEFAULT_KINDS, KINDS, Calibration, PlanInputs
 from sparring_plan.planning.placement import place_all
@@ -217,7 +217,7 @@ def test_unique_keys_are_those_of_the_exact_sum(skew: float, num_rows: int) -> N
 
 def test_costs_are_those_by_hand(calibration: Calibration) -> None:
     # One id a sample of so many rows that none repeats: u = 1000 keys of 16 float32.
-    table = {"dim": 16, "rows": 10**12, "skew": 0, "features": {"f": {"ids": 1}}}
+    table = {"dim": 16, "rows": 4 * 10**9, "skew": 0, "features": {"f": {"ids": 1}}}
     topology = {
         "nodes": 4, "ranks_per_node": 1, "memory": {"host": "1 TiB"}, "message_us": 10,
         "far": {"gbit": 8, "latency_us": 20},
@@ -242,8 +242,9 @@ def test_costs_are_those_by_hand(calibration: Calibration) -> None:
     assert options.shard[each, back] == pytest.approx(3 * 1000 * (8 + 16 * 4) / 1e9)
     # 12 ends of messages with each of three ranks, and 6 messages one after the other.
     assert options.fixed[RESOURCES.index("messages")] == pytest.approx(36 * 10e-6 + 6 * 20e-6)
-    held = 1e12 * (8 + 16 * 4) * 1.05
-    assert options.shard_memory[each, 0] == pytest.approx(held)
+    held = estimate_bytes("hkv", TableConfig("t", 16), 4 * 10**9)
+    assert held is not None
+    assert options.shard_memory[each, 0] == pytest.approx(held["host"], rel=0.01)
 
 
 def test_same_input_same_bytes(calibration: Calibration) -> None:
@@ -386,7 +387,7 @@ def test_bad_inputs_are_refused_by_line(
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("    kind: ", "    kind: un", "plan.yaml:13:5: table country: kind un"),
+        ("    kind: ", "    kind: un", "plan.yaml:14:5: table country: kind un"),
         ("ranks: 4", "ranks: 8", "the plan is for 8 ranks, the topology has 4"),
         ("  country:", "  land:", "the plan lacks the tables country"),
         ("    columns: 1", "    columns: 3", "is offered with columns 1"),
@@ -443,11 +444,12 @@ def test_training_takes_a_plan(calibration: Calibration, tmp_path: Path) -> None
         read_plan(path).sharding(99)
     sharding = read_plan(path).sharding(made.ranks)
     for name, each in made.tables.items():
-        assert sharding.sharding_of(name) == TableSharding("table_wise", tuple(each.ranks))
+        expected = TableSharding("table_wise", tuple(each.ranks))
+        assert sharding.sharding_of(name) == expected
     path.write_text(made.to_yaml().replace("transfer: rows", "transfer: pooled"))
     pooled = read_plan(path).sharding(made.ranks)
     for name, each in made.tables.items():
-        expected = TableSharding("table_wise", tuple(each.ranks), transfer="pooled")
+        expected = TableSharding("table_wise", tuple(each.ranks), "pooled")
         assert pooled.sharding_of(name) == expected
     path.write_text(made.to_yaml().replace("transfer: rows", "transfer: bags", 1))
     with pytest.raises(ConfigError, match=r"transfer.*'rows' or 'pooled'"):
