@@ -21,7 +21,7 @@ from sparring.engine.pooled import BagLookup, bag_weight_gradients, look_up_bags
 from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError, PeerFailure
 from sparring.exchange.options import ExchangeOptions
-from sparring.kernels.functions import pool, pool_backward
+from sparring.kernels.functions import partition, pool, pool_backward
 from sparring.updates.resolve import hyper_from, resolve_method
 from sparring_testing.rank_threads import run_ranks
 from sparring_testing.thread_rendezvous import ThreadRendezvous
@@ -270,6 +270,42 @@ def test_bytes_are_those_of_the_formula_and_fewer_than_by_rows(capsys: Any) -> N
     with capsys.disabled():
         print(f"\n20 ids a bag, dim {dim}, table_wise: {total}")
     assert 2 * total["pooled"] < total["rows"]
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_bytes_of_two_tables_on_three_ranks_are_those_of_the_formula(is_weighted: bool) -> None:
+    def padded(count: int) -> int:
+        return -(-count // 8) * 8
+
+    def body(collective: Collective) -> tuple[list[Any], Any]:
+        """Ids and bags of each table at each owner, and the bytes that were counted."""
+        with opened(collective, 3) as container:
+            counts: list[Any] = []
+            wanted, gradients = [], []
+            for name, dim in DIMS.items():
+                ids, offsets, gradient = bags_of(4, collective.rank, name)
+                owners = container.layout(name).owners[partition(ids)]
+                bag_of = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+                for rank in {0, 1, 2} - {collective.rank}:
+                    bags = len(set(bag_of[owners == rank].tolist()))
+                    counts.append((rank, int((owners == rank).sum()), bags, dim))
+                weights = np.ones(len(ids), np.float32) if is_weighted else None
+                wanted.append(BagLookup(name, ids, offsets, "sum", weights))
+                gradients.append(gradient)
+            found = look_up_bags(container.state, wanted, is_training=True)
+            for each, gradient in zip(found, gradients, strict=True):
+                container.resources.accumulate_bags(each.shadow_id, gradient)
+            container.apply_methods(choices(container))
+            counters = container.exchange.counters
+            return counts, (counters.wire_bytes_sent, counters.wire_bytes_received)
+
+    for counts, (sent, received) in run_ranks(3, body):
+        assert all(num_ids for _, num_ids, _, _ in counts)
+        weights = [padded(4 * n) if is_weighted else 0 for _, n, _, _ in counts]
+        assert sent.keys == sum(8 * n + padded(4 * b) for _, n, b, _ in counts) + sum(weights)
+        # Both tables of a rank share a message.
+        assert received.rows == sum(padded(b * dim * 4) for _, _, b, dim in counts) + 2 * 8
+        assert sent.gradients == sum(16 + padded(b * dim * 4) for _, _, b, dim in counts)
 
 
 def test_a_discarded_step_leaves_nothing() -> None:
