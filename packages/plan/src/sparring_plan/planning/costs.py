@@ -34,7 +34,7 @@ RESOURCES = ("compute", "far_out", "far_in", "near_out", "near_in", "messages")
 """Each is used for seconds of a step: the rank's threads, its share of the node's link to other nodes,
 its link within the node, and what messages cost the thread that drives the exchange."""
 
-_KEY_BYTES, _STATUS_BYTES, _GRADIENT_BYTES, _WEIGHT_BYTES = 8, 1, 4, 4
+_KEY_BYTES, _STATUS_BYTES, _GRADIENT_BYTES, _WEIGHT_BYTES, _LENGTH_BYTES = 8, 1, 4, 4, 4
 _STREAMS = 3
 """Keys, rows and gradients. Tables share the chunks of a stream; its last one is part of `fixed`."""
 _FEWEST_COLUMNS = 8
@@ -346,7 +346,7 @@ class _CostModel:
             owners = shape.num_shards / blocks
             touched = bags * np.minimum(ids / bags, owners) / owners
             width = _KEY_BYTES + self._weighted[tables] * _WEIGHT_BYTES
-            there = ids * share * width + touched * block * _GRADIENT_BYTES
+            there = ids * share * width + touched * (_LENGTH_BYTES + block * _GRADIENT_BYTES)
             back = touched * block * element
             work = find(unique * share) + ids * share * (block * pool + add)
             chunks = ids * share / self._exchange.chunk_rows

@@ -130,7 +130,9 @@ class Plan(DocumentModel):
             ranks = () if each.ranks == "all" else tuple(each.ranks)
             columns = each.columns if each.columns > 1 else None
             try:
-                shardings[name] = TableSharding(each.kind, ranks, each.transfer, columns)
+                shardings[name] = TableSharding(
+                    each.kind, ranks, transfer=each.transfer, columns=columns
+                )
             except InvalidArgumentError as error:
                 raise self.refuse(name, "ranks", str(error)) from None
         self._check_layouts(shardings, tables or {})
