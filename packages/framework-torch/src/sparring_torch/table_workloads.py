@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sparring.adapter import workload_of
+from sparring.adapter import TableDeclaration, workload_of
 from sparring.contracts import FeatureWorkload, TableWorkload
 from sparring_torch.embedding import Embedding
 from sparring_torch.embedding_collection import EmbeddingCollection
@@ -16,7 +16,7 @@ __all__ = ["workloads_of"]
 def workloads_of(modules: Iterable[TableModule]) -> Sequence[TableWorkload]:
     """One for each table, with the features of all `modules` that look up in it."""
     features: dict[str, list[FeatureWorkload]] = {}
-    declared = {}
+    declared: dict[str, tuple[TableDeclaration, str | None]] = {}
     for module in modules:
         is_pooled = not isinstance(module, (Embedding, EmbeddingCollection))
         for table, pooling in module.agent.features:

@@ -1,4 +1,4 @@
-"""What a planner is asked and answers: the tables of a job and its ranks, and a sharding plan of them.
+"""Request and answer of a planner: the tables and ranks of a job, and a sharding plan of them.
 
 A planner joins by the hook `sparring_register_planners`. That of the name ``auto`` makes the plan where
 a user writes ``plan="auto"``, and reads plan files. Core has none: without one, ``auto`` is ``row_wise``.

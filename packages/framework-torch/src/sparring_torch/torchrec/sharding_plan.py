@@ -216,5 +216,5 @@ def check_sharders(module: nn.Module, sharders: Sequence[Any] | None) -> None:
         if is_collection and not isinstance(found, types):
             raise InvalidArgumentError(
                 f"sharders: {type(found).__name__} {path!r} has none, and its tables are sharded in any "
-                f"case; add {type(found).__name__}Sharder(), or leave sharders out"
+                f"case; add a {type(found).__name__}Sharder, or leave sharders out"
             )

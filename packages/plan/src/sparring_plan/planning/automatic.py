@@ -31,7 +31,7 @@ _SAMPLES = 1024
 _GROWTH = Growth(per_day=10_000, horizon_days=100)
 _METHOD = "adagrad"
 _STORAGE = "hkv"
-"""Whose memory and costs stand for those of all storages."""
+"""The storage whose memory and costs stand for those of all."""
 _SHARE_OF_MEMORY = 0.8
 _NO_LIMIT = 1 << 60
 _MOST_SHOWN = 40
@@ -146,7 +146,7 @@ def _spec(workload: TableWorkload) -> TableSpec:
     size: dict[str, Any] = {"growth": _GROWTH} if workload.rows is None else {"rows": workload.rows}
     return TableSpec(
         dim=table.dim,
-        dtype=table.dtype,  # type: ignore[arg-type] # one of these
+        dtype=table.dtype,
         method=_method_of(workload) or _METHOD,
         features=features or {"ids": Feature(ids=1.0)},
         **size,
