@@ -444,6 +444,11 @@ def test_training_takes_a_plan(calibration: Calibration, tmp_path: Path) -> None
     sharding = read_plan(path).sharding(made.ranks)
     for name, each in made.tables.items():
         assert sharding.sharding_of(name) == TableSharding("table_wise", tuple(each.ranks))
+    first = next(iter(made.tables))
+    ranks = tuple(made.tables[first].ranks)
+    edited = made.tables | {first: made.tables[first].model_copy(update={"transfer": "pooled"})}
+    pooled = made.model_copy(update={"tables": edited}).sharding(made.ranks).sharding_of(first)
+    assert pooled == TableSharding("table_wise", ranks, "pooled")
     alone = {name: TableSharding("table_wise", (0,)) for name in made.tables}
     with StepContainer(plan=ShardingPlan(alone)) as container:
         container.declare(TableConfig("t0", 4), StorageChoice("memory"))
@@ -455,7 +460,6 @@ def test_training_takes_a_plan(calibration: Calibration, tmp_path: Path) -> None
     [
         ("kind", "grid", "choose one of data_parallel, row_wise"),
         ("columns", 2, "1 it is"),
-        ("transfer", "pooled", "choose rows"),
     ],
 )
 def test_what_training_does_not_execute_is_refused_where_it_is_written(

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from sparring.runtime.streams import Streams
     from sparring.runtime.suggestions import closest_name, suggestion
     from sparring.runtime.trace import Trace
+    from sparring.sharding.layouts import Layouts
     from sparring.snapshot.chain import count_rows, merged_chunks
     from sparring.snapshot.erase import erase_from_snapshots
     from sparring.snapshot.export import embedding_parts
@@ -141,6 +142,7 @@ _name = names_from(
         "sparring.runtime.streams": "Streams",
         "sparring.runtime.suggestions": "closest_name suggestion",
         "sparring.runtime.trace": "Trace",
+        "sparring.sharding.layouts": "Layouts",
         "sparring.snapshot.chain": "count_rows merged_chunks",
         "sparring.snapshot.erase": "erase_from_snapshots",
         "sparring.snapshot.export": "embedding_parts",
@@ -175,7 +177,7 @@ __all__ = [
     "AUTO", "BUILTIN_METHODS", "Capabilities", "ChunkTransfer", "Closable", "Codec", "Columns",
     "Constant", "Coordinator", "EMBEDDING_PARTS", "EnvironmentOptions", "EnvironmentRendezvous",
     "EventLoop", "Evicted", "ExchangeCounters", "ExchangeOptions", "FindResult", "Initializer",
-    "KEY_BYTES", "Link", "Loaded", "LocalGroup", "MOST_BYTES", "MOST_CHUNKS_IN_FLIGHT",
+    "KEY_BYTES", "Layouts", "Link", "Loaded", "LocalGroup", "MOST_BYTES", "MOST_CHUNKS_IN_FLIGHT",
     "MOST_CHUNK_ROWS", "MOST_FINDS", "MemoryStorage", "MessageKind", "NativeMethod",
     "NativeStorage", "Normal", "PluginManager", "ResourceManager", "Retention", "SaveOptions",
     "Saved", "ScanChunk", "SingleRendezvous", "Snapshot", "SnapshotWriter", "SparringError",

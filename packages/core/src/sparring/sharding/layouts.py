@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from sparring.contracts.layout import Layout, LayoutRequest, ShardingPlan
 from sparring.contracts.rendezvous import Rendezvous
@@ -80,7 +81,13 @@ class Layouts:
                 "'replicated', which is data_parallel; leave one of them out",
                 table=table.name,
             )
-        return layout
+        if sharding.transfer == "pooled" and layout.is_replicated:
+            raise InvalidArgumentError(
+                f"sharding plan: table {table.name!r} is {kind}, of which every rank has all rows: there "
+                "is nothing to be pooled elsewhere; leave transfer='pooled' out",
+                table=table.name,
+            )
+        return layout if sharding.transfer == "rows" else replace(layout, transfer="pooled")
 
     def _check_nodes(self, table: str, kind: str) -> None:
         """Refuses nodes that do not follow from the number of a rank."""

@@ -10,16 +10,27 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from sparring import make_plugin_manager
-from sparring.contracts import LayoutRequest, ShardingPlan, ShardMap, TableConfig, TableSharding
-from sparring.errors import ConfigError, InvalidArgumentError
+from sparring import Layouts, SingleRendezvous, make_plugin_manager
+from sparring.contracts import ShardingPlan, ShardMap, TableConfig, TableSharding
+from sparring.errors import ConfigError, InvalidArgumentError, PluginError
 from sparring_plan.planning.document import Document, Strict, read_document
-from sparring_plan.planning.inputs import RUNTIME_KINDS
+from sparring_plan.planning.inputs import RUNTIME_KINDS, Transfer
 
 __all__ = ["NextBest", "Plan", "TablePlan", "read_plan"]
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
+
+
+class _PlannedRanks(SingleRendezvous):
+    """The ranks of a plan, of which none is here."""
+
+    def __init__(self, world_size: int) -> None:
+        super().__init__()
+        self._planned = ShardMap.balanced(world_size)
+
+    def shard_map(self) -> ShardMap:
+        return self._planned
 
 
 class NextBest(Strict):
@@ -43,7 +54,7 @@ class TablePlan(Strict):
     """Of its shards: of column blocks in their order, and of the rows of each block."""
     columns: int = Field(gt=0)
     """Column blocks."""
-    transfer: str
+    transfer: Transfer
     storage: str
     rows: int = Field(gt=0)
     """At the horizon."""
@@ -96,8 +107,8 @@ class Plan(Strict):
 
         Raises:
             InvalidArgumentError: it was made for another number of ranks.
-            ConfigError: a table has a kind, column blocks or a transfer that training does not
-                execute yet, or ranks that its kind cannot use: ``file:line:column: message``.
+            ConfigError: a table has a kind or column blocks that training does not execute yet, or
+                ranks that its kind cannot use: ``file:line:column: message``.
         """
         if world_size != self.ranks:
             raise InvalidArgumentError(
@@ -117,13 +128,9 @@ class Plan(Strict):
                 )
             if each.columns != 1:
                 raise self.refuse(name, "columns", "training does not divide columns yet; 1 it is")
-            if each.transfer != "rows":
-                raise self.refuse(
-                    name, "transfer", "training sends rows one by one yet; choose rows"
-                )
             ranks = () if each.ranks == "all" else tuple(each.ranks)
             try:
-                shardings[name] = TableSharding(each.kind, ranks)
+                shardings[name] = TableSharding(each.kind, ranks, each.transfer)
             except InvalidArgumentError as error:
                 raise self.refuse(name, "ranks", str(error)) from None
         self._check_layouts(shardings, tables or {})
@@ -133,28 +140,13 @@ class Plan(Strict):
         self, shardings: Mapping[str, TableSharding], tables: Mapping[str, TableConfig]
     ) -> None:
         """Makes the layout of each table, as training will, so that a refusal names its line."""
-        manager, shard_map = make_plugin_manager(), ShardMap.balanced(self.ranks)
+        manager, place = make_plugin_manager(), _PlannedRanks(self.ranks)
         for name, sharding in shardings.items():
-            unknown = [rank for rank in sharding.ranks if rank >= self.ranks]
-            if unknown:
-                raise self.refuse(
-                    name,
-                    "ranks",
-                    f"rank {unknown[0]} is none of the plan's, 0 to {self.ranks - 1}; correct it",
-                )
             table = tables.get(name, TableConfig(name, 64 * self.tables[name].columns))
-            if table.is_replicated and sharding.kind != "data_parallel":
-                raise self.refuse(
-                    name,
-                    "kind",
-                    f"{sharding.kind}, and the table is declared with placement replicated, which is "
-                    "data_parallel; change one of them",
-                )
             try:
-                kind = manager.sharding_kind(sharding.kind)
-                kind.factory(LayoutRequest(table, sharding.ranks, shard_map))
-            except InvalidArgumentError as error:
-                raise self.refuse(name, "ranks", str(error)) from None
+                Layouts(ShardingPlan({name: sharding}), place, lambda: manager).layout(table)
+            except (InvalidArgumentError, PluginError) as error:
+                raise self.refuse(name, "ranks" if sharding.ranks else "kind", str(error)) from None
 
     def to_yaml(self) -> str:
         """The plan as a file: the same plan gives the same bytes."""
