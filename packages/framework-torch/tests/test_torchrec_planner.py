@@ -124,6 +124,7 @@ def test_what_a_user_says_reaches_the_planner(monkeypatch: pytest.MonkeyPatch) -
         (18.0, True, "sum"),
     ]
     assert [each.pooling for each in user.features] == [None]
+    assert [each.may_pool for each in request.tables] == [True, True, False]
     assert (shop.rows, item.rows) == (50, None)
     assert (item.method, user.method) == ("rowwise_adagrad", "Adam")
     assert torchrec.Topology(2, "cpu", 5, 7).memory_bytes == 7

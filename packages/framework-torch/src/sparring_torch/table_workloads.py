@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from sparring.adapter import TableDeclaration, workload_of
 from sparring.contracts import FeatureWorkload, TableWorkload
@@ -25,6 +26,9 @@ def workloads_of(modules: Iterable[TableModule]) -> Sequence[TableWorkload]:
         for each in module.agent.declarations:
             declared.setdefault(each.table.name, (each, module.agent.known_method))
     return [
-        workload_of(each.table, each.storage, features.get(name, ()), method)
+        replace(
+            workload_of(each.table, each.storage, features.get(name, ()), method),
+            may_pool=each.device == "cpu" and all(of.pooling for of in features.get(name, ())),
+        )
         for name, (each, method) in declared.items()
     ]

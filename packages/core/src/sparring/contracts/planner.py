@@ -41,6 +41,7 @@ class TableWorkload:
         kinds: sharding kinds that it may have; empty: any.
         may_replicate: every rank may keep all rows: the storage evicts none, and each rank has one.
         is_in_memory: rows are in the memory of the rank's machine.
+        may_pool: owners may pool its bags: all lookups are of bags, and their modules can.
     """
 
     table: TableConfig
@@ -50,6 +51,7 @@ class TableWorkload:
     kinds: tuple[str, ...] = ()
     may_replicate: bool = True
     is_in_memory: bool = True
+    may_pool: bool = False
 
 
 @dataclass(frozen=True, slots=True)

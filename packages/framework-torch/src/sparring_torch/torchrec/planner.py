@@ -392,7 +392,7 @@ def _membership() -> Membership:
 def _as_text(plan: ShardingPlan) -> str:
     plain = {
         path: {
-            table: [each.sharding_type, each.compute_kernel, each.ranks]
+            table: [each.sharding_type, each.compute_kernel, each.ranks, each.transfer]
             for table, each in tables.items()
         }
         for path, tables in plan.plan.items()
