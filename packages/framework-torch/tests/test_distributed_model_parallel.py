@@ -40,6 +40,7 @@ import torch
 from torch import nn
 
 import sparring_torch as st
+from sparring.contracts import TableSharding
 
 
 class Model(nn.Module):
@@ -73,6 +74,8 @@ model = Model()
 rank, world_size = 0, 1
 if "--ranks" in sys.argv:
     plan = {"user": "table_wise"} if "--plan" in sys.argv else "auto"
+    if "--pooled" in sys.argv:
+        plan = {"user": TableSharding("table_row_wise", [0, 1], transfer="pooled")}
     model = st.DistributedModelParallel(model, plan=plan)  # the line
     collective = model.container.collective
     rank, world_size = collective.rank, collective.world_size
@@ -156,6 +159,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             id="torchrun, pipelined, by a plan",
             marks=pytest.mark.long,
         ),
+        pytest.param("torchrun", ["--pooled"], id="torchrun, pooled", marks=pytest.mark.long),
         pytest.param("mpiexec", ["--pipeline"], id="mpiexec, pipelined", marks=needs_mpi),
     ],
 )

@@ -144,6 +144,8 @@ def test_types_have_torchrecs_values_and_ours_are_behind_them() -> None:
     }
     of = torchrec.ParameterSharding
     assert of("grid_shard").sharding().kind == "grid"
+    divided = of("column_wise", ranks=[1, 0], transfer="pooled", columns=2)
+    assert divided.of(divided.sharding(), 2) == divided
     assert of(torchrec.ShardingType.TABLE_WISE, ranks=[1]).sharding().ranks == (1,)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match=r"give a value of ShardingType"):
         of(3).sharding()  # type: ignore[arg-type]

@@ -104,6 +104,12 @@ class StorageDescriptor(Descriptor):
     the rows are that lie where the options say, as `TableConfig.labelled` makes it of the row label
     that was recorded; None where there are none. It makes nothing. By it rows are read before
     an optimizer is known, as for an evaluation; left out, they are read from the first step on.
+
+    `estimate_bytes(table, options, rows)` says what a storage of so many rows takes, before there is
+    one: kind of memory (``gpu``, ``host``, ``disk``, ``remote``) → bytes. All kinds but ``disk``
+    together are `Storage.memory_bytes` to a tenth, index and free space included; of caches it is
+    their limit. It opens nothing. Of a storage that is made of others it takes the plugin manager as
+    a fourth argument, and raises `PluginError` where one of them gives no estimate. Planners use it.
     """
 
     factory: Callable[..., Storage]
@@ -111,6 +117,7 @@ class StorageDescriptor(Descriptor):
     found: Callable[[TableConfig, Any], TableConfig | None] | None = None
     inner: Callable[[Any], Sequence[InnerStorage]] | None = None
     check: Callable[[Any, Any], Sequence[OptionProblem]] | None = None
+    estimate_bytes: Callable[..., Mapping[str, int]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

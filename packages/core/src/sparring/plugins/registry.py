@@ -51,7 +51,7 @@ EXTRAS = {
     "kernels": {"cuda": "hkv"},
     "planners": {"auto": "plan"},
     "rendezvous": {"redis": "redis", "torch": "torch"},
-    "storage": {"hkv": "hkv", "redis": "redis", "rocksdb": "rocksdb"},
+    "storage": {"hkv": "hkv", "redis": "redis", "remote": "serve", "rocksdb": "rocksdb"},
 }
 """Kind → name → the extra of ``pip install "sparring[extra]"`` that brings it."""
 

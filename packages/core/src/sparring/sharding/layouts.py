@@ -67,12 +67,18 @@ class Layouts:
         if descriptor.needs_nodes and not sharding.ranks:
             self._check_nodes(table.name, kind)
         per_node = self._membership.local_world_size
-        request = LayoutRequest(table, sharding.ranks, shards, per_node)
+        request = LayoutRequest(table, sharding.ranks, shards, per_node, sharding.columns)
         layout = descriptor.factory(request)
         if not isinstance(layout, Layout) or layout.world_size != shards.world_size:
             raise InvalidArgumentError(
                 f"sharding kind {kind!r} must return a Layout of {shards.world_size} ranks "
                 f"for table {table.name!r}, found {layout!r}",
+                table=table.name,
+            )
+        if layout.columns and layout.columns[-1] != table.dim:
+            raise InvalidArgumentError(
+                f"sharding kind {kind!r} must divide the {table.dim} columns of table {table.name!r}, "
+                f"found blocks to {layout.columns[-1]}",
                 table=table.name,
             )
         if table.is_replicated and not layout.is_replicated:

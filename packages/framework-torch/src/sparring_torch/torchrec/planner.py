@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -392,7 +392,7 @@ def _membership() -> Membership:
 def _as_text(plan: ShardingPlan) -> str:
     plain = {
         path: {
-            table: [each.sharding_type, each.compute_kernel, each.ranks, each.transfer]
+            table: list(astuple(each))
             for table, each in tables.items()
         }
         for path, tables in plan.plan.items()

@@ -69,17 +69,19 @@ class ParameterSharding:
         ranks: that own rows, all of them; None: the kind chooses. TorchRec names the first rank of a
             node for ``table_row_wise``, and here each is named.
         transfer: ``rows``, or ``pooled``: owners pool bags, as TorchRec's always do.
+        columns: blocks of columns, of which `ranks` are in order; None: the kind chooses.
     """
 
     sharding_type: str
     compute_kernel: str = "fused"
     ranks: Sequence[int] | None = None
     transfer: Literal["rows", "pooled"] = "rows"
+    columns: int | None = None
 
     def sharding(self) -> TableSharding:
         """As the engine takes it."""
         return TableSharding(
-            kind_of(self.sharding_type), tuple(self.ranks or ()), transfer=self.transfer
+            kind_of(self.sharding_type), tuple(self.ranks or ()), self.transfer, self.columns
         )
 
     @staticmethod
@@ -89,7 +91,11 @@ class ParameterSharding:
         is_everywhere = sharding.kind in ("row_wise", "data_parallel")
         ranks = list(range(world_size)) if is_everywhere else list(sharding.ranks) or None
         return ParameterSharding(
-            _TYPES.get(sharding.kind, sharding.kind), kernel, ranks, sharding.transfer
+            _TYPES.get(sharding.kind, sharding.kind),
+            kernel,
+            ranks,
+            sharding.transfer,
+            sharding.columns,
         )
 
 

@@ -8,12 +8,11 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-from sparring import resolve_method, suggestion
+from sparring import read_document, resolve_method, suggestion
 from sparring.contracts import MadePlan, PlanRequest, ShardingPlan, TableWorkload
 from sparring.errors import CapacityError, ConfigError, SparringError
-from sparring_plan.planning.document import read_document
 from sparring_plan.planning.inputs import (
-    RUNTIME_KINDS,
+    DEFAULT_KINDS,
     Calibration,
     Feature,
     Growth,
@@ -53,7 +52,7 @@ def plan_of_request(request: PlanRequest) -> MadePlan:
     }
     for each in request.tables:
         if not each.may_replicate and not each.kinds:
-            allowed[each.table.name] = [kind for kind in RUNTIME_KINDS if kind != "data_parallel"]
+            allowed[each.table.name] = [kind for kind in DEFAULT_KINDS if kind != "data_parallel"]
     try:
         plan = make_plan(inputs, calibration, allowed)
     except CapacityError as error:

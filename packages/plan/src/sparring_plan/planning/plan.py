@@ -10,14 +10,21 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from sparring import Layouts, SingleRendezvous, make_plugin_manager
+from sparring import (
+    Document,
+    DocumentModel,
+    Layouts,
+    SingleRendezvous,
+    make_plugin_manager,
+    read_document,
+)
 from sparring.contracts import ShardingPlan, ShardMap, TableConfig, TableSharding
 from sparring.errors import ConfigError, InvalidArgumentError, PluginError
-from sparring_plan.planning.document import Document, Strict, read_document
-from sparring_plan.planning.inputs import RUNTIME_KINDS, Transfer
+from sparring_plan.planning.inputs import KINDS, Transfer
 
 __all__ = ["NextBest", "Plan", "TablePlan", "read_plan"]
 
+_DIVIDED_KINDS = frozenset({"column_wise", "grid", "table_column_wise"})
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
 
@@ -33,7 +40,7 @@ class _PlannedRanks(SingleRendezvous):
         return self._planned
 
 
-class NextBest(Strict):
+class NextBest(DocumentModel):
     """The option that would be taken if the chosen one were not there."""
 
     kind: str
@@ -46,7 +53,7 @@ class NextBest(Strict):
     """Added to the table's busiest rank."""
 
 
-class TablePlan(Strict):
+class TablePlan(DocumentModel):
     """How a table is sharded."""
 
     kind: str
@@ -62,13 +69,17 @@ class TablePlan(Strict):
     """Of all its rows, one copy."""
     bytes: int = Field(ge=0)
     """Of its busiest rank, buffers of the exchange among them."""
+    memory: dict[str, int] = Field(default_factory=dict)
+    """`bytes` by the kind of memory."""
+    hit_rates: list[float] | None = None
+    """Of a stack: the share of ids whose row is found in each tier, the hottest first."""
     ms: float = Field(ge=0)
     """Of its busiest rank and resource, a step."""
     because: str = ""
     next_best: NextBest | None = None
 
 
-class Plan(Strict):
+class Plan(DocumentModel):
     """All tables; the head says from what, how good, and how good a plan could be at most."""
 
     version: Literal[1]
@@ -84,6 +95,8 @@ class Plan(Strict):
     """How much longer the step is than the bound, as a share of it."""
     price_per_hour: float
     price_per_billion_samples: float
+    memory_full: str | None = None
+    """When growing tables have filled a rank, and which; None where no table grows."""
     tables: dict[str, TablePlan]
     _document: Document | None = PrivateAttr(default=None)
 
@@ -107,8 +120,8 @@ class Plan(Strict):
 
         Raises:
             InvalidArgumentError: it was made for another number of ranks.
-            ConfigError: a table has a kind or column blocks that training does not execute yet, or
-                ranks that its kind cannot use: ``file:line:column: message``.
+            ConfigError: a table has an unknown kind, or column blocks or ranks that its kind cannot
+                use: ``file:line:column: message``.
         """
         if world_size != self.ranks:
             raise InvalidArgumentError(
@@ -119,18 +132,21 @@ class Plan(Strict):
             )
         shardings = {}
         for name, each in self.tables.items():
-            if each.kind not in RUNTIME_KINDS:
+            if each.kind not in KINDS:
                 raise self.refuse(
-                    name,
-                    "kind",
-                    f"training does not execute {each.kind} yet; choose one of "
-                    f"{', '.join(RUNTIME_KINDS)}",
+                    name, "kind", f"there is no {each.kind}; choose one of {', '.join(KINDS)}"
                 )
-            if each.columns != 1:
-                raise self.refuse(name, "columns", "training does not divide columns yet; 1 it is")
+            if each.columns > 1 and each.kind not in _DIVIDED_KINDS:
+                raise self.refuse(name, "columns", f"{each.kind} keeps rows whole; 1 it is")
+            num_ranks = self.ranks if each.ranks == "all" else len(each.ranks)
+            if each.columns > 1 and num_ranks % each.columns:
+                raise self.refuse(
+                    name, "columns", f"{num_ranks} ranks are no multiple of {each.columns} blocks"
+                )
             ranks = () if each.ranks == "all" else tuple(each.ranks)
+            columns = each.columns if each.columns > 1 else None
             try:
-                shardings[name] = TableSharding(each.kind, ranks, each.transfer)
+                shardings[name] = TableSharding(each.kind, ranks, each.transfer, columns)
             except InvalidArgumentError as error:
                 raise self.refuse(name, "ranks", str(error)) from None
         self._check_layouts(shardings, tables or {})
