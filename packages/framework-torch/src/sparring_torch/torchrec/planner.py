@@ -391,10 +391,7 @@ def _membership() -> Membership:
 
 def _as_text(plan: ShardingPlan) -> str:
     plain = {
-        path: {
-            table: list(astuple(each))
-            for table, each in tables.items()
-        }
+        path: {table: list(astuple(each)) for table, each in tables.items()}
         for path, tables in plan.plan.items()
     }
     return json.dumps({"plan": plain})
