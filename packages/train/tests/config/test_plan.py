@@ -88,11 +88,12 @@ def test_tables_are_where_the_file_says(runs: Runs) -> None:
 def test_columns_are_where_the_file_says(runs: Runs) -> None:
     users, items = runs.ratings().rows.values()
     path = write(runs, "columns.yaml", divided([1, 0], 2))
-    # Each rank has its columns of all users.
-    found = rows(runs, "columns", f"plan={path}")
-    assert [each[0] for each in found] == [users, users]
-    assert sum(each[1] for each in found) == items
     first, _ = runs.ranks("metrics.path=columns-{rank}", f"plan={path}")
+    assert first.rows == {"user": users, "item": items}
+    # Each rank has its columns of all users.
+    blocks = ("user.columns-0-2", "user.columns-2-4")
+    tables = [runs.lines(f"columns-{rank}")[-1]["tables"] for rank in (0, 1)]
+    assert [[each[name]["rows"] for name in blocks] for each in tables] == [[0, users], [users, 0]]
     assert first.losses == pytest.approx(runs.ratings().losses, rel=1e-5)
 
 
