@@ -98,9 +98,9 @@ class _Annealing:
         self._energy = self._energy_of_all()
 
     def _sum(self) -> None:
-        options = self._options
-        fixed = np.concatenate([options.fixed / self._goal, np.zeros(len(options.capacity))])
-        self._used = np.tile(fixed, (options.num_ranks, 1))
+        empty = Placement(self._options)
+        memory = empty.memory / self._options.capacity
+        self._used = np.concatenate([empty.load / self._goal, memory], axis=1)
         for table, option in enumerate(self._option):
             self._add(int(option), self._ranks[table], 1)
 

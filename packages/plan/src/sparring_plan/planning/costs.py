@@ -88,6 +88,8 @@ class Options:
         shard_memory: (options, memories): bytes on a rank that owns a shard.
         fixed: (resources,): seconds on every rank, whatever the plan.
         capacity: (memories,): bytes of a rank, without the chunks of the exchange, which tables share.
+        held: (ranks, resources): seconds of tables that have their place already.
+        held_memory: (ranks, memories): bytes of those.
     """
 
     table_names: Sequence[str]
@@ -106,6 +108,8 @@ class Options:
     shard_memory: Floats
     fixed: Floats
     capacity: Floats
+    held: Floats | None = None
+    held_memory: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.table)
@@ -115,6 +119,17 @@ class Options:
 
     def shape_of(self, option: int) -> Shape:
         return self.shapes[int(self.shape[option])]
+
+    def average_held(self) -> Floats:
+        """(resources,): seconds of tables that have their place already, of an average rank."""
+        return np.zeros(self.base.shape[1]) if self.held is None else self.held.mean(axis=0)
+
+    def average_held_memory(self) -> Floats:
+        """(memories,): bytes of tables that have their place already, of an average rank."""
+        if self.held_memory is None:
+            return np.zeros(len(self.capacity))
+        average: Floats = self.held_memory.mean(axis=0)
+        return average
 
     def total(self) -> Floats:
         """(options, resources): seconds, summed over all ranks."""
