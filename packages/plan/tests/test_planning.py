@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.resources import as_file, files
-from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,14 @@ from sparring.adapter import StepContainer, StorageChoice
 from sparring.cli.application import main
 from sparring.contracts import ShardingPlan, TableConfig, TableSharding
 from sparring.errors import CapacityError, ConfigError, InvalidArgumentError
-from sparring_plan.planning import bound as bound_module
-from sparring_plan.planning.bound import aggregate_bound, highs, linear_bound
-from sparring_plan.planning.costs import RESOURCES, Ints, Options, Span, option_costs
+from sparring_plan.planning.costs import RESOURCES, option_costs
 from sparring_plan.planning.document import read_document
-from sparring_plan.planning.exact import prove
 from sparring_plan.planning.inputs import KINDS, RUNTIME_KINDS, Calibration, PlanInputs
-from sparring_plan.planning.placement import Placement, place_all
 from sparring_plan.planning.plan import Plan, read_plan
 from sparring_plan.planning.planner import make_plan
-from sparring_plan.planning.search import search
 from sparring_plan.planning.unique_keys import unique_keys
+
+from .brute_force import random_inputs
 
 INPUTS = """
 topology:
@@ -59,137 +54,6 @@ def written(tmp_path: Path) -> Path:
     path = tmp_path / "inputs.yaml"
     path.write_text(INPUTS)
     return path
-
-
-def random_inputs(seed: int) -> PlanInputs:
-    random = np.random.default_rng(seed)
-    nodes, within = [(1, 2), (1, 3), (2, 1), (2, 2)][seed % 4]
-    tables: dict[str, Any] = {}
-    largest = 0
-    for index in range(2 if nodes * within == 4 else 3):
-        rows, dim = int(10 ** random.uniform(3, 5.5)), int(random.choice([8, 16, 32]))
-        method = str(random.choice(["sgd", "adam", "rowwise_adagrad"]))
-        ids = float(random.integers(1, 40))
-        tables[f"t{index}"] = {
-            "dim": dim, "method": method, "rows": rows, "features": {"f": {"ids": ids}},
-            "skew": float(random.uniform(0, 1.3)),
-        }  # fmt: skip
-        largest = max(largest, rows * (8 + 12 * dim))
-    # From too little for the largest table on one rank to enough for all.
-    memory = (8 << 20) + int(largest * random.uniform(0.7, 2.5))
-    topology = {
-        "nodes": nodes, "ranks_per_node": within, "memory": {"host": memory},
-        "near": {"gbit": float(random.choice([4, 40]))}, "far": {"gbit": 10},
-        "message_us": float(random.choice([0, 20])),
-    }  # fmt: skip
-    kinds = sorted(random.choice(KINDS, 4, replace=False)) if seed % 3 else list(KINDS)
-    value = {"topology": topology, "samples": 256, "tables": tables, "kinds": kinds}
-    return PlanInputs.model_validate(value | {"transfers": ["rows", "pooled"]})
-
-
-def placements_of(options: Options, option: int) -> Iterator[Ints]:
-    """All sets of ranks that the shards of an option may be on."""
-    shape, within = options.shape_of(option), options.ranks_per_node
-    ranks = np.arange(options.num_ranks)
-    nodes = ranks.reshape(-1, within)
-    if shape.span is Span.ALL:
-        yield ranks[:0]
-    elif shape.span is Span.RANKS:
-        yield from map(np.asarray, combinations(ranks, shape.num_places))
-    elif shape.span is Span.NODES:
-        for chosen in combinations(range(len(nodes)), shape.num_places):
-            yield nodes[list(chosen)].ravel()
-    else:
-        for node in nodes:
-            yield from map(np.asarray, combinations(node, shape.num_places))
-
-
-def best_by_brute_force(options: Options, pins: Placement | None = None) -> float | None:
-    """The shortest step of all options of all tables on all sets of ranks; None if none fits."""
-    choices = [
-        [
-            (option, ranks)
-            for option in options.of(table)
-            for ranks in placements_of(options, option)
-        ]
-        for table in range(len(options.table_names))
-    ]
-    for table in np.flatnonzero(pins.option >= 0) if pins is not None else ():
-        choices[table] = [(int(pins.option[table]), pins.ranks(int(table)))]
-    each: list[list[tuple[Any, Any]]] = []
-    for of_table in choices:
-        costs = []
-        for option, ranks in of_table:
-            load = np.tile(options.base[option], (options.num_ranks, 1))
-            memory = np.tile(options.base_memory[option], (options.num_ranks, 1))
-            load[ranks] += options.shard[option]
-            memory[ranks] += options.shard_memory[option]
-            costs.append((load, memory))
-        each.append(costs)
-    last_load = np.asarray([load for load, _ in each[-1]])
-    last_memory = np.asarray([memory for _, memory in each[-1]])
-    best = np.inf
-    for others in product(*each[:-1]):
-        load = last_load + sum((other[0] for other in others), options.fixed)
-        memory = last_memory + sum(other[1] for other in others)
-        fits = (memory <= options.capacity).all(axis=(1, 2))
-        if fits.any():
-            best = min(best, float(load[fits].max(axis=(1, 2)).min()))
-    return best if np.isfinite(best) else None
-
-
-@pytest.mark.parametrize("with_highs", [False, True], ids=["numpy", "highs"])
-def test_bound_best_and_plan_stand_in_this_order(
-    with_highs: bool, calibration: Calibration, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if with_highs and highs() is None:
-        pytest.skip("needs the extra highspy")
-    if not with_highs:
-        monkeypatch.setattr(bound_module, "highs", lambda: None)
-        monkeypatch.setattr("sparring_plan.planning.exact.highs", lambda: None)
-    ratios = []
-    for seed in range(24):
-        options = option_costs(random_inputs(seed), calibration)
-        best, found = best_by_brute_force(options), search(options)
-        if best is None:
-            assert found is None, f"case {seed}: nothing fits"
-            continue
-        assert found is not None, f"case {seed}: something fits"
-        assert found.placement.fits
-        assert found.placement.is_complete
-        assert max(found.bound.seconds, found.bound_seconds) <= best * (1 + 1e-9), f"case {seed}"
-        assert best <= found.placement.seconds * (1 + 1e-9), f"case {seed}"
-        ratios.append(found.placement.seconds / best)
-    assert len(ratios) >= 20
-    assert np.median(ratios) < 1.01
-    assert max(ratios) < (1.02 if with_highs else 1.25)
-
-
-def test_linear_bound_is_no_lower_than_that_of_numpy(calibration: Calibration) -> None:
-    if highs() is None:
-        pytest.skip("needs the extra highspy")
-    for seed in range(6):
-        options = option_costs(random_inputs(seed), calibration)
-        lagrangian = aggregate_bound(options)
-        linear = linear_bound(options, lagrangian)
-        assert linear is None or linear.seconds >= lagrangian.seconds
-
-
-def test_integer_programme_finds_the_best_and_bounds_it(calibration: Calibration) -> None:
-    if highs() is None:
-        pytest.skip("needs the extra highspy")
-    for seed in (1, 2, 6, 9, 10):
-        options = option_costs(random_inputs(seed), calibration)
-        best = best_by_brute_force(options)
-        start = place_all(options, options.start[:-1])
-        assert best is not None
-        assert start is not None
-        proof = prove(options, start, np.arange(len(options)))
-        assert proof is not None
-        found, bound = proof
-        assert bound <= best * (1 + 1e-9)
-        assert found.seconds == pytest.approx(best, rel=2e-3)
-        assert bound == pytest.approx(best, rel=2e-3)
 
 
 def test_memory_is_a_limit_that_balance_does_not_cross(calibration: Calibration) -> None:
@@ -481,119 +345,3 @@ def test_what_training_does_not_execute_is_refused_where_it_is_written(
     with pytest.raises(ConfigError, match=advice) as error:
         read_plan(path).sharding(made["ranks"])
     assert f"plan.yaml:{line}:" in str(error.value)
-
-
-def edited(text: str, table: str, **changes: str) -> str:
-    """The file of a plan with other values of a table."""
-    lines = text.splitlines()
-    at = lines.index(f"  {table}:")
-    for key, value in changes.items():
-        place = next(
-            (line for line in range(at + 1, at + 14) if lines[line].startswith(f"    {key}:")), None
-        )
-        if place is None:
-            lines.insert(at + 1, f"    {key}: {value}")
-        else:
-            lines[place] = f"    {key}: {value}"
-    return "\n".join(lines) + "\n"
-
-
-@pytest.mark.parametrize("how", ["pinned", "edited", "from another file"])
-def test_pins_and_edits_are_kept_and_cost_what_check_says(
-    how: str, written: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plan = written.with_name("plan.yaml")
-    make = ["plan", "make", str(written), "--output", str(plan)]
-    assert main(make) == 0
-    first = plan.read_text()
-    choice = {"kind": "table_wise", "ranks": "[2]", "columns": "1", "transfer": "rows"}
-    assert read_plan(plan).tables["users"].kind != "table_wise"
-    text = edited(first, "users", **choice)
-    if how == "pinned":
-        # As one who pins it after `make` has written it: no digest tells an edit.
-        made = (
-            read_document(plan)
-            .as_model(Plan)
-            .tables["users"]
-            .model_copy(
-                update={"kind": "table_wise", "ranks": [2], "columns": 1, "transfer": "rows"}
-            )
-        )
-        text = edited(text, "users", pinned="true", made=f'"{made.choice_digest}"')
-    assert read_document(plan).as_model(Plan).kept == []
-    plan.write_text(text)
-    assert read_plan(plan).kept == ["users"]
-    if how == "from another file":
-        pins = plan.rename(written.with_name("pins.yaml"))
-        make += ["--pin", str(pins)]
-    capsys.readouterr()
-    assert main(make) == 0
-    assert "kept from" in capsys.readouterr().out
-    again = read_plan(plan)
-    assert again.tables["users"].kind == "table_wise"
-    assert again.tables["users"].ranks == [2]
-    assert again.kept == ["users"]
-    assert again.step_ms >= read_document(plan).as_model(Plan).bound_ms
-    # Once kept it is pinned, so it stays for good; check says what it costs.
-    capsys.readouterr()
-    assert main(["plan", "check", str(plan), str(written)]) == 0
-    told = capsys.readouterr().out
-    best = Plan.model_validate(read_document_of(first)).step_ms
-    assert f"pinned or edited: users; the best plan found with these: {again.step_ms:g} ms" in told
-    assert f"without: {best:g} ms" in told
-    assert again.step_ms > best
-    assert main(make) == 0
-    assert plan.read_text() == again.to_yaml()
-
-
-def read_document_of(text: str) -> Any:
-    from sparring_plan.planning.document import Document
-
-    return Document("text", text).value
-
-
-def test_pins_that_cannot_be_are_refused(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = written.with_name("plan.yaml")
-    make = ["plan", "make", str(written), "--output", str(plan)]
-    assert main(make) == 0
-    first = plan.read_text()
-    choice = {"kind": "table_wise", "columns": "1", "transfer": "rows"}
-    plan.write_text(edited(first, "users", ranks="[9]", **choice))
-    assert main(make) == 2
-    assert "ranks are 0 to 3" in capsys.readouterr().err
-    plan.write_text(edited(first, "users", ranks="[1]", **choice))
-    written.write_text(INPUTS.replace("host: 2 GiB", "host: 300 MiB"))
-    assert main(make) == 1
-    told = capsys.readouterr().err
-    assert "the pinned tables do not fit: rank 1 lacks" in told
-    written.write_text(INPUTS.replace("nodes: 2", "nodes: 3"))
-    assert main(make) == 2
-    assert "the plan is for 4 ranks, the topology has 6" in capsys.readouterr().err
-
-
-def test_pins_hold_in_the_best_of_all_plans(calibration: Calibration) -> None:
-    tried = 0
-    for seed in range(8):
-        inputs = random_inputs(seed)
-        options = option_costs(inputs, calibration)
-        found = search(options)
-        if found is None:
-            continue
-        # A table is held where no search would put it: the option that is the worst of those that fit.
-        worst = max(
-            (each for each in options.of(0)),
-            key=lambda each: (options.base + options.shard)[each].max(),
-        )
-        pins = Placement(options)
-        pins.put(0, worst, next(placements_of(options, worst)))
-        kept = search(options, pins) if pins.fits else None
-        if kept is None:
-            continue
-        assert kept.placement.option[0] == worst
-        assert (kept.placement.owns[0] == pins.owns[0]).all()
-        best = best_by_brute_force(options, pins)
-        assert best is not None
-        assert kept.bound_seconds <= best * (1 + 1e-9)
-        assert kept.placement.seconds <= best * 1.05
-        tried += 1
-    assert tried >= 4

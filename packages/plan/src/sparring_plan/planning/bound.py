@@ -122,7 +122,7 @@ def linear_bound(options: Options, before: Bound) -> Bound | None:
     if module is None:
         return None
     solved = _Relaxation(options, before.seconds).solve(module)
-    if solved is None:
+    if solved is None or not np.isfinite(solved.seconds):
         return None
     choice = _cheapest(options, -np.round(solved.values[: len(options)], 9))
     seconds = max(solved.seconds * (1 - SAFETY), before.seconds)

@@ -71,8 +71,8 @@ def make_plan(inputs: PlanInputs, calibration: Calibration, before: Plan | None 
     if pins is not None:
         _check_fits(pins, "the pinned tables do not fit")
     found = search(options, pins)
-    if found is None and pins is not None and search(options) is not None:
-        names = ", ".join(options.table_names[each] for each in np.flatnonzero(pins.option >= 0))
+    if found is None and before is not None and pins is not None and search(options) is not None:
+        names = ", ".join(before.kept)
         raise CapacityError(f"found no plan that fits with these pins; remove some: {names}")
     if found is None:
         message, ways = _what_is_missing(options), ways_out(inputs, calibration)

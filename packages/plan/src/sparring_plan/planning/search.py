@@ -23,6 +23,8 @@ __all__ = ["Found", "fits", "option_prices", "search"]
 
 _TARGET_GAP = 0.02
 _TARGET_GAP_OF_LARGE = 0.04
+_FEW_COLUMNS, _MOST_COLUMNS = 2_000, 12_000
+"""Of integer programmes: those that are solved in seconds, and those that are tried at last."""
 _LARGE = 20_000_000
 """Options × ranks from which on a better plan is not worth the minutes."""
 _ENOUGH = 0.005
@@ -80,16 +82,25 @@ def search(options: Options, pins: Placement | None = None) -> Found | None:
     if _gap(best, bound) > target and len(smaller) <= _MOST_OPTIONS:
         bound = replace(bound, seconds=threshold_bound(smaller, bound.seconds, best.seconds))
     if _gap(best, bound) > target:
+        best, bound = _proven(smaller, best, bound, _FEW_COLUMNS)
+    if _gap(best, bound) > target:
         alive = _worth_trying(smaller, bound, best)
         best = anneal(best, alive, option_prices(smaller, bound), bound.seconds).copy()
-    seconds = bound.seconds
-    if _gap(best, bound) > target:
-        proof = prove(smaller, best, _worth_trying(smaller, bound, best))
-        if proof is not None:
-            best, proven = proof
-            seconds = max(seconds, proven)
+        best, bound = _proven(smaller, best, bound, _MOST_COLUMNS)
     whole = reduced.of_whole(best)
-    return Found(whole, bound, min(seconds, whole.seconds))
+    return Found(whole, bound, min(bound.seconds, whole.seconds))
+
+
+def _proven(
+    options: Options, best: Placement, bound: Bound, most_columns: int
+) -> tuple[Placement, Bound]:
+    """What the integer programme makes of both, where it has at most so many columns."""
+    proof = None
+    if _gap(best, bound) > _target(options):
+        proof = prove(options, best, _worth_trying(options, bound, best), most_columns)
+    if proof is None:
+        return best, bound
+    return proof[0], replace(bound, seconds=max(bound.seconds, proof[1]))
 
 
 def _placed(
