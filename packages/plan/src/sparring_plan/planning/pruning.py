@@ -105,6 +105,7 @@ def _subset(options: Options, kept: Ints) -> Options:
         shard=options.shard[kept],
         base_memory=options.base_memory[kept],
         shard_memory=options.shard_memory[kept],
+        hits=options.hits[kept],
     )
 
 
