@@ -16,6 +16,7 @@ from sparring_plan.planning.inputs import read_inputs
 from sparring_plan.planning.plan import Plan, TablePlan, read_plan
 from sparring_plan.planning.planner import alternatives, check_plan, make_plan
 from sparring_plan.planning.sketch import column_ids, sketch_ids
+from sparring_plan.sheet_command import simulate
 
 __all__ = ["add_plan"]
 
@@ -25,7 +26,7 @@ _Plan = Annotated[Path, typer.Argument(help="A plan that `sparring plan make` ha
 
 def add_plan(application: typer.Typer) -> None:
     group = typer.Typer(help="Plan how tables are shared out among ranks.", no_args_is_help=True)
-    for command in (make, check, explain, diff, calibrate, sketch):
+    for command in (make, check, explain, diff, simulate, report, calibrate, sketch):
         group.command(command.__name__)(command)
     application.add_typer(group, name="plan")
 
@@ -93,6 +94,19 @@ def explain(
         "hits: ids whose row the first tier of a stack has. MiB and the milliseconds of each "
         "resource: of the table's busiest rank."
     )
+
+
+def report(
+    plan: _Plan,
+    inputs: _Inputs,
+    output: Annotated[Path, typer.Argument(help="The HTML file; it loads nothing.")],
+) -> None:
+    """Write a page: the load and memory of each rank, what bounds the step, and each table."""
+    # Only here: other commands need no report.
+    from sparring_plan.report.page import write_report
+
+    write_report(output, read_plan(plan), *read_inputs(inputs))
+    typer.echo(f"{output}: written")
 
 
 def diff(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from sparring.contracts import TableConfig
 from sparring.errors import CapacityError, ConfigError
+from sparring_plan.planning.allowed_kinds import with_kinds
 from sparring_plan.planning.bound import aggregate_bound
 from sparring_plan.planning.costs import RESOURCES, Floats, Options, Span, option_costs
 from sparring_plan.planning.growth import first_full_day
@@ -46,13 +48,23 @@ class Alternative:
     hit_rate: float | None
 
 
-def make_plan(inputs: PlanInputs, calibration: Calibration) -> Plan:
+def make_plan(
+    inputs: PlanInputs,
+    calibration: Calibration,
+    allowed: Mapping[str, Collection[str]] | None = None,
+) -> Plan:
     """Finds a plan and proves how good it is.
 
+    Args:
+        inputs: what to plan.
+        calibration: its costs.
+        allowed: table → kinds that it may have; others may have all kinds of `inputs`.
+
     Raises:
+        InvalidArgumentError: a table may have no kind that is offered.
         CapacityError: no plan was found that fits; the message says what is missing, and ways out.
     """
-    options = option_costs(inputs, calibration)
+    options = with_kinds(option_costs(inputs, calibration), allowed or {})
     found = search(options)
     if found is None:
         message, ways = _what_is_missing(options), ways_out(inputs, calibration)
