@@ -233,9 +233,12 @@ def test_more_rows_than_a_storage_numbers_are_refused(calibration: Calibration) 
 # -- the file ---------------------------------------------------------------------
 
 
-def test_a_plan_names_stacks_hits_memories_and_the_day(written: Path, tmp_path: Path) -> None:
+def test_a_plan_names_stacks_hits_memories_and_the_day(
+    written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "plan.yaml"
     assert main(["plan", "make", str(written), "--output", str(path)]) == 0
+    assert "; memory is full: 20" in capsys.readouterr().out
     plan = read_plan(path)
     films = plan.tables["films"]
     assert films.storage == "hkv 10 % + rocksdb"
@@ -248,6 +251,9 @@ def test_a_plan_names_stacks_hits_memories_and_the_day(written: Path, tmp_path: 
     assert plan.memory_full.startswith("20")
     assert "of rank" in plan.memory_full
     assert main(["plan", "check", str(path), str(written)]) == 0
+    capsys.readouterr()
+    assert main(["plan", "explain", "films", str(path), str(written)]) == 0
+    assert f"{films.hit_rates[0]:.1%}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

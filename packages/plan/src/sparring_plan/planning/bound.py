@@ -27,7 +27,7 @@ _STRENGTHEN = 0.2
 """Shards of this share of the bound or more have constraints of their own."""
 SAFETY = 1e-6
 """Solvers keep constraints to a tolerance; the bound gives as much away."""
-_HALVINGS = 8
+_NEAREST = 0.003
 _MOST_PARTS = 4
 
 
@@ -138,7 +138,7 @@ def threshold_bound(options: Options, lower: float, upper: float) -> float:
         return lower
     alone = (options.base + options.shard + options.fixed).max(axis=1)
     low, high = lower, upper
-    for _ in range(_HALVINGS):
+    while high - low > _NEAREST * low:
         middle = (low + high) / 2
         kept = alone <= middle * (1 + SAFETY)
         if np.logical_or.reduceat(kept, options.start[:-1]).all():

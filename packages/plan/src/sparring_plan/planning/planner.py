@@ -31,6 +31,7 @@ class Alternative:
         step_ms: of the whole plan; None where the option does not fit the memory.
         bytes: on the table's busiest rank.
         resource_ms: milliseconds of its busiest rank, for each resource.
+        hit_rate: of a stack, the share of ids whose row the first tier has; None for one storage.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class Alternative:
     step_ms: float | None
     bytes: int
     resource_ms: dict[str, float]
+    hit_rate: float | None
 
 
 def make_plan(inputs: PlanInputs, calibration: Calibration) -> Plan:
@@ -120,6 +122,7 @@ def alternatives(
                 None if seconds is None else seconds * 1e3,
                 _bytes(options, option),
                 {each: float(ms) for each, ms in zip(RESOURCES, load * 1e3, strict=True)},
+                None if np.isnan(options.hits[option, 0]) else float(options.hits[option, 0]),
             )
         )
     return sorted(
@@ -231,14 +234,17 @@ def _describe_table(
     load = options.base[option] + options.shard[option]
     next_best = _next_best(placement, table, prices)
     because = f"{load.max() * 1e3:.3g} ms on its busiest rank, most of it {_resource(load)}"
+    other = "" if next_best is None else next_best.kind
+    if next_best is not None and next_best.storage != storage:
+        other = f"{other} in {next_best.storage}"
     if next_best is None:
         because += "; no other option fits"
     elif next_best.step_ms > 0:
-        because += f"; {next_best.kind} would make the step {next_best.step_ms:.3g} ms longer"
+        because += f"; {other} would make the step {next_best.step_ms:.3g} ms longer"
     elif next_best.bytes > 0:
-        because += f"; {next_best.kind} would need {_size(next_best.bytes)} more on a rank"
+        because += f"; {other} would need {_size(next_best.bytes)} more on a rank"
     else:
-        because += f"; {next_best.kind} would not make the step shorter, as others bound it"
+        because += f"; {other} would not make the step shorter, as others bound it"
     hits = options.hits[option]
     hits = hits[~np.isnan(hits)]
     if len(hits):

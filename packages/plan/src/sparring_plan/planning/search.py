@@ -22,7 +22,11 @@ from sparring_plan.planning.pruning import reduce_options
 __all__ = ["Found", "fits", "option_prices", "search"]
 
 _TARGET_GAP = 0.02
-_ROUNDS_PER_TABLE, _FEWEST_ROUNDS = 4, 200
+_ENOUGH = 0.005
+_MOST_OPTIONS = 100_000
+"""With more, linear programmes take minutes; the bound of NumPy is then near."""
+_ROUNDS_PER_TABLE, _FEWEST_ROUNDS, _WORK = 4, 200, 200_000
+"""Rounds of local search; the last is rounds × ranks at most."""
 _GOALS_OF_CHOICES = (1.02, 1.1, 1.3)
 _ROOMS = (1.0, 0.95, 0.9)
 
@@ -47,15 +51,23 @@ def search(options: Options) -> Found | None:
     if reduced is None:
         return None
     smaller = reduced.options
-    lagrangian = aggregate_bound(smaller)
-    bound = linear_bound(smaller, lagrangian) or lagrangian
-    best = _first(smaller, bound, lagrangian)
+    bound = aggregate_bound(smaller)
+    best = _placed(smaller, [bound.choice, _priced(smaller, bound)], bound, None)
+    if best is None or _gap(best, bound) > _ENOUGH:
+        linear = linear_bound(smaller, bound) if len(smaller) <= _MOST_OPTIONS else None
+        if linear is not None:
+            bound = linear
+            best = _placed(smaller, [bound.choice, _priced(smaller, bound)], bound, best)
+    if best is None:
+        best = _placed(smaller, [_smallest(smaller)], bound, None)
     if best is None:
         return None
-    if _gap(best, bound) > _TARGET_GAP:
-        best = _aimed(smaller, bound, best)
+    if _gap(best, bound) > _TARGET_GAP and len(smaller) <= _MOST_OPTIONS:
         higher = threshold_bound(smaller, bound.seconds, best.seconds)
+        best = _aimed(smaller, replace(bound, seconds=higher), best)
         bound = replace(bound, seconds=higher)
+    if _gap(best, bound) > _TARGET_GAP and len(smaller) <= _MOST_OPTIONS:
+        bound = replace(bound, seconds=threshold_bound(smaller, bound.seconds, best.seconds))
     if _gap(best, bound) > _TARGET_GAP:
         alive = _worth_trying(smaller, bound, best)
         best = anneal(best, alive, option_prices(smaller, bound), bound.seconds).copy()
@@ -69,15 +81,13 @@ def search(options: Options) -> Found | None:
     return Found(whole, bound, min(seconds, whole.seconds))
 
 
-def _first(options: Options, bound: Bound, lagrangian: Bound) -> Placement | None:
-    """The best of what the choices of the bounds become by local search."""
-    best: Placement | None = None
-    starts = [bound.choice, lagrangian.choice, _priced(options, bound), _smallest(options)]
-    seen: set[bytes] = set()
-    for choice in starts:
-        if choice.tobytes() in seen or (best is not None and _gap(best, bound) < _TARGET_GAP / 4):
-            continue
-        seen.add(choice.tobytes())
+def _placed(
+    options: Options, choices: list[Ints], bound: Bound, best: Placement | None
+) -> Placement | None:
+    """The best of `best` and of what the choices become by placement and local search."""
+    for choice in choices:
+        if best is not None and _gap(best, bound) < _ENOUGH:
+            break
         placement = place_all(options, choice)
         if placement is not None:
             best = _improved(placement, best)
@@ -86,12 +96,16 @@ def _first(options: Options, bound: Bound, lagrangian: Bound) -> Placement | Non
 
 def _aimed(options: Options, bound: Bound, best: Placement) -> Placement:
     """A placement as good as `best` or better, from choices for steps near the bound and less memory."""
+    seen: set[tuple[bytes, float | None]] = set()
     for goal in _GOALS_OF_CHOICES:
         for room in _ROOMS:
             choice = goal_choice(options, bound.seconds * goal, room)
             if choice is None:
                 continue
             for seconds in (None, bound.seconds * goal):
+                if (choice.tobytes(), seconds) in seen:
+                    continue
+                seen.add((choice.tobytes(), seconds))
                 placement = place_all(options, choice, seconds)
                 if placement is not None:
                     best = _improved(placement, best)
@@ -102,7 +116,8 @@ def _aimed(options: Options, bound: Bound, best: Placement) -> Placement:
 
 def _improved(placement: Placement, best: Placement | None) -> Placement:
     """The better one of `best` and of what `placement` becomes by local search."""
-    improve(placement, max(_FEWEST_ROUNDS, _ROUNDS_PER_TABLE * len(placement.option)))
+    most = min(_ROUNDS_PER_TABLE * len(placement.option), _WORK // len(placement.load))
+    improve(placement, max(_FEWEST_ROUNDS, most))
     if best is None or placement.seconds < best.seconds:
         return placement.copy()
     return best
