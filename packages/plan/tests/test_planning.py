@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.resources import as_file, files
-from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +14,14 @@ from sparring.adapter import StepContainer, StorageChoice
 from sparring.cli.application import main
 from sparring.contracts import ShardingPlan, TableConfig, TableSharding
 from sparring.errors import CapacityError, ConfigError, InvalidArgumentError
-from sparring_plan.planning import bound as bound_module
-from sparring_plan.planning.bound import aggregate_bound, highs, linear_bound
-from sparring_plan.planning.costs import RESOURCES, Ints, Options, Span, option_costs
+from sparring_plan.planning.costs import RESOURCES, option_costs
 from sparring_plan.planning.document import read_document
-from sparring_plan.planning.exact import prove
 from sparring_plan.planning.inputs import DEFAULT_KINDS, KINDS, Calibration, PlanInputs
-from sparring_plan.planning.placement import place_all
 from sparring_plan.planning.plan import Plan, read_plan
 from sparring_plan.planning.planner import make_plan
-from sparring_plan.planning.search import search
 from sparring_plan.planning.unique_keys import unique_keys
+
+from .brute_force import random_inputs
 
 INPUTS = """
 topology:
@@ -60,135 +55,6 @@ def written(tmp_path: Path) -> Path:
     path = tmp_path / "inputs.yaml"
     path.write_text(INPUTS)
     return path
-
-
-def random_inputs(seed: int) -> PlanInputs:
-    random = np.random.default_rng(seed)
-    nodes, within = [(1, 2), (1, 3), (2, 1), (2, 2)][seed % 4]
-    tables: dict[str, Any] = {}
-    largest = 0
-    for index in range(2 if nodes * within == 4 else 3):
-        rows, dim = int(10 ** random.uniform(3, 5.5)), int(random.choice([8, 16, 32]))
-        method = str(random.choice(["sgd", "adam", "rowwise_adagrad"]))
-        ids = float(random.integers(1, 40))
-        tables[f"t{index}"] = {
-            "dim": dim, "method": method, "rows": rows, "features": {"f": {"ids": ids}},
-            "skew": float(random.uniform(0, 1.3)),
-        }  # fmt: skip
-        largest = max(largest, rows * (8 + 12 * dim))
-    # From too little for the largest table on one rank to enough for all.
-    memory = (8 << 20) + int(largest * random.uniform(0.7, 2.5))
-    topology = {
-        "nodes": nodes, "ranks_per_node": within, "memory": {"host": memory},
-        "near": {"gbit": float(random.choice([4, 40]))}, "far": {"gbit": 10},
-        "message_us": float(random.choice([0, 20])),
-    }  # fmt: skip
-    kinds = sorted(random.choice(KINDS, 4, replace=False)) if seed % 3 else list(KINDS)
-    value = {"topology": topology, "samples": 256, "tables": tables, "kinds": kinds}
-    return PlanInputs.model_validate(value | {"transfers": ["rows", "pooled"]})
-
-
-def placements_of(options: Options, option: int) -> Iterator[Ints]:
-    """All sets of ranks that the shards of an option may be on."""
-    shape, within = options.shape_of(option), options.ranks_per_node
-    ranks = np.arange(options.num_ranks)
-    nodes = ranks.reshape(-1, within)
-    if shape.span is Span.ALL:
-        yield ranks[:0]
-    elif shape.span is Span.RANKS:
-        yield from map(np.asarray, combinations(ranks, shape.num_places))
-    elif shape.span is Span.NODES:
-        for chosen in combinations(range(len(nodes)), shape.num_places):
-            yield nodes[list(chosen)].ravel()
-    else:
-        for node in nodes:
-            yield from map(np.asarray, combinations(node, shape.num_places))
-
-
-def best_by_brute_force(options: Options) -> float | None:
-    """The shortest step of all options of all tables on all sets of ranks; None if none fits."""
-    choices = [
-        [
-            (option, ranks)
-            for option in options.of(table)
-            for ranks in placements_of(options, option)
-        ]
-        for table in range(len(options.table_names))
-    ]
-    each: list[list[tuple[Any, Any]]] = []
-    for of_table in choices:
-        costs = []
-        for option, ranks in of_table:
-            load = np.tile(options.base[option], (options.num_ranks, 1))
-            memory = np.tile(options.base_memory[option], (options.num_ranks, 1))
-            load[ranks] += options.shard[option]
-            memory[ranks] += options.shard_memory[option]
-            costs.append((load, memory))
-        each.append(costs)
-    last_load = np.asarray([load for load, _ in each[-1]])
-    last_memory = np.asarray([memory for _, memory in each[-1]])
-    best = np.inf
-    for others in product(*each[:-1]):
-        load = last_load + sum((other[0] for other in others), options.fixed)
-        memory = last_memory + sum(other[1] for other in others)
-        fits = (memory <= options.capacity).all(axis=(1, 2))
-        if fits.any():
-            best = min(best, float(load[fits].max(axis=(1, 2)).min()))
-    return best if np.isfinite(best) else None
-
-
-@pytest.mark.parametrize("with_highs", [False, True], ids=["numpy", "highs"])
-def test_bound_best_and_plan_stand_in_this_order(
-    with_highs: bool, calibration: Calibration, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if with_highs and highs() is None:
-        pytest.skip("needs the extra highspy")
-    if not with_highs:
-        monkeypatch.setattr(bound_module, "highs", lambda: None)
-        monkeypatch.setattr("sparring_plan.planning.exact.highs", lambda: None)
-    ratios = []
-    for seed in range(24):
-        options = option_costs(random_inputs(seed), calibration)
-        best, found = best_by_brute_force(options), search(options)
-        if best is None:
-            assert found is None, f"case {seed}: nothing fits"
-            continue
-        assert found is not None, f"case {seed}: something fits"
-        assert found.placement.fits
-        assert found.placement.is_complete
-        assert max(found.bound.seconds, found.bound_seconds) <= best * (1 + 1e-9), f"case {seed}"
-        assert best <= found.placement.seconds * (1 + 1e-9), f"case {seed}"
-        ratios.append(found.placement.seconds / best)
-    assert len(ratios) >= 20
-    assert np.median(ratios) < 1.01
-    assert max(ratios) < (1.02 if with_highs else 1.25)
-
-
-def test_linear_bound_is_no_lower_than_that_of_numpy(calibration: Calibration) -> None:
-    if highs() is None:
-        pytest.skip("needs the extra highspy")
-    for seed in range(6):
-        options = option_costs(random_inputs(seed), calibration)
-        lagrangian = aggregate_bound(options)
-        linear = linear_bound(options, lagrangian)
-        assert linear is None or linear.seconds >= lagrangian.seconds
-
-
-def test_integer_programme_finds_the_best_and_bounds_it(calibration: Calibration) -> None:
-    if highs() is None:
-        pytest.skip("needs the extra highspy")
-    for seed in (1, 2, 6, 9, 10):
-        options = option_costs(random_inputs(seed), calibration)
-        best = best_by_brute_force(options)
-        start = place_all(options, options.start[:-1])
-        assert best is not None
-        assert start is not None
-        proof = prove(options, start, np.arange(len(options)))
-        assert proof is not None
-        found, bound = proof
-        assert bound <= best * (1 + 1e-9)
-        assert found.seconds == pytest.approx(best, rel=2e-3)
-        assert bound == pytest.approx(best, rel=2e-3)
 
 
 def test_memory_is_a_limit_that_balance_does_not_cross(calibration: Calibration) -> None:

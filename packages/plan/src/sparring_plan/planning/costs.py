@@ -94,6 +94,8 @@ class Options:
         capacity: (memories,): bytes of a rank, without the chunks of the exchange, which tables share.
         hits: (options, tiers): the share of ids that each tier of the option's stack serves, NaN where
             it has fewer.
+        held: (ranks, resources): seconds of tables that have their place already.
+        held_memory: (ranks, memories): bytes of those.
     """
 
     table_names: Sequence[str]
@@ -113,6 +115,8 @@ class Options:
     fixed: Floats
     capacity: Floats
     hits: Floats
+    held: Floats | None = None
+    held_memory: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.table)
@@ -122,6 +126,17 @@ class Options:
 
     def shape_of(self, option: int) -> Shape:
         return self.shapes[int(self.shape[option])]
+
+    def average_held(self) -> Floats:
+        """(resources,): seconds of tables that have their place already, of an average rank."""
+        return np.zeros(self.base.shape[1]) if self.held is None else self.held.mean(axis=0)
+
+    def average_held_memory(self) -> Floats:
+        """(memories,): bytes of tables that have their place already, of an average rank."""
+        if self.held_memory is None:
+            return np.zeros(len(self.capacity))
+        average: Floats = self.held_memory.mean(axis=0)
+        return average
 
     def total(self) -> Floats:
         """(options, resources): seconds, summed over all ranks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -58,7 +59,22 @@ class TablePlan(Strict):
     ms: float = Field(ge=0)
     """Of its busiest rank and resource, a step."""
     because: str = ""
+    pinned: bool = False
+    """`make` keeps kind, ranks, columns, transfer and storage, where it reads this plan."""
+    made: str | None = None
+    """The digest of those as `make` wrote them: where they were edited since, it keeps them too."""
     next_best: NextBest | None = None
+
+    @property
+    def choice_digest(self) -> str:
+        """Of kind, ranks, columns, transfer and storage."""
+        held = [self.kind, self.ranks, self.columns, self.transfer, self.storage]
+        return hashlib.blake2b(json.dumps(held).encode(), digest_size=4).hexdigest()
+
+    @property
+    def is_kept(self) -> bool:
+        """True where `make` keeps it: pinned, or edited by a person."""
+        return self.pinned or (self.made is not None and self.made != self.choice_digest)
 
 
 class Plan(Strict):
@@ -88,6 +104,11 @@ class Plan(Strict):
             "" if self._document is None else self._document.place(("tables", table, key)) + ": "
         )
         return ConfigError(f"{place}table {table}: {message}")
+
+    @property
+    def kept(self) -> list[str]:
+        """Names of the tables that `make` keeps: those that a person has pinned or edited."""
+        return [name for name, each in self.tables.items() if each.is_kept]
 
     def sharding(self, world_size: int) -> ShardingPlan:
         """The plan as training takes it: ``StepContainer(plan=…)``, ``DistributedModelParallel``.
@@ -121,9 +142,16 @@ class Plan(Strict):
             tables[name] = TableSharding(each.kind, ranks, each.transfer, columns)
         return ShardingPlan(tables)
 
+    def _held(self) -> dict[str, Any]:
+        held = self.model_dump(exclude_none=True)
+        for table in held["tables"].values():
+            if not table["pinned"]:
+                del table["pinned"]
+        return held
+
     def to_yaml(self) -> str:
         """The plan as a file: the same plan gives the same bytes."""
-        return "\n".join(_lines(self.model_dump(exclude_none=True), 0)) + "\n"
+        return "\n".join(_lines(self._held(), 0)) + "\n"
 
 
 def read_plan(path: str | Path) -> Plan:
@@ -147,7 +175,8 @@ def _lines(value: Mapping[str, Any], depth: int) -> list[str]:
         elif isinstance(each, list):
             lines.append(f"{head} [{', '.join(map(str, each))}]")
         else:
-            lines.append(f"{head} {_text(each) if isinstance(each, str) else repr(each)}")
+            word = str(each).lower() if isinstance(each, bool) else repr(each)
+            lines.append(f"{head} {_text(each) if isinstance(each, str) else word}")
     return lines
 
 
